@@ -1,0 +1,3 @@
+"""ampacity: the largest load an LLM endpoint carries continuously without breaking its SLO."""
+
+__version__ = "0.1.0"

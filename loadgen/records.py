@@ -1,0 +1,110 @@
+"""The record of one request: the contract between the side that measures and the side that judges.
+
+Times are integers in nanoseconds of CLOCK_MONOTONIC (``time.monotonic_ns``). What did not
+happen is ``None``, never 0. Every scheduled request ends as exactly one record with attempt 0.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, fields
+
+import pyarrow as pa
+
+SCHEMA_VERSION = 1
+
+STATUSES: tuple[str, ...] = (
+    "ok",
+    "http_error",  # a status code of 400 or more
+    "stream_error",  # an error object inside a 200 stream, whatever follows it
+    "truncated",  # no proper end of the HTTP body, or neither a finish reason nor [DONE]
+    "empty",  # a proper end, and no token by any count
+    "timeout",  # the client's own limit (total, or between tokens)
+    "connect_error",  # no connection: refused, DNS, TLS, out of ports or descriptors
+    "reset",  # the connection broke before the response headers were complete
+    "protocol_error",  # what came is no HTTP, or not JSON where JSON was due
+    "shed",  # never sent, because the user's own --max-in-flight was reached
+    "unfinished",  # cut off by the end of the run, by Ctrl-C or by a lost worker
+    "cancelled",  # the workload's own cancellation
+)
+
+FAILED_STATUSES: frozenset[str] = frozenset(STATUSES) - {"ok", "unfinished", "cancelled"}
+"""Statuses that count as infinitely slow in every percentile judged against an SLO."""
+
+TOKEN_SOURCES: tuple[str, ...] = ("usage", "usage_per_chunk", "logprobs", "tokenizer", "chunks")
+
+CHUNK_AT_MAX_US = 2**32 - 1
+"""``chunk_at_us`` is a uint32: 71 minutes after the start of the request, later ones saturate."""
+
+
+@dataclass(slots=True)
+class RequestRecord:
+    """One row of requests.parquet. ``*_ns`` are monotonic nanoseconds, ``*_at_us`` µs after started_ns."""
+
+    request_id: int  # number in the global schedule
+    stage: int  # index into run.json's "stages"
+    scheduled_ns: int
+    status: str
+    attempt: int = 0
+    class_: str = "default"  # column "class"
+    session_id: str | None = None
+    turn: int | None = None
+    worker: int = 0
+    target: str | None = None
+    dispatched_ns: int | None = None  # released by the pacer
+    connected_ns: int | None = None  # a connected socket (TLS included) was in hand
+    started_ns: int | None = None  # first byte handed to that socket
+    sent_ns: int | None = None  # last byte handed to that socket
+    headers_ns: int | None = None  # response headers complete
+    first_event_ns: int | None = None  # first SSE event of any kind
+    first_token_ns: int | None = None
+    first_answer_ns: int | None = None  # first token that is not reasoning
+    last_token_ns: int | None = None
+    ended_ns: int | None = None  # the response ended, or we gave it up
+    http_status: int | None = None
+    error: str | None = None
+    finish_reason: str | None = None
+    input_tokens_planned: int | None = None
+    input_tokens: int | None = None
+    cached_tokens: int | None = None
+    output_tokens_planned: int | None = None
+    output_tokens: int | None = None
+    reasoning_tokens: int | None = None
+    token_source: str | None = None
+    chunk_at_us: list[int] = field(default_factory=list)  # token-bearing chunks only
+    chunk_tokens: list[int] | None = None  # as long as chunk_at_us, or None where unknown
+    retry_after_s: float | None = None
+    server_request_id: str | None = None
+
+
+_INT64_COLUMNS = {"request_id"} | {f.name for f in fields(RequestRecord) if f.name.endswith("_ns")}
+_STRING_COLUMNS = {
+    "class_", "session_id", "target", "status", "error", "finish_reason", "token_source", "server_request_id",
+}  # fmt: skip
+
+
+def _arrow_type(name: str) -> pa.DataType:
+    if name in _INT64_COLUMNS:
+        return pa.int64()
+    if name in _STRING_COLUMNS:
+        return pa.string()
+    if name == "chunk_at_us":
+        return pa.list_(pa.uint32())
+    if name == "chunk_tokens":
+        return pa.list_(pa.int32())
+    return pa.float64() if name == "retry_after_s" else pa.int32()
+
+
+_NAMES = [f.name for f in fields(RequestRecord)]
+SCHEMA: pa.Schema = pa.schema(
+    [pa.field(n.rstrip("_"), _arrow_type(n)) for n in _NAMES],
+    metadata={"ampacity_schema_version": str(SCHEMA_VERSION)},
+)
+
+
+def to_batch(records: list[RequestRecord]) -> pa.RecordBatch:
+    """Rows as one Arrow batch of ``SCHEMA``, in the order given."""
+    columns = [
+        pa.array([getattr(r, name) for r in records], type=column.type)
+        for name, column in zip(_NAMES, SCHEMA, strict=True)
+    ]
+    return pa.RecordBatch.from_arrays(columns, schema=SCHEMA)

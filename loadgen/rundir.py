@@ -1,0 +1,160 @@
+"""The run directory: run.json, the crash-safe stream of records, requests.parquet, server.parquet.
+
+While a run is going, finished requests are appended to ``requests.arrows`` (an Arrow IPC stream,
+flushed batch by batch). ``finish`` turns the stream into ``requests.parquet``. After a kill at any
+moment ``load_run`` reads every complete batch of the stream.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from loadgen.records import SCHEMA, SCHEMA_VERSION, RequestRecord, to_batch
+
+STREAM_NAME = "requests.arrows"
+FLUSH_ROWS = 512
+
+
+class RunDirError(ValueError):
+    """A path that is no run directory, or one that this version cannot read."""
+
+
+@dataclass(frozen=True)
+class Run:
+    """A run as read back: ``meta`` is run.json, ``requests`` has the columns of ``SCHEMA``."""
+
+    path: Path
+    meta: dict[str, Any]
+    requests: pa.Table
+    server: pa.Table | None
+    complete: bool  # False: the run was killed before it could finish; requests are what was recorded
+
+
+def write_json(path: Path, value: Any) -> None:
+    """Write JSON so that a reader sees the old file or the whole new one. Raises ValueError on NaN."""
+    text = json.dumps(value, indent=2, allow_nan=False, ensure_ascii=False)
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    with temporary.open("w", encoding="utf-8") as file:
+        file.write(text + "\n")
+        file.flush()
+        os.fsync(file.fileno())
+    temporary.replace(path)
+
+
+class RunWriter:
+    """Writes one run directory. Use as a context manager; ``finish`` makes it complete."""
+
+    def __init__(self, path: Path, meta: dict[str, Any]) -> None:
+        """Create ``path`` (it must be new or empty) and write run.json. Raises RunDirError."""
+        if path.exists() and (not path.is_dir() or any(path.iterdir())):
+            raise RunDirError(f"{path} exists and is not an empty directory: choose another --out")
+        path.mkdir(parents=True, exist_ok=True)
+        self.path = path
+        self.meta: dict[str, Any] = {"schema_version": SCHEMA_VERSION, **meta}
+        self._pending: list[RequestRecord] = []
+        self._file = pa.OSFile(str(path / STREAM_NAME), "wb")
+        self._stream = pa.ipc.new_stream(self._file, SCHEMA)
+        self.rows = 0
+        self.write_meta()
+
+    def write_meta(self) -> None:
+        """Bring run.json up to date with ``self.meta``."""
+        write_json(self.path / "run.json", self.meta)
+
+    def append(self, record: RequestRecord) -> None:
+        """Add one finished request; it reaches the disk with its batch."""
+        self._pending.append(record)
+        if len(self._pending) >= FLUSH_ROWS:
+            self.flush()
+
+    def flush(self) -> None:
+        """Hand what is pending to the operating system: from here on it survives our own death."""
+        if self._pending:
+            self._stream.write_batch(to_batch(self._pending))
+            self._file.flush()
+            self.rows += len(self._pending)
+            self._pending.clear()
+
+    def finish(self, server: pa.Table | None = None) -> None:
+        """Write requests.parquet (by request_id and attempt) and server.parquet, then drop the stream."""
+        self.flush()
+        self._stream.close()
+        self._file.close()
+        table = read_stream(self.path / STREAM_NAME).sort_by([("request_id", "ascending"), ("attempt", "ascending")])
+        _write_parquet(table, self.path / "requests.parquet")
+        if server is not None and server.num_rows:
+            _write_parquet(server, self.path / "server.parquet")
+        self.write_meta()
+        (self.path / STREAM_NAME).unlink()
+
+    def __enter__(self) -> RunWriter:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if not self._file.closed:  # an error in the run: keep what was measured
+            self.flush()
+            self._stream.close()
+            self._file.close()
+
+
+def _write_parquet(table: pa.Table, path: Path) -> None:
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    pq.write_table(table, temporary, compression="zstd")
+    temporary.replace(path)
+
+
+def read_stream(path: Path) -> pa.Table:
+    """Every complete batch of a crash-safe stream; a torn last batch is left out."""
+    batches: list[pa.RecordBatch] = []
+    try:
+        with pa.OSFile(str(path), "rb") as file, pa.ipc.open_stream(file) as reader:
+            while True:
+                batches.append(reader.read_next_batch())
+    except (StopIteration, pa.ArrowInvalid, OSError):
+        pass
+    return pa.Table.from_batches(batches, schema=SCHEMA)
+
+
+def load_run(path: Path) -> Run:
+    """Read a run directory, complete or killed. Raises RunDirError with one line that names the culprit."""
+    meta_path = path / "run.json"
+    if not meta_path.is_file():
+        raise RunDirError(f"{path} is no run directory: it has no run.json")
+    try:
+        meta = json.loads(meta_path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise RunDirError(f"{meta_path} cannot be read: {error}") from error
+    version = meta.get("schema_version") if isinstance(meta, dict) else None
+    if version != SCHEMA_VERSION:
+        raise RunDirError(f"{meta_path} has schema_version {version!r}, this ampacity reads {SCHEMA_VERSION}")
+    parquet, stream = path / "requests.parquet", path / STREAM_NAME
+    if parquet.is_file():
+        requests = _read_parquet(parquet)
+        missing = [name for name in SCHEMA.names if name not in requests.column_names]
+        if missing:
+            raise RunDirError(f"{parquet} lacks the column {missing[0]!r}")
+        requests = requests.select(SCHEMA.names).cast(SCHEMA)
+    elif stream.is_file():
+        requests = read_stream(stream)
+    else:
+        raise RunDirError(f"{path} has neither requests.parquet nor {STREAM_NAME}: nothing was recorded")
+    server_path = path / "server.parquet"
+    server = _read_parquet(server_path) if server_path.is_file() else None
+    return Run(path=path, meta=meta, requests=requests, server=server, complete=parquet.is_file())
+
+
+def _read_parquet(path: Path) -> pa.Table:
+    try:
+        return pq.read_table(path)
+    except (pa.ArrowInvalid, OSError) as error:
+        raise RunDirError(f"{path} cannot be read: {error}") from error
