@@ -88,7 +88,9 @@ class RunWriter:
         self.flush()
         self._stream.close()
         self._file.close()
-        table = read_stream(self.path / STREAM_NAME).sort_by([("request_id", "ascending"), ("attempt", "ascending")])
+        table = read_stream(self.path / STREAM_NAME).sort_by(
+            [("request_id", "ascending"), ("attempt", "ascending")]
+        )
         _write_parquet(table, self.path / "requests.parquet")
         if server is not None and server.num_rows:
             _write_parquet(server, self.path / "server.parquet")

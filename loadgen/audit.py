@@ -1,0 +1,106 @@
+"""The generator watches itself, so that a busy client is never taken for a slow server."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import gc
+import time
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any
+
+import numpy as np
+
+from loadgen.pacer import Sleeper
+
+HEARTBEAT_S = 0.02
+CPU_FRACTION_MAX = 0.9  # of one core: beyond it the event loop has no slack left
+LATENESS_MAX_S = 0.02  # where no SLO says what matters
+LATENESS_SHARE_OF_LIMIT = 0.1  # of the tightest SLO limit
+LATENESS_FLOOR_S = 0.002
+
+
+@dataclass(frozen=True)
+class Audit:
+    """What the client itself added during one stage. Seconds, and fractions of one core."""
+
+    slip_p50_s: float | None
+    slip_p99_s: float | None
+    slip_max_s: float | None
+    loop_lag_p99_s: float
+    loop_lag_max_s: float
+    cpu_fraction: float
+    gc_pause_max_s: float
+    client_limited: bool
+    client_limited_reason: str | None
+
+
+def lateness_limit_s(tightest_slo_s: float | None) -> float:
+    """How late the client may be at p99 before its figures are no findings any more."""
+    if tightest_slo_s is None:
+        return LATENESS_MAX_S
+    return max(LATENESS_FLOOR_S, LATENESS_SHARE_OF_LIMIT * tightest_slo_s)
+
+
+class StageAudit:
+    """Measures loop lag, CPU share and GC pauses while it is entered."""
+
+    def __init__(self, sleeper: Sleeper) -> None:
+        self._sleeper = sleeper
+        self._lags_s: list[float] = []
+        self._gc_began_ns = 0
+        self._gc_pause_max_ns = 0
+
+    async def __aenter__(self) -> StageAudit:
+        self._cpu_s, self._began_s = time.process_time(), time.monotonic()
+        gc.callbacks.append(self._on_gc)
+        self._task = asyncio.create_task(self._beat())
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._task.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await self._task
+        gc.callbacks.remove(self._on_gc)
+        self._cpu_fraction = (time.process_time() - self._cpu_s) / max(time.monotonic() - self._began_s, 1e-9)
+
+    async def _beat(self) -> None:
+        step_ns = int(HEARTBEAT_S * 1e9)
+        deadline_ns = time.monotonic_ns() + step_ns
+        while True:
+            await self._sleeper.until(deadline_ns)
+            now_ns = time.monotonic_ns()
+            self._lags_s.append((now_ns - deadline_ns) / 1e9)
+            deadline_ns = max(deadline_ns + step_ns, now_ns)
+
+    def _on_gc(self, phase: str, info: dict[str, Any]) -> None:
+        if phase == "start":
+            self._gc_began_ns = time.monotonic_ns()
+        else:
+            self._gc_pause_max_ns = max(self._gc_pause_max_ns, time.monotonic_ns() - self._gc_began_ns)
+
+    def result(self, slips_s: list[float], tightest_slo_s: float | None) -> Audit:
+        """Judge the stage; ``slips_s`` is dispatched − scheduled of every request."""
+        slip = [float(v) for v in np.quantile(slips_s, [0.5, 0.99, 1.0])] if slips_s else [None, None, None]
+        lags = self._lags_s or [0.0]
+        lag_p99_s, lag_max_s = float(np.quantile(lags, 0.99)), float(max(lags))
+        reason = _limited(slip[1], lag_p99_s, self._cpu_fraction, lateness_limit_s(tightest_slo_s))
+        return Audit(
+            slip_p50_s=slip[0], slip_p99_s=slip[1], slip_max_s=slip[2],
+            loop_lag_p99_s=lag_p99_s, loop_lag_max_s=lag_max_s, cpu_fraction=self._cpu_fraction,
+            gc_pause_max_s=self._gc_pause_max_ns / 1e9,
+            client_limited=reason is not None, client_limited_reason=reason,
+        )  # fmt: skip
+
+
+def _limited(slip_p99_s: float | None, lag_p99_s: float, cpu_fraction: float, limit_s: float) -> str | None:
+    if cpu_fraction >= CPU_FRACTION_MAX:
+        return f"the generator used {cpu_fraction:.0%} of its core"
+    if slip_p99_s is not None and slip_p99_s > limit_s:
+        return f"requests left {slip_p99_s * 1e3:.1f} ms late at p99, more than {limit_s * 1e3:.1f} ms"
+    if lag_p99_s > limit_s:
+        return f"the event loop was {lag_p99_s * 1e3:.1f} ms late at p99, more than {limit_s * 1e3:.1f} ms"
+    return None

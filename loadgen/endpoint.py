@@ -1,0 +1,126 @@
+"""Where requests go: the base URL, taken apart once, and the fixed part of every request."""
+
+from __future__ import annotations
+
+import ipaddress
+import os
+import socket
+import ssl
+from dataclasses import dataclass, field
+from urllib.parse import urlsplit
+
+from loadgen import protocols
+
+USER_AGENT = "ampacity"
+_TOKEN_CHARACTERS = frozenset("!#$%&'*+-.^_`|~0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ")
+
+
+class EndpointError(ValueError):
+    """An endpoint that cannot be used; the message is one line that names the culprit and the mend."""
+
+
+@dataclass(frozen=True)
+class Endpoint:
+    """An OpenAI-compatible base URL such as ``http://127.0.0.1:8000/v1``."""
+
+    url: str
+    scheme: str
+    host: str
+    port: int
+    path: str  # without a trailing slash
+    api_key: str | None = field(default=None, repr=False)
+    headers: tuple[tuple[str, str], ...] = field(default=(), repr=False)
+
+    @property
+    def authority(self) -> str:
+        """What stands in the Host header."""
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        return host if self.port == (443 if self.scheme == "https" else 80) else f"{host}:{self.port}"
+
+    @property
+    def root(self) -> str:
+        """The server's root URL, where /health and /metrics live."""
+        return f"{self.scheme}://{self.authority}" + self.path.removesuffix("/v1")
+
+    def all_headers(self) -> dict[str, str]:
+        """The user's headers and the key, for requests off the hot path."""
+        found = {"User-Agent": USER_AGENT, **dict(self.headers)}
+        if self.api_key and not any(name.lower() == "authorization" for name in found):
+            found["Authorization"] = f"Bearer {self.api_key}"
+        return found
+
+    def request_prefix(self, api: protocols.Api) -> bytes:
+        """Request line and headers up to, not including, X-Request-Id and Content-Length."""
+        lines = [
+            f"POST {self.path}{protocols.PATHS[api]} HTTP/1.1",
+            f"Host: {self.authority}",
+            "Accept: text/event-stream, application/json",
+            "Accept-Encoding: identity",
+            "Content-Type: application/json",
+            *(f"{name}: {value}" for name, value in self.all_headers().items()),
+        ]
+        return ("\r\n".join(lines) + "\r\n").encode("latin-1")
+
+    def ssl_context(self) -> ssl.SSLContext | None:
+        """System trust for https, None for http. SSL_CERT_FILE and SSL_CERT_DIR are honoured."""
+        if self.scheme != "https":
+            return None
+        context = ssl.create_default_context()
+        context.set_alpn_protocols(["http/1.1"])
+        return context
+
+    def addresses(self) -> list[str]:
+        """IP addresses of the host, looked up once per run. Raises EndpointError."""
+        try:
+            found = socket.getaddrinfo(self.host, self.port, type=socket.SOCK_STREAM)
+        except OSError as error:
+            raise EndpointError(f"{self.url}: the host {self.host!r} has no address: {error}") from error
+        return list(dict.fromkeys(str(entry[4][0]) for entry in found))
+
+
+def is_loopback(addresses: list[str]) -> bool:
+    """Whether every address is this machine's own."""
+    return all(ipaddress.ip_address(address.split("%")[0]).is_loopback for address in addresses)
+
+
+def parse_endpoint(
+    url: str, *, api_key_env: str | None = None, headers: tuple[tuple[str, str], ...] = ()
+) -> Endpoint:
+    """Take a base URL apart; the key is read from the environment variable. Raises EndpointError."""
+    parts = urlsplit(url if "://" in url else f"http://{url}")
+    if parts.scheme not in ("http", "https"):
+        raise EndpointError(f"{url}: the URL must begin with http:// or https://")
+    try:
+        port = parts.port
+    except ValueError as error:
+        raise EndpointError(f"{url}: {error}") from error
+    if not parts.hostname:
+        raise EndpointError(f"{url}: the URL names no host, as in http://127.0.0.1:8000/v1")
+    if parts.username or parts.password:
+        raise EndpointError("the URL holds a user name or password: give secrets through --api-key-env")
+    if parts.query or parts.fragment:
+        raise EndpointError(f"{url}: a base URL has no '?' or '#' part")
+    path = parts.path.rstrip("/")
+    for known in protocols.PATHS.values():
+        path = path.removesuffix(known)  # people paste the whole route
+    api_key = None
+    if api_key_env is not None:
+        api_key = os.environ.get(api_key_env)
+        if not api_key:
+            raise EndpointError(f"--api-key-env {api_key_env}: that environment variable is not set or empty")
+        if any(ord(c) < 33 or ord(c) > 126 for c in api_key):
+            raise EndpointError(
+                f"--api-key-env {api_key_env}: the key holds a space, line end or non-ASCII character"
+            )
+    for name, value in headers:
+        if not name or not set(name) <= _TOKEN_CHARACTERS or any(c in value for c in "\r\n\0"):
+            raise EndpointError(f"--header {name!r}: not a valid HTTP header name or value")
+    return Endpoint(
+        url=f"{parts.scheme}://{parts.netloc}{path}",
+        scheme=parts.scheme,
+        host=parts.hostname,
+        port=port or (443 if parts.scheme == "https" else 80),
+        path=path,
+        api_key=api_key,
+        headers=headers,
+    )

@@ -1,0 +1,59 @@
+"""Facts about the machine that generates the load, and its limits."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import platform
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+if sys.platform != "win32":
+    import resource
+
+
+def host_facts() -> dict[str, Any]:
+    """What of this machine may matter to a reader of the report."""
+    return {
+        "python": platform.python_version(),
+        "platform": platform.platform(),
+        "cpus": os.cpu_count(),
+        "cpu_model": _cpu_model(),
+        "memory_bytes": _memory_bytes(),
+        "uvloop": find_spec("uvloop") is not None,
+        "open_files_limit": open_files_limit(),
+    }
+
+
+def open_files_limit() -> int | None:
+    """Soft limit of file descriptors; None where there is no such thing."""
+    if sys.platform == "win32":
+        return None
+    return resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+
+
+def raise_open_files_limit() -> int | None:
+    """Raise the soft limit of file descriptors to the hard one; gives the limit that holds now."""
+    if sys.platform == "win32":
+        return None
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != hard:
+        with contextlib.suppress(ValueError, OSError):
+            resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    return open_files_limit()
+
+
+def _cpu_model() -> str | None:
+    with contextlib.suppress(OSError):
+        for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
+            if line.startswith("model name"):
+                return line.split(":", 1)[1].strip()
+    return platform.processor() or None
+
+
+def _memory_bytes() -> int | None:
+    with contextlib.suppress(ValueError, OSError, AttributeError):
+        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    return None

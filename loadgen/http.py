@@ -1,0 +1,181 @@
+"""Sockets under the exchanges: a keep-alive pool without a limit, one exchange per connection at a time."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import ssl
+import time
+from collections import deque
+
+from loadgen.endpoint import Endpoint
+from loadgen.exchange import Exchange
+
+IDLE_MAX_S = 4.0  # servers close idle connections after 5 s: do not race them
+CONNECT_TIMEOUT_S = 10.0
+
+
+class Connection(asyncio.Protocol):
+    """One socket. Reads are stamped before anything else happens to them."""
+
+    __slots__ = ("_client", "_transport", "exchange", "idle_since_ns", "lost", "served")
+
+    def __init__(self, client: Client) -> None:
+        self._client = client
+        self._transport: asyncio.Transport | None = None
+        self.exchange: Exchange | None = None
+        self.idle_since_ns = 0
+        self.served = 0
+        self.lost = False
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Connected, TLS included."""
+        assert isinstance(transport, asyncio.Transport)
+        transport.set_write_buffer_limits(high=0)  # so that resume_writing means: all handed over
+        self._transport = transport
+
+    def send(self, exchange: Exchange) -> None:
+        """Hand the whole request to the socket."""
+        assert self._transport is not None
+        self.exchange = exchange
+        record = exchange.record
+        record.started_ns = time.monotonic_ns()
+        self._transport.write(exchange.request)
+        if self._transport.get_write_buffer_size() == 0:
+            record.sent_ns = time.monotonic_ns()
+
+    def resume_writing(self) -> None:
+        """The rest of a large request is out."""
+        if self.exchange is not None and self.exchange.record.sent_ns is None:
+            self.exchange.record.sent_ns = time.monotonic_ns()
+
+    def data_received(self, data: bytes) -> None:
+        """The receive path: stamp, parse the framing, put the body aside."""
+        at_ns = time.monotonic_ns()
+        exchange = self.exchange
+        if exchange is None:
+            self.close()  # nobody asked
+            return
+        exchange.feed(at_ns, data)
+        if exchange.ended:
+            self._after(exchange)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Closed by the peer, by an error or by us."""
+        at_ns = time.monotonic_ns()
+        self.lost = True
+        exchange, self.exchange = self.exchange, None
+        if exchange is None:
+            return
+        if self.served and not exchange.received_bytes and not exchange.retried and not exchange.ended:
+            exchange.restart()  # the server had closed this idle connection; the request never reached it
+            self._client.connect_and_send(exchange)
+        else:
+            exchange.eof(at_ns, None if exc is None else str(exc) or type(exc).__name__)
+
+    def _after(self, exchange: Exchange) -> None:
+        self.exchange = None
+        self.served += 1
+        if exchange.close_after or self.lost:
+            self.close()
+        else:
+            self.idle_since_ns = time.monotonic_ns()
+            self._client.idle.append(self)
+
+    def close(self) -> None:
+        """Give the socket up at once."""
+        self.exchange = None
+        if self._transport is not None:
+            self._transport.abort()
+
+
+class Client:
+    """Sends exchanges to one endpoint. Never waits for a connection slot: the loop stays open."""
+
+    def __init__(self, endpoint: Endpoint, addresses: list[str], context: ssl.SSLContext | None) -> None:
+        self._endpoint = endpoint
+        self._addresses = addresses
+        self._context = context
+        self._loop = asyncio.get_running_loop()
+        self._connecting: dict[Exchange, asyncio.Task[None]] = {}
+        self._carrying: dict[Exchange, Connection] = {}
+        self.idle: deque[Connection] = deque()
+        self.connections_opened = 0
+
+    def dispatch(self, exchange: Exchange) -> None:
+        """Send now on a kept-alive connection, or open a new one; returns at once."""
+        connection = self._take_idle()
+        if connection is None:
+            self.connect_and_send(exchange)
+            return
+        exchange.record.connected_ns = time.monotonic_ns()
+        self._carrying[exchange] = connection
+        connection.send(exchange)
+
+    def connect_and_send(self, exchange: Exchange) -> None:
+        """Open a connection for this exchange alone."""
+        self._connecting[exchange] = self._loop.create_task(self._connect(exchange))
+
+    def forget(self, exchange: Exchange) -> None:
+        """The exchange has ended: stop whatever is still done for it."""
+        task = self._connecting.pop(exchange, None)
+        if task is not None and task is not asyncio.current_task():
+            task.cancel()
+        connection = self._carrying.pop(exchange, None)
+        if connection is not None and connection.exchange is exchange and exchange.close_after:
+            connection.close()
+
+    async def close(self) -> None:
+        """Close every idle connection and let the transports go."""
+        for connection in self.idle:
+            connection.close()
+        self.idle.clear()
+        await asyncio.sleep(0)
+
+    def _take_idle(self) -> Connection | None:
+        oldest_ns = time.monotonic_ns() - int(IDLE_MAX_S * 1e9)
+        while self.idle:
+            connection = self.idle.pop()  # the one used last is the least likely to be closed
+            if not connection.lost and connection.idle_since_ns >= oldest_ns:
+                return connection
+            connection.close()
+        return None
+
+    async def _connect(self, exchange: Exchange) -> None:
+        try:
+            async with asyncio.timeout(CONNECT_TIMEOUT_S):
+                connection = await self._open()
+        except TimeoutError:
+            exchange.fail(
+                "connect_error", f"no connection within {CONNECT_TIMEOUT_S:g} s", time.monotonic_ns()
+            )
+            return
+        except OSError as error:  # ssl.SSLError is one
+            exchange.fail("connect_error", str(error) or type(error).__name__, time.monotonic_ns())
+            return
+        finally:
+            self._connecting.pop(exchange, None)
+        if exchange.ended:
+            connection.close()
+            return
+        self.connections_opened += 1
+        exchange.record.connected_ns = time.monotonic_ns()
+        self._carrying[exchange] = connection
+        connection.send(exchange)
+
+    async def _open(self) -> Connection:
+        last: OSError | None = None
+        for address in self._addresses:
+            with contextlib.suppress(ConnectionResetError):
+                try:
+                    _, connection = await self._loop.create_connection(
+                        lambda: Connection(self),
+                        address,
+                        self._endpoint.port,
+                        ssl=self._context,
+                        server_hostname=self._endpoint.host if self._context else None,
+                    )
+                    return connection
+                except OSError as error:
+                    last = error
+        raise last or OSError("no address")

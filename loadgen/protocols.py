@@ -1,0 +1,257 @@
+"""What is asked and what is answered: chat completions and completions, streamed or not.
+
+``Answer`` reads the events of one response and counts tokens: a chunk bears tokens when it carries
+text, reasoning text or tool-call arguments. A role-only or empty first chunk is no token, and the
+tokens that a server counts in a chunk without text belong to the next chunk that has some.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import msgspec
+
+Api = Literal["chat", "completions"]
+PATHS: dict[Api, str] = {"chat": "/chat/completions", "completions": "/completions"}
+
+
+@dataclass(frozen=True)
+class Dialect:
+    """Which optional request fields this server takes; found by the probe."""
+
+    ignore_eos: bool = True
+    stream_usage: bool = True
+    continuous_usage: bool = True
+    max_tokens_field: Literal["max_tokens", "max_completion_tokens"] = "max_tokens"
+
+
+@dataclass(frozen=True)
+class RequestShape:
+    """All of a request but its prompt and lengths. ``extra`` is the user's and wins."""
+
+    api: Api
+    model: str
+    dialect: Dialect = Dialect()
+    extra: dict[str, Any] = field(default_factory=dict)
+
+    def body(self, prompt: str, output_tokens: int) -> bytes:
+        """The JSON body that asks for exactly ``output_tokens`` tokens, as far as the server can."""
+        body: dict[str, Any] = {"model": self.model}
+        if self.api == "chat":
+            body["messages"] = [{"role": "user", "content": prompt}]
+        else:
+            body["prompt"] = prompt
+        body[self.dialect.max_tokens_field] = output_tokens
+        body["stream"] = True
+        if self.dialect.stream_usage:
+            body["stream_options"] = {"include_usage": True}
+            if self.dialect.continuous_usage:
+                body["stream_options"]["continuous_usage_stats"] = True
+        if self.dialect.ignore_eos:
+            body["ignore_eos"] = True
+        body.update(self.extra)
+        return msgspec.json.encode(body)
+
+
+class _Usage(msgspec.Struct):
+    prompt_tokens: Any = None
+    completion_tokens: Any = None
+    prompt_tokens_details: Any = None
+    completion_tokens_details: Any = None
+
+
+class _Delta(msgspec.Struct):
+    content: Any = None
+    reasoning_content: Any = None
+    reasoning: Any = None
+    tool_calls: Any = None
+    refusal: Any = None
+
+
+class _Choice(msgspec.Struct):
+    delta: _Delta | None = None
+    message: _Delta | None = None
+    text: Any = None
+    finish_reason: Any = None
+    logprobs: Any = None
+    token_ids: Any = None
+
+
+class _Chunk(msgspec.Struct):
+    choices: list[_Choice] | None = None
+    usage: _Usage | None = None
+    error: Any = None
+    detail: Any = None
+
+
+_decode = msgspec.json.Decoder(_Chunk).decode
+
+
+class Answer:
+    """The content of one response, read event by event. Times are ns of the reads that brought them."""
+
+    __slots__ = (
+        "_chunk_tokens", "_usage_per_chunk", "_usage_totals", "bad_json", "cached_tokens", "chunk_at_ns", "done",
+        "error", "finish_reason", "first_answer_ns", "first_event_ns", "input_tokens", "reasoning_chunks",
+        "reasoning_tokens",
+    )  # fmt: skip
+
+    def __init__(self) -> None:
+        self.first_event_ns: int | None = None
+        self.first_answer_ns: int | None = None
+        self.chunk_at_ns: list[int] = []  # token-bearing chunks
+        self._chunk_tokens: list[int | None] = []  # cumulative where _usage_per_chunk, else per chunk
+        self._usage_per_chunk = False
+        self._usage_totals: list[int] = []  # completion_tokens of chunks without text
+        self.input_tokens: int | None = None
+        self.cached_tokens: int | None = None
+        self.reasoning_tokens: int | None = None
+        self.reasoning_chunks = 0
+        self.finish_reason: str | None = None
+        self.error: str | None = None  # an error object, in the server's words
+        self.bad_json: str | None = None
+        self.done = False
+
+    def on_event(self, at_ns: int, data: bytes) -> None:
+        """One SSE event that was completed at ``at_ns``."""
+        if self.first_event_ns is None:
+            self.first_event_ns = at_ns
+        if data == b"[DONE]" or data.strip() == b"[DONE]":
+            self.done = True
+            return
+        self._on_json(at_ns, data)
+
+    def on_whole(self, at_ns: int, body: bytes) -> None:
+        """A body that is no stream: everything arrives at once."""
+        self.first_event_ns = at_ns
+        self._on_json(at_ns, body)
+        self.done = self.bad_json is None
+
+    def _on_json(self, at_ns: int, data: bytes) -> None:
+        try:
+            chunk = _decode(data)
+        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+            self.bad_json = self.bad_json or f"{error}: {excerpt(data)}"
+            return
+        if chunk.error is not None or (chunk.detail is not None and chunk.choices is None):
+            self.error = self.error or error_text(data)
+            return
+        bears_text, reasoning, counted = False, False, None
+        for choice in chunk.choices or ():
+            if choice.finish_reason is not None:
+                self.finish_reason = str(choice.finish_reason)
+            kind = _kind_of(choice)
+            if kind is not None:
+                bears_text = True
+                reasoning = kind == "reasoning"
+                counted = _tokens_in(choice)
+        if bears_text:
+            if reasoning:
+                self.reasoning_chunks += 1
+            elif self.first_answer_ns is None:
+                self.first_answer_ns = at_ns
+        usage = chunk.usage
+        if usage is not None:
+            self._on_usage(usage, bears_text)
+            total = _count(usage.completion_tokens)
+            if bears_text and total is not None:
+                self._usage_per_chunk = True
+                counted = total
+        if bears_text:
+            self.chunk_at_ns.append(at_ns)
+            self._chunk_tokens.append(counted)
+
+    def _on_usage(self, usage: _Usage, bears_text: bool) -> None:
+        total = _count(usage.completion_tokens)
+        if total is not None and not bears_text:
+            self._usage_totals.append(total)
+        prompt = _count(usage.prompt_tokens)
+        if prompt:
+            self.input_tokens = prompt
+        self.cached_tokens = _detail(usage.prompt_tokens_details, "cached_tokens", self.cached_tokens)
+        self.reasoning_tokens = _detail(
+            usage.completion_tokens_details, "reasoning_tokens", self.reasoning_tokens
+        )
+
+    @property
+    def chunk_tokens(self) -> list[int] | None:
+        """Tokens in each token-bearing chunk, or None where the server did not say."""
+        known = [t for t in self._chunk_tokens if t is not None]
+        if not known or len(known) != len(self._chunk_tokens):
+            return None
+        if not self._usage_per_chunk:
+            return known
+        gains = [after - before for before, after in zip([0, *known[:-1]], known, strict=True)]
+        return gains if min(gains) >= 1 else None  # counts that stand still or fall are no counts
+
+    def output_tokens(self) -> tuple[int | None, str | None]:
+        """(tokens generated, token_source). A usage of 0 beside visible text is not believed."""
+        per_chunk = self.chunk_tokens
+        if self._usage_totals:
+            # with n > 1 some servers send one total for each choice, others one for all
+            per_choice = len(self._usage_totals) > 1 and not self._usage_per_chunk
+            total = sum(self._usage_totals) if per_choice else self._usage_totals[-1]
+            if total >= 1 or not self.chunk_at_ns:
+                return total, "usage_per_chunk" if self._usage_per_chunk else "usage"
+        if self._usage_per_chunk and (last := self._chunk_tokens[-1]):
+            return last, "usage_per_chunk" if per_chunk and len(per_chunk) > 1 else "usage"
+        if per_chunk is not None:
+            return sum(per_chunk), "logprobs"
+        if self.chunk_at_ns:
+            return len(self.chunk_at_ns), "chunks"
+        return None, None
+
+
+def _kind_of(choice: _Choice) -> Literal["answer", "reasoning"] | None:
+    """What a choice carries; None where it carries no token. Text sent under two names counts once."""
+    delta = choice.delta or choice.message
+    if delta is None:
+        return "answer" if choice.text else None
+    if delta.content or delta.refusal:
+        return "answer"
+    if delta.reasoning_content or delta.reasoning:
+        return "reasoning"
+    return "answer" if delta.tool_calls else None
+
+
+def _tokens_in(choice: _Choice) -> int | None:
+    if isinstance(choice.token_ids, list) and choice.token_ids:
+        return len(choice.token_ids)
+    logprobs = choice.logprobs
+    if isinstance(logprobs, dict):
+        tokens = logprobs.get("content") or logprobs.get("tokens")
+        if isinstance(tokens, list) and tokens:
+            return len(tokens)
+    return None
+
+
+def _count(value: Any) -> int | None:
+    return value if isinstance(value, int) and value >= 0 else None
+
+
+def _detail(details: Any, name: str, before: int | None) -> int | None:
+    value = _count(details.get(name)) if isinstance(details, dict) else None
+    return before if value is None else value
+
+
+def excerpt(data: bytes, limit: int = 200) -> str:
+    """The beginning of a body as one printable line."""
+    text = " ".join(data[: limit * 2].decode("utf-8", "replace").split())
+    text = "".join(c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in text)
+    return text if len(text) <= limit else text[: limit - 1] + "…"
+
+
+def error_text(body: bytes) -> str:
+    """The server's own message in an error body: objects, strings, ``detail``, plain text or HTML."""
+    try:
+        value = msgspec.json.decode(body)
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        return excerpt(body)
+    if isinstance(value, dict):
+        inner = value.get("error", value.get("detail", value.get("message")))
+        if isinstance(inner, dict):
+            inner = inner.get("message", inner)
+        if inner is not None:
+            value = inner
+    return excerpt(value.encode() if isinstance(value, str) else msgspec.json.encode(value))

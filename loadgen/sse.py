@@ -1,0 +1,84 @@
+"""Server-sent events, split incrementally from bytes.
+
+Lines end with LF, CR or CRLF and nothing else (Unicode line separators are text). An event ends
+with a blank line; its time is that of the read that brought that blank line.
+"""
+
+from __future__ import annotations
+
+_BOM = b"\xef\xbb\xbf"
+
+
+class EventSplitter:
+    """Feed it pieces of a body with the time they were read; it gives back whole events."""
+
+    __slots__ = ("_began", "_buffer", "_searched", "_swallow_lf", "comments")
+
+    def __init__(self) -> None:
+        self._buffer = bytearray()
+        self._searched = 0  # no blank line ends before this offset of the buffer
+        self._swallow_lf = False  # the last byte was CR: an LF that follows belongs to it
+        self._began = False
+        self.comments = 0  # keep-alive lines seen: signs of life, never tokens
+
+    def feed(self, at_ns: int, data: bytes) -> list[tuple[int, bytes]]:
+        """``data`` was read at ``at_ns``: the events completed by it, as (at_ns, joined data lines)."""
+        if not self._began and data:
+            self._began = True
+            data = data.removeprefix(_BOM)
+        if self._swallow_lf or b"\r" in data:
+            data = self._only_line_feeds(data)
+        if not self._buffer and data.endswith(b"\n\n"):  # the usual read: whole events
+            blocks = data[:-2].split(b"\n\n")
+        else:
+            blocks = self._cut(data)
+        events = []
+        for block in blocks:
+            event = self._data_of(block)
+            if event is not None:
+                events.append((at_ns, event))
+        return events
+
+    def finish(self, at_ns: int) -> list[tuple[int, bytes]]:
+        """The body ended: an event that lacks only its blank line still counts."""
+        rest, self._buffer = bytes(self._buffer), bytearray()
+        event = self._data_of(rest)
+        return [] if event is None else [(at_ns, event)]
+
+    def _only_line_feeds(self, data: bytes) -> bytes:
+        if self._swallow_lf and data.startswith(b"\n"):
+            data = data[1:]
+            self._swallow_lf = False
+        if data:
+            self._swallow_lf = data.endswith(b"\r")
+        return data.replace(b"\r\n", b"\n").replace(b"\r", b"\n")
+
+    def _cut(self, data: bytes) -> list[bytes]:
+        buffer = self._buffer
+        buffer += data
+        blocks: list[bytes] = []
+        start = 0
+        find_from = self._searched
+        while (end := buffer.find(b"\n\n", find_from)) >= 0:
+            blocks.append(bytes(buffer[start:end]))
+            start = find_from = end + 2
+        if start:
+            del buffer[:start]
+        self._searched = max(len(buffer) - 1, 0)
+        return blocks
+
+    def _data_of(self, block: bytes) -> bytes | None:
+        """The data of one event block, or None where it has none."""
+        if b"\n" not in block:
+            line = block
+            if line.startswith(b"data:"):
+                return line[6:] if line[5:6] == b" " else line[5:]
+        data: list[bytes] = []
+        for line in block.split(b"\n"):
+            if line.startswith(b"data:"):
+                data.append(line[6:] if line[5:6] == b" " else line[5:])
+            elif line == b"data":
+                data.append(b"")
+            elif line.startswith(b":"):
+                self.comments += 1
+        return b"\n".join(data) if data else None

@@ -1,0 +1,305 @@
+"""Runs one stage: an open-loop schedule, or a closed loop of a set concurrency, down to its records.
+
+Every request that was released ends as exactly one record. In a closed loop a request is scheduled
+at the moment the one before it (of the same virtual user) has ended.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field
+from typing import Any, Literal
+
+import numpy as np
+
+from loadgen.audit import StageAudit
+from loadgen.exchange import Exchange
+from loadgen.http import Client
+from loadgen.pacer import Sleeper, pace
+from loadgen.records import RequestRecord
+from workloads.schedule import Schedule
+
+LEAD_S = 0.05  # between the call and the first deadline
+WATCH_S = 0.1  # how often time limits are looked at
+DEAD_SERVER_PAUSE_S = 0.1  # a virtual user of a closed loop that found no server
+READY_MAX = 512  # requests prepared ahead of their deadline ...
+READY_MAX_BYTES = 16 * 2**20  # ... and how much they may weigh
+
+
+@dataclass(frozen=True)
+class StagePlan:
+    """One load level. ``offered_rps`` of an open stage, ``concurrency`` of a closed one."""
+
+    index: int
+    kind: Literal["open", "closed"]
+    schedule: Schedule
+    duration_s: float
+    offered_rps: float | None = None
+    concurrency: int | None = None
+    max_requests: int | None = None  # closed loop: the budget's end
+    max_tokens: int | None = None
+    drain_s: float = 30.0  # how long answers are waited for after the last deadline
+
+
+@dataclass(frozen=True)
+class Limits:
+    """The client's own time limits. None: no limit."""
+
+    total_s: float | None = None
+    idle_s: float | None = 120.0  # without a single byte from the server
+
+
+@dataclass
+class Live:
+    """Counters of the stage that is going on, for the progress line."""
+
+    stage: int = 0
+    kind: str = "open"
+    level: float = 0.0  # offered requests/s, or the set concurrency
+    began_s: float = 0.0
+    duration_s: float = 0.0
+    scheduled: int = 0
+    released: int = 0
+    ended: int = 0
+    failed: int = 0
+    tokens: int = 0
+    ttft_s: list[float] = field(default_factory=list)
+
+    @property
+    def in_flight(self) -> int:
+        """Requests released and not ended."""
+        return self.released - self.ended
+
+
+@dataclass(frozen=True)
+class StageResult:
+    """``meta`` is the stage's object in run.json; ``records`` are its rows."""
+
+    meta: dict[str, Any]
+    records: list[RequestRecord]
+
+
+class StageRunner:
+    """Carries out stages one after the other over one client."""
+
+    def __init__(
+        self,
+        client: Client,
+        make_request: Callable[[int, int, int], bytes],
+        on_record: Callable[[RequestRecord], None],
+        *,
+        limits: Limits = Limits(),
+        target: str | None = None,
+        secrets: tuple[str, ...] = (),
+        tightest_slo_s: float | None = None,
+    ) -> None:
+        """``make_request(request_id, input_tokens, output_tokens)`` gives the bytes of a whole request."""
+        self._client = client
+        self._make_request = make_request
+        self._on_record = on_record
+        self._limits = limits
+        self._target = target
+        self._secrets = secrets
+        self._tightest_slo_s = tightest_slo_s
+        self._in_flight: set[Exchange] = set()
+        self._stop_reason: str | None = None
+        self._refill: Callable[[RequestRecord], None] | None = None
+        self.live = Live()
+
+    def stop(self, reason: str) -> None:
+        """End the stage that is going on: nothing more is sent, what is in flight becomes unfinished."""
+        self._stop_reason = self._stop_reason or reason
+
+    @property
+    def stopped(self) -> str | None:
+        """Why ``stop`` was called, or None."""
+        return self._stop_reason
+
+    async def run(self, plan: StagePlan) -> StageResult:
+        """Run one stage to its end, drained, and give its records back."""
+        self._plan = plan
+        self._records: list[RequestRecord] = []
+        self._ready: deque[bytes] = deque()
+        self._ready_bytes = self._prepared = 0
+        self._prepare(READY_MAX)
+        level = plan.offered_rps if plan.kind == "open" else plan.concurrency
+        self.live = Live(
+            stage=plan.index, kind=plan.kind, level=float(level or 0), began_s=time.monotonic(),
+            duration_s=plan.duration_s, scheduled=len(plan.schedule.scheduled_s) if plan.kind == "open" else 0,
+        )  # fmt: skip
+        gc.collect()
+        gc.freeze()  # what lives now is not looked at again in every collection of the stage
+        pacing, beating = Sleeper(), Sleeper()
+        start_ns = time.monotonic_ns() + int(LEAD_S * 1e9)
+        try:
+            async with StageAudit(beating) as audit:
+                watcher = asyncio.create_task(self._watch())
+                drive = self._drive_open if plan.kind == "open" else self._drive_closed
+                released, ended_early = await drive(start_ns, pacing)
+                end_ns = time.monotonic_ns() if ended_early else start_ns + int(plan.duration_s * 1e9)
+                await self._drain(plan.drain_s)
+                watcher.cancel()
+        finally:
+            gc.unfreeze()
+            pacing.close()
+            beating.close()
+        slips_s = [
+            (r.dispatched_ns - r.scheduled_ns) / 1e9 for r in self._records if r.dispatched_ns is not None
+        ]
+        meta = {
+            "index": plan.index, "kind": plan.kind, "offered_rps": plan.offered_rps, "concurrency": plan.concurrency,
+            "start_ns": start_ns, "end_ns": end_ns, "scheduled_requests": released,
+            "drained_ns": time.monotonic_ns(), "ended_early": ended_early,
+            "audit": asdict(audit.result(slips_s, self._tightest_slo_s)),
+        }  # fmt: skip
+        return StageResult(meta=meta, records=self._records)
+
+    # -- the two loops ---------------------------------------------------------------------------
+
+    async def _drive_open(self, start_ns: int, sleeper: Sleeper) -> tuple[int, str | None]:
+        schedule = self._plan.schedule
+        scheduled_ns = start_ns + np.round(schedule.scheduled_s * 1e9).astype(np.int64)
+
+        def release(index: int, now_ns: int) -> None:
+            self._send(index, int(scheduled_ns[index]), now_ns)
+
+        released = await pace(scheduled_ns, release, lambda: self._stop_reason is not None, sleeper)
+        if not self._stop_reason:
+            await self._sleep_until(start_ns + int(self._plan.duration_s * 1e9))
+        return released, self._stop_reason
+
+    async def _drive_closed(self, start_ns: int, sleeper: Sleeper) -> tuple[int, str | None]:
+        plan = self._plan
+        end_ns = start_ns + int(plan.duration_s * 1e9)
+        total = len(plan.schedule.scheduled_s)
+        sent = tokens = 0
+        reason: str | None = None
+
+        def next_request() -> None:
+            nonlocal sent, tokens, reason
+            now_ns = time.monotonic_ns()
+            if reason or self._stop_reason or now_ns >= end_ns:
+                return
+            if sent >= total or (plan.max_requests is not None and sent >= plan.max_requests):
+                reason = "max-requests reached" if sent < total else "the schedule is used up"
+                return
+            need = int(plan.schedule.input_tokens[sent] + plan.schedule.output_tokens[sent])
+            if plan.max_tokens is not None and tokens + need > plan.max_tokens:
+                reason = "max-tokens reached"
+                return
+            index, sent, tokens = sent, sent + 1, tokens + need
+            self._send(index, now_ns, now_ns)
+
+        await sleeper.until(start_ns)
+        loop = asyncio.get_running_loop()
+
+        def refill(after: RequestRecord) -> None:
+            # later, not now: an error that ends at once must neither recurse nor spin on a dead server
+            loop.call_later(DEAD_SERVER_PAUSE_S if after.status == "connect_error" else 0.0, next_request)
+
+        self._refill = refill
+        for _ in range(plan.concurrency or 1):
+            next_request()
+        while time.monotonic_ns() < end_ns and not (reason or self._stop_reason):
+            await asyncio.sleep(min(0.05, max((end_ns - time.monotonic_ns()) / 1e9, 0.0)))
+        self._refill = None
+        return sent, self._stop_reason or reason
+
+    async def _sleep_until(self, deadline_ns: int) -> None:
+        while (left_s := (deadline_ns - time.monotonic_ns()) / 1e9) > 0 and not self._stop_reason:
+            await asyncio.sleep(min(left_s, 0.1))
+
+    async def _drain(self, drain_s: float) -> None:
+        give_up_s = time.monotonic() + drain_s
+        while self._in_flight and not self._stop_reason and time.monotonic() < give_up_s:
+            await asyncio.sleep(0.02)
+        why = self._stop_reason or f"not answered within {drain_s:g} s after the stage"
+        for exchange in list(self._in_flight):
+            exchange.fail("unfinished", why, time.monotonic_ns())
+        await asyncio.sleep(0)
+
+    # -- one request -----------------------------------------------------------------------------
+
+    def _prepare(self, count: int) -> None:
+        """Make the next requests ready, so that at their deadline they only have to be written."""
+        schedule = self._plan.schedule
+        total = len(schedule.scheduled_s)
+        while (
+            count > 0
+            and self._prepared < total
+            and len(self._ready) < READY_MAX
+            and (self._ready_bytes < READY_MAX_BYTES or not self._ready)
+        ):
+            i = self._prepared
+            request = self._make_request(
+                schedule.first_request_id + i, int(schedule.input_tokens[i]), int(schedule.output_tokens[i])
+            )
+            self._ready.append(request)
+            self._ready_bytes += len(request)
+            self._prepared += 1
+            count -= 1
+
+    def _send(self, index: int, scheduled_ns: int, now_ns: int) -> None:
+        schedule = self._plan.schedule
+        if not self._ready:
+            self._prepare(1)
+        request = self._ready.popleft()
+        self._ready_bytes -= len(request)
+        record = RequestRecord(
+            request_id=schedule.first_request_id + index,
+            stage=self._plan.index,
+            scheduled_ns=scheduled_ns,
+            status="unfinished",
+            target=self._target,
+            dispatched_ns=now_ns,
+            input_tokens_planned=int(schedule.input_tokens[index]),
+            output_tokens_planned=int(schedule.output_tokens[index]),
+        )
+        exchange = Exchange(record, request, self._ended)
+        self._in_flight.add(exchange)
+        self.live.released += 1
+        self._client.dispatch(exchange)
+        self._prepare(2)
+
+    def _ended(self, exchange: Exchange) -> None:
+        self._in_flight.discard(exchange)
+        self._client.forget(exchange)
+        record = exchange.record
+        if record.error is not None:
+            for secret in self._secrets:
+                record.error = record.error.replace(secret, "***")
+        self._records.append(record)
+        self._on_record(record)
+        live = self.live
+        live.ended += 1
+        live.tokens += record.output_tokens or 0
+        if record.status not in ("ok", "unfinished", "cancelled"):
+            live.failed += 1
+        if record.first_token_ns is not None:
+            live.ttft_s.append((record.first_token_ns - record.scheduled_ns) / 1e9)
+        if self._refill is not None:
+            self._refill(record)
+
+    async def _watch(self) -> None:
+        """Give up requests that are past the client's own limits."""
+        while True:
+            await asyncio.sleep(WATCH_S)
+            now_ns = time.monotonic_ns()
+            for exchange in list(self._in_flight):
+                why = _overdue(exchange, self._limits, now_ns)
+                if why is not None:
+                    exchange.fail("timeout", why, now_ns)
+
+
+def _overdue(exchange: Exchange, limits: Limits, now_ns: int) -> str | None:
+    began_ns = exchange.record.dispatched_ns or exchange.record.scheduled_ns
+    if limits.total_s is not None and now_ns - began_ns > limits.total_s * 1e9:
+        return f"no complete answer within {limits.total_s:g} s"
+    last_ns = exchange.last_read_ns or began_ns
+    if limits.idle_s is not None and now_ns - last_ns > limits.idle_s * 1e9:
+        return f"nothing received for {limits.idle_s:g} s"
+    return None
