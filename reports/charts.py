@@ -1,0 +1,341 @@
+"""Pictures of a summary as Vega-Lite specs: pure functions, which compute nothing that the summary lacks.
+
+Each function returns None where the summary holds nothing to draw.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from reports.distributions import input_lengths, itl_percentiles, output_lengths, ttft_percentiles
+from reports.figures import count, exact, failures, interval, load_of, rate, seconds, share, significant
+from reports.marks import (
+    NARROW,
+    WIDE,
+    Axis,
+    Chart,
+    Key,
+    Plot,
+    linear_axis,
+    log_axis,
+    seconds_axis,
+    with_look,
+)
+from reports.palette import COLOURS, light
+
+SERIES = (
+    ("ttft_from_schedule_s", "p50", "TTFT p50", "ttft"),
+    ("ttft_from_schedule_s", "p99", "TTFT p99", "ttft"),
+    ("e2e_from_schedule_s", "p50", "E2E p50", "e2e"),
+    ("e2e_from_schedule_s", "p99", "E2E p99", "e2e"),
+)
+SHAPES = {"steady": "circle", "growing": "diamond", "client": "cross"}
+STATES = {
+    "growing": "not steady: requests in flight keep growing",
+    "client": "limited by the load generator: no finding",
+}
+DASHED = [5, 4]
+
+
+def charts(summary: Mapping[str, Any]) -> list[Chart]:
+    """Every chart that the summary supports, in the order of the report."""
+    drawn: list[Callable[[Mapping[str, Any]], Chart | None]] = [
+        latency_by_rate, latency_by_concurrency, achieved_by_offered, ttft_percentiles, itl_percentiles,
+        goodput_by_load, errors_by_stage, input_lengths, output_lengths,
+    ]  # fmt: skip
+    return [chart for draw in drawn if (chart := draw(summary)) is not None]
+
+
+def _state(stage: Mapping[str, Any]) -> str:
+    if stage.get("client_limited"):
+        return "client"
+    return "growing" if stage.get("stable") is False else "steady"
+
+
+def _stages(summary: Mapping[str, Any], name: str) -> list[Mapping[str, Any]]:
+    """Stages with a positive figure ``name`` (a stage without any completion has no place on the axis)."""
+    return [s for s in summary.get("stages") or [] if (s.get(name) or 0) > 0]
+
+
+def _points(
+    stages: Sequence[Mapping[str, Any]], x: str, metric: str, percentile: str, label: str
+) -> list[dict[str, Any]]:
+    rows = []
+    for stage in stages:
+        held = stage.get(metric) or {}
+        value = held.get(percentile)
+        if value is None or value <= 0:
+            continue
+        bounds = interval(held.get("p99_ci"), seconds) if percentile == "p99" else None
+        text = f"{load_of(stage)}: {label} {seconds(value)}" + (f" ({bounds})" if bounds else "")
+        rows.append(
+            {"x": stage[x], "y": value, "text": text, "state": _state(stage), "ci": held.get("p99_ci")}
+        )
+    return rows
+
+
+def _beyond(stages: Sequence[Mapping[str, Any]], x: str) -> list[dict[str, Any]]:
+    """Stages whose TTFT p99 is infinite because of failed requests."""
+    rows = []
+    for stage in stages:
+        held = stage.get("ttft_from_schedule_s") or {}
+        reason = str(held.get("p99_reason") or "")
+        if held.get("p99") is None and reason.startswith("infinite"):
+            rows.append({"x": stage[x], "text": f"{load_of(stage)}: TTFT p99 {reason}"})
+    return rows
+
+
+def _limits(summary: Mapping[str, Any], metrics: tuple[str, ...]) -> list[tuple[float, str, str]]:
+    return [
+        (slo["limit_s"], str(slo["metric"]), str(slo["text"]))
+        for slo in summary.get("slos") or []
+        if slo.get("metric") in metrics and slo.get("limit_s")
+    ]
+
+
+def _latency_plot(
+    summary: Mapping[str, Any], stages: Sequence[Mapping[str, Any]], x: str, axis: Axis
+) -> tuple[Plot, list[Key]] | None:
+    """Latency percentiles over ``x`` with the SLO limits; None where no stage has a latency."""
+    series = [(label, colour, p, _points(stages, x, m, p, label)) for m, p, label, colour in SERIES]
+    limits = _limits(summary, ("ttft", "e2e"))
+    heights = [row["y"] for *_, rows in series for row in rows] + [limit for limit, *_ in limits]
+    heights += [b for *_, p, rows in series if p == "p99" for r in rows for b in r["ci"] or [] if b]
+    if not any(rows for *_, rows in series):
+        return None
+    plot = Plot(axis, seconds_axis("Latency from schedule", heights))
+    keys = []
+    for limit, colour, text in limits:
+        plot.y_rule(limit, colour, f"SLO {text}")
+        keys.append(Key(f"SLO {text}", colour, "dots"))
+    for label, colour, percentile, rows in series:
+        if not rows:
+            continue
+        p99 = percentile == "p99"
+        plot.line(rows, colour, None if p99 else DASHED)
+        if p99:
+            plot.bars_between(
+                [
+                    {"x": r["x"], "y": r["ci"][0], "y2": r["ci"][1]}
+                    for r in rows
+                    if r["ci"] and None not in r["ci"]
+                ],
+                colour,
+            )
+        for state, shape in SHAPES.items():
+            plot.points([r for r in rows if r["state"] == state], colour, shape, filled=p99)
+        keys.append(Key(label, colour, "line-dot" if p99 else "dash-ring"))
+    beyond = [{**row, "y": plot.y.high} for row in _beyond(stages, x)]
+    plot.points(beyond, "bad", "triangle-up")
+    keys += _state_keys(stages)
+    if beyond:
+        keys.append(Key("TTFT p99 infinite: failed requests", "bad", "triangle"))
+    return plot, keys
+
+
+def _state_keys(stages: Sequence[Mapping[str, Any]]) -> list[Key]:
+    seen = {_state(stage) for stage in stages}
+    return [Key(text, "muted", SHAPES[state]) for state, text in STATES.items() if state in seen]
+
+
+def _mark_capacity(
+    plot: Plot,
+    keys: list[Key],
+    knee: Sequence[float] | None,
+    value: float | None,
+    bounds: Any,
+    what: str,
+    unit: str,
+) -> None:
+    """The knee region and the capacity with its interval, as bands over x, and their legend."""
+    if interval(knee):
+        text = f"knee region {interval(knee)} {unit}"
+        plot.x_band(knee, "knee", text)
+        keys.append(Key(text, "knee", "band"))
+    if value is not None:
+        text = f"{what} {significant(value)} {unit}"
+        if interval(bounds):
+            text += f" ({interval(bounds)})"
+            plot.x_band(bounds, "usable", text)
+        plot.x_rule(value, "usable", text)
+        keys.append(Key(text, "usable", "rule-band"))
+
+
+def _capacity_title(capacity: Mapping[str, Any], figure: str, otherwise: str) -> str:
+    if capacity.get(figure) is None:
+        return otherwise
+    least = "at least " if capacity.get("crossing") == "lower_bound" else ""
+    if figure == "usable_rps":
+        return f"The SLOs hold up to {least}{significant(capacity[figure])} requests/s"
+    return f"The SLOs hold up to {least}{significant(capacity[figure])} requests in flight"
+
+
+def latency_by_rate(summary: Mapping[str, Any]) -> Chart | None:
+    """The latency-throughput curve, with the knee region and the usable rate."""
+    stages = _stages(summary, "achieved_rps")
+    capacity, knee = summary.get("capacity") or {}, summary.get("knee") or {}
+    bounds = [b for b in capacity.get("usable_rps_ci") or [] if b]
+    rates = [s["achieved_rps"] for s in stages] + bounds
+    made = _latency_plot(summary, stages, "achieved_rps", linear_axis("Achieved rate (requests/s)", rates))
+    if made is None:
+        return None
+    plot, keys = made
+    usable = capacity.get("usable_rps")
+    _mark_capacity(
+        plot, keys, knee.get("region_rps"), usable, capacity.get("usable_rps_ci"), "usable rate", "req/s"
+    )
+    title = _capacity_title(capacity, "usable_rps", "Latency against the achieved rate")
+    alt = (
+        f"Latency-throughput curve of {len(stages)} stages, latency on a logarithmic axis. {title}. "
+        + _ends(stages)
+    )
+    caption = "Bars on p99 are its interval. Past saturation the curve turns upwards: latency grows, the rate does not."
+    return Chart("latency-rate", title, alt, plot.spec(WIDE, 380), keys, caption, plot.spec(NARROW, 340))
+
+
+def _ends(stages: Sequence[Mapping[str, Any]]) -> str:
+    """First and last stage in words, for those who do not see the picture."""
+    said = []
+    for stage in (stages[0], stages[-1]):
+        held = stage.get("ttft_from_schedule_s") or {}
+        p50, p99 = (seconds(held[p]) if held.get(p) is not None else "unknown" for p in ("p50", "p99"))
+        said.append(f"At {load_of(stage)}, TTFT p50 {p50} and p99 {p99}.")
+    return " ".join(dict.fromkeys(said))
+
+
+def latency_by_concurrency(summary: Mapping[str, Any]) -> Chart | None:
+    """Latency against the mean number of requests in flight, with C_max."""
+    stages = _stages(summary, "concurrency")
+    capacity, knee = summary.get("capacity") or {}, summary.get("knee") or {}
+    levels = [s["concurrency"] for s in stages]
+    if not levels:
+        return None
+    c_max, bounds = capacity.get("c_max"), capacity.get("c_max_ci")
+    axis = log_axis("Requests in flight (mean)", levels + [b for b in [c_max, *(bounds or [])] if b])
+    made = _latency_plot(summary, stages, "concurrency", axis)
+    if made is None:
+        return None
+    plot, keys = made
+    _mark_capacity(plot, keys, knee.get("region"), c_max, bounds, "C_max", "in flight")
+    title = _capacity_title(capacity, "c_max", "Latency against requests in flight")
+    alt = f"Latency against requests in flight, both axes logarithmic. {title}. {_ends(stages)}"
+    return Chart("latency-concurrency", title, alt, plot.spec(NARROW, 290), keys)
+
+
+def achieved_by_offered(summary: Mapping[str, Any]) -> Chart | None:
+    """Achieved against offered rate of the open stages, with the diagonal."""
+    stages = [s for s in _stages(summary, "offered_rps") if s.get("achieved_rps") is not None]
+    if len(stages) < 2:
+        return None
+    top = [s["offered_rps"] for s in stages]
+    plot = Plot(linear_axis("Offered rate (requests/s)", top), linear_axis("Achieved rate (requests/s)", top))
+    _diagonal(plot)
+    rows = [
+        {"x": s["offered_rps"], "y": s["achieved_rps"], "state": _state(s),
+         "text": f"{load_of(s)} offered: {rate(s['achieved_rps'])} achieved"}
+        for s in stages
+    ]  # fmt: skip
+    _curve(plot, rows, "ttft")
+    title = _follows(stages)
+    keys = [Key("achieved = offered", "planned", "dash"), Key("achieved rate", "ttft", "line-dot")]
+    alt = f"Achieved against offered rate of {len(stages)} stages. {title}."
+    return Chart("achieved", title, alt, plot.spec(NARROW, 290), [*keys, *_state_keys(stages)])
+
+
+def _follows(stages: Sequence[Mapping[str, Any]]) -> str:
+    growing = [s["offered_rps"] for s in stages if s.get("stable") is False]
+    kept = [
+        s["offered_rps"] for s in stages if s.get("stable") and s["offered_rps"] < min(growing, default=1e300)
+    ]
+    if growing and kept:
+        return f"Keeps up with {exact(max(kept))} requests/s offered, not with {exact(min(growing))}"
+    if kept and len(kept) == len(stages):
+        return "The achieved rate follows every rate offered"
+    return "Achieved against offered rate"
+
+
+def _diagonal(plot: Plot) -> None:
+    end = min(plot.x.high, plot.y.high)
+    plot.line([{"x": 0, "y": 0}, {"x": end, "y": end}], "planned", DASHED, 1.5)
+
+
+def _curve(plot: Plot, rows: list[dict[str, Any]], colour: str) -> None:
+    plot.line(rows, colour)
+    for state, shape in SHAPES.items():
+        plot.points([r for r in rows if r["state"] == state], colour, shape)
+
+
+def goodput_by_load(summary: Mapping[str, Any]) -> Chart | None:
+    """Goodput against the offered rate (or the set concurrency), with the diagonal of an ideal server."""
+    known = [s for s in summary.get("stages") or [] if s.get("goodput_rps") is not None]
+    is_open = all(s.get("offered_rps") is not None for s in known)
+    x = "offered_rps" if is_open else "concurrency_set"
+    stages = [s for s in known if s.get(x) is not None]
+    if not stages:
+        return None
+    loads = [s[x] for s in stages]
+    goods = [s["goodput_rps"] for s in stages]
+    if is_open:
+        plot = Plot(
+            linear_axis("Offered rate (requests/s)", loads),
+            linear_axis("Goodput (requests/s)", [*loads, *goods]),
+        )
+        _diagonal(plot)
+    else:
+        plot = Plot(log_axis("Set concurrency (requests)", loads), linear_axis("Goodput (requests/s)", goods))
+    rows = [{"x": s[x], "y": s["goodput_rps"], "state": _state(s), "text": _goodput_text(s)} for s in stages]
+    peak = summary.get("goodput") or {}
+    title = "Goodput by load"
+    keys = [Key("goodput = offered", "planned", "dash")] if is_open else []
+    if peak.get("peak_rps"):
+        at = f", at {exact(peak['at_offered_rps'])} offered" if peak.get("at_offered_rps") is not None else ""
+        title = f"Goodput peaks at {significant(peak['peak_rps'])} requests/s{at}"
+    elif peak.get("peak_rps") == 0:
+        title = "No request met every SLO"
+    _curve(plot, rows, "good")
+    keys += [Key("goodput: requests that met every SLO", "good", "line-dot"), *_state_keys(stages)]
+    return Chart("goodput", title, f"{title}. {len(stages)} stages.", plot.spec(NARROW, 290), keys)
+
+
+def _goodput_text(stage: Mapping[str, Any]) -> str:
+    attained = stage.get("slo_attainment")
+    part = f", {share(attained)} of requests" if attained is not None else ""
+    return f"{load_of(stage)}: goodput {rate(stage['goodput_rps'])}{part}"
+
+
+def errors_by_stage(summary: Mapping[str, Any]) -> Chart | None:
+    """Failed requests of each stage, stacked by cause; None where nothing failed."""
+    import altair as alt  # noqa: PLC0415
+
+    stages = summary.get("stages") or []
+    causes = [c for c in COLOURS if any((s.get("errors") or {}).get(c) for s in stages)]
+    unknown = {c for s in stages for c, n in (s.get("errors") or {}).items() if n and c not in COLOURS}
+    if not causes and not unknown:
+        return None
+    rows, order = [], []
+    for stage in stages:
+        order.append(label := f"{load_of(stage)}")
+        start = 0
+        for cause in [*causes, *sorted(unknown)]:
+            n = (stage.get("errors") or {}).get(cause, 0)
+            text = f"{label}: {cause} {count(n)} of {count(stage.get('requests') or 0)} requests"
+            colour = light(cause if cause in COLOURS else "other_error")
+            rows.append({"stage": label, "x": start, "x2": start + n, "colour": colour, "text": text})
+            start += n
+    plot = alt.Chart(alt.Data(values=[r for r in rows if r["x2"] > r["x"]]))
+    bars = plot.mark_bar(height={"band": 0.66}).encode(
+        x=alt.X("x:Q", title="Failed requests", axis=alt.Axis(tickMinStep=1, format=",d", tickCount=6)),
+        x2="x2:Q",
+        y=alt.Y("stage:N", title=None, scale=alt.Scale(domain=list(dict.fromkeys(order)))),
+        color=alt.Color("colour:N", scale=None, legend=None),
+        description="text:N",
+    )
+    failed = sum(failures(s.get("errors")) for s in stages)
+    judged = sum(s.get("requests") or 0 for s in stages)
+    title = f"{count(failed)} of {count(judged)} requests failed"
+    spec = with_look(bars.properties(width=NARROW - 20, height=max(60, 30 * len(order))))
+    keys = [Key(c, c, "band") for c in causes] + [Key(c, "other_error", "band") for c in sorted(unknown)]
+    return Chart(
+        "errors", title, f"{title}, by stage and cause: {', '.join(k.label for k in keys)}.", spec, keys
+    )

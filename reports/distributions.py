@@ -1,0 +1,149 @@
+"""Distributions of a summary as charts: latency by percentile, and the lengths of inputs and outputs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from reports.figures import count, exact, load_of, seconds
+from reports.marks import NARROW, Axis, Chart, Key, Plot, log_axis, seconds_axis
+from reports.palette import STEPS
+
+PERCENTILE_TICKS = (1.0, 2.0, 10.0, 100.0, 1000.0)
+PERCENTILE_LABEL = (
+    "datum.value == 1 ? 'fastest' : datum.value == 2 ? 'p50' : datum.value == 10 ? 'p90' :"
+    " datum.value == 100 ? 'p99' : 'p99.9'"
+)
+LENGTH_PERCENTILES = ("p1", "p5", "p10", "p25", "p50", "p75", "p90", "p95", "p99")
+
+
+def ttft_percentiles(summary: Mapping[str, Any]) -> Chart | None:
+    """Quantile curves of the time to first token, one a stage."""
+    name = "ttft_from_schedule_s"
+    if not any((s.get("curves") or {}).get(name) for s in summary.get("stages") or []):
+        name = "ttft_s"
+    clock = ", from schedule" if name != "ttft_s" else ", from the start of the request"
+    return _quantile_chart(summary, name, "ttft", f"Time to first token by percentile{clock}", "TTFT")
+
+
+def itl_percentiles(summary: Mapping[str, Any]) -> Chart | None:
+    """Quantile curves of the inter-token latency, one a stage."""
+    return _quantile_chart(summary, "itl_s", "itl", "Inter-token latency by percentile, over gaps", "ITL")
+
+
+def _curve_of(stage: Mapping[str, Any], name: str) -> list[dict[str, Any]]:
+    """Points (x = 1/(1−q), y) of a quantile curve; infinite ones (null) and q = 1 are left out."""
+    held = (stage.get("curves") or {}).get(name) or {}
+    pairs = zip(held.get("q") or [], held.get("value") or [], strict=False)
+    return [
+        {"x": 1 / (1 - q), "y": v}
+        for q, v in pairs
+        if q is not None and q < 0.9995 and v is not None and v > 0
+    ]
+
+
+def chosen(stages: Sequence[Any], most: int = len(STEPS)) -> list[Any]:
+    """At most ``most`` of the stages, evenly spaced, the first and the last among them."""
+    if len(stages) <= most:
+        return list(stages)
+    return [stages[round(i * (len(stages) - 1) / (most - 1))] for i in range(most)]
+
+
+def _step_colour(place: int, of: int) -> str:
+    return STEPS[round(place * (len(STEPS) - 1) / max(1, of - 1))]
+
+
+def _quantile_chart(
+    summary: Mapping[str, Any], name: str, metric: str, title: str, short: str
+) -> Chart | None:
+    with_curve = [(s, curve) for s in summary.get("stages") or [] if (curve := _curve_of(s, name))]
+    drawn = chosen(with_curve)
+    if not drawn:
+        return None
+    limits = [s for s in summary.get("slos") or [] if s.get("metric") == metric and s.get("limit_s")]
+    heights = [p["y"] for _, curve in drawn for p in curve] + [s["limit_s"] for s in limits]
+    right = max(p["x"] for _, curve in drawn for p in curve)
+    x = Axis("Percentile", 1.0, max(right * 1.1, 120.0), True, PERCENTILE_LABEL, PERCENTILE_TICKS)
+    plot = Plot(x, seconds_axis(f"{short} (logarithmic)", heights))
+    keys = []
+    for slo in limits:
+        plot.y_rule(slo["limit_s"], "ink", f"SLO {slo['text']}")
+        plot.points(_target(slo, plot), "ink", "diamond", filled=False)
+        keys.append(Key(f"SLO {slo['text']}", "ink", "dots"))
+    for place, (stage, curve) in enumerate(drawn):
+        colour = _step_colour(place, len(drawn))
+        growing = stage.get("stable") is False
+        plot.line(curve, colour, [5, 3] if growing else None, 1.9)
+        keys.append(
+            Key(load_of(stage) + (", not steady" if growing else ""), colour, "dash" if growing else "line")
+        )
+    caption = "The axis widens the slow tail: p50, p90, p99 and p99.9 lie equally far apart from p90 on."
+    if len(drawn) < len(with_curve):
+        caption += f" {len(drawn)} of {len(with_curve)} stages are drawn."
+    alt = f"{title}, {len(drawn)} stages, latency on a logarithmic axis."
+    return Chart(f"{metric}-percentiles", title, alt, plot.spec(NARROW, 290), keys, caption)
+
+
+def _target(slo: Mapping[str, Any], plot: Plot) -> list[dict[str, Any]]:
+    """The point that a curve must pass below: the SLO's own percentile at its limit."""
+    quantile = slo.get("quantile")
+    if quantile is None or not quantile < 1 or 1 / (1 - quantile) > plot.x.high:
+        return []
+    text = f"SLO {slo['text']}: at most {seconds(slo['limit_s'])} at p{exact(100 * quantile)}"
+    return [{"x": 1 / (1 - quantile), "y": slo["limit_s"], "text": text}]
+
+
+def input_lengths(summary: Mapping[str, Any]) -> Chart | None:
+    """Input tokens: planned against what the server counted."""
+    return _length_chart(summary, "input_tokens", "sent", "Input lengths", "counted by the server")
+
+
+def output_lengths(summary: Mapping[str, Any]) -> Chart | None:
+    """Output tokens: planned against received."""
+    return _length_chart(summary, "output_tokens", "received", "Output lengths", "received")
+
+
+def _length_chart(
+    summary: Mapping[str, Any], group: str, side: str, what: str, realised: str
+) -> Chart | None:
+    held = ((summary.get("workload") or {}).get("realised") or {}).get(group) or {}
+    sides = [("planned", held.get("planned") or {}, "planned"), (realised, held.get(side) or {}, "ttft")]
+    rows = {label: _length_rows(lengths, label) for label, lengths, _ in sides}
+    tokens = [row["x"] for found in rows.values() for row in found]
+    if not tokens:
+        return None
+    names = [name for name in LENGTH_PERCENTILES if any(r["name"] == name for f in rows.values() for r in f)]
+    labels = " : ".join(f"datum.value == {i} ? '{n}'" for i, n in enumerate(LENGTH_PERCENTILES)) + " : ''"
+    y = Axis(
+        "Percentile of requests",
+        -0.4,
+        len(LENGTH_PERCENTILES) - 0.6,
+        False,
+        labels,
+        range(len(LENGTH_PERCENTILES)),
+    )
+    plot = Plot(log_axis(f"{what.split()[0]} tokens (logarithmic)", tokens), y)
+    keys = []
+    for label, lengths, colour in sides:
+        planned = label == "planned"
+        plot.line(rows[label], colour, [5, 4] if planned else None)
+        if rows[label]:
+            plot.points(rows[label], colour, filled=not planned)
+            n = f", {count(lengths['n'])} requests" if lengths.get("n") else ""
+            keys.append(Key(label + n, colour, "dash-ring" if planned else "line-dot"))
+    title = f"{what}: planned and {realised}" if rows[realised] else f"{what}: planned, none {realised}"
+    medians = [
+        f"{label} p50 {count(lengths['p50'])}"
+        for label, lengths, _ in sides
+        if lengths.get("p50") is not None
+    ]
+    alt = f"{title}, {len(names)} percentiles of tokens a request: {', '.join(medians)}."
+    return Chart(group.replace("_", "-"), title, alt, plot.spec(NARROW, 260), keys)
+
+
+def _length_rows(lengths: Mapping[str, Any], label: str) -> list[dict[str, Any]]:
+    return [
+        {"x": lengths[name], "y": i, "name": name, "text": f"{label}: {name} {count(lengths[name])} tokens"}
+        for i, name in enumerate(LENGTH_PERCENTILES)
+        if lengths.get(name)
+    ]

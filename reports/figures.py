@@ -1,0 +1,89 @@
+"""Numbers as people read them: three significant digits, a unit, and a dash with a reason for null."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+DASH = "–"
+NO_REASON = "not known"
+
+
+def significant(value: float, digits: int = 3) -> str:
+    """``value`` to ``digits`` significant digits without an exponent; whole parts are kept whole."""
+    if value == 0:
+        return "0"
+    rounded = float(f"{value:.{digits - 1}e}")
+    magnitude = math.floor(math.log10(abs(rounded)))
+    if magnitude >= digits:
+        return f"{value:,.0f}"
+    return f"{rounded:,.{max(0, digits - 1 - magnitude)}f}"
+
+
+def exact(value: float) -> str:
+    """A value that was set, not measured: no trailing zeros (4.0 is '4', 2.5 is '2.5')."""
+    text = significant(value, 4)
+    return text.rstrip("0").rstrip(".") if "." in text else text
+
+
+def seconds(value: float) -> str:
+    """A duration with the unit that suits it: µs, ms or s."""
+    size = abs(value)
+    if size == 0:
+        return "0 s"
+    if size < 0.9995e-3:
+        return f"{significant(value * 1e6)} µs"
+    return f"{significant(value * 1e3)} ms" if size < 0.9995 else f"{significant(value)} s"
+
+
+def rate(value: float) -> str:
+    return f"{significant(value)} req/s"
+
+
+def share(value: float) -> str:
+    """A fraction as per cent; what is not 100 % is never rounded up to it."""
+    per_cent = 100 * value
+    if 99.9 <= per_cent < 100:
+        return f"{math.floor(per_cent * 1000) / 1000:.3f}%"
+    return "100%" if per_cent == 100 else f"{significant(per_cent)}%"
+
+
+def count(value: float) -> str:
+    return f"{value:,.0f}"
+
+
+def interval(bounds: Sequence[float | None] | None, text: Any = significant) -> str | None:
+    """'6.00 to 7.00'; a side that is not known is said so; None where there is no interval."""
+    if bounds is None or len(bounds) != 2:
+        return None
+    low, high = bounds
+    if low is None and high is None:
+        return None
+    if low is None:
+        return f"up to {text(high)}"
+    return f"from {text(low)}, no upper bound" if high is None else f"{text(low)} to {text(high)}"
+
+
+def reason_of(holder: Mapping[str, Any] | None, name: str) -> str:
+    """Why the figure ``name`` of ``holder`` is null: ``<name>_reason``, else the holder's ``reason``."""
+    held = holder or {}
+    return str(held.get(f"{name}_reason") or held.get("reason") or NO_REASON)
+
+
+def load_of(stage: Mapping[str, Any]) -> str:
+    """The load of a stage in words: what was offered, or the set concurrency."""
+    if stage.get("offered_rps") is not None:
+        return f"{exact(stage['offered_rps'])} req/s"
+    if stage.get("concurrency_set") is not None:
+        return f"{exact(stage['concurrency_set'])} in flight"
+    return f"stage {stage.get('index', '?')}"
+
+
+def printable(text: str) -> str:
+    """``text`` without control characters, which could drive a terminal."""
+    return "".join(c if c.isprintable() or c == "\n" else "\N{REPLACEMENT CHARACTER}" for c in text)
+
+
+def failures(errors: Mapping[str, int] | None) -> int:
+    return sum((errors or {}).values())

@@ -1,0 +1,163 @@
+"""The key figures of a summary, each as a line of words: value, interval, and what it rests on."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from reports.figures import DASH, count, exact, interval, rate, reason_of, seconds, share, significant
+
+CROSSING = {
+    "measured": "a stage was measured at this load",
+    "interpolated": "interpolated between the stages on both sides of the limit",
+    "lower_bound": "a lower bound: no stage broke the SLO",
+    "none": "no stage met the SLO",
+}
+METHODS = {"p99_p50_divergence": "p99/p50 divergence", "kneedle": "Kneedle"}
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One key figure. ``value`` is a dash where the figure is null; ``note`` then holds the reason."""
+
+    label: str
+    value: str
+    interval: str | None
+    note: str
+    state: str = ""  # good | bad | unsure, or empty
+
+
+def findings(summary: Mapping[str, Any]) -> list[Finding]:
+    return [
+        _usable_rate(summary),
+        _c_max(summary),
+        _knee(summary.get("knee") or {}),
+        _gap(summary.get("littles_law") or {}),
+        _goodput(summary.get("goodput") or {}),
+        _fleet(summary.get("fleet") or {}),
+        _client(summary.get("audit") or {}),
+    ]
+
+
+def _sentence(*parts: str | None) -> str:
+    return "; ".join(part.strip().rstrip(".") for part in parts if part)
+
+
+def _bound(capacity: Mapping[str, Any]) -> str:
+    return "at least " if capacity.get("crossing") == "lower_bound" else ""
+
+
+def _usable_rate(summary: Mapping[str, Any]) -> Finding:
+    held = summary.get("capacity") or {}
+    if held.get("usable_rps") is None:
+        return Finding("Usable rate", DASH, None, reason_of(held, "usable_rps"))
+    binding = f"bound by {held['binding_slo']}" if held.get("binding_slo") else None
+    note = _sentence(binding, CROSSING.get(str(held.get("crossing"))), held.get("assumption"))
+    bounds = interval(held.get("usable_rps_ci"))
+    return Finding("Usable rate", _bound(held) + rate(held["usable_rps"]), bounds and f"{bounds} req/s", note)
+
+
+def _c_max(summary: Mapping[str, Any]) -> Finding:
+    held = summary.get("capacity") or {}
+    if held.get("c_max") is None:
+        return Finding("C_max", DASH, None, reason_of(held, "c_max"))
+    basis = {
+        "open": "open loop: mean concurrency at the usable rate",
+        "closed": "closed loop: the set concurrency",
+    }.get(str(held.get("c_max_basis")), f"basis: {held.get('c_max_basis')}")
+    bounds = interval(held.get("c_max_ci"))
+    value = f"{_bound(held)}{significant(held['c_max'])} in flight"
+    return Finding("C_max", value, bounds and f"{bounds} in flight", basis)
+
+
+def _knee(knee: Mapping[str, Any]) -> Finding:
+    if knee.get("rps") is None and knee.get("concurrency") is None:
+        return Finding("Knee", DASH, None, reason_of(knee, "concurrency"))
+    concurrency, rps = knee.get("concurrency"), knee.get("rps")
+    at = [] if concurrency is None else [f"{significant(concurrency)} in flight"]
+    at += [] if rps is None else [rate(rps)]
+    spans = [(knee.get("region"), "in flight"), (knee.get("region_rps"), "req/s")]
+    region = ", ".join(f"{interval(span)} {unit}" for span, unit in spans if interval(span))
+    methods = [_method(name, found) for name, found in (knee.get("methods") or {}).items()]
+    moves = "a region, not a limit: it moves with the loads that were swept"
+    return Finding("Knee", " at ".join(at), region or None, _sentence(*methods, moves))
+
+
+def _method(name: str, found: Mapping[str, Any]) -> str:
+    label = METHODS.get(name, name.replace("_", " "))
+    if found.get("concurrency") is None:
+        return f"{label}: {reason_of(found, 'concurrency')}"
+    return f"{label}: {significant(found['concurrency'])} in flight"
+
+
+def _gap(law: Mapping[str, Any]) -> Finding:
+    label = "Little's Law gap"
+    if law.get("gap") is None:
+        return Finding(label, DASH, None, reason_of(law, "gap"))
+    verdict, state = {
+        True: ("the load is representative", "good"),
+        False: ("not representative: above 2", "bad"),
+        None: ("representative: cannot be said", "unsure"),
+    }[law.get("representative")]
+    ceiling = None
+    if law.get("ceiling_rps") is not None and law.get("limit_s") is not None:
+        metric = str(law.get("limit_metric") or "latency").upper()
+        ceiling = f"ceiling {rate(law['ceiling_rps'])} = C_max ÷ {metric} limit {exact(law['limit_s'])} s"
+    consistency = None
+    if law.get("consistency") is not None:
+        consistency = f"L ÷ λW is {significant(law['consistency'])}"
+    return Finding(
+        label,
+        significant(law["gap"]),
+        None,
+        _sentence(verdict, law.get("reason"), ceiling, consistency),
+        state,
+    )
+
+
+def _goodput(goodput: Mapping[str, Any]) -> Finding:
+    if goodput.get("peak_rps") is None:
+        return Finding("Goodput peak", DASH, None, reason_of(goodput, "peak_rps"))
+    at = goodput.get("at_offered_rps")
+    note = _sentence(
+        f"at {exact(at)} req/s offered" if at is not None else None, "requests that met every SLO"
+    )
+    return Finding("Goodput peak", rate(goodput["peak_rps"]), None, note)
+
+
+def _fleet(fleet: Mapping[str, Any]) -> Finding:
+    if fleet.get("instances") is None:
+        return Finding("Fleet", DASH, None, reason_of(fleet, "instances"))
+    gpus = f", {count(fleet['gpus'])} GPUs" if fleet.get("gpus") is not None else ""
+    sized = [f"for a peak of {exact(fleet['peak_rps'])} req/s" if fleet.get("peak_rps") is not None else None]
+    if fleet.get("instances_before_safety") is not None and fleet.get("safety_factor") is not None:
+        sized.append(
+            f"{count(fleet['instances_before_safety'])} instances × safety {exact(fleet['safety_factor'])}"
+        )
+    if fleet.get("tensor_parallel") is not None:
+        sized.append(f"{count(fleet['tensor_parallel'])} GPUs an instance")
+    if fleet.get("one_replica_down") is not None:
+        sized.append(f"{count(fleet['one_replica_down'])} instances bear the loss of one")
+    cost = fleet.get("cost_per_million_output_tokens")
+    if cost is not None:
+        sized.append(f"${cost:,.2f} for a million output tokens")
+    return Finding("Fleet", f"{count(fleet['instances'])} instances{gpus}", None, _sentence(*sized))
+
+
+def _client(audit: Mapping[str, Any]) -> Finding:
+    limited = audit.get("client_limited")
+    facts = []
+    if audit.get("slip_p99_s") is not None:
+        facts.append(f"p99 of its own lateness {seconds(audit['slip_p99_s'])}")
+    if audit.get("loop_lag_p99_s") is not None:
+        facts.append(f"loop lag p99 {seconds(audit['loop_lag_p99_s'])}")
+    if audit.get("cpu_fraction") is not None:
+        facts.append(f"CPU {share(audit['cpu_fraction'])}")
+    if limited is None:
+        return Finding("Load generator", DASH, None, _sentence(reason_of(audit, "client_limited"), *facts))
+    if not limited:
+        return Finding("Load generator", "kept up", None, _sentence(*facts), "good")
+    stages = ", ".join(str(index) for index in audit.get("client_limited_stages") or [])
+    what = f"stages {stages} are no findings" if stages else "its stages are no findings"
+    return Finding("Load generator", "was the limit", None, _sentence(what, *facts), "bad")

@@ -1,0 +1,198 @@
+"""The parts that charts are made of: what a chart is, its axes, and its layers (lines, points, bands, rules).
+
+Charts carry no legend and no title of their own: the page sets both as text, which wraps, can be read out
+and is legible in every theme. Every figure a mark shows is in its description (the page makes it a tooltip).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from reports.palette import light
+
+FONT = "Helvetica Neue, Helvetica, Arial, Liberation Sans, sans-serif"
+WIDE, NARROW = 980, 420  # pixels of the plot itself
+SECONDS_LABEL = (
+    "datum.value < 1e-3 ? format(datum.value * 1e6, '.3~r') + ' µs' : datum.value < 1 ?"
+    " format(datum.value * 1e3, '.3~r') + ' ms' : format(datum.value, ',.3~r') + ' s'"
+)
+
+
+@dataclass(frozen=True)
+class Key:
+    """An entry of a chart's legend. ``shape`` is line, dash, dot, ring, band, or the name of a symbol."""
+
+    label: str
+    colour: str
+    shape: str = "line"
+
+
+@dataclass(frozen=True)
+class Chart:
+    """A Vega-Lite ``spec`` with its words: ``title`` says what is seen, ``alt`` says it to a reader's ear."""
+
+    name: str
+    title: str
+    alt: str
+    spec: dict[str, Any]
+    keys: list[Key] = field(default_factory=list)
+    caption: str = ""
+    narrow_spec: dict[str, Any] | None = None  # the same picture for small screens
+
+
+@dataclass(frozen=True)
+class Axis:
+    """One axis: ``log`` scales need a positive ``low``. ``labels`` is a Vega expression, or None for numbers."""
+
+    title: str
+    low: float
+    high: float
+    log: bool = False
+    labels: str | None = None
+    ticks: Sequence[float] | None = None
+
+
+def log_ticks(low: float, high: float) -> list[float]:
+    """1, 2, 5 times powers of ten within [low, high]; only the powers where that would be too many."""
+    decades = range(math.floor(math.log10(low)) - 1, math.ceil(math.log10(high)) + 1)
+    for steps in ((1, 2, 5), (1,)):
+        ticks = [float(f"{m}e{k}") for k in decades for m in steps if low <= float(f"{m}e{k}") <= high]
+        if len(ticks) <= 10:
+            break
+    return ticks
+
+
+def log_axis(title: str, values: Sequence[float], labels: str | None = None) -> Axis:
+    """A logarithmic axis with some air around the positive ones of ``values``."""
+    positive = [v for v in values if v > 0] or [1.0]
+    low, high = min(positive) / 1.25, max(positive) * 1.25
+    if high / low < 4:
+        low, high = low / 1.5, high * 1.5
+    return Axis(title, low, high, True, labels, log_ticks(low, high))
+
+
+def linear_axis(title: str, values: Sequence[float]) -> Axis:
+    """A linear axis from 0 to a little past the largest of ``values``."""
+    return Axis(title, 0.0, 1.06 * (max(values, default=0.0) or 1.0))
+
+
+def seconds_axis(title: str, values: Sequence[float]) -> Axis:
+    return log_axis(title, values, SECONDS_LABEL)
+
+
+def _encoded(channel: Any, name: str, axis: Axis) -> Any:
+    import altair as alt  # noqa: PLC0415
+
+    scale = alt.Scale(
+        type="log" if axis.log else "linear", domain=[axis.low, axis.high], nice=False, zero=False
+    )
+    options: dict[str, Any] = (
+        {"labelExpr": axis.labels} if axis.labels else {"format": "~r" if axis.log else "~g"}
+    )
+    if axis.ticks is not None:
+        options["values"] = list(axis.ticks)
+    else:
+        options["tickCount"] = 7
+    return channel(f"{name}:Q", title=axis.title, scale=scale, axis=alt.Axis(**options))
+
+
+class Plot:
+    """Layers over one pair of axes, drawn in the order in which they are added."""
+
+    def __init__(self, x: Axis, y: Axis) -> None:
+        self.x, self.y = x, y
+        self._layers: list[Any] = []
+
+    def _chart(self, rows: list[dict[str, Any]]) -> Any:
+        import altair as alt  # noqa: PLC0415
+
+        return alt.Chart(alt.Data(values=rows))
+
+    def _xy(self) -> dict[str, Any]:
+        import altair as alt  # noqa: PLC0415
+
+        return {"x": _encoded(alt.X, "x", self.x), "y": _encoded(alt.Y, "y", self.y)}
+
+    def line(
+        self, rows: list[dict[str, Any]], colour: str, dash: list[int] | None = None, width: float = 2
+    ) -> None:
+        """A line through ``rows`` (x, y) in their own order."""
+        if len(rows) < 2:
+            return
+        rows = [{"x": r["x"], "y": r["y"], "order": i} for i, r in enumerate(rows)]
+        look = {"strokeDash": dash} if dash else {}
+        mark = self._chart(rows).mark_line(
+            color=light(colour), strokeWidth=width, strokeJoin="round", clip=True, aria=False, **look
+        )
+        self._layers.append(mark.encode(**self._xy(), order="order:Q"))
+
+    def points(
+        self, rows: list[dict[str, Any]], colour: str, shape: str = "circle", filled: bool = True
+    ) -> None:
+        """A symbol at each of ``rows`` (x, y, text); ``text`` is its tooltip."""
+        if not rows:
+            return
+        mark = self._chart(rows).mark_point(
+            color=light(colour), shape=shape, filled=filled, size=52, opacity=1, strokeWidth=1.8
+        )
+        self._layers.append(mark.encode(**self._xy(), description="text:N"))
+
+    def bars_between(self, rows: list[dict[str, Any]], colour: str) -> None:
+        """Vertical intervals: ``rows`` hold x, y and y2."""
+        if not rows:
+            return
+        mark = self._chart(rows).mark_rule(
+            color=light(colour), strokeWidth=1.4, opacity=0.75, clip=True, aria=False
+        )
+        self._layers.append(mark.encode(**self._xy(), y2="y2:Q"))
+
+    def x_band(self, bounds: Sequence[float | None] | None, colour: str, text: str) -> None:
+        """A vertical band; a side that is open reaches to the edge of the plot."""
+        if not bounds or len(bounds) != 2 or (bounds[0] is None and bounds[1] is None):
+            return
+        low = self.x.low if bounds[0] is None else max(bounds[0], self.x.low)
+        high = self.x.high if bounds[1] is None else min(bounds[1], self.x.high)
+        rows = [{"x": low, "x2": high, "y": self.y.low, "y2": self.y.high, "text": text}]
+        mark = self._chart(rows).mark_rect(color=light(colour), opacity=0.17)
+        self._layers.append(mark.encode(**self._xy(), x2="x2:Q", y2="y2:Q", description="text:N"))
+
+    def x_rule(self, value: float | None, colour: str, text: str) -> None:
+        """A vertical line through the whole plot."""
+        if value is None or not self.x.low <= value <= self.x.high:
+            return
+        rows = [{"x": value, "y": self.y.low, "y2": self.y.high, "text": text}]
+        mark = self._chart(rows).mark_rule(color=light(colour), strokeWidth=2)
+        self._layers.append(mark.encode(**self._xy(), y2="y2:Q", description="text:N"))
+
+    def y_rule(self, value: float | None, colour: str, text: str) -> None:
+        """A horizontal dashed line through the whole plot: a limit."""
+        if value is None or not self.y.low <= value <= self.y.high:
+            return
+        rows = [{"x": self.x.low, "x2": self.x.high, "y": value, "text": text}]
+        mark = self._chart(rows).mark_rule(color=light(colour), strokeWidth=1.8, strokeDash=[2, 3])
+        self._layers.append(mark.encode(**self._xy(), x2="x2:Q", description="text:N"))
+
+    def spec(self, width: int, height: int) -> dict[str, Any]:
+        """The Vega-Lite spec of all layers."""
+        import altair as alt  # noqa: PLC0415
+
+        layers = self._layers or [self._chart([]).mark_point().encode(**self._xy())]
+        return with_look(alt.layer(*layers).properties(width=width, height=height))
+
+
+def with_look(chart: Any) -> dict[str, Any]:
+    """``chart`` as a spec with the report's type and lines."""
+    words = {"labelFont": FONT, "titleFont": FONT, "labelFontSize": 12, "titleFontSize": 12.5}
+    axis = {
+        **words, "labelColor": light("muted"), "titleColor": light("ink"), "titleFontWeight": "normal",
+        "titlePadding": 10, "labelPadding": 5, "gridColor": light("grid"), "domainColor": light("axis"),
+        "tickColor": light("axis"), "tickSize": 4, "labelOverlap": "greedy", "labelFlush": False,
+    }  # fmt: skip
+    spec: dict[str, Any] = chart.to_dict()
+    spec["config"] = {
+        "background": None, "view": {"stroke": None}, "axis": axis, "padding": 4, "font": FONT,
+    }  # fmt: skip
+    return spec
