@@ -1,0 +1,128 @@
+"""Counting tokens as a model's vocabulary does, without ever hanging on a missing network."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import tempfile
+import threading
+from pathlib import Path
+from typing import Any, Protocol
+
+from workloads.errors import WorkloadError
+
+TIKTOKEN_ENCODINGS = ("cl100k_base", "o200k_base")
+
+
+class Tokenizer(Protocol):
+    """What the prompt maker needs of a tokenizer."""
+
+    @property
+    def name(self) -> str:
+        """As it was asked for."""
+
+    def count(self, text: str) -> int:
+        """Tokens of ``text`` alone, without special tokens."""
+
+
+class WordsTokenizer:
+    """No vocabulary at all: a token is a word. True for our own words in the vocabularies that we test."""
+
+    name = "words"
+
+    def count(self, text: str) -> int:
+        """Words of ``text``."""
+        return len(text.split())
+
+
+class TiktokenTokenizer:
+    """A vocabulary of tiktoken."""
+
+    def __init__(self, encoding: Any) -> None:
+        self.name: str = encoding.name
+        self._encode = encoding.encode_ordinary
+
+    def count(self, text: str) -> int:
+        """Tokens of ``text``; the text of a special token counts as ordinary text."""
+        return len(self._encode(text))
+
+
+class HuggingFaceTokenizer:
+    """A local tokenizer.json."""
+
+    def __init__(self, name: str, tokenizer: Any) -> None:
+        self.name = name
+        tokenizer.no_truncation()  # some files cut at 128 tokens, and pad up to it
+        tokenizer.no_padding()
+        self._encode = tokenizer.encode
+
+    def count(self, text: str) -> int:
+        """Tokens of ``text``, without those that the model's template adds."""
+        return len(self._encode(text, add_special_tokens=False))
+
+
+def load_tokenizer(name: str, *, timeout_s: float = 20) -> Tokenizer:
+    """``words``, ``cl100k_base``, ``o200k_base`` or ``hf:PATH`` (a tokenizer.json or its folder).
+
+    Takes up to half a second, so never call it while a stage runs; a download is given up after
+    ``timeout_s`` seconds. Raises WorkloadError with one line.
+    """
+    if name == "words":
+        return WordsTokenizer()
+    if name in TIKTOKEN_ENCODINGS:
+        return TiktokenTokenizer(_load_encoding(name, timeout_s))
+    if name.startswith("hf:"):
+        return _load_hugging_face(name)
+    raise WorkloadError(
+        f"tokenizer {name!r} is not known: use words, {', '.join(TIKTOKEN_ENCODINGS)} or hf:PATH"
+    )
+
+
+def _load_encoding(name: str, timeout_s: float) -> Any:
+    """tiktoken downloads a missing vocabulary with no time limit of its own: wait in a thread, and no longer."""
+    tiktoken = importlib.import_module("tiktoken")
+    result: list[Any] = []
+    failure: list[Exception] = []
+
+    def load() -> None:
+        try:
+            result.append(tiktoken.get_encoding(name))
+        except Exception as error:  # requests, OSError, ValueError of a broken file: all mean the same here
+            failure.append(error)
+
+    thread = threading.Thread(target=load, name=f"load-{name}", daemon=True)
+    thread.start()
+    thread.join(timeout_s)
+    if result:
+        return result[0]
+    reason = type(failure[0]).__name__ if failure else f"no answer within {timeout_s:g} s"
+    raise WorkloadError(
+        f"tokenizer {name} is not in the cache folder {_cache_folder()} and cannot be fetched ({reason}): load it once "
+        f"where there is a network and copy that folder, set TIKTOKEN_CACHE_DIR, or use the tokenizer words"
+    )
+
+
+def _cache_folder() -> str:
+    for variable in ("TIKTOKEN_CACHE_DIR", "DATA_GYM_CACHE_DIR"):
+        if variable in os.environ:
+            return os.environ[variable] or "(none: the cache is switched off)"
+    return str(Path(tempfile.gettempdir()) / "data-gym-cache")
+
+
+def _load_hugging_face(name: str) -> HuggingFaceTokenizer:
+    path = Path(name.removeprefix("hf:")).expanduser()
+    if path.is_dir():
+        path = path / "tokenizer.json"
+    if not path.is_file():
+        raise WorkloadError(
+            f"tokenizer {name}: there is no file {path}: give a tokenizer.json or the folder that has it"
+        )
+    try:
+        library = importlib.import_module("tokenizers")
+    except ImportError:
+        raise WorkloadError(f"tokenizer {name} needs the extra hf: install 'ampacity[hf]'") from None
+    try:
+        return HuggingFaceTokenizer(name, library.Tokenizer.from_file(str(path)))
+    except Exception as error:  # the library raises plain Exception
+        reason = str(error).splitlines()[0][:120] if str(error) else type(error).__name__
+        raise WorkloadError(f"tokenizer {name}: {path} is no tokenizer.json: {reason}") from None
