@@ -306,7 +306,7 @@ def _goodput_text(stage: Mapping[str, Any]) -> str:
 
 def errors_by_stage(summary: Mapping[str, Any]) -> Chart | None:
     """Failed requests of each stage, stacked by cause; None where nothing failed."""
-    import altair as alt  # noqa: PLC0415
+    import altair as alt
 
     stages = summary.get("stages") or []
     causes = [c for c in COLOURS if any((s.get("errors") or {}).get(c) for s in stages)]
@@ -323,7 +323,7 @@ def errors_by_stage(summary: Mapping[str, Any]) -> Chart | None:
             colour = light(cause if cause in COLOURS else "other_error")
             rows.append({"stage": label, "x": start, "x2": start + n, "colour": colour, "text": text})
             start += n
-    plot = alt.Chart(alt.Data(values=[r for r in rows if r["x2"] > r["x"]]))
+    plot = alt.Chart(alt.InlineData(values=[r for r in rows if r["x2"] > r["x"]]))
     bars = plot.mark_bar(height={"band": 0.66}).encode(
         x=alt.X("x:Q", title="Failed requests", axis=alt.Axis(tickMinStep=1, format=",d", tickCount=6)),
         x2="x2:Q",

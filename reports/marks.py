@@ -84,7 +84,7 @@ def seconds_axis(title: str, values: Sequence[float]) -> Axis:
 
 
 def _encoded(channel: Any, name: str, axis: Axis) -> Any:
-    import altair as alt  # noqa: PLC0415
+    import altair as alt
 
     scale = alt.Scale(
         type="log" if axis.log else "linear", domain=[axis.low, axis.high], nice=False, zero=False
@@ -107,12 +107,12 @@ class Plot:
         self._layers: list[Any] = []
 
     def _chart(self, rows: list[dict[str, Any]]) -> Any:
-        import altair as alt  # noqa: PLC0415
+        import altair as alt
 
-        return alt.Chart(alt.Data(values=rows))
+        return alt.Chart(alt.InlineData(values=rows))
 
     def _xy(self) -> dict[str, Any]:
-        import altair as alt  # noqa: PLC0415
+        import altair as alt
 
         return {"x": _encoded(alt.X, "x", self.x), "y": _encoded(alt.Y, "y", self.y)}
 
@@ -177,7 +177,7 @@ class Plot:
 
     def spec(self, width: int, height: int) -> dict[str, Any]:
         """The Vega-Lite spec of all layers."""
-        import altair as alt  # noqa: PLC0415
+        import altair as alt
 
         layers = self._layers or [self._chart([]).mark_point().encode(**self._xy())]
         return with_look(alt.layer(*layers).properties(width=width, height=height))

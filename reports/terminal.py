@@ -48,7 +48,7 @@ def _state_lines(summary: Mapping[str, Any]) -> list[str]:
 
 
 def _text(text: str, style: str = "") -> Text:
-    from rich.text import Text  # noqa: PLC0415
+    from rich.text import Text
 
     return Text(printable(text), style=style)
 
@@ -59,7 +59,7 @@ def _print(console: Console, text: str, style: str = "") -> None:
 
 def _print_entry(console: Console, label: str, value: str, note: str, style: str) -> None:
     """A label and its value, the note below it, both wrapped beside the label."""
-    from rich.table import Table as Grid  # noqa: PLC0415
+    from rich.table import Table as Grid
 
     grid = Grid.grid(padding=(0, GAP, 0, 0))
     grid.add_column(width=16, no_wrap=True)
@@ -76,7 +76,7 @@ def _raised(number: int) -> str:
 
 
 def _widths(table: Table) -> list[int]:
-    from rich.cells import cell_len  # noqa: PLC0415
+    from rich.cells import cell_len
 
     def width(cell: Cell) -> int:
         return cell_len(printable(cell.text)) + (len(str(cell.note)) if cell.note else 0)
@@ -96,7 +96,7 @@ def _kept(columns: list[Column], widths: list[int], room: int) -> list[int]:
 
 
 def _print_stages(console: Console, table: Table) -> None:
-    from rich.table import Table as Grid  # noqa: PLC0415
+    from rich.table import Table as Grid
 
     kept = _kept(table.columns, _widths(table), console.width)
     grid = Grid(box=None, padding=(0, GAP, 0, 0), pad_edge=False, show_edge=False, header_style="bold")

@@ -1,0 +1,202 @@
+"""The report as one HTML file that needs no network: static SVG, CSS and the summary itself.
+
+Static SVG (10 to 30 kB a chart) was chosen over Vega's JavaScript (0.9 MB a file, seconds of start-up):
+it opens at once and in years, prints, needs no script (the page forbids any) and keeps tooltips.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+from collections.abc import Mapping
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from reports.charts import charts
+from reports.figures import count, exact, failures, share, significant
+from reports.findings import findings
+from reports.marks import Chart
+from reports.palette import style_sheet
+from reports.svg import to_svg
+from reports.tables import all_percentiles, lengths_table, slo_table, stages_table, windows_table
+
+NOT_GIVEN = "not given"
+STATUS_WORDS = {
+    "running": "The run was still going, or was killed, when this report was written.",
+    "interrupted": "The run was interrupted.",
+    "budget": "The run ended at its budget.",
+    "aborted": "The run was aborted.",
+}
+
+
+def render_report(summary: dict[str, Any], meta: dict[str, Any]) -> str:
+    """The whole page. ``summary`` is summary.json, ``meta`` is run.json; both are shown escaped."""
+    drawn = {chart.name: _figure(chart) for chart in charts(summary)}
+    page: str = _template().render(
+        summary=summary,
+        meta=meta,
+        title=f"{meta.get('name') or 'run'} – ampacity",
+        style=style_sheet(),
+        partial=partial_reason(summary, meta),
+        findings=findings(summary),
+        figures=drawn,
+        stages=stages_table(summary),
+        slos=slo_table(summary),
+        percentiles=all_percentiles(summary),
+        lengths=lengths_table(summary),
+        windows=windows_table(summary, meta),
+        itl_reason=_itl_reason(summary),
+        errors=_errors_sentence(summary),
+        workload=_workload_facts(summary),
+        provenance=_provenance(meta),
+        embedded=embedded_json(summary),
+    )
+    return page
+
+
+def write_report(path: Path, summary: dict[str, Any], meta: dict[str, Any]) -> Path:
+    """Write the report to ``path``; a reader sees the old file or the whole new one. Returns ``path``."""
+    page = render_report(summary, meta)
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    temporary.write_text(page, encoding="utf-8")
+    temporary.replace(path)
+    return path
+
+
+def partial_reason(summary: Mapping[str, Any], meta: Mapping[str, Any]) -> str | None:
+    """Why the run is not whole, in a line; None for a complete run."""
+    status = meta.get("status", "complete")
+    said = summary.get("partial") or meta.get("status_reason")
+    if status == "complete":
+        return str(summary["partial"]) if summary.get("partial") else None
+    words = STATUS_WORDS.get(str(status), f"The run's status is {status}.")
+    return f"{words} {said}" if said else words
+
+
+def embedded_json(value: Any) -> str:
+    """JSON that can stand inside a script element: it holds no <, > or &. Raises ValueError on NaN."""
+    text = json.dumps(value, allow_nan=False, ensure_ascii=True)
+    return text.replace("&", "\\u0026").replace("<", "\\u003c").replace(">", "\\u003e")
+
+
+@cache
+def _template() -> Any:
+    import jinja2
+
+    environment = jinja2.Environment(
+        loader=jinja2.FileSystemLoader(Path(__file__).parent / "templates"),
+        autoescape=True,
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    return environment.get_template("report.html.j2")
+
+
+def _figure(chart: Chart) -> dict[str, Any]:
+    """A chart with its SVG; where it has a narrow form as well, the page shows the one that fits."""
+    pictures = [("", chart.spec)]
+    if chart.narrow_spec is not None:
+        pictures = [("wide", chart.spec), ("narrow", chart.narrow_spec)]
+    return {
+        "chart": chart,
+        "pictures": [(fits, to_svg(spec, chart.alt, f"{chart.name}{fits}-")) for fits, spec in pictures],
+    }
+
+
+def _itl_reason(summary: Mapping[str, Any]) -> str:
+    held = [stage.get("itl_s") or {} for stage in summary.get("stages") or []]
+    reasons = dict.fromkeys(str(h["reason"]) for h in held if h.get("reason"))
+    return f": {'; '.join(reasons)}" if reasons else ""
+
+
+def _errors_sentence(summary: Mapping[str, Any]) -> str:
+    errors, total = summary.get("errors") or {}, summary.get("requests") or 0
+    failed = failures(errors)
+    if not total:
+        return "No request was recorded."
+    if not failed:
+        return f"None of the {count(total)} requests failed."
+    causes = ", ".join(f"{name} {count(n)}" for name, n in errors.items() if n)
+    return f"{count(failed)} of {count(total)} requests of the whole run did not end well: {causes}."
+
+
+def _workload_facts(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
+    workload = summary.get("workload") or {}
+    realised = workload.get("realised") or {}
+    facts = [
+        ("Workload", _plain(workload.get("name"))),
+        ("Source", _plain(workload.get("source"))),
+        ("Arrivals", _plain(workload.get("arrivals"))),
+        ("Trace", _plain(workload.get("trace"), "none")),
+        ("Input tokens, planned", _plain((workload.get("input_tokens") or {}).get("text"))),
+        ("Output tokens, planned", _plain((workload.get("output_tokens") or {}).get("text"))),
+        ("Prompts", _plain(workload.get("prompts"))),
+        ("Tokenizer", _plain(workload.get("tokenizer"))),
+        ("Cached share of input tokens", _known(realised, "cached_token_share", share)),
+        ("Tokens per chunk", _known(realised, "tokens_per_chunk", significant)),
+        ("Tokens counted by", _plain(realised.get("token_source"), "nothing")),
+    ]
+    return facts
+
+
+def _known(holder: Mapping[str, Any], name: str, text: Any) -> str:
+    if holder.get(name) is None:
+        return f"not known: {holder.get(f'{name}_reason') or 'the server does not say'}"
+    return str(text(holder[name]))
+
+
+def _plain(value: Any, empty: str = NOT_GIVEN) -> str:
+    """A value of run.json as words."""
+    if value is None or value == {} or value == []:
+        return empty
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, float):
+        return exact(value)
+    if isinstance(value, Mapping):
+        return ", ".join(f"{key} {_plain(inner)}" for key, inner in value.items())
+    return ", ".join(_plain(v) for v in value) if isinstance(value, list) else str(value)
+
+
+def _provenance(meta: Mapping[str, Any]) -> list[tuple[str, list[tuple[str, str]]]]:
+    """Groups of facts that repeat the run, or let it be doubted."""
+    tool, clock, host = meta.get("tool") or {}, meta.get("clock") or {}, dict(meta.get("host") or {})
+    memory = host.pop("memory_bytes", None)
+    run = [
+        ("Run", f"{_plain(meta.get('name'))} ({_plain(meta.get('run_id'))})"),
+        ("Experiment", _plain(meta.get("experiment"))),
+        ("Status", _plain(meta.get("status"))),
+        ("Tool", f"{_plain(tool.get('name'))} {_plain(tool.get('version'))}"),
+        ("Command line", shlex.join(str(part) for part in meta.get("command_line") or []) or NOT_GIVEN),
+        ("Started (UTC)", _plain(meta.get("started_utc"))),
+        ("Ended (UTC)", _plain(meta.get("ended_utc"))),
+        ("Seed", _plain(meta.get("seed"))),
+        ("Salt", _plain(meta.get("salt"))),
+        ("Workers", _plain(meta.get("workers"))),
+        ("Warm-up requests", _plain(meta.get("warmup_requests"), "found from the data")),
+        ("SLOs", ", ".join(str(s.get("text")) for s in meta.get("slos") or []) or "none"),
+        (
+            "Clock",
+            f"CLOCK_MONOTONIC {_plain(clock.get('monotonic_ns'))} ns at {_plain(clock.get('utc'))} UTC",
+        ),
+    ]
+    host_facts = [(_words(k), _plain(v)) for k, v in host.items()]
+    if memory is not None:
+        host_facts.append(("Memory", f"{memory / 2**30:.1f} GiB"))
+    inputs = [(_words(k), _plain(v)) for k, v in (meta.get("fleet_inputs") or {}).items()]
+    return [
+        ("Locked variables", [(_words(k), _plain(v)) for k, v in (meta.get("locked") or {}).items()]),
+        ("Endpoint", [(_words(k), _plain(v)) for k, v in (meta.get("endpoint") or {}).items()]),
+        ("Run", run),
+        ("Load generator's host", host_facts),
+        ("Inputs of the fleet size", inputs),
+    ]
+
+
+def _words(name: str) -> str:
+    special = {"url": "URL", "api": "API", "cpus": "CPUs", "cpu_model": "CPU model", "uvloop": "uvloop"}
+    special |= {"gpu_hour_usd": "GPU hour (USD)", "peak_rps": "Peak (requests/s)"}
+    return special.get(name, name.replace("_", " ").capitalize())
