@@ -61,13 +61,11 @@ class Request:
         "preemptions",
         "prompt_tokens",
         "segments",
-        "tag",
     )
 
-    def __init__(self, prompt_tokens: int, output_tokens: int, tag: object = None) -> None:
+    def __init__(self, prompt_tokens: int, output_tokens: int) -> None:
         self.prompt_tokens = prompt_tokens
         self.output_tokens = output_tokens
-        self.tag = tag
         self.arrival_s = 0.0
         self.first_token_s: float | None = None
         self.finish_s: float | None = None

@@ -126,7 +126,9 @@ def engine_config(
     free -= model.parameters * BYTES_PER_ELEMENT[precision]
     blocks = int(free // (block_tokens * model.kv_bytes_per_token(BYTES_PER_ELEMENT[kv_precision])))
     if blocks < 1:
-        raise SimulatorError(f"{name}: {model.name} in {precision} does not fit on {tensor_parallel} x {hardware.name}")
+        raise SimulatorError(
+            f"{name}: {model.name} in {precision} does not fit on {tensor_parallel} x {hardware.name}"
+        )
     wanted_len = model.max_model_len if max_model_len is None else max_model_len
     return EngineConfig(
         name=name,
@@ -147,7 +149,12 @@ def engine_config(
 
 
 def linear_config(
-    alpha_s: float, beta_s: float, prefill_s: float = 0.0, *, max_num_seqs: int = 256, max_model_len: int = 1 << 20
+    alpha_s: float,
+    beta_s: float,
+    prefill_s: float = 0.0,
+    *,
+    max_num_seqs: int = 256,
+    max_model_len: int = 1 << 20,
 ) -> EngineConfig:
     """The batching server alpha + beta * b with B = max_num_seqs slots: no KV limit, no token budget."""
     return EngineConfig(
@@ -164,7 +171,13 @@ PRESETS: dict[str, EngineConfig] = {
     for config in (
         # Small enough to be light on the CPU in real time: 64 slots and steps of about 8 to 10 ms.
         engine_config(
-            "demo", L4, QWEN25_1_5B, precision="fp8", max_num_seqs=64, max_num_batched_tokens=2048, max_model_len=8192
+            "demo",
+            L4,
+            QWEN25_1_5B,
+            precision="fp8",
+            max_num_seqs=64,
+            max_num_batched_tokens=2048,
+            max_model_len=8192,
         ),
         engine_config("qwen2.5-1.5b-l4", L4, QWEN25_1_5B, max_num_batched_tokens=2048),
         engine_config("llama3-8b-l4", L4, LLAMA3_8B, max_num_batched_tokens=2048),

@@ -7,7 +7,9 @@ from simulator import SimulatorError
 
 
 class StepTime(Protocol):
-    def seconds(self, sequences: int, tokens: int, kv_tokens: int, attended_pairs: float, prompts: int) -> float:
+    def seconds(
+        self, sequences: int, tokens: int, kv_tokens: int, attended_pairs: float, prompts: int
+    ) -> float:
         """Length of one step, in seconds.
 
         sequences: requests in the batch; tokens: tokens computed, decode and prefill; kv_tokens: KV entries
@@ -28,7 +30,9 @@ class Linear:
         if min(self.alpha_s, self.beta_s, self.prefill_s) < 0 or self.alpha_s + self.beta_s <= 0:
             raise SimulatorError("linear step time: alpha_s, beta_s and prefill_s must be >= 0 and not all 0")
 
-    def seconds(self, sequences: int, tokens: int, kv_tokens: int, attended_pairs: float, prompts: int) -> float:
+    def seconds(
+        self, sequences: int, tokens: int, kv_tokens: int, attended_pairs: float, prompts: int
+    ) -> float:
         return self.alpha_s + self.beta_s * sequences + self.prefill_s * prompts
 
 
@@ -54,8 +58,12 @@ class Roofline:
         if min(self.bandwidth_bytes_s, self.compute_flops) <= 0:
             raise SimulatorError("roofline: effective bandwidth and compute must be > 0")
 
-    def seconds(self, sequences: int, tokens: int, kv_tokens: int, attended_pairs: float, prompts: int) -> float:
+    def seconds(
+        self, sequences: int, tokens: int, kv_tokens: int, attended_pairs: float, prompts: int
+    ) -> float:
         memory_s = (self.weight_bytes + self.kv_bytes_per_token * kv_tokens) / self.bandwidth_bytes_s
-        compute_s = (self.flops_per_token * tokens + self.flops_per_pair * attended_pairs) / self.compute_flops
+        compute_s = (
+            self.flops_per_token * tokens + self.flops_per_pair * attended_pairs
+        ) / self.compute_flops
         longer_s = memory_s if memory_s > compute_s else compute_s
         return longer_s + self.overhead_s + self.communication_s_per_token * tokens

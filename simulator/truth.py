@@ -58,7 +58,7 @@ class Outcome:
         counts = np.zeros(len(self.step_end_s) + 1, dtype=np.int64)
         keep = np.ones(len(self.arrival_s), dtype=bool) if chosen is None else chosen.copy()
         across: list[Floats] = []
-        for request, parts in self.segments.items():
+        for request in self.segments:
             if keep[request]:
                 keep[request] = False
                 across.append(np.diff(self.token_times_s(request)))
@@ -98,7 +98,7 @@ def simulate(
     if not len(arrivals) == len(outputs) == len(np.asarray(input_tokens)):
         raise SimulatorError("arrivals_s, input_tokens and output_tokens must have the same length")
     inputs = np.asarray(input_tokens, dtype=np.int64)
-    requests = [Request(i, o, n) for n, (i, o) in enumerate(zip(inputs.tolist(), outputs.tolist(), strict=True))]
+    requests = [Request(i, o) for i, o in zip(inputs.tolist(), outputs.tolist(), strict=True)]
     engine = Engine(config)
     ends = _drive(engine, requests, arrivals.tolist())
     return Outcome(
@@ -196,7 +196,9 @@ def true_capacity(
     """
     for metric, quantile, limit_s in slos:
         if metric not in METRICS or not 0 < quantile < 1 or not limit_s > 0:
-            raise SimulatorError(f"SLO {(metric, quantile, limit_s)}: needs ({'|'.join(METRICS)}, 0 < q < 1, limit > 0)")
+            raise SimulatorError(
+                f"SLO {(metric, quantile, limit_s)}: needs ({'|'.join(METRICS)}, 0 < q < 1, limit > 0)"
+            )
     if replications < 2:
         raise SimulatorError("replications must be at least 2: their spread is the error")
     seeds = range(seed, seed + replications)
@@ -242,7 +244,9 @@ class _Judge:
         window = outcome.arrival_s[chosen]
         worst = int(np.argmax(misses)) if misses else -1
         broken = bool(misses) and shares[worst] < self.slos[worst][1]
-        return (self.slos[worst] if broken else None), outcome.concurrency(float(window[0]), float(window[-1]))
+        return (self.slos[worst] if broken else None), outcome.concurrency(
+            float(window[0]), float(window[-1])
+        )
 
 
 def _crossing(judge: _Judge, saturation: float, tolerance: float) -> tuple[float, float, Slo | None]:

@@ -1,0 +1,145 @@
+"""Start the simulated server in a process of its own, and end it."""
+
+import contextlib
+import os
+import re
+import select
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.error
+import urllib.request
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import IO, Self
+
+from simulator import SimulatorError
+
+_READY = re.compile(r"listening on (http://\S+/v1) model (.*)")
+
+
+@dataclass(frozen=True, slots=True)
+class Started:
+    """A server that answers. A context manager: it is stopped at the end of the block."""
+
+    process: "subprocess.Popen[bytes]"
+    url: str  # http://127.0.0.1:PORT/v1
+    model: str
+
+    def stop(self, timeout_s: float = 5.0) -> None:
+        """End the process; kill it if it does not end in time. Calling it again does no harm."""
+        process = self.process
+        if process.poll() is None:
+            process.terminate()
+            try:
+                process.wait(timeout_s)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+        for stream in (process.stdin, process.stdout):
+            if stream is not None:
+                with contextlib.suppress(OSError):
+                    stream.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.stop()
+
+
+def start_in_process(
+    preset: str = "demo",
+    *,
+    host: str = "127.0.0.1",
+    port: int = 0,
+    model_name: str | None = None,
+    max_num_seqs: int | None = None,
+    max_num_batched_tokens: int | None = None,
+    api_key_env: str | None = None,
+    error_rate: float = 0.0,
+    seed: int = 0,
+    timeout_s: float = 30.0,
+) -> Started:
+    """Start `python -m simulator.server` and wait until /health answers.
+
+    preset: a name of hardware.PRESETS or linear:ALPHA_S,BETA_S[,PREFILL_S]. The child ends by itself when this
+    process is gone. Raises SimulatorError with the child's own words when it does not come up in time.
+    """
+    given = {
+        "--model-name": model_name,
+        "--max-num-seqs": max_num_seqs,
+        "--max-num-batched-tokens": max_num_batched_tokens,
+        "--api-key-env": api_key_env,
+    }
+    command = [sys.executable, "-P", "-m", "simulator.server", "--end-with-stdin", "--preset", preset]
+    command += ["--host", host, "--port", str(port), "--seed", str(seed), "--error-rate", str(error_rate)]
+    for option, value in given.items():
+        if value is not None:
+            command += [option, str(value)]
+    # The child finds this very package, whatever its working directory holds.
+    here = str(Path(__file__).resolve().parent.parent)
+    paths = [here, os.environ["PYTHONPATH"]] if os.environ.get("PYTHONPATH") else [here]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
+    deadline_s = time.monotonic() + timeout_s
+    with tempfile.TemporaryFile() as errors:
+        process = subprocess.Popen(
+            command,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=errors,
+            env=environment,
+            start_new_session=True,  # a Ctrl-C in the terminal is for the parent, which then ends the child
+        )
+        started = Started(process, "", "")
+        try:
+            line = _first_line(process, deadline_s)
+            found = _READY.fullmatch(line)
+            if not found:
+                raise SimulatorError(
+                    f"the simulator did not start: {_last_line(errors) or 'no answer in time'}"
+                )
+            started = Started(process, found[1], found[2])
+            _wait_healthy(found[1].removesuffix("/v1") + "/health", deadline_s)
+        except BaseException:
+            started.stop()
+            raise
+    return started
+
+
+def _first_line(process: "subprocess.Popen[bytes]", deadline_s: float) -> str:
+    """The child's first line on stdout, '' when it ends or the time is over before."""
+    assert process.stdout is not None
+    received = b""
+    while b"\n" not in received:
+        left_s = deadline_s - time.monotonic()
+        if left_s <= 0 or not select.select([process.stdout], [], [], left_s)[0]:
+            return ""
+        piece = os.read(process.stdout.fileno(), 4096)
+        if not piece:
+            process.wait()
+            return ""
+        received += piece
+    return received.split(b"\n")[0].decode("utf-8", "replace").strip()
+
+
+def _last_line(file: IO[bytes]) -> str:
+    file.seek(0)
+    lines = file.read().decode("utf-8", "replace").strip().splitlines()
+    return lines[-1].removeprefix("error: ") if lines else ""
+
+
+def _wait_healthy(url: str, deadline_s: float) -> None:
+    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+    while True:
+        try:
+            with opener.open(url, timeout=max(0.1, deadline_s - time.monotonic())):
+                return
+        except (urllib.error.URLError, OSError) as error:
+            if time.monotonic() > deadline_s:
+                raise SimulatorError(f"the simulator does not answer on {url}: {error}") from error
+            time.sleep(0.02)
