@@ -7,6 +7,7 @@ import contextlib
 import ssl
 import time
 from collections import deque
+from typing import cast
 
 from loadgen.endpoint import Endpoint
 from loadgen.exchange import Exchange
@@ -30,7 +31,7 @@ class Connection(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Connected, TLS included."""
-        assert isinstance(transport, asyncio.Transport)
+        transport = cast(asyncio.Transport, transport)  # uvloop has a class of its own
         transport.set_write_buffer_limits(high=0)  # so that resume_writing means: all handed over
         self._transport = transport
 

@@ -17,7 +17,7 @@ import pyarrow as pa
 SCRAPE_EVERY_S = 1.0
 TIMEOUT_S = 2.0
 
-# one set of names for what engines call differently; a value that stands several times is summed
+# one set of names for what engines call differently; of several engines on a page counts are added up
 _NAMES: dict[str, tuple[str, ...]] = {
     "running": ("vllm:num_requests_running", "sglang:num_running_reqs", "llamacpp:requests_processing", "tgi_batch_current_size"),
     "waiting": ("vllm:num_requests_waiting", "sglang:num_queue_reqs", "llamacpp:requests_deferred", "tgi_queue_size"),
@@ -45,7 +45,7 @@ def read_metrics(page: bytes) -> dict[str, float]:
         for pattern in patterns:
             values = [float(v) for v in pattern.findall(page) if _is_number(v)]
             if values:
-                found[column] = sum(values)
+                found[column] = max(values) if column == "kv_cache_usage" else sum(values)
                 break
     return found
 
@@ -60,8 +60,9 @@ def _is_number(text: bytes) -> bool:
 class Telemetry:
     """Scrapes ``url`` while it runs. A server without metrics costs one request and is left alone."""
 
-    def __init__(self, session: aiohttp.ClientSession, url: str) -> None:
+    def __init__(self, session: aiohttp.ClientSession, url: str, headers: dict[str, str]) -> None:
         self._session = session
+        self._headers = headers
         self._url = url
         self._rows: list[dict[str, float | int]] = []
         self._task: asyncio.Task[None] | None = None
@@ -77,7 +78,9 @@ class Telemetry:
     async def sample(self) -> dict[str, float]:
         """One scrape now; empty where the server does not answer in time or has none of the names."""
         try:
-            async with self._session.get(self._url, timeout=aiohttp.ClientTimeout(total=TIMEOUT_S)) as answer:
+            async with self._session.get(
+                self._url, headers=self._headers, timeout=aiohttp.ClientTimeout(total=TIMEOUT_S)
+            ) as answer:
                 if answer.status != 200:
                     return {}
                 page = await answer.read()

@@ -1,0 +1,25 @@
+"""``ampacity demo``: a sweep of the embedded simulator, from start to report."""
+
+from __future__ import annotations
+
+from functools import partial
+
+from ampacity.cli import options as o
+
+# Limits and length of the stages: at the first rate 160 requests decide a p95 (59 do when none misses).
+PRESET, WORKLOAD, DURATION, START_RPS = "demo", "chat-short", "8s", 20.0
+SLOS = ["ttft_p95=250ms", "itl_p99=30ms"]
+
+
+def demo(out: o.Out = None, json: o.Json = False) -> None:
+    """Start the embedded simulator, find its operating point, and write the report. Takes about 80 s."""
+    from ampacity.cli.experiment import run_experiment
+    from ampacity.experiments.sweep import sweep
+    from simulator.launch import start_in_process
+
+    with start_in_process(PRESET) as server:
+        raw = {
+            "url": server.url, "model": server.model, "workload": WORKLOAD, "duration": DURATION, "slo": SLOS, "out": out,
+            "lock": ["hardware=simulated L4", "engine=ampacity simulator"], "peak_rps": 1000, "gpu_hour": 0.8,
+        }  # fmt: skip
+        run_experiment(raw, experiment="demo", drive=partial(sweep, start_rps=START_RPS), as_json=json)

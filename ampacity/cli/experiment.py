@@ -1,0 +1,76 @@
+"""What the commands that run experiments have in common: settings in, report and exit status out."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import typer
+
+from ampacity.cli import EXIT_INTERRUPTED
+
+
+def run_experiment(
+    raw: dict[str, Any], *, experiment: str, drive: Callable[..., Any], as_json: bool, quiet: bool = False
+) -> Path:
+    """Run ``drive`` on a rig made from the flags, write summary and report, print, and exit 130 if interrupted."""
+    from rich.console import Console
+
+    from ampacity.config import make_settings
+    from ampacity.experiments.rig import conduct, run_event_loop
+    from ampacity.progress import Progress
+
+    settings = make_settings(raw)
+    progress = Progress(Console(stderr=True, highlight=False), quiet=quiet)
+    path = run_event_loop(
+        conduct(
+            settings,
+            experiment=experiment,
+            drive=drive,
+            command_line=command_line(sys.argv),
+            progress=progress,
+        )
+    )
+    status = finish(path, as_json=as_json)
+    if status == "interrupted":
+        raise typer.Exit(EXIT_INTERRUPTED)
+    return path
+
+
+def finish(path: Path, *, as_json: bool) -> str:
+    """Write summary.json and report.html of a run and print the findings; gives the run's status."""
+    from analysis.summary import summarise
+    from rich.console import Console
+
+    from loadgen.rundir import load_run, write_json
+    from reports.html import write_report
+    from reports.terminal import render_table
+
+    run = load_run(path)
+    summary = summarise(run)
+    write_json(path / "summary.json", summary)
+    write_report(path / "report.html", summary, run.meta)
+    if as_json:
+        print(json.dumps(summary, indent=2, ensure_ascii=False, allow_nan=False))
+    else:
+        render_table(summary, Console(highlight=False))
+        print(f"report: {path / 'report.html'}")
+        print(path)
+    return str(run.meta.get("status"))
+
+
+def command_line(argv: list[str]) -> list[str]:
+    """argv fit to be written down: the program's bare name, and no values of headers."""
+    found, hide = ["ampacity"], False
+    for word in argv[1:]:
+        if hide or word.startswith("--header="):
+            name = word.removeprefix("--header=").partition(":")[0]
+            word = f"--header={name}: ***" if word.startswith("--header=") else f"{name}: ***"
+            hide = False
+        else:
+            hide = word == "--header"
+        found.append(word)
+    return found

@@ -1,0 +1,213 @@
+"""The options that the experiments share, each declared once."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+_TARGET, _LOAD, _WORKLOAD, _LIMITS, _OUT = "Endpoint", "Load", "Workload", "Limits", "Judgement and output"
+
+Url = Annotated[
+    str,
+    typer.Argument(
+        help="Base URL of an OpenAI-compatible server, as http://127.0.0.1:8000/v1", show_default=False
+    ),
+]
+Model = Annotated[
+    str | None,
+    typer.Option(
+        "--model", help="Model to ask for. Default: the only one that is served.", rich_help_panel=_TARGET
+    ),
+]
+ApiName = Annotated[str, typer.Option("--api", help="chat or completions.", rich_help_panel=_TARGET)]
+ApiKeyEnv = Annotated[
+    str | None,
+    typer.Option(
+        "--api-key-env",
+        metavar="NAME",
+        help="Environment variable that holds the API key.",
+        rich_help_panel=_TARGET,
+    ),
+]
+Header = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--header",
+        metavar="'NAME: VALUE'",
+        help="Further request header; repeatable.",
+        rich_help_panel=_TARGET,
+    ),
+]
+ExtraBody = Annotated[
+    str | None,
+    typer.Option(
+        "--extra-body", metavar="JSON", help="Further fields of the request body.", rich_help_panel=_TARGET
+    ),
+]
+Lock = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--lock",
+        metavar="NAME=VALUE",
+        help="A fact about the deployment for the report, as quantization=fp8 or hardware=4xH100; repeatable.",
+        rich_help_panel=_TARGET,
+    ),
+]
+
+Rates = Annotated[
+    str | None,
+    typer.Option(
+        "--rates",
+        metavar="R,R,...",
+        help="Offered requests/s, open loop. Default: the grid finds itself.",
+        rich_help_panel=_LOAD,
+    ),
+]
+Concurrency = Annotated[
+    str | None,
+    typer.Option(
+        "--concurrency",
+        metavar="N,N,...",
+        help="Requests in flight, closed loop (the classical procedure).",
+        rich_help_panel=_LOAD,
+    ),
+]
+Arrivals = Annotated[
+    str | None,
+    typer.Option("--arrivals", help="poisson or constant. Default: the workload's.", rich_help_panel=_LOAD),
+]
+Duration = Annotated[
+    str | None,
+    typer.Option(
+        "--duration",
+        help="Length of each stage, as 30s or 2m. Default: 30s.",
+        rich_help_panel=_LOAD,
+        show_default=False,
+    ),
+]
+Warmup = Annotated[
+    int | None,
+    typer.Option(
+        "--warmup",
+        metavar="N",
+        help="Requests at the beginning of each stage that do not count. Default: found from the data.",
+        rich_help_panel=_LOAD,
+    ),
+]
+Trace = Annotated[
+    Path | None,
+    typer.Option(
+        "--trace",
+        metavar="FILE",
+        help="Replay a CSV or JSONL trace: its arrivals and token counts.",
+        rich_help_panel=_LOAD,
+    ),
+]
+TimeScale = Annotated[
+    float | None,
+    typer.Option(
+        "--time-scale", metavar="X", help="Replay the trace X times as fast.", rich_help_panel=_LOAD
+    ),
+]
+Seed = Annotated[int, typer.Option("--seed", help="Fixes lengths and arrival times.", rich_help_panel=_LOAD)]
+
+WorkloadName = Annotated[
+    str | None,
+    typer.Option(
+        "--workload",
+        metavar="NAME|FILE",
+        help="chat, rag, code, chat-short (see: ampacity workload list) or a YAML file. Default: chat.",
+        rich_help_panel=_WORKLOAD,
+    ),
+]
+InputTokens = Annotated[
+    str | None,
+    typer.Option(
+        "--input-tokens",
+        metavar="N|SPEC",
+        help="Prompt length: a number, or lognormal:p50=200,p99=800",
+        rich_help_panel=_WORKLOAD,
+    ),
+]
+OutputTokens = Annotated[
+    str | None,
+    typer.Option(
+        "--output-tokens", metavar="N|SPEC", help="Answer length, likewise.", rich_help_panel=_WORKLOAD
+    ),
+]
+Tokenizer = Annotated[
+    str,
+    typer.Option(
+        "--tokenizer",
+        help="words (calibrated against the server), cl100k_base, o200k_base or hf:PATH",
+        rich_help_panel=_WORKLOAD,
+    ),
+]
+
+MaxRequests = Annotated[
+    int | None,
+    typer.Option(
+        "--max-requests", metavar="N", help="End the run cleanly after N requests.", rich_help_panel=_LIMITS
+    ),
+]
+MaxTokens = Annotated[
+    int | None,
+    typer.Option(
+        "--max-tokens",
+        metavar="N",
+        help="End the run cleanly after N planned tokens, input and output together.",
+        rich_help_panel=_LIMITS,
+    ),
+]
+Timeout = Annotated[
+    str | None,
+    typer.Option(
+        "--timeout",
+        metavar="T",
+        help="Give a request up after this time. Default: none.",
+        rich_help_panel=_LIMITS,
+    ),
+]
+
+SloTexts = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--slo",
+        metavar="METRIC_pQ=LIMIT",
+        help="As ttft_p99=2s, itl_p99=50ms, e2e_p95=10s; repeatable.",
+        rich_help_panel=_OUT,
+    ),
+]
+Out = Annotated[
+    Path | None,
+    typer.Option(
+        "--out",
+        metavar="DIR",
+        help="Run directory; new or empty. Default: runs/<time>-<name>",
+        rich_help_panel=_OUT,
+    ),
+]
+Json = Annotated[
+    bool, typer.Option("--json", help="Print summary.json to stdout, and nothing else.", rich_help_panel=_OUT)
+]
+PeakRps = Annotated[
+    float | None,
+    typer.Option(
+        "--peak-rps", metavar="R", help="Peak load that a fleet has to carry.", rich_help_panel=_OUT
+    ),
+]
+TensorParallel = Annotated[
+    int, typer.Option("--tp", metavar="N", help="GPUs per instance.", rich_help_panel=_OUT)
+]
+Safety = Annotated[
+    float,
+    typer.Option(
+        "--safety", metavar="F", help="Safety factor on the number of instances.", rich_help_panel=_OUT
+    ),
+]
+GpuHour = Annotated[
+    float | None,
+    typer.Option("--gpu-hour", metavar="USD", help="Price of one GPU for one hour.", rich_help_panel=_OUT),
+]

@@ -1,0 +1,20 @@
+"""``ampacity report``: write summary.json and report.html of a run anew, also of one that was killed."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from ampacity.cli import options as o
+
+
+def report(
+    run: Annotated[Path, typer.Argument(help="Run directory.", show_default=False)],
+    json: o.Json = False,
+) -> None:
+    """(Re)write summary.json and report.html of a run directory, and print the findings."""
+    from ampacity.cli.experiment import finish
+
+    finish(run, as_json=json)

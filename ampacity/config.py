@@ -1,0 +1,267 @@
+"""One description of an experiment, from flags or from a run file with the same names."""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import json
+import math
+import re
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, get_args
+
+import yaml
+
+from analysis.slo import Slo, parse_slo
+from loadgen.endpoint import Endpoint, parse_endpoint
+from loadgen.protocols import Api
+from workloads.arrivals import ARRIVALS
+from workloads.lengths import parse_lengths
+from workloads.profile import Workload, load_workload
+
+RESERVED_BODY_FIELDS = ("messages", "prompt", "stream")
+DEFAULT_WORKLOAD = "chat"
+
+
+class ConfigError(ValueError):
+    """A setting that cannot be used; one line that names the setting and the mend."""
+
+
+@dataclass(frozen=True)
+class Settings:
+    """Everything an experiment needs to know, validated. Durations in seconds, rates per second."""
+
+    endpoint: Endpoint
+    workload: Workload
+    model: str | None = None
+    api: Api = "chat"
+    extra_body: dict[str, Any] = field(default_factory=dict)
+    tokenizer: str = "words"
+    trace: Path | None = None
+    time_scale: float = 1.0
+    rates: tuple[float, ...] | None = None
+    concurrency: tuple[int, ...] | None = None
+    duration_s: float = 30.0
+    warmup_requests: int | None = None
+    max_requests: int | None = None
+    max_tokens: int | None = None
+    slos: tuple[Slo, ...] = ()
+    seed: int = 1
+    timeout_s: float | None = None
+    out: Path | None = None
+    locked: dict[str, str] = field(default_factory=dict)
+    peak_rps: float | None = None
+    tensor_parallel: int = 1
+    safety_factor: float = 1.2
+    gpu_hour_usd: float | None = None
+
+
+def parse_duration(text: str | float, name: str) -> float:
+    """Seconds of ``500ms``, ``30s``, ``2m``, ``1h``. Raises ConfigError."""
+    match = re.fullmatch(r"\s*(\d+(?:\.\d*)?|\.\d+)\s*(us|ms|s|m|min|h)\s*", str(text))
+    if not match:
+        raise ConfigError(f"{name} {text}: write a duration with its unit, as 500ms, 30s or 2m")
+    unit_s = {"us": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0}[match[2]]
+    return float(match[1]) * unit_s
+
+
+def make_settings(raw: dict[str, Any]) -> Settings:
+    """Settings from the flags' own names (``input_tokens``, ``slo``, ...). Raises a ValueError of one line.
+
+    Values may be text, as from the command line, or lists and numbers, as from a run file.
+    """
+    raw = {name: value for name, value in raw.items() if value not in (None, [], (), {}, "")}
+    known = set(_FLAGS)
+    for name in raw:
+        if name not in known:
+            near = difflib.get_close_matches(name, known, 1)
+            hint = f"did you mean {near[0]!r}?" if near else f"known are: {', '.join(sorted(known))}"
+            raise ConfigError(f"unknown setting {name!r}; {hint}")
+    if "url" not in raw:
+        raise ConfigError("give the endpoint's base URL, as http://127.0.0.1:8000/v1")
+    slos = tuple(parse_slo(str(text)) for text in _items(raw.get("slo", ())))
+    settings = Settings(
+        endpoint=parse_endpoint(
+            str(raw["url"]),
+            api_key_env=raw.get("api_key_env"),
+            headers=_headers(_items(raw.get("header", ()))),
+        ),
+        workload=_workload(raw),
+        model=raw.get("model"),
+        api=_choice(raw.get("api", "chat"), get_args(Api), "--api"),
+        extra_body=_extra_body(raw.get("extra_body", {})),
+        tokenizer=str(raw.get("tokenizer", "words")),
+        trace=Path(raw["trace"]) if "trace" in raw else None,
+        time_scale=_positive(raw.get("time_scale", 1.0), "--time-scale"),
+        rates=_list(raw.get("rates"), "--rates", _positive),
+        concurrency=_list(raw.get("concurrency"), "--concurrency", _whole),
+        duration_s=_positive(parse_duration(raw.get("duration", "30s"), "--duration"), "--duration"),
+        warmup_requests=None if "warmup" not in raw else _whole(raw["warmup"], "--warmup", at_least=0),
+        max_requests=None if "max_requests" not in raw else _whole(raw["max_requests"], "--max-requests"),
+        max_tokens=None if "max_tokens" not in raw else _whole(raw["max_tokens"], "--max-tokens"),
+        slos=tuple(dict.fromkeys(slos)),
+        seed=_whole(raw.get("seed", 1), "--seed", at_least=0),
+        timeout_s=None
+        if "timeout" not in raw
+        else _positive(parse_duration(raw["timeout"], "--timeout"), "--timeout"),
+        out=Path(raw["out"]) if "out" in raw else None,
+        locked=_locked(_items(raw.get("lock", ()))),
+        peak_rps=None if "peak_rps" not in raw else _positive(raw["peak_rps"], "--peak-rps"),
+        tensor_parallel=_whole(raw.get("tp", 1), "--tp"),
+        safety_factor=_at_least_one(raw.get("safety", 1.2), "--safety"),
+        gpu_hour_usd=None if "gpu_hour" not in raw else _positive(raw["gpu_hour"], "--gpu-hour"),
+    )
+    if settings.rates and settings.concurrency:
+        raise ConfigError("--rates (open loop) and --concurrency (closed loop) exclude each other: give one")
+    if settings.trace and (settings.rates or settings.concurrency):
+        raise ConfigError(
+            "--trace brings its own arrival times: drop --rates or --concurrency, or use --time-scale"
+        )
+    if settings.trace and any(
+        name in raw for name in ("workload", "input_tokens", "output_tokens", "arrivals", "duration")
+    ):
+        raise ConfigError(
+            "--trace brings its own lengths and times: drop --workload, --input-tokens, --output-tokens, --arrivals and --duration"
+        )
+    if "time_scale" in raw and not settings.trace:
+        raise ConfigError("--time-scale goes with --trace")
+    return settings
+
+
+_FLAGS = (
+    "url", "model", "api", "api_key_env", "header", "extra_body", "workload", "input_tokens", "output_tokens", "arrivals",
+    "tokenizer", "trace", "time_scale", "rates", "concurrency", "duration", "warmup", "max_requests", "max_tokens", "slo",
+    "seed", "timeout", "out", "lock", "peak_rps", "tp", "safety", "gpu_hour",
+)  # fmt: skip
+
+
+def read_run_file(path: Path) -> dict[str, Any]:
+    """The settings of a YAML run file, by the flags' names with ``_`` or ``-``. Raises ConfigError."""
+    try:
+        value = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path} cannot be read: {error}") from error
+    except yaml.YAMLError as error:
+        raise ConfigError(f"{path} is not valid YAML: {' '.join(str(error).split())}") from error
+    if not isinstance(value, dict) or not all(isinstance(name, str) for name in value):
+        raise ConfigError(
+            f"{path}: a run file is a mapping of settings, as in 'url: http://127.0.0.1:8000/v1'"
+        )
+    return {name.replace("-", "_"): content for name, content in value.items()}
+
+
+def _items(value: Any) -> list[Any]:
+    return list(value) if isinstance(value, list | tuple) else [value]
+
+
+def _workload(raw: dict[str, Any]) -> Workload:
+    fixed = [name for name in ("input_tokens", "output_tokens") if name in raw]
+    if len(fixed) == 1 and "workload" not in raw:
+        other = "--output-tokens" if fixed == ["input_tokens"] else "--input-tokens"
+        raise ConfigError(
+            f"--{fixed[0].replace('_', '-')} alone is half a workload: give {other} too, or a --workload"
+        )
+    if len(fixed) == 2 and "workload" in raw:
+        raise ConfigError(
+            "--workload and --input-tokens with --output-tokens exclude each other: give one of them"
+        )
+    if len(fixed) == 2:
+        workload = Workload(
+            "custom",
+            parse_lengths(raw["input_tokens"], "--input-tokens"),
+            parse_lengths(raw["output_tokens"], "--output-tokens"),
+            source="given by the user",
+        )
+    else:
+        workload = load_workload(str(raw.get("workload", DEFAULT_WORKLOAD)))
+        if "input_tokens" in raw:  # one side of a workload replaced
+            workload = dataclasses.replace(
+                workload, input_tokens=parse_lengths(raw["input_tokens"], "--input-tokens")
+            )
+        if "output_tokens" in raw:
+            workload = dataclasses.replace(
+                workload, output_tokens=parse_lengths(raw["output_tokens"], "--output-tokens")
+            )
+    if "arrivals" in raw:
+        workload = dataclasses.replace(workload, arrivals=_choice(raw["arrivals"], ARRIVALS, "--arrivals"))
+    return workload
+
+
+def _choice(value: Any, allowed: tuple[Any, ...], name: str) -> Any:
+    if value not in allowed:
+        raise ConfigError(f"{name} {value}: choose one of {', '.join(map(str, allowed))}")
+    return value
+
+
+def _positive(value: Any, name: str) -> float:
+    try:
+        number = float(value)
+    except (TypeError, ValueError):
+        number = math.nan
+    if isinstance(value, bool) or not (0 < number < math.inf):
+        raise ConfigError(f"{name} {value}: give a number above 0")
+    return number
+
+
+def _at_least_one(value: Any, name: str) -> float:
+    number = _positive(value, name)
+    if number < 1:
+        raise ConfigError(f"{name} {value}: give 1 or more (1.2 keeps 20 % in reserve)")
+    return number
+
+
+def _whole(value: Any, name: str, at_least: int = 1) -> int:
+    try:
+        number = int(str(value))
+    except ValueError:
+        number = at_least - 1
+    if isinstance(value, bool) or number < at_least:
+        raise ConfigError(f"{name} {value}: give a whole number, {at_least} or more")
+    return number
+
+
+def _list(value: Any, name: str, convert: Any) -> tuple[Any, ...] | None:
+    if value is None:
+        return None
+    items = value if isinstance(value, list | tuple) else str(value).split(",")
+    found = tuple(convert(item.strip() if isinstance(item, str) else item, name) for item in items)
+    if len(set(found)) != len(found):
+        raise ConfigError(f"{name} {value}: a level stands there twice")
+    return tuple(sorted(found))
+
+
+def _headers(items: list[Any]) -> tuple[tuple[str, str], ...]:
+    found = []
+    for item in items:
+        name, colon, content = str(item).partition(":")
+        if not colon:
+            raise ConfigError(f"--header {item!r}: write it as 'Name: value'")
+        found.append((name.strip(), content.strip()))
+    return tuple(found)
+
+
+def _extra_body(value: Any) -> dict[str, Any]:
+    if isinstance(value, str):
+        try:
+            value = json.loads(value)
+        except ValueError as error:
+            raise ConfigError(f"--extra-body is not valid JSON: {error}") from error
+    if not isinstance(value, dict):
+        raise ConfigError("--extra-body must be a JSON object, as in '{\"temperature\": 0}'")
+    for name in RESERVED_BODY_FIELDS:
+        if name in value:
+            raise ConfigError(f"--extra-body sets {name!r}, which the workload decides: drop it")
+    return value
+
+
+def _locked(items: list[Any]) -> dict[str, str]:
+    found = {}
+    if len(items) == 1 and isinstance(items[0], dict):  # a mapping in a run file
+        return {str(name): str(content) for name, content in items[0].items()}
+    for item in items:
+        name, equals, content = str(item).partition("=")
+        if not equals or not name.strip() or not content.strip():
+            raise ConfigError(f"--lock {item!r}: write it as name=value, as in quantization=fp8")
+        found[name.strip()] = content.strip()
+    return found

@@ -1,0 +1,91 @@
+"""The sweep: one stage per load level, given or found, until the endpoint is past saturation."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from typing import Any, Literal
+
+from ampacity.experiments.rig import Rig
+
+START_IN_FLIGHT = 2.0  # the first rate of the grid keeps about so many requests in flight
+FIRST_REQUESTS = 20  # and sends at least so many in a stage
+GROWTH = 2.0
+STAGES_MAX = 16
+REFINE_STAGES = 3  # between the highest load that met the SLO and the lowest that broke it
+REFINE_UNTIL = 1.1  # their ratio at which the bracket is narrow enough
+DOWN_STEPS = 6  # how often the grid is halved below a start that was too high already
+
+
+async def sweep(rig: Rig, start_rps: float | None = None) -> None:
+    """Run the levels of the settings, or the grid that finds itself."""
+    settings = rig.settings
+    if settings.concurrency:
+        for concurrency in settings.concurrency:
+            if await rig.closed_stage(concurrency) is None or rig.ended:
+                return
+        return
+    if settings.rates:
+        for given_rps in settings.rates:
+            if await rig.open_stage(given_rps) is None or rig.ended:
+                return
+        return
+    rate_rps: float | None = start_rps or first_rate(rig.typical_e2e_s, settings.duration_s)
+    while rate_rps is not None and await rig.open_stage(rate_rps) is not None and not rig.ended:
+        rate_rps = next_rate(rig.stages)
+
+
+async def replay(rig: Rig) -> None:
+    """One stage with the arrivals and lengths of the settings' trace."""
+    await rig.trace_stage()
+
+
+def first_rate(typical_e2e_s: float, duration_s: float) -> float:
+    """Where the grid starts, requests/s: low, but with enough requests to say something."""
+    return _round(max(START_IN_FLIGHT / typical_e2e_s, FIRST_REQUESTS / duration_s))
+
+
+def next_rate(stages: Sequence[dict[str, Any]]) -> float | None:
+    """The next offered rate given the judged stages so far, or None when the sweep is done.
+
+    Doubles until a stage is saturated (or two broke the SLO), goes down while even the lowest one is
+    over, then halves (geometrically) the widest gap between the highest rate that was within the SLO
+    and the lowest that was not. Without SLOs "within" means not saturated.
+    """
+    if len(stages) >= STAGES_MAX or stages[-1]["client_limited"]:
+        return None  # beyond a limited client more load would only measure the client
+    level = {float(s["offered_rps"]): _judge(s) for s in stages}
+    rates = sorted(level)
+    over = [rate for rate in rates if level[rate] in ("over", "saturated")]
+    if "saturated" not in level.values() and len(over) < 2:
+        return _round(rates[-1] * GROWTH)
+    within = [rate for rate in rates if level[rate] == "within" and rate < over[0]]
+    if not within:
+        worth_a_look = over[0] == rates[0] > rates[-1] / GROWTH**DOWN_STEPS
+        return _round(rates[0] / GROWTH) if worth_a_look else None
+    return _refine([rate for rate in rates if within[-1] <= rate <= over[0]], _refined(stages))
+
+
+def _judge(stage: dict[str, Any]) -> Literal["within", "over", "saturated", "undecided"]:
+    if stage["stable"] is False:
+        return "saturated"
+    if not stage["slo_verdicts"] or stage["slo_met"]:
+        return "within"
+    return "over" if stage["slo_met"] is False else "undecided"
+
+
+def _refined(stages: Sequence[dict[str, Any]]) -> int:
+    """How many stages so far lay between rates that had been tried before them."""
+    rates = [float(s["offered_rps"]) for s in stages]
+    return sum(min(rates[:i]) < rates[i] < max(rates[:i]) for i in range(1, len(rates)))
+
+
+def _refine(bracket: list[float], refined: int) -> float | None:
+    low, high = max(itertools.pairwise(bracket), key=lambda pair: pair[1] / pair[0])
+    if refined >= REFINE_STAGES or high / low <= REFINE_UNTIL:
+        return None
+    return _round((low * high) ** 0.5)
+
+
+def _round(rate_rps: float) -> float:
+    return float(f"{rate_rps:.3g}")

@@ -1,0 +1,115 @@
+"""The live line on stderr while a stage goes on; plain lines where stderr is no terminal."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import Iterator
+from typing import Any
+
+from rich.console import Console
+from rich.text import Text
+
+from loadgen.stage import Live, StagePlan, StageRunner
+
+PAINT_EVERY_S = 0.5
+PLAIN_EVERY_S = 10.0
+RECENT = 400  # first tokens that the percentiles of the live line rest on
+
+
+class Progress:
+    """Prints to stderr only; never touches stdout."""
+
+    def __init__(self, console: Console, quiet: bool = False) -> None:
+        self._console = console
+        self._quiet = quiet
+
+    def note(self, text: str) -> None:
+        """One line that stays."""
+        if not self._quiet:
+            self._console.print(Text(text), soft_wrap=True)
+
+    @contextlib.contextmanager
+    def stage(self, runner: StageRunner, plan: StagePlan) -> Iterator[None]:
+        """Show the stage that ``runner`` is about to run. A painted line costs the event loop some 50 µs."""
+        if self._quiet:
+            yield
+            return
+        painter = asyncio.create_task(self._paint(runner, plan))
+        try:
+            yield
+        finally:
+            painter.cancel()
+            self._erase()
+
+    def judged(self, stage: dict[str, Any]) -> None:
+        """One line for a finished stage."""
+        self.note(stage_line(stage))
+
+    async def _paint(self, runner: StageRunner, plan: StagePlan) -> None:
+        terminal = self._console.is_terminal
+        while True:
+            await asyncio.sleep(PAINT_EVERY_S if terminal else PLAIN_EVERY_S)
+            if runner.live.stage != plan.index or not runner.live.began_s:
+                continue
+            line = live_line(runner.live)
+            if terminal:
+                self._console.file.write(f"\r\x1b[2K{line[: self._console.width - 1]}")
+                self._console.file.flush()
+            else:
+                self.note(line)
+
+    def _erase(self) -> None:
+        if self._console.is_terminal:
+            self._console.file.write("\r\x1b[2K")
+            self._console.file.flush()
+
+
+def live_line(live: Live) -> str:
+    """What is going on, in one line."""
+    elapsed_s = time.monotonic() - live.began_s
+    level = (
+        f"{live.level:g} req/s offered" if live.kind == "open" else f"{live.level:g} in flight, closed loop"
+    )
+    left_s = max(live.duration_s - elapsed_s, 0.0)
+    recent = sorted(live.ttft_s[-RECENT:])
+    ttft = "TTFT -"
+    if recent:
+        p50, p99 = recent[len(recent) // 2], recent[min(int(len(recent) * 0.99), len(recent) - 1)]
+        ttft = f"TTFT p50 {seconds(p50)} p99 {seconds(p99)}"
+    left = f"{left_s:.0f} s left" if left_s else "draining"
+    achieved = live.ended / max(elapsed_s, 1e-9)
+    return f"stage {live.stage}: {level}, {achieved:.1f} done/s, {live.in_flight} in flight, {ttft}, {live.failed} errors, {left}"
+
+
+def stage_line(stage: dict[str, Any]) -> str:
+    """The outcome of one stage, in one line."""
+    level = (
+        f"{stage['offered_rps']:.3g} req/s"
+        if stage["kind"] == "open"
+        else f"concurrency {stage['concurrency_set']}"
+    )
+    verdict = (
+        {True: "SLO met", False: "SLO broken", None: "SLO undecided"}[stage["slo_met"]]
+        if stage["slo_verdicts"]
+        else "no SLO"
+    )
+    parts = [
+        f"stage {stage['index']}: {level}",
+        f"{stage['requests']} requests",
+        f"TTFT p50 {seconds(stage['ttft_from_schedule_s'].get('p50'))} p99 {seconds(stage['ttft_from_schedule_s'].get('p99'))}",
+        f"ITL p99 {seconds(stage['itl_s'].get('p99'))}",
+        f"{sum(stage['errors'].values())} errors",
+        "unstable" if stage["stable"] is False else "",
+        "CLIENT LIMITED" if stage["client_limited"] else "",
+        verdict,
+    ]
+    return ", ".join(part for part in parts if part)
+
+
+def seconds(value: float | None) -> str:
+    """A duration for people: ms below 1 s."""
+    if value is None:
+        return "-"
+    return f"{value * 1e3:.3g} ms" if value < 0.9995 else f"{value:.3g} s"

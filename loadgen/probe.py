@@ -1,0 +1,233 @@
+"""Looks at an endpoint before the load begins: is it there, who serves, what does it take and tell.
+
+Every refusal is one line that names the culprit. The probe sends at most eight small requests;
+they are not part of the run's records.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import json
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import aiohttp
+
+from loadgen.endpoint import Endpoint, EndpointError
+from loadgen.exchange import Exchange
+from loadgen.http import Client
+from loadgen.protocols import Dialect, RequestShape, error_text
+from loadgen.records import RequestRecord
+
+LOOK_TIMEOUT_S = 10.0
+ANSWER_TIMEOUT_S = 120.0  # a first request may compile or load things
+_SHORT, _LONG = 32, 256  # words of the two prompts that calibrate the length of prompts
+
+
+@dataclass(frozen=True)
+class Served:
+    """What the server says about itself without being asked to generate anything."""
+
+    models: tuple[str, ...] = ()
+    engine: str | None = None
+    engine_version: str | None = None
+    server: str | None = None
+    max_model_len: int | None = None
+
+
+@dataclass(frozen=True)
+class Calibration:
+    """How the server counts our prompts: tokens = overhead + words × tokens_per_word."""
+
+    tokens_per_word: float = 1.0
+    overhead_tokens: int = 0
+    measured: bool = False
+
+
+@dataclass(frozen=True)
+class Probe:
+    """Everything that the probe found."""
+
+    served: Served
+    shape: RequestShape
+    calibration: Calibration
+    record: RequestRecord  # of the last probing request, unloaded
+    notes: tuple[str, ...] = field(default=())
+
+
+async def look(session: aiohttp.ClientSession, endpoint: Endpoint) -> Served:
+    """Ask for the models list and the version. Raises EndpointError where nothing can follow."""
+    status, body, headers = await _get(session, endpoint, f"{endpoint.url}/models")
+    if status in (401, 403):
+        raise EndpointError(_key_error(endpoint, status, body))
+    served = Served(server=headers.get("Server"))
+    if status == 200:
+        served = _read_models(served, body)
+    try:
+        status, body, _ = await _get(session, endpoint, f"{endpoint.root}/version")
+        version = json.loads(body).get("version") if status == 200 else None
+    except (EndpointError, ValueError, AttributeError):
+        version = None
+    return dataclasses.replace(served, engine_version=version if isinstance(version, str) else None)
+
+
+def _read_models(served: Served, body: bytes) -> Served:
+    try:
+        entries = [
+            e for e in json.loads(body)["data"] if isinstance(e, dict) and isinstance(e.get("id"), str)
+        ]
+    except (ValueError, KeyError, TypeError):
+        return served
+    first: dict[str, Any] = entries[0] if entries else {}
+    owner, length = first.get("owned_by"), first.get("max_model_len")
+    meta = first.get("meta")
+    if not isinstance(length, int) and isinstance(meta, dict):
+        length = meta.get("n_ctx")
+    return dataclasses.replace(
+        served,
+        models=tuple(e["id"] for e in entries),
+        engine=owner if isinstance(owner, str) else None,
+        max_model_len=length if isinstance(length, int) else None,
+    )
+
+
+async def _get(
+    session: aiohttp.ClientSession, endpoint: Endpoint, url: str
+) -> tuple[int, bytes, dict[str, str]]:
+    try:
+        async with session.get(
+            url,
+            headers=endpoint.all_headers(),
+            allow_redirects=False,
+            timeout=aiohttp.ClientTimeout(total=LOOK_TIMEOUT_S),
+        ) as answer:
+            if 300 <= answer.status < 400 and "Location" in answer.headers:
+                raise EndpointError(
+                    f"{url} redirects to {answer.headers['Location']}: give the final base URL"
+                )
+            return answer.status, await answer.read(), dict(answer.headers)
+    except TimeoutError as error:
+        raise EndpointError(f"{endpoint.url} does not answer within {LOOK_TIMEOUT_S:g} s") from error
+    except aiohttp.ClientConnectorError as error:
+        why = error.os_error.strerror or str(error.os_error)
+        raise EndpointError(f"cannot connect to {endpoint.url}: {why}; is the server running?") from error
+    except (aiohttp.ClientError, OSError) as error:
+        raise EndpointError(f"{endpoint.url} does not speak HTTP as expected: {error}") from error
+
+
+def _key_error(endpoint: Endpoint, status: int, body: bytes) -> str:
+    text = error_text(body)
+    if endpoint.api_key:
+        text = text.replace(endpoint.api_key, "***")
+        return (
+            f"{endpoint.url} refuses the API key (HTTP {status}: {text}); check the variable of --api-key-env"
+        )
+    return f"{endpoint.url} wants an API key (HTTP {status}: {text}); put it into a variable and name it with --api-key-env"
+
+
+def choose_model(served: Served, model: str | None, endpoint: Endpoint) -> str:
+    """The model to ask for: the user's, or the only one there is. Raises EndpointError."""
+    if model is not None:
+        return model
+    if len(served.models) == 1:
+        return served.models[0]
+    there = f"it serves: {', '.join(served.models[:10])}" if served.models else "it lists no models"
+    raise EndpointError(f"{endpoint.url}: name a model with --model; {there}")
+
+
+async def ask(client: Client, request: bytes, timeout_s: float = ANSWER_TIMEOUT_S) -> RequestRecord:
+    """Send one request outside of any stage and give its record back."""
+    now_ns = time.monotonic_ns()
+    record = RequestRecord(
+        request_id=-1, stage=-1, scheduled_ns=now_ns, status="unfinished", dispatched_ns=now_ns
+    )
+    ended = asyncio.Event()
+
+    def on_end(exchange: Exchange) -> None:
+        client.forget(exchange)
+        ended.set()
+
+    exchange = Exchange(record, request, on_end)
+    client.dispatch(exchange)
+    try:
+        async with asyncio.timeout(timeout_s):
+            await ended.wait()
+    except TimeoutError:
+        exchange.fail("timeout", f"no complete answer within {timeout_s:g} s", time.monotonic_ns())
+    return record
+
+
+def _dialects() -> list[Dialect]:
+    """From the fullest to the plainest: the first that is taken is used."""
+    return [
+        Dialect(),
+        Dialect(ignore_eos=False),
+        Dialect(continuous_usage=False),
+        Dialect(ignore_eos=False, continuous_usage=False),
+        Dialect(ignore_eos=False, continuous_usage=False, stream_usage=False),
+    ]
+
+
+async def find_dialect(
+    client: Client,
+    endpoint: Endpoint,
+    shape: RequestShape,
+    served: Served,
+    send: Callable[[RequestShape, int, int], bytes],
+) -> tuple[RequestShape, RequestRecord, list[str]]:
+    """The shape that the server takes, by trying. Raises EndpointError with its own words otherwise."""
+    notes: list[str] = []
+    first: RequestRecord | None = None
+    max_tokens_field = shape.dialect.max_tokens_field
+    for dialect in _dialects():
+        tried = dataclasses.replace(
+            shape, dialect=dataclasses.replace(dialect, max_tokens_field=max_tokens_field)
+        )
+        record = await ask(client, send(tried, _SHORT, 4))
+        if record.http_status in (400, 422) and "max_completion_tokens" in (record.error or ""):
+            max_tokens_field = "max_completion_tokens"
+            tried = dataclasses.replace(
+                shape, dialect=dataclasses.replace(dialect, max_tokens_field=max_tokens_field)
+            )
+            record = await ask(client, send(tried, _SHORT, 4))
+        first = first or record
+        if record.status == "ok":
+            if not dialect.ignore_eos:
+                notes.append("the server refuses ignore_eos: answers end where the model ends them")
+            if not dialect.stream_usage:
+                notes.append("the server refuses stream_options: tokens are counted as chunks")
+            return tried, record, notes
+        if record.http_status not in (400, 422):
+            break
+    raise EndpointError(_refusal(endpoint, shape, served, first or record))
+
+
+def _refusal(endpoint: Endpoint, shape: RequestShape, served: Served, record: RequestRecord) -> str:
+    """One line that names the culprit of a failed first request."""
+    error = record.error or record.status
+    if endpoint.api_key:
+        error = error.replace(endpoint.api_key, "***")
+    if record.http_status in (401, 403):
+        return _key_error(endpoint, record.http_status, error.encode())
+    if served.models and shape.model not in served.models:
+        return f"--model {shape.model}: {endpoint.url} does not serve it ({error}); it serves: {', '.join(served.models[:10])}"
+    if record.http_status == 404:
+        return f"{endpoint.url}: no such route or model ({error}); does the URL end in /v1, and is --model {shape.model} right?"
+    return f"{endpoint.url}: a first small request failed as {record.status}: {error}"
+
+
+async def calibrate(
+    client: Client, shape: RequestShape, short: RequestRecord, send: Callable[[RequestShape, int, int], bytes]
+) -> tuple[Calibration, RequestRecord]:
+    """Compare the server's count of two prompts with ours (``_SHORT`` and ``_LONG`` words)."""
+    long = await ask(client, send(shape, _LONG, 4))
+    if long.status != "ok" or short.input_tokens is None or long.input_tokens is None:
+        return Calibration(), long if long.status == "ok" else short
+    per_word = (long.input_tokens - short.input_tokens) / (_LONG - _SHORT)
+    if per_word <= 0:
+        return Calibration(), long
+    overhead = max(round(long.input_tokens - per_word * _LONG), 0)
+    return Calibration(tokens_per_word=per_word, overhead_tokens=overhead, measured=True), long
