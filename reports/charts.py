@@ -40,11 +40,14 @@ DASHED = [5, 4]
 
 def charts(summary: Mapping[str, Any]) -> list[Chart]:
     """Every chart that the summary supports, in the order of the report."""
+    from altair.utils.schemapi import debug_mode
+
     drawn: list[Callable[[Mapping[str, Any]], Chart | None]] = [
         latency_by_rate, latency_by_concurrency, achieved_by_offered, ttft_percentiles, itl_percentiles,
         goodput_by_load, errors_by_stage, input_lengths, output_lengths,
     ]  # fmt: skip
-    return [chart for draw in drawn if (chart := draw(summary)) is not None]
+    with debug_mode(False):  # Altair's own checks take seconds; a test makes them instead
+        return [chart for draw in drawn if (chart := draw(summary)) is not None]
 
 
 def _state(stage: Mapping[str, Any]) -> str:
@@ -126,7 +129,8 @@ def _latency_plot(
         for state, shape in SHAPES.items():
             plot.points([r for r in rows if r["state"] == state], colour, shape, filled=p99)
         keys.append(Key(label, colour, "line-dot" if p99 else "dash-ring"))
-    beyond = [{**row, "y": plot.y.high} for row in _beyond(stages, x)]
+    top = plot.y.high * (plot.y.low / plot.y.high) ** 0.025
+    beyond = [{**row, "y": top} for row in _beyond(stages, x)]
     plot.points(beyond, "bad", "triangle-up")
     keys += _state_keys(stages)
     if beyond:
@@ -162,13 +166,14 @@ def _mark_capacity(
         keys.append(Key(text, "usable", "rule-band"))
 
 
-def _capacity_title(capacity: Mapping[str, Any], figure: str, otherwise: str) -> str:
+def _capacity_title(summary: Mapping[str, Any], figure: str, otherwise: str) -> str:
+    capacity = summary.get("capacity") or {}
     if capacity.get(figure) is None:
         return otherwise
     least = "at least " if capacity.get("crossing") == "lower_bound" else ""
-    if figure == "usable_rps":
-        return f"The SLOs hold up to {least}{significant(capacity[figure])} requests/s"
-    return f"The SLOs hold up to {least}{significant(capacity[figure])} requests in flight"
+    what = "requests/s" if figure == "usable_rps" else "requests in flight"
+    who = "The SLOs hold" if len(summary.get("slos") or []) > 1 else "The SLO holds"
+    return f"{who} up to {least}{significant(capacity[figure])} {what}"
 
 
 def latency_by_rate(summary: Mapping[str, Any]) -> Chart | None:
@@ -185,7 +190,7 @@ def latency_by_rate(summary: Mapping[str, Any]) -> Chart | None:
     _mark_capacity(
         plot, keys, knee.get("region_rps"), usable, capacity.get("usable_rps_ci"), "usable rate", "req/s"
     )
-    title = _capacity_title(capacity, "usable_rps", "Latency against the achieved rate")
+    title = _capacity_title(summary, "usable_rps", "Latency against the achieved rate")
     alt = (
         f"Latency-throughput curve of {len(stages)} stages, latency on a logarithmic axis. {title}. "
         + _ends(stages)
@@ -218,7 +223,7 @@ def latency_by_concurrency(summary: Mapping[str, Any]) -> Chart | None:
         return None
     plot, keys = made
     _mark_capacity(plot, keys, knee.get("region"), c_max, bounds, "C_max", "in flight")
-    title = _capacity_title(capacity, "c_max", "Latency against requests in flight")
+    title = _capacity_title(summary, "c_max", "Latency against requests in flight")
     alt = f"Latency against requests in flight, both axes logarithmic. {title}. {_ends(stages)}"
     return Chart("latency-concurrency", title, alt, plot.spec(NARROW, 290), keys)
 
@@ -309,33 +314,49 @@ def errors_by_stage(summary: Mapping[str, Any]) -> Chart | None:
     import altair as alt
 
     stages = summary.get("stages") or []
-    causes = [c for c in COLOURS if any((s.get("errors") or {}).get(c) for s in stages)]
-    unknown = {c for s in stages for c, n in (s.get("errors") or {}).items() if n and c not in COLOURS}
-    if not causes and not unknown:
+    causes = list(dict.fromkeys(c for s in stages for c, n in (s.get("errors") or {}).items() if n))
+    if not causes:
         return None
-    rows, order = [], []
-    for stage in stages:
-        order.append(label := f"{load_of(stage)}")
-        start = 0
-        for cause in [*causes, *sorted(unknown)]:
-            n = (stage.get("errors") or {}).get(cause, 0)
-            text = f"{label}: {cause} {count(n)} of {count(stage.get('requests') or 0)} requests"
-            colour = light(cause if cause in COLOURS else "other_error")
-            rows.append({"stage": label, "x": start, "x2": start + n, "colour": colour, "text": text})
-            start += n
-    plot = alt.Chart(alt.InlineData(values=[r for r in rows if r["x2"] > r["x"]]))
-    bars = plot.mark_bar(height={"band": 0.66}).encode(
-        x=alt.X("x:Q", title="Failed requests", axis=alt.Axis(tickMinStep=1, format=",d", tickCount=6)),
-        x2="x2:Q",
-        y=alt.Y("stage:N", title=None, scale=alt.Scale(domain=list(dict.fromkeys(order)))),
-        color=alt.Color("colour:N", scale=None, legend=None),
-        description="text:N",
+    labels = _unique_labels(stages)
+    rows = [
+        row for stage, label in zip(stages, labels, strict=True) for row in _error_bars(stage, label, causes)
+    ]
+    bars = (
+        alt.Chart(alt.NamedData(name="errors"))
+        .mark_bar(height={"band": 0.66})
+        .encode(
+            x=alt.X("x:Q", title="Failed requests", axis=alt.Axis(tickMinStep=1, format=",d", tickCount=6)),
+            x2="x2:Q",
+            y=alt.Y("stage:N", title=None, scale=alt.Scale(domain=labels)),
+            color=alt.Color("colour:N", scale=None, legend=None),
+            description="text:N",
+        )
     )
     failed = sum(failures(s.get("errors")) for s in stages)
     judged = sum(s.get("requests") or 0 for s in stages)
-    title = f"{count(failed)} of {count(judged)} requests failed"
-    spec = with_look(bars.properties(width=NARROW - 20, height=max(60, 30 * len(order))))
-    keys = [Key(c, c, "band") for c in causes] + [Key(c, "other_error", "band") for c in sorted(unknown)]
-    return Chart(
-        "errors", title, f"{title}, by stage and cause: {', '.join(k.label for k in keys)}.", spec, keys
-    )
+    title = f"{count(failed)} of {count(judged)} requests in the windows failed"
+    spec = with_look(bars.properties(width=NARROW - 20, height=max(60, 30 * len(labels))), {"errors": rows})
+    keys = [Key(cause, _error_colour(cause), "band") for cause in causes]
+    return Chart("errors", title, f"{title}, by stage and cause: {', '.join(causes)}.", spec, keys)
+
+
+def _error_colour(cause: str) -> str:
+    return cause if cause in COLOURS else "other_error"
+
+
+def _unique_labels(stages: Sequence[Mapping[str, Any]]) -> list[str]:
+    """The load of each stage; where two stages have the same one, the stage's number as well."""
+    loads = [load_of(stage) for stage in stages]
+    return [load if loads.count(load) == 1 else f"{load} (stage {i})" for i, load in enumerate(loads)]
+
+
+def _error_bars(stage: Mapping[str, Any], label: str, causes: Sequence[str]) -> list[dict[str, Any]]:
+    rows, start = [], 0
+    for cause in causes:
+        n = (stage.get("errors") or {}).get(cause, 0)
+        text = f"{label}: {cause} {count(n)} of {count(stage.get('requests') or 0)} requests"
+        if n:
+            colour = light(_error_colour(cause))
+            rows.append({"stage": label, "x": start, "x2": start + n, "colour": colour, "text": text})
+        start += n
+    return rows

@@ -77,7 +77,7 @@ def _quantile_chart(
         keys.append(
             Key(load_of(stage) + (", not steady" if growing else ""), colour, "dash" if growing else "line")
         )
-    caption = "The axis widens the slow tail: p50, p90, p99 and p99.9 lie equally far apart from p90 on."
+    caption = "The axis widens the slow tail: p90, p99 and p99.9 lie equally far apart."
     if len(drawn) < len(with_curve):
         caption += f" {len(drawn)} of {len(with_curve)} stages are drawn."
     alt = f"{title}, {len(drawn)} stages, latency on a logarithmic axis."

@@ -67,12 +67,12 @@ def write_report(path: Path, summary: dict[str, Any], meta: dict[str, Any]) -> P
 
 def partial_reason(summary: Mapping[str, Any], meta: Mapping[str, Any]) -> str | None:
     """Why the run is not whole, in a line; None for a complete run."""
-    status = meta.get("status", "complete")
-    said = summary.get("partial") or meta.get("status_reason")
-    if status == "complete":
-        return str(summary["partial"]) if summary.get("partial") else None
-    words = STATUS_WORDS.get(str(status), f"The run's status is {status}.")
-    return f"{words} {said}" if said else words
+    status = str(meta.get("status", "complete"))
+    said = summary.get("partial") or (meta.get("status_reason") if status != "complete" else None)
+    if said:
+        text = str(said).strip().rstrip(".")
+        return f"{text[:1].upper()}{text[1:]}."
+    return None if status == "complete" else STATUS_WORDS.get(status, f"The run's status is {status}.")
 
 
 def embedded_json(value: Any) -> str:
@@ -180,7 +180,7 @@ def _provenance(meta: Mapping[str, Any]) -> list[tuple[str, list[tuple[str, str]
         ("SLOs", ", ".join(str(s.get("text")) for s in meta.get("slos") or []) or "none"),
         (
             "Clock",
-            f"CLOCK_MONOTONIC {_plain(clock.get('monotonic_ns'))} ns at {_plain(clock.get('utc'))} UTC",
+            f"CLOCK_MONOTONIC {_plain(clock.get('monotonic_ns'))} ns was {_plain(clock.get('utc'))}",
         ),
     ]
     host_facts = [(_words(k), _plain(v)) for k, v in host.items()]

@@ -14,7 +14,7 @@ from typing import Any
 from reports.palette import light
 
 FONT = "Helvetica Neue, Helvetica, Arial, Liberation Sans, sans-serif"
-WIDE, NARROW = 980, 420  # pixels of the plot itself
+WIDE, NARROW = 980, 380  # pixels of the plot itself
 SECONDS_LABEL = (
     "datum.value < 1e-3 ? format(datum.value * 1e6, '.3~r') + ' µs' : datum.value < 1 ?"
     " format(datum.value * 1e3, '.3~r') + ' ms' : format(datum.value, ',.3~r') + ' s'"
@@ -105,11 +105,14 @@ class Plot:
     def __init__(self, x: Axis, y: Axis) -> None:
         self.x, self.y = x, y
         self._layers: list[Any] = []
+        self._datasets: dict[str, list[dict[str, Any]]] = {}
 
     def _chart(self, rows: list[dict[str, Any]]) -> Any:
         import altair as alt
 
-        return alt.Chart(alt.InlineData(values=rows))
+        name = f"layer{len(self._datasets)}"  # named, so that Altair does not walk through every row
+        self._datasets[name] = rows
+        return alt.Chart(alt.NamedData(name=name))
 
     def _xy(self) -> dict[str, Any]:
         import altair as alt
@@ -180,18 +183,19 @@ class Plot:
         import altair as alt
 
         layers = self._layers or [self._chart([]).mark_point().encode(**self._xy())]
-        return with_look(alt.layer(*layers).properties(width=width, height=height))
+        return with_look(alt.layer(*layers).properties(width=width, height=height), self._datasets)
 
 
-def with_look(chart: Any) -> dict[str, Any]:
-    """``chart`` as a spec with the report's type and lines."""
+def with_look(chart: Any, datasets: dict[str, list[dict[str, Any]]]) -> dict[str, Any]:
+    """``chart`` as a spec with its named data and the report's type and lines."""
     words = {"labelFont": FONT, "titleFont": FONT, "labelFontSize": 12, "titleFontSize": 12.5}
     axis = {
         **words, "labelColor": light("muted"), "titleColor": light("ink"), "titleFontWeight": "normal",
         "titlePadding": 10, "labelPadding": 5, "gridColor": light("grid"), "domainColor": light("axis"),
         "tickColor": light("axis"), "tickSize": 4, "labelOverlap": "greedy", "labelFlush": False,
     }  # fmt: skip
-    spec: dict[str, Any] = chart.to_dict()
+    spec: dict[str, Any] = chart.to_dict(validate=False)
+    spec["datasets"] = datasets
     spec["config"] = {
         "background": None, "view": {"stroke": None}, "axis": axis, "padding": 4, "font": FONT,
     }  # fmt: skip

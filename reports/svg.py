@@ -30,7 +30,7 @@ def to_svg(spec: dict[str, Any], alt: str, prefix: str) -> str:
     width, height = root.get("width", "0"), root.get("height", "0")
     root.attrib.clear()
     root.attrib.update({"viewBox": f"0 0 {width} {height}", "role": "img", "aria-label": alt})
-    root.set("style", f"max-width:{float(width):.0f}px")
+    root.set("style", f"max-width:{1.15 * float(width):.0f}px")
     return ET.tostring(root, encoding="unicode")
 
 

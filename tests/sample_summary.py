@@ -93,7 +93,7 @@ def stage(
 
 
 def _verdicts(ttft_verdict: str, value_s: float | None, **more: Any) -> list[dict[str, Any]]:
-    first = {"slo": "ttft_p99=2s", "verdict": ttft_verdict, "value_s": value_s, "attainment": 0.97,
+    first = {"slo": "ttft_p99=2s", "verdict": ttft_verdict, "value_s": value_s, "attainment": 0.05 if ttft_verdict == "broken" else 0.985,
              "requests_effective": 80, "more_requests": None, "reason": None}  # fmt: skip
     second = {"slo": "itl_p99=100ms", "verdict": "met", "value_s": 0.061, "attainment": 1.0,
               "requests_effective": 600, "more_requests": None, "reason": None}  # fmt: skip
