@@ -19,7 +19,7 @@ from aiohttp import web
 
 from simulator import SimulatorError
 from simulator.answers import Frames, answer
-from simulator.engine import Engine, EngineConfig, StepResult
+from simulator.engine import Engine, EngineConfig
 from simulator.hardware import find_config
 from simulator.metrics import Metrics
 from simulator.protocol import ApiError, Call, count_words, decode, parse
@@ -67,7 +67,7 @@ class Server:
         app.router.add_get("/health", self._health)
         app.router.add_get("/metrics", self._metrics)
         app.router.add_get("/version", self._version)
-        self._loop = StepLoop(self.engine, self._on_step)
+        self._loop = StepLoop(self.engine, self.metrics.on_step)
         self._runner = web.AppRunner(app, handler_cancellation=True, access_log=None, shutdown_timeout=0.2)
         await self._runner.setup()
         site = web.TCPSite(self._runner, host, port, backlog=4096)
@@ -81,9 +81,6 @@ class Server:
             await self._runner.cleanup()
         if self._loop is not None:
             self._loop.close()
-
-    def _on_step(self, result: StepResult, tokens: int, now_s: float) -> None:
-        self.metrics.on_step(result, tokens, now_s)
 
     async def _chat(self, request: web.Request) -> web.StreamResponse:
         return await self._generate(request, chat=True)
