@@ -1,0 +1,171 @@
+"""The warnings of summary.json: a closed list of codes, each with what it means and what to do."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+WARNING_CODES: tuple[str, ...] = (
+    "partial",  # the run ended before its schedule
+    "no_requests",  # nothing was recorded
+    "client_limited",  # the client was the bottleneck in a stage
+    "errors",  # more than 1 % of the requests failed
+    "unstable_lowest",  # even the lowest load has no steady state
+    "never_settled",  # a stage that kept changing
+    "too_few_requests",  # an SLO could not be decided
+    "too_short",  # a stage shorter than its requests
+    "non_monotone",  # an SLO broke at a load below one at which it held
+    "lengths_off",  # output lengths are not the planned ones
+    "tokens_per_chunk",  # chunks are not tokens: no per-token latency
+    "cached",  # the prefix cache answered although prompts should be unique
+    "littles_law",  # L and lambda W disagree in a stable stage
+)
+ERROR_SHARE = 0.01
+LENGTHS_OFF_SHARE = 0.1
+CACHED_SHARE = 0.05
+
+
+def find_caveats(
+    summary: Mapping[str, Any], prompts: str | None, output_deviation: float | None
+) -> list[dict[str, str]]:
+    """Warnings for a summary whose figures are all in place."""
+    stages: Sequence[dict[str, Any]] = summary["stages"]
+    found: list[tuple[str, str | None]] = [
+        ("partial", f"The run is partial: {summary['partial']}." if summary["partial"] else None),
+        (
+            "no_requests",
+            None if summary["requests"] else "No request was recorded: there is nothing to judge.",
+        ),
+        ("client_limited", _client_limited(stages)),
+        ("errors", _errors(summary)),
+        ("unstable_lowest", _unstable_lowest(stages)),
+        ("never_settled", _never_settled(stages)),
+        ("too_few_requests", _too_few(stages)),
+        ("too_short", _too_short(stages)),
+        ("non_monotone", _non_monotone(summary["capacity"])),
+        ("lengths_off", _lengths_off(output_deviation)),
+        ("tokens_per_chunk", _tokens_per_chunk(summary)),
+        ("cached", _cached(summary["workload"]["realised"]["cached_token_share"], prompts)),
+        ("littles_law", _littles_law(stages)),
+    ]
+    return [{"code": code, "text": text} for code, text in found if text]
+
+
+def _client_limited(stages: Sequence[dict[str, Any]]) -> str | None:
+    limited = [s for s in stages if s["client_limited"]]
+    if not limited:
+        return None
+    return (
+        f"In {_stages(limited)} this machine could not keep up with the schedule ({limited[0]['client_limited_reason']}); "
+        "nothing measured there is a finding. Use more --workers or a faster client."
+    )
+
+
+def _errors(summary: Mapping[str, Any]) -> str | None:
+    counts = {k: n for k, n in summary["errors"].items() if n and k not in ("cancelled", "unfinished")}
+    failed, total = sum(counts.values()), summary["requests"]
+    if not total or failed <= ERROR_SHARE * total:
+        return None
+    listed = ", ".join(f"{n} {k}" for k, n in sorted(counts.items(), key=lambda c: -c[1]))
+    return f"{failed} of {total} requests failed ({listed}); they count as infinitely slow. Look at the server's log."
+
+
+def _unstable_lowest(stages: Sequence[dict[str, Any]]) -> str | None:
+    opened = sorted(
+        (s for s in stages if s["kind"] == "open" and s["requests"]), key=lambda s: s["offered_rps"] or 0
+    )
+    if not opened or opened[0]["stable"] is not False:
+        return None
+    return (
+        f"Even the lowest load of {opened[0]['offered_rps']:.3g} requests/s has no steady state "
+        f"({opened[0]['stable_reason']}). Start the sweep lower."
+    )
+
+
+def _never_settled(stages: Sequence[dict[str, Any]]) -> str | None:
+    unsettled = [s for s in stages if not s["window"]["settled"] and s["stable"] is not False]
+    if not unsettled:
+        return None
+    return (
+        f"{_stages(unsettled).capitalize()} never settled: the figures are of the second half, still drifting. "
+        "Use a longer --duration."
+    )
+
+
+def _too_few(stages: Sequence[dict[str, Any]]) -> str | None:
+    undecided = [
+        (s, v) for s in stages for v in s["slo_verdicts"]
+        if v["verdict"] == "undecided" and s["stable"] is not False and not s["client_limited"] and s["requests"]
+    ]  # fmt: skip
+    if not undecided:
+        return None
+    more = [v["more_requests"] for _, v in undecided if v["more_requests"]]
+    advice = (
+        f"about {max(more)} more requests per stage would decide"
+        if more
+        else "longer stages may not decide it"
+    )
+    which = _stages(list({s["index"]: s for s, _ in undecided}.values()))
+    return (
+        f"In {which} an SLO is undecided ({undecided[0][1]['slo']}: {undecided[0][1]['reason']}); {advice}."
+    )
+
+
+def _too_short(stages: Sequence[dict[str, Any]]) -> str | None:
+    short = [s for s in stages if s["stable"] is None and s["requests"]]
+    return f"In {_stages(short)} stability cannot be told: {short[0]['stable_reason']}." if short else None
+
+
+def _non_monotone(capacity: Mapping[str, Any]) -> str | None:
+    if not capacity["non_monotone"]:
+        return None
+    return (
+        "An SLO broke at a load below one at which it held. The lower one is taken as the limit and the interval "
+        "spans both; repeat the sweep with longer stages."
+    )
+
+
+def _lengths_off(deviation: float | None) -> str | None:
+    if deviation is None or abs(deviation) <= LENGTHS_OFF_SHARE:
+        return None
+    return (
+        f"Answers were {abs(deviation):.0%} {'longer' if deviation > 0 else 'shorter'} than planned in output tokens: "
+        "the load is another one than asked for. Make the server ignore the end-of-sequence token or fix lengths."
+    )
+
+
+def _tokens_per_chunk(summary: Mapping[str, Any]) -> str | None:
+    ratio = summary["workload"]["realised"]["tokens_per_chunk"]
+    unknown = [s for s in summary["stages"] if "unknown" in (s["itl_s"].get("reason") or "")]
+    if not unknown:
+        return None
+    ratio_text = f" ({ratio:.3g} tokens per chunk)" if ratio else ""
+    return (
+        f"Chunks are not tokens{ratio_text} and the server does not say how many each holds: "
+        "per-token latency (ITL) is not given; inter-chunk latency (ICL) and TPOT are."
+    )
+
+
+def _cached(share: float | None, prompts: str | None) -> str | None:
+    if share is None or share <= CACHED_SHARE or prompts not in (None, "unique"):
+        return None
+    return (
+        f"{share:.0%} of the input tokens came from the server's prefix cache although every prompt is unique: "
+        "first tokens are faster than they would be. Look for a shared prefix or a response cache."
+    )
+
+
+def _littles_law(stages: Sequence[dict[str, Any]]) -> str | None:
+    off = [s for s in stages if s["stable"] and s["littles_law"]["ok"] is False and s["window"]["settled"]]
+    if not off:
+        return None
+    worst = max(off, key=lambda s: abs(s["littles_law"]["consistency"] - 1))
+    return (
+        f"In {_stages(off)} the requests in flight and rate x time in flight differ by more than the requests that cross "
+        f"the window's edge explain (up to {worst['littles_law']['consistency']:.3g}): the load drifted, or times are wrong."
+    )
+
+
+def _stages(stages: Sequence[dict[str, Any]]) -> str:
+    numbers = ", ".join(str(s["index"]) for s in stages)
+    return f"stage{'s' if len(stages) > 1 else ''} {numbers}"

@@ -1,0 +1,73 @@
+"""The lengths that a run was measured at: planned, sent and received tokens."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from analysis.metrics import Floats, Requests, visible_tokens
+from analysis.observations import quantile_rank
+
+_LEVELS = {
+    "p1": 0.01,
+    "p5": 0.05,
+    "p10": 0.1,
+    "p25": 0.25,
+    "p50": 0.5,
+    "p75": 0.75,
+    "p90": 0.9,
+    "p95": 0.95,
+    "p99": 0.99,
+}
+
+
+def describe(lengths: Floats) -> dict[str, Any]:
+    """A LENGTHS object: mean and percentiles of this sample (unknown ones left out), null where empty."""
+    known = np.sort(lengths[~np.isnan(lengths)])
+    result: dict[str, Any] = {"n": len(known), "mean": None, **dict.fromkeys(_LEVELS), "max": None}
+    if len(known):
+        result["mean"] = float(known.mean())
+        result |= {name: float(known[quantile_rank(q, len(known)) - 1]) for name, q in _LEVELS.items()}
+        result["max"] = float(known[-1])
+    return result
+
+
+def realised(table: pa.Table, requests: Requests) -> dict[str, Any]:
+    """``workload.realised``: over all stages, rows with attempt 0."""
+    first = requests.take(requests.attempt == 0)
+    ok = first.has_status("ok")
+    answers = first.take(ok)
+    said = ~np.isnan(answers.cached_tokens) & (answers.input_tokens > 0)
+    sources = table["token_source"].take(pa.array(first.row))
+    return {
+        "input_tokens": {"planned": describe(first.input_tokens_planned), "sent": describe(first.input_tokens)},
+        "output_tokens": {
+            "planned": describe(first.output_tokens_planned), "received": describe(answers.output_tokens),
+        },
+        "cached_token_share": float(answers.cached_tokens[said].sum() / answers.input_tokens[said].sum())
+        if said.any() else None,
+        "tokens_per_chunk": _tokens_per_chunk(table, answers),
+        "token_source": {
+            str(c["values"]): int(c["counts"]) for c in pc.value_counts(sources).to_pylist() if c["values"] is not None
+        },
+    }  # fmt: skip
+
+
+def _tokens_per_chunk(table: pa.Table, answers: Requests) -> float | None:
+    counts = pc.fill_null(pc.list_value_length(table["chunk_at_us"]), 0).to_numpy()[answers.row]
+    tokens = visible_tokens(answers)
+    known = (counts > 0) & (tokens > 0)
+    return float(tokens[known].sum() / counts[known].sum()) if known.any() else None
+
+
+def output_deviation(requests: Requests) -> float | None:
+    """Received over planned output tokens of the good answers, minus 1; None where unknown."""
+    both = (
+        requests.has_status("ok") & ~np.isnan(requests.output_tokens) & (requests.output_tokens_planned > 0)
+    )
+    if not both.any():
+        return None
+    return float(requests.output_tokens[both].sum() / requests.output_tokens_planned[both].sum() - 1)

@@ -1,0 +1,107 @@
+"""Little's law, twice: as a check of the measurement, and as the gap between a ceiling and what was carried."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from analysis.metrics import Floats
+from analysis.percentiles import finite
+
+REPRESENTATIVE_GAP = 2.0
+_TOLERANCE_FLOOR = 0.01
+_TOLERANCE_Z = 3.0
+
+
+def consistency(
+    start_s: float, end_s: float, concurrency: float, begin_s: Floats, finish_s: Floats
+) -> dict[str, Any]:
+    """L against lambda W over [start, end]: the ``littles_law`` object of a stage.
+
+    lambda counts the requests that began in the window, W is their mean time in flight. The two sides
+    differ by requests that cross an edge; their residual times r make the tolerance
+    3 sqrt(sum r^2) / (lambda W T), at least 1 %. A stage whose in-flight count drifts exceeds it.
+    """
+    known = ~np.isnan(begin_s) & ~np.isnan(finish_s)
+    begin, finish = begin_s[known], finish_s[known]
+    inside = (begin >= start_s) & (begin < end_s)
+    total = float(np.sum(finish[inside] - begin[inside]))
+    result: dict[str, Any] = {
+        "l": concurrency, "lambda_w": None, "consistency": None, "tolerance": None, "ok": None,
+    }  # fmt: skip
+    length = end_s - start_s
+    if total <= 0 or length <= 0:
+        return result | {"reason": "no request began in the window"}
+    brought = np.clip(finish, start_s, end_s) - start_s
+    left_over = finish - end_s
+    edges = np.concatenate(
+        [brought[(begin < start_s) & (finish > start_s)], left_over[inside & (finish > end_s)]]
+    )
+    tolerance = max(_TOLERANCE_FLOOR, _TOLERANCE_Z * float(np.sqrt(edges @ edges)) / total)
+    ratio = concurrency * length / total
+    return result | {
+        "lambda_w": total / length, "consistency": ratio, "tolerance": tolerance,
+        "ok": bool(abs(ratio - 1) <= tolerance),
+    }  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Gap:
+    """ceiling = C_max / limit (requests/s); gap = ceiling / usable; ``representative`` None where it says nothing."""
+
+    ceiling_rps: float | None
+    gap: float | None
+    representative: bool | None
+    reason: str | None
+
+
+def gap(c_max: float, limit_s: float, usable_rps: float, metric: str) -> Gap:
+    """Gap of the sizing guide; above 2 the measurement is not representative of the limit.
+
+    gap = C_max / (limit usable): in an open loop that is mean end-to-end time / limit, so for a limit on
+    the first token and answers much longer than it the figure says nothing.
+    """
+    if metric in ("itl", "icl", "tpot"):
+        return Gap(
+            None, None, None, f"a limit on {metric} is per token: it bounds no request's time in the system"
+        )
+    ceiling = c_max / limit_s
+    if usable_rps <= 0:
+        return Gap(ceiling, None, None, "usable rate is zero")
+    value = ceiling / usable_rps
+    if value <= REPRESENTATIVE_GAP + 1e-9:
+        return Gap(ceiling, value, True, None)
+    if metric == "e2e":
+        reason = (
+            f"gap {value:.3g} is above 2: the ceiling is not what this endpoint delivers; likely causes are "
+            "batching that slows each request, a queue, or a limit that other SLOs bind before"
+        )
+        return Gap(ceiling, value, False, reason)
+    reason = (
+        f"the gap equals mean time in flight / limit = {value:.3g}: answers last much longer than the limit on "
+        f"{metric}, so it says nothing about the measurement"
+    )
+    return Gap(ceiling, value, None, reason)
+
+
+def summarise_gap(
+    c_max: float | None,
+    usable_rps: float | None,
+    limit_s: float | None,
+    metric: str | None,
+    shares: list[float],
+) -> dict[str, Any]:
+    """The top-level ``littles_law`` object; ``shares`` are the consistencies of the stable stages."""
+    result: dict[str, Any] = {
+        "ceiling_rps": None, "limit_s": limit_s, "limit_metric": metric, "gap": None, "representative": None,
+        "reason": None, "consistency": finite(float(np.median(shares))) if shares else None,
+    }  # fmt: skip
+    if c_max is None or usable_rps is None or limit_s is None or metric is None:
+        return result | {"reason": "no usable rate inside an SLO was found"}
+    found = gap(c_max, limit_s, usable_rps, metric)
+    return result | {
+        "ceiling_rps": found.ceiling_rps, "gap": found.gap, "representative": found.representative,
+        "reason": found.reason,
+    }  # fmt: skip

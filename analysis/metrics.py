@@ -1,0 +1,265 @@
+"""Per-request vectors and per-gap vectors from the records; the definitions of TTFT, ITL, ICL, TPOT, E2E.
+
+Times are float64 nanoseconds after ``origin_ns`` (exact below 104 days), NaN where something did not
+happen. No Python loop runs over requests or gaps.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from loadgen.records import FAILED_STATUSES, STATUSES
+
+Floats = npt.NDArray[np.float64]
+Ints = npt.NDArray[np.int64]
+Bools = npt.NDArray[np.bool_]
+
+_CODE = {status: code for code, status in enumerate(STATUSES)}
+_FAILED = np.array([status in FAILED_STATUSES for status in STATUSES])
+_NS = 1e-9
+
+
+class RecordsError(ValueError):
+    """Records that this version cannot read."""
+
+
+@dataclass(frozen=True)
+class Requests:
+    """Columns of the records as vectors, one entry per row (all attempts), in scheduled order."""
+
+    row: Ints  # row of the table
+    stage: Ints
+    attempt: Ints
+    status: Ints  # index into STATUSES
+    scheduled_ns: Floats
+    dispatched_ns: Floats
+    started_ns: Floats
+    first_token_ns: Floats
+    first_answer_ns: Floats
+    last_token_ns: Floats
+    ended_ns: Floats
+    input_tokens_planned: Floats
+    input_tokens: Floats
+    cached_tokens: Floats
+    output_tokens_planned: Floats
+    output_tokens: Floats
+    reasoning_tokens: Floats
+    stopped: Bools  # finish_reason "stop": the model ended by itself, with a token that has no text
+
+    def __len__(self) -> int:
+        return len(self.row)
+
+    def take(self, which: npt.NDArray[Any]) -> Requests:
+        """The entries at an index array or mask, in that order."""
+        return Requests(**{f.name: getattr(self, f.name)[which] for f in fields(self)})
+
+    def has_status(self, status: str) -> Bools:
+        return np.asarray(self.status == _CODE[status])
+
+    @property
+    def failed(self) -> Bools:
+        """Counts as infinitely slow."""
+        return np.asarray(_FAILED[self.status], dtype=np.bool_)
+
+    def status_counts(self) -> dict[str, int]:
+        counts = np.bincount(self.status, minlength=len(STATUSES))
+        return {status: int(n) for status, n in zip(STATUSES, counts, strict=True)}
+
+
+def read_requests(table: pa.Table, origin_ns: int) -> Requests:
+    """Vectors of a table with the columns of ``loadgen.records.SCHEMA``. Raises RecordsError."""
+    scheduled = _times(table, "scheduled_ns", origin_ns)
+    order = np.argsort(scheduled, kind="stable")
+    columns: dict[str, npt.NDArray[Any]] = {
+        "row": np.arange(table.num_rows, dtype=np.int64),
+        "stage": _integers(table, "stage"),
+        "attempt": _integers(table, "attempt"),
+        "status": _status_codes(table),
+        "stopped": np.asarray(
+            pc.fill_null(pc.equal(table["finish_reason"], "stop"), False).to_numpy(), dtype=np.bool_
+        ),
+    }
+    for f in fields(Requests):
+        if f.name.endswith("_ns"):
+            columns[f.name] = _times(table, f.name, origin_ns)
+        elif f.name not in columns:
+            columns[f.name] = np.asarray(table[f.name].cast(pa.float64()).to_numpy())
+    return Requests(**columns).take(order)
+
+
+def _times(table: pa.Table, name: str, origin_ns: int) -> Floats:
+    shifted = pc.subtract(table[name], pa.scalar(origin_ns, pa.int64()))
+    return np.asarray(shifted.cast(pa.float64(), safe=False).to_numpy(), dtype=np.float64)
+
+
+def _integers(table: pa.Table, name: str) -> Ints:
+    return np.asarray(pc.fill_null(table[name], 0).to_numpy(), dtype=np.int64)
+
+
+def _status_codes(table: pa.Table) -> Ints:
+    codes = pc.index_in(table["status"], value_set=pa.array(STATUSES))
+    if codes.null_count:
+        unknown = next(s for s in pc.unique(table["status"]).to_pylist() if s not in _CODE)
+        raise RecordsError(
+            f"requests.parquet: column status holds {unknown!r}, which this version does not know"
+        )
+    return np.asarray(codes.to_numpy(), dtype=np.int64)
+
+
+@dataclass(frozen=True)
+class Chunks:
+    """Token-bearing chunks of n requests, flat, with the tokens in each."""
+
+    starts: Ints  # shape (n + 1,): chunks of request i are [starts[i], starts[i + 1])
+    at_us: npt.NDArray[np.uint32]  # after the request's started_ns
+    tokens: npt.NDArray[np.int32] | None  # as long as at_us; None: one token per chunk everywhere
+    known: Bools  # shape (n,): the tokens of each chunk of this request are known
+
+    @property
+    def count(self) -> Ints:
+        """Chunks per request."""
+        return np.diff(self.starts)
+
+    def owner(self) -> Ints:
+        """Request of each chunk."""
+        return np.repeat(np.arange(len(self.known)), self.count)
+
+    def per_request(self, flat: npt.NDArray[Any]) -> Floats:
+        """Sum of a flat per-chunk vector over the chunks of each request."""
+        total = np.concatenate([[0.0], np.cumsum(flat, dtype=np.float64)])
+        return np.asarray(total[self.starts[1:]] - total[self.starts[:-1]])
+
+    def first_tokens(self) -> Floats:
+        """Tokens in the first chunk, NaN where unknown or where there is no chunk."""
+        first = np.where(self.known & (self.count > 0), 1.0, np.nan)
+        if self.tokens is not None:
+            has = np.flatnonzero(~np.isnan(first))
+            first[has] = self.tokens[self.starts[has]]
+        return first
+
+
+def read_chunks(table: pa.Table, requests: Requests) -> Chunks:
+    """The chunks of ``requests`` (rows of ``table``)."""
+    at = _lists(table["chunk_at_us"], requests.row)
+    tokens = _lists(table["chunk_tokens"], requests.row)
+    count, token_count = _lengths(at), _lengths(tokens)
+    starts = np.concatenate([[0], np.cumsum(count)]).astype(np.int64)
+    at_us = np.asarray(at.flatten().to_numpy(zero_copy_only=False), dtype=np.uint32)
+    listed = np.asarray(pc.is_valid(tokens).to_numpy(zero_copy_only=False)) & (token_count == count)
+    visible = visible_tokens(requests)
+    one_each = ~listed & ((count == visible) | (requests.stopped & (count + 1 == visible)))
+    flat: npt.NDArray[np.int32] | None = None
+    if np.any(listed & (count > 0)):
+        flat = np.ones(len(at_us), dtype=np.int32)
+        values = tokens.filter(pa.array(listed)).flatten()
+        flat[np.repeat(listed, count)] = pc.fill_null(values, 0).to_numpy(zero_copy_only=False)
+        if np.all(flat == 1):
+            flat = None
+    return Chunks(starts, at_us, flat, listed | one_each)
+
+
+def _lists(column: pa.ChunkedArray, rows: Ints) -> pa.ListArray:
+    if not len(rows):
+        return pa.array([], type=column.type)
+    low, high = int(rows.min()), int(rows.max()) + 1
+    part = column.slice(low, high - low).combine_chunks()
+    if isinstance(part, pa.ChunkedArray):  # what pyarrow gives back depends on its version
+        part = pa.concat_arrays(part.chunks)
+    if len(rows) == len(part) and np.array_equal(rows, np.arange(low, high)):
+        return part
+    return part.take(pa.array(rows - low))
+
+
+def _lengths(lists: pa.ListArray) -> Ints:
+    return np.asarray(
+        pc.fill_null(pc.list_value_length(lists), 0).to_numpy(zero_copy_only=False), dtype=np.int64
+    )
+
+
+def visible_tokens(requests: Requests) -> Floats:
+    """Output tokens that can be in the stream: without reasoning that the server counts but does not send."""
+    hidden = (requests.reasoning_tokens > 0) & (requests.first_answer_ns == requests.first_token_ns)
+    return requests.output_tokens - np.where(hidden, requests.reasoning_tokens, 0.0)
+
+
+@dataclass(frozen=True)
+class Gaps:
+    """Gaps between chunks or tokens: ``weight[i]`` samples of ``value_s[i]``, of request ``owner[i]``."""
+
+    value_s: Floats
+    weight: Floats | None  # None: one each
+    owner: Ints
+
+
+def chunk_gaps(chunks: Chunks) -> Gaps:
+    """ICL: n chunks have n - 1 gaps; the time to the first chunk is none of them."""
+    owner = chunks.owner()
+    inside = owner[1:] == owner[:-1]
+    gap_us = (chunks.at_us[1:] - chunks.at_us[:-1])[inside]
+    return Gaps(gap_us * 1e-6, None, owner[1:][inside])
+
+
+def token_gaps(chunks: Chunks) -> Gaps:
+    """ITL of requests whose chunk tokens are known: k samples of g/k for k tokens that come g after the last.
+
+    A chunk with no token by the server's count hands its time on to the next one.
+    """
+    owner = chunks.owner()
+    keep = chunks.known[owner]
+    if chunks.tokens is None:
+        icl = chunk_gaps(chunks)
+        known = chunks.known[icl.owner]
+        return Gaps(icl.value_s[known], None, icl.owner[known])
+    first = np.zeros(len(owner), dtype=np.bool_)
+    first[chunks.starts[:-1][chunks.count > 0]] = True
+    keep = keep & (first | (chunks.tokens > 0))
+    owner, at_us, tokens = owner[keep], chunks.at_us[keep], chunks.tokens[keep].astype(np.float64)
+    inside = owner[1:] == owner[:-1]
+    gap_us = (at_us[1:] - at_us[:-1])[inside]
+    weight = tokens[1:][inside]
+    return Gaps(gap_us * 1e-6 / weight, weight, owner[1:][inside])
+
+
+def tpot_s(requests: Requests, chunks: Chunks) -> tuple[Floats, Bools]:
+    """TPOT per request, NaN where undefined, and where the first chunk's tokens had to be estimated.
+
+    (last token - first token) / (tokens - tokens in the first chunk). Where the first chunk's tokens are
+    unknown they are taken as the request's mean tokens per chunk.
+    """
+    visible, first = visible_tokens(requests), chunks.first_tokens()
+    received = chunks.per_request(np.ones(len(chunks.at_us)) if chunks.tokens is None else chunks.tokens)
+    tokens = np.where(np.isnan(visible) & chunks.known, received, visible)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        mean_chunk = visible / chunks.count
+    estimated = np.isnan(first) & (chunks.count > 1) & (visible > 0)
+    divisor = tokens - np.where(estimated, mean_chunk, first)
+    defined = divisor > 0
+    span_s = (requests.last_token_ns - requests.first_token_ns) * _NS
+    value = np.full(len(requests), np.nan)
+    value[defined] = span_s[defined] / divisor[defined]
+    return value, estimated & defined
+
+
+def ttft_s(requests: Requests, *, from_schedule: bool) -> Floats:
+    return (requests.first_token_ns - _zero(requests, from_schedule)) * _NS
+
+
+def first_answer_s(requests: Requests, *, from_schedule: bool) -> Floats:
+    return (requests.first_answer_ns - _zero(requests, from_schedule)) * _NS
+
+
+def e2e_s(requests: Requests, *, from_schedule: bool) -> Floats:
+    """To the last token; a good answer without any text ends with its response."""
+    no_text = np.isnan(requests.last_token_ns) & requests.has_status("ok")
+    end = np.where(no_text, requests.ended_ns, requests.last_token_ns)
+    return (end - _zero(requests, from_schedule)) * _NS
+
+
+def _zero(requests: Requests, from_schedule: bool) -> Floats:
+    return requests.scheduled_ns if from_schedule else requests.started_ns

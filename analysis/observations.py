@@ -1,0 +1,275 @@
+"""Samples of one metric over a cohort, with what the status table says of failed and unfinished requests.
+
+Failed requests are infinitely slow; unfinished ones are censored: slower than the age at which they were
+cut off; cancelled ones are left out.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+import numpy.typing as npt
+
+from analysis.intervals import effective_size, order_statistic_ranks
+from analysis.metrics import (
+    Chunks,
+    Floats,
+    Gaps,
+    Ints,
+    Requests,
+    chunk_gaps,
+    e2e_s,
+    first_answer_s,
+    token_gaps,
+    tpot_s,
+    ttft_s,
+    visible_tokens,
+)
+
+MIN_KNOWN_SHARE = 0.99
+"""ITL is given when the tokens of each chunk are known for at least this share of the answers."""
+_MIN_EXCEEDANCES = 10.0  # fewer say nothing about how they cluster
+
+
+@dataclass(frozen=True)
+class Observations:
+    """Samples in scheduled order. ``owner`` is the request (0 .. n_owners-1) of each finite value."""
+
+    unit: str  # "requests" or "gaps"
+    values: Floats  # seconds, finite
+    owner: Ints
+    weights: Floats | None  # samples per value; None: one each
+    infinite: Floats  # shape (n_owners,): infinitely slow samples of each request
+    censored: Floats  # shape (n_owners,): slower than this, NaN where not censored
+    reason: str | None = None  # why the metric is not known at all
+    assumption: str | None = None
+
+    @property
+    def n_owners(self) -> int:
+        return len(self.infinite)
+
+    @cached_property
+    def sizes(self) -> Floats:
+        """Samples of each request, shape (n_owners,)."""
+        finite = np.bincount(self.owner, weights=self.weights, minlength=self.n_owners)
+        return np.asarray(finite + self.infinite + ~np.isnan(self.censored), dtype=np.float64)
+
+    @cached_property
+    def n(self) -> int:
+        """Samples in all, infinite and censored ones included."""
+        return round(float(self.sizes.sum()))
+
+    @cached_property
+    def n_infinite(self) -> int:
+        return round(float(self.infinite.sum()))
+
+    @cached_property
+    def n_censored(self) -> int:
+        return int(np.count_nonzero(~np.isnan(self.censored)))
+
+    def misses(self, limit_s: float) -> Floats:
+        """Samples above the limit per request; a censored one counts when its age is past it."""
+        over = self.values > limit_s
+        weights = None if self.weights is None else self.weights[over]
+        finite = np.bincount(self.owner[over], weights=weights, minlength=self.n_owners)
+        with np.errstate(invalid="ignore"):
+            return np.asarray(finite + self.infinite + (self.censored > limit_s), dtype=np.float64)
+
+    def undecided(self, limit_s: float) -> int:
+        """Censored samples whose age is not past the limit: they may or may not be misses."""
+        with np.errstate(invalid="ignore"):
+            return int(np.count_nonzero(self.censored <= limit_s))
+
+    def effective_size(self, limit_s: float) -> float:
+        """n_eff for the share above ``limit_s``.
+
+        Where fewer than ten samples are on one side of the limit, their clustering cannot be seen; then
+        it is taken at the nearest level that has ten.
+        """
+        floor = max(_MIN_EXCEEDANCES, 0.01 * self.n) if self.unit == "gaps" else _MIN_EXCEEDANCES
+        misses = self.misses(limit_s)
+        over = float(misses.sum())
+        wanted = min(max(over, floor), self.n - floor)
+        if wanted != over and 0 < wanted < self.n:
+            level = self.rank_bounds(round(self.n - wanted))[0]
+            if np.isfinite(level):
+                misses = self.misses(level)
+        return effective_size(misses, self.sizes)
+
+    @cached_property
+    def _sorted(self) -> tuple[Floats, Floats | None]:
+        if self.weights is None:
+            return np.sort(self.values), None
+        order = np.argsort(self.values)
+        return self.values[order], np.cumsum(self.weights[order])
+
+    @cached_property
+    def _merged(self) -> tuple[Floats, Floats | None]:
+        """Sorted values with each censored sample at its age, and the cumulative weights."""
+        values, cumulative = self._sorted
+        if not self.n_censored:
+            return values, cumulative
+        ages = self.censored[~np.isnan(self.censored)]
+        weights = np.ones(len(values)) if cumulative is None else np.diff(cumulative, prepend=0.0)
+        merged = np.concatenate([values, ages])
+        order = np.argsort(merged, kind="stable")
+        return merged[order], np.cumsum(np.concatenate([weights, np.ones(len(ages))])[order])
+
+    def rank_bounds(self, rank: int) -> tuple[float, float]:
+        """Least and greatest possible value of the sample of 1-based ``rank``; equal without censoring."""
+        return _at_rank(*self._merged, rank), _at_rank(*self._sorted, rank)
+
+    def quantile_bounds(self, quantile: float) -> tuple[float, float]:
+        """The smallest x with F(x) >= quantile, so that it is within a limit when that share is."""
+        return self.rank_bounds(quantile_rank(quantile, self.n))
+
+    def confidence_interval(self, quantile: float) -> tuple[float, float]:
+        """95 % order-statistic interval with the effective sample size; NaN where an end is unknown."""
+        level = self.quantile_bounds(quantile)[0]
+        n_effective = self.effective_size(level) if np.isfinite(level) else float(self.n)
+        low, high = order_statistic_ranks(self.n, quantile, n_effective=n_effective)
+        return (
+            self.rank_bounds(low)[0] if low else float("nan"),
+            self.rank_bounds(high)[1] if high else float("nan"),
+        )
+
+    def mean(self) -> float:
+        """Mean of the finite values, NaN where there is none."""
+        return float(np.average(self.values, weights=self.weights)) if len(self.values) else float("nan")
+
+
+def quantile_rank(quantile: float, n: int) -> int:
+    """1-based rank of the quantile: the smallest k with k/n >= quantile."""
+    return max(1, int(np.ceil(quantile * n - 1e-9)))
+
+
+def _at_rank(values: Floats, cumulative: Floats | None, rank: int) -> float:
+    index = rank - 1 if cumulative is None else int(np.searchsorted(cumulative, rank - 0.5))
+    return float(values[index]) if 0 <= index < len(values) else float("inf")
+
+
+@dataclass(frozen=True)
+class Cohort:
+    """Requests scheduled in a window (attempt 0), their chunks, and how many rows were lost in a kill."""
+
+    requests: Requests
+    chunks: Chunks
+    missing: int
+    now_ns: float  # when the last thing that we know of happened, for ages
+
+    @cached_property
+    def cut_ns(self) -> Floats:
+        """When an unfinished request was given up."""
+        ended = self.requests.ended_ns
+        return np.where(np.isnan(ended), self.now_ns, ended)
+
+    def per_request(
+        self, values: Floats, zero_ns: Floats | None, assumption: str | None = None
+    ) -> Observations:
+        """Observations of a metric with one value per request; ages count from ``zero_ns``."""
+        r = self.requests
+        failed, unfinished = r.failed, r.has_status("unfinished")
+        finite = ~np.isnan(values) & (r.has_status("ok") | unfinished)
+        age = np.zeros(len(r)) if zero_ns is None else np.nan_to_num((self.cut_ns - zero_ns) * 1e-9)
+        censored = np.where(unfinished & ~finite, np.maximum(age, 0.0), np.nan)
+        owner = np.flatnonzero(finite)
+        return self._observations(
+            "requests", values[finite], owner, None, failed.astype(np.float64), censored, assumption
+        )
+
+    def ttft(self, *, from_schedule: bool) -> Observations:
+        return self.per_request(ttft_s(self.requests, from_schedule=from_schedule), self._zero(from_schedule))
+
+    def first_answer(self, *, from_schedule: bool) -> Observations:
+        return self.per_request(
+            first_answer_s(self.requests, from_schedule=from_schedule), self._zero(from_schedule)
+        )
+
+    def e2e(self, *, from_schedule: bool) -> Observations:
+        values = e2e_s(self.requests, from_schedule=from_schedule)
+        values = np.where(
+            self.requests.has_status("unfinished"), np.nan, values
+        )  # its last token is not its last
+        return self.per_request(values, self._zero(from_schedule))
+
+    def tpot(self) -> Observations:
+        values, estimated = tpot_s(self.requests, self.chunks)
+        ok = self.requests.has_status("ok")
+        n = int(np.count_nonzero(estimated & ok))
+        assumption = (
+            f"{n} answers: tokens of the first chunk taken as the mean tokens per chunk" if n else None
+        )
+        return self.per_request(np.where(ok, values, np.nan), None, assumption)
+
+    def icl(self) -> Observations:
+        return self._of_gaps(chunk_gaps(self.chunks), None)
+
+    def itl(self) -> Observations:
+        r, chunks = self.requests, self.chunks
+        answers = r.has_status("ok") & (chunks.count > 0) & ~((visible_tokens(r) == 1) & (chunks.count == 1))
+        n, known = int(np.count_nonzero(answers)), int(np.count_nonzero(answers & chunks.known))
+        if n and known < MIN_KNOWN_SHARE * n:
+            reason = (
+                f"tokens per chunk unknown in {n - known} of {n} answers (the server sends chunks, not tokens, and "
+                "does not say how many tokens each holds): see icl_s and tpot_s"
+            )
+            empty = np.empty(0)
+            return Observations(
+                "gaps", empty, empty.astype(np.int64), None, np.zeros(0), np.full(0, np.nan), reason=reason
+            )
+        return self._of_gaps(token_gaps(chunks), None)
+
+    def _of_gaps(self, gaps: Gaps, assumption: str | None) -> Observations:
+        r, chunks = self.requests, self.chunks
+        unfinished = r.has_status("unfinished")
+        counted = r.has_status("ok") | r.failed | unfinished
+        keep = counted[gaps.owner]
+        weights = None if gaps.weight is None else gaps.weight[keep]
+        received = np.where(np.isnan(r.output_tokens), chunks.count, r.output_tokens)
+        missing = np.maximum(np.nan_to_num(r.output_tokens_planned) - received, 1.0)
+        last_us = np.zeros(len(r))
+        has = chunks.count > 0
+        last_us[has] = chunks.at_us[chunks.starts[1:][has] - 1]
+        since = np.where(np.isnan(r.started_ns), r.scheduled_ns, r.started_ns) + last_us * 1e3
+        waited = np.maximum((self.cut_ns - since) * 1e-9, 0.0)
+        # before the first token no gap has begun
+        censored = np.where(unfinished, np.where(has, waited, 0.0), np.nan)
+        return self._observations(
+            "gaps",
+            gaps.value_s[keep],
+            gaps.owner[keep],
+            weights,
+            np.where(r.failed, missing, 0.0),
+            censored,
+            assumption,
+        )
+
+    def _zero(self, from_schedule: bool) -> Floats:
+        return self.requests.scheduled_ns if from_schedule else self.requests.started_ns
+
+    def _observations(
+        self,
+        unit: str,
+        values: Floats,
+        owner: npt.NDArray[np.int64],
+        weights: Floats | None,
+        infinite: Floats,
+        censored: Floats,
+        assumption: str | None,
+    ) -> Observations:
+        infinite = np.concatenate([infinite, np.zeros(self.missing)])
+        censored = np.concatenate([censored, np.zeros(self.missing)])
+        return Observations(unit, values, owner, weights, infinite, censored, assumption=assumption)
+
+
+def observations_for_slo(cohort: Cohort, metric: str) -> Observations:
+    """What an SLO on ``metric`` is judged by: TTFT, first answer and E2E count from the schedule."""
+    if metric == "ttft":
+        return cohort.ttft(from_schedule=True)
+    if metric == "first_answer":
+        return cohort.first_answer(from_schedule=True)
+    if metric == "e2e":
+        return cohort.e2e(from_schedule=True)
+    return {"tpot": cohort.tpot, "itl": cohort.itl, "icl": cohort.icl}[metric]()

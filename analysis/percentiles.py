@@ -1,0 +1,83 @@
+"""The percentile objects of summary.json, from observations: figures, or the reason why there is none."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from analysis.intervals import smallest_n
+from analysis.observations import Observations, quantile_rank
+
+LEVELS: dict[str, float] = {"p50": 0.5, "p90": 0.9, "p95": 0.95, "p99": 0.99}
+_CURVE_LEVELS = np.concatenate([np.arange(1, 100) / 100, [0.995, 0.999]])
+
+
+def percentiles(observations: Observations) -> dict[str, Any]:
+    """A PERCENTILES object of docs/summary.md; all values in seconds."""
+    o = observations
+    result: dict[str, Any] = dict.fromkeys([*LEVELS, "p99_ci", "mean"])
+    result |= {"n": o.n, "infinite": o.n_infinite}
+    if not o.n:
+        return result | {"reason": o.reason or "no request has a value"}
+    for name, quantile in LEVELS.items():
+        value, reason, bounds = _supported(o, quantile)
+        result[name] = value
+        if reason:
+            result[f"{name}_reason"] = reason
+        if bounds:
+            result[f"{name}_bounds"] = bounds
+    result["mean"] = finite(o.mean())
+    if o.n_censored:
+        result["censored"] = o.n_censored
+    if result["p99"] is not None:
+        low, high = o.confidence_interval(0.99)
+        result["p99_ci"] = [finite(low), finite(high)]
+        if finite(high) is None or finite(low) is None:
+            result["p99_ci_reason"] = (
+                "the upper end is among the failed requests" if np.isinf(high) else "an end is unknown: too few "
+                f"independent {o.unit} (effective size {o.effective_size(result['p99']):.0f} of {o.n})"
+            )  # fmt: skip
+    else:
+        result["p99_ci_reason"] = result["p99_reason"]
+    if o.assumption:
+        result["assumption"] = o.assumption
+    return result
+
+
+def _supported(
+    o: Observations, quantile: float
+) -> tuple[float | None, str | None, list[float | None] | None]:
+    needed = smallest_n(quantile)
+    if o.n < needed:
+        return None, f"needs {needed} {o.unit}, has {o.n}", None
+    low, high = o.quantile_bounds(quantile)
+    if np.isinf(low):
+        if o.unit == "requests":
+            return None, f"infinite: {o.n_infinite} of {o.n} requests failed", None
+        return None, f"infinite: {o.n_infinite} of {o.n} gaps are missing (failed requests)", None
+    if low != high:
+        upper = "infinite" if np.isinf(high) else f"{high:.6g} s"
+        reason = f"between {low:.6g} s and {upper}: {o.n_censored} of {o.n} {o.unit} were cut off unfinished"
+        return None, reason, [low, finite(high)]
+    return low, None, None
+
+
+def curve(observations: Observations) -> dict[str, list[float]]:
+    """Quantile curve for pictures: seconds at 0.01 ... 0.99, 0.995, 0.999, as far as it is finite."""
+    o = observations
+    levels, values = [], []
+    for q in _CURVE_LEVELS if o.n else ():
+        if o.n < 1 / (1 - q):
+            break
+        value = o.rank_bounds(quantile_rank(float(q), o.n))[0]
+        if not np.isfinite(value):
+            break
+        levels.append(round(float(q), 4))
+        values.append(value)
+    return {"q": levels, "value": values}
+
+
+def finite(value: float) -> float | None:
+    """The value, or None where it is NaN or infinite."""
+    return float(value) if np.isfinite(value) else None

@@ -1,0 +1,272 @@
+"""One stage: from its records to the stage object of docs/summary.md."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from analysis.attainment import judge_slo, observe_slos, requests_meeting
+from analysis.goodput import goodput_rps
+from analysis.littles_law import consistency
+from analysis.metrics import (
+    Chunks,
+    Floats,
+    Requests,
+    e2e_s,
+    read_chunks,
+    read_requests,
+    ttft_s,
+    visible_tokens,
+)
+from analysis.observations import Cohort, Observations, quantile_rank
+from analysis.percentiles import curve, percentiles
+from analysis.slo import Slo
+from analysis.steady import Stability, Window, find_window, judge_stability, time_average_in_flight
+
+_NS = 1e-9
+
+
+@dataclass(frozen=True)
+class RunRecords:
+    """The records of a run, or of some of its stages, as vectors; read once, used for every stage."""
+
+    table: pa.Table
+    requests: Requests  # all rows, all attempts
+    origin_ns: int
+
+
+def read_records(table: pa.Table, origin_ns: int) -> RunRecords:
+    """Vectors of the records; times count from ``origin_ns``. Raises RecordsError."""
+    return RunRecords(table, read_requests(table, origin_ns), origin_ns)
+
+
+def analyse_stage(
+    table: pa.Table | RunRecords, meta: Mapping[str, Any], slos: Sequence[Slo], warmup_requests: int | None = None,
+    *, run_complete: bool = True,
+) -> dict[str, Any]:  # fmt: skip
+    """The stage object of docs/summary.md.
+
+    ``table`` holds at least the rows of the stage, ``meta`` is the stage's entry in run.json. Where the
+    stage ended early, or the run was killed, the window ends with the last thing that happened.
+    """
+    records = table if isinstance(table, RunRecords) else read_records(table, int(meta.get("start_ns") or 0))
+    table, everything, origin_ns = records.table, records.requests, records.origin_ns
+    cut_short = bool(meta.get("ended_early")) or not run_complete
+    rows = everything.take(everything.stage == meta["index"])
+    scheduled = rows.take(rows.attempt == 0)
+    missing = max(0, int(meta.get("scheduled_requests") or 0) - len(scheduled))
+    start_s, end_s, now_s = _span(meta, rows, origin_ns, cut_short)
+    window = find_window(
+        start_s, end_s, scheduled.scheduled_ns * _NS, scheduled.ended_ns * _NS,
+        ttft_s(scheduled, from_schedule=True), warmup_requests,
+    )  # fmt: skip
+    cohort, tokens_per_s = _cohort(table, rows, window, missing, now_s)
+    stability = _stability(meta, scheduled, start_s, end_s, now_s)
+    result = _load(meta, cohort, window, start_s, rows, everything)
+    result |= {"output_tokens_per_s": tokens_per_s, "input_tokens_per_s": _input_rate(rows, window)}
+    result |= _latencies(cohort)
+    result |= {
+        "stable": stability.stable,
+        "stable_reason": stability.reason,
+        "growth_rps": stability.growth_rps,
+    }
+    result |= _client(meta, cohort)
+    result |= _slo_findings(cohort, slos, window, stability, result["client_limited"])
+    return result
+
+
+def _span(
+    meta: Mapping[str, Any], rows: Requests, origin_ns: int, cut_short: bool
+) -> tuple[float, float, float]:  # fmt: skip
+    """Scheduled start and end of the stage, and the time of the last thing that we know of, in seconds."""
+    known = np.concatenate([rows.ended_ns, rows.last_token_ns, rows.dispatched_ns])
+    known = known[~np.isnan(known)]
+    scheduled = rows.scheduled_ns[~np.isnan(rows.scheduled_ns)]
+    start_ns, end_ns, drained_ns = (meta.get(k) for k in ("start_ns", "end_ns", "drained_ns"))
+    start = (
+        float(start_ns - origin_ns) if start_ns is not None else (scheduled.min() if len(scheduled) else 0.0)
+    )
+    last = float(known.max()) if len(known) else start
+    end = float(end_ns - origin_ns) if end_ns else (scheduled.max() + 1 if len(scheduled) else start)
+    if cut_short:
+        end = min(end, last)
+    now = max(last, float(drained_ns - origin_ns)) if drained_ns else last
+    return start * _NS, max(start, end) * _NS, max(now, start) * _NS
+
+
+def _cohort(
+    table: pa.Table, rows: Requests, window: Window, missing: int, now_s: float
+) -> tuple[Cohort, float]:  # fmt: skip
+    """The cohort of the window, and output tokens per second by the time at which they came."""
+    chunks = read_chunks(table, rows)
+    rate = _output_rate(rows, chunks, window)
+    s = rows.scheduled_ns * _NS
+    which = np.flatnonzero((rows.attempt == 0) & (s >= window.start_s) & (s < window.end_s))
+    requests = rows.take(which)
+    if len(which) and len(which) == which[-1] - which[0] + 1:
+        low, high = int(which[0]), int(which[-1]) + 1
+        a, b = int(chunks.starts[low]), int(chunks.starts[high])
+        tokens = None if chunks.tokens is None else chunks.tokens[a:b]
+        chunks = Chunks(chunks.starts[low : high + 1] - a, chunks.at_us[a:b], tokens, chunks.known[low:high])
+    elif len(which) < len(rows):
+        chunks = read_chunks(table, requests)
+    return Cohort(requests, chunks, missing, now_s / _NS), rate
+
+
+def _output_rate(rows: Requests, chunks: Chunks, window: Window) -> float:
+    if window.length_s <= 0:
+        return 0.0
+    owner = chunks.owner()
+    with np.errstate(divide="ignore", invalid="ignore"):
+        mean_chunk = np.where(np.isnan(rows.output_tokens), 1.0, visible_tokens(rows) / chunks.count)
+    each = np.ones(len(rows)) if chunks.tokens is None else np.full(len(rows), np.nan)
+    each = np.where(chunks.known, each, mean_chunk)
+    at_s = (rows.started_ns[owner] + chunks.at_us * 1e3) * _NS
+    inside = (at_s >= window.start_s) & (at_s < window.end_s)
+    tokens = each[owner[inside]]
+    if chunks.tokens is not None:
+        tokens = np.where(np.isnan(tokens), chunks.tokens[inside], tokens)
+    silent = (chunks.count == 0) & rows.has_status("ok") & _inside(rows.ended_ns, window)
+    return float((tokens.sum() + np.nansum(rows.output_tokens[silent])) / window.length_s)
+
+
+def _input_rate(rows: Requests, window: Window) -> float:
+    """Input tokens whose prefill ended (first token) in the window, per second."""
+    if window.length_s <= 0:
+        return 0.0
+    done = np.where(np.isnan(rows.first_token_ns) & rows.has_status("ok"), rows.ended_ns, rows.first_token_ns)
+    tokens = np.where(np.isnan(rows.input_tokens), rows.input_tokens_planned, rows.input_tokens)
+    return float(np.nansum(tokens[_inside(done, window)]) / window.length_s)
+
+
+def _inside(at_ns: Floats, window: Window) -> Any:
+    return (at_ns * _NS >= window.start_s) & (at_ns * _NS < window.end_s)
+
+
+def _stability(
+    meta: Mapping[str, Any], scheduled: Requests, start_s: float, end_s: float, now_s: float
+) -> Stability:
+    if meta["kind"] == "closed":
+        return Stability(True, None)
+    e2e = e2e_s(scheduled, from_schedule=True)
+    unfinished = scheduled.has_status("unfinished")
+    ended = np.where(np.isnan(scheduled.ended_ns), now_s / _NS, scheduled.ended_ns)
+    age = np.maximum((ended - scheduled.scheduled_ns) * _NS, 0.0)
+    e2e = np.where(unfinished, age, np.where(scheduled.has_status("ok"), e2e, np.nan))
+    still = np.where(unfinished, np.nan, scheduled.ended_ns * _NS)
+    due = scheduled.scheduled_ns * _NS < end_s
+    return judge_stability(start_s, end_s, scheduled.scheduled_ns[due] * _NS, still[due], e2e[due])
+
+
+def _load(
+    meta: Mapping[str, Any],
+    cohort: Cohort,
+    window: Window,
+    start_s: float,
+    rows: Requests,
+    everything: Requests,
+) -> dict[str, Any]:
+    counts = cohort.requests.status_counts()
+    ok = counts.pop("ok")
+    counts["unfinished"] += cohort.missing
+    requests, length = len(cohort.requests) + cohort.missing, window.length_s
+    completed = int(np.count_nonzero(rows.has_status("ok") & _inside(rows.ended_ns, window)))
+    begin, finish = everything.started_ns * _NS, everything.ended_ns * _NS
+    finish = np.where(np.isnan(finish), cohort.now_ns * _NS, finish)
+    concurrency = time_average_in_flight(window.start_s, window.end_s, begin, finish)
+    is_open = meta["kind"] == "open"
+    offered = meta.get("offered_rps") if is_open else None
+    if is_open and offered is None:  # a trace: what it asked for on average
+        n = int(meta.get("scheduled_requests") or 0) or len(rows)
+        offered = n / (window.end_s - start_s) if window.end_s > start_s else None
+    return {
+        "index": meta["index"], "kind": meta["kind"], "offered_rps": offered,
+        "concurrency_set": meta.get("concurrency"),
+        "achieved_rps": completed / length if length > 0 else 0.0,
+        "arrived_rps": requests / length if length > 0 else 0.0,
+        "carried_rps": ok / length if length > 0 else 0.0,
+        "window": {
+            "start_s": window.start_s - start_s, "end_s": window.end_s - start_s,
+            "warmup_requests": window.warmup_requests, "method": window.method, "settled": window.settled,
+            "reason": window.reason,
+        },
+        "requests": requests, "ok": ok, "errors": counts, "missing": cohort.missing,
+        "concurrency": concurrency,
+        "littles_law": consistency(window.start_s, window.end_s, concurrency, begin, finish),
+        "ended_early": meta.get("ended_early"),
+    }  # fmt: skip
+
+
+def _latencies(cohort: Cohort) -> dict[str, Any]:
+    found: dict[str, Observations] = {
+        "ttft_s": cohort.ttft(from_schedule=False),
+        "ttft_from_schedule_s": cohort.ttft(from_schedule=True),
+        "first_answer_s": cohort.first_answer(from_schedule=False),
+        "itl_s": cohort.itl(),
+        "icl_s": cohort.icl(),
+        "tpot_s": cohort.tpot(),
+        "e2e_s": cohort.e2e(from_schedule=False),
+        "e2e_from_schedule_s": cohort.e2e(from_schedule=True),
+    }
+    result: dict[str, Any] = {name: percentiles(o) for name, o in found.items()}
+    pictured = ("ttft_s", "ttft_from_schedule_s", "itl_s", "icl_s", "tpot_s", "e2e_s")
+    result["curves"] = {name: curve(found[name]) for name in pictured}
+    return result
+
+
+def _client(meta: Mapping[str, Any], cohort: Cohort) -> dict[str, Any]:
+    audit = meta.get("audit") or {}
+    slip = np.sort((cohort.requests.dispatched_ns - cohort.requests.scheduled_ns) * _NS)
+    slip = slip[~np.isnan(slip)]
+    return {
+        "slip_s": {
+            "p50": float(slip[quantile_rank(0.5, len(slip)) - 1]) if len(slip) else audit.get("slip_p50_s"),
+            "p99": float(slip[quantile_rank(0.99, len(slip)) - 1]) if len(slip) else audit.get("slip_p99_s"),
+        },
+        "client_limited": bool(audit.get("client_limited", False)),
+        "client_limited_reason": audit.get("client_limited_reason"),
+    }  # fmt: skip
+
+
+def _slo_findings(
+    cohort: Cohort, slos: Sequence[Slo], window: Window, stability: Stability, client_limited: bool
+) -> dict[str, Any]:
+    result: dict[str, Any] = {
+        "goodput_rps": None, "slo_attainment": None, "slo_met": None, "slo_met_reason": None, "slo_verdicts": [],
+    }  # fmt: skip
+    if not slos:
+        return result | {"slo_met_reason": "no SLO given", "goodput_rps_reason": "no SLO given"}
+    observed = observe_slos(cohort, slos)
+    verdicts = [judge_slo(o, slo) for slo, o in observed]
+    result["slo_verdicts"] = verdicts
+    result["slo_met"], result["slo_met_reason"] = _overall(verdicts, stability, client_limited)
+    unknown = next((o.reason for _, o in observed if o.reason), None)
+    if unknown:
+        return result | {"goodput_rps_reason": unknown}
+    met = int(np.count_nonzero(requests_meeting(cohort, observed)))
+    judged = (
+        len(cohort.requests) + cohort.missing - int(np.count_nonzero(cohort.requests.has_status("cancelled")))
+    )
+    result["goodput_rps"] = goodput_rps(met, window.length_s)
+    result["slo_attainment"] = met / judged if judged else None
+    return result
+
+
+def _overall(
+    verdicts: list[dict[str, Any]], stability: Stability, client_limited: bool
+) -> tuple[bool | None, str | None]:
+    if client_limited:
+        return None, "the client could not keep up: nothing of this stage is a finding"
+    if stability.stable is False:
+        return False, f"unstable: {stability.reason}"
+    broken = [v["slo"] for v in verdicts if v["verdict"] == "broken"]
+    if broken:
+        return False, f"broken: {', '.join(broken)}"
+    undecided = [v for v in verdicts if v["verdict"] == "undecided"]
+    if undecided:
+        return None, f"undecided: {undecided[0]['slo']}: {undecided[0]['reason']}"
+    return True, None

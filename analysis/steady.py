@@ -1,0 +1,200 @@
+"""Which part of a stage counts, and whether the stage has a steady state at all.
+
+Everything here is in seconds after some common zero, per stage, in scheduled order.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import pairwise
+
+import numpy as np
+
+from analysis.metrics import Bools, Floats
+
+MIN_REQUESTS_FOR_MSER = 50
+_BATCH = 5
+GROWTH_Z = 2.5  # arrivals minus completions, in standard deviations of a Poisson difference
+LATENCY_RISE = 1.2  # end-to-end times must have risen by this factor as well
+LATENCY_RISE_SHORT = 2.0  # the same, where the stage is short against its requests
+
+
+@dataclass(frozen=True)
+class Window:
+    """The part of a stage that counts: requests scheduled in [start_s, end_s)."""
+
+    start_s: float
+    end_s: float
+    warmup_requests: int
+    method: str  # mser5 | fixed | none
+    reason: str | None
+    settled: bool
+
+    @property
+    def length_s(self) -> float:
+        return self.end_s - self.start_s
+
+
+@dataclass(frozen=True)
+class Stability:
+    """``stable`` is None where the stage is too short to tell; growth in requests per second."""
+
+    stable: bool | None
+    reason: str | None
+    growth_rps: float | None = None
+
+
+def mser5(series: Floats) -> tuple[int, bool]:
+    """How many observations to cut at the start, and whether the series settled (White 1997, MSER-5).
+
+    d* minimises sum_{j>d} (z_j - mean)^2 / (m-d)^2 over the means z_j of batches of five, 0 <= d <= m/2;
+    5 d* are cut. A minimum at m/2 means that the series had not settled.
+    """
+    m = len(series) // _BATCH
+    if m < 4:
+        return 0, True
+    z = series[: m * _BATCH].reshape(m, _BATCH).mean(axis=1)
+    z = z - z.mean()
+    left = np.arange(m, 0, -1.0)  # batches kept after cutting d = 0, 1, ...
+    sums, squares = np.cumsum(z[::-1])[::-1], np.cumsum(z[::-1] ** 2)[::-1]
+    statistic = np.maximum(squares - sums**2 / left, 0.0) / left**2
+    half = m // 2
+    best = int(np.argmin(statistic[: half + 1]))
+    return best * _BATCH, best < half
+
+
+def in_flight_at(times_s: Floats, begin_s: Floats, end_s: Floats) -> Floats:
+    """Requests in [begin, end) at each time; NaN in begin means never, in end means still."""
+    begun = ~np.isnan(begin_s)
+    ends = np.sort(np.where(np.isnan(end_s[begun]), np.inf, end_s[begun]))
+    begins = np.sort(begin_s[begun])
+    return (
+        np.searchsorted(begins, times_s, side="right") - np.searchsorted(ends, times_s, side="right")
+    ).astype(np.float64)  # fmt: skip
+
+
+def time_average_in_flight(start_s: float, end_s: float, begin_s: Floats, finish_s: Floats) -> float:
+    """Time average over [start, end] of the number of requests in [begin, finish]."""
+    begin, finish = np.clip(begin_s, start_s, end_s), np.clip(finish_s, start_s, end_s)
+    overlap = finish - begin
+    return float(np.nansum(overlap)) / (end_s - start_s) if end_s > start_s else 0.0
+
+
+def find_window(
+    start_s: float,
+    end_s: float,
+    scheduled_s: Floats,
+    ended_s: Floats,
+    ttft_s: Floats,
+    warmup_requests: int | None,
+) -> Window:
+    """Cut the warm-up of a stage [start, end): the first ``warmup_requests``, or what the data say.
+
+    From the data: the later of MSER-5 on the in-flight count that each request finds and MSER-5 on
+    log TTFT from schedule, at most half of the requests.
+    """
+    n, cap = len(scheduled_s), len(scheduled_s) // 2
+    if warmup_requests is not None:
+        cut = min(warmup_requests, cap)
+        reason = (
+            f"only {cut} of the asked {warmup_requests} requests cut: the stage has {n}"
+            if cut < warmup_requests
+            else None
+        )
+        return _window(start_s, end_s, scheduled_s, cut, "fixed", reason, True)
+    if n < MIN_REQUESTS_FOR_MSER:
+        reason = f"{n} requests are too few to find a warm-up (needs {MIN_REQUESTS_FOR_MSER})"
+        return _window(start_s, end_s, scheduled_s, 0, "none", reason, True)
+    cut_in_flight, settled_in_flight = mser5(in_flight_at(scheduled_s, scheduled_s, ended_s))
+    valued = np.flatnonzero(np.nan_to_num(ttft_s, posinf=0.0) > 0)
+    cut_ttft, settled_ttft = mser5(np.log(ttft_s[valued]))
+    if cut_ttft:
+        cut_ttft = int(valued[min(cut_ttft, len(valued) - 1)])
+    reason = None
+    if not (settled_in_flight and settled_ttft):
+        what = "the in-flight count" if not settled_in_flight else "TTFT"
+        reason = f"never settled: {what} was still changing half-way; the second half is given"
+    cut = cap if reason else min(max(cut_in_flight, cut_ttft), cap)
+    return _window(start_s, end_s, scheduled_s, cut, "mser5", reason, reason is None)
+
+
+def _window(
+    start_s: float,
+    end_s: float,
+    scheduled_s: Floats,
+    cut: int,
+    method: str,
+    reason: str | None,
+    settled: bool,
+) -> Window:
+    begin = float(scheduled_s[cut]) if cut else start_s
+    return Window(min(begin, end_s), end_s, cut, method, reason, settled)
+
+
+def judge_stability(
+    start_s: float, end_s: float, scheduled_s: Floats, ended_s: Floats, e2e_s: Floats
+) -> Stability:
+    """Does the number of requests in the system keep growing in an open stage [start, end)?
+
+    A stage that starts empty fills for about one request's length; growth counts from when nine of ten of
+    its first requests have ended, half-way at the latest. Unstable: from there on arrivals exceed
+    completions by ``GROWTH_Z`` sqrt(arrivals + completions), the in-flight count rises by regression, and
+    end-to-end times (censored ones at their age) have risen too. ``e2e_s`` is from schedule, NaN or inf
+    for failed requests.
+    """
+    n = len(scheduled_s)
+    if n < 20 or end_s <= start_s:
+        return Stability(None, f"{n} requests are too few to tell (needs 20)")
+    valued = np.isfinite(e2e_s)
+    first = e2e_s[valued][: max(5, n // 10)]
+    filled = start_s + (float(np.quantile(first, 0.9)) if len(first) else 0.0)
+    short = filled > (start_s + end_s) / 2
+    begin = min(filled, (start_s + end_s) / 2)
+    arrivals = int(np.count_nonzero((scheduled_s >= begin) & (scheduled_s < end_s)))
+    completions = int(np.count_nonzero((ended_s >= begin) & (ended_s < end_s)))
+    growth = arrivals - completions
+    growth_rps = growth / (end_s - begin)
+    if (
+        growth < GROWTH_Z * np.sqrt(arrivals + completions)
+        or _slope_z(begin, end_s, scheduled_s, ended_s) < 2
+    ):
+        return Stability(True, None, growth_rps)
+    rise = _latency_rise(scheduled_s, e2e_s, valued, begin)
+    if rise < LATENCY_RISE or (short and rise < LATENCY_RISE_SHORT):
+        if not short:
+            return Stability(True, None, growth_rps)
+        return Stability(
+            None, f"requests last about {filled - start_s:.3g} s, too long for a stage of {end_s - start_s:.3g} s: "
+            "filling up and overload look the same; use a longer --duration", growth_rps,
+        )  # fmt: skip
+    reason = (
+        f"the queue kept growing by {growth_rps:.3g} requests/s: {arrivals} arrived and {completions} ended in the "
+        f"last {end_s - begin:.3g} s"
+    )
+    return Stability(False, reason, growth_rps)
+
+
+def _slope_z(begin_s: float, end_s: float, scheduled_s: Floats, ended_s: Floats) -> float:
+    """Slope of the in-flight count over ten spans of time, in standard errors."""
+    edges = np.linspace(begin_s, end_s, 11)
+    centres = (edges[1:] + edges[:-1]) / 2
+    level = np.array([
+        time_average_in_flight(a, b, scheduled_s, np.where(np.isnan(ended_s), np.inf, ended_s))
+        for a, b in pairwise(edges)
+    ])  # fmt: skip
+    x = centres - centres.mean()
+    slope = float(x @ level / (x @ x))
+    residuals = level - level.mean() - slope * x
+    error = float(np.sqrt(residuals @ residuals / (len(x) - 2) / (x @ x)))
+    return slope / error if error > 0 else float(np.inf if slope > 0 else 0.0)
+
+
+def _latency_rise(scheduled_s: Floats, e2e_s: Floats, valued: Bools, begin_s: float) -> float:
+    """Median end-to-end time of the last third of the span over that of the stage's first tenth or so."""
+    values, n = e2e_s[valued], int(np.count_nonzero(valued))
+    if n < 20:
+        return float("inf")  # hardly anything ended: the growth speaks for itself
+    late = values[-max(5, int(np.count_nonzero(scheduled_s[valued] >= begin_s)) // 3) :]
+    early = values[: max(10, n // 5)]
+    low = float(np.median(early))
+    return float(np.median(late)) / low if low > 0 else float("inf")

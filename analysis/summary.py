@@ -1,0 +1,138 @@
+"""The whole summary of a run: docs/summary.md."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from analysis.capacity import find_capacity
+from analysis.caveats import find_caveats
+from analysis.fleet import summarise_fleet
+from analysis.goodput import peak_goodput
+from analysis.intervals import ASSUMPTION
+from analysis.knee import find_knee
+from analysis.lengths import output_deviation, realised
+from analysis.littles_law import summarise_gap
+from analysis.slo import GAP_METRICS, Slo, slo_from_dict
+from analysis.stages import analyse_stage, read_records
+from analysis.verdict import write_verdict
+from loadgen.rundir import Run
+
+SCHEMA_VERSION = 1
+
+
+def summarise(run: Run) -> dict[str, Any]:
+    """The dict of summary.json for a run, complete or not. Raises SloError or RecordsError on a broken run."""
+    meta = run.meta
+    slos = [slo_from_dict(s) for s in meta.get("slos") or []]
+    metas = [_plain_stage(index, s) for index, s in enumerate(meta.get("stages") or [])]
+    records = read_records(run.requests, _origin_ns(metas))
+    warmup = meta.get("warmup_requests")
+    stages = [analyse_stage(records, m, slos, warmup, run_complete=run.complete) for m in metas]
+    summary: dict[str, Any] = {
+        "schema_version": SCHEMA_VERSION,
+        "verdict": "",
+        "partial": _partial(run, len(metas)),
+        "predicted": bool(meta.get("predicted", False)),
+        "warnings": [],
+        "workload": {**(meta.get("workload") or {}), "realised": realised(run.requests, records.requests)},
+        "slos": [slo.as_dict() for slo in slos],
+        **_counts(records.requests, metas),
+        "stages": stages,
+        "knee": find_knee(stages),
+        "capacity": find_capacity(stages, slos),
+        "interval_assumption": ASSUMPTION,
+        "goodput": peak_goodput(stages),
+        "audit": _audit(metas, stages),
+    }
+    summary["littles_law"] = _gap(summary["capacity"], stages, slos)
+    summary["fleet"] = _fleet(meta, summary["capacity"], stages)
+    prompts = (meta.get("workload") or {}).get("prompts")
+    summary["warnings"] = find_caveats(summary, prompts, output_deviation(records.requests))
+    summary["verdict"] = write_verdict(summary)
+    plain: dict[str, Any] = _plain(summary)
+    return plain
+
+
+def _plain_stage(position: int, stage: Mapping[str, Any]) -> dict[str, Any]:
+    kind = stage.get("kind") or ("closed" if stage.get("concurrency") else "open")
+    return {**stage, "index": stage.get("index", position), "kind": kind}
+
+
+def _origin_ns(metas: list[dict[str, Any]]) -> int:
+    return min((int(m["start_ns"]) for m in metas if m.get("start_ns")), default=0)
+
+
+def _counts(requests: Any, metas: list[dict[str, Any]]) -> dict[str, Any]:
+    """Every scheduled request by its status, those whose record was lost in a kill as unfinished."""
+    first = requests.take(requests.attempt == 0)
+    counts = first.status_counts()
+    counts.pop("ok")
+    per_stage = {m["index"]: int(np.count_nonzero(first.stage == m["index"])) for m in metas}
+    lost = sum(max(0, int(m.get("scheduled_requests") or 0) - per_stage[m["index"]]) for m in metas)
+    counts["unfinished"] += lost
+    return {"requests": len(first) + lost, "errors": counts}
+
+
+def _partial(run: Run, stages: int) -> str | None:
+    status, reason = run.meta.get("status"), run.meta.get("status_reason")
+    if run.complete and status in ("complete", None):
+        return None
+    at = f" at stage {stages - 1}" if stages else " before the first stage"
+    if not run.complete:
+        return f"killed{at}: only what had been recorded is here"
+    words = {"interrupted": "interrupted", "budget": "the budget ended it", "aborted": "aborted"}
+    return f"{words.get(str(status), str(status))}{at}" + (f": {reason}" if reason else "")
+
+
+def _gap(capacity: dict[str, Any], stages: list[dict[str, Any]], slos: list[Slo]) -> dict[str, Any]:
+    shares = [
+        s["littles_law"]["consistency"] for s in stages if s["stable"] and s["littles_law"]["consistency"]
+    ]
+    binding = next((s for s in slos if s.text == capacity["binding_slo"]), None)
+    if binding is None or binding.metric in GAP_METRICS or binding.metric == "tpot":
+        whole = [s for s in slos if s.metric in ("e2e", "ttft", "first_answer")]
+        binding = min(
+            whole,
+            key=lambda s: (s.metric != "e2e", s.limit_s),
+            default=binding or (slos[0] if slos else None),
+        )
+    limit, metric = (binding.limit_s, binding.metric) if binding else (None, None)
+    return summarise_gap(capacity["c_max"], capacity["usable_rps"], limit, metric, shares)
+
+
+def _fleet(meta: Mapping[str, Any], capacity: dict[str, Any], stages: list[dict[str, Any]]) -> dict[str, Any]:
+    tokens_per_s = None
+    stage = next((s for s in stages if s["index"] == capacity["stage"]), None)
+    if stage and stage["achieved_rps"] > 0:
+        tokens_per_s = stage["output_tokens_per_s"] / stage["achieved_rps"] * capacity["usable_rps"]
+    return summarise_fleet(dict(meta.get("fleet_inputs") or {}), capacity["usable_rps"], tokens_per_s)
+
+
+def _audit(metas: list[dict[str, Any]], stages: list[dict[str, Any]]) -> dict[str, Any]:
+    def worst(name: str) -> float | None:
+        values = [a[name] for m in metas if (a := m.get("audit")) and a.get(name) is not None]
+        return max(values, default=None)
+
+    slips = [s["slip_s"]["p99"] for s in stages if s["slip_s"]["p99"] is not None]
+    limited = [s["index"] for s in stages if s["client_limited"]]
+    return {
+        "slip_p99_s": max(slips, default=None), "loop_lag_p99_s": worst("loop_lag_p99_s"),
+        "cpu_fraction": worst("cpu_fraction"), "client_limited": bool(limited), "client_limited_stages": limited,
+    }  # fmt: skip
+
+
+def _plain(value: Any) -> Any:
+    """JSON's own types; a figure that is no finite number is no figure."""
+    if isinstance(value, Mapping):
+        return {str(k): _plain(v) for k, v in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_plain(v) for v in value]
+    if isinstance(value, (np.bool_, np.integer, np.floating)):
+        value = value.item()
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    return value
