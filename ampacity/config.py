@@ -51,10 +51,7 @@ class Settings:
     timeout_s: float | None = None
     out: Path | None = None
     locked: dict[str, str] = field(default_factory=dict)
-    peak_rps: float | None = None
-    tensor_parallel: int = 1
-    safety_factor: float = 1.2
-    gpu_hour_usd: float | None = None
+    fleet_inputs: dict[str, Any] = field(default_factory=dict)
 
 
 def parse_duration(text: str | float, name: str) -> float:
@@ -107,10 +104,12 @@ def make_settings(raw: dict[str, Any]) -> Settings:
         else _positive(parse_duration(raw["timeout"], "--timeout"), "--timeout"),
         out=Path(raw["out"]) if "out" in raw else None,
         locked=_locked(_items(raw.get("lock", ()))),
-        peak_rps=None if "peak_rps" not in raw else _positive(raw["peak_rps"], "--peak-rps"),
-        tensor_parallel=_whole(raw.get("tp", 1), "--tp"),
-        safety_factor=_at_least_one(raw.get("safety", 1.2), "--safety"),
-        gpu_hour_usd=None if "gpu_hour" not in raw else _positive(raw["gpu_hour"], "--gpu-hour"),
+        fleet_inputs=fleet_inputs(
+            peak_rps=raw.get("peak_rps"),
+            tp=raw.get("tp", 1),
+            safety=raw.get("safety", 1.2),
+            gpu_hour=raw.get("gpu_hour"),
+        ),
     )
     if settings.rates and settings.concurrency:
         raise ConfigError("--rates (open loop) and --concurrency (closed loop) exclude each other: give one")
@@ -134,6 +133,16 @@ _FLAGS = (
     "tokenizer", "trace", "time_scale", "rates", "concurrency", "duration", "warmup", "max_requests", "max_tokens", "slo",
     "seed", "timeout", "out", "lock", "peak_rps", "tp", "safety", "gpu_hour",
 )  # fmt: skip
+
+
+def fleet_inputs(*, peak_rps: Any, tp: Any, safety: Any, gpu_hour: Any) -> dict[str, Any]:
+    """run.json's ``fleet_inputs``, checked. Raises ConfigError."""
+    return {
+        "peak_rps": None if peak_rps is None else _positive(peak_rps, "--peak-rps"),
+        "tensor_parallel": _whole(tp, "--tp"),
+        "safety_factor": _at_least_one(safety, "--safety"),
+        "gpu_hour_usd": None if gpu_hour is None else _positive(gpu_hour, "--gpu-hour"),
+    }
 
 
 def read_run_file(path: Path) -> dict[str, Any]:

@@ -6,7 +6,9 @@ import asyncio
 import contextlib
 import gc
 import time
+from collections.abc import Iterable
 from dataclasses import dataclass
+from itertools import chain
 from types import TracebackType
 from typing import Any
 
@@ -36,11 +38,26 @@ class Audit:
     client_limited_reason: str | None
 
 
-def lateness_limit_s(tightest_slo_s: float | None) -> float:
-    """How late the client may be at p99 before its figures are no findings any more."""
-    if tightest_slo_s is None:
-        return LATENESS_MAX_S
-    return max(LATENESS_FLOOR_S, LATENESS_SHARE_OF_LIMIT * tightest_slo_s)
+def lateness_limit_s(limits_s: Iterable[float]) -> float:
+    """How late the client may be at p99 before figures judged against these limits are no findings any more."""
+    tightest_s = min(limits_s, default=None)
+    return (
+        LATENESS_MAX_S if tightest_s is None else max(LATENESS_FLOOR_S, LATENESS_SHARE_OF_LIMIT * tightest_s)
+    )
+
+
+@dataclass(frozen=True)
+class Tolerance:
+    """How late requests may leave (it adds to TTFT and E2E) and how late the loop may read (to gaps too)."""
+
+    slip_s: float = LATENESS_MAX_S
+    lag_s: float = LATENESS_MAX_S
+
+    @classmethod
+    def for_limits(cls, limits_s: dict[str, list[float]]) -> Tolerance:
+        """From the SLO limits by metric: a slip spoils what is counted from the schedule, a lag everything."""
+        from_schedule = [limit for metric in ("ttft", "e2e") for limit in limits_s.get(metric, [])]
+        return cls(lateness_limit_s(from_schedule), lateness_limit_s(chain.from_iterable(limits_s.values())))
 
 
 class StageAudit:
@@ -82,12 +99,12 @@ class StageAudit:
         else:
             self._gc_pause_max_ns = max(self._gc_pause_max_ns, time.monotonic_ns() - self._gc_began_ns)
 
-    def result(self, slips_s: list[float], tightest_slo_s: float | None) -> Audit:
+    def result(self, slips_s: list[float], tolerance: Tolerance) -> Audit:
         """Judge the stage; ``slips_s`` is dispatched − scheduled of every request."""
         slip = [float(v) for v in np.quantile(slips_s, [0.5, 0.99, 1.0])] if slips_s else [None, None, None]
         lags = self._lags_s or [0.0]
         lag_p99_s, lag_max_s = float(np.quantile(lags, 0.99)), float(max(lags))
-        reason = _limited(slip[1], lag_p99_s, self._cpu_fraction, lateness_limit_s(tightest_slo_s))
+        reason = _limited(slip[1], lag_p99_s, self._cpu_fraction, tolerance)
         return Audit(
             slip_p50_s=slip[0], slip_p99_s=slip[1], slip_max_s=slip[2],
             loop_lag_p99_s=lag_p99_s, loop_lag_max_s=lag_max_s, cpu_fraction=self._cpu_fraction,
@@ -96,11 +113,15 @@ class StageAudit:
         )  # fmt: skip
 
 
-def _limited(slip_p99_s: float | None, lag_p99_s: float, cpu_fraction: float, limit_s: float) -> str | None:
+def _limited(
+    slip_p99_s: float | None, lag_p99_s: float, cpu_fraction: float, tolerance: Tolerance
+) -> str | None:
     if cpu_fraction >= CPU_FRACTION_MAX:
         return f"the generator used {cpu_fraction:.0%} of its core"
-    if slip_p99_s is not None and slip_p99_s > limit_s:
-        return f"requests left {slip_p99_s * 1e3:.1f} ms late at p99, more than {limit_s * 1e3:.1f} ms"
-    if lag_p99_s > limit_s:
-        return f"the event loop was {lag_p99_s * 1e3:.1f} ms late at p99, more than {limit_s * 1e3:.1f} ms"
+    if slip_p99_s is not None and slip_p99_s > tolerance.slip_s:
+        return (
+            f"requests left {slip_p99_s * 1e3:.1f} ms late at p99, more than {tolerance.slip_s * 1e3:.1f} ms"
+        )
+    if lag_p99_s > tolerance.lag_s:
+        return f"the event loop was {lag_p99_s * 1e3:.1f} ms late at p99, more than {tolerance.lag_s * 1e3:.1f} ms"
     return None

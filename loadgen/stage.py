@@ -16,7 +16,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from loadgen.audit import StageAudit
+from loadgen.audit import StageAudit, Tolerance
 from loadgen.exchange import Exchange
 from loadgen.http import Client
 from loadgen.pacer import Sleeper, pace
@@ -92,19 +92,19 @@ class StageRunner:
         make_request: Callable[[int, int, int], bytes],
         on_record: Callable[[RequestRecord], None],
         *,
-        limits: Limits = Limits(),
+        limits: Limits | None = None,
         target: str | None = None,
         secrets: tuple[str, ...] = (),
-        tightest_slo_s: float | None = None,
+        tolerance: Tolerance | None = None,
     ) -> None:
         """``make_request(request_id, input_tokens, output_tokens)`` gives the bytes of a whole request."""
         self._client = client
         self._make_request = make_request
         self._on_record = on_record
-        self._limits = limits
+        self._limits = limits or Limits()
         self._target = target
         self._secrets = secrets
-        self._tightest_slo_s = tightest_slo_s
+        self._tolerance = tolerance or Tolerance()
         self._in_flight: set[Exchange] = set()
         self._stop_reason: str | None = None
         self._refill: Callable[[RequestRecord], None] | None = None
@@ -154,7 +154,7 @@ class StageRunner:
             "index": plan.index, "kind": plan.kind, "offered_rps": plan.offered_rps, "concurrency": plan.concurrency,
             "start_ns": start_ns, "end_ns": end_ns, "scheduled_requests": released,
             "drained_ns": time.monotonic_ns(), "ended_early": ended_early,
-            "audit": asdict(audit.result(slips_s, self._tightest_slo_s)),
+            "audit": asdict(audit.result(slips_s, self._tolerance)),
         }  # fmt: skip
         return StageResult(meta=meta, records=self._records)
 

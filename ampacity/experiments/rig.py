@@ -22,11 +22,12 @@ from typing import Any
 import aiohttp
 import numpy as np
 import pyarrow as pa
-from analysis.stages import analyse_stage
 
 import ampacity
 from ampacity.config import Settings
 from ampacity.progress import Progress
+from analysis.stages import analyse_stage
+from loadgen.audit import Tolerance
 from loadgen.endpoint import Endpoint, is_loopback
 from loadgen.host import host_facts, raise_open_files_limit
 from loadgen.http import Client
@@ -45,6 +46,8 @@ DRAIN_MIN_S = 5.0
 DRAIN_DEFAULT_S = 30.0
 IDLE_WAIT_S = 15.0  # after an overload the server may still be busy with requests that we gave up
 CLOSED_REQUESTS_MAX = 200_000
+REPEATS_MAX = 4  # stages run again in one experiment because the client was disturbed ...
+BUSY_CPU_FRACTION = 0.5  # ... and not busy with the load itself
 
 Drive = Callable[["Rig"], Awaitable[None]]
 
@@ -71,6 +74,7 @@ class Rig:
         self._telemetry = telemetry
         self._progress = progress
         self._first_request_id = 0
+        self._repeats_left = REPEATS_MAX
         self._left_requests = settings.max_requests
         self._left_tokens = settings.max_tokens
         self.stages: list[dict[str, Any]] = []  # judged, in the order in which they ran
@@ -78,7 +82,35 @@ class Rig:
 
     async def open_stage(self, rate_rps: float, duration_s: float | None = None) -> dict[str, Any] | None:
         """One open-loop stage at ``rate_rps``; its judgement (docs/summary.md), or None when the run is over."""
-        duration_s = duration_s or self.settings.duration_s
+        return await self._undisturbed(
+            lambda: self._open_once(rate_rps, duration_s or self.settings.duration_s)
+        )
+
+    async def closed_stage(self, concurrency: int) -> dict[str, Any] | None:
+        """One closed-loop stage of ``concurrency`` virtual users without think time."""
+        return await self._undisturbed(lambda: self._closed_once(concurrency))
+
+    async def _undisturbed(
+        self, once: Callable[[], Awaitable[dict[str, Any] | None]]
+    ) -> dict[str, Any] | None:
+        """Run a stage again when something else on this machine held the client up, a few times in a run.
+
+        A client that was busy with the load itself would only be busy again.
+        """
+        judged = await once()
+        while judged and not self.ended and self._disturbed() and self._repeats_left > 0:
+            self._repeats_left -= 1
+            self._progress.note(
+                f"stage {judged['index']} is repeated: {judged['client_limited_reason']}, though the client was idle"
+            )
+            judged = await once()
+        return judged
+
+    def _disturbed(self) -> bool:
+        audit = self._writer.meta["stages"][-1]["audit"]
+        return bool(audit["client_limited"]) and audit["cpu_fraction"] < BUSY_CPU_FRACTION
+
+    async def _open_once(self, rate_rps: float, duration_s: float) -> dict[str, Any] | None:
         schedule = open_schedule(
             self.settings.workload, rate_rps=rate_rps, duration_s=duration_s, seed=self.settings.seed,
             stage=len(self.stages), first_request_id=self._first_request_id,
@@ -98,8 +130,7 @@ class Rig:
             "open", schedule, max(duration_s, 1e-3), offered_rps=len(schedule) / max(duration_s, 1e-3)
         )
 
-    async def closed_stage(self, concurrency: int) -> dict[str, Any] | None:
-        """One closed-loop stage of ``concurrency`` virtual users without think time."""
+    async def _closed_once(self, concurrency: int) -> dict[str, Any] | None:
         schedule = closed_schedule(
             self.settings.workload, requests=CLOSED_REQUESTS_MAX, seed=self.settings.seed, stage=len(self.stages),
             first_request_id=self._first_request_id,
@@ -240,7 +271,7 @@ async def conduct(
                 limits=Limits(total_s=settings.timeout_s),
                 target=endpoint.url,
                 secrets=(endpoint.api_key,) if endpoint.api_key else (),
-                tightest_slo_s=min((slo.limit_s for slo in settings.slos), default=None),
+                tolerance=Tolerance.for_limits(_limits_by_metric(settings)),
             )
             telemetry = Telemetry(session, f"{endpoint.root}/metrics", endpoint.all_headers())
             await telemetry.start()
@@ -276,6 +307,13 @@ class _RequestMaker:
         """A probing request, each with a prompt of its own."""
         self._number += 1
         return self.make(shape, self._number, input_tokens, output_tokens)
+
+
+def _limits_by_metric(settings: Settings) -> dict[str, list[float]]:
+    found: dict[str, list[float]] = {}
+    for slo in settings.slos:
+        found.setdefault(slo.metric, []).append(slo.limit_s)
+    return found
 
 
 def _typical_lengths(settings: Settings, trace: Trace | None) -> tuple[int, int]:
@@ -359,10 +397,7 @@ def _meta(
         "notes": list(probe.notes),
         "stages": [],
         "host": host_facts(),
-        "fleet_inputs": {
-            "peak_rps": settings.peak_rps, "tensor_parallel": settings.tensor_parallel,
-            "safety_factor": settings.safety_factor, "gpu_hour_usd": settings.gpu_hour_usd,
-        },
+        "fleet_inputs": settings.fleet_inputs,
     }  # fmt: skip
 
 

