@@ -150,7 +150,9 @@ def parse(
         message = f"The model `{asked}` does not exist. Valid aliases: {model}."
         raise ApiError(404, message, "NotFoundError", "model")
     for field, neutral in _NOT_SIMULATED.items():
-        if field in body and not any(body[field] == value for value in neutral):
+        if field in body and not any(
+            type(body[field]) is type(value) and body[field] == value for value in neutral
+        ):
             raise _bad_value(field, body[field], f"{field} is not simulated; leave it out.")
     usage = options or {}
     include_usage = _flag(usage, "include_usage")

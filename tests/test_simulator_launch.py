@@ -1,0 +1,91 @@
+"""The server in its own process: it comes up, says why when it does not, and never outlives its parent."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+import urllib.request
+from pathlib import Path
+
+import pytest
+
+from simulator import SimulatorError
+from simulator.launch import start_in_process
+
+
+def alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+def test_starts_answers_and_stops(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    # A folder of the same name where the user stands does not get in the way.
+    (tmp_path / "simulator").mkdir()
+    (tmp_path / "simulator" / "__init__.py").write_text("raise RuntimeError('the wrong package')\n")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("SIM_KEY", "k")
+    with start_in_process("linear:0.001,0", model_name="my model", api_key_env="SIM_KEY") as started:
+        assert started.model == "my model"
+        assert started.url.startswith("http://127.0.0.1:")
+        request = urllib.request.Request(
+            f"{started.url}/completions",
+            json.dumps({"model": "my model", "prompt": "a b", "max_tokens": 3}).encode(),
+            {"Authorization": "Bearer k"},
+        )
+        with urllib.request.urlopen(request, timeout=10) as response:
+            assert json.load(response)["usage"]["completion_tokens"] == 3
+    assert started.process.returncode == 0  # SIGTERM ends it cleanly
+    started.stop()
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"preset": "no-such"}, "unknown preset 'no-such'"),
+        ({"max_num_batched_tokens": 8}, "at least max_num_seqs"),
+        ({"api_key_env": "NOT_SET_ANYWHERE"}, "NOT_SET_ANYWHERE is not set"),
+        ({"host": "192.0.2.1"}, "cannot listen on 192.0.2.1"),
+        ({"error_rate": 2.0}, "error_rate must be in"),
+    ],
+)
+def test_says_why_it_did_not_start(options: dict[str, str], words: str) -> None:
+    with pytest.raises(SimulatorError, match=words) as caught:
+        start_in_process(**options)  # type: ignore[arg-type]
+    assert "\n" not in str(caught.value)
+
+
+def test_sigint_ends_it_with_streams_under_way() -> None:
+    with start_in_process("linear:0.01,0") as started:
+        body = json.dumps({"prompt": "a", "max_tokens": 5000, "stream": True}).encode()
+        with urllib.request.urlopen(f"{started.url}/completions", body, timeout=10) as response:
+            response.readline()
+            started.process.send_signal(signal.SIGINT)
+            assert started.process.wait(10) == 0
+
+
+def test_child_ends_when_its_parent_is_killed() -> None:
+    script = """
+        import os, signal
+        from simulator.launch import start_in_process
+        print(start_in_process("linear:0.01,0").process.pid, flush=True)
+        os.kill(os.getpid(), signal.SIGKILL)
+    """
+    parent = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(script)],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert parent.returncode == -signal.SIGKILL
+    child = int(parent.stdout)
+    deadline_s = time.monotonic() + 10
+    while alive(child) and time.monotonic() < deadline_s:
+        time.sleep(0.02)
+    assert not alive(child)

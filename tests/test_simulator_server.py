@@ -1,0 +1,440 @@
+"""The HTTP face over real sockets: shapes as vLLM's, errors, metrics, and the clock of the engine."""
+
+import asyncio
+import json
+import re
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from typing import Any
+
+import aiohttp
+import numpy as np
+import pytest
+
+from simulator.answers import WORDS
+from simulator.engine import EngineConfig
+from simulator.hardware import linear_config
+from simulator.protocol import CHAT_OVERHEAD_TOKENS
+from simulator.server import Server
+from simulator.truth import simulate
+
+FAST = linear_config(0.002, 0.0, max_num_seqs=8, max_model_len=4096)
+HELLO = [{"role": "user", "content": "Say hello"}]
+PROMPT_TOKENS = 2 + CHAT_OVERHEAD_TOKENS
+
+
+@asynccontextmanager
+async def served(
+    config: EngineConfig = FAST, **options: Any
+) -> AsyncIterator[tuple[Server, str, aiohttp.ClientSession]]:
+    server = Server(config, model_name="tiny", **options)
+    port = await server.start("127.0.0.1", 0)
+    try:
+        async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=20)) as session:
+            yield server, f"http://127.0.0.1:{port}", session
+    finally:
+        await server.stop()
+
+
+def run(body: Callable[[], Awaitable[None]]) -> None:
+    async def bounded() -> None:
+        await asyncio.wait_for(body(), 30)
+
+    asyncio.run(bounded())
+
+
+async def events(
+    session: aiohttp.ClientSession, url: str, payload: dict[str, Any], **options: Any
+) -> list[str]:
+    """The data of each server-sent event."""
+    async with session.post(url, json=payload, **options) as response:
+        assert response.status == 200
+        assert response.headers["Content-Type"] == "text/event-stream; charset=utf-8"
+        text = (await response.read()).decode()
+    parts = text.split("\n\n")
+    assert parts.pop() == ""
+    assert all(part.startswith("data: ") for part in parts)
+    return [part.removeprefix("data: ") for part in parts]
+
+
+def test_chat_stream_chunk_by_chunk() -> None:
+    async def body() -> None:
+        async with served() as (_, url, session):
+            payload = {"model": "tiny", "messages": HELLO, "max_tokens": 3, "stream": True, "seed": 1}
+            payload["stream_options"] = {"include_usage": True}
+            *chunks, done = await events(session, f"{url}/v1/chat/completions", payload)
+            assert done == "[DONE]"
+            decoded = [json.loads(chunk) for chunk in chunks]
+            identity = decoded[0]["id"]
+            assert re.fullmatch(r"chatcmpl-[0-9a-f]{16}", identity)
+            for chunk in decoded:
+                assert chunk["id"] == identity
+                assert (chunk["object"], chunk["model"]) == ("chat.completion.chunk", "tiny")
+                assert abs(chunk["created"] - time.time()) < 60
+            role, *texts, usage = decoded
+            assert role["choices"] == [
+                {
+                    "index": 0,
+                    "delta": {"role": "assistant", "content": ""},
+                    "logprobs": None,
+                    "finish_reason": None,
+                }
+            ]
+            assert len(texts) == 3
+            assert [chunk["choices"][0]["delta"].keys() for chunk in texts] == [{"content"}] * 3
+            assert [chunk["choices"][0]["finish_reason"] for chunk in texts] == [None, None, "length"]
+            assert texts[2]["choices"][0]["stop_reason"] is None
+            assert all(chunk["choices"][0]["delta"]["content"] in WORDS for chunk in texts)
+            assert usage["choices"] == []
+            assert usage["usage"] == {
+                "prompt_tokens": PROMPT_TOKENS,
+                "total_tokens": PROMPT_TOKENS + 3,
+                "completion_tokens": 3,
+            }
+            assert not any("usage" in chunk for chunk in texts)
+            # The same seed gives the same words, streamed or not.
+            async with session.post(
+                f"{url}/v1/chat/completions", json={"messages": HELLO, "max_tokens": 3, "seed": 1}
+            ) as response:
+                whole = await response.json()
+            streamed = "".join(chunk["choices"][0]["delta"]["content"] for chunk in texts)
+            assert whole["choices"][0]["message"]["content"] == streamed
+
+    run(body)
+
+
+def test_wire_framing_and_role_chunk_with_the_first_token() -> None:
+    """Raw bytes: one HTTP chunk for each event; the role event comes with the first token, not before."""
+
+    async def body() -> None:
+        async with served(linear_config(0.1, 0.0)) as (_, url, _session):
+            port = int(url.rsplit(":", 1)[1])
+            reader, writer = await asyncio.open_connection("127.0.0.1", port)
+            payload = json.dumps({"messages": HELLO, "max_tokens": 2, "stream": True}).encode()
+            head = b"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n" % len(
+                payload
+            )
+            for _ in range(2):  # twice over one connection: it stays usable
+                writer.write(head + payload)
+                headers = await reader.readuntil(b"\r\n\r\n")
+                assert headers.startswith(b"HTTP/1.1 200 OK\r\n")
+                assert b"transfer-encoding: chunked" in headers.lower()
+                headers_s = time.monotonic()
+                framed, arrived_s = [], []
+                while size := int(await reader.readuntil(b"\r\n"), 16):
+                    framed.append(await reader.readexactly(size))
+                    arrived_s.append(time.monotonic())
+                    assert await reader.readexactly(2) == b"\r\n"
+                assert await reader.readexactly(2) == b"\r\n"
+                assert [b'"role"' in event for event in framed] == [True, False, False, False]
+                assert [b'"content":" ' in event for event in framed] == [False, True, True, False]
+                assert framed[-1] == b"data: [DONE]\n\n"
+                # No token before the end of the 100 ms step; the second token one step later.
+                assert arrived_s[0] - headers_s > 0.05
+                assert arrived_s[1] - arrived_s[0] < arrived_s[2] - arrived_s[1]
+            writer.close()
+            await writer.wait_closed()
+
+    run(body)
+
+
+def test_continuous_usage() -> None:
+    async def body() -> None:
+        async with served() as (_, url, session):
+            payload = {"messages": HELLO, "max_tokens": 3, "stream": True}
+            payload["stream_options"] = {"include_usage": True, "continuous_usage_stats": True}
+            *chunks, _ = await events(session, f"{url}/v1/chat/completions", payload)
+            counts = [json.loads(chunk)["usage"]["completion_tokens"] for chunk in chunks]
+            assert counts == [0, 1, 2, 3, 3]
+
+    run(body)
+
+
+def test_completions_stream_and_whole() -> None:
+    async def body() -> None:
+        async with served() as (_, url, session):
+            payload = {"model": "tiny", "prompt": "one two three", "max_tokens": 2, "seed": 7}
+            *chunks, done = await events(session, f"{url}/v1/completions", payload | {"stream": True})
+            assert done == "[DONE]"
+            choices = [json.loads(chunk)["choices"][0] for chunk in chunks]
+            assert [choice["finish_reason"] for choice in choices] == [None, "length"]
+            async with session.post(f"{url}/v1/completions", json=payload) as response:
+                whole = await response.json()
+            assert whole["object"] == "text_completion"
+            assert whole["choices"][0]["text"] == "".join(choice["text"] for choice in choices)
+            assert whole["usage"]["prompt_tokens"] == 3
+            assert whole["usage"]["completion_tokens"] == 2
+            # Token ids; without max_tokens a completion has 16 tokens.
+            async with session.post(f"{url}/v1/completions", json={"prompt": [300, 301]}) as response:
+                usage = (await response.json())["usage"]
+            assert (usage["prompt_tokens"], usage["completion_tokens"]) == (2, 16)
+
+    run(body)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_limits_on_the_answer(stream: bool) -> None:
+    async def completion_tokens(session: aiohttp.ClientSession, url: str, **fields: Any) -> int:
+        payload = {"messages": HELLO, "stream": stream} | fields
+        if not stream:
+            async with session.post(f"{url}/v1/chat/completions", json=payload) as response:
+                body = await response.json()
+                assert (
+                    len(body["choices"][0]["message"]["content"].split())
+                    == body["usage"]["completion_tokens"]
+                )
+                return int(body["usage"]["completion_tokens"])
+        payload["stream_options"] = {"include_usage": True}
+        return int(
+            json.loads((await events(session, f"{url}/v1/chat/completions", payload))[-2])["usage"][
+                "completion_tokens"
+            ]
+        )
+
+    async def body() -> None:
+        async with served(linear_config(1e-4, 0.0, max_model_len=50)) as (_, url, session):
+            assert await completion_tokens(session, url, max_tokens=1) == 1
+            assert await completion_tokens(session, url, max_completion_tokens=4, max_tokens=9) == 4
+            assert await completion_tokens(session, url, max_tokens=5, min_tokens=5, ignore_eos=True) == 5
+            # Without a limit the answer runs to the end of the context.
+            assert await completion_tokens(session, url) == 50 - PROMPT_TOKENS
+
+    run(body)
+
+
+CHAT, PLAIN = "/v1/chat/completions", "/v1/completions"
+
+
+@pytest.mark.parametrize(
+    ("path", "payload", "status", "words"),
+    [
+        (CHAT, b'{"model": "x", "messages": [', 400, "JSON decode error"),
+        (CHAT, b"\xff\xfe", 400, "JSON decode error"),
+        (CHAT, b"[" * 200_000, 400, "JSON decode error"),
+        (CHAT, b"", 400, "JSON decode error"),
+        (CHAT, [1], 400, "valid dictionary"),
+        (CHAT, {"max_tokens": 4}, 400, "body.messages"),
+        (CHAT, {"messages": "hello"}, 400, "valid list"),
+        (CHAT, {"messages": []}, 400, "at least 1 item"),
+        (CHAT, {"messages": ["hello"]}, 400, "body.messages.0"),
+        (CHAT, {"messages": [{"role": "user", "content": 5}]}, 400, "Only text"),
+        (CHAT, {"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, 400, "Only text"),
+        (CHAT, {"messages": HELLO, "model": "other"}, 404, "The model `other` does not exist"),
+        (CHAT, {"messages": HELLO, "model": 7}, 400, "body.model"),
+        (CHAT, {"messages": HELLO, "max_tokens": 0}, 400, "max_tokens must be at least 1, got 0."),
+        (CHAT, {"messages": HELLO, "max_tokens": -5, "stream": True}, 400, "at least 1, got -5."),
+        (CHAT, {"messages": HELLO, "max_tokens": 100_000}, 400, "cannot be greater than max_model_len=4096"),
+        (CHAT, {"messages": HELLO, "max_tokens": 4095}, 400, "maximum context length is 4096 tokens"),
+        (CHAT, {"messages": HELLO, "max_tokens": "4"}, 400, "body.max_tokens"),
+        (CHAT, {"messages": HELLO, "max_tokens": True}, 400, "body.max_tokens"),
+        (CHAT, {"messages": HELLO, "max_tokens": 1.5}, 400, "body.max_tokens"),
+        (CHAT, {"messages": HELLO, "max_tokens": 2, "min_tokens": 3}, 400, "min_tokens"),
+        (CHAT, {"messages": HELLO, "temperature": -3}, 400, "temperature must be non-negative"),
+        (CHAT, {"messages": HELLO, "top_p": 0}, 400, "top_p"),
+        (CHAT, {"messages": HELLO, "stream": "yes"}, 400, "body.stream"),
+        (CHAT, {"messages": HELLO, "stream_options": {"include_usage": True}}, 400, "stream=True"),
+        (CHAT, {"messages": HELLO, "seed": "x"}, 400, "body.seed"),
+        (CHAT, {"messages": HELLO, "n": 2}, 400, "n is not simulated"),
+        (CHAT, {"messages": HELLO, "logprobs": True}, 400, "logprobs is not simulated"),
+        (CHAT, {"messages": HELLO, "stop": ["a"]}, 400, "stop is not simulated"),
+        (CHAT, {"messages": [{"role": "user", "content": "x " * 5000}]}, 400, "maximum context length"),
+        (PLAIN, {"max_tokens": 4}, 400, "body.prompt"),
+        (PLAIN, {"prompt": ["a", "b"]}, 400, "batches are not simulated"),
+        (PLAIN, {"prompt": []}, 400, "body.prompt"),
+        (PLAIN, {"prompt": "a", "logprobs": 0}, 400, "logprobs is not simulated"),
+    ],
+)
+def test_bad_requests_are_answered_as_vllm_answers(path: str, payload: Any, status: int, words: str) -> None:
+    async def body() -> None:
+        async with served() as (server, url, session):
+            data = payload if isinstance(payload, bytes) else json.dumps(payload).encode()
+            async with session.post(url + path, data=data) as response:
+                answer = await response.json()
+                assert response.status == status
+            assert answer["error"].keys() == {"message", "type", "param", "code"}
+            assert answer["error"]["code"] == status
+            assert words in answer["error"]["message"]
+            assert (server.engine.running, server.engine.waiting) == (0, 0)
+
+    run(body)
+
+
+def test_unknown_path_and_method() -> None:
+    async def body() -> None:
+        async with served() as (_, url, session):
+            async with session.post(f"{url}/v1/nothing", json={}) as response:
+                assert (response.status, await response.json()) == (404, {"detail": "Not Found"})
+            async with session.get(url + CHAT) as response:
+                assert (response.status, await response.json()) == (405, {"detail": "Method Not Allowed"})
+                assert response.headers["Allow"] == "POST"
+
+    run(body)
+
+
+def test_key_is_asked_for_under_v1_only() -> None:
+    async def body() -> None:
+        async with served(api_key="s3cret") as (_, url, session):
+            for headers in ({}, {"Authorization": "Bearer wrong"}, {"Authorization": "s3cret"}):
+                async with session.get(f"{url}/v1/models", headers=headers) as response:
+                    assert (response.status, await response.json()) == (401, {"error": "Unauthorized"})
+                async with session.post(url + CHAT, json={"messages": HELLO}, headers=headers) as response:
+                    assert response.status == 401
+            right = {"Authorization": "Bearer s3cret"}
+            async with session.get(f"{url}/v1/models", headers=right) as response:
+                assert response.status == 200
+            assert (
+                len(
+                    await events(
+                        session,
+                        url + CHAT,
+                        {"messages": HELLO, "max_tokens": 1, "stream": True},
+                        headers=right,
+                    )
+                )
+                == 3
+            )
+            for open_path in ("/health", "/metrics", "/version"):
+                async with session.get(url + open_path) as response:
+                    assert response.status == 200
+
+    run(body)
+
+
+def test_models_tokenize_version() -> None:
+    async def body() -> None:
+        async with served() as (_, url, session):
+            async with session.get(f"{url}/v1/models") as response:
+                (card,) = (await response.json())["data"]
+            assert (card["id"], card["max_model_len"]) == ("tiny", 4096)
+            async with session.post(f"{url}/tokenize", json={"prompt": "a b c"}) as response:
+                answer = await response.json()
+            assert (answer["count"], len(answer["tokens"]), answer["max_model_len"]) == (3, 3, 4096)
+            async with session.post(f"{url}/tokenize", json={"messages": HELLO}) as response:
+                assert (await response.json())["count"] == PROMPT_TOKENS
+            async with session.get(f"{url}/version") as response:
+                assert "version" in await response.json()
+
+    run(body)
+
+
+def test_request_id_header_is_used() -> None:
+    async def body() -> None:
+        async with served() as (_, url, session):
+            payload = {"messages": HELLO, "max_tokens": 1}
+            for given, expected in (("run-17", r"chatcmpl-run-17"), ('a"b', r"chatcmpl-[0-9a-f]{16}")):
+                async with session.post(
+                    url + CHAT, json=payload, headers={"X-Request-Id": given}
+                ) as response:
+                    assert re.fullmatch(expected, (await response.json())["id"])
+
+    run(body)
+
+
+def metric(text: str, name: str, **labels: str) -> float:
+    for line in text.splitlines():
+        if line.startswith(name + "{") and all(f'{key}="{value}"' in line for key, value in labels.items()):
+            return float(line.rsplit(" ", 1)[1])
+    raise AssertionError(f"{name} {labels} not in /metrics")
+
+
+async def metrics(session: aiohttp.ClientSession, url: str) -> str:
+    async with session.get(f"{url}/metrics") as response:
+        assert response.headers["Content-Type"].startswith("text/plain; version=0.0.4")
+        return await response.text()
+
+
+def test_metrics_move_and_count() -> None:
+    async def body() -> None:
+        # 2 slots, blocks of 16 tokens; the prompts have 10 tokens and the answers 4
+        config = EngineConfig("m", FAST.step_time, 2, 1 << 20, 64, 100, 16)
+        async with served(config) as (_, url, session):
+            payload = {"messages": HELLO, "max_tokens": 4, "stream": True}
+            await asyncio.gather(*(events(session, url + CHAT, payload) for _ in range(5)))
+            text = await metrics(session, url)
+            assert metric(text, "vllm:prompt_tokens_total") == 5 * PROMPT_TOKENS
+            assert metric(text, "vllm:generation_tokens_total") == 20
+            assert metric(text, "vllm:request_success_total", finished_reason="length") == 5
+            assert metric(text, "vllm:time_to_first_token_seconds_count") == 5
+            assert metric(text, "vllm:time_to_first_token_seconds_bucket", le="+Inf") == 5
+            assert metric(text, "vllm:inter_token_latency_seconds_count") == 15
+            assert metric(text, "vllm:e2e_request_latency_seconds_count") == 5
+            assert metric(text, "vllm:num_preemptions_total") == 0
+            assert metric(text, "vllm:num_requests_running") == 0
+            assert metric(text, "ampacity_simulator_lateness_seconds_count") >= 12
+            assert metric(text, "ampacity_simulator_lateness_seconds", quantile="0.99") >= 0
+
+    run(body)
+
+
+def test_disconnect_frees_the_slot() -> None:
+    async def body() -> None:
+        config = EngineConfig("one", FAST.step_time, 1, 1 << 20, 2048, 200, 16)
+        async with served(config) as (_, url, session):
+            payload = {"messages": HELLO, "max_tokens": 2000, "stream": True}
+            response = await session.post(url + CHAT, json=payload)
+            await response.content.readuntil(b"\n\n")
+            text = await metrics(session, url)
+            assert metric(text, "vllm:num_requests_running") == 1
+            assert metric(text, "vllm:kv_cache_usage_perc") > 0
+            waiting = asyncio.create_task(events(session, url + CHAT, payload | {"max_tokens": 2}))
+            while metric(await metrics(session, url), "vllm:num_requests_waiting") == 0:
+                await asyncio.sleep(0.005)
+            response.close()  # the next one gets the only slot long before the 2000 tokens would be over
+            assert len(await waiting) == 4
+            text = await metrics(session, url)
+            assert metric(text, "vllm:num_requests_running") == 0
+            assert metric(text, "vllm:kv_cache_usage_perc") == 0
+            assert metric(text, "vllm:request_success_total", finished_reason="abort") == 1
+            assert metric(text, "vllm:generation_tokens_total") < 1500
+
+    run(body)
+
+
+def test_injected_errors_have_the_given_share() -> None:
+    async def statuses(seed: int) -> list[int]:
+        found = []
+        async with served(error_rate=0.3, seed=seed) as (_, url, session):
+            for _ in range(200):
+                async with session.post(url + PLAIN, json={"prompt": "a", "max_tokens": 1}) as response:
+                    found.append(response.status)
+        return found
+
+    async def body() -> None:
+        first = await statuses(3)
+        assert set(first) == {200, 500}
+        # 60 expected, standard deviation 6.5
+        assert 34 < first.count(500) < 86
+        assert await statuses(3) == first
+
+    run(body)
+
+
+def test_real_time_follows_virtual_time() -> None:
+    """The same schedule over HTTP and in virtual time: medians agree (generously: the machine is shared)."""
+    rng = np.random.default_rng(2)
+    arrivals = np.cumsum(rng.exponential(0.05, 40))
+    outputs = rng.integers(5, 30, 40)
+    config = linear_config(0.02, 0.001, max_num_seqs=8)
+    expected = simulate(config, arrivals, np.full(40, PROMPT_TOKENS), outputs)
+
+    async def one(
+        session: aiohttp.ClientSession, url: str, start_s: float, number: int
+    ) -> tuple[float, float]:
+        await asyncio.sleep(start_s + float(arrivals[number]) - time.monotonic())
+        sent_s = time.monotonic()
+        payload = {"messages": HELLO, "max_tokens": int(outputs[number]), "stream": True}
+        async with session.post(url + CHAT, json=payload) as response:
+            await response.content.readuntil(b'"content":" ')
+            first_s = time.monotonic()
+            await response.read()
+        return first_s - sent_s, time.monotonic() - sent_s
+
+    async def body() -> None:
+        async with served(config) as (_, url, session):
+            start_s = time.monotonic() + 0.1
+            found = np.array(await asyncio.gather(*(one(session, url, start_s, n) for n in range(40))))
+        assert np.median(found[:, 0]) == pytest.approx(np.median(expected.ttft_s), rel=0.3, abs=0.01)
+        assert np.median(found[:, 1]) == pytest.approx(np.median(expected.e2e_s), rel=0.15, abs=0.01)
+
+    run(body)
