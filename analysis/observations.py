@@ -30,7 +30,7 @@ from analysis.metrics import (
 
 MIN_KNOWN_SHARE = 0.99
 """ITL is given when the tokens of each chunk are known for at least this share of the answers."""
-_MIN_EXCEEDANCES = 10.0  # fewer say nothing about how they cluster
+_MIN_EXCEEDANCES = 20.0  # fewer say nothing about how they cluster
 
 
 @dataclass(frozen=True)
@@ -85,8 +85,8 @@ class Observations:
     def effective_size(self, limit_s: float) -> float:
         """n_eff for the share above ``limit_s``.
 
-        Where fewer than ten samples are on one side of the limit, their clustering cannot be seen; then
-        it is taken at the nearest level that has ten.
+        Where fewer than twenty samples are on one side of the limit, their clustering cannot be seen; then
+        it is taken at the nearest level that has twenty.
         """
         floor = max(_MIN_EXCEEDANCES, 0.01 * self.n) if self.unit == "gaps" else _MIN_EXCEEDANCES
         misses = self.misses(limit_s)

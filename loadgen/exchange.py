@@ -71,7 +71,7 @@ class Exchange:
             if not isinstance(error.__context__, zlib.error):
                 raise
             self.fail("protocol_error", f"broken compressed body: {error.__context__}", at_ns)
-        except httptools.HttpParserError as error:
+        except (httptools.HttpParserError, httptools.HttpParserUpgrade) as error:
             self.close_after = True
             self.fail("protocol_error", f"not HTTP: {error}: {excerpt(data)}", at_ns)
 
@@ -81,8 +81,8 @@ class Exchange:
             return
         if not self._headers_done:
             self.fail("reset", error or "connection closed before the response headers", at_ns)
-        elif error is None and not self._framed:  # the close is the end of such a body (RFC 9112, 6.3)
-            self._conclude(at_ns)
+        elif (error is None and not self._framed) or (self.record.http_status or 0) >= 300:
+            self._conclude(at_ns)  # the close ends an unframed body (RFC 9112, 6.3); a refusal stays one
         else:
             self.fail("truncated", error or "connection closed in the middle of the body", at_ns)
 
@@ -109,6 +109,8 @@ class Exchange:
 
     def on_header(self, name: bytes, value: bytes) -> None:
         """Keep the few headers that matter."""
+        if self.ended:
+            return
         name = name.lower()
         if name == b"content-type":
             self._content_type = value.lower()
@@ -181,7 +183,7 @@ class Exchange:
         answer = self._answer
         if self._splitter is not None:
             for event_ns, data in self._splitter.finish(at_ns):
-                answer.on_event(event_ns, data)
+                answer.on_rest(event_ns, data)
         elif self._whole:
             answer.on_whole(at_ns, b"".join(self._whole))
         tokens, _ = answer.output_tokens()
@@ -190,11 +192,17 @@ class Exchange:
         elif answer.bad_json is not None:
             self._end("protocol_error", f"not JSON: {answer.bad_json}", at_ns)
         elif not tokens:
-            self._end("empty", "the answer has no token", at_ns)
+            self._end("empty", self._why_empty(), at_ns)
         elif answer.finish_reason is None and not answer.done:
             self._end("truncated", "the stream ended without a finish reason or [DONE]", at_ns)
         else:
             self._end("ok", None, at_ns)
+
+    def _why_empty(self) -> str:
+        if self._answer.first_event_ns is not None:
+            return "the answer has no token"
+        kind = self._content_type.decode("latin-1") or "unknown"
+        return f"HTTP {self.record.http_status} without a single event, content type {kind}"
 
     def _end(self, status: str, error: str | None, at_ns: int) -> None:
         record, answer = self.record, self._answer

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import json
+import os
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -112,7 +113,8 @@ async def _get(
     except TimeoutError as error:
         raise EndpointError(f"{endpoint.url} does not answer within {LOOK_TIMEOUT_S:g} s") from error
     except aiohttp.ClientConnectorError as error:
-        why = error.os_error.strerror or str(error.os_error)
+        number = error.os_error.errno
+        why = os.strerror(number) if number and number > 0 else str(error.os_error)
         raise EndpointError(f"cannot connect to {endpoint.url}: {why}; is the server running?") from error
     except (aiohttp.ClientError, OSError) as error:
         raise EndpointError(f"{endpoint.url} does not speak HTTP as expected: {error}") from error

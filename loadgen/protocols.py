@@ -59,6 +59,7 @@ class _Usage(msgspec.Struct):
     completion_tokens: Any = None
     prompt_tokens_details: Any = None
     completion_tokens_details: Any = None
+    reasoning_tokens: Any = None  # SGLang's place for it
 
 
 class _Delta(msgspec.Struct):
@@ -85,16 +86,16 @@ class _Chunk(msgspec.Struct):
     detail: Any = None
 
 
-_decode = msgspec.json.Decoder(_Chunk).decode
+_decode = msgspec.json.Decoder(_Chunk | None).decode
 
 
 class Answer:
     """The content of one response, read event by event. Times are ns of the reads that brought them."""
 
     __slots__ = (
-        "_chunk_tokens", "_usage_per_chunk", "_usage_totals", "bad_json", "cached_tokens", "chunk_at_ns", "done",
-        "error", "finish_reason", "first_answer_ns", "first_event_ns", "input_tokens", "reasoning_chunks",
-        "reasoning_tokens",
+        "_chunk_tokens", "_finished_choices", "_usage_per_chunk", "_usage_totals", "bad_json", "cached_tokens",
+        "chunk_at_ns", "done", "error", "finish_reason", "first_answer_ns", "first_event_ns", "input_tokens",
+        "reasoning_chunks", "reasoning_tokens",
     )  # fmt: skip
 
     def __init__(self) -> None:
@@ -104,6 +105,7 @@ class Answer:
         self._chunk_tokens: list[int | None] = []  # cumulative where _usage_per_chunk, else per chunk
         self._usage_per_chunk = False
         self._usage_totals: list[int] = []  # completion_tokens of chunks without text
+        self._finished_choices = 0
         self.input_tokens: int | None = None
         self.cached_tokens: int | None = None
         self.reasoning_tokens: int | None = None
@@ -122,6 +124,12 @@ class Answer:
             return
         self._on_json(at_ns, data)
 
+    def on_rest(self, at_ns: int, data: bytes) -> None:
+        """What the end of the body left without its blank line: an event, or half of one that is dropped."""
+        bad_json = self.bad_json
+        self.on_event(at_ns, data)
+        self.bad_json = bad_json
+
     def on_whole(self, at_ns: int, body: bytes) -> None:
         """A body that is no stream: everything arrives at once."""
         self.first_event_ns = at_ns
@@ -130,22 +138,29 @@ class Answer:
 
     def _on_json(self, at_ns: int, data: bytes) -> None:
         try:
-            chunk = _decode(data)
+            chunk = _decode(data) if data else None
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
             self.bad_json = self.bad_json or f"{error}: {excerpt(data)}"
+            return
+        if chunk is None:  # ``data: null`` and empty events are seen: no token, no fault
             return
         if chunk.error is not None or (chunk.detail is not None and chunk.choices is None):
             self.error = self.error or error_text(data)
             return
         bears_text, reasoning, counted = False, False, None
         for choice in chunk.choices or ():
-            if choice.finish_reason is not None:
+            if choice.finish_reason:
                 self.finish_reason = str(choice.finish_reason)
+                self._finished_choices += 1
             kind = _kind_of(choice)
             if kind is not None:
-                bears_text = True
                 reasoning = kind == "reasoning"
-                counted = _tokens_in(choice)
+                tokens = _tokens_in(choice)
+                if not bears_text:
+                    counted = tokens
+                elif counted is not None:  # a second choice with text in one chunk
+                    counted = None if tokens is None else counted + tokens
+                bears_text = True
         if bears_text:
             if reasoning:
                 self.reasoning_chunks += 1
@@ -170,9 +185,9 @@ class Answer:
         if prompt:
             self.input_tokens = prompt
         self.cached_tokens = _detail(usage.prompt_tokens_details, "cached_tokens", self.cached_tokens)
-        self.reasoning_tokens = _detail(
-            usage.completion_tokens_details, "reasoning_tokens", self.reasoning_tokens
-        )
+        reasoning = _count(usage.reasoning_tokens)
+        before = self.reasoning_tokens if reasoning is None else reasoning
+        self.reasoning_tokens = _detail(usage.completion_tokens_details, "reasoning_tokens", before)
 
     @property
     def chunk_tokens(self) -> list[int] | None:
@@ -189,8 +204,9 @@ class Answer:
         """(tokens generated, token_source). A usage of 0 beside visible text is not believed."""
         per_chunk = self.chunk_tokens
         if self._usage_totals:
-            # with n > 1 some servers send one total for each choice, others one for all
-            per_choice = len(self._usage_totals) > 1 and not self._usage_per_chunk
+            # with n > 1 some servers send one total for each choice, others one for all; the same total
+            # or a growing one may also come several times for a single choice
+            per_choice = len(self._usage_totals) == self._finished_choices and not self._usage_per_chunk
             total = sum(self._usage_totals) if per_choice else self._usage_totals[-1]
             if total >= 1 or not self.chunk_at_ns:
                 return total, "usage_per_chunk" if self._usage_per_chunk else "usage"

@@ -49,14 +49,22 @@ def write_json(path: Path, value: Any) -> None:
     temporary.replace(path)
 
 
+def check_new(path: Path) -> None:
+    """Raises RunDirError unless ``path`` can become a run directory: it must be new or empty."""
+    try:
+        if path.exists() and (not path.is_dir() or any(path.iterdir())):
+            raise RunDirError(f"{path} exists and is not an empty directory: choose another --out")
+        path.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise RunDirError(f"{path} cannot be made: {error.strerror}; choose another --out") from error
+
+
 class RunWriter:
     """Writes one run directory. Use as a context manager; ``finish`` makes it complete."""
 
     def __init__(self, path: Path, meta: dict[str, Any]) -> None:
         """Create ``path`` (it must be new or empty) and write run.json. Raises RunDirError."""
-        if path.exists() and (not path.is_dir() or any(path.iterdir())):
-            raise RunDirError(f"{path} exists and is not an empty directory: choose another --out")
-        path.mkdir(parents=True, exist_ok=True)
+        check_new(path)
         self.path = path
         self.meta: dict[str, Any] = {"schema_version": SCHEMA_VERSION, **meta}
         self._pending: list[RequestRecord] = []

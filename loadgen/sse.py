@@ -23,9 +23,10 @@ class EventSplitter:
 
     def feed(self, at_ns: int, data: bytes) -> list[tuple[int, bytes]]:
         """``data`` was read at ``at_ns``: the events completed by it, as (at_ns, joined data lines)."""
-        if not self._began and data:
-            self._began = True
-            data = data.removeprefix(_BOM)
+        if not self._began:
+            data = self._without_bom(data)
+            if not data:
+                return []
         if self._swallow_lf or b"\r" in data:
             data = self._only_line_feeds(data)
         if not self._buffer and data.endswith(b"\n\n"):  # the usual read: whole events
@@ -44,6 +45,16 @@ class EventSplitter:
         rest, self._buffer = bytes(self._buffer), bytearray()
         event = self._data_of(rest)
         return [] if event is None else [(at_ns, event)]
+
+    def _without_bom(self, data: bytes) -> bytes:
+        """The beginning of the body without a byte order mark, which may come in pieces."""
+        data = bytes(self._buffer) + data
+        self._buffer.clear()
+        if len(data) < len(_BOM) and _BOM.startswith(data):
+            self._buffer += data
+            return b""
+        self._began = True
+        return data.removeprefix(_BOM)
 
     def _only_line_feeds(self, data: bytes) -> bytes:
         if self._swallow_lf and data.startswith(b"\n"):

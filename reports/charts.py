@@ -1,6 +1,6 @@
 """Pictures of a summary as Vega-Lite specs: pure functions, which compute nothing that the summary lacks.
 
-Each function returns None where the summary holds nothing to draw.
+Each function returns None where the summary holds nothing to draw: a curve needs two stages.
 """
 
 from __future__ import annotations
@@ -8,8 +8,14 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from reports.distributions import input_lengths, itl_percentiles, output_lengths, ttft_percentiles
-from reports.figures import count, exact, failures, interval, load_of, rate, seconds, share, significant
+from reports.distributions import (
+    errors_by_stage,
+    input_lengths,
+    itl_percentiles,
+    output_lengths,
+    ttft_percentiles,
+)
+from reports.figures import exact, interval, load_of, rate, seconds, share, significant
 from reports.marks import (
     NARROW,
     WIDE,
@@ -20,9 +26,7 @@ from reports.marks import (
     linear_axis,
     log_axis,
     seconds_axis,
-    with_look,
 )
-from reports.palette import COLOURS, light
 
 SERIES = (
     ("ttft_from_schedule_s", "p50", "TTFT p50", "ttft"),
@@ -100,12 +104,12 @@ def _limits(summary: Mapping[str, Any], metrics: tuple[str, ...]) -> list[tuple[
 def _latency_plot(
     summary: Mapping[str, Any], stages: Sequence[Mapping[str, Any]], x: str, axis: Axis
 ) -> tuple[Plot, list[Key]] | None:
-    """Latency percentiles over ``x`` with the SLO limits; None where no stage has a latency."""
+    """Latency percentiles over ``x`` with the SLO limits; None below two stages with one."""
     series = [(label, colour, p, _points(stages, x, m, p, label)) for m, p, label, colour in SERIES]
     limits = _limits(summary, ("ttft", "e2e"))
     heights = [row["y"] for *_, rows in series for row in rows] + [limit for limit, *_ in limits]
     heights += [b for *_, p, rows in series if p == "p99" for r in rows for b in r["ci"] or [] if b]
-    if not any(rows for *_, rows in series):
+    if len({row["x"] for *_, rows in series for row in rows}) < 2:
         return None
     plot = Plot(axis, seconds_axis("Latency from schedule", heights))
     keys = []
@@ -195,8 +199,14 @@ def latency_by_rate(summary: Mapping[str, Any]) -> Chart | None:
         f"Latency-throughput curve of {len(stages)} stages, latency on a logarithmic axis. {title}. "
         + _ends(stages)
     )
-    caption = "Bars on p99 are its interval. Past saturation the curve turns upwards: latency grows, the rate does not."
+    caption = "Bars on p99 are its interval." if any(_has_interval(s) for s in stages) else ""
+    if any(s.get("stable") is False for s in stages):
+        caption += " Past saturation the curve turns upwards: latency grows, the rate does not."
     return Chart("latency-rate", title, alt, plot.spec(WIDE, 380), keys, caption, plot.spec(NARROW, 340))
+
+
+def _has_interval(stage: Mapping[str, Any]) -> bool:
+    return any((stage.get(metric) or {}).get("p99_ci") for metric, p, *_ in SERIES if p == "p99")
 
 
 def _ends(stages: Sequence[Mapping[str, Any]]) -> str:
@@ -251,12 +261,12 @@ def achieved_by_offered(summary: Mapping[str, Any]) -> Chart | None:
 def _follows(stages: Sequence[Mapping[str, Any]]) -> str:
     growing = [s["offered_rps"] for s in stages if s.get("stable") is False]
     kept = [
-        s["offered_rps"] for s in stages if s.get("stable") and s["offered_rps"] < min(growing, default=1e300)
+        s["offered_rps"] for s in stages if s.get("stable") and s["achieved_rps"] >= 0.9 * s["offered_rps"]
     ]
-    if growing and kept:
-        return f"Keeps up with {exact(max(kept))} requests/s offered, not with {exact(min(growing))}"
-    if kept and len(kept) == len(stages):
+    if not growing and len(kept) == len(stages):
         return "The achieved rate follows every rate offered"
+    if growing and kept and max(kept) < min(growing):
+        return f"Keeps up with {exact(max(kept))} requests/s offered, not with {exact(min(growing))}"
     return "Achieved against offered rate"
 
 
@@ -277,7 +287,7 @@ def goodput_by_load(summary: Mapping[str, Any]) -> Chart | None:
     is_open = all(s.get("offered_rps") is not None for s in known)
     x = "offered_rps" if is_open else "concurrency_set"
     stages = [s for s in known if s.get(x) is not None]
-    if not stages:
+    if len(stages) < 2:
         return None
     loads = [s[x] for s in stages]
     goods = [s["goodput_rps"] for s in stages]
@@ -307,56 +317,3 @@ def _goodput_text(stage: Mapping[str, Any]) -> str:
     attained = stage.get("slo_attainment")
     part = f", {share(attained)} of requests" if attained is not None else ""
     return f"{load_of(stage)}: goodput {rate(stage['goodput_rps'])}{part}"
-
-
-def errors_by_stage(summary: Mapping[str, Any]) -> Chart | None:
-    """Failed requests of each stage, stacked by cause; None where nothing failed."""
-    import altair as alt
-
-    stages = summary.get("stages") or []
-    causes = list(dict.fromkeys(c for s in stages for c, n in (s.get("errors") or {}).items() if n))
-    if not causes:
-        return None
-    labels = _unique_labels(stages)
-    rows = [
-        row for stage, label in zip(stages, labels, strict=True) for row in _error_bars(stage, label, causes)
-    ]
-    bars = (
-        alt.Chart(alt.NamedData(name="errors"))
-        .mark_bar(height={"band": 0.66})
-        .encode(
-            x=alt.X("x:Q", title="Failed requests", axis=alt.Axis(tickMinStep=1, format=",d", tickCount=6)),
-            x2="x2:Q",
-            y=alt.Y("stage:N", title=None, scale=alt.Scale(domain=labels)),
-            color=alt.Color("colour:N", scale=None, legend=None),
-            description="text:N",
-        )
-    )
-    failed = sum(failures(s.get("errors")) for s in stages)
-    judged = sum(s.get("requests") or 0 for s in stages)
-    title = f"{count(failed)} of {count(judged)} requests in the windows failed"
-    spec = with_look(bars.properties(width=NARROW - 20, height=max(60, 30 * len(labels))), {"errors": rows})
-    keys = [Key(cause, _error_colour(cause), "band") for cause in causes]
-    return Chart("errors", title, f"{title}, by stage and cause: {', '.join(causes)}.", spec, keys)
-
-
-def _error_colour(cause: str) -> str:
-    return cause if cause in COLOURS else "other_error"
-
-
-def _unique_labels(stages: Sequence[Mapping[str, Any]]) -> list[str]:
-    """The load of each stage; where two stages have the same one, the stage's number as well."""
-    loads = [load_of(stage) for stage in stages]
-    return [load if loads.count(load) == 1 else f"{load} (stage {i})" for i, load in enumerate(loads)]
-
-
-def _error_bars(stage: Mapping[str, Any], label: str, causes: Sequence[str]) -> list[dict[str, Any]]:
-    rows, start = [], 0
-    for cause in causes:
-        n = (stage.get("errors") or {}).get(cause, 0)
-        text = f"{label}: {cause} {count(n)} of {count(stage.get('requests') or 0)} requests"
-        if n:
-            colour = light(_error_colour(cause))
-            rows.append({"stage": label, "x": start, "x2": start + n, "colour": colour, "text": text})
-        start += n
-    return rows

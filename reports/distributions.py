@@ -1,13 +1,13 @@
-"""Distributions of a summary as charts: latency by percentile, and the lengths of inputs and outputs."""
+"""Distributions of a summary as charts: latency by percentile, lengths of inputs and outputs, failures."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from reports.figures import count, exact, load_of, seconds
-from reports.marks import NARROW, Axis, Chart, Key, Plot, log_axis, seconds_axis
-from reports.palette import STEPS
+from reports.figures import count, exact, failures, load_of, seconds
+from reports.marks import NARROW, Axis, Chart, Key, Plot, log_axis, seconds_axis, with_look
+from reports.palette import COLOURS, STEPS, light
 
 PERCENTILE_TICKS = (1.0, 2.0, 10.0, 100.0, 1000.0)
 PERCENTILE_LABEL = (
@@ -80,6 +80,8 @@ def _quantile_chart(
     caption = "The axis widens the slow tail: p90, p99 and p99.9 lie equally far apart."
     if len(drawn) < len(with_curve):
         caption += f" {len(drawn)} of {len(with_curve)} stages are drawn."
+    if name == "ttft_s" and limits:
+        caption += " The SLO itself is judged from schedule."
     alt = f"{title}, {len(drawn)} stages, latency on a logarithmic axis."
     return Chart(f"{metric}-percentiles", title, alt, plot.spec(NARROW, 290), keys, caption)
 
@@ -147,3 +149,56 @@ def _length_rows(lengths: Mapping[str, Any], label: str) -> list[dict[str, Any]]
         for i, name in enumerate(LENGTH_PERCENTILES)
         if lengths.get(name)
     ]
+
+
+def errors_by_stage(summary: Mapping[str, Any]) -> Chart | None:
+    """Failed requests of each stage, stacked by cause; None where nothing failed."""
+    import altair as alt
+
+    stages = summary.get("stages") or []
+    causes = list(dict.fromkeys(c for s in stages for c, n in (s.get("errors") or {}).items() if n))
+    if not causes:
+        return None
+    labels = _unique_labels(stages)
+    rows = [
+        row for stage, label in zip(stages, labels, strict=True) for row in _error_bars(stage, label, causes)
+    ]
+    bars = (
+        alt.Chart(alt.NamedData(name="errors"))
+        .mark_bar(height={"band": 0.66})
+        .encode(
+            x=alt.X("x:Q", title="Failed requests", axis=alt.Axis(tickMinStep=1, format=",d", tickCount=6)),
+            x2="x2:Q",
+            y=alt.Y("stage:N", title=None, scale=alt.Scale(domain=labels)),
+            color=alt.Color("colour:N", scale=None, legend=None),
+            description="text:N",
+        )
+    )
+    failed = sum(failures(s.get("errors")) for s in stages)
+    judged = sum(s.get("requests") or 0 for s in stages)
+    title = f"{count(failed)} of {count(judged)} requests in the windows failed"
+    spec = with_look(bars.properties(width=NARROW - 20, height=max(60, 30 * len(labels))), {"errors": rows})
+    keys = [Key(cause, _error_colour(cause), "band") for cause in causes]
+    return Chart("errors", title, f"{title}, by stage and cause: {', '.join(causes)}.", spec, keys)
+
+
+def _error_colour(cause: str) -> str:
+    return cause if cause in COLOURS else "other_error"
+
+
+def _unique_labels(stages: Sequence[Mapping[str, Any]]) -> list[str]:
+    """The load of each stage; where two stages have the same one, the stage's number as well."""
+    loads = [load_of(stage) for stage in stages]
+    return [load if loads.count(load) == 1 else f"{load} (stage {i})" for i, load in enumerate(loads)]
+
+
+def _error_bars(stage: Mapping[str, Any], label: str, causes: Sequence[str]) -> list[dict[str, Any]]:
+    rows, start = [], 0
+    for cause in causes:
+        n = (stage.get("errors") or {}).get(cause, 0)
+        text = f"{label}: {cause} {count(n)} of {count(stage.get('requests') or 0)} requests"
+        if n:
+            colour = light(_error_colour(cause))
+            rows.append({"stage": label, "x": start, "x2": start + n, "colour": colour, "text": text})
+        start += n
+    return rows

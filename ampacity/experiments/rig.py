@@ -34,7 +34,7 @@ from loadgen.http import Client
 from loadgen.probe import Calibration, Probe, ask, calibrate, choose_model, find_dialect, look
 from loadgen.protocols import RequestShape
 from loadgen.records import SCHEMA, to_batch
-from loadgen.rundir import RunWriter
+from loadgen.rundir import RunWriter, check_new
 from loadgen.stage import Limits, StagePlan, StageRunner
 from loadgen.telemetry import Telemetry
 from workloads.prompts import PromptMaker
@@ -226,6 +226,8 @@ async def conduct(
 ) -> Path:
     """Set up, drive, close. Gives the run directory back. Raises a ValueError of one line before the load begins."""
     endpoint = settings.endpoint
+    out = _out_path(settings, experiment)
+    check_new(out)
     addresses = endpoint.addresses()
     raise_open_files_limit()
     trace = read_trace(settings.trace) if settings.trace else None
@@ -258,7 +260,7 @@ async def conduct(
             progress.note(_announcement(settings, trace))
 
         writer = RunWriter(
-            _out_path(settings, experiment),
+            out,
             _meta(settings, endpoint, probe, run_id, salt, experiment, command_line, trace, tokenizer.name),
         )
         with writer:
