@@ -170,7 +170,7 @@ class Answer:
         if usage is not None:
             self._on_usage(usage, bears_text)
             total = _count(usage.completion_tokens)
-            if bears_text and total is not None:
+            if bears_text and total:
                 self._usage_per_chunk = True
                 counted = total
         if bears_text:

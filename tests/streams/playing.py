@@ -1,0 +1,41 @@
+"""Plays recorded bytes of a response into an Exchange, as a socket would, without a socket."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from itertools import pairwise
+from pathlib import Path
+
+from loadgen.exchange import Exchange
+from loadgen.records import RequestRecord
+
+FOLDER = Path(__file__).parent
+NAMES = sorted(path.stem for path in FOLDER.glob("*.http"))
+MS = 1_000_000
+
+
+def raw(name: str) -> bytes:
+    """The exact bytes of one small stream: status line, headers, framing, body."""
+    return (FOLDER / f"{name}.http").read_bytes()
+
+
+def play(reads: Iterable[tuple[int, bytes]], *, started_ns: int = 0, closed: bool = True) -> RequestRecord:
+    """The record after ``reads`` of (ns, bytes); then the peer closes, at the time of the last read."""
+    record = RequestRecord(
+        request_id=0, stage=0, scheduled_ns=started_ns, status="unfinished", started_ns=started_ns
+    )
+    ends: list[Exchange] = []
+    exchange = Exchange(record, b"", ends.append)
+    at_ns = started_ns
+    for at_ns, data in reads:
+        exchange.feed(at_ns, data)
+    if closed:
+        exchange.eof(at_ns)
+    assert len(ends) == int(exchange.ended)
+    return record
+
+
+def in_pieces(data: bytes, cuts: Iterable[int]) -> list[bytes]:
+    """``data`` cut at the given offsets."""
+    edges = [0, *sorted(cuts), len(data)]
+    return [data[a:b] for a, b in pairwise(edges) if b > a]
