@@ -168,10 +168,10 @@ def errors_by_stage(summary: Mapping[str, Any]) -> Chart | None:
         .mark_bar(height={"band": 0.66})
         .encode(
             x=alt.X("x:Q", title="Failed requests", axis=alt.Axis(tickMinStep=1, format=",d", tickCount=6)),
-            x2="x2:Q",
+            x2=alt.X2("x2:Q"),
             y=alt.Y("stage:N", title=None, scale=alt.Scale(domain=labels)),
             color=alt.Color("colour:N", scale=None, legend=None),
-            description="text:N",
+            description=alt.Description("text:N"),
         )
     )
     failed = sum(failures(s.get("errors")) for s in stages)

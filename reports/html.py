@@ -32,16 +32,21 @@ STATUS_WORDS = {
 
 
 def render_report(summary: dict[str, Any], meta: dict[str, Any]) -> str:
-    """The whole page. ``summary`` is summary.json, ``meta`` is run.json; both are shown escaped."""
-    drawn = {chart.name: _figure(chart) for chart in charts(summary)}
+    """The whole page. ``summary`` is summary.json, ``meta`` is run.json; both are shown escaped.
+
+    Raises ValueError where the summary holds NaN or infinity, which JSON has not.
+    """
+    embedded = embedded_json(summary)
     page: str = _template().render(
-        summary=summary,
-        meta=meta,
         title=f"{meta.get('name') or 'run'} – ampacity",
+        verdict=str(summary.get("verdict") or "no verdict"),
+        predicted=bool(summary.get("predicted")),
+        warnings=summary.get("warnings") or [],
+        subject=_subject(summary, meta),
         style=style_sheet(),
         partial=partial_reason(summary, meta),
         findings=findings(summary),
-        figures=drawn,
+        figures={chart.name: _figure(chart) for chart in charts(summary)},
         stages=stages_table(summary),
         slos=slo_table(summary),
         percentiles=all_percentiles(summary),
@@ -51,7 +56,7 @@ def render_report(summary: dict[str, Any], meta: dict[str, Any]) -> str:
         errors=_errors_sentence(summary),
         workload=_workload_facts(summary),
         provenance=_provenance(meta),
-        embedded=embedded_json(summary),
+        embedded=embedded,
     )
     return page
 
@@ -104,6 +109,15 @@ def _figure(chart: Chart) -> dict[str, Any]:
         "chart": chart,
         "pictures": [(fits, to_svg(spec, chart.alt, f"{chart.name}{fits}-")) for fits, spec in pictures],
     }
+
+
+def _subject(summary: Mapping[str, Any], meta: Mapping[str, Any]) -> list[str]:
+    """What was measured, where and when: the line under the verdict."""
+    endpoint = meta.get("endpoint") or {}
+    slos = ", ".join(str(slo.get("text")) for slo in summary.get("slos") or [])
+    started = str(meta.get("started_utc") or "").replace("T", " ").replace("Z", " UTC")
+    parts = [meta.get("name"), endpoint.get("model"), endpoint.get("url"), started, slos and f"SLO {slos}"]
+    return [str(part) for part in parts if part]
 
 
 def _itl_reason(summary: Mapping[str, Any]) -> str:

@@ -105,6 +105,7 @@ class Plot:
     def __init__(self, x: Axis, y: Axis) -> None:
         self.x, self.y = x, y
         self._layers: list[Any] = []
+        self._encoding: dict[str, Any] = {}
         self._datasets: dict[str, list[dict[str, Any]]] = {}
 
     def _chart(self, rows: list[dict[str, Any]]) -> Any:
@@ -117,12 +118,16 @@ class Plot:
     def _xy(self) -> dict[str, Any]:
         import altair as alt
 
-        return {"x": _encoded(alt.X, "x", self.x), "y": _encoded(alt.Y, "y", self.y)}
+        if not self._encoding:
+            self._encoding = {"x": _encoded(alt.X, "x", self.x), "y": _encoded(alt.Y, "y", self.y)}
+        return self._encoding
 
     def line(
         self, rows: list[dict[str, Any]], colour: str, dash: list[int] | None = None, width: float = 2
     ) -> None:
         """A line through ``rows`` (x, y) in their own order."""
+        import altair as alt
+
         if len(rows) < 2:
             return
         rows = [{"x": r["x"], "y": r["y"], "order": i} for i, r in enumerate(rows)]
@@ -130,53 +135,71 @@ class Plot:
         mark = self._chart(rows).mark_line(
             color=light(colour), strokeWidth=width, strokeJoin="round", clip=True, aria=False, **look
         )
-        self._layers.append(mark.encode(**self._xy(), order="order:Q"))
+        self._layers.append(mark.encode(**self._xy(), order=alt.Order("order:Q")))
 
     def points(
         self, rows: list[dict[str, Any]], colour: str, shape: str = "circle", filled: bool = True
     ) -> None:
         """A symbol at each of ``rows`` (x, y, text); ``text`` is its tooltip."""
+        import altair as alt
+
         if not rows:
             return
         mark = self._chart(rows).mark_point(
             color=light(colour), shape=shape, filled=filled, size=52, opacity=1, strokeWidth=1.8
         )
-        self._layers.append(mark.encode(**self._xy(), description="text:N"))
+        self._layers.append(mark.encode(**self._xy(), description=alt.Description("text:N")))
 
     def bars_between(self, rows: list[dict[str, Any]], colour: str) -> None:
         """Vertical intervals: ``rows`` hold x, y and y2."""
+        import altair as alt
+
         if not rows:
             return
         mark = self._chart(rows).mark_rule(
             color=light(colour), strokeWidth=1.4, opacity=0.75, clip=True, aria=False
         )
-        self._layers.append(mark.encode(**self._xy(), y2="y2:Q"))
+        self._layers.append(mark.encode(**self._xy(), y2=alt.Y2("y2:Q")))
 
     def x_band(self, bounds: Sequence[float | None] | None, colour: str, text: str) -> None:
         """A vertical band; a side that is open reaches to the edge of the plot."""
+        import altair as alt
+
         if not bounds or len(bounds) != 2 or (bounds[0] is None and bounds[1] is None):
             return
         low = self.x.low if bounds[0] is None else max(bounds[0], self.x.low)
         high = self.x.high if bounds[1] is None else min(bounds[1], self.x.high)
         rows = [{"x": low, "x2": high, "y": self.y.low, "y2": self.y.high, "text": text}]
         mark = self._chart(rows).mark_rect(color=light(colour), opacity=0.17)
-        self._layers.append(mark.encode(**self._xy(), x2="x2:Q", y2="y2:Q", description="text:N"))
+        self._layers.append(
+            mark.encode(
+                **self._xy(), x2=alt.X2("x2:Q"), y2=alt.Y2("y2:Q"), description=alt.Description("text:N")
+            )
+        )
 
     def x_rule(self, value: float | None, colour: str, text: str) -> None:
         """A vertical line through the whole plot."""
+        import altair as alt
+
         if value is None or not self.x.low <= value <= self.x.high:
             return
         rows = [{"x": value, "y": self.y.low, "y2": self.y.high, "text": text}]
         mark = self._chart(rows).mark_rule(color=light(colour), strokeWidth=2)
-        self._layers.append(mark.encode(**self._xy(), y2="y2:Q", description="text:N"))
+        self._layers.append(
+            mark.encode(**self._xy(), y2=alt.Y2("y2:Q"), description=alt.Description("text:N"))
+        )
 
     def y_rule(self, value: float | None, colour: str, text: str) -> None:
         """A horizontal dashed line through the whole plot: a limit."""
+        import altair as alt
+
         if value is None or not self.y.low <= value <= self.y.high:
             return
         rows = [{"x": self.x.low, "x2": self.x.high, "y": value, "text": text}]
         mark = self._chart(rows).mark_rule(color=light(colour), strokeWidth=1.8, strokeDash=[2, 3])
-        self._layers.append(mark.encode(**self._xy(), x2="x2:Q", description="text:N"))
+        self._layers.append(
+            mark.encode(**self._xy(), x2=alt.X2("x2:Q"), description=alt.Description("text:N"))
+        )
 
     def spec(self, width: int, height: int) -> dict[str, Any]:
         """The Vega-Lite spec of all layers."""
@@ -197,6 +220,6 @@ def with_look(chart: Any, datasets: dict[str, list[dict[str, Any]]]) -> dict[str
     spec: dict[str, Any] = chart.to_dict(validate=False)
     spec["datasets"] = datasets
     spec["config"] = {
-        "background": None, "view": {"stroke": None}, "axis": axis, "padding": 4, "font": FONT,
+        "background": "transparent", "view": {"stroke": None}, "axis": axis, "padding": 4, "font": FONT,
     }  # fmt: skip
     return spec

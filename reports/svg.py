@@ -60,6 +60,7 @@ def _drop_empty(element: ET.Element) -> None:
             (kind == "text" and not (child.text or "").strip())
             or (kind == "path" and child.get("class") == "background" and not child.get("stroke"))
             or (kind == "g" and len(child) == 0)
+            or child.get("fill") == "transparent"
         )
         if hidden or nothing:
             element.remove(child)

@@ -1,0 +1,276 @@
+"""Chart specs: what is drawn, from the summary alone; every spec passes Altair's own schema."""
+
+from typing import Any
+
+import altair as alt
+import pytest
+from sample_summary import ALL, all_failed, closed_sweep, no_slos, one_stage, open_sweep
+
+from reports.charts import (
+    achieved_by_offered,
+    charts,
+    errors_by_stage,
+    goodput_by_load,
+    latency_by_concurrency,
+    latency_by_rate,
+)
+from reports.distributions import chosen, input_lengths, itl_percentiles, output_lengths, ttft_percentiles
+from reports.marks import Chart, linear_axis, log_axis, log_ticks
+from reports.palette import COLOURS, light, style_sheet
+
+EVERY = [
+    "latency-rate", "latency-concurrency", "achieved", "ttft-percentiles", "itl-percentiles", "goodput",
+    "errors", "input-tokens", "output-tokens",
+]  # fmt: skip
+
+
+def layers(chart: Chart | None, mark: str) -> list[tuple[dict[str, Any], list[dict[str, Any]]]]:
+    """The layers of a mark type: the mark and its rows."""
+    assert chart is not None
+    data = chart.spec["datasets"]
+    return [(x["mark"], data[x["data"]["name"]]) for x in chart.spec["layer"] if x["mark"]["type"] == mark]
+
+
+def texts(chart: Chart | None, mark: str) -> list[str]:
+    return [row["text"] for _, rows in layers(chart, mark) for row in rows if "text" in row]
+
+
+@pytest.mark.parametrize(
+    ("name", "missing"),
+    [
+        ("open_sweep", set()),
+        ("closed_sweep", {"achieved", "errors"}),
+        ("no_slos", {"goodput"}),
+        (
+            "one_stage",
+            {"latency-rate", "latency-concurrency", "achieved", "itl-percentiles", "goodput", "errors"},
+        ),
+        ("all_failed", {"latency-rate", "latency-concurrency", "ttft-percentiles", "itl-percentiles"}),
+    ],
+)
+def test_what_the_summary_lacks_is_left_out(name: str, missing: set[str]) -> None:
+    assert [chart.name for chart in charts(ALL[name]())] == [n for n in EVERY if n not in missing]
+
+
+@pytest.mark.parametrize("name", ["open_sweep", "all_failed"])
+def test_every_spec_is_valid_and_has_words(name: str) -> None:
+    for chart in charts(ALL[name]()):
+        spec = chart.spec | {"datasets": {}}  # the rows are free of rules, and slow to walk through
+        (alt.LayerChart if "layer" in spec else alt.Chart).from_dict(spec, validate=True)
+        assert chart.title
+        assert len(chart.alt) > 30
+        assert chart.keys
+
+
+def test_an_empty_summary_has_no_charts() -> None:
+    assert charts({"stages": []}) == []
+
+
+def test_the_curve_draws_ttft_and_e2e_where_they_are_known() -> None:
+    chart = latency_by_rate(open_sweep())
+    lines = layers(chart, "line")
+    assert [len(rows) for _, rows in lines] == [8, 6, 8, 6]  # p99 lacks stage 0 (few) and stage 7 (infinite)
+    assert [row["x"] for row in lines[0][1]] == [1.0, 2.0, 3.0, 4.0, 5.0, 5.98, 6.9, 7.02]
+    assert lines[0][1][0]["y"] == pytest.approx(0.101)
+    assert [bool(mark.get("strokeDash")) for mark, _ in lines] == [True, False, True, False]
+    assert {mark["color"] for mark, _ in lines} == {light("ttft"), light("e2e")}
+
+
+def test_the_curve_marks_knee_usable_rate_limit_and_infinite_p99() -> None:
+    chart = latency_by_rate(open_sweep())
+    bands = [rows[0] for _, rows in layers(chart, "rect")]
+    assert [(b["x"], b["x2"]) for b in bands] == [(5.4, 6.7), (6.0, 7.0)]
+    rules = [rows[0] for _, rows in layers(chart, "rule") if "text" in rows[0]]
+    assert [r["text"] for r in rules] == ["SLO ttft_p99=2s", "usable rate 6.40 req/s (6.00 to 7.00)"]
+    assert (rules[0]["y"], rules[1]["x"]) == (2.0, 6.4)
+    assert "9 req/s: TTFT p99 infinite: 27 of 600 requests failed" in texts(chart, "point")
+    assert chart is not None
+    assert chart.title == "The SLOs hold up to 6.40 requests/s"
+    labels = [key.label for key in chart.keys]
+    assert "knee region 5.40 to 6.70 req/s" in labels
+    assert "not steady: requests in flight keep growing" in labels
+
+
+def test_p99_bars_are_the_interval_of_the_summary() -> None:
+    summary = open_sweep()
+    bars = [rows for _, rows in layers(latency_by_rate(summary), "rule") if "text" not in rows[0]]
+    low, high = summary["stages"][1]["ttft_from_schedule_s"]["p99_ci"]
+    assert bars[0][0] == {"x": 2.0, "y": low, "y2": high}
+
+
+def test_an_interval_with_an_open_side_reaches_the_edge() -> None:
+    summary = open_sweep()
+    summary["capacity"]["usable_rps_ci"] = [6.0, None]
+    summary["stages"][3]["ttft_from_schedule_s"]["p99_ci"] = [0.4, None]
+    chart = latency_by_rate(summary)
+    band = layers(chart, "rect")[1][1][0]
+    assert band["x"] == 6.0
+    assert band["x2"] > 7.02
+    bars = [rows for _, rows in layers(chart, "rule") if "text" not in rows[0]]
+    assert 4.0 not in [row["x"] for row in bars[0]]
+
+
+def test_c_max_is_marked_over_concurrency() -> None:
+    chart = latency_by_concurrency(closed_sweep())
+    assert "C_max 16.0 in flight (16.0 to 32.0)" in texts(chart, "rule")
+    assert chart is not None
+    assert chart.title == "The SLOs hold up to 16.0 requests in flight"
+
+
+def test_titles_without_capacity_claim_nothing() -> None:
+    chart = latency_by_rate(no_slos())
+    assert chart is not None
+    assert chart.title == "Latency against the achieved rate"
+
+
+def test_titles_say_where_a_bound_is_only_a_bound() -> None:
+    summary = open_sweep()
+    summary["capacity"]["crossing"] = "lower_bound"
+    summary["slos"] = summary["slos"][:1]
+    chart = latency_by_rate(summary)
+    assert chart is not None
+    assert chart.title == "The SLO holds up to at least 6.40 requests/s"
+
+
+def test_achieved_says_what_the_endpoint_keeps_up_with() -> None:
+    chart, dead = achieved_by_offered(open_sweep()), achieved_by_offered(all_failed())
+    assert chart is not None
+    assert dead is not None
+    assert chart.title == "Keeps up with 7 requests/s offered, not with 9"
+    assert dead.title == "Achieved against offered rate"
+    summary = open_sweep()
+    summary["stages"] = summary["stages"][:4]
+    kept = achieved_by_offered(summary)
+    assert kept is not None
+    assert kept.title == "The achieved rate follows every rate offered"
+
+
+def test_client_limited_stages_are_crosses() -> None:
+    summary = open_sweep()
+    summary["stages"][7]["client_limited"] = True
+    crosses = [
+        rows for mark, rows in layers(achieved_by_offered(summary), "point") if mark["shape"] == "cross"
+    ]
+    assert [row["x"] for rows in crosses for row in rows] == [9.0]
+
+
+def test_goodput_over_offered_rate_has_the_diagonal_and_the_peak() -> None:
+    chart = goodput_by_load(open_sweep())
+    diagonal, curve = (rows for _, rows in layers(chart, "line"))
+    assert all(row["x"] == row["y"] for row in diagonal)
+    assert curve[7]["y"] == pytest.approx(0.05 * 7.02)
+    assert chart is not None
+    assert chart.title == "Goodput peaks at 6.56 requests/s, at 7 offered"
+    closed = goodput_by_load(closed_sweep())
+    assert closed is not None
+    assert len(layers(closed, "line")) == 1
+
+
+def test_quantile_curves_use_one_over_one_minus_q() -> None:
+    summary = open_sweep()
+    curve = {"q": [0.0, 0.5, 0.9, 0.99, 0.995, 1.0], "value": [0.1, 0.2, 0.3, 0.4, None, 9.0]}
+    summary["stages"] = [summary["stages"][0] | {"curves": {"ttft_s": curve}}]
+    ((_, rows),) = layers(ttft_percentiles(summary), "line")
+    assert [row["x"] for row in rows] == pytest.approx([1, 2, 10, 100])  # null and q = 1 are left out
+    assert [row["y"] for row in rows] == [0.1, 0.2, 0.3, 0.4]
+    assert "SLO ttft_p99=2s: at most 2.00 s at p99" in texts(ttft_percentiles(summary), "point")
+
+
+def test_ttft_is_drawn_from_schedule_where_that_curve_is_there() -> None:
+    summary = open_sweep()
+    summary["stages"][0]["curves"]["ttft_from_schedule_s"] = {"q": [0.5, 0.9], "value": [1.0, 2.0]}
+    from_schedule, plain = ttft_percentiles(summary), ttft_percentiles(open_sweep())
+    assert from_schedule is not None
+    assert plain is not None
+    assert from_schedule.title.endswith("from schedule")
+    assert plain.title.endswith("from the start of the request")
+
+
+def test_itl_names_each_stage_and_dashes_the_unsteady_one() -> None:
+    chart = itl_percentiles(open_sweep())
+    assert chart is not None
+    assert [k.label for k in chart.keys] == [
+        "SLO itl_p99=100ms", *(f"{n} req/s" for n in range(1, 8)), "9 req/s, not steady",
+    ]  # fmt: skip
+    assert [bool(mark.get("strokeDash")) for mark, _ in layers(chart, "line")] == [False] * 7 + [True]
+
+
+def test_at_most_eight_curves_with_the_first_and_the_last() -> None:
+    assert chosen(list(range(12))) == [0, 2, 3, 5, 6, 8, 9, 11]
+    assert chosen([1, 2]) == [1, 2]
+
+
+def test_errors_are_stacked_by_cause() -> None:
+    summary = open_sweep()
+    summary["stages"][7]["errors"] |= {"http_error": 3, "something_new": 2}
+    chart = errors_by_stage(summary)
+    assert chart is not None
+    rows = chart.spec["datasets"]["errors"]
+    assert [(r["stage"], r["x"], r["x2"]) for r in rows] == [
+        ("9 req/s", 0, 3), ("9 req/s", 3, 30), ("9 req/s", 30, 32),
+    ]  # fmt: skip
+    assert chart.title == "32 of 4,320 requests in the windows failed"
+    assert [key.label for key in chart.keys] == ["http_error", "timeout", "something_new"]
+
+
+def test_two_stages_of_the_same_load_keep_a_bar_each() -> None:
+    summary = all_failed()
+    summary["stages"][1]["offered_rps"] = 1.0
+    chart = errors_by_stage(summary)
+    assert chart is not None
+    assert [r["stage"] for r in chart.spec["datasets"]["errors"]] == [
+        "1 req/s (stage 0)",
+        "1 req/s (stage 1)",
+    ]
+
+
+def test_lengths_planned_and_realised() -> None:
+    chart = output_lengths(open_sweep())
+    planned, received = (rows for _, rows in layers(chart, "point"))
+    assert [row["name"] for row in planned] == ["p1", "p5", "p10", "p25", "p50", "p75", "p90", "p95", "p99"]
+    assert (planned[4]["x"], received[4]["x"]) == (160, 151)
+    gone = input_lengths(all_failed())
+    assert gone is not None
+    assert gone.title == "Input lengths: planned, none counted by the server"
+    assert input_lengths(one_stage() | {"workload": {}}) is None
+
+
+def test_axes() -> None:
+    assert log_ticks(0.08, 3) == [0.1, 0.2, 0.5, 1.0, 2.0]
+    assert log_ticks(0.001, 10000) == [0.001, 0.01, 0.1, 1, 10, 100, 1000, 10000]
+    axis = log_axis("t", [0.0, 5.0])
+    assert axis.low < 5 < axis.high
+    assert axis.high / axis.low > 3
+    assert (linear_axis("t", [0.0]).low, linear_axis("t", [0.0]).high) == (0.0, 1.06)
+
+
+def luminance(colour: str) -> float:
+    channels = [int(colour[i : i + 2], 16) / 255 for i in (1, 3, 5)]
+    linear = [c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in channels]
+    return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
+
+
+def contrast(a: str, b: str) -> float:
+    """WCAG 2 contrast ratio."""
+    dark, bright = sorted([luminance(a), luminance(b)])
+    return (bright + 0.05) / (dark + 0.05)
+
+
+def test_colours_are_unique_and_legible_on_both_papers() -> None:
+    assert contrast("#000000", "#ffffff") == pytest.approx(21)
+    hexes = [pair[0] for pair in COLOURS.values()]
+    assert len(set(hexes)) == len(hexes)
+    text = ("ink", "muted", "good", "bad", "unsure")  # WCAG AA for text, on cards as well
+    assert min(contrast(COLOURS[n][0], "#f6f7f9") for n in text) > 4.5
+    assert min(contrast(COLOURS[n][1], "#1c2127") for n in text) > 4.5
+    lines = ("ttft", "e2e", "usable", "planned", "knee", *(f"step{i}" for i in range(1, 8)))
+    assert min(contrast(COLOURS[n][0], "#ffffff") for n in lines) > 3  # WCAG AA for graphics
+    assert min(contrast(COLOURS[n][1], "#14171b") for n in lines) > 3
+
+
+def test_the_style_sheet_recolours_every_colour() -> None:
+    css = style_sheet()
+    for name, (bright, dark) in COLOURS.items():
+        assert f"--{name}:{bright};" in css
+        assert f"--{name}:{dark};" in css
+        assert f'svg [stroke="{bright}"]{{stroke:var(--{name})}}' in css

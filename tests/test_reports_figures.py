@@ -1,0 +1,231 @@
+"""Numbers in words, key figures and tables, against values written out by hand."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from sample_summary import ALL, all_failed, closed_sweep, meta, no_slos, one_stage, open_sweep
+
+from reports.figures import exact, interval, load_of, printable, rate, reason_of, seconds, share, significant
+from reports.findings import Finding, findings
+from reports.tables import (
+    METRICS,
+    Cell,
+    all_percentiles,
+    lengths_table,
+    percentile_table,
+    slo_table,
+    stages_table,
+    windows_table,
+)
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        (0, "0"), (6.4, "6.40"), (0.3514, "0.351"), (9.996, "10.0"), (99.96, "100"), (0.000123, "0.000123"),
+        (1234.4, "1,234"), (118.49, "118"), (-2.5, "-2.50"), (999.6, "1,000"), (1e7, "10,000,000"),
+    ],
+)  # fmt: skip
+def test_three_significant_digits(value: float, text: str) -> None:
+    assert significant(value) == text
+
+
+@given(st.floats(min_value=1e-9, max_value=1e12))
+def test_significant_digits_are_within_half_a_per_cent_and_without_exponent(value: float) -> None:
+    text = significant(value)
+    assert "e" not in text
+    assert float(text.replace(",", "")) == pytest.approx(value, rel=0.00501)
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [(0, "0 s"), (0.00008, "80.0 µs"), (0.0007, "700 µs"), (0.0009996, "1.00 ms"), (0.4123, "412 ms"),
+     (0.9996, "1.00 s"), (2.0, "2.00 s"), (151.2, "151 s")],
+)  # fmt: skip
+def test_durations_have_the_unit_that_suits(value: float, text: str) -> None:
+    assert seconds(value) == text
+
+
+def test_values_that_were_set_keep_no_trailing_zeros() -> None:
+    assert [exact(v) for v in (4.0, 2.5, 120, 0.25, 1000)] == ["4", "2.5", "120", "0.25", "1,000"]
+
+
+def test_a_share_below_one_never_reads_as_all() -> None:
+    assert [share(v) for v in (1.0, 0.99999, 0.9995, 0.97, 0.0)] == [
+        "100%",
+        "99.999%",
+        "99.950%",
+        "97.0%",
+        "0%",
+    ]
+
+
+def test_an_interval_says_which_side_is_not_known() -> None:
+    assert interval([6.0, 7.0]) == "6.00 to 7.00"
+    assert interval([6.0, None]) == "from 6.00, no upper bound"
+    assert interval([None, 0.5], seconds) == "up to 500 ms"
+    assert interval(None) is None
+    assert interval([None, None]) is None
+
+
+def test_a_reason_is_the_figures_own_or_that_of_its_object() -> None:
+    assert reason_of({"p99_reason": "few", "reason": "none"}, "p99") == "few"
+    assert reason_of({"reason": "none"}, "p99") == "none"
+    assert reason_of({}, "p99") == "not known"
+
+
+def test_the_load_of_a_stage_in_words() -> None:
+    assert load_of({"index": 0, "offered_rps": 4.0}) == "4 req/s"
+    assert load_of({"index": 0, "offered_rps": None, "concurrency_set": 16}) == "16 in flight"
+    assert load_of({"index": 3}) == "stage 3"
+
+
+def test_control_characters_are_made_harmless() -> None:
+    assert printable("a\x1b[31mb\n\x07") == "a\ufffd[31mb\n\ufffd"
+
+
+def found(summary: dict) -> dict[str, Finding]:
+    return {finding.label: finding for finding in findings(summary)}
+
+
+def test_key_figures_of_an_open_sweep() -> None:
+    got = found(open_sweep())
+    assert got["Usable rate"].value == "6.40 req/s"
+    assert got["Usable rate"].interval == "6.00 to 7.00 req/s"
+    assert "interpolated" in got["Usable rate"].note
+    assert "bound by ttft_p99=2s" in got["Usable rate"].note
+    assert (got["C_max"].value, got["C_max"].interval) == ("34.2 in flight", "28.0 to 44.0 in flight")
+    assert "open loop" in got["C_max"].note
+    assert got["Knee"].value == "31.0 in flight at 6.10 req/s"
+    assert got["Knee"].interval == "24.0 to 40.0 in flight, 5.40 to 6.70 req/s"
+    assert got["Little's Law gap"].value == "2.67"
+    assert got["Little's Law gap"].state == "unsure"
+    assert "ceiling 17.1 req/s = C_max ÷ TTFT limit 2 s" in got["Little's Law gap"].note
+    assert got["Goodput peak"].value == "6.56 req/s"
+    assert got["Fleet"].value == "25 instances, 100 GPUs"
+    assert "19 instances × safety 1.3" in got["Fleet"].note
+    assert "$2.31 for a million output tokens" in got["Fleet"].note
+    assert got["Load generator"].value == "kept up"
+
+
+def test_a_null_figure_is_a_dash_with_its_reason() -> None:
+    got = found(one_stage())
+    assert (got["Usable rate"].value, got["Usable rate"].note) == ("–", "no stage could be decided")
+    assert got["Knee"].note == "one stage only: a knee needs at least four"
+    assert got["Fleet"].note == "no peak rate was given (--peak-rps)"
+    assert found(no_slos())["Goodput peak"].note == "no SLO was given (--slo)"
+
+
+def test_a_lower_bound_and_a_limited_client_are_said() -> None:
+    summary = open_sweep()
+    summary["capacity"]["crossing"] = "lower_bound"
+    summary["audit"] |= {"client_limited": True, "client_limited_stages": [6, 7]}
+    got = found(summary)
+    assert got["Usable rate"].value == "at least 6.40 req/s"
+    assert got["C_max"].value == "at least 34.2 in flight"
+    assert (got["Load generator"].value, got["Load generator"].state) == ("was the limit", "bad")
+    assert got["Load generator"].note.startswith("stages 6, 7 are no findings")
+
+
+@pytest.mark.parametrize(("representative", "state"), [(True, "good"), (False, "bad"), (None, "unsure")])
+def test_the_gap_is_coloured_by_what_it_means(representative: bool | None, state: str) -> None:
+    summary = open_sweep()
+    summary["littles_law"]["representative"] = representative
+    assert found(summary)["Little's Law gap"].state == state
+
+
+def test_an_empty_summary_gives_dashes_not_errors() -> None:
+    assert {finding.value for finding in findings({})} == {"–"}
+
+
+def test_the_table_of_stages_word_for_word() -> None:
+    table = stages_table(open_sweep())
+    assert [c.head for c in table.columns] == [
+        "load", "achieved", "in flight", "TTFT p50", "TTFT p99", "ITL p99", "E2E p99", "goodput", "errors",
+        "stable", "SLO",
+    ]  # fmt: skip
+    first, last = table.rows[0], table.rows[-1]
+    assert first[:4] == [Cell("1 req/s"), Cell("1.00"), Cell("2.70"), Cell("101 ms")]
+    assert first[4] == Cell("–", 1)
+    assert first[-1] == Cell("undecided", None, "unsure")
+    assert last[-3:] == [Cell("27 of 600", None, "bad"), Cell("no", 3, "bad"), Cell("broken", None, "bad")]
+    assert table.notes == [
+        "needs 299 requests, has 120", "infinite: 27 of 600 requests failed",
+        "requests in flight grow by 2.0 a second",
+    ]  # fmt: skip
+
+
+def test_a_client_limited_stage_is_no_finding() -> None:
+    summary = open_sweep()
+    summary["stages"][2] |= {"client_limited": True, "client_limited_reason": "slip p99 of 80 ms"}
+    table = stages_table(summary)
+    assert table.rows[2][-1].text == "no finding"
+    assert table.notes[table.rows[2][-1].note - 1] == "the load generator was the limit: slip p99 of 80 ms"
+
+
+def test_percentiles_with_n_interval_and_infinite() -> None:
+    summary = open_sweep()
+    held = {"p50": 0.1, "p90": 0.2, "p95": 0.25, "p99": 0.4, "p99_ci": [0.35, 0.6], "mean": 0.12, "n": 105,
+            "infinite": 2}  # fmt: skip
+    summary["stages"] = [summary["stages"][0] | {"ttft_s": held}]
+    (row,) = percentile_table(summary, "ttft_s").rows
+    assert [cell.text for cell in row] == [
+        "1 req/s", "100 ms", "200 ms", "250 ms", "400 ms", "350 ms to 600 ms", "120 ms", "105", "2",
+    ]  # fmt: skip
+
+
+def test_a_metric_that_is_not_known_has_one_footnote() -> None:
+    table = percentile_table(one_stage(), "itl_s")
+    assert [cell.text for cell in table.rows[0]] == ["2 req/s", *["–"] * 6, "0", "0"]
+    assert table.notes == ["tokens of each chunk are not known"]
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_every_table_is_rectangular_and_every_footnote_exists(name: str) -> None:
+    summary = ALL[name]()
+    tables = [
+        stages_table(summary), slo_table(summary), lengths_table(summary),
+        windows_table(summary, meta(summary)), *all_percentiles(summary),
+    ]  # fmt: skip
+    assert len(tables) == 4 + len(METRICS)
+    for table in tables:
+        assert all(len(row) == len(table.columns) for row in table.rows)
+        used = {cell.note for row in table.rows for cell in row if cell.note}
+        assert used == set(range(1, len(table.notes) + 1))
+
+
+def test_slo_verdicts_one_row_each() -> None:
+    table = slo_table(open_sweep())
+    assert len(table.rows) == 16
+    assert [cell.text for cell in table.rows[12]] == [
+        "7 req/s", "ttft_p99=2s", "undecided", "2.10 s", "98.5%", "80", "900",
+    ]  # fmt: skip
+    assert slo_table(no_slos()).rows == []
+
+
+def test_lengths_planned_and_realised() -> None:
+    rows = lengths_table(open_sweep()).rows
+    assert [row[0].text for row in rows] == [
+        "input, planned", "input, counted by the server", "output, planned", "output, received",
+    ]  # fmt: skip
+    assert rows[0][1].text == "4,320"
+    assert rows[0][7].text == "1,020"  # p50
+    assert lengths_table(all_failed()).rows[1][2].text == "–"
+
+
+def test_windows_join_the_audit_of_run_json_by_stage() -> None:
+    summary = closed_sweep()
+    run = meta(summary)
+    run["stages"][1]["audit"] = run["stages"][1]["audit"] | {"slip_max_s": 0.5}
+    summary["stages"][1]["littles_law"] |= {"consistency": 1.2, "ok": False}
+    table = windows_table(summary, run)
+    heads = [column.head for column in table.columns]
+    assert table.rows[0][heads.index("slip max")].text == "2.10 ms"
+    assert table.rows[1][heads.index("slip max")].text == "500 ms"
+    assert table.rows[1][heads.index("L ÷ λW")] == Cell("1.20", 1, "bad")
+    assert table.notes == ["outside its tolerance of 5.00%"]
+    assert windows_table(summary, {}).notes  # without run.json: dashes and a reason
+
+
+def test_a_rate_has_its_unit() -> None:
+    assert rate(7) == "7.00 req/s"
