@@ -208,6 +208,8 @@ class Answer:
             # or a growing one may also come several times for a single choice
             per_choice = len(self._usage_totals) == self._finished_choices and not self._usage_per_chunk
             total = sum(self._usage_totals) if per_choice else self._usage_totals[-1]
+            if self._usage_per_chunk:  # a stream may break off before its last usage
+                total = max(total, self._chunk_tokens[-1] or 0)
             if total >= 1 or not self.chunk_at_ns:
                 return total, "usage_per_chunk" if self._usage_per_chunk else "usage"
         if self._usage_per_chunk and (last := self._chunk_tokens[-1]):

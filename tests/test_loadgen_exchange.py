@@ -1,0 +1,400 @@
+"""One exchange fed by hand: (time, bytes) in, the record out, to the nanosecond."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import zlib
+from typing import Any
+
+import pytest
+from streams.playing import MS, play
+
+from loadgen.exchange import Exchange
+from loadgen.protocols import Answer, Dialect, RequestShape, error_text, excerpt
+from loadgen.records import CHUNK_AT_MAX_US, RequestRecord
+
+HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n"
+UNFRAMED = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\n\r\n"
+END = b"0\r\n\r\n"
+ROLE = {"choices": [{"index": 0, "delta": {"role": "assistant", "content": ""}, "finish_reason": None}]}
+FINISH = {"choices": [{"index": 0, "delta": {}, "finish_reason": "stop"}]}
+USAGE = {"choices": [], "usage": {"prompt_tokens": 9, "completion_tokens": 2}}
+
+
+def text(content: str, **more: Any) -> dict[str, Any]:
+    return {"choices": [{"index": 0, "delta": {"content": content}, **more}]}
+
+
+def event(value: dict[str, Any] | str) -> bytes:
+    return b"data: " + (value if isinstance(value, str) else json.dumps(value)).encode() + b"\n\n"
+
+
+def chunk(*values: dict[str, Any] | str) -> bytes:
+    """One HTTP chunk with these events."""
+    body = b"".join(event(v) for v in values)
+    return b"%x\r\n%b\r\n" % (len(body), body)
+
+
+def unframed(*values: dict[str, Any] | str) -> bytes:
+    return UNFRAMED + b"".join(event(v) for v in values)
+
+
+# -- times ---------------------------------------------------------------------------------------
+
+
+def test_the_role_chunk_starts_no_clock_and_late_usage_stops_none() -> None:
+    """Role at 10 ms, text at 500 and 512.345678 ms, usage 300 ms after the last token."""
+    start = 1_000_000_007
+    record = play(
+        [
+            (start + 2 * MS, HEAD),
+            (start + 10 * MS, chunk(ROLE)),
+            (start + 500 * MS, chunk(text("Hel"))),
+            (start + 512_345_678, chunk(text("lo"))),
+            (start + 812_345_678, chunk(FINISH, USAGE)),
+            (start + 900 * MS, chunk("[DONE]") + END),
+        ],
+        started_ns=start,
+    )
+    assert (record.status, record.output_tokens, record.finish_reason) == ("ok", 2, "stop")
+    assert record.headers_ns == start + 2 * MS
+    assert record.first_event_ns == start + 10 * MS
+    assert record.first_token_ns == record.first_answer_ns == start + 500 * MS
+    assert record.last_token_ns == start + 512_345_678
+    assert record.ended_ns == start + 900 * MS
+    assert record.chunk_at_us == [500_000, 512_345]  # whole microseconds, cut, not rounded
+
+
+def test_reasoning_is_the_first_token_and_text_the_first_answer() -> None:
+    record = play(
+        [
+            (1 * MS, HEAD + chunk(ROLE)),
+            (20 * MS, chunk({"choices": [{"delta": {"reasoning_content": "hm"}}]})),
+            (30 * MS, chunk({"choices": [{"delta": {"reasoning": "so"}}]})),
+            (70 * MS, chunk(text("Yes"))),
+            (71 * MS, chunk(FINISH, "[DONE]") + END),
+        ]
+    )
+    assert (record.first_token_ns, record.first_answer_ns) == (20 * MS, 70 * MS)
+    assert record.chunk_at_us == [20_000, 30_000, 70_000]
+
+
+def test_events_of_one_read_share_its_time() -> None:
+    record = play(
+        [(5 * MS, HEAD + chunk(*(text(c) for c in "abcde"))), (9 * MS, chunk(FINISH, "[DONE]") + END)]
+    )
+    assert record.chunk_at_us == [5_000] * 5
+    assert (record.output_tokens, record.first_token_ns, record.last_token_ns) == (5, 5 * MS, 5 * MS)
+
+
+def test_an_event_belongs_to_the_read_that_completes_it() -> None:
+    whole = chunk(text("Hello"))
+    record = play(
+        [
+            (1 * MS, HEAD + whole[:20]),
+            (2 * MS, whole[20:-4]),
+            (3 * MS, whole[-4:]),
+            (4 * MS, chunk(FINISH) + END),
+        ]
+    )  # the blank line ends 2 bytes before the chunk does: the third read brings it
+    assert record.chunk_at_us == [3_000]
+
+
+def test_times_do_not_depend_on_when_the_json_is_decoded() -> None:
+    """1,000 chunks of 100 bytes: decoding is forced in between, each event keeps the time of its read."""
+    reads = [(0, HEAD), *((i * 77_777, chunk(text("x" * 40))) for i in range(1, 1001))]
+    record = play([*reads, (10**9, chunk(FINISH, "[DONE]") + END)])
+    assert record.chunk_at_us == [i * 77_777 // 1000 for i in range(1, 1001)]
+
+
+def test_a_body_that_is_no_stream_arrives_at_once() -> None:
+    body = json.dumps(
+        {
+            "choices": [{"index": 0, "message": {"content": "Hello"}, "finish_reason": "length"}],
+            "usage": {"prompt_tokens": 3, "completion_tokens": 8},
+        }
+    ).encode()
+    head = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n" % len(body)
+    record = play([(4 * MS, head), (5 * MS, body[:30]), (6 * MS, body[30:])])
+    assert (record.status, record.output_tokens, record.finish_reason) == ("ok", 8, "length")
+    assert (record.first_event_ns, record.first_token_ns, record.last_token_ns) == (6 * MS, 6 * MS, 6 * MS)
+    assert (record.chunk_at_us, record.chunk_tokens) == ([6_000], [8])
+
+
+def test_arrivals_beyond_71_minutes_saturate() -> None:
+    hours = 2 * 3600 * 1000 * MS
+    record = play([(1 * MS, HEAD + chunk(text("a"))), (hours, chunk(text("b"), FINISH) + END)])
+    assert record.chunk_at_us == [1_000, CHUNK_AT_MAX_US]
+    assert record.last_token_ns == hours
+
+
+def test_no_token_has_no_time() -> None:
+    record = play([(1 * MS, HEAD + chunk(ROLE)), (2 * MS, chunk(FINISH, "[DONE]") + END)])
+    assert record.status == "empty"
+    assert (record.first_token_ns, record.last_token_ns, record.first_answer_ns) == (None, None, None)
+    assert (record.output_tokens, record.chunk_at_us, record.first_event_ns) == (None, [], 1 * MS)
+
+
+# -- how a response can end --------------------------------------------------------------------
+
+OK = (text("a"), text("b"), FINISH)
+JSON_500 = (
+    b'HTTP/1.1 500 Oops\r\nContent-Type: application/json\r\nContent-Length: 99\r\n\r\n{"error":"boom"}'
+)
+ENDINGS: dict[str, tuple[bytes, str, int | None, str | None]] = {
+    # name: (bytes, then FIN; status; tokens; part of the error)
+    "nothing at all": (b"", "reset", None, "before the response headers"),
+    "half a status line": (b"HTTP/1.1 20", "reset", None, "before the response headers"),
+    "half the headers": (HEAD[:-4], "reset", None, "before the response headers"),
+    "headers only": (HEAD, "truncated", None, "middle of the body"),
+    "chunked, no last chunk": (HEAD + chunk(*OK, "[DONE]"), "truncated", 2, "middle of the body"),
+    "content-length short": (
+        UNFRAMED.replace(b"\r\n\r\n", b"\r\nContent-Length: 9999\r\n\r\n") + event(OK[0]), "truncated", 1, "middle of the body",
+    ),
+    "close-delimited, finished": (unframed(*OK), "ok", 2, None),
+    "close-delimited, no finish reason": (unframed(OK[0], OK[1]), "truncated", 2, "without a finish reason"),
+    "close-delimited, [DONE] only": (unframed(OK[0], "[DONE]"), "ok", 1, None),
+    "close-delimited, cut inside an event": (unframed(OK[0], OK[1])[:-20], "truncated", 1, "without a finish reason"),
+    "last event without its blank line": (unframed(*OK)[:-2], "ok", 2, None),
+    "finish reason, no [DONE]": (HEAD + chunk(*OK) + END, "ok", 2, None),
+    "[DONE], no finish reason": (HEAD + chunk(OK[0], "[DONE]") + END, "ok", 1, None),
+    "neither": (HEAD + chunk(OK[0]) + END, "truncated", 1, "without a finish reason"),
+    "tokens after the finish reason": (HEAD + chunk(*OK, text("c"), "[DONE]") + END, "ok", 3, None),
+    "finish reason of an empty string": (HEAD + chunk(text("a", finish_reason="")) + END, "truncated", 1, "without"),
+    "error event after tokens": (HEAD + chunk(OK[0], {"error": {"message": "oom"}}, *OK, "[DONE]") + END, "stream_error", 3, "oom"),
+    "error event, then FIN": (unframed(OK[0], {"error": "oom"}), "stream_error", 1, "oom"),
+    "detail in a 200 stream": (HEAD + chunk({"detail": "no"}) + END, "stream_error", None, "no"),
+    "invalid JSON": (HEAD + chunk(OK[0], '{"choices": [', FINISH, "[DONE]") + END, "protocol_error", 1, "not JSON"),
+    "JSON of another shape": (HEAD + chunk('{"choices": 5}', "[DONE]") + END, "protocol_error", None, "not JSON"),
+    "invalid UTF-8": (UNFRAMED + b'data: {"choices":[{"text":"\xff\xfe"}]}\n\n' + event("[DONE]"), "protocol_error", None, "not JSON"),
+    "unknown fields": (HEAD + chunk({"choices": [{"delta": {"content": "a", "new": [1]}, "x": {}}], "y": 1}, FINISH) + END, "ok", 1, None),
+    "no choices key beside usage": (HEAD + chunk(*OK, {"usage": {"completion_tokens": 2}}) + END, "ok", 2, None),
+    "null event": (HEAD + chunk("null", *OK) + END, "ok", 2, None),
+    "empty event": (HEAD + chunk("", *OK) + END, "ok", 2, None),
+    "multi-line data": (UNFRAMED + b'data: {"choices":\ndata: [{"text":"a","finish_reason":"stop"}]}\n\n', "ok", 1, None),
+    "another name for the stream type": (
+        unframed(*OK).replace(b"text/event-stream", b"text/plain"), "ok", 2, None,
+    ),
+    "stream under application/json": (
+        unframed(*OK).replace(b"text/event-stream", b"application/json"), "protocol_error", None, "not JSON",
+    ),
+    "HTML under 200": (
+        b"HTTP/1.1 200 OK\r\nContent-Type: text/html\r\nContent-Length: 13\r\n\r\n<html></html>", "empty", None, "text/html",
+    ),
+    "200 without a body": (b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n", "empty", None, "content type unknown"),
+    "204": (b"HTTP/1.1 204 No Content\r\n\r\n", "empty", None, "HTTP 204"),
+    "redirect": (b"HTTP/1.1 307 T\r\nLocation: /v1\r\nContent-Length: 0\r\n\r\n", "http_error", None, "redirect: give the final URL"),
+    "error, empty body": (b"HTTP/1.1 503 Busy\r\nContent-Length: 0\r\n\r\n", "http_error", None, "HTTP 503"),
+    "error, body cut short": (JSON_500, "http_error", None, "HTTP 500: boom"),
+    "error, close-delimited": (b"HTTP/1.1 400 Bad\r\n\r\nno such thing", "http_error", None, "HTTP 400: no such thing"),
+    "garbage": (b"SSH-2.0-OpenSSH_9.2\r\n", "protocol_error", None, "not HTTP"),
+    "TLS alert": (b"\x15\x03\x01\x00\x02\x02\x46", "protocol_error", None, "not HTTP"),
+    "HTTP/0.9 page": (b"<html>hello</html>", "protocol_error", None, "not HTTP"),
+    "chunk size that is no number": (HEAD + b"zz\r\n", "protocol_error", None, "not HTTP"),
+    "another protocol": (b"HTTP/1.1 101 S\r\nUpgrade: h2c\r\nConnection: Upgrade\r\n\r\nxyz", "protocol_error", None, "not HTTP"),
+    "100-continue first": (b"HTTP/1.1 100 Continue\r\n\r\n" + HEAD + chunk(*OK) + END, "ok", 2, None),
+    "103 early hints first": (b"HTTP/1.1 103 Early Hints\r\nLink: </x>\r\n\r\n" + HEAD + chunk(*OK) + END, "ok", 2, None),
+    "100-continue only": (b"HTTP/1.1 100 Continue\r\n\r\n", "reset", None, "before the response headers"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", ENDINGS)
+def test_how_a_response_can_end(name: str) -> None:
+    data, status, tokens, error = ENDINGS[name]
+    for reads in ([data], [data[i : i + 1] for i in range(len(data))]):
+        record = play(enumerate(reads, 1))
+        assert (record.status, record.output_tokens) == (status, tokens), record.error
+        assert (error or "") in (record.error or "")
+        assert (record.error is None) == (error is None)
+        assert "\n" not in (record.error or "")
+
+
+def _compressed(body: bytes, encoding: bytes, how: Any) -> bytes:
+    packed = how(body)
+    return (
+        b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nContent-Encoding: %b\r\nContent-Length: %d\r\n\r\n"
+        % (encoding, len(packed))
+        + packed
+    )
+
+
+@pytest.mark.parametrize(("encoding", "how"), [(b"gzip", gzip.compress), (b"deflate", zlib.compress)])
+def test_compressed_bodies(encoding: bytes, how: Any) -> None:
+    data = _compressed(b"".join(event(v) for v in OK), encoding, how)
+    for size in (1, 10, len(data)):
+        record = play(enumerate(data[i : i + size] for i in range(0, len(data), size)))
+        assert (record.status, record.output_tokens) == ("ok", 2)
+
+
+def test_a_compressed_stream_keeps_the_time_of_each_token() -> None:
+    packer = zlib.compressobj(wbits=zlib.MAX_WBITS | 16)
+    reads = [(1 * MS, UNFRAMED.replace(b"\r\n\r\n", b"\r\nContent-Encoding: gzip\r\n\r\n"))]
+    for i, value in enumerate(OK, 2):
+        reads.append((i * MS, packer.compress(event(value)) + packer.flush(zlib.Z_SYNC_FLUSH)))
+    record = play([*reads, (9 * MS, packer.flush())])
+    assert (record.status, record.chunk_at_us) == ("ok", [2_000, 3_000])
+
+
+def test_a_broken_compressed_body_is_a_protocol_error() -> None:
+    record = play([(1, _compressed(b"no such thing", b"gzip", lambda b: b))])
+    assert (record.status, record.http_status) == ("protocol_error", 200)
+    assert "compressed" in (record.error or "")
+
+
+# -- one exchange ends once -------------------------------------------------------------------
+
+
+def _exchange() -> tuple[Exchange, list[Exchange]]:
+    ends: list[Exchange] = []
+    record = RequestRecord(request_id=1, stage=0, scheduled_ns=0, status="unfinished", started_ns=0)
+    return Exchange(record, b"request", ends.append), ends
+
+
+def test_two_responses_to_one_request_end_it_once_and_leave_its_record_alone() -> None:
+    exchange, ends = _exchange()
+    first = HEAD + chunk(*OK) + END
+    second = b"HTTP/1.1 503 Busy\r\nRetry-After: 9\r\nX-Request-Id: other\r\nContent-Length: 0\r\n\r\n"
+    exchange.feed(5, first + second)
+    exchange.feed(6, second)
+    exchange.eof(7)
+    assert ends == [exchange]
+    record = exchange.record
+    assert (record.status, record.http_status, record.ended_ns) == ("ok", 200, 5)
+    assert (record.retry_after_s, record.server_request_id) == (None, None)
+    assert exchange.close_after  # such a connection must not be used again
+
+
+def test_a_time_limit_keeps_what_arrived_and_what_comes_later_is_dropped() -> None:
+    exchange, ends = _exchange()
+    exchange.feed(1 * MS, HEAD + chunk(OK[0]))
+    exchange.fail("timeout", "nothing received for 1 s", 1000 * MS)
+    exchange.feed(1001 * MS, chunk(OK[1]) + END)
+    exchange.fail("unfinished", "end of the stage", 2000 * MS)
+    exchange.eof(2001 * MS, "Connection reset by peer")
+    assert len(ends) == 1
+    record = exchange.record
+    assert (record.status, record.error) == ("timeout", "nothing received for 1 s")
+    assert (record.output_tokens, record.chunk_at_us, record.ended_ns) == (1, [1_000], 1000 * MS)
+
+
+@pytest.mark.parametrize(
+    ("more", "reusable"),
+    [(b"", True), (b"Connection: close\r\n", False), (b"Connection: keep-alive\r\n", True)],
+)
+def test_whether_the_connection_may_be_used_again(more: bytes, reusable: bool) -> None:
+    exchange, _ = _exchange()
+    exchange.feed(1, HEAD[:-2] + more + b"\r\n" + chunk(*OK) + END)
+    assert exchange.ended
+    assert exchange.close_after is not reusable
+
+
+def test_a_second_attempt_on_a_fresh_connection_starts_from_nothing() -> None:
+    exchange, ends = _exchange()
+    exchange.feed(1, HEAD[:30])
+    exchange.restart()
+    exchange.record.started_ns = 10 * MS
+    exchange.feed(15 * MS, HEAD + chunk(*OK) + END)
+    assert len(ends) == 1
+    assert (exchange.record.status, exchange.record.chunk_at_us) == ("ok", [5_000, 5_000])
+
+
+# -- counting tokens ------------------------------------------------------------------------
+
+
+def answer(*values: dict[str, Any]) -> Answer:
+    found = Answer()
+    for at_ns, value in enumerate(values):
+        found.on_event(at_ns, json.dumps(value).encode())
+    return found
+
+
+def with_usage(value: dict[str, Any], completion_tokens: Any) -> dict[str, Any]:
+    return {**value, "usage": {"completion_tokens": completion_tokens}}
+
+
+COUNTS: dict[str, tuple[list[dict[str, Any]], tuple[int | None, str | None], list[int] | None]] = {
+    "chunks only": ([text("a"), text("b")], (2, "chunks"), None),
+    "usage of zero beside text": ([text("a"), text("b"), with_usage({}, 0)], (2, "chunks"), None),
+    "usage of null": ([text("a"), with_usage({}, None)], (1, "chunks"), None),
+    "usage that is no number": ([text("a"), with_usage({}, "12")], (1, "chunks"), None),
+    "zeros in every chunk": ([with_usage(text(c), 0) for c in "ab"], (2, "chunks"), None),
+    "usage in the last text chunk": ([text("a"), with_usage(text("b"), 5)], (5, "usage"), None),
+    "the same total twice": ([text("a"), with_usage(FINISH, 7), with_usage({}, 7)], (7, "usage"), None),
+    "one usage for each of two choices": (
+        [text("a"), with_usage(FINISH, 3), text("b"), with_usage(FINISH, 4)], (7, "usage"), None,
+    ),
+    "cumulative, some tokens without text": (
+        [with_usage(ROLE, 0), with_usage(text("a"), 1), with_usage(text(""), 2), with_usage(text("b"), 3), with_usage(text("c"), 7)],
+        (7, "usage_per_chunk"), [1, 2, 4],
+    ),
+    "cumulative, hidden tokens at the end": (
+        [with_usage(text("a"), 1), with_usage(text("b"), 2), with_usage(text(""), 5), with_usage({}, 5)], (5, "usage_per_chunk"), [1, 1],
+    ),
+    "cumulative that stands still": ([with_usage(text("a"), 1), with_usage(text("b"), 1), with_usage({}, 2)], (2, "usage_per_chunk"), None),
+    "token ids": (
+        [{"choices": [{"delta": {"content": "ab"}, "token_ids": [5, 6]}]}, {"choices": [{"delta": {"content": "c"}, "token_ids": [7]}]}],
+        (3, "logprobs"), [2, 1],
+    ),
+    "legacy logprobs": ([{"choices": [{"text": "ab", "logprobs": {"tokens": ["a", "b"]}}]}], (2, "logprobs"), [2]),
+    "two choices in one chunk": (
+        [{"choices": [{"text": "ab", "token_ids": [1, 2]}, {"index": 1, "text": "c", "token_ids": [3]}]}], (3, "logprobs"), [3],
+    ),
+    "reasoning under two names is one chunk": (
+        [{"choices": [{"delta": {"reasoning": "x", "reasoning_content": "x"}}]}], (1, "chunks"), None,
+    ),
+    "tool call arguments": (
+        [{"choices": [{"delta": {"content": None, "tool_calls": [{"function": {"arguments": "{"}}]}}]}], (1, "chunks"), None,
+    ),
+    "a refusal": ([{"choices": [{"delta": {"refusal": "no"}}]}], (1, "chunks"), None),
+    "nothing": ([ROLE, FINISH], (None, None), None),
+    "hidden only": ([ROLE, FINISH, with_usage({}, 4)], (4, "usage"), None),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", COUNTS)
+def test_token_counts(name: str) -> None:
+    values, total, per_chunk = COUNTS[name]
+    found = answer(*values)
+    assert (found.output_tokens(), found.chunk_tokens) == (total, per_chunk)
+
+
+# -- requests and messages --------------------------------------------------------------------
+
+
+def test_the_body_asks_for_exactly_the_planned_tokens() -> None:
+    chat = json.loads(RequestShape("chat", "m").body("Hi", 7))
+    assert chat == {
+        "model": "m", "messages": [{"role": "user", "content": "Hi"}], "max_tokens": 7, "stream": True,
+        "stream_options": {"include_usage": True, "continuous_usage_stats": True}, "ignore_eos": True,
+    }  # fmt: skip
+    plainest = Dialect(False, False, False, "max_completion_tokens")
+    shape = RequestShape("completions", "m", plainest, {"temperature": 0, "stream": False})
+    assert json.loads(shape.body("Hi", 7)) == {
+        "model": "m", "prompt": "Hi", "max_completion_tokens": 7, "stream": False, "temperature": 0,
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("body", "message"),
+    [
+        (b'{"error":{"message":"m","code":4}}', "m"),
+        (b'{"error":"s"}', "s"),
+        (b'{"detail":"d"}', "d"),
+        (b'{"object":"error","message":"m","code":400}', "m"),
+        (b'{"detail":[{"msg":"x"}]}', '[{"msg":"x"}]'),
+        (b'{"error":{"code":5}}', '{"code":5}'),
+        (b"[1]", "[1]"),
+        (b"plain\r\n  text\t", "plain text"),
+        (b"\xff\x00bin", "\ufffd\ufffdbin"),
+        (b"", ""),
+    ],
+)
+def test_the_servers_own_words(body: bytes, message: str) -> None:
+    assert error_text(body) == message
+
+
+def test_an_excerpt_is_one_short_printable_line() -> None:
+    found = excerpt(b"a\x1b[31m\n" * 1000)
+    assert len(found) == 200
+    assert found.isprintable()
