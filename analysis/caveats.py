@@ -23,6 +23,7 @@ WARNING_CODES: tuple[str, ...] = (
 ERROR_SHARE = 0.01
 LENGTHS_OFF_SHARE = 0.1
 CACHED_SHARE = 0.05
+WIDE_BRACKET = 1.25
 
 
 def find_caveats(
@@ -40,7 +41,7 @@ def find_caveats(
         ("errors", _errors(summary)),
         ("unstable_lowest", _unstable_lowest(stages)),
         ("never_settled", _never_settled(stages)),
-        ("too_few_requests", _too_few(stages)),
+        ("too_few_requests", _too_few(summary)),
         ("too_short", _too_short(stages)),
         ("non_monotone", _non_monotone(summary["capacity"])),
         ("lengths_off", _lengths_off(output_deviation)),
@@ -92,10 +93,19 @@ def _never_settled(stages: Sequence[dict[str, Any]]) -> str | None:
     )
 
 
-def _too_few(stages: Sequence[dict[str, Any]]) -> str | None:
+def _too_few(summary: Mapping[str, Any]) -> str | None:
+    """Undecided stages matter where they leave the capacity unknown or its bracket wide."""
+    stages, interval = summary["stages"], summary["capacity"]["usable_rps_ci"]
+    found = summary["capacity"]["usable_rps"] is not None
+    if found and (interval[1] is None or interval[1] <= WIDE_BRACKET * interval[0]):
+        return None
+    bottom, top = (interval[0], interval[1]) if interval else (0.0, None)
     undecided = [
-        (s, v) for s in stages for v in s["slo_verdicts"]
+        (s, v)
+        for s in stages
+        for v in s["slo_verdicts"]
         if v["verdict"] == "undecided" and s["stable"] is not False and not s["client_limited"] and s["requests"]
+        and (not found or bottom <= s["achieved_rps"] <= top)
     ]  # fmt: skip
     if not undecided:
         return None

@@ -14,7 +14,10 @@ from analysis.metrics import Bools, Floats
 
 MIN_REQUESTS_FOR_MSER = 50
 _BATCH = 5
+_UNSETTLED_GAIN = 0.6
 GROWTH_Z = 2.5  # arrivals minus completions, in standard deviations of a Poisson difference
+WEAK_GROWTH_Z = 1.75  # enough where end-to-end times rise by CLEAR_RISE
+CLEAR_RISE = 1.5
 LATENCY_RISE = 1.2  # end-to-end times must have risen by this factor as well
 LATENCY_RISE_SHORT = 2.0  # the same, where the stage is short against its requests
 
@@ -48,7 +51,8 @@ def mser5(series: Floats) -> tuple[int, bool]:
     """How many observations to cut at the start, and whether the series settled (White 1997, MSER-5).
 
     d* minimises sum_{j>d} (z_j - mean)^2 / (m-d)^2 over the means z_j of batches of five, 0 <= d <= m/2;
-    5 d* are cut. A minimum at m/2 means that the series had not settled.
+    5 d* are cut. A minimum at m/2 that is well below the value at 0 (a linear trend halves it) means that
+    the series had not settled.
     """
     m = len(series) // _BATCH
     if m < 4:
@@ -60,7 +64,11 @@ def mser5(series: Floats) -> tuple[int, bool]:
     statistic = np.maximum(squares - sums**2 / left, 0.0) / left**2
     half = m // 2
     best = int(np.argmin(statistic[: half + 1]))
-    return best * _BATCH, best < half
+    if best < half:
+        return best * _BATCH, True
+    if statistic[half] < _UNSETTLED_GAIN * statistic[0]:
+        return half * _BATCH, False
+    return int(np.argmin(statistic[: half // 2 + 1])) * _BATCH, True  # chance put the minimum there
 
 
 def in_flight_at(times_s: Floats, begin_s: Floats, end_s: Floats) -> Floats:
@@ -138,8 +146,8 @@ def judge_stability(
 
     A stage that starts empty fills for about one request's length; growth counts from when nine of ten of
     its first requests have ended, half-way at the latest. Unstable: from there on arrivals exceed
-    completions by ``GROWTH_Z`` sqrt(arrivals + completions), the in-flight count rises by regression, and
-    end-to-end times (censored ones at their age) have risen too. ``e2e_s`` is from schedule, NaN or inf
+    completions by ``GROWTH_Z`` sqrt(arrivals + completions) (less where end-to-end times rise clearly), the
+    in-flight count rises by regression, and end-to-end times (censored ones at their age) have risen. ``e2e_s`` is from schedule, NaN or inf
     for failed requests.
     """
     n = len(scheduled_s)
@@ -154,12 +162,12 @@ def judge_stability(
     completions = int(np.count_nonzero((ended_s >= begin) & (ended_s < end_s)))
     growth = arrivals - completions
     growth_rps = growth / (end_s - begin)
-    if (
-        growth < GROWTH_Z * np.sqrt(arrivals + completions)
-        or _slope_z(begin, end_s, scheduled_s, ended_s) < 2
-    ):
+    z = growth / np.sqrt(max(arrivals + completions, 1))
+    if z < WEAK_GROWTH_Z or _slope_z(begin, end_s, scheduled_s, ended_s) < 2:
         return Stability(True, None, growth_rps)
     rise = _latency_rise(scheduled_s, e2e_s, valued, begin)
+    if z < GROWTH_Z and rise < CLEAR_RISE:
+        return Stability(True, None, growth_rps)
     if rise < LATENCY_RISE or (short and rise < LATENCY_RISE_SHORT):
         if not short:
             return Stability(True, None, growth_rps)
