@@ -168,7 +168,7 @@ class Engine:
         decoding = len(self._running) - (self._partial is not None)
         self._context += decoding
         prompts: list[Request] = []
-        prefill_tokens, prefill_kv, prefill_pairs = self._prefill(now_s, decoding, prompts, not preempted)
+        prefill_tokens, prefill_kv, prefill_pairs = self._prefill(now_s, decoding, prompts)
         end_s = now_s + self.config.step_time.seconds(
             decoding + len(prompts) + (self._partial is not None),
             decoding + prefill_tokens,
@@ -212,12 +212,11 @@ class Engine:
         self.preemptions += 1
         self._waiting.appendleft(victim)
 
-    def _prefill(
-        self, now_s: float, decoding: int, prompts: list[Request], admit: bool
-    ) -> tuple[int, int, float]:
+    def _prefill(self, now_s: float, decoding: int, prompts: list[Request]) -> tuple[int, int, float]:
         """Spend what decoding leaves of the token budget. Returns tokens, KV entries and attended pairs.
 
-        Blocks for the whole prompt are taken at admission. A request whose prompt is finished goes to prompts.
+        Blocks for the whole prompt are taken at admission (so what was preempted in this step never fits at
+        once). A request whose prompt is finished goes to prompts.
         """
         budget = total_budget = self.config.max_num_batched_tokens - decoding
         kv_tokens = 0
@@ -237,7 +236,7 @@ class Engine:
         waiting = self._waiting
         block = self.config.block_tokens
         max_num_seqs = self.config.max_num_seqs
-        while admit and budget > 0 and waiting and len(self._running) < max_num_seqs:
+        while budget > 0 and waiting and len(self._running) < max_num_seqs:
             request = waiting[0]
             if request.aborted:
                 self._drop_aborted()

@@ -14,7 +14,7 @@ from simulator.steptime import Linear, Roofline
 from simulator.truth import simulate
 
 # Every term of the step time is different, so that a wrong count anywhere shows.
-TELLING = Roofline(1e3, 7.0, 11.0, 0.13, 1e5, 2e5, overhead_s=1e-3, communication_s_per_token=1e-4)
+TELLING = Roofline(1e3, 7.0, 11.0, 0.13, 1e5, 1e4, overhead_s=1e-3, communication_s_per_token=1e-4)
 
 
 def small(**changes: object) -> EngineConfig:
@@ -95,7 +95,7 @@ def naive(
             if stored[r] == goal(r):
                 complete.append(r)
         memory = (1e3 + 7.0 * kv) / 1e5
-        compute = (11.0 * tokens + 0.13 * pairs) / 2e5
+        compute = (11.0 * tokens + 0.13 * pairs) / 1e4
         now += max(memory, compute) + 1e-3 + 1e-4 * tokens
         for r in batch + complete:
             times[r].append(now)
