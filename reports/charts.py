@@ -82,6 +82,17 @@ def _points(
     return rows
 
 
+def _interval_bars(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """The p99 intervals; where an end is not known, the bar stops at the p99 itself."""
+    bars = []
+    for row in rows:
+        low, high = row["ci"] or (None, None)
+        if low is not None or high is not None:
+            ends = {"y": row["y"] if low is None else low, "y2": row["y"] if high is None else high}
+            bars.append({"x": row["x"], **ends})
+    return bars
+
+
 def _beyond(stages: Sequence[Mapping[str, Any]], x: str) -> list[dict[str, Any]]:
     """Stages whose TTFT p99 is infinite because of failed requests."""
     rows = []
@@ -122,14 +133,7 @@ def _latency_plot(
         p99 = percentile == "p99"
         plot.line(rows, colour, None if p99 else DASHED)
         if p99:
-            plot.bars_between(
-                [
-                    {"x": r["x"], "y": r["ci"][0], "y2": r["ci"][1]}
-                    for r in rows
-                    if r["ci"] and None not in r["ci"]
-                ],
-                colour,
-            )
+            plot.bars_between(_interval_bars(rows), colour)
         for state, shape in SHAPES.items():
             plot.points([r for r in rows if r["state"] == state], colour, shape, filled=p99)
         keys.append(Key(label, colour, "line-dot" if p99 else "dash-ring"))
@@ -199,7 +203,11 @@ def latency_by_rate(summary: Mapping[str, Any]) -> Chart | None:
         f"Latency-throughput curve of {len(stages)} stages, latency on a logarithmic axis. {title}. "
         + _ends(stages)
     )
-    caption = "Bars on p99 are its interval." if any(_has_interval(s) for s in stages) else ""
+    caption = (
+        "Bars on p99 are its interval; a bar to one side only has no known other end."
+        if any(_has_interval(s) for s in stages)
+        else ""
+    )
     if any(s.get("stable") is False for s in stages):
         caption += " Past saturation the curve turns upwards: latency grows, the rate does not."
     return Chart("latency-rate", title, alt, plot.spec(WIDE, 380), keys, caption, plot.spec(NARROW, 340))

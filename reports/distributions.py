@@ -130,7 +130,7 @@ def _length_chart(
         planned = label == "planned"
         plot.line(rows[label], colour, [5, 4] if planned else None)
         if rows[label]:
-            plot.points(rows[label], colour, filled=not planned)
+            plot.points(rows[label], colour, filled=not planned, size=110 if planned else 52)
             n = f", {count(lengths['n'])} requests" if lengths.get("n") else ""
             keys.append(Key(label + n, colour, "dash-ring" if planned else "line-dot"))
     title = f"{what}: planned and {realised}" if rows[realised] else f"{what}: planned, none {realised}"

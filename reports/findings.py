@@ -55,7 +55,9 @@ def _usable_rate(summary: Mapping[str, Any]) -> Finding:
     binding = f"bound by {held['binding_slo']}" if held.get("binding_slo") else None
     note = _sentence(binding, CROSSING.get(str(held.get("crossing"))), held.get("assumption"))
     bounds = interval(held.get("usable_rps_ci"))
-    return Finding("Usable rate", _bound(held) + rate(held["usable_rps"]), bounds and f"{bounds} req/s", note)
+    return Finding(
+        "Usable rate", _bound(held) + rate(held["usable_rps"]), bounds and f"interval {bounds} req/s", note
+    )
 
 
 def _c_max(summary: Mapping[str, Any]) -> Finding:
@@ -68,7 +70,7 @@ def _c_max(summary: Mapping[str, Any]) -> Finding:
     }.get(str(held.get("c_max_basis")), f"basis: {held.get('c_max_basis')}")
     bounds = interval(held.get("c_max_ci"))
     value = f"{_bound(held)}{significant(held['c_max'])} in flight"
-    return Finding("C_max", value, bounds and f"{bounds} in flight", basis)
+    return Finding("C_max", value, bounds and f"interval {bounds} in flight", basis)
 
 
 def _knee(knee: Mapping[str, Any]) -> Finding:
@@ -81,7 +83,7 @@ def _knee(knee: Mapping[str, Any]) -> Finding:
     region = ", ".join(f"{interval(span)} {unit}" for span, unit in spans if interval(span))
     methods = [_method(name, found) for name, found in (knee.get("methods") or {}).items()]
     moves = "a region, not a limit: it moves with the loads that were swept"
-    return Finding("Knee", " at ".join(at), region or None, _sentence(*methods, moves))
+    return Finding("Knee", " at ".join(at), region and f"region {region}", _sentence(*methods, moves))
 
 
 def _method(name: str, found: Mapping[str, Any]) -> str:

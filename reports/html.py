@@ -50,6 +50,7 @@ def render_report(summary: dict[str, Any], meta: dict[str, Any]) -> str:
         stages=stages_table(summary),
         slos=slo_table(summary),
         percentiles=all_percentiles(summary),
+        assumption=str(summary.get("interval_assumption") or ""),
         lengths=lengths_table(summary),
         windows=windows_table(summary, meta),
         itl_reason=_itl_reason(summary),

@@ -89,9 +89,7 @@ def _encoded(channel: Any, name: str, axis: Axis) -> Any:
     scale = alt.Scale(
         type="log" if axis.log else "linear", domain=[axis.low, axis.high], nice=False, zero=False
     )
-    options: dict[str, Any] = (
-        {"labelExpr": axis.labels} if axis.labels else {"format": "~r" if axis.log else "~g"}
-    )
+    options: dict[str, Any] = {"labelExpr": axis.labels} if axis.labels else {"format": ",~r"}
     if axis.ticks is not None:
         options["values"] = list(axis.ticks)
     else:
@@ -100,11 +98,12 @@ def _encoded(channel: Any, name: str, axis: Axis) -> Any:
 
 
 class Plot:
-    """Layers over one pair of axes, drawn in the order in which they are added."""
+    """Layers over one pair of axes: bands at the back, the rest in the order in which it is added."""
 
     def __init__(self, x: Axis, y: Axis) -> None:
         self.x, self.y = x, y
         self._layers: list[Any] = []
+        self._bands: list[Any] = []  # drawn below everything else
         self._encoding: dict[str, Any] = {}
         self._datasets: dict[str, list[dict[str, Any]]] = {}
 
@@ -138,7 +137,12 @@ class Plot:
         self._layers.append(mark.encode(**self._xy(), order=alt.Order("order:Q")))
 
     def points(
-        self, rows: list[dict[str, Any]], colour: str, shape: str = "circle", filled: bool = True
+        self,
+        rows: list[dict[str, Any]],
+        colour: str,
+        shape: str = "circle",
+        filled: bool = True,
+        size: int = 52,
     ) -> None:
         """A symbol at each of ``rows`` (x, y, text); ``text`` is its tooltip."""
         import altair as alt
@@ -146,7 +150,7 @@ class Plot:
         if not rows:
             return
         mark = self._chart(rows).mark_point(
-            color=light(colour), shape=shape, filled=filled, size=52, opacity=1, strokeWidth=1.8
+            color=light(colour), shape=shape, filled=filled, size=size, opacity=1, strokeWidth=1.8
         )
         self._layers.append(mark.encode(**self._xy(), description=alt.Description("text:N")))
 
@@ -171,7 +175,7 @@ class Plot:
         high = self.x.high if bounds[1] is None else min(bounds[1], self.x.high)
         rows = [{"x": low, "x2": high, "y": self.y.low, "y2": self.y.high, "text": text}]
         mark = self._chart(rows).mark_rect(color=light(colour), opacity=0.17)
-        self._layers.append(
+        self._bands.append(
             mark.encode(
                 **self._xy(), x2=alt.X2("x2:Q"), y2=alt.Y2("y2:Q"), description=alt.Description("text:N")
             )
@@ -205,7 +209,7 @@ class Plot:
         """The Vega-Lite spec of all layers."""
         import altair as alt
 
-        layers = self._layers or [self._chart([]).mark_point().encode(**self._xy())]
+        layers = self._bands + self._layers or [self._chart([]).mark_point().encode(**self._xy())]
         return with_look(alt.layer(*layers).properties(width=width, height=height), self._datasets)
 
 

@@ -145,17 +145,23 @@ def percentile_table(summary: Mapping[str, Any], metric: str) -> Table:
     table = Table(METRICS[metric], heads)
     for stage in summary.get("stages") or []:
         held = stage.get(metric) or {"reason": "not in this summary"}
-        bounds = interval(held.get("p99_ci"), seconds)
         row = [Cell(load_of(stage)), *(table.cell(held, p, seconds) for p in ("p50", "p90", "p95", "p99"))]
-        row.append(Cell(bounds) if bounds else Cell(DASH, table.footnote(_why_no_interval(held))))
+        row.append(_interval_cell(table, held))
         row.append(table.cell(held, "mean", seconds))
         row += [Cell(count(held.get("n") or 0)), Cell(count(held.get("infinite") or 0))]
         table.rows.append(row)
     return table
 
 
-def _why_no_interval(held: Mapping[str, Any]) -> str:
-    return str(held.get("p99_ci_reason") or held.get("p99_reason") or held.get("reason") or "no interval")
+def _interval_cell(table: Table, held: Mapping[str, Any]) -> Cell:
+    """The interval of p99; a footnote says why it, or an end of it, is not known."""
+    ends = held.get("p99_ci")
+    bounds = interval(ends, seconds)
+    if bounds is None:
+        reason = held.get("p99_ci_reason") or reason_of(held, "p99")
+        return Cell(DASH, table.footnote(str(reason)))
+    reason = held.get("p99_ci_reason") if None in (ends or []) else None
+    return Cell(bounds, table.footnote(str(reason)) if reason else None)
 
 
 def slo_table(summary: Mapping[str, Any]) -> Table:

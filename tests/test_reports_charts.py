@@ -107,7 +107,16 @@ def test_an_interval_with_an_open_side_reaches_the_edge() -> None:
     assert band["x"] == 6.0
     assert band["x2"] > 7.02
     bars = [rows for _, rows in layers(chart, "rule") if "text" not in rows[0]]
-    assert 4.0 not in [row["x"] for row in bars[0]]
+    p99 = summary["stages"][3]["ttft_from_schedule_s"]["p99"]
+    assert bars[0][2] == {"x": 4.0, "y": 0.4, "y2": p99}  # the known half only
+
+
+def test_bands_lie_below_the_data() -> None:
+    chart = latency_by_rate(open_sweep())
+    assert chart is not None
+    kinds = [layer["mark"]["type"] for layer in chart.spec["layer"]]
+    assert kinds[:2] == ["rect", "rect"]
+    assert "rect" not in kinds[2:]
 
 
 def test_c_max_is_marked_over_concurrency() -> None:

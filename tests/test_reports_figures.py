@@ -91,13 +91,16 @@ def found(summary: dict) -> dict[str, Finding]:
 def test_key_figures_of_an_open_sweep() -> None:
     got = found(open_sweep())
     assert got["Usable rate"].value == "6.40 req/s"
-    assert got["Usable rate"].interval == "6.00 to 7.00 req/s"
+    assert got["Usable rate"].interval == "interval 6.00 to 7.00 req/s"
     assert "interpolated" in got["Usable rate"].note
     assert "bound by ttft_p99=2s" in got["Usable rate"].note
-    assert (got["C_max"].value, got["C_max"].interval) == ("34.2 in flight", "28.0 to 44.0 in flight")
+    assert (got["C_max"].value, got["C_max"].interval) == (
+        "34.2 in flight",
+        "interval 28.0 to 44.0 in flight",
+    )
     assert "open loop" in got["C_max"].note
     assert got["Knee"].value == "31.0 in flight at 6.10 req/s"
-    assert got["Knee"].interval == "24.0 to 40.0 in flight, 5.40 to 6.70 req/s"
+    assert got["Knee"].interval == "region 24.0 to 40.0 in flight, 5.40 to 6.70 req/s"
     assert got["Little's Law gap"].value == "2.67"
     assert got["Little's Law gap"].state == "unsure"
     assert "ceiling 17.1 req/s = C_max ÷ TTFT limit 2 s" in got["Little's Law gap"].note
@@ -172,6 +175,15 @@ def test_percentiles_with_n_interval_and_infinite() -> None:
     assert [cell.text for cell in row] == [
         "1 req/s", "100 ms", "200 ms", "250 ms", "400 ms", "350 ms to 600 ms", "120 ms", "105", "2",
     ]  # fmt: skip
+
+
+def test_an_interval_with_an_unknown_end_has_a_footnote() -> None:
+    summary = open_sweep()
+    summary["stages"] = summary["stages"][1:2]
+    summary["stages"][0]["ttft_s"] |= {"p99_ci": [0.3, None], "p99_ci_reason": "too few independent requests"}
+    table = percentile_table(summary, "ttft_s")
+    assert table.rows[0][5] == Cell("from 300 ms, no upper bound", 1)
+    assert table.notes == ["too few independent requests"]
 
 
 def test_a_metric_that_is_not_known_has_one_footnote() -> None:

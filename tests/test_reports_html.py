@@ -1,17 +1,23 @@
 """The page as text: escaping, embedded summary, banners, SVG, one file without references."""
 
+import io
 import json
 import re
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+from rich.console import Console
 from sample_summary import ALL, meta, one_stage, open_sweep
+from synthetic import make_run, queue_sweep
 
+from analysis.summary import summarise
 from reports.charts import latency_by_rate
 from reports.html import embedded_json, partial_reason, render_report, write_report
 from reports.svg import to_svg
+from reports.terminal import render_table
 
 HOSTILE = "</script><script>alert(1)</script><img src=x onerror=alert(2)>&amp;\u2028"
 VOID = {"meta", "link", "img", "br"}
@@ -191,6 +197,37 @@ def test_writing_replaces_the_file_as_a_whole(tmp_path: Path) -> None:
     assert path.read_text() == "old"
 
 
+def test_axis_labels_are_plain_numbers() -> None:
+    summary = short_sweep()
+    for factor, labels in ((10, ("20", "40", "60")), (1000, ("2,000", "4,000", "6,000"))):
+        stages = [s | {"achieved_rps": s["achieved_rps"] * factor} for s in summary["stages"]]
+        chart = latency_by_rate(summary | {"stages": stages, "capacity": {}, "knee": {}})
+        assert chart is not None
+        texts = re.findall(r"<text[^>]*>([^<]*)</text>", to_svg(chart.spec, "alt", "x-"))
+        assert set(labels) <= set(texts)
+        assert not [text for text in texts if re.search(r"\de[+-]?\d", text)]
+        assert "2 s" in texts
+        assert "20 s" in texts
+
+
+def test_a_summary_of_the_analysis_becomes_a_report(tmp_path: Path) -> None:
+    """An M/M/1 sweep through the real analysis: the report shows its words, and every picture."""
+    stages = queue_sweep(np.random.default_rng(3), [10, 25, 40, 60], 20.0, service_rps=50.0)
+    run = make_run(tmp_path / "run", stages, ["ttft_p99=500ms", "itl_p99=50ms"])
+    summary = summarise(run)
+    text, page = page_of(summary, run.meta)
+    assert page.text["verdict"] == summary["verdict"]
+    assert json.loads(page.text["summary"]) == summary
+    for warning in summary["warnings"]:
+        assert warning["text"] in page.text["warnings"]
+    drawn = re.findall(r'<figure id="chart-([^"]+)"', text)
+    assert drawn == ["latency-rate", "latency-concurrency", "achieved", "ttft-percentiles", "itl-percentiles",
+                     "goodput", "input-tokens", "output-tokens"]  # fmt: skip
+    out = io.StringIO()
+    render_table(summary, Console(file=out, width=100, no_color=True))
+    assert " ".join(out.getvalue().split()).startswith(summary["verdict"])
+
+
 def test_svg_has_tooltips_alternative_text_and_its_own_ids() -> None:
     chart = latency_by_rate(open_sweep())
     assert chart is not None
@@ -202,5 +239,6 @@ def test_svg_has_tooltips_alternative_text_and_its_own_ids() -> None:
     assert ids
     assert all(name.startswith("x-") for name in ids)
     assert "Achieved rate (requests/s)" in svg
+    assert ">500 ms</text>" in svg
     assert "font-family" not in svg
     assert len(svg) < 60_000
