@@ -1,5 +1,6 @@
 """Chart specs: what is drawn, from the summary alone; every spec passes Altair's own schema."""
 
+from functools import cache
 from typing import Any
 
 import altair as alt
@@ -22,6 +23,11 @@ EVERY = [
     "latency-rate", "latency-concurrency", "achieved", "ttft-percentiles", "itl-percentiles", "goodput",
     "errors", "input-tokens", "output-tokens",
 ]  # fmt: skip
+
+
+@cache
+def drawn(name: str) -> list[Chart]:
+    return charts(ALL[name]())
 
 
 def layers(chart: Chart | None, mark: str) -> list[tuple[dict[str, Any], list[dict[str, Any]]]]:
@@ -49,12 +55,12 @@ def texts(chart: Chart | None, mark: str) -> list[str]:
     ],
 )
 def test_what_the_summary_lacks_is_left_out(name: str, missing: set[str]) -> None:
-    assert [chart.name for chart in charts(ALL[name]())] == [n for n in EVERY if n not in missing]
+    assert [chart.name for chart in drawn(name)] == [n for n in EVERY if n not in missing]
 
 
 @pytest.mark.parametrize("name", ["open_sweep", "all_failed"])
 def test_every_spec_is_valid_and_has_words(name: str) -> None:
-    for chart in charts(ALL[name]()):
+    for chart in drawn(name):
         spec = chart.spec | {"datasets": {}}  # the rows are free of rules, and slow to walk through
         (alt.LayerChart if "layer" in spec else alt.Chart).from_dict(spec, validate=True)
         assert chart.title

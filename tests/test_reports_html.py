@@ -63,7 +63,7 @@ def page_of(summary: dict[str, Any], run: dict[str, Any] | None = None) -> tuple
     return text, Page(text)
 
 
-@pytest.mark.parametrize("name", ALL)
+@pytest.mark.parametrize("name", ["open_sweep", "one_stage", "all_failed"])
 def test_the_page_is_one_well_formed_file(name: str, tmp_path: Path) -> None:
     summary = ALL[name]()
     path = write_report(tmp_path / "report.html", summary, meta(summary))
