@@ -1,0 +1,113 @@
+"""The mock server as a process: compiled, started on a core of its own, stopped, its truth read back."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+SOURCE = Path(__file__).with_name("mock_server.c")
+STOP_TIMEOUT_S = 60.0
+
+
+class MockError(ValueError):
+    """The mock server cannot be built or run here; one line that says why."""
+
+
+@dataclass(frozen=True)
+class Served:
+    """What the server did for one request. Times are monotonic ns."""
+
+    arrival_ns: int  # the request's last byte was read
+    planned_tokens: int
+    token_ns: npt.NDArray[np.int64]  # when send() was called for each token
+
+
+@dataclass
+class Mock:
+    """A running mock server, and its truth once it has stopped."""
+
+    url: str
+    pid: int
+    served: dict[str, list[Served]] = field(default_factory=dict)  # by X-Request-Id, one for each arrival
+    stats: dict[str, Any] = field(default_factory=dict)  # the server about itself
+
+
+def unavailable() -> str | None:
+    """Why the mock server cannot run on this machine, or None."""
+    if not sys.platform.startswith("linux"):
+        return "the mock server needs Linux (epoll)"
+    if not (shutil.which("cc") or shutil.which("gcc") or shutil.which("clang")):
+        return "the mock server needs a C compiler (cc)"
+    return None
+
+
+def build(directory: Path) -> Path:
+    """Compile the server into ``directory``. Raises MockError."""
+    if (why := unavailable()) is not None:
+        raise MockError(why)
+    compiler = shutil.which("cc") or shutil.which("gcc") or "clang"
+    binary = directory / "mock_server"
+    made = subprocess.run(
+        [compiler, "-O2", "-std=c11", "-Wall", "-Wextra", "-o", str(binary), str(SOURCE)],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    if made.returncode:
+        raise MockError(f"{SOURCE.name} does not compile: {made.stderr.strip().splitlines()[0]}")
+    return binary
+
+
+@contextlib.contextmanager
+def mock_server(core: int | None = None, ahead: bool = False, **options: float | int) -> Iterator[Mock]:
+    """Run the server (``ttft_ms=50, itl_ms=10, stall_s=3, ...``) while the context lasts. Raises MockError.
+
+    ``core`` pins it, ``ahead`` puts it before other work there. When the context has ended, ``served`` and ``stats``
+    hold the truth.
+    """
+    with tempfile.TemporaryDirectory(prefix="ampacity-mock-") as directory:
+        truth = Path(directory) / "truth.tsv"
+        command = [str(build(Path(directory))), "--truth", str(truth)]
+        for name, value in options.items():
+            command += [f"--{name.replace('_', '-')}", str(value)]
+        if ahead and os.geteuid() == 0 and shutil.which("chrt"):
+            command = ["chrt", "-f", "1", *command]
+        if core is not None and shutil.which("taskset"):
+            command = ["taskset", "-c", str(core), *command]
+        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+            assert process.stdout is not None
+            port = process.stdout.readline().strip()
+            if not port.isdigit():
+                process.kill()
+                raise MockError(f"the mock server did not start: {port}")
+            mock = Mock(url=f"http://127.0.0.1:{port}/v1", pid=process.pid)
+            try:
+                yield mock
+            finally:
+                process.terminate()
+                text, _ = process.communicate(timeout=STOP_TIMEOUT_S)
+        mock.stats = json.loads(text)
+        mock.served = read_truth(truth)
+
+
+def read_truth(path: Path) -> dict[str, list[Served]]:
+    """The server's truth file (see ``mock_server.c``), by X-Request-Id."""
+    served: dict[str, list[Served]] = {}
+    with path.open(encoding="latin-1") as lines:
+        for line in lines:
+            name, arrival, planned, _ended, offsets = line.rstrip("\n").split("\t")
+            token_ns = np.array(offsets.split(), dtype=np.int64) + int(arrival)
+            served.setdefault(name, []).append(Served(int(arrival), int(planned), token_ns))
+    return served
