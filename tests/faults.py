@@ -1,0 +1,421 @@
+"""The ways in which ``fault_server`` answers a request, down to the bytes on the socket."""
+
+from __future__ import annotations
+
+import asyncio
+import gzip
+import json
+import socket
+import struct
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+HEADERS = "Content-Type: text/event-stream\r\n"
+MAX_TOKENS = 1024
+
+
+@dataclass
+class Request:
+    """What arrived: ``connection`` is the number of the connection, ``at_ns`` the time (monotonic)."""
+
+    method: str
+    path: str
+    headers: dict[str, str]
+    body: dict[str, Any]
+    connection: int
+    at_ns: int
+    fault: str = "ok"
+
+    @property
+    def tokens(self) -> int:
+        asked = self.body.get("max_tokens", self.body.get("max_completion_tokens", 4))
+        return min(int(asked), MAX_TOKENS)
+
+
+@dataclass
+class Call:
+    """One request and the means to answer it."""
+
+    request: Request
+    writer: asyncio.StreamWriter
+    gap_s: float = 0.0
+
+    async def send(self, data: bytes) -> None:
+        self.writer.write(data)
+        await self.writer.drain()
+
+    async def head(self, more: str = "Transfer-Encoding: chunked\r\n", status: str = "200 OK") -> None:
+        await self.send(f"HTTP/1.1 {status}\r\n{HEADERS}{more}\r\n".encode())
+
+    async def chunk(self, data: bytes) -> None:
+        await self.send(b"%x\r\n%b\r\n" % (len(data), data))
+
+    async def token(self, n: int = 0) -> None:
+        await self.chunk(event(delta(f"t{n} ")))
+        await asyncio.sleep(self.gap_s)
+
+    async def answer(
+        self, status: str, body: bytes, more: str = "Content-Type: application/json\r\n"
+    ) -> None:
+        await self.send(f"HTTP/1.1 {status}\r\n{more}Content-Length: {len(body)}\r\n\r\n".encode() + body)
+
+    def reset(self) -> None:
+        """Break the connection with RST instead of FIN."""
+        sock = self.writer.get_extra_info("socket")
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        self.writer.transport.abort()
+
+    def whole(self) -> bytes:
+        """The body of a good answer."""
+        n = self.request.tokens
+        return role() + b"".join(event(delta(f"t{i} ")) for i in range(n)) + ending(n)
+
+
+def event(value: object) -> bytes:
+    return b"data: " + json.dumps(value).encode() + b"\n\n"
+
+
+def delta(text: str | None = None, finish: str | None = None) -> dict[str, Any]:
+    content: dict[str, Any] = {} if text is None else {"content": text}
+    return {"id": "c", "choices": [{"index": 0, "delta": content, "text": text, "finish_reason": finish}]}
+
+
+def role() -> bytes:
+    return event({"id": "c", "choices": [{"index": 0, "delta": {"role": "assistant", "content": ""}}]})
+
+
+def usage(tokens: int) -> bytes:
+    return event({"choices": [], "usage": {"prompt_tokens": 5, "completion_tokens": tokens}})
+
+
+def ending(tokens: int) -> bytes:
+    return event(delta(finish="length")) + usage(tokens) + b"data: [DONE]\n\n"
+
+
+# -- the ways to answer; False: the connection ends here -------------------------------------------
+
+
+async def ok(x: Call) -> bool:
+    await x.head()
+    await x.chunk(role())
+    for i in range(x.request.tokens):
+        await x.token(i)
+    await x.chunk(ending(x.request.tokens))
+    await x.send(b"0\r\n\r\n")
+    return True
+
+
+async def _begin(x: Call, tokens: int = 2) -> None:
+    await x.head()
+    await x.chunk(role())
+    for i in range(tokens):
+        await x.token(i)
+
+
+async def reset_before_headers(x: Call) -> bool:
+    x.reset()
+    return False
+
+
+async def close_before_headers(x: Call) -> bool:
+    return False
+
+
+async def reset_mid_headers(x: Call) -> bool:
+    await x.send(b"HTTP/1.1 200 OK\r\nContent-Ty")
+    await asyncio.sleep(0.02)
+    x.reset()
+    return False
+
+
+async def reset_mid_stream(x: Call) -> bool:
+    await _begin(x)
+    await asyncio.sleep(0.05)  # a reset may overtake what the peer has not read yet
+    x.reset()
+    return False
+
+
+async def close_mid_stream(x: Call) -> bool:
+    await _begin(x)
+    return False
+
+
+async def no_done(x: Call) -> bool:
+    await _begin(x)
+    await x.chunk(event(delta(finish="stop")))
+    await x.send(b"0\r\n\r\n")
+    return True
+
+
+async def no_done_no_finish(x: Call) -> bool:
+    await _begin(x)
+    await x.send(b"0\r\n\r\n")
+    return True
+
+
+async def endless(x: Call) -> bool:
+    await _begin(x, 1)
+    while not x.writer.is_closing():
+        await x.token()
+        await asyncio.sleep(0.05)
+    return False
+
+
+async def stall(x: Call) -> bool:
+    await _begin(x)
+    return await _wait_for_the_peer(x)
+
+
+async def slow_headers(x: Call) -> bool:
+    return await _wait_for_the_peer(x)
+
+
+async def headers_then_nothing(x: Call) -> bool:
+    await x.head()
+    return await _wait_for_the_peer(x)
+
+
+async def _wait_for_the_peer(x: Call) -> bool:
+    for _ in range(1200):
+        if x.writer.is_closing():
+            break
+        await asyncio.sleep(0.05)
+    return False
+
+
+def refusal(status: str, body: str = "", more: str = "") -> Callable[[Call], Awaitable[bool]]:
+    """A complete answer with this status."""
+
+    async def play(x: Call) -> bool:
+        await x.answer(status, body.encode(), more)
+        return "close" not in more
+
+    return play
+
+
+async def error_cut_short(x: Call) -> bool:
+    await x.send(b"HTTP/1.1 502 Bad Gateway\r\nContent-Length: 999\r\n\r\nupstream is gone")
+    return False
+
+
+async def error_event(x: Call) -> bool:
+    await _begin(x)
+    await x.chunk(event({"error": {"message": "out of memory", "code": 500}}) + b"data: [DONE]\n\n")
+    await x.send(b"0\r\n\r\n")
+    return True
+
+
+async def invalid_json(x: Call) -> bool:
+    await _begin(x)
+    await x.chunk(b'data: {"choices": [\n\n' + ending(2))
+    await x.send(b"0\r\n\r\n")
+    return True
+
+
+async def invalid_utf8(x: Call) -> bool:
+    await _begin(x)
+    await x.chunk(b'data: {"choices":[{"text":"\xff\xfe"}]}\n\n' + ending(2))
+    await x.send(b"0\r\n\r\n")
+    return True
+
+
+async def big_event(x: Call) -> bool:
+    """One event of 10 MiB."""
+    await x.head()
+    text = b"x" * 10_485_760
+    await x.chunk(b'data: {"choices":[{"delta":{"content":"' + text + b'"}}]}\n\n')
+    await x.chunk(ending(1))
+    await x.send(b"0\r\n\r\n")
+    return True
+
+
+async def _rewritten(x: Call, change: Callable[[bytes], bytes]) -> bool:
+    await x.head()
+    body = change(x.whole())
+    for i in range(0, len(body), 61):  # lines and events are cut anywhere
+        await x.chunk(body[i : i + 61])
+    await x.send(b"0\r\n\r\n")
+    return True
+
+
+async def crlf(x: Call) -> bool:
+    return await _rewritten(x, lambda body: body.replace(b"\n", b"\r\n"))
+
+
+async def cr(x: Call) -> bool:
+    return await _rewritten(x, lambda body: body.replace(b"\n", b"\r"))
+
+
+async def comments(x: Call) -> bool:
+    return await _rewritten(x, lambda body: b":\n\n" + body.replace(b"data:", b": ping\n\n: x\ndata:"))
+
+
+async def multi_line(x: Call) -> bool:
+    return await _rewritten(x, lambda body: body.replace(b', "choices"', b',\ndata: "choices"'))
+
+
+async def unknown_fields(x: Call) -> bool:
+    return await _rewritten(x, lambda body: body.replace(b"data:", b"event: m\nid: 1\nfoo: bar\ndata:"))
+
+
+async def separators(x: Call) -> bool:
+    """U+2028, U+0085 and a 4-byte character inside the text."""
+    return await _rewritten(x, lambda body: body.replace(b"t0 ", "t\u2028\x85\N{CRAB}".encode()))
+
+
+async def tokens_after_finish(x: Call) -> bool:
+    await x.head()
+    await x.chunk(event(delta("a")) + event(delta(finish="stop")) + event(delta("b")) + event(delta("c")))
+    await x.send(b"0\r\n\r\n")
+    return True
+
+
+async def byte_by_byte(x: Call) -> bool:
+    response = b"HTTP/1.1 200 OK\r\n" + HEADERS.encode() + b"Content-Length: %d\r\n\r\n%b"
+    for byte in response % (len(x.whole()), x.whole()):
+        await x.send(bytes([byte]))
+    return True
+
+
+async def stream_as_json(x: Call) -> bool:
+    await x.answer("200 OK", x.whole())
+    return True
+
+
+async def not_streamed(x: Call) -> bool:
+    value = {
+        "choices": [{"message": {"content": "a b"}, "finish_reason": "stop"}],
+        "usage": {"completion_tokens": 2},
+    }
+    await x.answer("200 OK", json.dumps(value).encode())
+    return True
+
+
+async def empty(x: Call) -> bool:
+    await x.head()
+    await x.chunk(role() + event(delta(finish="stop")) + b"data: [DONE]\n\n")
+    await x.send(b"0\r\n\r\n")
+    return True
+
+
+async def gzipped(x: Call) -> bool:
+    await x.answer("200 OK", gzip.compress(x.whole()), HEADERS + "Content-Encoding: gzip\r\n")
+    return True
+
+
+async def short_body(x: Call) -> bool:
+    await x.head("Content-Length: 99999\r\n")
+    await x.send(event(delta("a")))
+    return False
+
+
+async def close_delimited(x: Call) -> bool:
+    await x.head("")
+    await x.send(x.whole())
+    return False
+
+
+async def continue_100(x: Call) -> bool:
+    await x.send(b"HTTP/1.1 100 Continue\r\n\r\n")
+    return await ok(x)
+
+
+async def garbage(x: Call) -> bool:
+    await x.send(b"\x00\x01 this is no HTTP\r\n\r\n" * 3)
+    return False
+
+
+async def tls_alert(x: Call) -> bool:
+    """What a TLS server answers to plain HTTP."""
+    await x.send(b"\x15\x03\x01\x00\x02\x02\x46")
+    return False
+
+
+async def two_responses(x: Call) -> bool:
+    """In one write, so that the second one is there before the client can use the connection again."""
+    body = x.whole()
+    response = f"HTTP/1.1 200 OK\r\n{HEADERS}Content-Length: {len(body)}\r\n\r\n".encode() + body
+    await x.send(response + response)
+    return True
+
+
+async def close_after_answer(x: Call) -> bool:
+    """A good answer, and the kept-alive connection is closed without a word."""
+    await ok(x)
+    return False
+
+
+class Fault(NamedTuple):
+    """``status`` the client must record; ``tokens`` received (None: none, -1: as many as asked for, -2: some)."""
+
+    play: Callable[[Call], Awaitable[bool]]
+    status: str
+    tokens: int | None = None
+    http: int | None = 200
+
+
+FAULTS: dict[str, Fault] = {
+    "ok": Fault(ok, "ok", -1),
+    "reset_before_headers": Fault(reset_before_headers, "reset", http=None),
+    "close_before_headers": Fault(close_before_headers, "reset", http=None),
+    "reset_mid_headers": Fault(reset_mid_headers, "reset", http=None),
+    "reset_mid_stream": Fault(reset_mid_stream, "truncated", 2),
+    "close_mid_stream": Fault(close_mid_stream, "truncated", 2),
+    "no_done": Fault(no_done, "ok", 2),
+    "no_done_no_finish": Fault(no_done_no_finish, "truncated", 2),
+    "endless": Fault(endless, "timeout", -2),
+    "stall": Fault(stall, "timeout", 2),
+    "slow_headers": Fault(slow_headers, "timeout", http=None),
+    "headers_then_nothing": Fault(headers_then_nothing, "timeout"),
+    "bad_request": Fault(
+        refusal("400 Bad Request", '{"error":{"message":"x is wrong"}}'), "http_error", http=400
+    ),
+    "not_found_html": Fault(
+        refusal("404 Not Found", "<html>\n<h1>404</h1>\n</html>", "Content-Type: text/html\r\n"),
+        "http_error",
+        http=404,
+    ),
+    "empty_500": Fault(refusal("500 Internal Server Error"), "http_error", http=500),
+    "rate_limited": Fault(
+        refusal("429 Too Many Requests", '{"error":"slow down"}', "Retry-After: 3\r\n"),
+        "http_error",
+        http=429,
+    ),
+    "unavailable": Fault(
+        refusal("503 Service Unavailable", more="Retry-After: 2\r\nConnection: close\r\n"),
+        "http_error",
+        http=503,
+    ),
+    "error_cut_short": Fault(error_cut_short, "http_error", http=502),
+    "error_event": Fault(error_event, "stream_error", 2),
+    "invalid_json": Fault(invalid_json, "protocol_error", 2),
+    "invalid_utf8": Fault(invalid_utf8, "protocol_error", 2),
+    "big_event": Fault(big_event, "ok", 1),
+    "crlf": Fault(crlf, "ok", -1),
+    "cr": Fault(cr, "ok", -1),
+    "comments": Fault(comments, "ok", -1),
+    "multi_line": Fault(multi_line, "ok", -1),
+    "unknown_fields": Fault(unknown_fields, "ok", -1),
+    "separators": Fault(separators, "ok", -1),
+    "tokens_after_finish": Fault(tokens_after_finish, "ok", 3),
+    "byte_by_byte": Fault(byte_by_byte, "ok", -1),
+    "html_page": Fault(refusal("200 OK", "<html>log in</html>", "Content-Type: text/html\r\n"), "empty"),
+    "stream_as_json": Fault(stream_as_json, "protocol_error"),
+    "not_streamed": Fault(not_streamed, "ok", 2),
+    "empty": Fault(empty, "empty"),
+    "gzipped": Fault(gzipped, "ok", -1),
+    "redirect": Fault(
+        refusal("307 Temporary Redirect", more="Location: http://elsewhere.test/v1\r\n"),
+        "http_error",
+        http=307,
+    ),
+    "short_body": Fault(short_body, "truncated", 1),
+    "close_delimited": Fault(close_delimited, "ok", -1),
+    "continue_100": Fault(continue_100, "ok", -1),
+    "garbage": Fault(garbage, "protocol_error", http=None),
+    "tls_alert": Fault(tls_alert, "protocol_error", http=None),
+    "two_responses": Fault(two_responses, "ok", -1),
+    "close_after_answer": Fault(close_after_answer, "ok", -1),
+}
+"""Every fault that one request can have on a listening port, with what a client must record of it."""

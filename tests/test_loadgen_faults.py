@@ -1,0 +1,281 @@
+"""Every fault of a server is one status in the records, and harms no other request."""
+
+from __future__ import annotations
+
+import random
+import shutil
+import socket
+import ssl
+import subprocess
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from fault_server import FaultServer
+from faults import FAULTS
+from stage_driving import check_complete, on_loop, run_stage, schedule_at
+
+from loadgen.records import RequestRecord
+from loadgen.stage import Limits, StageResult
+
+TOKENS = 4
+EACH = 3  # requests with each fault
+SLOW = [name for name, fault in FAULTS.items() if fault.status == "timeout"]
+QUICK = [name for name in FAULTS if name not in ("ok", "big_event", *SLOW)]
+LIMITS = Limits(total_s=2.5, idle_s=1.2)
+
+
+def interleaved(faults: list[str]) -> Callable[[int], str]:
+    """Every second request is healthy; the others go through the faults in turn."""
+    return lambda request_id: faults[request_id // 2 % len(faults)] if request_id % 2 else "ok"
+
+
+def run_interleaved(loop: str, faults: list[str], limits: Limits) -> StageResult:
+    """One stage with every fault three times, among as many healthy requests."""
+    times = [i * 0.004 for i in range(2 * EACH * len(faults))]
+    with FaultServer() as server:
+        stage = run_stage(server.url, schedule_at(times), interleaved(faults), limits=limits, drain_s=60.0)
+        return on_loop(loop, stage)
+
+
+@pytest.fixture(scope="module", params=["uvloop", "asyncio"])
+def quick(request: pytest.FixtureRequest) -> StageResult:
+    return run_interleaved(request.param, QUICK, Limits())
+
+
+@pytest.fixture(scope="module", params=["uvloop", "asyncio"])
+def slow(request: pytest.FixtureRequest) -> StageResult:
+    return run_interleaved(request.param, SLOW, LIMITS)
+
+
+def check_fault(name: str, record: RequestRecord) -> None:
+    fault = FAULTS[name]
+    assert (record.status, record.http_status) == (fault.status, fault.http), record
+    if fault.tokens == -2:
+        assert (record.output_tokens or 0) > 0
+    else:
+        assert record.output_tokens == (TOKENS if fault.tokens == -1 else fault.tokens), record
+    assert "\n" not in (record.error or "")
+
+
+def records_of(result: StageResult, faults: list[str], name: str) -> list[RequestRecord]:
+    return [r for r in result.records if interleaved(faults)(r.request_id) == name]
+
+
+@pytest.mark.parametrize("name", QUICK)
+def test_each_fault_has_its_status(quick: StageResult, name: str) -> None:
+    found = records_of(quick, QUICK, name)
+    assert len(found) == EACH
+    for record in found:
+        check_fault(name, record)
+
+
+def test_all_other_requests_are_unharmed(quick: StageResult) -> None:
+    check_complete(quick)
+    healthy = records_of(quick, QUICK, "ok")
+    assert len(healthy) == EACH * len(QUICK)
+    for record in healthy:
+        check_fault("ok", record)
+
+
+def test_a_retry_hint_is_recorded(quick: StageResult) -> None:
+    assert {r.retry_after_s for r in records_of(quick, QUICK, "rate_limited")} == {3.0}
+    assert {r.retry_after_s for r in records_of(quick, QUICK, "unavailable")} == {2.0}
+
+
+def test_time_limits_are_those_of_the_client_and_harm_nobody_else(slow: StageResult) -> None:
+    check_complete(slow)
+    for record in records_of(slow, SLOW, "ok"):
+        check_fault("ok", record)
+    for name in SLOW:
+        limit_s = LIMITS.total_s if name == "endless" else LIMITS.idle_s
+        assert limit_s is not None
+        found = records_of(slow, SLOW, name)
+        assert len(found) == EACH
+        for record in found:
+            check_fault(name, record)
+            assert record.ended_ns is not None
+            assert record.dispatched_ns is not None
+            assert limit_s <= (record.ended_ns - record.dispatched_ns) / 1e9 < limit_s + 3.0
+
+
+def test_an_event_of_ten_megabytes_is_one_token() -> None:
+    with FaultServer() as server:
+        result = on_loop("uvloop", run_stage(server.url, schedule_at([0.0, 0.0]), lambda i: "big_event"))
+    check_complete(result)
+    for record in result.records:
+        check_fault("big_event", record)
+
+
+@pytest.mark.parametrize("loop", ["uvloop", "asyncio"])
+@pytest.mark.parametrize(
+    ("on_accept", "statuses"),
+    # a connection that is gone before the request was handed over never was a connection to use
+    [("reset", {"reset", "connect_error"}), ("close", {"reset", "connect_error"}), ("silent", {"timeout"})],
+)
+def test_a_server_that_breaks_every_connection(loop: str, on_accept: str, statuses: set[str]) -> None:
+    began = time.monotonic()
+    with FaultServer(on_accept=on_accept) as server:
+        times = [i * 0.002 for i in range(100)]
+        limits = Limits(idle_s=0.6)
+        result = on_loop(loop, run_stage(server.url, schedule_at(times), limits=limits, drain_s=5.0))
+    check_complete(result)
+    assert {r.status for r in result.records} <= statuses
+    assert time.monotonic() - began < 8
+
+
+@pytest.mark.parametrize("loop", ["uvloop", "asyncio"])
+def test_a_closed_port_is_a_connect_error(loop: str) -> None:
+    with socket.socket() as sock:
+        sock.bind(("127.0.0.1", 0))
+        url = f"http://127.0.0.1:{sock.getsockname()[1]}/v1"
+    result = on_loop(loop, run_stage(url, schedule_at([0.0] * 20)))
+    check_complete(result)
+    assert {r.status for r in result.records} == {"connect_error"}
+    # uvloop says "Connection refused", asyncio "Connect call failed"
+    assert all("refused" in (r.error or "").lower() or "failed" in (r.error or "") for r in result.records)
+    assert all(r.connected_ns is None and r.started_ns is None for r in result.records)
+
+
+def test_a_server_that_appears_during_the_stage_is_used_from_then_on() -> None:
+    with socket.socket() as sock:
+        sock.bind(("127.0.0.1", 0))
+        port = sock.getsockname()[1]
+
+    async def main() -> StageResult:
+        import asyncio
+
+        async def late() -> FaultServer:
+            await asyncio.sleep(0.3)
+            return FaultServer(port=port).start()
+
+        starting = asyncio.create_task(late())
+        result = await run_stage(f"http://127.0.0.1:{port}/v1", schedule_at([i * 0.01 for i in range(80)]))
+        (await starting).stop()
+        return result
+
+    result = on_loop("uvloop", main())
+    check_complete(result)
+    ordered = [r.status for r in sorted(result.records, key=lambda r: r.request_id)]
+    assert ordered[0] == "connect_error"
+    assert ordered[-1] == "ok"
+    assert set(ordered) == {"connect_error", "ok"}
+
+
+def test_https_to_a_plain_port_is_a_connect_error() -> None:
+    with FaultServer() as server:
+        url = server.url.replace("http://", "https://")
+        result = on_loop("uvloop", run_stage(url, schedule_at([0.0] * 5)))
+    check_complete(result)
+    assert {r.status for r in result.records} == {"connect_error"}
+
+
+@pytest.fixture(scope="module")
+def certificate(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A self-signed certificate for 127.0.0.1, key included."""
+    openssl = shutil.which("openssl")
+    if openssl is None:
+        pytest.skip("needs the openssl command to make a certificate")
+    path = tmp_path_factory.mktemp("tls") / "both.pem"
+    subprocess.run(
+        [openssl, "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes", "-days", "2",
+         "-keyout", str(path), "-out", f"{path}.crt", "-subj", "/CN=localhost", "-addext", "subjectAltName=IP:127.0.0.1"],
+        check=True, capture_output=True,
+    )  # fmt: skip
+    path.write_bytes(path.read_bytes() + Path(f"{path}.crt").read_bytes())
+    return path
+
+
+@pytest.fixture
+def tls_server(certificate: Path) -> ssl.SSLContext:
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(certificate)
+    return context
+
+
+@pytest.mark.parametrize("loop", ["uvloop", "asyncio"])
+def test_tls_works_and_a_certificate_that_nobody_signed_does_not(
+    loop: str, certificate: Path, tls_server: ssl.SSLContext
+) -> None:
+    trusting = ssl.create_default_context(cafile=str(certificate))
+    with FaultServer(tls=tls_server) as server:
+        good = on_loop(loop, run_stage(server.url, schedule_at([0.0] * 10), context=trusting))
+        bad = on_loop(loop, run_stage(server.url, schedule_at([0.0] * 10)))
+        plain = on_loop(loop, run_stage(server.url.replace("https", "http"), schedule_at([0.0] * 10)))
+    for result in (good, bad, plain):
+        check_complete(result)
+    assert {(r.status, r.output_tokens) for r in good.records} == {("ok", TOKENS)}
+    assert {r.status for r in bad.records} == {"connect_error"}
+    assert all("certificate" in (r.error or "").lower() for r in bad.records)
+    assert {r.status for r in plain.records} <= {"reset", "protocol_error"}
+
+
+def test_a_kept_alive_connection_closed_by_the_server_costs_no_request() -> None:
+    """Every answer ends with a silent close: a request sent meanwhile goes out again, once."""
+    with FaultServer() as server:
+        times = [i * 0.01 for i in range(100)]
+        result = on_loop("uvloop", run_stage(server.url, schedule_at(times), lambda i: "close_after_answer"))
+    check_complete(result)
+    assert {r.status for r in result.records} == {"ok"}
+    assert len(server.requests) == 100
+
+
+def test_connections_are_kept_alive() -> None:
+    with FaultServer() as server:
+        times = [i * 0.02 for i in range(30)]
+        result = on_loop("uvloop", run_stage(server.url, schedule_at(times)))
+        assert {r.status for r in result.records} == {"ok"}
+        assert server.connections < 30  # one at a time would do; a slow answer now and then needs another
+
+
+def test_a_closed_loop_survives_every_fault() -> None:
+    """Eight virtual users over all faults: rows as released, ids in one piece, and it ends in time.
+
+    Without two_responses: what arrives unasked after the next request has left is taken for its answer.
+    """
+    faults = [name for name in QUICK if name != "two_responses"]
+    began = time.monotonic()
+    with FaultServer() as server:
+        result = on_loop(
+            "uvloop",
+            run_stage(
+                server.url,
+                schedule_at([0.0] * 300),
+                lambda i: faults[i % len(faults)],
+                concurrency=8,
+                duration_s=20.0,
+            ),
+        )
+    assert time.monotonic() - began < 30
+    check_complete(result)
+    assert len(result.records) == 300
+    for record in result.records:
+        check_fault(faults[record.request_id % len(faults)], record)
+
+
+def _mixed(count: int, rate_rps: float) -> None:
+    """``count`` requests, 5 % of them with a random fault of any kind."""
+    dice = random.Random(7)
+    kinds = QUICK + SLOW
+    faults = [dice.choice(kinds) if dice.random() < 0.05 else "ok" for _ in range(count)]
+    times = [i / rate_rps for i in range(count)]
+    limits = Limits(total_s=4.5, idle_s=3.5)
+    began = time.monotonic()
+    with FaultServer() as server:
+        stage = run_stage(server.url, schedule_at(times), faults.__getitem__, limits=limits, drain_s=60.0)
+        result = on_loop("uvloop", stage)
+    assert time.monotonic() - began < times[-1] + 60
+    assert result.meta["scheduled_requests"] == count
+    check_complete(result)
+    for record in result.records:
+        check_fault(faults[record.request_id], record)
+
+
+def test_two_thousand_requests_with_five_per_cent_faults() -> None:
+    _mixed(2_000, 500.0)
+
+
+@pytest.mark.slow
+def test_twenty_thousand_requests_with_five_per_cent_faults() -> None:
+    _mixed(20_000, 500.0)
