@@ -111,7 +111,7 @@ def _too_few(summary: Mapping[str, Any]) -> str | None:
         return None
     more = [v["more_requests"] for _, v in undecided if v["more_requests"]]
     advice = (
-        f"about {max(more)} more requests per stage would decide"
+        f"at least {min(more)} more requests per stage are needed to decide"
         if more
         else "longer stages may not decide it"
     )

@@ -7,6 +7,7 @@ happen. No Python loop runs over requests or gaps.
 from __future__ import annotations
 
 from dataclasses import dataclass, fields
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -121,19 +122,28 @@ class Chunks:
     tokens: npt.NDArray[np.int32] | None  # as long as at_us; None: one token per chunk everywhere
     known: Bools  # shape (n,): the tokens of each chunk of this request are known
 
-    @property
+    @cached_property
     def count(self) -> Ints:
         """Chunks per request."""
         return np.diff(self.starts)
 
-    def owner(self) -> Ints:
+    @cached_property
+    def owner(self) -> npt.NDArray[np.int32]:
         """Request of each chunk."""
-        return np.repeat(np.arange(len(self.known)), self.count)
+        return np.repeat(np.arange(len(self.known), dtype=np.int32), self.count)
 
-    def per_request(self, flat: npt.NDArray[Any]) -> Floats:
-        """Sum of a flat per-chunk vector over the chunks of each request."""
-        total = np.concatenate([[0.0], np.cumsum(flat, dtype=np.float64)])
-        return np.asarray(total[self.starts[1:]] - total[self.starts[:-1]])
+    def tokens_in(self) -> Floats:
+        """Tokens in the chunks of each request, a chunk of unknown size taken as one."""
+        if self.tokens is None:
+            return self.count.astype(np.float64)
+        total = np.concatenate([[0], np.cumsum(self.tokens, dtype=np.int64)])
+        return np.asarray(total[self.starts[1:]] - total[self.starts[:-1]], dtype=np.float64)
+
+    def last_us(self) -> Floats:
+        """Arrival of the last chunk of each request, 0 where there is none."""
+        last, has = np.zeros(len(self.known)), self.count > 0
+        last[has] = self.at_us[self.starts[1:][has] - 1]
+        return last
 
     def first_tokens(self) -> Floats:
         """Tokens in the first chunk, NaN where unknown or where there is no chunk."""
@@ -194,12 +204,12 @@ class Gaps:
 
     value_s: Floats
     weight: Floats | None  # None: one each
-    owner: Ints
+    owner: npt.NDArray[np.integer[Any]]
 
 
 def chunk_gaps(chunks: Chunks) -> Gaps:
     """ICL: n chunks have n - 1 gaps; the time to the first chunk is none of them."""
-    owner = chunks.owner()
+    owner = chunks.owner
     inside = owner[1:] == owner[:-1]
     gap_us = (chunks.at_us[1:] - chunks.at_us[:-1])[inside]
     return Gaps(gap_us * 1e-6, None, owner[1:][inside])
@@ -210,7 +220,7 @@ def token_gaps(chunks: Chunks) -> Gaps:
 
     A chunk with no token by the server's count hands its time on to the next one.
     """
-    owner = chunks.owner()
+    owner = chunks.owner
     keep = chunks.known[owner]
     if chunks.tokens is None:
         icl = chunk_gaps(chunks)
@@ -233,8 +243,7 @@ def tpot_s(requests: Requests, chunks: Chunks) -> tuple[Floats, Bools]:
     unknown they are taken as the request's mean tokens per chunk.
     """
     visible, first = visible_tokens(requests), chunks.first_tokens()
-    received = chunks.per_request(np.ones(len(chunks.at_us)) if chunks.tokens is None else chunks.tokens)
-    tokens = np.where(np.isnan(visible) & chunks.known, received, visible)
+    tokens = np.where(np.isnan(visible) & chunks.known, chunks.tokens_in(), visible)
     with np.errstate(divide="ignore", invalid="ignore"):
         mean_chunk = visible / chunks.count
     estimated = np.isnan(first) & (chunks.count > 1) & (visible > 0)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -17,7 +18,6 @@ from analysis.metrics import (
     Chunks,
     Floats,
     Gaps,
-    Ints,
     Requests,
     chunk_gaps,
     e2e_s,
@@ -39,7 +39,7 @@ class Observations:
 
     unit: str  # "requests" or "gaps"
     values: Floats  # seconds, finite
-    owner: Ints
+    owner: npt.NDArray[np.integer[Any]]
     weights: Floats | None  # samples per value; None: one each
     infinite: Floats  # shape (n_owners,): infinitely slow samples of each request
     censored: Floats  # shape (n_owners,): slower than this, NaN where not censored
@@ -194,6 +194,7 @@ class Cohort:
         )  # its last token is not its last
         return self.per_request(values, self._zero(from_schedule))
 
+    @cached_property
     def tpot(self) -> Observations:
         values, estimated = tpot_s(self.requests, self.chunks)
         ok = self.requests.has_status("ok")
@@ -203,9 +204,11 @@ class Cohort:
         )
         return self.per_request(np.where(ok, values, np.nan), None, assumption)
 
+    @cached_property
     def icl(self) -> Observations:
         return self._of_gaps(chunk_gaps(self.chunks), None)
 
+    @cached_property
     def itl(self) -> Observations:
         r, chunks = self.requests, self.chunks
         answers = r.has_status("ok") & (chunks.count > 0) & ~((visible_tokens(r) == 1) & (chunks.count == 1))
@@ -229,9 +232,7 @@ class Cohort:
         weights = None if gaps.weight is None else gaps.weight[keep]
         received = np.where(np.isnan(r.output_tokens), chunks.count, r.output_tokens)
         missing = np.maximum(np.nan_to_num(r.output_tokens_planned) - received, 1.0)
-        last_us = np.zeros(len(r))
-        has = chunks.count > 0
-        last_us[has] = chunks.at_us[chunks.starts[1:][has] - 1]
+        has, last_us = chunks.count > 0, chunks.last_us()
         since = np.where(np.isnan(r.started_ns), r.scheduled_ns, r.started_ns) + last_us * 1e3
         waited = np.maximum((self.cut_ns - since) * 1e-9, 0.0)
         # before the first token no gap has begun
@@ -253,7 +254,7 @@ class Cohort:
         self,
         unit: str,
         values: Floats,
-        owner: npt.NDArray[np.int64],
+        owner: npt.NDArray[np.integer[Any]],
         weights: Floats | None,
         infinite: Floats,
         censored: Floats,
@@ -272,4 +273,6 @@ def observations_for_slo(cohort: Cohort, metric: str) -> Observations:
         return cohort.first_answer(from_schedule=True)
     if metric == "e2e":
         return cohort.e2e(from_schedule=True)
-    return {"tpot": cohort.tpot, "itl": cohort.itl, "icl": cohort.icl}[metric]()
+    if metric == "tpot":
+        return cohort.tpot
+    return cohort.itl if metric == "itl" else cohort.icl

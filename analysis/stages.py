@@ -118,20 +118,29 @@ def _cohort(
 
 
 def _output_rate(rows: Requests, chunks: Chunks, window: Window) -> float:
+    """Output tokens per second of the window; chunks of unknown size share the request's tokens evenly."""
     if window.length_s <= 0:
         return 0.0
-    owner = chunks.owner()
-    with np.errstate(divide="ignore", invalid="ignore"):
-        mean_chunk = np.where(np.isnan(rows.output_tokens), 1.0, visible_tokens(rows) / chunks.count)
-    each = np.ones(len(rows)) if chunks.tokens is None else np.full(len(rows), np.nan)
-    each = np.where(chunks.known, each, mean_chunk)
-    at_s = (rows.started_ns[owner] + chunks.at_us * 1e3) * _NS
-    inside = (at_s >= window.start_s) & (at_s < window.end_s)
-    tokens = each[owner[inside]]
-    if chunks.tokens is not None:
-        tokens = np.where(np.isnan(tokens), chunks.tokens[inside], tokens)
-    silent = (chunks.count == 0) & rows.has_status("ok") & _inside(rows.ended_ns, window)
-    return float((tokens.sum() + np.nansum(rows.output_tokens[silent])) / window.length_s)
+    held, count = chunks.tokens_in(), chunks.count
+    sent = np.where(np.isnan(rows.output_tokens), count, visible_tokens(rows))
+    mean_chunk = np.divide(sent, count, out=np.zeros(len(rows)), where=count > 0)
+    held = np.where(chunks.known, held, mean_chunk * count)
+    silent = (count == 0) & rows.has_status("ok")
+    held = np.where(silent, np.nan_to_num(rows.output_tokens), held)
+    last_ns = np.where(silent, rows.ended_ns, rows.started_ns + chunks.last_us() * 1e3)
+    begin_ns = np.where(silent, last_ns, rows.started_ns)
+    whole = (begin_ns * _NS >= window.start_s) & (last_ns * _NS < window.end_s)
+    crossing = (count > 0) & ~whole & (last_ns * _NS >= window.start_s) & (begin_ns * _NS < window.end_s)
+    total = float(held[whole].sum())
+    if crossing.any():
+        at = np.repeat(crossing, count)
+        owner = np.repeat(np.flatnonzero(crossing), count[crossing])
+        at_s = (rows.started_ns[owner] + chunks.at_us[at] * 1e3) * _NS
+        each = np.where(chunks.known, 1.0 if chunks.tokens is None else np.nan, mean_chunk)[owner]
+        if chunks.tokens is not None:
+            each = np.where(np.isnan(each), chunks.tokens[at], each)
+        total += float(each[(at_s >= window.start_s) & (at_s < window.end_s)].sum())
+    return total / window.length_s
 
 
 def _input_rate(rows: Requests, window: Window) -> float:
@@ -206,9 +215,9 @@ def _latencies(cohort: Cohort) -> dict[str, Any]:
         "ttft_s": cohort.ttft(from_schedule=False),
         "ttft_from_schedule_s": cohort.ttft(from_schedule=True),
         "first_answer_s": cohort.first_answer(from_schedule=False),
-        "itl_s": cohort.itl(),
-        "icl_s": cohort.icl(),
-        "tpot_s": cohort.tpot(),
+        "itl_s": cohort.itl,
+        "icl_s": cohort.icl,
+        "tpot_s": cohort.tpot,
         "e2e_s": cohort.e2e(from_schedule=False),
         "e2e_from_schedule_s": cohort.e2e(from_schedule=True),
     }

@@ -8,9 +8,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 
+from analysis.metrics import read_chunks, read_requests
+from analysis.observations import Cohort
 from analysis.slo import parse_slo
-from loadgen.records import RequestRecord
+from loadgen.records import SCHEMA, RequestRecord, to_batch
 from loadgen.rundir import Run, RunWriter, load_run
 
 ORIGIN_NS = 5_000_000_000_000  # a monotonic clock does not start at zero
@@ -57,6 +60,13 @@ def request(
     return RequestRecord(
         request_id=request_id, stage=stage, scheduled_ns=scheduled_ns, status=status, **(values | columns)
     )
+
+
+def cohort(*records: RequestRecord, missing: int = 0, now_s: float = 100.0) -> Cohort:
+    """All of the records as one cohort; ``missing`` more were lost."""
+    table = pa.Table.from_batches([to_batch(list(records))], schema=SCHEMA)
+    requests = read_requests(table, ORIGIN_NS)
+    return Cohort(requests, read_chunks(table, requests), missing, now_s * 1e9)
 
 
 @dataclass

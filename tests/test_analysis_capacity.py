@@ -1,0 +1,238 @@
+"""Knee, usable rate, C_max, fleet: hand-made stages with a known answer, and queues with a known capacity."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from synthetic import make_run, queue_sweep
+
+from analysis.capacity import find_capacity
+from analysis.fleet import (
+    FleetError,
+    cost_per_million_output_tokens,
+    queue_depth,
+    size_fleet,
+    summarise_fleet,
+)
+from analysis.goodput import goodput_rps, peak_goodput
+from analysis.knee import find_knee, kneedle
+from analysis.slo import parse_slos
+from analysis.summary import summarise
+
+SLOS = parse_slos(["ttft_p99=1s"])
+
+
+def stage(
+    index: int, load: float, p99: float | None, met: bool | None, *, kind: str = "open", stable: bool = True,
+    concurrency: float | None = None, limited: bool = False, achieved: float | None = None, p50: float = 0.1,
+) -> dict[str, Any]:  # fmt: skip
+    """A stage object with what capacity and knee read."""
+    rate = load if achieved is None else achieved
+    figures = {"p50": p50, "p95": p99, "p99": p99}
+    attained = 1.0 if p99 is not None and p99 <= 1 else 0.9
+    return {
+        "index": index, "kind": kind, "offered_rps": load if kind == "open" else None,
+        "concurrency_set": int(load) if kind == "closed" else None, "requests": 1000, "achieved_rps": rate,
+        "arrived_rps": load if kind == "open" else rate, "carried_rps": rate,
+        "concurrency": load * 2 if concurrency is None else concurrency, "client_limited": limited,
+        "stable": stable, "slo_met": met, "ttft_from_schedule_s": figures, "e2e_from_schedule_s": figures,
+        "slo_verdicts": [{"slo": "ttft_p99=1s", "value_s": p99, "attainment": attained}],
+        "goodput_rps": rate if met else 0.0,
+    }  # fmt: skip
+
+
+def test_the_crossing_is_interpolated_on_log_scales() -> None:
+    c = find_capacity([stage(0, 4, 0.25, True), stage(1, 16, 4.0, False), stage(2, 2, 0.2, True)], SLOS)
+    # 0.25 -> 4 s over a factor 4 in load: 1 s is half-way, at 8
+    assert c["usable_rps"] == pytest.approx(8.0)
+    assert c["c_max"] == pytest.approx(16.0)
+    assert c["usable_rps_ci"] == [4, 16]
+    assert c["c_max_ci"] == [8, 32]
+    assert (c["crossing"], c["binding_slo"], c["c_max_basis"]) == ("interpolated", "ttft_p99=1s", "open")
+
+
+def test_undecided_stages_belong_to_the_bracket() -> None:
+    stages = [
+        stage(0, 4, 0.25, True),
+        stage(1, 8, 0.9, None),
+        stage(2, 9, 1.1, None),
+        stage(3, 16, 4.0, False),
+    ]
+    c = find_capacity(stages, SLOS)
+    assert c["usable_rps_ci"] == [4, 16]
+    assert 8 < c["usable_rps"] < 9
+
+
+def test_a_narrow_step_is_measured() -> None:
+    c = find_capacity([stage(0, 10, 0.9, True), stage(1, 10.4, 1.3, False)], SLOS)
+    assert (c["crossing"], c["usable_rps"], c["usable_rps_ci"]) == ("measured", 10, [10, 10.4])
+
+
+def test_no_stage_broke_or_the_lowest_did() -> None:
+    c = find_capacity([stage(0, 4, 0.25, True), stage(1, 8, 0.5, True)], SLOS)
+    assert (c["crossing"], c["usable_rps"], c["usable_rps_ci"]) == ("lower_bound", 8, [8, None])
+    c = find_capacity([stage(0, 4, 2.0, False), stage(1, 8, 5.0, False)], SLOS)
+    assert (c["crossing"], c["usable_rps"], c["usable_rps_ci"]) == ("none", None, [0.0, 4])
+    assert "start lower" in c["reason"]
+    c = find_capacity([stage(0, 4, 0.9, None)], SLOS)
+    assert (c["usable_rps"], c["usable_rps_ci"]) == (None, None)
+    assert "no stage is decided" in c["reason"]
+
+
+def test_an_unstable_stage_is_above_capacity_and_caps_the_figure_at_what_it_carried() -> None:
+    stages = [stage(0, 90, 0.9, True), stage(1, 200, 1.05, False, stable=False, achieved=100)]
+    c = find_capacity(stages, SLOS)
+    assert c["usable_rps"] == pytest.approx(100)
+    assert c["usable_rps_ci"] == [90, 200]
+
+
+def test_a_client_limited_stage_is_no_finding() -> None:
+    stages = [stage(0, 4, 0.25, True), stage(1, 8, 9.0, False, limited=True)]
+    assert find_capacity(stages, SLOS)["crossing"] == "lower_bound"
+    assert find_capacity([stage(0, 8, 9.0, None, limited=True)], SLOS)["reason"].startswith("no usable stage")
+
+
+def test_non_monotone_verdicts_are_taken_conservatively() -> None:
+    stages = [
+        stage(0, 4, 0.25, True), stage(1, 8, 2.0, False), stage(2, 12, 0.8, True), stage(3, 16, 4.0, False)
+    ]  # fmt: skip
+    c = find_capacity(stages, SLOS)
+    assert c["non_monotone"] is True
+    assert 4 < c["usable_rps"] < 8
+    assert c["usable_rps_ci"] == [4, 16]  # wide enough for either to be right
+
+
+def test_failures_without_a_finite_percentile_interpolate_attainment() -> None:
+    c = find_capacity([stage(0, 4, 0.25, True), stage(1, 16, None, False)], SLOS)
+    # attainment 1 -> 0.9: 0.99 is at a tenth of the step
+    assert c["usable_rps"] == pytest.approx(4 * 4**0.1)
+
+
+def test_closed_loop_c_max_is_the_highest_set_concurrency_that_met() -> None:
+    stages = [
+        stage(i, load, p99, p99 <= 1, kind="closed", achieved=rate)
+        for i, (load, p99, rate) in enumerate([(1, 0.2, 4.0), (2, 0.3, 7.0), (4, 0.6, 11.0), (8, 1.4, 13.0)])
+    ]
+    c = find_capacity(stages, SLOS)
+    assert (c["c_max"], c["c_max_basis"], c["c_max_ci"]) == (4, "closed", [4, 8])
+    assert (c["usable_rps"], c["usable_rps_ci"], c["crossing"]) == (11.0, [11.0, 13.0], "measured")
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_capacity_of_a_queue_is_inside_the_interval(tmp_path: Path, seed: int) -> None:
+    # M/M/1 with mu = 200/s: p99 of the sojourn time is 200 ms at 200 - ln(100)/0.2 = 177/s
+    truth = 200 - math.log(100) / 0.2
+    rng = np.random.default_rng(seed)
+    stages = queue_sweep(rng, [25, 50, 100, 150, 170, 220, 300], 20.0, service_rps=200)
+    summary = summarise(make_run(tmp_path / "run", stages, ["ttft_p99=200ms"]))
+    capacity = summary["capacity"]
+    low, high = capacity["usable_rps_ci"]
+    assert low <= truth <= high
+    assert capacity["usable_rps"] == pytest.approx(truth, rel=0.15)
+    # M/M/1 holds rho/(1-rho) = 7.7 requests there; each also spends 40 ms on its further four tokens
+    assert capacity["c_max_ci"][0] <= 7.7 + truth * 0.04 <= capacity["c_max_ci"][1]
+    assert [s["stable"] for s in summary["stages"][-2:]] == [False, False]
+    assert all(s["stable"] for s in summary["stages"][:4])
+    assert summary["knee"]["region_rps"][0] <= 200 <= summary["knee"]["region_rps"][1] * 1.05
+
+
+def test_kneedle_of_the_published_example() -> None:
+    x = np.linspace(0, 1, 10)
+    knee = kneedle(x, -1 / (x + 0.1) + 5)
+    assert knee is not None
+    assert x[knee.index] == pytest.approx(0.2222, abs=1e-4)
+    assert knee.distance == pytest.approx(0.5364, abs=1e-4)
+    assert knee.threshold == pytest.approx(0.4253, abs=1e-4)
+
+
+def test_kneedle_finds_none_in_a_line() -> None:
+    x = np.linspace(0, 1, 10)
+    assert kneedle(x, 3 * x + 1) is None
+    assert kneedle(x, np.ones(10)) is None
+
+
+def test_knee_is_a_region_of_both_methods() -> None:
+    rows = [(1, 1, 0.2), (2, 2, 0.2), (4, 4, 0.21), (8, 7, 0.22), (16, 8, 1.0), (32, 8.2, 3.0)]
+    stages = [
+        stage(i, rps, p99, True, concurrency=concurrency, achieved=rps)
+        for i, (concurrency, rps, p99) in enumerate(rows)
+    ]
+    knee = find_knee(stages)
+    divergence = knee["methods"]["p99_p50_divergence"]
+    assert divergence["range"] == [8, 16]  # p99/p50 goes from 2.2 to 10, through 2 x 2
+    assert divergence["concurrency"] == pytest.approx(8 * 2 ** (math.log(4 / 2.2) / math.log(10 / 2.2)))
+    assert knee["methods"]["kneedle"]["concurrency"] == 8
+    assert knee["region"] == [4, 16]
+    assert knee["region_rps"] == [4, 8]
+    assert 8 <= knee["concurrency"] <= 16
+
+
+def test_knee_needs_four_stages() -> None:
+    knee = find_knee([stage(i, i + 1, 0.2, True) for i in range(3)])
+    assert (knee["concurrency"], knee["reason"]) == (None, "needs 4 usable stages, has 3")
+    limited = [stage(i, i + 1, 0.2, True, limited=True) for i in range(8)]
+    assert find_knee(limited)["concurrency"] is None
+
+
+def test_no_knee_where_nothing_bends() -> None:
+    knee = find_knee([stage(i, 2.0**i, 0.2, True) for i in range(6)])
+    assert knee["concurrency"] is None
+    assert "never reached" in knee["reason"]
+
+
+@pytest.mark.parametrize(
+    ("peak", "usable", "tp", "safety", "before", "instances", "gpus"),
+    [
+        (120, 12, 4, 1.3, 10, 13, 52),
+        (120, 12, 4, 1.25, 10, 13, 52),  # never 50 GPUs
+        (101, 12, 1, 1.3, 9, 12, 12),
+        (10, 1, 1, 1.1, 10, 11, 11),  # 10 x 1.1 is 11.000000000000002 in floats
+        (3, 0.1, 1, 1.2, 30, 36, 36),  # 3 / 0.1 is 30, 30 x 1.2 is 36
+        (5, 12, 8, 1.0, 1, 1, 8),
+    ],
+)
+def test_fleet_worked_values(
+    peak: float, usable: float, tp: int, safety: float, before: int, instances: int, gpus: int
+) -> None:
+    fleet = size_fleet(peak, usable, safety, tp)
+    assert (fleet.instances_before_safety, fleet.instances, fleet.gpus) == (before, instances, gpus)
+    assert fleet.one_replica_down == max(instances, before + 1)
+
+
+def test_fleet_refuses_nonsense() -> None:
+    for inputs in (
+        (0, 12, 1.2, 1),
+        (120, 0, 1.2, 1),
+        (120, 12, 0.9, 1),
+        (120, 12, 1.2, 0),
+        (math.nan, 1, 1.2, 1),
+    ):
+        with pytest.raises(FleetError):
+            size_fleet(*inputs)  # type: ignore[arg-type]
+
+
+def test_cost_of_tokens() -> None:
+    # 4 GPUs at $2.50 an hour give 10,000 tokens/s: 36 M tokens for $10
+    assert cost_per_million_output_tokens(2.5, 4, 10_000) == pytest.approx(10 / 36)
+    fleet = summarise_fleet({"peak_rps": None, "tensor_parallel": 4, "gpu_hour_usd": 2.5}, 12.0, 10_000)
+    assert fleet["cost_per_million_output_tokens"] == pytest.approx(10 / 36)
+    assert "no peak rate" in fleet["reason"]
+    assert summarise_fleet({"peak_rps": 120, "safety_factor": 0.5}, 12.0, None)["instances"] is None
+
+
+def test_queue_depth_of_a_two_second_budget() -> None:
+    depth = queue_depth(50, 2)
+    assert (depth.max_depth, depth.breaker_low, depth.breaker_high) == (100, 80, 90)
+
+
+def test_goodput_of_thirty_good_requests_a_minute() -> None:
+    assert goodput_rps(30, 60.0) == 0.5
+    assert goodput_rps(30, 60.0) * 60 == 30
+    peak = peak_goodput(
+        [stage(0, 4, 0.2, True), stage(1, 8, 0.5, True), stage(2, 50, 0.5, True, limited=True)]
+    )
+    assert (peak["peak_rps"], peak["at_offered_rps"]) == (8, 8)

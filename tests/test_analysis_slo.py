@@ -1,0 +1,88 @@
+"""SLO texts: what is read, what is refused and with which advice."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from analysis.slo import METRICS, Slo, SloError, parse_duration, parse_slo, parse_slos, slo_from_dict
+
+
+@pytest.mark.parametrize(
+    ("text", "metric", "quantile", "limit_s"),
+    [
+        ("ttft_p99=2s", "ttft", 0.99, 2.0),
+        ("itl_p99=50ms", "itl", 0.99, 0.05),
+        ("tpot_p95=300us", "tpot", 0.95, 0.0003),
+        ("e2e_p99.9=1.5m", "e2e", 0.999, 90.0),
+        ("first_answer_p50 = 2 s", "first_answer", 0.5, 2.0),
+        ("icl_p90=.5s", "icl", 0.9, 0.5),
+    ],
+)
+def test_reads(text: str, metric: str, quantile: float, limit_s: float) -> None:
+    assert parse_slo(text) == Slo(metric, quantile, pytest.approx(limit_s))
+
+
+@pytest.mark.parametrize(
+    ("text", "advice"),
+    [
+        ("ttft_p99=2", "write 2s or 2ms"),  # a bare number
+        ("ttft_p99", "no '='"),
+        ("ttft=2s", "write ttft_p99=2s"),
+        ("latency_p99=2s", "allowed are ttft, itl, icl, tpot, e2e, first_answer"),
+        ("ttft_p100=2s", "between p50 and p99.9"),
+        ("ttft_p49=2s", "between p50 and p99.9"),
+        ("ttft_p99=2h", "allowed are us, ms, s, m"),
+        ("ttft_p99=fast", "write a number and a unit"),
+        ("ttft_p99=0s", "must be positive"),
+        ("ttft_p99=-2s", "write a number and a unit"),
+    ],
+)
+def test_refuses_in_one_line_with_an_example(text: str, advice: str) -> None:
+    with pytest.raises(SloError) as caught:
+        parse_slo(text)
+    message = str(caught.value)
+    assert advice in message
+    assert text in message
+    assert "\n" not in message
+    assert "for example ttft_p99=2s" in message
+
+
+def test_the_same_slo_twice_counts_once_and_two_limits_are_refused() -> None:
+    assert [s.text for s in parse_slos(["ttft_p99=2s", "itl_p99=50ms", "ttft_p99=2000ms"])] == [
+        "ttft_p99=2s",
+        "itl_p99=50ms",
+    ]
+    with pytest.raises(SloError, match="given as 2s and as 3s: keep one"):
+        parse_slos(["ttft_p99=2s", "ttft_p99=3s"])
+
+
+@given(
+    st.sampled_from(METRICS),
+    st.integers(500, 999),
+    st.integers(1, 10**7),
+    st.sampled_from(["us", "ms", "s", "m"]),
+)
+def test_canonical_text_is_read_back(metric: str, permille: int, number: int, unit: str) -> None:
+    slo = parse_slo(f"{metric}_p{permille / 10:g}={number}{unit}")
+    assert parse_slo(slo.text) == slo
+    assert slo_from_dict(slo.as_dict()) == slo
+
+
+@given(st.text(max_size=20))
+def test_any_text_is_read_or_refused_in_one_line(text: str) -> None:
+    for read in (parse_slo, parse_duration):
+        try:
+            read(text)
+            message = ""
+        except SloError as refused:
+            message = str(refused)
+        assert "\n" not in message
+
+
+def test_broken_entry_of_run_json_is_named() -> None:
+    with pytest.raises(SloError, match="needs metric, quantile and limit_s"):
+        slo_from_dict({"metric": "ttft", "quantile": 0.99})
+    with pytest.raises(SloError, match="out of range"):
+        slo_from_dict({"metric": "ttft", "quantile": 99, "limit_s": 2})

@@ -1,0 +1,170 @@
+"""Stage figures by hand: windows, rates by the time of the event, concurrency, Little's law."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from synthetic import Stage, at_ns, make_run, request
+
+from analysis.littles_law import consistency, gap
+from analysis.slo import parse_slos
+from analysis.stages import analyse_stage
+
+SLOS = parse_slos(["ttft_p99=2s"])
+
+
+def analyse(
+    tmp_path: Path, stage: Stage, warmup: int | None = 0, slos: Any = SLOS, **options: Any
+) -> dict[str, Any]:
+    run = make_run(tmp_path / "run", [stage])
+    return analyse_stage(run.requests, run.meta["stages"][0], slos, warmup, **options)
+
+
+def steady(n: int = 100, every_s: float = 0.1, **options: Any) -> list[Any]:
+    """A request every ``every_s``: first token after 100 ms, ten tokens 20 ms apart (280 ms in all)."""
+    return [request(i, i * every_s, ttft_s=0.1, gaps_s=[0.02] * 9, **options) for i in range(n)]
+
+
+def test_rates_concurrency_and_latency_by_hand(tmp_path: Path) -> None:
+    s = analyse(tmp_path, Stage(steady(), 10.0), warmup=20)
+    assert s["window"] | {"settled": None} == {
+        "start_s": pytest.approx(2.0), "end_s": pytest.approx(10.0), "warmup_requests": 20, "method": "fixed",
+        "settled": None, "reason": None,
+    }  # fmt: skip
+    assert s["requests"] == s["ok"] == 80
+    assert s["offered_rps"] == pytest.approx(10.0)
+    # ended at 0.28, 0.38, ...: 1.98 is before, 2.08 ... 9.98 are 80
+    assert s["achieved_rps"] == pytest.approx(80 / 8)
+    assert s["arrived_rps"] == s["carried_rps"] == pytest.approx(10.0)
+    assert s["concurrency"] == pytest.approx(2.8, rel=0.01)
+    assert s["littles_law"]["lambda_w"] == pytest.approx(2.8, rel=1e-6)
+    assert s["littles_law"]["ok"] is True
+    assert s["output_tokens_per_s"] == pytest.approx(100, rel=0.02)
+    assert s["input_tokens_per_s"] == pytest.approx(1000, rel=0.02)
+    assert s["e2e_s"]["mean"] == pytest.approx(0.28, abs=1e-6)
+    assert s["ttft_s"]["p50"] == pytest.approx(0.1, abs=1e-6)
+    assert s["tpot_s"]["p50"] == pytest.approx(0.02, abs=1e-6)
+    assert s["itl_s"]["p50"] == pytest.approx(0.02, abs=1e-6)
+    assert s["itl_s"]["n"] == 80 * 9
+    assert s["slip_s"] == {"p50": 0.0, "p99": 0.0}
+    assert (s["goodput_rps"], s["slo_attainment"]) == (pytest.approx(10.0), 1.0)
+
+
+def test_fault_31_tokens_of_requests_that_are_cut_off_count_when_they_came(tmp_path: Path) -> None:
+    # ten streams of 100 tokens/s for the whole stage of 5 s, never finished
+    records = [
+        request(i, 0.0, ttft_s=0.01, gaps_s=[0.01] * 599, status="unfinished", output_tokens=None)
+        for i in range(10)
+    ]
+    s = analyse(tmp_path, Stage(records, 5.0))
+    assert s["output_tokens_per_s"] == pytest.approx(1000, rel=0.02)
+    assert s["achieved_rps"] == 0
+    assert s["errors"]["unfinished"] == 10
+    assert s["concurrency"] == pytest.approx(10.0)
+
+
+def test_tokens_are_counted_per_chunk_where_known_and_evenly_where_not(tmp_path: Path) -> None:
+    records = [
+        request(0, 0.0, ttft_s=1.0, gaps_s=[1.0, 1.0], chunk_tokens=[1, 2, 4]),
+        request(1, 0.0, ttft_s=1.0, gaps_s=[1.0], output_tokens=6),
+    ]
+    # up to 2.5 s: 1 + 2 tokens of the first, 3 + 3 of the second
+    assert analyse(tmp_path, Stage(records, 2.5))["output_tokens_per_s"] == pytest.approx(9 / 2.5)
+
+
+def test_requests_scheduled_in_the_window_are_waited_for(tmp_path: Path) -> None:
+    records = [*steady(50), request(99, 4.99, ttft_s=30.0, gaps_s=[0.02] * 9)]
+    s = analyse(tmp_path, Stage(records, 5.0))
+    assert s["requests"] == 51
+    assert s["curves"]["ttft_s"]["q"][-1] < 0.99  # no curve beyond what 51 requests show
+    assert s["slo_attainment"] == pytest.approx(50 / 51)
+
+
+def test_fault_36_failures_by_class_and_all_failed(tmp_path: Path) -> None:
+    records = [request(i, i * 0.1, ttft_s=None, status=("timeout", "http_error")[i % 2]) for i in range(50)]
+    s = analyse(tmp_path, Stage(records, 5.0))
+    assert (s["ok"], s["errors"]["timeout"], s["errors"]["http_error"]) == (0, 25, 25)
+    assert s["ttft_s"]["p50"] is None
+    assert s["slo_met"] is False
+    assert (s["goodput_rps"], s["slo_attainment"]) == (0.0, 0.0)
+
+
+def test_a_stage_that_ended_early_ends_with_its_last_event(tmp_path: Path) -> None:
+    cut = [request(100 + i, 6.0 + i, ttft_s=None, status="unfinished", started_ns=None, dispatched_ns=None,
+                   ended_ns=at_ns(5.3)) for i in range(4)]  # fmt: skip
+    s = analyse(tmp_path, Stage([*steady(50), *cut], 10.0, ended_early="interrupted"))
+    assert s["window"]["end_s"] == pytest.approx(5.3)
+    assert s["requests"] == 50  # what was not due yet is no miss
+
+
+def test_rows_lost_in_a_kill_are_counted(tmp_path: Path) -> None:
+    s = analyse(tmp_path, Stage(steady(50), 5.0, scheduled_requests=60), run_complete=False)
+    assert (s["requests"], s["errors"]["unfinished"], s["missing"]) == (60, 10, 10)
+    assert s["slo_met"] is None
+    assert s["slo_attainment"] == pytest.approx(50 / 60)
+
+
+def test_an_unstable_or_client_limited_stage_is_no_met_slo(tmp_path: Path) -> None:
+    n = 1500  # 150/s at a server of 100/s, ten seconds
+    records = [request(i, i / 150, ttft_s=0.01 + i / 100 - i / 150) for i in range(n)]
+    s = analyse(tmp_path, Stage(records, 10.0), slos=parse_slos(["ttft_p99=60s"]))
+    assert s["stable"] is False
+    assert s["slo_met"] is False
+    assert "unstable" in s["slo_met_reason"]
+    assert s["slo_verdicts"][0]["verdict"] != "broken"  # so far
+    limited = Stage(steady(400, 0.02), 8.0, client_limited=True)
+    s = analyse(tmp_path / "limited", limited)
+    assert (s["slo_met"], s["client_limited"], s["client_limited_reason"]) == (None, True, "slip p99 80 ms")
+
+
+def test_closed_stages_are_stable_by_construction(tmp_path: Path) -> None:
+    records = [
+        request(4 * i + k, i * 0.28, ttft_s=0.1, gaps_s=[0.02] * 9) for i in range(30) for k in range(4)
+    ]
+    s = analyse(tmp_path, Stage(records, 8.4, concurrency=4))
+    assert (s["kind"], s["stable"], s["concurrency_set"], s["offered_rps"]) == ("closed", True, 4, None)
+    assert s["concurrency"] == pytest.approx(4.0)
+    assert s["achieved_rps"] == pytest.approx(4 / 0.28, rel=0.05)
+
+
+def test_goodput_is_null_when_an_slo_cannot_be_judged(tmp_path: Path) -> None:
+    records = steady(50, output_tokens=20)  # ten chunks, twenty tokens
+    s = analyse(tmp_path, Stage(records, 5.0), slos=parse_slos(["itl_p99=50ms"]))
+    assert s["goodput_rps"] is None
+    assert "tokens per chunk unknown" in s["goodput_rps_reason"]
+    assert s["slo_met"] is None
+
+
+def test_retries_are_load_but_not_schedule(tmp_path: Path) -> None:
+    records = steady(50)
+    retry = request(0, 0.0, attempt=1, ttft_s=0.1, gaps_s=[0.02] * 9)
+    s = analyse(tmp_path, Stage([*records, retry], 5.0))
+    assert s["requests"] == 50
+    assert s["concurrency"] == pytest.approx(2.8 + 0.28 / 5 - 0.18 * 0.28 / 5 / 0.28, rel=0.05)
+
+
+def test_littles_law_is_off_where_the_queue_grows() -> None:
+    begin = np.arange(0.0, 100.0, 0.1)
+    steady_end, growing_end = begin + 1.0, begin + 1.0 + begin
+    level = float(np.sum(np.minimum(growing_end, 100.0) - begin)) / 100.0
+    assert consistency(10.0, 90.0, 10.0, begin, steady_end)["ok"] is True
+    found = consistency(0.0, 100.0, level, begin, growing_end)
+    assert found["ok"] is False
+    assert found["consistency"] < 0.8
+
+
+def test_gap_of_the_worked_example() -> None:
+    found = gap(c_max=48, limit_s=2.0, usable_rps=12, metric="e2e")
+    assert (found.ceiling_rps, found.gap, found.representative) == (24.0, 2.0, True)
+    assert gap(48, 2.0, 12, "ttft").representative is True
+    assert gap(49, 2.0, 12, "e2e").representative is False
+
+
+def test_gap_says_nothing_for_a_ttft_limit_and_long_answers() -> None:
+    found = gap(c_max=120, limit_s=2.0, usable_rps=6, metric="ttft")  # 20 s in flight
+    assert (found.gap, found.representative) == (10.0, None)
+    assert "answers last much longer than the limit" in str(found.reason)
+    assert gap(48, 0.05, 12, "itl").ceiling_rps is None

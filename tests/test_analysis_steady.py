@@ -1,0 +1,122 @@
+"""Warm-up and stability on series with a known answer."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from analysis.steady import find_window, in_flight_at, judge_stability, mser5, time_average_in_flight
+
+Floats = np.ndarray
+
+
+def fifo(
+    rng: np.random.Generator, rate: float, seconds: float, service_rps: float = 100.0
+) -> tuple[Floats, Floats]:
+    """Arrivals and departures of M/M/1 that starts empty."""
+    n = rng.poisson(rate * seconds)
+    arrival, done = np.sort(rng.uniform(0, seconds, n)), np.cumsum(rng.exponential(1 / service_rps, n))
+    return arrival, done + np.maximum.accumulate(arrival - np.concatenate([[0.0], done[:-1]]))
+
+
+def stable(arrival: Floats, departure: Floats, seconds: float) -> bool | None:
+    return judge_stability(0.0, seconds, arrival, departure, departure - arrival).stable
+
+
+def test_mser5_cuts_an_exponential_warm_up() -> None:
+    rng = np.random.default_rng(42)
+    y = 1 + 4 * np.exp(-np.arange(1000) / 50) + rng.normal(0, 0.2, 1000)
+    cut, settled = mser5(y)
+    assert settled
+    assert cut == pytest.approx(195, abs=30)
+    assert y.mean() == pytest.approx(1.196, abs=0.02)
+    assert y[cut:].mean() == pytest.approx(1.0, abs=0.02)
+
+
+def test_mser5_does_not_settle_on_a_trend_and_cuts_little_of_noise() -> None:
+    rng = np.random.default_rng(1)
+    assert mser5(np.arange(500.0) + rng.normal(0, 5, 500)) == (250, False)
+    cuts, unsettled = [], 0
+    for _ in range(100):
+        cut, settled = mser5(rng.normal(size=500))
+        cuts.append(cut)
+        unsettled += not settled
+    assert np.median(cuts) <= 50
+    assert unsettled <= 5
+
+
+def test_in_flight_and_its_time_average_by_hand() -> None:
+    begin, end = np.array([0.0, 1.0, 2.0, np.nan]), np.array([4.0, 3.0, np.nan, 1.0])
+    assert in_flight_at(np.array([0.5, 1.0, 2.5, 3.0, 9.0]), begin, end).tolist() == [1, 2, 3, 2, 1]
+    # over [1, 5]: 3 s of the first, 2 of the second; the third lasts to 5
+    assert time_average_in_flight(1.0, 5.0, begin[:3], np.array([4.0, 3.0, 9.0])) == pytest.approx(8 / 4)
+
+
+def test_fixed_warm_up_and_its_cap() -> None:
+    s = np.arange(100.0)
+    window = find_window(0.0, 100.0, s, s + 0.5, np.full(100, 0.1), 20)
+    assert (window.start_s, window.warmup_requests, window.method, window.reason) == (20.0, 20, "fixed", None)
+    window = find_window(0.0, 100.0, s, s + 0.5, np.full(100, 0.1), 80)
+    assert window.warmup_requests == 50
+    assert "only 50 of the asked 80" in str(window.reason)
+    assert find_window(0.0, 100.0, s, s + 0.5, np.full(100, 0.1), 0).start_s == 0.0
+
+
+def test_warm_up_of_a_cold_start_is_found_in_scheduled_order() -> None:
+    rng = np.random.default_rng(2)
+    s = np.sort(rng.uniform(0, 20, 1000))
+    ttft = np.exp(rng.normal(-2, 0.3, 1000)) * (1 + 20 * np.exp(-s / 0.5))
+    window = find_window(0.0, 20.0, s, s + ttft, ttft, None)
+    assert window.method == "mser5"
+    assert 1.0 < window.start_s < 4.0
+    assert window.end_s == 20.0
+
+
+def test_a_growing_queue_never_settles() -> None:
+    arrival, departure = fifo(np.random.default_rng(3), 150, 10)
+    window = find_window(0.0, 10.0, arrival, departure, departure - arrival, None)
+    assert not window.settled
+    assert window.warmup_requests == len(arrival) // 2
+    assert "never settled" in str(window.reason)
+
+
+@pytest.mark.parametrize("seconds", [8, 10, 30])
+@pytest.mark.parametrize("load", [0.2, 0.5, 0.8, 0.9])
+def test_no_false_alarm_below_capacity(load: float, seconds: float) -> None:
+    rng = np.random.default_rng(7)
+    unstable = sum(stable(*fifo(rng, 100 * load, seconds), seconds) is False for _ in range(60))
+    assert unstable <= 1
+
+
+@pytest.mark.parametrize("seconds", [8, 10, 30])
+@pytest.mark.parametrize("load", [1.5, 2.0, 4.0])
+def test_overload_is_found_in_short_stages(load: float, seconds: float) -> None:
+    rng = np.random.default_rng(8)
+    assert all(stable(*fifo(rng, 100 * load, seconds), seconds) is False for _ in range(30))
+
+
+@pytest.mark.parametrize("e2e_s", [1.0, 3.0])
+def test_filling_up_with_long_requests_is_no_overload(e2e_s: float) -> None:
+    rng = np.random.default_rng(9)
+    for _ in range(40):  # infinite servers: the in-flight count grows for one request's length
+        arrival = np.sort(rng.uniform(0, 8, rng.poisson(8 * 80)))
+        departure = arrival + e2e_s * np.exp(rng.normal(-0.18, 0.6, len(arrival)))
+        assert stable(arrival, departure, 8.0) is not False
+
+
+def test_overload_of_processor_sharing_is_found() -> None:
+    # everything is admitted at once and slows down: no queue, but nothing keeps up
+    arrival = np.linspace(0, 10, 1500, endpoint=False)
+    departure = arrival + 0.5 + 0.5 * arrival  # completions at 1/1.5 of the arrivals' rate
+    assert stable(arrival, departure, 10.0) is False
+
+
+def test_hardly_anything_ends() -> None:
+    arrival = np.linspace(0, 10, 500, endpoint=False)
+    departure, e2e = np.full(500, np.nan), 40.0 - arrival
+    assert judge_stability(0.0, 10.0, arrival, departure, e2e).stable is None
+    assert "longer --duration" in str(judge_stability(0.0, 10.0, arrival, departure, e2e).reason)
+
+
+def test_too_few_requests_to_tell() -> None:
+    assert stable(np.arange(5.0), np.arange(5.0) + 1, 5.0) is None

@@ -1,0 +1,355 @@
+"""The whole summary: the contract of docs/summary.md, odd runs, the verdict, and any records at all."""
+
+from __future__ import annotations
+
+import json
+import re
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from synthetic import ORIGIN_NS, Stage, make_run, queue_sweep, request, run_meta
+
+from analysis.caveats import WARNING_CODES
+from analysis.summary import summarise
+from analysis.verdict import write_verdict
+from loadgen.records import SCHEMA, STATUSES, RequestRecord, to_batch
+from loadgen.rundir import Run
+
+SLOS = ["ttft_p99=200ms", "itl_p99=50ms"]
+FLEET = {"peak_rps": 900, "tensor_parallel": 4, "safety_factor": 1.3, "gpu_hour_usd": 2.5}
+
+
+@pytest.fixture(scope="module")
+def sweep(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    stages = queue_sweep(np.random.default_rng(1), [25, 50, 100, 150, 220, 300], 20.0, service_rps=200)
+    path = tmp_path_factory.mktemp("runs") / "sweep"
+    return summarise(make_run(path, stages, SLOS, fleet_inputs=FLEET))
+
+
+def strict(summary: dict[str, Any]) -> dict[str, Any]:
+    """As a strict reader gets it: no NaN, no type that JSON lacks."""
+    read: dict[str, Any] = json.loads(json.dumps(summary, allow_nan=False))
+    assert read == summary
+    return read
+
+
+def contract() -> dict[str, Any]:
+    """The example in docs/summary.md as a dict; {…} and PERCENTILES become {} (their names are checked apart)."""
+    text = Path(__file__).parent.parent.joinpath("docs/summary.md").read_text(encoding="utf-8")
+    block = text.split("```jsonc\n")[1].split("```")[0]
+    block = re.sub(r"//.*", "", block)
+    block = re.sub(r'\{ … [^{}]*"realised"', '{"realised"', block)
+    block = re.sub(r"\{[^{}]*…[^{}]*\}|\{\.\.\.\}|\[\.\.\.\]|LENGTHS|PERCENTILES", "{}", block)
+    block = re.sub(r"\":(?=\s*[,}])", '": null', block)
+    found: dict[str, Any] = json.loads(block)
+    return found
+
+
+def walk(expected: Any, actual: Any, where: str) -> None:
+    if isinstance(expected, dict):
+        assert isinstance(actual, dict), where
+        for name, value in expected.items():
+            assert name in actual, f"{where}.{name}"
+            walk(value, actual[name], f"{where}.{name}")
+    elif isinstance(expected, list) and expected and isinstance(expected[0], dict) and actual:
+        for i, item in enumerate(actual):
+            walk(expected[0], item, f"{where}[{i}]")
+
+
+def test_every_name_of_the_contract_is_there(sweep: dict[str, Any]) -> None:
+    expected = contract()
+    assert set(expected) >= {
+        "verdict",
+        "stages",
+        "knee",
+        "capacity",
+        "littles_law",
+        "goodput",
+        "fleet",
+        "audit",
+    }
+    assert "littles_law" in expected["stages"][0]
+    expected["workload"]["realised"]["token_source"] = {}
+    expected["warnings"], expected["stages"][0]["curves"] = [], {"ttft_s": {}, "itl_s": {}, "e2e_s": {}}
+    walk(expected, strict(sweep), "summary")
+    assert set(sweep["errors"]) == set(STATUSES) - {"ok"}
+    percentiles = {"p50", "p90", "p95", "p99", "p99_ci", "mean", "n", "infinite"}
+    lengths = {"n", "mean", "p1", "p5", "p10", "p25", "p50", "p75", "p90", "p95", "p99", "max"}
+    for stage in sweep["stages"]:
+        assert set(stage["errors"]) == set(STATUSES) - {"ok"}
+        for metric in (
+            "ttft",
+            "ttft_from_schedule",
+            "first_answer",
+            "itl",
+            "icl",
+            "tpot",
+            "e2e",
+            "e2e_from_schedule",
+        ):
+            assert set(stage[f"{metric}_s"]) >= percentiles
+        for curve in stage["curves"].values():
+            assert len(curve["q"]) == len(curve["value"]) > 0
+            assert curve["value"] == sorted(curve["value"])
+    realised = sweep["workload"]["realised"]
+    for side in (realised["input_tokens"]["planned"], realised["output_tokens"]["received"]):
+        assert set(side) == lengths
+    assert all(set(w) == {"code", "text"} and w["code"] in WARNING_CODES for w in sweep["warnings"])
+
+
+def test_null_figures_have_their_reason(sweep: dict[str, Any]) -> None:
+    for stage in sweep["stages"]:
+        for metric in ("ttft_s", "itl_s", "tpot_s", "e2e_s"):
+            figures = stage[metric]
+            for name in ("p50", "p90", "p95", "p99"):
+                assert figures[name] is not None or figures.get(f"{name}_reason") or figures.get("reason")
+
+
+def test_the_verdict_says_rate_limit_c_max_and_fleet(sweep: dict[str, Any]) -> None:
+    verdict = sweep["verdict"]
+    assert verdict.startswith("One instance carries ")
+    assert "(95 % between " in verdict
+    assert "ttft_p99 ≤ 200 ms (1 other SLO met there)" in verdict
+    assert "requests in flight; " in verdict
+    fleet = sweep["fleet"]
+    assert f"{fleet['instances']} instances ({fleet['gpus']} GPUs) for 900 requests/s." in verdict
+    assert fleet["gpus"] == 4 * fleet["instances"]
+    assert sweep["littles_law"]["consistency"] == pytest.approx(1.0, abs=0.02)
+
+
+def test_verdict_in_words_for_given_figures(sweep: dict[str, Any]) -> None:
+    summary = json.loads(json.dumps(sweep))
+    summary["slos"] = [{"metric": "ttft", "quantile": 0.99, "limit_s": 2.0, "text": "ttft_p99=2s"}]
+    summary["capacity"] |= {
+        "usable_rps": 6.43,
+        "usable_rps_ci": [6.0, 7.0],
+        "c_max": 14.2,
+        "binding_slo": "ttft_p99=2s",
+    }
+    summary["fleet"] |= {"instances": 13, "gpus": 52, "peak_rps": 120}
+    assert write_verdict(summary) == (
+        "One instance carries 6.43 requests/s (95 % between 6 and 7) with ttft_p99 ≤ 2 s; "
+        "C_max 14 requests in flight; 13 instances (52 GPUs) for 120 requests/s."
+    )
+    summary["capacity"]["crossing"] = "lower_bound"
+    summary["fleet"]["instances"] = None
+    assert write_verdict(summary) == (
+        "One instance carries at least 6.43 requests/s with ttft_p99 ≤ 2 s; no stage broke the SLO; "
+        "C_max at least 14 requests in flight."
+    )
+
+
+def fixed(
+    n: int, every_s: float, *, first: int = 0, start_s: float = 0.0, **options: Any
+) -> list[RequestRecord]:
+    return [request(first + i, start_s + i * every_s, **({"gaps_s": [0.01] * 4} | options)) for i in range(n)]
+
+
+def codes(summary: dict[str, Any]) -> set[str]:
+    return {w["code"] for w in summary["warnings"]}
+
+
+def test_an_empty_run(tmp_path: Path) -> None:
+    summary = strict(summarise(make_run(tmp_path / "run", [], SLOS)))
+    assert summary["verdict"] == "Nothing was measured: no request was recorded."
+    assert "no_requests" in codes(summary)
+    empty = strict(summarise(make_run(tmp_path / "stage", [Stage([], 5.0, offered_rps=4.0)], SLOS)))
+    assert empty["stages"][0]["requests"] == 0
+    assert empty["stages"][0]["ttft_s"]["reason"] == "no request has a value"
+
+
+def test_a_killed_run_counts_what_was_lost(tmp_path: Path) -> None:
+    stages = [
+        Stage(fixed(400, 0.02), 8.0),
+        Stage(fixed(100, 0.02, first=400, start_s=10.0), 8.0, start_s=10.0, scheduled_requests=400),
+    ]
+    run = make_run(tmp_path / "run", stages, SLOS, killed=True, status="running")
+    assert not run.complete
+    summary = strict(summarise(run))
+    assert summary["requests"] == 800
+    assert summary["errors"]["unfinished"] == 300
+    assert summary["stages"][1]["errors"]["unfinished"] == 300
+    assert summary["partial"] == "killed at stage 1: only what had been recorded is here"
+    assert summary["verdict"].startswith("Partial run (killed at stage 1")
+    assert summary["stages"][0]["slo_met"] is True
+
+
+def test_no_slos(tmp_path: Path) -> None:
+    summary = strict(summarise(make_run(tmp_path / "run", [Stage(fixed(400, 0.02), 8.0)])))
+    stage = summary["stages"][0]
+    assert (stage["slo_met"], stage["goodput_rps"], stage["slo_verdicts"]) == (None, None, [])
+    assert summary["capacity"]["usable_rps"] is None
+    assert "no SLO given" in summary["capacity"]["reason"]
+    assert "no SLO was given" in summary["verdict"]
+    assert summary["littles_law"]["gap"] is None
+
+
+def test_everything_failed(tmp_path: Path) -> None:
+    records = [request(i, i * 0.02, ttft_s=None, status="http_error") for i in range(400)]
+    summary = strict(summarise(make_run(tmp_path / "run", [Stage(records, 8.0)], SLOS)))
+    assert summary["verdict"] == "No request was answered: 400 of 400 ended as http_error."
+    assert "errors" in codes(summary)
+    assert "400 of 400 requests failed (400 http_error)" in next(
+        w["text"] for w in summary["warnings"] if w["code"] == "errors"
+    )
+
+
+def test_client_limited_everywhere(tmp_path: Path) -> None:
+    stages = [Stage(fixed(400, 0.02), 8.0, client_limited=True)]
+    summary = strict(summarise(make_run(tmp_path / "run", stages, SLOS)))
+    assert summary["verdict"].startswith("No finding: the client could not keep up")
+    assert summary["capacity"]["usable_rps"] is None
+    assert summary["audit"] | {"slip_p99_s": None} == {
+        "slip_p99_s": None, "loop_lag_p99_s": 4e-4, "cpu_fraction": 0.2, "client_limited": True,
+        "client_limited_stages": [0],
+    }  # fmt: skip
+
+
+def test_a_single_stage_that_meets_is_a_lower_bound(tmp_path: Path) -> None:
+    records = fixed(1000, 0.02)
+    summary = strict(summarise(make_run(tmp_path / "run", [Stage(records, 20.0)], SLOS)))
+    assert summary["capacity"]["crossing"] == "lower_bound"
+    assert summary["verdict"].startswith("One instance carries at least 50 requests/s")
+    assert summary["knee"]["reason"] == "needs 4 usable stages, has 1"
+
+
+def test_a_trace_replay_is_one_open_stage(tmp_path: Path) -> None:
+    stage = Stage(fixed(500, 0.02), 10.0, extra={"offered_rps": None})
+    summary = strict(summarise(make_run(tmp_path / "run", [stage], SLOS)))
+    assert summary["stages"][0]["offered_rps"] == pytest.approx(50.0)
+    assert summary["capacity"]["usable_rps"] is not None
+
+
+def test_a_closed_sweep(tmp_path: Path) -> None:
+    stages, start, first = [], 0.0, 0
+    for users in (1, 2, 4, 8):
+        service = 0.05 * users  # the server works one after the other: 20 a second
+        records = [
+            request(first + i * users + k, start + i * service, ttft_s=service - 0.004, gaps_s=[0.001] * 4)
+            for i in range(round(20 / service))
+            for k in range(users)
+        ]
+        first += len(records)
+        stages.append(Stage(records, 20.0, start_s=start, concurrency=users))
+        start += 25.0
+    summary = strict(summarise(make_run(tmp_path / "run", stages, SLOS)))
+    capacity = summary["capacity"]
+    assert (capacity["c_max_basis"], capacity["c_max"], capacity["c_max_ci"]) == ("closed", 4, [4, 8])
+    assert capacity["usable_rps"] == pytest.approx(20, rel=0.05)
+
+
+def test_warnings_about_lengths_cache_and_chunks(tmp_path: Path) -> None:
+    records = fixed(400, 0.02, output_tokens_planned=20, cached_tokens=50, output_tokens=10)
+    summary = strict(summarise(make_run(tmp_path / "run", [Stage(records, 8.0)], SLOS)))
+    assert {"lengths_off", "cached", "tokens_per_chunk"} <= codes(summary)
+    realised = summary["workload"]["realised"]
+    assert realised["cached_token_share"] == pytest.approx(0.5)
+    assert realised["tokens_per_chunk"] == pytest.approx(2.0)
+    assert realised["output_tokens"]["received"]["p50"] == 10
+    assert realised["output_tokens"]["planned"]["mean"] == 20
+    assert realised["token_source"] == {"usage": 400}
+    shared = make_run(
+        tmp_path / "shared", [Stage(records, 8.0)], SLOS, workload={"name": "x", "prompts": "shared"}
+    )
+    assert "cached" not in codes(summarise(shared))
+
+
+def test_a_good_run_has_no_warnings(tmp_path: Path) -> None:
+    rng = np.random.default_rng(4)
+    records = [
+        request(i, s, ttft_s=t, gaps_s=[0.01] * 9)
+        for i, (s, t) in enumerate(
+            zip(np.sort(rng.uniform(0, 20, 2000)), rng.uniform(0.05, 0.1, 2000), strict=True)
+        )
+    ]
+    summary = summarise(make_run(tmp_path / "run", [Stage(records, 20.0)], SLOS))
+    assert summary["warnings"] == []
+
+
+_seconds = st.floats(0, 20, allow_nan=False)
+_maybe_ns = st.none() | _seconds.map(lambda s: ORIGIN_NS + round(s * 1e9))
+_tokens = st.none() | st.integers(0, 50)
+
+
+@st.composite
+def _record(draw: st.DrawFn) -> RequestRecord:
+    chunks = sorted(draw(st.lists(st.integers(0, 10**7), max_size=6)))
+    known = draw(st.booleans())
+    return RequestRecord(
+        request_id=draw(st.integers(0, 10**6)), stage=draw(st.integers(0, 2)), attempt=draw(st.integers(0, 1)),
+        scheduled_ns=ORIGIN_NS + round(draw(_seconds) * 1e9), status=draw(st.sampled_from(STATUSES)),
+        dispatched_ns=draw(_maybe_ns), started_ns=draw(_maybe_ns), first_token_ns=draw(_maybe_ns),
+        first_answer_ns=draw(_maybe_ns), last_token_ns=draw(_maybe_ns), ended_ns=draw(_maybe_ns),
+        input_tokens=draw(_tokens), cached_tokens=draw(_tokens), output_tokens_planned=draw(_tokens),
+        output_tokens=draw(_tokens), reasoning_tokens=draw(_tokens),
+        finish_reason=draw(st.sampled_from([None, "stop", "length"])), chunk_at_us=chunks,
+        chunk_tokens=draw(st.lists(st.integers(0, 4), min_size=len(chunks), max_size=len(chunks))) if known else None,
+    )  # fmt: skip
+
+
+@settings(
+    max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large]
+)
+@given(
+    st.lists(_record(), max_size=60),
+    st.lists(st.sampled_from(["ttft_p50=1s", "itl_p99=50ms", "icl_p50=1ms", "tpot_p95=2ms", "e2e_p99=5s",
+                              "first_answer_p90=1s"]), max_size=3, unique=True),
+    st.sampled_from([None, 0, 5]),
+    st.booleans(),
+)  # fmt: skip
+def test_any_records_give_a_strict_summary(
+    records: list[RequestRecord], slos: list[str], warmup: int | None, complete: bool
+) -> None:
+    stages = [
+        Stage(
+            [r for r in records if r.stage == i], 20.0, concurrency=3 if i == 2 else None, offered_rps=i + 1.0
+        )
+        for i in range(3)
+    ]
+    meta = run_meta(stages, slos, warmup_requests=warmup, fleet_inputs=FLEET)
+    table = pa.Table.from_batches([to_batch(records)], schema=SCHEMA)
+    run = Run(path=Path("nowhere"), meta=meta, requests=table, server=None, complete=complete)
+    summary = summarise(run)
+    strict(summary)
+    assert summary["verdict"]
+    assert sum(summary["errors"].values()) <= summary["requests"]
+
+
+def test_a_bare_run_json_is_enough() -> None:
+    meta = {"stages": [{"index": 0, "kind": "open", "start_ns": ORIGIN_NS}], "status": "running"}
+    table = pa.Table.from_batches([to_batch(fixed(30, 0.1))], schema=SCHEMA)
+    summary = strict(summarise(Run(Path("nowhere"), meta, table, None, complete=False)))
+    assert summary["requests"] == 30
+    assert summary["stages"][0]["window"]["end_s"] > 2.0
+
+
+@pytest.mark.slow
+def test_a_hundred_thousand_requests_take_seconds() -> None:
+    n, tokens = 100_000, 100
+    rng = np.random.default_rng(6)
+    at_us = np.cumsum(rng.integers(5_000, 15_000, (n, tokens)), axis=1).astype(np.uint32)
+    scheduled = ORIGIN_NS + np.arange(n) * 1_000_000
+    template = request(0, 0.0, gaps_s=[0.01])
+    columns = {name: pa.array([value] * n, type=SCHEMA.field(name).type)
+               for name, value in zip(SCHEMA.names, to_batch([template]).to_pylist()[0].values(), strict=True)}  # fmt: skip
+    for name, offset in (("scheduled", 0), ("dispatched", 0), ("started", 0)):
+        columns[f"{name}_ns"] = pa.array(scheduled + offset)
+    for name, at in (("first_token", at_us[:, 0]), ("last_token", at_us[:, -1]), ("ended", at_us[:, -1])):
+        columns[f"{name}_ns"] = pa.array(scheduled + at.astype(np.int64) * 1000)
+    columns["output_tokens"] = pa.array(np.full(n, tokens, np.int32))
+    offsets = pa.array(np.arange(0, n * tokens + 1, tokens, dtype=np.int32))
+    columns["chunk_at_us"] = pa.ListArray.from_arrays(offsets, pa.array(at_us.ravel()))
+    table = pa.table([columns[name] for name in SCHEMA.names], schema=SCHEMA)
+    meta = run_meta(
+        [Stage([], n / 1000, offered_rps=1000.0, scheduled_requests=n)], ["ttft_p99=2s", "itl_p99=50ms"]
+    )
+    began = time.monotonic()
+    summary = summarise(Run(Path("nowhere"), meta, table, None, complete=True))
+    assert summary["stages"][0]["itl_s"]["n"] == summary["stages"][0]["requests"] * (tokens - 1)
+    assert time.monotonic() - began < 30  # about two on one idle core
