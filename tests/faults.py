@@ -106,6 +106,12 @@ async def ok(x: Call) -> bool:
     return True
 
 
+async def late(x: Call) -> bool:
+    """A good answer after 1 s of nothing."""
+    await asyncio.sleep(1.0)
+    return await ok(x)
+
+
 async def _begin(x: Call, tokens: int = 2) -> None:
     await x.head()
     await x.chunk(role())
@@ -357,6 +363,7 @@ class Fault(NamedTuple):
 
 FAULTS: dict[str, Fault] = {
     "ok": Fault(ok, "ok", -1),
+    "late": Fault(late, "ok", -1),
     "reset_before_headers": Fault(reset_before_headers, "reset", http=None),
     "close_before_headers": Fault(close_before_headers, "reset", http=None),
     "reset_mid_headers": Fault(reset_mid_headers, "reset", http=None),
