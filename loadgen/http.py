@@ -34,6 +34,7 @@ class Connection(asyncio.Protocol):
         transport = cast(asyncio.Transport, transport)  # uvloop has a class of its own
         transport.set_write_buffer_limits(high=0)  # so that resume_writing means: all handed over
         self._transport = transport
+        self._client.open.add(self)
 
     def send(self, exchange: Exchange) -> None:
         """Hand the whole request to the socket."""
@@ -65,6 +66,7 @@ class Connection(asyncio.Protocol):
         """Closed by the peer, by an error or by us."""
         at_ns = time.monotonic_ns()
         self.lost = True
+        self._client.open.discard(self)
         exchange, self.exchange = self.exchange, None
         if exchange is None:
             return
@@ -100,6 +102,7 @@ class Client:
         self._loop = asyncio.get_running_loop()
         self._connecting: dict[Exchange, asyncio.Task[None]] = {}
         self._carrying: dict[Exchange, Connection] = {}
+        self.open: set[Connection] = set()
         self.idle: deque[Connection] = deque()
         self.connections_opened = 0
 
@@ -127,11 +130,14 @@ class Client:
             connection.close()
 
     async def close(self) -> None:
-        """Close every idle connection and let the transports go."""
-        for connection in self.idle:
+        """Close every connection, whatever it carries, and let the transports go."""
+        for task in list(self._connecting.values()):
+            task.cancel()
+        for connection in list(self.open):
             connection.close()
         self.idle.clear()
-        await asyncio.sleep(0)
+        while self.open:  # each leaves in its connection_lost, in a turn of the loop or two
+            await asyncio.sleep(0.001)
 
     def _take_idle(self) -> Connection | None:
         oldest_ns = time.monotonic_ns() - int(IDLE_MAX_S * 1e9)

@@ -12,9 +12,8 @@ import gc
 import secrets
 import signal
 import sys
-import time
 from collections.abc import Awaitable, Callable, Coroutine, Iterator
-from dataclasses import asdict, replace
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -23,17 +22,18 @@ import aiohttp
 import numpy as np
 import pyarrow as pa
 
-import ampacity
 from ampacity.config import Settings
+from ampacity.experiments.provenance import announcement, run_meta, utc_now
 from ampacity.progress import Progress
 from analysis.stages import analyse_stage
 from loadgen.audit import Tolerance
-from loadgen.endpoint import Endpoint, is_loopback
-from loadgen.host import host_facts, raise_open_files_limit
+from loadgen.endpoint import is_loopback
+from loadgen.host import raise_open_files_limit
 from loadgen.http import Client
-from loadgen.probe import Calibration, Probe, ask, calibrate, choose_model, find_dialect, look
+from loadgen.probe import Probe, ask, calibrate, choose_model, find_dialect, look
 from loadgen.protocols import RequestShape
 from loadgen.records import SCHEMA, to_batch
+from loadgen.requests import RequestMaker
 from loadgen.rundir import RunWriter, check_new
 from loadgen.stage import Limits, StagePlan, StageRunner
 from loadgen.telemetry import Telemetry
@@ -233,82 +233,70 @@ async def conduct(
     trace = read_trace(settings.trace) if settings.trace else None
     tokenizer = load_tokenizer(settings.tokenizer)
     client = Client(endpoint, addresses, endpoint.ssl_context())
-    async with aiohttp.ClientSession() as session:
-        served = await look(session, endpoint)
-        shape = RequestShape(
-            settings.api, choose_model(served, settings.model, endpoint), extra=settings.extra_body
-        )
-        salt = secrets.token_hex(8)
-        run_id = secrets.token_hex(6)
-        probing = _RequestMaker(endpoint, PromptMaker(tokenizer, f"{salt}-probe"), f"{run_id}-probe")
-        shape, short, notes = await find_dialect(client, endpoint, shape, served, probing.numbered)
-        calibration, record = await calibrate(client, shape, short, probing.numbered)
-        if tokenizer.name != "words":  # a real vocabulary: only what the chat template adds is the server's
-            calibration = replace(calibration, tokens_per_word=1.0) if calibration.measured else calibration
-        prompts = PromptMaker(
-            tokenizer,
-            salt,
-            tokens_per_word=calibration.tokens_per_word,
-            overhead_tokens=calibration.overhead_tokens,
-        )
-        maker = _RequestMaker(endpoint, prompts, run_id)
-        typical = await ask(client, maker.make(shape, -1, *_typical_lengths(settings, trace)))
-        probe = Probe(served, shape, calibration, typical if typical.status == "ok" else record, tuple(notes))
-        for note in notes:
-            progress.note(note)
-        if not is_loopback(addresses):
-            progress.note(_announcement(settings, trace))
-
-        writer = RunWriter(
-            out,
-            _meta(settings, endpoint, probe, run_id, salt, experiment, command_line, trace, tokenizer.name),
-        )
-        with writer:
-            runner = StageRunner(
-                client,
-                lambda request_id, input_tokens, output_tokens: maker.make(
-                    shape, request_id, input_tokens, output_tokens
-                ),
-                writer.append,
-                limits=Limits(total_s=settings.timeout_s),
-                target=endpoint.url,
-                secrets=(endpoint.api_key,) if endpoint.api_key else (),
-                tolerance=Tolerance.for_limits(_limits_by_metric(settings)),
+    try:
+        async with aiohttp.ClientSession() as session:
+            served = await look(session, endpoint)
+            shape = RequestShape(
+                settings.api, choose_model(served, settings.model, endpoint), extra=settings.extra_body
             )
-            telemetry = Telemetry(session, f"{endpoint.root}/metrics", endpoint.all_headers())
-            await telemetry.start()
-            rig = Rig(settings, probe, writer, runner, telemetry, progress, trace)
-            rig.typical_e2e_s = _e2e_s(probe)
-            with _interruptible(runner, progress):
-                await drive(rig)
-            status, reason = rig.ended or ("complete", None)
-            writer.meta.update(status=status, status_reason=reason, ended_utc=_utc_now())
-            await telemetry.stop()
-            await client.close()
-            writer.finish(telemetry.table())
+            salt = secrets.token_hex(8)
+            run_id = secrets.token_hex(6)
+            probing = RequestMaker(endpoint, PromptMaker(tokenizer, f"{salt}-probe"), f"{run_id}-probe")
+            shape, short, notes = await find_dialect(client, endpoint, shape, served, probing.numbered)
+            calibration, record = await calibrate(client, shape, short, probing.numbered)
+            if (
+                tokenizer.name != "words"
+            ):  # a real vocabulary: only what the chat template adds is the server's
+                calibration = (
+                    replace(calibration, tokens_per_word=1.0) if calibration.measured else calibration
+                )
+            prompts = PromptMaker(
+                tokenizer,
+                salt,
+                tokens_per_word=calibration.tokens_per_word,
+                overhead_tokens=calibration.overhead_tokens,
+            )
+            maker = RequestMaker(endpoint, prompts, run_id)
+            typical = await ask(client, maker.make(shape, -1, *_typical_lengths(settings, trace)))
+            probe = Probe(
+                served, shape, calibration, typical if typical.status == "ok" else record, tuple(notes)
+            )
+            for note in notes:
+                progress.note(note)
+            if not is_loopback(addresses):
+                progress.note(announcement(settings, trace))
+
+            writer = RunWriter(
+                out,
+                run_meta(
+                    settings, endpoint, probe, run_id, salt, experiment, command_line, trace, tokenizer.name
+                ),
+            )
+            with writer:
+                runner = StageRunner(
+                    client,
+                    lambda request_id, input_tokens, output_tokens: maker.make(
+                        shape, request_id, input_tokens, output_tokens
+                    ),
+                    writer.append,
+                    limits=Limits(total_s=settings.timeout_s),
+                    target=endpoint.url,
+                    secrets=(endpoint.api_key,) if endpoint.api_key else (),
+                    tolerance=Tolerance.for_limits(_limits_by_metric(settings)),
+                )
+                telemetry = Telemetry(session, f"{endpoint.root}/metrics", endpoint.all_headers())
+                await telemetry.start()
+                rig = Rig(settings, probe, writer, runner, telemetry, progress, trace)
+                rig.typical_e2e_s = _e2e_s(probe)
+                with _interruptible(runner, progress):
+                    await drive(rig)
+                status, reason = rig.ended or ("complete", None)
+                writer.meta.update(status=status, status_reason=reason, ended_utc=utc_now())
+                await telemetry.stop()
+                writer.finish(telemetry.table())
+    finally:
+        await client.close()
     return writer.path
-
-
-class _RequestMaker:
-    """Bytes of whole requests: prompt, JSON body, head."""
-
-    def __init__(self, endpoint: Endpoint, prompts: PromptMaker, run_id: str) -> None:
-        self._endpoint = endpoint
-        self._prompts = prompts
-        self._run_id = run_id
-        self._number = 0
-
-    def make(self, shape: RequestShape, request_id: int, input_tokens: int, output_tokens: int) -> bytes:
-        body = shape.body(self._prompts.make(max(request_id, 0), input_tokens), output_tokens)
-        head = b"%bX-Request-Id: %b-%d\r\nContent-Length: %d\r\n\r\n" % (
-            self._endpoint.request_prefix(shape.api), self._run_id.encode(), request_id, len(body),
-        )  # fmt: skip
-        return head + body
-
-    def numbered(self, shape: RequestShape, input_tokens: int, output_tokens: int) -> bytes:
-        """A probing request, each with a prompt of its own."""
-        self._number += 1
-        return self.make(shape, self._number, input_tokens, output_tokens)
 
 
 def _limits_by_metric(settings: Settings) -> dict[str, list[float]]:
@@ -334,90 +322,10 @@ def _e2e_s(probe: Probe) -> float:
     return max((record.ended_ns - record.started_ns) / 1e9, 1e-3)
 
 
-def _announcement(settings: Settings, trace: Trace | None) -> str:
-    """What is about to be sent to somebody else's machine."""
-    tokens = settings.workload.input_tokens.mean() + settings.workload.output_tokens.mean()
-    if trace is not None:
-        count = len(trace.arrival_s)
-        total = float(trace.input_tokens.sum() + trace.output_tokens.sum())
-    elif settings.rates:
-        count = round(sum(settings.rates) * settings.duration_s)
-        total = count * tokens
-    else:
-        limit = (
-            f"--max-requests {settings.max_requests}" if settings.max_requests else "no --max-requests is set"
-        )
-        return f"{settings.endpoint.url} is not this machine: the load rises until the endpoint saturates, about {tokens:.0f} tokens a request; {limit}"
-    capped = [
-        f"--max-{n} {v}"
-        for n, v in (("requests", settings.max_requests), ("tokens", settings.max_tokens))
-        if v
-    ]
-    return (
-        f"{settings.endpoint.url} is not this machine: about {count} requests and {total:,.0f} tokens are planned"
-        + (f", at most {' and '.join(capped)}" if capped else "")
-    )
-
-
 def _out_path(settings: Settings, experiment: str) -> Path:
     if settings.out is not None:
         return settings.out
     return Path("runs") / f"{datetime.now(UTC):%Y%m%d-%H%M%S}-{experiment}"
-
-
-def _utc_now() -> str:
-    return f"{datetime.now(UTC):%Y-%m-%dT%H:%M:%SZ}"
-
-
-def _meta(
-    settings: Settings, endpoint: Endpoint, probe: Probe, run_id: str, salt: str, experiment: str, command_line: list[str],
-    trace: Trace | None, tokenizer: str,
-) -> dict[str, Any]:  # fmt: skip
-    """run.json at the start of a run (docs/run-directory.md)."""
-    served, calibration = probe.served, probe.calibration
-    name = (
-        f"{experiment}-{settings.workload.name}"
-        if trace is None
-        else f"{experiment}-{Path(trace.source).stem}"
-    )
-    return {
-        "run_id": run_id, "name": name, "experiment": experiment, "status": "running", "status_reason": None,
-        "tool": {"name": "ampacity", "version": ampacity.__version__},
-        "command_line": command_line,
-        "started_utc": _utc_now(), "ended_utc": None,
-        "clock": {"monotonic_ns": time.monotonic_ns(), "utc": _utc_now()},
-        "endpoint": {"url": endpoint.url, "api": settings.api, "model": probe.shape.model, "server": served.server},
-        "locked": {
-            "engine": served.engine, "engine_version": served.engine_version, "max_model_len": served.max_model_len,
-            "quantization": None, "hardware": None, "tensor_parallel": None, "prefix_caching": None,
-            **settings.locked,
-            "dialect": asdict(probe.shape.dialect), "extra_body": settings.extra_body, "timeout_s": settings.timeout_s,
-        },
-        "workload": _workload_meta(settings, trace, tokenizer, calibration),
-        "slos": [{"metric": s.metric, "quantile": s.quantile, "limit_s": s.limit_s, "text": s.text} for s in settings.slos],
-        "seed": settings.seed, "salt": salt, "workers": 1, "warmup_requests": settings.warmup_requests,
-        "notes": list(probe.notes),
-        "stages": [],
-        "host": host_facts(),
-        "fleet_inputs": settings.fleet_inputs,
-    }  # fmt: skip
-
-
-def _workload_meta(
-    settings: Settings, trace: Trace | None, tokenizer: str, calibration: Calibration
-) -> dict[str, Any]:
-    found: dict[str, Any] = settings.workload.describe()
-    if trace is not None:
-        lengths = {"kind": "trace", "text": f"as in {Path(trace.source).name}"}
-        found.update(
-            name=Path(trace.source).stem, source=Path(trace.source).name, arrivals="trace", input_tokens=lengths, output_tokens=lengths,
-            trace={"file": Path(trace.source).name, "requests": len(trace.arrival_s), "time_scale": settings.time_scale, "notes": list(trace.notes)},
-        )  # fmt: skip
-    else:
-        found["trace"] = None
-    found["tokenizer"] = {"name": tokenizer, **asdict(calibration)}
-    found["prompts"] = "unique"
-    return found
 
 
 @contextlib.contextmanager

@@ -1,0 +1,96 @@
+"""What was run: the facts of run.json, and what is said before somebody else's machine is loaded."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import asdict
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import ampacity
+from ampacity.config import Settings
+from loadgen.endpoint import Endpoint
+from loadgen.host import host_facts
+from loadgen.probe import Calibration, Probe
+from workloads.traces import Trace
+
+
+def announcement(settings: Settings, trace: Trace | None) -> str:
+    """What is about to be sent to somebody else's machine."""
+    tokens = settings.workload.input_tokens.mean() + settings.workload.output_tokens.mean()
+    if trace is not None:
+        count = len(trace.arrival_s)
+        total = float(trace.input_tokens.sum() + trace.output_tokens.sum())
+    elif settings.rates:
+        count = round(sum(settings.rates) * settings.duration_s)
+        total = count * tokens
+    else:
+        limit = (
+            f"--max-requests {settings.max_requests}" if settings.max_requests else "no --max-requests is set"
+        )
+        return f"{settings.endpoint.url} is not this machine: the load rises until the endpoint saturates, about {tokens:.0f} tokens a request; {limit}"
+    capped = [
+        f"--max-{n} {v}"
+        for n, v in (("requests", settings.max_requests), ("tokens", settings.max_tokens))
+        if v
+    ]
+    return (
+        f"{settings.endpoint.url} is not this machine: about {count} requests and {total:,.0f} tokens are planned"
+        + (f", at most {' and '.join(capped)}" if capped else "")
+    )
+
+
+def utc_now() -> str:
+    return f"{datetime.now(UTC):%Y-%m-%dT%H:%M:%SZ}"
+
+
+def run_meta(
+    settings: Settings, endpoint: Endpoint, probe: Probe, run_id: str, salt: str, experiment: str, command_line: list[str],
+    trace: Trace | None, tokenizer: str,
+) -> dict[str, Any]:  # fmt: skip
+    """run.json at the start of a run (docs/run-directory.md)."""
+    served, calibration = probe.served, probe.calibration
+    name = (
+        f"{experiment}-{settings.workload.name}"
+        if trace is None
+        else f"{experiment}-{Path(trace.source).stem}"
+    )
+    return {
+        "run_id": run_id, "name": name, "experiment": experiment, "status": "running", "status_reason": None,
+        "tool": {"name": "ampacity", "version": ampacity.__version__},
+        "command_line": command_line,
+        "started_utc": utc_now(), "ended_utc": None,
+        "clock": {"monotonic_ns": time.monotonic_ns(), "utc": utc_now()},
+        "endpoint": {"url": endpoint.url, "api": settings.api, "model": probe.shape.model, "server": served.server},
+        "locked": {
+            "engine": served.engine, "engine_version": served.engine_version, "max_model_len": served.max_model_len,
+            "quantization": None, "hardware": None, "tensor_parallel": None, "prefix_caching": None,
+            **settings.locked,
+            "dialect": asdict(probe.shape.dialect), "extra_body": settings.extra_body, "timeout_s": settings.timeout_s,
+        },
+        "workload": _workload_meta(settings, trace, tokenizer, calibration),
+        "slos": [{"metric": s.metric, "quantile": s.quantile, "limit_s": s.limit_s, "text": s.text} for s in settings.slos],
+        "seed": settings.seed, "salt": salt, "workers": 1, "warmup_requests": settings.warmup_requests,
+        "notes": list(probe.notes),
+        "stages": [],
+        "host": host_facts(),
+        "fleet_inputs": settings.fleet_inputs,
+    }  # fmt: skip
+
+
+def _workload_meta(
+    settings: Settings, trace: Trace | None, tokenizer: str, calibration: Calibration
+) -> dict[str, Any]:
+    found: dict[str, Any] = settings.workload.describe()
+    if trace is not None:
+        lengths = {"kind": "trace", "text": f"as in {Path(trace.source).name}"}
+        found.update(
+            name=Path(trace.source).stem, source=Path(trace.source).name, arrivals="trace", input_tokens=lengths, output_tokens=lengths,
+            trace={"file": Path(trace.source).name, "requests": len(trace.arrival_s), "time_scale": settings.time_scale, "notes": list(trace.notes)},
+        )  # fmt: skip
+    else:
+        found["trace"] = None
+    found["tokenizer"] = {"name": tokenizer, **asdict(calibration)}
+    found["prompts"] = "unique"
+    return found
