@@ -16,7 +16,8 @@ MIN_REQUESTS_FOR_MSER = 50
 _BATCH = 5
 _UNSETTLED_GAIN = 0.6
 GROWTH_Z = 2.5  # arrivals minus completions, in standard deviations of a Poisson difference
-WEAK_GROWTH_Z = 1.75  # enough where end-to-end times rise by CLEAR_RISE
+WEAK_GROWTH_Z = 1.75  # enough where end-to-end times rise by CLEAR_RISE and few requests arrived
+FEW_ARRIVALS = 150
 CLEAR_RISE = 1.5
 LATENCY_RISE = 1.2  # end-to-end times must have risen by this factor as well
 LATENCY_RISE_SHORT = 2.0  # the same, where the stage is short against its requests
@@ -146,9 +147,9 @@ def judge_stability(
 
     A stage that starts empty fills for about one request's length; growth counts from when nine of ten of
     its first requests have ended, half-way at the latest. Unstable: from there on arrivals exceed
-    completions by ``GROWTH_Z`` sqrt(arrivals + completions) (less where end-to-end times rise clearly), the
-    in-flight count rises by regression, and end-to-end times (censored ones at their age) have risen. ``e2e_s`` is from schedule, NaN or inf
-    for failed requests.
+    completions by ``GROWTH_Z`` sqrt(arrivals + completions) (less where few arrive and end-to-end times
+    rise clearly), the in-flight count rises by regression, and end-to-end times (censored ones at their
+    age) have risen. ``e2e_s`` is from schedule, NaN or inf for failed requests.
     """
     n = len(scheduled_s)
     if n < 20 or end_s <= start_s:
@@ -163,7 +164,8 @@ def judge_stability(
     growth = arrivals - completions
     growth_rps = growth / (end_s - begin)
     z = growth / np.sqrt(max(arrivals + completions, 1))
-    if z < WEAK_GROWTH_Z or _slope_z(begin, end_s, scheduled_s, ended_s) < 2:
+    needed = WEAK_GROWTH_Z if arrivals < FEW_ARRIVALS else GROWTH_Z
+    if z < needed or _slope_z(begin, end_s, scheduled_s, ended_s) < 2:
         return Stability(True, None, growth_rps)
     rise = _latency_rise(scheduled_s, e2e_s, valued, begin)
     if z < GROWTH_Z and rise < CLEAR_RISE:
