@@ -159,3 +159,22 @@ def test_all_failed_and_nothing_at_all() -> None:
     assert figures["mean"] is None
     empty = percentiles(cohort().ttft(from_schedule=True))
     assert (empty["n"], empty["reason"]) == (0, "no request has a value")
+
+
+def test_fault_29_an_empty_answer_is_a_failure_and_no_zero() -> None:
+    c = cohort(*good(80), *(request(100 + i, i, ttft_s=None, status="empty") for i in range(20)))
+    figures = percentiles(c.ttft(from_schedule=False))
+    assert figures["p50"] == pytest.approx(0.5)
+    assert figures["p90_reason"] == "infinite: 20 of 100 requests failed"
+    assert c.ttft(from_schedule=False).rank_bounds(1)[0] == pytest.approx(0.5)
+
+
+def test_fault_34_cold_outliers_move_the_mean_not_the_headline() -> None:
+    def level(n: int, ttft_s: float) -> Cohort:
+        cold = [request(10**6 + i, 0.0, ttft_s=20.0) for i in range(5)]
+        return cohort(*cold, *good(n, ttft_s=ttft_s))
+
+    low, high = (percentiles(level(n, t).ttft(from_schedule=True)) for n, t in ((100, 0.1), (1000, 0.2)))
+    assert low["mean"] > high["mean"]  # the mean falls as load rises
+    assert low["p50"] == pytest.approx(0.1)
+    assert high["p50"] == pytest.approx(0.2)
