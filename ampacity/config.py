@@ -15,7 +15,9 @@ import yaml
 
 from analysis.slo import Slo, parse_slo
 from loadgen.endpoint import Endpoint, parse_endpoint
+from loadgen.http import Reuse, Stamps
 from loadgen.protocols import Api
+from loadgen.stage import Limits
 from workloads.arrivals import ARRIVALS
 from workloads.lengths import parse_lengths
 from workloads.profile import Workload, load_workload
@@ -48,7 +50,10 @@ class Settings:
     max_tokens: int | None = None
     slos: tuple[Slo, ...] = ()
     seed: int = 1
-    timeout_s: float | None = None
+    limits: Limits = field(default_factory=Limits)
+    think_s: float = 0.0
+    connections: Reuse = "pool"
+    timestamps: Stamps = "read"
     out: Path | None = None
     locked: dict[str, str] = field(default_factory=dict)
     fleet_inputs: dict[str, Any] = field(default_factory=dict)
@@ -99,9 +104,10 @@ def make_settings(raw: dict[str, Any]) -> Settings:
         max_tokens=None if "max_tokens" not in raw else _whole(raw["max_tokens"], "--max-tokens"),
         slos=tuple(dict.fromkeys(slos)),
         seed=_whole(raw.get("seed", 1), "--seed", at_least=0),
-        timeout_s=None
-        if "timeout" not in raw
-        else _positive(parse_duration(raw["timeout"], "--timeout"), "--timeout"),
+        limits=_limits(raw),
+        think_s=_seconds(raw, "think_time") or 0.0,
+        connections=_choice(raw.get("connections", "pool"), get_args(Reuse), "--connections"),
+        timestamps=_choice(raw.get("timestamps", "read"), get_args(Stamps), "--timestamps"),
         out=Path(raw["out"]) if "out" in raw else None,
         locked=_locked(_items(raw.get("lock", ()))),
         fleet_inputs=fleet_inputs(
@@ -123,6 +129,8 @@ def make_settings(raw: dict[str, Any]) -> Settings:
         raise ConfigError(
             "--trace brings its own lengths and times: drop --workload, --input-tokens, --output-tokens, --arrivals and --duration"
         )
+    if "think_time" in raw and not settings.concurrency:
+        raise ConfigError("--think-time goes with --concurrency: in an open loop nobody waits for an answer")
     if "time_scale" in raw and not settings.trace:
         raise ConfigError("--time-scale goes with --trace")
     return settings
@@ -131,7 +139,7 @@ def make_settings(raw: dict[str, Any]) -> Settings:
 _FLAGS = (
     "url", "model", "api", "api_key_env", "header", "extra_body", "workload", "input_tokens", "output_tokens", "arrivals",
     "tokenizer", "trace", "time_scale", "rates", "concurrency", "duration", "warmup", "max_requests", "max_tokens", "slo",
-    "seed", "timeout", "out", "lock", "peak_rps", "tp", "safety", "gpu_hour",
+    "seed", "timeout", "out", "lock", "idle_timeout", "max_in_flight", "connections", "timestamps", "think_time", "peak_rps", "tp", "safety", "gpu_hour",
 )  # fmt: skip
 
 
@@ -158,6 +166,20 @@ def read_run_file(path: Path) -> dict[str, Any]:
             f"{path}: a run file is a mapping of settings, as in 'url: http://127.0.0.1:8000/v1'"
         )
     return {name.replace("-", "_"): content for name, content in value.items()}
+
+
+def _seconds(raw: dict[str, Any], name: str) -> float | None:
+    flag = f"--{name.replace('_', '-')}"
+    return None if name not in raw else _positive(parse_duration(raw[name], flag), flag)
+
+
+def _limits(raw: dict[str, Any]) -> Limits:
+    limits = Limits(total_s=_seconds(raw, "timeout"))
+    if "idle_timeout" in raw:
+        limits = dataclasses.replace(limits, idle_s=_seconds(raw, "idle_timeout"))
+    if "max_in_flight" in raw:
+        limits = dataclasses.replace(limits, in_flight=_whole(raw["max_in_flight"], "--max-in-flight"))
+    return limits
 
 
 def _items(value: Any) -> list[Any]:

@@ -6,8 +6,9 @@ import asyncio
 import contextlib
 import gc
 import time
-from collections.abc import Iterable
-from dataclasses import dataclass
+from array import array
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
 from itertools import chain
 from types import TracebackType
 from typing import Any
@@ -18,6 +19,8 @@ from loadgen.pacer import Sleeper
 
 HEARTBEAT_S = 0.02
 CPU_FRACTION_MAX = 0.9  # of one core: beyond it the event loop has no slack left
+BUSY_CPU_FRACTION = 0.75  # from here on ...
+COALESCED_SHARE_MAX = 0.05  # ... so many merged reads mean that the client fell behind the tokens
 LATENESS_MAX_S = 0.02  # where no SLO says what matters
 LATENESS_SHARE_OF_LIMIT = 0.1  # of the tightest SLO limit
 LATENESS_FLOOR_S = 0.002
@@ -32,6 +35,9 @@ class Audit:
     slip_max_s: float | None
     loop_lag_p99_s: float
     loop_lag_max_s: float
+    receive_delay_p50_s: float | None  # read time − kernel time on the audited connections
+    receive_delay_p99_s: float | None
+    coalesced_share: float | None  # token events that shared their read with the one before
     cpu_fraction: float
     gc_pause_max_s: float
     client_limited: bool
@@ -99,29 +105,47 @@ class StageAudit:
         else:
             self._gc_pause_max_ns = max(self._gc_pause_max_ns, time.monotonic_ns() - self._gc_began_ns)
 
-    def result(self, slips_s: list[float], tolerance: Tolerance) -> Audit:
+    def result(
+        self,
+        slips_s: list[float],
+        receive_delays_s: array[float],
+        coalesced_share: float | None,
+        tolerance: Tolerance,
+    ) -> Audit:
         """Judge the stage; ``slips_s`` is dispatched − scheduled of every request."""
-        slip = [float(v) for v in np.quantile(slips_s, [0.5, 0.99, 1.0])] if slips_s else [None, None, None]
+        slip = _quantiles(slips_s, 0.5, 0.99, 1.0)
+        delay = _quantiles(receive_delays_s, 0.5, 0.99)
         lags = self._lags_s or [0.0]
-        lag_p99_s, lag_max_s = float(np.quantile(lags, 0.99)), float(max(lags))
-        reason = _limited(slip[1], lag_p99_s, self._cpu_fraction, tolerance)
-        return Audit(
+        audit = Audit(
             slip_p50_s=slip[0], slip_p99_s=slip[1], slip_max_s=slip[2],
-            loop_lag_p99_s=lag_p99_s, loop_lag_max_s=lag_max_s, cpu_fraction=self._cpu_fraction,
-            gc_pause_max_s=self._gc_pause_max_ns / 1e9,
-            client_limited=reason is not None, client_limited_reason=reason,
+            loop_lag_p99_s=float(np.quantile(lags, 0.99)), loop_lag_max_s=float(max(lags)),
+            receive_delay_p50_s=delay[0], receive_delay_p99_s=delay[1], coalesced_share=coalesced_share,
+            cpu_fraction=self._cpu_fraction, gc_pause_max_s=self._gc_pause_max_ns / 1e9,
+            client_limited=False, client_limited_reason=None,
         )  # fmt: skip
+        reason = limited_reason(audit, tolerance)
+        return replace(audit, client_limited=reason is not None, client_limited_reason=reason)
 
 
-def _limited(
-    slip_p99_s: float | None, lag_p99_s: float, cpu_fraction: float, tolerance: Tolerance
-) -> str | None:
-    if cpu_fraction >= CPU_FRACTION_MAX:
-        return f"the generator used {cpu_fraction:.0%} of its core"
-    if slip_p99_s is not None and slip_p99_s > tolerance.slip_s:
+def _quantiles(values: Sequence[float] | array[float], *levels: float) -> list[float | None]:
+    if not len(values):
+        return [None] * len(levels)
+    return [float(v) for v in np.quantile(values, levels)]
+
+
+def limited_reason(audit: Audit, tolerance: Tolerance) -> str | None:
+    """Why figures of a stage with this audit are no findings, or None where they are."""
+    lag_s = max(audit.loop_lag_p99_s, audit.receive_delay_p99_s or 0.0)
+    if audit.cpu_fraction >= CPU_FRACTION_MAX:
+        return f"the generator used {audit.cpu_fraction:.0%} of its core"
+    if audit.slip_p99_s is not None and audit.slip_p99_s > tolerance.slip_s:
+        return f"requests left {audit.slip_p99_s * 1e3:.1f} ms late at p99, more than {tolerance.slip_s * 1e3:.1f} ms"
+    if lag_s > tolerance.lag_s:
         return (
-            f"requests left {slip_p99_s * 1e3:.1f} ms late at p99, more than {tolerance.slip_s * 1e3:.1f} ms"
+            f"the event loop was {lag_s * 1e3:.1f} ms late at p99, more than {tolerance.lag_s * 1e3:.1f} ms"
         )
-    if lag_p99_s > tolerance.lag_s:
-        return f"the event loop was {lag_p99_s * 1e3:.1f} ms late at p99, more than {tolerance.lag_s * 1e3:.1f} ms"
+    if audit.cpu_fraction >= BUSY_CPU_FRACTION and (audit.coalesced_share or 0.0) > COALESCED_SHARE_MAX:
+        return (
+            f"{audit.coalesced_share:.0%} of the token events were read together with others by a busy client"
+        )
     return None

@@ -3,47 +3,69 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import ssl
 import time
+from array import array
 from collections import deque
-from typing import cast
+from typing import Literal, Protocol, cast
 
+from loadgen import kernel_stamps
 from loadgen.endpoint import Endpoint
 from loadgen.exchange import Exchange
 
 IDLE_MAX_S = 4.0  # servers close idle connections after 5 s: do not race them
 CONNECT_TIMEOUT_S = 10.0
+AUDIT_EVERY = 8  # one of so many connections is read with kernel time stamps, to measure our own delay
+
+Stamps = Literal["read", "kernel"]
+Reuse = Literal["pool", "new"]
+
+
+class Wire(Protocol):
+    """What carries the bytes of one connection: an asyncio transport, or a socket of our own."""
+
+    def write(self, data: bytes) -> None:
+        """Hand ``data`` to the socket, or keep what does not fit."""
+
+    def get_write_buffer_size(self) -> int:
+        """Bytes not yet handed to the socket."""
+
+    def abort(self) -> None:
+        """Close at once."""
 
 
 class Connection(asyncio.Protocol):
-    """One socket. Reads are stamped before anything else happens to them."""
+    """One socket. Its reads are stamped before anything else happens to them."""
 
-    __slots__ = ("_client", "_transport", "exchange", "idle_since_ns", "lost", "served")
+    __slots__ = ("_client", "_wire", "exchange", "idle_since_ns", "lost", "served")
 
     def __init__(self, client: Client) -> None:
         self._client = client
-        self._transport: asyncio.Transport | None = None
+        self._wire: Wire | None = None
         self.exchange: Exchange | None = None
         self.idle_since_ns = 0
         self.served = 0
         self.lost = False
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Connected, TLS included."""
+        """Connected through asyncio, TLS included."""
         transport = cast(asyncio.Transport, transport)  # uvloop has a class of its own
         transport.set_write_buffer_limits(high=0)  # so that resume_writing means: all handed over
-        self._transport = transport
+        self.attach(transport)
+
+    def attach(self, wire: Wire) -> None:
+        """Use ``wire`` from here on."""
+        self._wire = wire
         self._client.open.add(self)
 
     def send(self, exchange: Exchange) -> None:
         """Hand the whole request to the socket."""
-        assert self._transport is not None
+        assert self._wire is not None
         self.exchange = exchange
         record = exchange.record
         record.started_ns = time.monotonic_ns()
-        self._transport.write(exchange.request)
-        if self._transport.get_write_buffer_size() == 0:
+        self._wire.write(exchange.request)
+        if self._wire.get_write_buffer_size() == 0:
             record.sent_ns = time.monotonic_ns()
 
     def resume_writing(self) -> None:
@@ -52,8 +74,11 @@ class Connection(asyncio.Protocol):
             self.exchange.record.sent_ns = time.monotonic_ns()
 
     def data_received(self, data: bytes) -> None:
-        """The receive path: stamp, parse the framing, put the body aside."""
-        at_ns = time.monotonic_ns()
+        """The receive path: stamp, then hand on."""
+        self.received(time.monotonic_ns(), data)
+
+    def received(self, at_ns: int, data: bytes) -> None:
+        """Bytes and their receive time: the seam."""
         exchange = self.exchange
         if exchange is None:
             self.close()  # nobody asked
@@ -79,7 +104,7 @@ class Connection(asyncio.Protocol):
     def _after(self, exchange: Exchange) -> None:
         self.exchange = None
         self.served += 1
-        if exchange.close_after or self.lost:
+        if exchange.close_after or self.lost or not self._client.reuse:
             self.close()
         else:
             self.idle_since_ns = time.monotonic_ns()
@@ -88,23 +113,35 @@ class Connection(asyncio.Protocol):
     def close(self) -> None:
         """Give the socket up at once."""
         self.exchange = None
-        if self._transport is not None:
-            self._transport.abort()
+        if self._wire is not None:
+            self._wire.abort()
 
 
 class Client:
     """Sends exchanges to one endpoint. Never waits for a connection slot: the loop stays open."""
 
-    def __init__(self, endpoint: Endpoint, addresses: list[str], context: ssl.SSLContext | None) -> None:
+    def __init__(
+        self,
+        endpoint: Endpoint,
+        addresses: list[str],
+        context: ssl.SSLContext | None,
+        *,
+        stamps: Stamps = "read",
+        reuse: Reuse = "pool",
+    ) -> None:
+        """``stamps="kernel"`` dates every read by the kernel, where kernel_stamps can (plain TCP on Linux)."""
         self._endpoint = endpoint
         self._addresses = addresses
         self._context = context
         self._loop = asyncio.get_running_loop()
         self._connecting: dict[Exchange, asyncio.Task[None]] = {}
         self._carrying: dict[Exchange, Connection] = {}
+        self.stamps: Stamps = stamps if kernel_stamps.AVAILABLE and context is None else "read"
+        self.reuse = reuse == "pool"
         self.open: set[Connection] = set()
         self.idle: deque[Connection] = deque()
         self.connections_opened = 0
+        self.receive_delays_s: array[float] = array("d")  # read − kernel time, of the audited connections
 
     def dispatch(self, exchange: Exchange) -> None:
         """Send now on a kept-alive connection, or open a new one; returns at once."""
@@ -130,13 +167,15 @@ class Client:
             connection.close()
 
     async def close(self) -> None:
-        """Close every connection, whatever it carries, and let the transports go."""
+        """Close every connection, whatever it carries, and let the sockets go."""
         for task in list(self._connecting.values()):
             task.cancel()
         for connection in list(self.open):
             connection.close()
         self.idle.clear()
-        while self.open:  # each leaves in its connection_lost, in a turn of the loop or two
+        for _ in range(1000):  # each leaves in its connection_lost, in a turn of the loop or two
+            if not self.open:
+                return
             await asyncio.sleep(0.001)
 
     def _take_idle(self) -> Connection | None:
@@ -165,24 +204,28 @@ class Client:
         if exchange.ended:
             connection.close()
             return
-        self.connections_opened += 1
         exchange.record.connected_ns = time.monotonic_ns()
         self._carrying[exchange] = connection
         connection.send(exchange)
 
     async def _open(self) -> Connection:
+        number, self.connections_opened = self.connections_opened, self.connections_opened + 1
+        audited = kernel_stamps.AVAILABLE and self._context is None and number % AUDIT_EVERY == 0
         last: OSError | None = None
         for address in self._addresses:
-            with contextlib.suppress(ConnectionResetError):
-                try:
-                    _, connection = await self._loop.create_connection(
-                        lambda: Connection(self),
-                        address,
-                        self._endpoint.port,
-                        ssl=self._context,
+            connection = Connection(self)
+            try:
+                if audited or self.stamps == "kernel":
+                    await kernel_stamps.connect(
+                        self._loop, (address, self._endpoint.port), connection,
+                        date_by_kernel=self.stamps == "kernel", delays_s=self.receive_delays_s,
+                    )  # fmt: skip
+                else:
+                    await self._loop.create_connection(
+                        lambda made=connection: made, address, self._endpoint.port, ssl=self._context,
                         server_hostname=self._endpoint.host if self._context else None,
-                    )
-                    return connection
-                except OSError as error:
-                    last = error
+                    )  # fmt: skip
+                return connection
+            except OSError as error:
+                last = error
         raise last or OSError("no address")

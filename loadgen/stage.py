@@ -42,6 +42,7 @@ class StagePlan:
     concurrency: int | None = None
     max_requests: int | None = None  # closed loop: the budget's end
     max_tokens: int | None = None
+    think_s: float = 0.0  # closed loop: a virtual user's pause between an answer and its next request
     drain_s: float = 30.0  # how long answers are waited for after the last deadline
 
 
@@ -51,6 +52,7 @@ class Limits:
 
     total_s: float | None = None
     idle_s: float | None = 120.0  # without a single byte from the server
+    in_flight: int | None = None  # more than so many at once are shed: recorded, never sent
 
 
 @dataclass
@@ -131,6 +133,7 @@ class StageRunner:
             stage=plan.index, kind=plan.kind, level=float(level or 0), began_s=time.monotonic(),
             duration_s=plan.duration_s, scheduled=len(plan.schedule.scheduled_s) if plan.kind == "open" else 0,
         )  # fmt: skip
+        del self._client.receive_delays_s[:]
         gc.collect()
         gc.freeze()  # what lives now is not looked at again in every collection of the stage
         pacing, beating = Sleeper(), Sleeper()
@@ -154,7 +157,7 @@ class StageRunner:
             "index": plan.index, "kind": plan.kind, "offered_rps": plan.offered_rps, "concurrency": plan.concurrency,
             "start_ns": start_ns, "end_ns": end_ns, "scheduled_requests": released,
             "drained_ns": time.monotonic_ns(), "ended_early": ended_early,
-            "audit": asdict(audit.result(slips_s, self._tolerance)),
+            "audit": asdict(audit.result(slips_s, self._client.receive_delays_s, coalesced_share(self._records), self._tolerance)),
         }  # fmt: skip
         return StageResult(meta=meta, records=self._records)
 
@@ -199,11 +202,14 @@ class StageRunner:
 
         def refill(after: RequestRecord) -> None:
             # later, not now: an error that ends at once must neither recurse nor spin on a dead server
-            loop.call_later(DEAD_SERVER_PAUSE_S if after.status == "connect_error" else 0.0, next_request)
+            loop.call_later(
+                max(plan.think_s, DEAD_SERVER_PAUSE_S if after.status == "connect_error" else 0.0),
+                next_request,
+            )
 
         self._refill = refill
-        for _ in range(plan.concurrency or 1):
-            next_request()
+        for user in range(plan.concurrency or 1):  # with think time the users come in spread over one pause
+            loop.call_later(plan.think_s * user / (plan.concurrency or 1), next_request)
         while time.monotonic_ns() < end_ns and not (reason or self._stop_reason):
             await asyncio.sleep(min(0.05, max((end_ns - time.monotonic_ns()) / 1e9, 0.0)))
         self._refill = None
@@ -262,7 +268,10 @@ class StageRunner:
         exchange = Exchange(record, request, self._ended)
         self._in_flight.add(exchange)
         self.live.released += 1
-        self._client.dispatch(exchange)
+        if self._limits.in_flight is not None and len(self._in_flight) > self._limits.in_flight:
+            exchange.fail("shed", f"{self._limits.in_flight} requests were in flight", now_ns)
+        else:
+            self._client.dispatch(exchange)
         self._prepare(2)
 
     def _ended(self, exchange: Exchange) -> None:
@@ -293,6 +302,16 @@ class StageRunner:
                 why = _overdue(exchange, self._limits, now_ns)
                 if why is not None:
                     exchange.fail("timeout", why, now_ns)
+
+
+def coalesced_share(records: list[RequestRecord]) -> float | None:
+    """Share of token events that came in one read with the event before them (they have one time stamp)."""
+    followers = merged = 0
+    for record in records:
+        if len(record.chunk_at_us) > 1:
+            followers += len(record.chunk_at_us) - 1
+            merged += int(np.count_nonzero(np.diff(record.chunk_at_us) == 0))
+    return merged / followers if followers else None
 
 
 def _overdue(exchange: Exchange, limits: Limits, now_ns: int) -> str | None:

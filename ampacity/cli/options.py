@@ -211,3 +211,48 @@ GpuHour = Annotated[
     float | None,
     typer.Option("--gpu-hour", metavar="USD", help="Price of one GPU for one hour.", rich_help_panel=_OUT),
 ]
+
+Timestamps = Annotated[
+    str,
+    typer.Option(
+        "--timestamps",
+        help="read: the moment of the read. kernel: the kernel's own (plain TCP on Linux), right even while the client is busy.",
+        rich_help_panel=_LIMITS,
+    ),
+]
+Connections = Annotated[
+    str,
+    typer.Option(
+        "--connections",
+        help="pool: kept alive and used again. new: one for each request.",
+        rich_help_panel=_LIMITS,
+    ),
+]
+MaxInFlight = Annotated[
+    int | None,
+    typer.Option(
+        "--max-in-flight",
+        metavar="N",
+        help="Shed (record, never send) what would be in flight beyond N. Default: no limit.",
+        rich_help_panel=_LIMITS,
+    ),
+]
+IdleTimeout = Annotated[
+    str | None,
+    typer.Option(
+        "--idle-timeout",
+        metavar="T",
+        help="Give a request up after so long without a byte from the server. Default: 2m.",
+        rich_help_panel=_LIMITS,
+        show_default=False,
+    ),
+]
+ThinkTime = Annotated[
+    str | None,
+    typer.Option(
+        "--think-time",
+        metavar="T",
+        help="Closed loop: pause of a user between an answer and the next request.",
+        rich_help_panel=_LOAD,
+    ),
+]

@@ -32,6 +32,7 @@ def run(
     concurrency: o.Concurrency = None,
     duration: o.Duration = None,
     arrivals: o.Arrivals = None,
+    think_time: o.ThinkTime = None,
     warmup: o.Warmup = None,
     input_tokens: o.InputTokens = None,
     output_tokens: o.OutputTokens = None,
@@ -44,6 +45,10 @@ def run(
     max_requests: o.MaxRequests = None,
     max_tokens: o.MaxTokens = None,
     timeout: o.Timeout = None,
+    idle_timeout: o.IdleTimeout = None,
+    max_in_flight: o.MaxInFlight = None,
+    connections: o.Connections = "pool",
+    timestamps: o.Timestamps = "read",
     seed: o.Seed = 1,
     peak_rps: o.PeakRps = None,
     tp: o.TensorParallel = 1,
@@ -73,5 +78,6 @@ def run(
 
 
 _DEFAULTS: dict[str, tuple[Any, ...]] = {
-    "tokenizer": ("words",), "api": ("chat",), "seed": (1,), "tp": (1,), "safety": (1.2,)
+    "tokenizer": ("words",), "api": ("chat",), "seed": (1,), "tp": (1,), "safety": (1.2,),
+    "connections": ("pool",), "timestamps": ("read",),
 }  # fmt: skip

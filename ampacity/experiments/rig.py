@@ -35,7 +35,7 @@ from loadgen.protocols import RequestShape
 from loadgen.records import SCHEMA, to_batch
 from loadgen.requests import RequestMaker
 from loadgen.rundir import RunWriter, check_new
-from loadgen.stage import Limits, StagePlan, StageRunner
+from loadgen.stage import StagePlan, StageRunner
 from loadgen.telemetry import Telemetry
 from workloads.prompts import PromptMaker
 from workloads.schedule import Schedule, closed_schedule, open_schedule, trace_schedule
@@ -159,7 +159,7 @@ class Rig:
         plan = StagePlan(
             index=len(self.stages), kind="open" if kind == "open" else "closed", schedule=schedule, duration_s=duration_s,
             offered_rps=offered_rps, concurrency=concurrency, max_requests=self._left_requests,
-            max_tokens=self._left_tokens, drain_s=self._drain_s(),
+            max_tokens=self._left_tokens, think_s=self.settings.think_s, drain_s=self._drain_s(),
         )  # fmt: skip
         with self._progress.stage(self._runner, plan):
             result = await self._runner.run(plan)
@@ -232,7 +232,9 @@ async def conduct(
     raise_open_files_limit()
     trace = read_trace(settings.trace) if settings.trace else None
     tokenizer = load_tokenizer(settings.tokenizer)
-    client = Client(endpoint, addresses, endpoint.ssl_context())
+    client = Client(
+        endpoint, addresses, endpoint.ssl_context(), stamps=settings.timestamps, reuse=settings.connections
+    )
     try:
         async with aiohttp.ClientSession() as session:
             served = await look(session, endpoint)
@@ -279,7 +281,7 @@ async def conduct(
                         shape, request_id, input_tokens, output_tokens
                     ),
                     writer.append,
-                    limits=Limits(total_s=settings.timeout_s),
+                    limits=settings.limits,
                     target=endpoint.url,
                     secrets=(endpoint.api_key,) if endpoint.api_key else (),
                     tolerance=Tolerance.for_limits(_limits_by_metric(settings)),
