@@ -54,6 +54,7 @@ class Settings:
     think_s: float = 0.0
     connections: Reuse = "pool"
     timestamps: Stamps = "read"
+    workers: int | None = None  # None: as many as the load turns out to need
     out: Path | None = None
     locked: dict[str, str] = field(default_factory=dict)
     fleet_inputs: dict[str, Any] = field(default_factory=dict)
@@ -108,6 +109,7 @@ def make_settings(raw: dict[str, Any]) -> Settings:
         think_s=_seconds(raw, "think_time") or 0.0,
         connections=_choice(raw.get("connections", "pool"), get_args(Reuse), "--connections"),
         timestamps=_choice(raw.get("timestamps", "read"), get_args(Stamps), "--timestamps"),
+        workers=None if "workers" not in raw else _whole(raw["workers"], "--workers"),
         out=Path(raw["out"]) if "out" in raw else None,
         locked=_locked(_items(raw.get("lock", ()))),
         fleet_inputs=fleet_inputs(
@@ -139,7 +141,7 @@ def make_settings(raw: dict[str, Any]) -> Settings:
 _FLAGS = (
     "url", "model", "api", "api_key_env", "header", "extra_body", "workload", "input_tokens", "output_tokens", "arrivals",
     "tokenizer", "trace", "time_scale", "rates", "concurrency", "duration", "warmup", "max_requests", "max_tokens", "slo",
-    "seed", "timeout", "out", "lock", "idle_timeout", "max_in_flight", "connections", "timestamps", "think_time", "peak_rps", "tp", "safety", "gpu_hour",
+    "seed", "timeout", "out", "lock", "idle_timeout", "max_in_flight", "workers", "connections", "timestamps", "think_time", "peak_rps", "tp", "safety", "gpu_hour",
 )  # fmt: skip
 
 

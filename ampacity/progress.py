@@ -11,11 +11,11 @@ from typing import Any
 from rich.console import Console
 from rich.text import Text
 
-from loadgen.stage import Live, StagePlan, StageRunner
+from loadgen.generator import Generator
+from loadgen.stage import LIVE_TTFTS, Live, StagePlan
 
 PAINT_EVERY_S = 0.5
 PLAIN_EVERY_S = 10.0
-RECENT = 400  # first tokens that the percentiles of the live line rest on
 
 
 class Progress:
@@ -28,42 +28,43 @@ class Progress:
     def note(self, text: str) -> None:
         """One line that stays."""
         if not self._quiet:
-            self._console.print(Text(text), soft_wrap=True)
+            with contextlib.suppress(OSError):  # nobody reads any more: that is no reason to lose a run
+                self._console.print(Text(text), soft_wrap=True)
 
     @contextlib.contextmanager
-    def stage(self, runner: StageRunner, plan: StagePlan) -> Iterator[None]:
-        """Show the stage that ``runner`` is about to run. A painted line costs the event loop some 50 µs."""
+    def stage(self, generator: Generator, plan: StagePlan) -> Iterator[None]:
+        """Show the stage that ``generator`` is about to run. A painted line costs the event loop some 50 µs."""
         if self._quiet:
             yield
             return
-        painter = asyncio.create_task(self._paint(runner, plan))
+        painter = asyncio.create_task(self._paint(generator, plan))
         try:
             yield
         finally:
             painter.cancel()
-            self._erase()
+            self._overwrite("")
 
     def judged(self, stage: dict[str, Any]) -> None:
         """One line for a finished stage."""
         self.note(stage_line(stage))
 
-    async def _paint(self, runner: StageRunner, plan: StagePlan) -> None:
+    async def _paint(self, generator: Generator, plan: StagePlan) -> None:
         terminal = self._console.is_terminal
         while True:
             await asyncio.sleep(PAINT_EVERY_S if terminal else PLAIN_EVERY_S)
-            if runner.live.stage != plan.index or not runner.live.began_s:
+            if generator.live.stage != plan.index or not generator.live.began_s:
                 continue
-            line = live_line(runner.live)
+            line = live_line(generator.live)
             if terminal:
-                self._console.file.write(f"\r\x1b[2K{line[: self._console.width - 1]}")
-                self._console.file.flush()
+                self._overwrite(line[: self._console.width - 1])
             else:
                 self.note(line)
 
-    def _erase(self) -> None:
+    def _overwrite(self, line: str) -> None:
         if self._console.is_terminal:
-            self._console.file.write("\r\x1b[2K")
-            self._console.file.flush()
+            with contextlib.suppress(OSError):
+                self._console.file.write(f"\r\x1b[2K{line}")
+                self._console.file.flush()
 
 
 def live_line(live: Live) -> str:
@@ -73,7 +74,7 @@ def live_line(live: Live) -> str:
         f"{live.level:g} req/s offered" if live.kind == "open" else f"{live.level:g} in flight, closed loop"
     )
     left_s = max(live.duration_s - elapsed_s, 0.0)
-    recent = sorted(live.ttft_s[-RECENT:])
+    recent = sorted(live.ttft_s[-LIVE_TTFTS:])
     ttft = "TTFT -"
     if recent:
         p50, p99 = recent[len(recent) // 2], recent[min(int(len(recent) * 0.99), len(recent) - 1)]

@@ -7,8 +7,8 @@ import contextlib
 import gc
 import time
 from array import array
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
 from itertools import chain
 from types import TracebackType
 from typing import Any
@@ -33,8 +33,8 @@ class Audit:
     slip_p50_s: float | None
     slip_p99_s: float | None
     slip_max_s: float | None
-    loop_lag_p99_s: float
-    loop_lag_max_s: float
+    loop_lag_p99_s: float | None
+    loop_lag_max_s: float | None
     receive_delay_p50_s: float | None  # read time − kernel time on the audited connections
     receive_delay_p99_s: float | None
     coalesced_share: float | None  # token events that shared their read with the one before
@@ -42,6 +42,29 @@ class Audit:
     gc_pause_max_s: float
     client_limited: bool
     client_limited_reason: str | None
+
+
+@dataclass
+class Measures:
+    """What one process measured about itself in one stage."""
+
+    slips_s: array[float] = field(default_factory=lambda: array("d"))  # dispatched − scheduled
+    receive_delays_s: array[float] = field(default_factory=lambda: array("d"))
+    loop_lags_s: array[float] = field(default_factory=lambda: array("d"))
+    cpu_fraction: float = 0.0
+    gc_pause_max_s: float = 0.0
+    events: int = 0  # token events after the first of their request ...
+    merged: int = 0  # ... and those of them that shared a read with the one before
+
+    def merge(self, other: Measures) -> None:
+        """Add another process: samples are pooled, of CPU and pauses the worst counts."""
+        self.slips_s.extend(other.slips_s)
+        self.receive_delays_s.extend(other.receive_delays_s)
+        self.loop_lags_s.extend(other.loop_lags_s)
+        self.cpu_fraction = max(self.cpu_fraction, other.cpu_fraction)
+        self.gc_pause_max_s = max(self.gc_pause_max_s, other.gc_pause_max_s)
+        self.events += other.events
+        self.merged += other.merged
 
 
 def lateness_limit_s(limits_s: Iterable[float]) -> float:
@@ -66,68 +89,23 @@ class Tolerance:
         return cls(lateness_limit_s(from_schedule), lateness_limit_s(chain.from_iterable(limits_s.values())))
 
 
-class StageAudit:
-    """Measures loop lag, CPU share and GC pauses while it is entered."""
-
-    def __init__(self, sleeper: Sleeper) -> None:
-        self._sleeper = sleeper
-        self._lags_s: list[float] = []
-        self._gc_began_ns = 0
-        self._gc_pause_max_ns = 0
-
-    async def __aenter__(self) -> StageAudit:
-        self._cpu_s, self._began_s = time.process_time(), time.monotonic()
-        gc.callbacks.append(self._on_gc)
-        self._task = asyncio.create_task(self._beat())
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._task.cancel()
-        with contextlib.suppress(asyncio.CancelledError):
-            await self._task
-        gc.callbacks.remove(self._on_gc)
-        self._cpu_fraction = (time.process_time() - self._cpu_s) / max(time.monotonic() - self._began_s, 1e-9)
-
-    async def _beat(self) -> None:
-        step_ns = int(HEARTBEAT_S * 1e9)
-        deadline_ns = time.monotonic_ns() + step_ns
-        while True:
-            await self._sleeper.until(deadline_ns)
-            now_ns = time.monotonic_ns()
-            self._lags_s.append((now_ns - deadline_ns) / 1e9)
-            deadline_ns = max(deadline_ns + step_ns, now_ns)
-
-    def _on_gc(self, phase: str, info: dict[str, Any]) -> None:
-        if phase == "start":
-            self._gc_began_ns = time.monotonic_ns()
-        else:
-            self._gc_pause_max_ns = max(self._gc_pause_max_ns, time.monotonic_ns() - self._gc_began_ns)
-
-    def result(
-        self,
-        slips_s: list[float],
-        receive_delays_s: array[float],
-        coalesced_share: float | None,
-        tolerance: Tolerance,
-    ) -> Audit:
-        """Judge the stage; ``slips_s`` is dispatched − scheduled of every request."""
-        slip = _quantiles(slips_s, 0.5, 0.99, 1.0)
-        delay = _quantiles(receive_delays_s, 0.5, 0.99)
-        lags = self._lags_s or [0.0]
-        audit = Audit(
-            slip_p50_s=slip[0], slip_p99_s=slip[1], slip_max_s=slip[2],
-            loop_lag_p99_s=float(np.quantile(lags, 0.99)), loop_lag_max_s=float(max(lags)),
-            receive_delay_p50_s=delay[0], receive_delay_p99_s=delay[1], coalesced_share=coalesced_share,
-            cpu_fraction=self._cpu_fraction, gc_pause_max_s=self._gc_pause_max_ns / 1e9,
-            client_limited=False, client_limited_reason=None,
-        )  # fmt: skip
-        reason = limited_reason(audit, tolerance)
-        return replace(audit, client_limited=reason is not None, client_limited_reason=reason)
+def judge(measures: Measures, tolerance: Tolerance) -> Audit:
+    """The audit of a stage from what its processes measured."""
+    slip = _quantiles(measures.slips_s, 0.5, 0.99, 1.0)
+    delay = _quantiles(measures.receive_delays_s, 0.5, 0.99)
+    lag = _quantiles(measures.loop_lags_s, 0.99, 1.0)
+    audit = Audit(
+        slip_p50_s=slip[0], slip_p99_s=slip[1], slip_max_s=slip[2], loop_lag_p99_s=lag[0], loop_lag_max_s=lag[1],
+        receive_delay_p50_s=delay[0], receive_delay_p99_s=delay[1],
+        coalesced_share=measures.merged / measures.events if measures.events else None,
+        cpu_fraction=measures.cpu_fraction, gc_pause_max_s=measures.gc_pause_max_s,
+        client_limited=False, client_limited_reason=None,
+    )  # fmt: skip
+    reason = limited_reason(audit, tolerance)
+    return replace(audit, client_limited=reason is not None, client_limited_reason=reason)
 
 
-def _quantiles(values: Sequence[float] | array[float], *levels: float) -> list[float | None]:
+def _quantiles(values: array[float], *levels: float) -> list[float | None]:
     if not len(values):
         return [None] * len(levels)
     return [float(v) for v in np.quantile(values, levels)]
@@ -135,7 +113,7 @@ def _quantiles(values: Sequence[float] | array[float], *levels: float) -> list[f
 
 def limited_reason(audit: Audit, tolerance: Tolerance) -> str | None:
     """Why figures of a stage with this audit are no findings, or None where they are."""
-    lag_s = max(audit.loop_lag_p99_s, audit.receive_delay_p99_s or 0.0)
+    lag_s = max(audit.loop_lag_p99_s or 0.0, audit.receive_delay_p99_s or 0.0)
     if audit.cpu_fraction >= CPU_FRACTION_MAX:
         return f"the generator used {audit.cpu_fraction:.0%} of its core"
     if audit.slip_p99_s is not None and audit.slip_p99_s > tolerance.slip_s:
@@ -149,3 +127,44 @@ def limited_reason(audit: Audit, tolerance: Tolerance) -> str | None:
             f"{audit.coalesced_share:.0%} of the token events were read together with others by a busy client"
         )
     return None
+
+
+class StageWatch:
+    """Measures loop lag, CPU share and GC pauses of this process while it is entered."""
+
+    def __init__(self, sleeper: Sleeper, measures: Measures) -> None:
+        self._sleeper = sleeper
+        self._measures = measures
+        self._gc_began_ns = 0
+
+    async def __aenter__(self) -> StageWatch:
+        self._cpu_s, self._began_s = time.process_time(), time.monotonic()
+        gc.callbacks.append(self._on_gc)
+        self._task = asyncio.create_task(self._beat())
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._task.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await self._task
+        gc.callbacks.remove(self._on_gc)
+        elapsed_s = max(time.monotonic() - self._began_s, 1e-9)
+        self._measures.cpu_fraction = (time.process_time() - self._cpu_s) / elapsed_s
+
+    async def _beat(self) -> None:
+        step_ns = int(HEARTBEAT_S * 1e9)
+        deadline_ns = time.monotonic_ns() + step_ns
+        while True:
+            await self._sleeper.until(deadline_ns)
+            now_ns = time.monotonic_ns()
+            self._measures.loop_lags_s.append((now_ns - deadline_ns) / 1e9)
+            deadline_ns = max(deadline_ns + step_ns, now_ns)
+
+    def _on_gc(self, phase: str, info: dict[str, Any]) -> None:
+        if phase == "start":
+            self._gc_began_ns = time.monotonic_ns()
+        else:
+            pause_s = (time.monotonic_ns() - self._gc_began_ns) / 1e9
+            self._measures.gc_pause_max_s = max(self._measures.gc_pause_max_s, pause_s)

@@ -56,6 +56,11 @@ class Exchange:
         self._informational = False
         self._at_ns = 0
 
+    @property
+    def merged_events(self) -> int:
+        """Token events that came in one read with the token event before them."""
+        return self._answer.merged_events
+
     # -- the connection's side ---------------------------------------------------------------
 
     def feed(self, at_ns: int, data: bytes) -> None:

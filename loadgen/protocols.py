@@ -7,6 +7,7 @@ tokens that a server counts in a chunk without text belong to the next chunk tha
 
 from __future__ import annotations
 
+from array import array
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -95,13 +96,14 @@ class Answer:
     __slots__ = (
         "_chunk_tokens", "_finished_choices", "_usage_per_chunk", "_usage_totals", "bad_json", "cached_tokens",
         "chunk_at_ns", "done", "error", "finish_reason", "first_answer_ns", "first_event_ns", "input_tokens",
+        "merged_events",
         "reasoning_chunks", "reasoning_tokens",
     )  # fmt: skip
 
     def __init__(self) -> None:
         self.first_event_ns: int | None = None
         self.first_answer_ns: int | None = None
-        self.chunk_at_ns: list[int] = []  # token-bearing chunks
+        self.chunk_at_ns = array("q")  # token-bearing chunks
         self._chunk_tokens: list[int | None] = []  # cumulative where _usage_per_chunk, else per chunk
         self._usage_per_chunk = False
         self._usage_totals: list[int] = []  # completion_tokens of chunks without text
@@ -114,6 +116,7 @@ class Answer:
         self.error: str | None = None  # an error object, in the server's words
         self.bad_json: str | None = None
         self.done = False
+        self.merged_events = 0  # token events that shared their read with the one before
 
     def on_event(self, at_ns: int, data: bytes) -> None:
         """One SSE event that was completed at ``at_ns``."""
@@ -174,6 +177,8 @@ class Answer:
                 self._usage_per_chunk = True
                 counted = total
         if bears_text:
+            if self.chunk_at_ns and self.chunk_at_ns[-1] == at_ns:
+                self.merged_events += 1
             self.chunk_at_ns.append(at_ns)
             self._chunk_tokens.append(counted)
 

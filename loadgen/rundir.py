@@ -15,6 +15,7 @@ from types import TracebackType
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from loadgen.records import SCHEMA, SCHEMA_VERSION, RequestRecord, to_batch
@@ -59,23 +60,13 @@ def check_new(path: Path) -> None:
         raise RunDirError(f"{path} cannot be made: {error.strerror}; choose another --out") from error
 
 
-class RunWriter:
-    """Writes one run directory. Use as a context manager; ``finish`` makes it complete."""
+class StreamWriter:
+    """Appends records to a crash-safe stream file; a context manager that flushes and closes it."""
 
-    def __init__(self, path: Path, meta: dict[str, Any]) -> None:
-        """Create ``path`` (it must be new or empty) and write run.json. Raises RunDirError."""
-        check_new(path)
-        self.path = path
-        self.meta: dict[str, Any] = {"schema_version": SCHEMA_VERSION, **meta}
+    def __init__(self, path: Path) -> None:
         self._pending: list[RequestRecord] = []
-        self._file = pa.OSFile(str(path / STREAM_NAME), "wb")
+        self._file = pa.OSFile(str(path), "wb")
         self._stream = pa.ipc.new_stream(self._file, SCHEMA)
-        self.rows = 0
-        self.write_meta()
-
-    def write_meta(self) -> None:
-        """Bring run.json up to date with ``self.meta``."""
-        write_json(self.path / "run.json", self.meta)
 
     def append(self, record: RequestRecord) -> None:
         """Add one finished request; it reaches the disk with its batch."""
@@ -88,22 +79,61 @@ class RunWriter:
         if self._pending:
             self._stream.write_batch(to_batch(self._pending))
             self._file.flush()
-            self.rows += len(self._pending)
             self._pending.clear()
+
+    def close(self) -> None:
+        """Flush and close; calling it again does no harm."""
+        if not self._file.closed:
+            self.flush()
+            self._stream.close()
+            self._file.close()
+
+    def __enter__(self) -> StreamWriter:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+class RunWriter:
+    """Writes one run directory. A context manager; without ``finish`` what was recorded stays as streams."""
+
+    def __init__(self, path: Path, meta: dict[str, Any]) -> None:
+        """Create ``path`` (it must be new or empty) and write run.json. Raises RunDirError."""
+        check_new(path)
+        self.path = path
+        self.meta: dict[str, Any] = {"schema_version": SCHEMA_VERSION, **meta}
+        self._stream = StreamWriter(path / STREAM_NAME)
+        self.append = self._stream.append
+        self.flush = self._stream.flush
+        self.write_meta()
+
+    def write_meta(self) -> None:
+        """Bring run.json up to date with ``self.meta``."""
+        write_json(self.path / "run.json", self.meta)
+
+    def worker_stream(self, worker: int) -> Path:
+        """The stream file of one worker process."""
+        return self.path / f"requests-{worker}.arrows"
+
+    def stage_table(self, stage: int) -> pa.Table:
+        """The rows of one stage that have been flushed, by whichever process."""
+        self.flush()
+        table = read_streams(self.path)
+        return table.filter(pc.equal(table["stage"], stage))
 
     def finish(self, server: pa.Table | None = None) -> None:
         """Write requests.parquet (by request_id and attempt) and server.parquet, then drop the stream."""
-        self.flush()
         self._stream.close()
-        self._file.close()
-        table = read_stream(self.path / STREAM_NAME).sort_by(
-            [("request_id", "ascending"), ("attempt", "ascending")]
-        )
+        table = read_streams(self.path).sort_by([("request_id", "ascending"), ("attempt", "ascending")])
         _write_parquet(table, self.path / "requests.parquet")
         if server is not None and server.num_rows:
             _write_parquet(server, self.path / "server.parquet")
         self.write_meta()
-        (self.path / STREAM_NAME).unlink()
+        for stream in _streams(self.path):
+            stream.unlink()
 
     def __enter__(self) -> RunWriter:
         return self
@@ -111,16 +141,22 @@ class RunWriter:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if not self._file.closed:  # an error in the run: keep what was measured
-            self.flush()
-            self._stream.close()
-            self._file.close()
+        self._stream.close()  # also after an error in the run: what was measured stays
 
 
 def _write_parquet(table: pa.Table, path: Path) -> None:
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
     pq.write_table(table, temporary, compression="zstd")
     temporary.replace(path)
+
+
+def _streams(path: Path) -> list[Path]:
+    return sorted(path.glob("requests*.arrows"))
+
+
+def read_streams(path: Path) -> pa.Table:
+    """All rows of the crash-safe streams in a run directory."""
+    return pa.concat_tables([SCHEMA.empty_table(), *(read_stream(stream) for stream in _streams(path))])
 
 
 def read_stream(path: Path) -> pa.Table:
@@ -147,15 +183,15 @@ def load_run(path: Path) -> Run:
     version = meta.get("schema_version") if isinstance(meta, dict) else None
     if version != SCHEMA_VERSION:
         raise RunDirError(f"{meta_path} has schema_version {version!r}, this ampacity reads {SCHEMA_VERSION}")
-    parquet, stream = path / "requests.parquet", path / STREAM_NAME
+    parquet = path / "requests.parquet"
     if parquet.is_file():
         requests = _read_parquet(parquet)
         missing = [name for name in SCHEMA.names if name not in requests.column_names]
         if missing:
             raise RunDirError(f"{parquet} lacks the column {missing[0]!r}")
         requests = requests.select(SCHEMA.names).cast(SCHEMA)
-    elif stream.is_file():
-        requests = read_stream(stream)
+    elif _streams(path):
+        requests = read_streams(path)
     else:
         raise RunDirError(f"{path} has neither requests.parquet nor {STREAM_NAME}: nothing was recorded")
     server_path = path / "server.parquet"

@@ -11,21 +11,22 @@ import gc
 import time
 from collections import deque
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import numpy as np
 
-from loadgen.audit import StageAudit, Tolerance
+from loadgen.audit import Measures, StageWatch
 from loadgen.exchange import Exchange
 from loadgen.http import Client
 from loadgen.pacer import Sleeper, pace
 from loadgen.records import RequestRecord
 from workloads.schedule import Schedule
 
-LEAD_S = 0.05  # between the call and the first deadline
+LEAD_S = 0.1  # between the call and the first deadline
 WATCH_S = 0.1  # how often time limits are looked at
 DEAD_SERVER_PAUSE_S = 0.1  # a virtual user of a closed loop that found no server
+LIVE_TTFTS = 400  # first tokens that the live percentiles rest on
 READY_MAX = 512  # requests prepared ahead of their deadline ...
 READY_MAX_BYTES = 16 * 2**20  # ... and how much they may weigh
 
@@ -42,6 +43,7 @@ class StagePlan:
     concurrency: int | None = None
     max_requests: int | None = None  # closed loop: the budget's end
     max_tokens: int | None = None
+    id_step: int = 1  # request i of the schedule has the id first_request_id + i * id_step
     think_s: float = 0.0  # closed loop: a virtual user's pause between an answer and its next request
     drain_s: float = 30.0  # how long answers are waited for after the last deadline
 
@@ -64,12 +66,15 @@ class Live:
     level: float = 0.0  # offered requests/s, or the set concurrency
     began_s: float = 0.0
     duration_s: float = 0.0
-    scheduled: int = 0
     released: int = 0
     ended: int = 0
     failed: int = 0
     tokens: int = 0
     ttft_s: list[float] = field(default_factory=list)
+
+    def counts(self) -> tuple[int, int, int, int, list[float]]:
+        """Released, ended, failed, tokens, and the latest TTFTs: what a worker tells its parent."""
+        return self.released, self.ended, self.failed, self.tokens, self.ttft_s[-LIVE_TTFTS:]
 
     @property
     def in_flight(self) -> int:
@@ -79,10 +84,14 @@ class Live:
 
 @dataclass(frozen=True)
 class StageResult:
-    """``meta`` is the stage's object in run.json; ``records`` are its rows."""
+    """``meta`` is the stage's object in run.json, but for its audit, which is judged from ``measures``.
+
+    ``ids_used``: request ids from the schedule's first on that are taken now.
+    """
 
     meta: dict[str, Any]
-    records: list[RequestRecord]
+    measures: Measures
+    ids_used: int
 
 
 class StageRunner:
@@ -97,7 +106,7 @@ class StageRunner:
         limits: Limits | None = None,
         target: str | None = None,
         secrets: tuple[str, ...] = (),
-        tolerance: Tolerance | None = None,
+        worker: int = 0,
     ) -> None:
         """``make_request(request_id, input_tokens, output_tokens)`` gives the bytes of a whole request."""
         self._client = client
@@ -106,11 +115,16 @@ class StageRunner:
         self._limits = limits or Limits()
         self._target = target
         self._secrets = secrets
-        self._tolerance = tolerance or Tolerance()
+        self._worker = worker
         self._in_flight: set[Exchange] = set()
         self._stop_reason: str | None = None
         self._refill: Callable[[RequestRecord], None] | None = None
-        self.live = Live()
+        self._live = Live()
+
+    @property
+    def live(self) -> Live:
+        """Counters of the stage that is going on."""
+        return self._live
 
     def stop(self, reason: str) -> None:
         """End the stage that is going on: nothing more is sent, what is in flight becomes unfinished."""
@@ -121,25 +135,36 @@ class StageRunner:
         """Why ``stop`` was called, or None."""
         return self._stop_reason
 
-    async def run(self, plan: StagePlan) -> StageResult:
-        """Run one stage to its end, drained, and give its records back."""
+    def prepare(self, plan: StagePlan) -> None:
+        """Make the first requests of a stage ready, before its clock starts."""
         self._plan = plan
-        self._records: list[RequestRecord] = []
         self._ready: deque[bytes] = deque()
         self._ready_bytes = self._prepared = 0
+        self._measures = Measures()
+        self._client.receive_delays_s = self._measures.receive_delays_s
         self._prepare(READY_MAX)
+
+    async def run(self, plan: StagePlan, on_start: Callable[[int], None] | None = None) -> StageResult:
+        """Run one stage to its end, drained."""
+        self.prepare(plan)
+        start_ns = time.monotonic_ns() + int(LEAD_S * 1e9)
+        if on_start is not None:
+            on_start(start_ns)
+        return await self.run_prepared(start_ns)
+
+    async def run_prepared(self, start_ns: int) -> StageResult:
+        """Run the stage that ``prepare`` was called for; its clock starts at ``start_ns``."""
+        plan = self._plan
         level = plan.offered_rps if plan.kind == "open" else plan.concurrency
-        self.live = Live(
-            stage=plan.index, kind=plan.kind, level=float(level or 0), began_s=time.monotonic(),
-            duration_s=plan.duration_s, scheduled=len(plan.schedule.scheduled_s) if plan.kind == "open" else 0,
+        self._live = Live(
+            stage=plan.index, kind=plan.kind, level=float(level or 0), began_s=start_ns / 1e9,
+            duration_s=plan.duration_s,
         )  # fmt: skip
-        del self._client.receive_delays_s[:]
         gc.collect()
         gc.freeze()  # what lives now is not looked at again in every collection of the stage
         pacing, beating = Sleeper(), Sleeper()
-        start_ns = time.monotonic_ns() + int(LEAD_S * 1e9)
         try:
-            async with StageAudit(beating) as audit:
+            async with StageWatch(beating, self._measures):
                 watcher = asyncio.create_task(self._watch())
                 drive = self._drive_open if plan.kind == "open" else self._drive_closed
                 released, ended_early = await drive(start_ns, pacing)
@@ -150,16 +175,12 @@ class StageRunner:
             gc.unfreeze()
             pacing.close()
             beating.close()
-        slips_s = [
-            (r.dispatched_ns - r.scheduled_ns) / 1e9 for r in self._records if r.dispatched_ns is not None
-        ]
         meta = {
             "index": plan.index, "kind": plan.kind, "offered_rps": plan.offered_rps, "concurrency": plan.concurrency,
             "start_ns": start_ns, "end_ns": end_ns, "scheduled_requests": released,
             "drained_ns": time.monotonic_ns(), "ended_early": ended_early,
-            "audit": asdict(audit.result(slips_s, self._client.receive_delays_s, coalesced_share(self._records), self._tolerance)),
         }  # fmt: skip
-        return StageResult(meta=meta, records=self._records)
+        return StageResult(meta=meta, measures=self._measures, ids_used=released)
 
     # -- the two loops ---------------------------------------------------------------------------
 
@@ -242,7 +263,9 @@ class StageRunner:
         ):
             i = self._prepared
             request = self._make_request(
-                schedule.first_request_id + i, int(schedule.input_tokens[i]), int(schedule.output_tokens[i])
+                schedule.first_request_id + i * self._plan.id_step,
+                int(schedule.input_tokens[i]),
+                int(schedule.output_tokens[i]),
             )
             self._ready.append(request)
             self._ready_bytes += len(request)
@@ -256,10 +279,11 @@ class StageRunner:
         request = self._ready.popleft()
         self._ready_bytes -= len(request)
         record = RequestRecord(
-            request_id=schedule.first_request_id + index,
+            request_id=schedule.first_request_id + index * self._plan.id_step,
             stage=self._plan.index,
             scheduled_ns=scheduled_ns,
             status="unfinished",
+            worker=self._worker,
             target=self._target,
             dispatched_ns=now_ns,
             input_tokens_planned=int(schedule.input_tokens[index]),
@@ -281,7 +305,11 @@ class StageRunner:
         if record.error is not None:
             for secret in self._secrets:
                 record.error = record.error.replace(secret, "***")
-        self._records.append(record)
+        self._measures.slips_s.append(
+            ((record.dispatched_ns or record.scheduled_ns) - record.scheduled_ns) / 1e9
+        )
+        self._measures.events += max(len(record.chunk_at_us) - 1, 0)
+        self._measures.merged += exchange.merged_events
         self._on_record(record)
         live = self.live
         live.ended += 1
@@ -302,16 +330,6 @@ class StageRunner:
                 why = _overdue(exchange, self._limits, now_ns)
                 if why is not None:
                     exchange.fail("timeout", why, now_ns)
-
-
-def coalesced_share(records: list[RequestRecord]) -> float | None:
-    """Share of token events that came in one read with the event before them (they have one time stamp)."""
-    followers = merged = 0
-    for record in records:
-        if len(record.chunk_at_us) > 1:
-            followers += len(record.chunk_at_us) - 1
-            merged += int(np.count_nonzero(np.diff(record.chunk_at_us) == 0))
-    return merged / followers if followers else None
 
 
 def _overdue(exchange: Exchange, limits: Limits, now_ns: int) -> str | None:

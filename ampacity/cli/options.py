@@ -256,3 +256,12 @@ ThinkTime = Annotated[
         rich_help_panel=_LOAD,
     ),
 ]
+Workers = Annotated[
+    int | None,
+    typer.Option(
+        "--workers",
+        metavar="N",
+        help="Processes that generate the load. Default: one, and more as soon as it is half busy and cores are free.",
+        rich_help_panel=_LIMITS,
+    ),
+]

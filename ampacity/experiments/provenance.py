@@ -10,7 +10,6 @@ from typing import Any
 
 import ampacity
 from ampacity.config import Settings
-from loadgen.endpoint import Endpoint
 from loadgen.host import host_facts
 from loadgen.probe import Calibration, Probe
 from workloads.traces import Trace
@@ -46,11 +45,10 @@ def utc_now() -> str:
 
 
 def run_meta(
-    settings: Settings, endpoint: Endpoint, probe: Probe, run_id: str, salt: str, experiment: str, command_line: list[str],
-    trace: Trace | None, tokenizer: str,
+    settings: Settings, probe: Probe, run_id: str, salt: str, experiment: str, command_line: list[str], trace: Trace | None
 ) -> dict[str, Any]:  # fmt: skip
     """run.json at the start of a run (docs/run-directory.md)."""
-    served, calibration = probe.served, probe.calibration
+    served, endpoint = probe.served, settings.endpoint
     name = (
         f"{experiment}-{settings.workload.name}"
         if trace is None
@@ -70,9 +68,9 @@ def run_meta(
             "dialect": asdict(probe.shape.dialect), "extra_body": settings.extra_body, "limits": asdict(settings.limits),
             "connections": settings.connections, "timestamps": settings.timestamps, "think_s": settings.think_s,
         },
-        "workload": _workload_meta(settings, trace, tokenizer, calibration),
+        "workload": _workload_meta(settings, trace, probe.calibration),
         "slos": [{"metric": s.metric, "quantile": s.quantile, "limit_s": s.limit_s, "text": s.text} for s in settings.slos],
-        "seed": settings.seed, "salt": salt, "workers": 1, "warmup_requests": settings.warmup_requests,
+        "seed": settings.seed, "salt": salt, "workers": settings.workers or 1, "warmup_requests": settings.warmup_requests,
         "notes": list(probe.notes),
         "stages": [],
         "host": host_facts(),
@@ -80,9 +78,7 @@ def run_meta(
     }  # fmt: skip
 
 
-def _workload_meta(
-    settings: Settings, trace: Trace | None, tokenizer: str, calibration: Calibration
-) -> dict[str, Any]:
+def _workload_meta(settings: Settings, trace: Trace | None, calibration: Calibration) -> dict[str, Any]:
     found: dict[str, Any] = settings.workload.describe()
     if trace is not None:
         lengths = {"kind": "trace", "text": f"as in {Path(trace.source).name}"}
@@ -92,6 +88,6 @@ def _workload_meta(
         )  # fmt: skip
     else:
         found["trace"] = None
-    found["tokenizer"] = {"name": tokenizer, **asdict(calibration)}
+    found["tokenizer"] = {"name": settings.tokenizer, **asdict(calibration)}
     found["prompts"] = "unique"
     return found

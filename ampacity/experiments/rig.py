@@ -9,11 +9,12 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import gc
+import os
 import secrets
 import signal
 import sys
 from collections.abc import Awaitable, Callable, Coroutine, Iterator
-from dataclasses import replace
+from dataclasses import asdict, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -21,22 +22,24 @@ from typing import Any
 import aiohttp
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from ampacity.config import Settings
 from ampacity.experiments.provenance import announcement, run_meta, utc_now
 from ampacity.progress import Progress
 from analysis.stages import analyse_stage
-from loadgen.audit import Tolerance
+from loadgen.audit import Measures, Tolerance, judge
 from loadgen.endpoint import is_loopback
+from loadgen.generator import Generator
 from loadgen.host import raise_open_files_limit
 from loadgen.http import Client
 from loadgen.probe import Probe, ask, calibrate, choose_model, find_dialect, look
 from loadgen.protocols import RequestShape
-from loadgen.records import SCHEMA, to_batch
 from loadgen.requests import RequestMaker
 from loadgen.rundir import RunWriter, check_new
-from loadgen.stage import StagePlan, StageRunner
+from loadgen.stage import StagePlan
 from loadgen.telemetry import Telemetry
+from loadgen.worker import Setup
 from workloads.prompts import PromptMaker
 from workloads.schedule import Schedule, closed_schedule, open_schedule, trace_schedule
 from workloads.tokenizers import load_tokenizer
@@ -47,7 +50,9 @@ DRAIN_DEFAULT_S = 30.0
 IDLE_WAIT_S = 15.0  # after an overload the server may still be busy with requests that we gave up
 CLOSED_REQUESTS_MAX = 200_000
 REPEATS_MAX = 4  # stages run again in one experiment because the client was disturbed ...
-BUSY_CPU_FRACTION = 0.5  # ... and not busy with the load itself
+GROW_CPU_FRACTION = (
+    0.45  # ... and not busy with the load itself; from here on the next stage gets more workers
+)
 
 Drive = Callable[["Rig"], Awaitable[None]]
 
@@ -60,7 +65,7 @@ class Rig:
         settings: Settings,
         probe: Probe,
         writer: RunWriter,
-        runner: StageRunner,
+        generator: Generator,
         telemetry: Telemetry,
         progress: Progress,
         trace: Trace | None,
@@ -68,9 +73,11 @@ class Rig:
         self._trace = trace
         self.settings = settings
         self.probe = probe
-        self.typical_e2e_s = 1.0
+        self.typical_e2e_s = _e2e_s(probe)
         self._writer = writer
-        self._runner = runner
+        self._generator = generator
+        self._workers_wanted = settings.workers or 1
+        self._tolerance = Tolerance.for_limits(_limits_by_metric(settings))
         self._telemetry = telemetry
         self._progress = progress
         self._first_request_id = 0
@@ -108,7 +115,7 @@ class Rig:
 
     def _disturbed(self) -> bool:
         audit = self._writer.meta["stages"][-1]["audit"]
-        return bool(audit["client_limited"]) and audit["cpu_fraction"] < BUSY_CPU_FRACTION
+        return bool(audit["client_limited"]) and audit["cpu_fraction"] < GROW_CPU_FRACTION
 
     async def _open_once(self, rate_rps: float, duration_s: float) -> dict[str, Any] | None:
         schedule = open_schedule(
@@ -161,40 +168,59 @@ class Rig:
             offered_rps=offered_rps, concurrency=concurrency, max_requests=self._left_requests,
             max_tokens=self._left_tokens, think_s=self.settings.think_s, drain_s=self._drain_s(),
         )  # fmt: skip
-        with self._progress.stage(self._runner, plan):
-            result = await self._runner.run(plan)
-        self._spend(result.meta["scheduled_requests"], schedule)
-        self._writer.flush()
-        self._writer.meta["stages"].append(result.meta)
-        if cut or self._runner.stopped or result.meta["ended_early"]:
-            status = "interrupted" if self._runner.stopped else "budget"
-            self.ended = (status, self._runner.stopped or cut or str(result.meta["ended_early"]))
-            result.meta["ended_early"] = result.meta["ended_early"] or cut
+        with self._progress.stage(self._generator, plan):
+            result = await self._generator.run(
+                plan, self._workers_wanted, lambda start_ns: self._announce(plan, start_ns)
+            )
+        table = self._writer.stage_table(plan.index)
+        self._spend(result.ids_used, table)
+        meta = {**result.meta, "audit": self._audit(result.measures)}
+        self._writer.meta["stages"][-1] = meta
+        stopped = self._generator.stopped
+        if cut or stopped or meta["ended_early"]:
+            self.ended = ("interrupted" if stopped else "budget", stopped or cut or str(meta["ended_early"]))
+            meta["ended_early"] = meta["ended_early"] or cut
         self._writer.write_meta()
-        table = pa.Table.from_batches([to_batch(result.records)], schema=SCHEMA)
-        judged: dict[str, Any] = analyse_stage(
-            table, result.meta, self.settings.slos, self.settings.warmup_requests
-        )
+        judged: dict[str, Any] = analyse_stage(table, meta, self.settings.slos, self.settings.warmup_requests)
         self.stages.append(judged)
         self._progress.judged(judged)
-        if result.records and all(r.status != "ok" for r in result.records) and not self.ended:
-            first = next(r for r in result.records)
-            self.ended = (
-                "aborted",
-                f"every request of stage {plan.index} failed, first with {first.status}: {first.error}",
-            )
+        if not self.ended:
+            self.ended = _all_failed(table, plan.index)
         if not self.ended and judged["errors"].get("unfinished"):
             await self._telemetry.until_idle(IDLE_WAIT_S)
         return judged
 
-    def _spend(self, released: int, schedule: Schedule) -> None:
-        self._first_request_id += released
+    def _announce(self, plan: StagePlan, start_ns: int) -> None:
+        """Write down what is about to run, so that a report can be made of it after a kill."""
+        self._writer.meta["stages"].append({
+            "index": plan.index, "kind": plan.kind, "offered_rps": plan.offered_rps, "concurrency": plan.concurrency,
+            "start_ns": start_ns, "end_ns": start_ns + int(plan.duration_s * 1e9), "drained_ns": None,
+            "scheduled_requests": len(plan.schedule) if plan.kind == "open" else None, "ended_early": None, "audit": None,
+        })  # fmt: skip
+        self._writer.write_meta()
+
+    def _audit(self, measures: Measures) -> dict[str, Any]:
+        """Judge the client in the stage that has just ended, and ask for more workers where it was busy."""
+        audit = judge(measures, self._tolerance)
+        lost = self._generator.take_lost()
+        if lost:
+            self._progress.note(lost)
+            audit = replace(audit, client_limited=True, client_limited_reason=lost)
+        cores = max((os.cpu_count() or 1) - 1, 1)  # one is left to everything else
+        if self.settings.workers is None and audit.cpu_fraction >= GROW_CPU_FRACTION:
+            self._workers_wanted = min(2 * self._workers_wanted, max(cores, self._workers_wanted))
+            self._writer.meta["workers"] = self._workers_wanted
+        return asdict(audit)
+
+    def _spend(self, ids_used: int, table: pa.Table) -> None:
+        self._first_request_id += ids_used
         if self._left_requests is not None:
-            self._left_requests -= released
+            self._left_requests -= table.num_rows
         if self._left_tokens is not None:
-            self._left_tokens -= int(
-                schedule.input_tokens[:released].sum() + schedule.output_tokens[:released].sum()
+            planned = (
+                pc.sum(table[name]).as_py() or 0 for name in ("input_tokens_planned", "output_tokens_planned")
             )
+            self._left_tokens -= sum(planned)
 
     def _fit_context(self, schedule: Schedule) -> Schedule:
         """Shorten inputs that would not fit the model's context beside their output, and count them."""
@@ -237,68 +263,56 @@ async def conduct(
     )
     try:
         async with aiohttp.ClientSession() as session:
-            served = await look(session, endpoint)
-            shape = RequestShape(
-                settings.api, choose_model(served, settings.model, endpoint), extra=settings.extra_body
+            run_id, salt = secrets.token_hex(6), secrets.token_hex(8)
+            probe = await _probe(
+                settings, session, client, PromptMaker(tokenizer, f"{salt}-probe"), run_id, trace
             )
-            salt = secrets.token_hex(8)
-            run_id = secrets.token_hex(6)
-            probing = RequestMaker(endpoint, PromptMaker(tokenizer, f"{salt}-probe"), f"{run_id}-probe")
-            shape, short, notes = await find_dialect(client, endpoint, shape, served, probing.numbered)
-            calibration, record = await calibrate(client, shape, short, probing.numbered)
-            if (
-                tokenizer.name != "words"
-            ):  # a real vocabulary: only what the chat template adds is the server's
-                calibration = (
-                    replace(calibration, tokens_per_word=1.0) if calibration.measured else calibration
-                )
-            prompts = PromptMaker(
-                tokenizer,
-                salt,
-                tokens_per_word=calibration.tokens_per_word,
-                overhead_tokens=calibration.overhead_tokens,
-            )
-            maker = RequestMaker(endpoint, prompts, run_id)
-            typical = await ask(client, maker.make(shape, -1, *_typical_lengths(settings, trace)))
-            probe = Probe(
-                served, shape, calibration, typical if typical.status == "ok" else record, tuple(notes)
-            )
-            for note in notes:
+            for note in probe.notes:
                 progress.note(note)
             if not is_loopback(addresses):
                 progress.note(announcement(settings, trace))
-
-            writer = RunWriter(
-                out,
-                run_meta(
-                    settings, endpoint, probe, run_id, salt, experiment, command_line, trace, tokenizer.name
-                ),
-            )
-            with writer:
-                runner = StageRunner(
-                    client,
-                    lambda request_id, input_tokens, output_tokens: maker.make(
-                        shape, request_id, input_tokens, output_tokens
-                    ),
-                    writer.append,
-                    limits=settings.limits,
-                    target=endpoint.url,
-                    secrets=(endpoint.api_key,) if endpoint.api_key else (),
-                    tolerance=Tolerance.for_limits(_limits_by_metric(settings)),
-                )
+            setup = Setup(
+                endpoint=endpoint, addresses=addresses, shape=probe.shape, tokenizer=settings.tokenizer, salt=salt,
+                tokens_per_word=probe.calibration.tokens_per_word, overhead_tokens=probe.calibration.overhead_tokens,
+                run_id=run_id, limits=settings.limits, stamps=settings.timestamps, reuse=settings.connections,
+            )  # fmt: skip
+            meta = run_meta(settings, probe, run_id, salt, experiment, command_line, trace)
+            with RunWriter(out, meta) as writer:
+                generator = Generator(setup, client, writer.append, writer.worker_stream)
                 telemetry = Telemetry(session, f"{endpoint.root}/metrics", endpoint.all_headers())
                 await telemetry.start()
-                rig = Rig(settings, probe, writer, runner, telemetry, progress, trace)
-                rig.typical_e2e_s = _e2e_s(probe)
-                with _interruptible(runner, progress):
-                    await drive(rig)
+                rig = Rig(settings, probe, writer, generator, telemetry, progress, trace)
+                try:
+                    with _interruptible(generator, progress):
+                        await drive(rig)
+                finally:
+                    await generator.close()
+                    await telemetry.stop()
                 status, reason = rig.ended or ("complete", None)
                 writer.meta.update(status=status, status_reason=reason, ended_utc=utc_now())
-                await telemetry.stop()
                 writer.finish(telemetry.table())
     finally:
         await client.close()
-    return writer.path
+    return out
+
+
+async def _probe(
+    settings: Settings, session: aiohttp.ClientSession, client: Client, prompts: PromptMaker, run_id: str, trace: Trace | None
+) -> Probe:  # fmt: skip
+    """Everything that is asked of the endpoint before the load begins. Raises EndpointError."""
+    endpoint = settings.endpoint
+    served = await look(session, endpoint)
+    shape = RequestShape(
+        settings.api, choose_model(served, settings.model, endpoint), extra=settings.extra_body
+    )
+    send = RequestMaker(endpoint, prompts, f"{run_id}-probe").numbered
+    shape, short, notes = await find_dialect(client, endpoint, shape, served, send)
+    calibration, record = await calibrate(client, shape, short, send)
+    if settings.tokenizer != "words" and calibration.measured:
+        calibration = replace(calibration, tokens_per_word=1.0)  # a vocabulary's own count is exact
+    lengths = _typical_lengths(settings, trace)
+    typical = await ask(client, send(shape, *lengths))
+    return Probe(served, shape, calibration, typical if typical.status == "ok" else record, tuple(notes))
 
 
 def _limits_by_metric(settings: Settings) -> dict[str, list[float]]:
@@ -317,6 +331,14 @@ def _typical_lengths(settings: Settings, trace: Trace | None) -> tuple[int, int]
     )
 
 
+def _all_failed(table: pa.Table, stage: int) -> tuple[str, str] | None:
+    """("aborted", reason) when not one request of a stage was answered: more load would say nothing."""
+    if not table.num_rows or pc.any(pc.equal(table["status"], "ok")).as_py():
+        return None
+    status, error = table["status"][0].as_py(), table["error"][0].as_py()
+    return "aborted", f"every request of stage {stage} failed, first with {status}: {error}"
+
+
 def _e2e_s(probe: Probe) -> float:
     record = probe.record
     if record.started_ns is None or record.ended_ns is None:
@@ -331,15 +353,15 @@ def _out_path(settings: Settings, experiment: str) -> Path:
 
 
 @contextlib.contextmanager
-def _interruptible(runner: StageRunner, progress: Progress) -> Iterator[None]:
+def _interruptible(generator: Generator, progress: Progress) -> Iterator[None]:
     """The first Ctrl-C (or SIGTERM) ends the run cleanly, the second one at once."""
     loop = asyncio.get_running_loop()
 
     def on_signal(name: str) -> None:
-        if runner.stopped:
+        if generator.stopped:
             raise KeyboardInterrupt
         progress.note(f"{name}: ending the run, the report follows")
-        runner.stop(f"interrupted by {name}")
+        generator.stop(f"interrupted by {name}")
 
     handled = [(signal.SIGINT, "Ctrl-C"), (signal.SIGTERM, "SIGTERM")] if sys.platform != "win32" else []
     for number, name in handled:

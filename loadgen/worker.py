@@ -1,0 +1,197 @@
+"""A worker process: runs its share of each stage and writes its records to a stream file of its own.
+
+It talks to its parent over two pipes: pickled commands come in on stdin, pickled answers go out on
+stdout. Nothing but small answers crosses between the processes; records stay in the file.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import gc
+import os
+import pickle
+import struct
+import sys
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from loadgen.endpoint import Endpoint
+from loadgen.http import Client, Reuse, Stamps
+from loadgen.protocols import RequestShape
+from loadgen.records import RequestRecord
+from loadgen.requests import RequestMaker
+from loadgen.rundir import StreamWriter
+from loadgen.stage import Limits, StagePlan, StageRunner
+from workloads.prompts import PromptMaker
+from workloads.tokenizers import load_tokenizer
+
+LIVE_EVERY_S = 0.25
+_LENGTH = struct.Struct("<I")
+
+
+@dataclass(frozen=True)
+class Setup:
+    """What every process of a run needs to send the same requests. Travels over a pipe, never to disk."""
+
+    endpoint: Endpoint
+    addresses: list[str]
+    shape: RequestShape
+    tokenizer: str
+    salt: str
+    tokens_per_word: float
+    overhead_tokens: int
+    run_id: str
+    limits: Limits
+    stamps: Stamps
+    reuse: Reuse
+
+    def client(self) -> Client:
+        """A client for the endpoint; call it on a running event loop."""
+        return Client(
+            self.endpoint, self.addresses, self.endpoint.ssl_context(), stamps=self.stamps, reuse=self.reuse
+        )
+
+    def runner(
+        self, client: Client, on_record: Callable[[RequestRecord], None], worker: int = 0
+    ) -> StageRunner:
+        """A stage runner that makes this run's requests."""
+        prompts = PromptMaker(
+            load_tokenizer(self.tokenizer), self.salt,
+            tokens_per_word=self.tokens_per_word, overhead_tokens=self.overhead_tokens,
+        )  # fmt: skip
+        maker, shape = RequestMaker(self.endpoint, prompts, self.run_id), self.shape
+        return StageRunner(
+            client,
+            lambda request_id, input_tokens, output_tokens: maker.make(
+                shape, request_id, input_tokens, output_tokens
+            ),
+            on_record,
+            limits=self.limits,
+            target=self.endpoint.url,
+            secrets=(self.endpoint.api_key,) if self.endpoint.api_key else (),
+            worker=worker,
+        )
+
+
+def pack_message(message: Any) -> bytes:
+    """One pickled message with its length in front."""
+    content = pickle.dumps(message, protocol=pickle.HIGHEST_PROTOCOL)
+    return _LENGTH.pack(len(content)) + content
+
+
+def unpack_length(head: bytes) -> int:
+    """How many bytes the message behind these four has."""
+    return int(_LENGTH.unpack(head)[0])
+
+
+def unpack_message(content: bytes) -> Any:
+    """The message; both ends of the pipe are this very program."""
+    return pickle.loads(content)
+
+
+def write_message(pipe: BinaryIO, message: Any) -> None:
+    """Send one message."""
+    pipe.write(pack_message(message))
+    pipe.flush()
+
+
+def read_message(fd: int) -> Any:
+    """The next message. Raises EOFError when the other side is gone.
+
+    From the bare descriptor: a buffered reader that a thread waits in cannot be closed at exit.
+    """
+    return unpack_message(_read_exactly(fd, unpack_length(_read_exactly(fd, _LENGTH.size))))
+
+
+def _read_exactly(fd: int, count: int) -> bytes:
+    pieces = []
+    while count:
+        piece = os.read(fd, count)
+        if not piece:
+            raise EOFError
+        pieces.append(piece)
+        count -= len(piece)
+    return b"".join(pieces)
+
+
+async def _serve(setup: Setup, worker: int, stream_path: Path, answers: BinaryIO) -> None:
+    loop = asyncio.get_running_loop()
+    commands: asyncio.Queue[Any] = asyncio.Queue()
+
+    def listen() -> None:
+        with contextlib.suppress(EOFError, OSError):
+            while True:
+                loop.call_soon_threadsafe(commands.put_nowait, read_message(0))
+        with contextlib.suppress(RuntimeError):  # the loop is closed already
+            loop.call_soon_threadsafe(commands.put_nowait, ("quit",))
+
+    threading.Thread(target=listen, daemon=True).start()
+    client = setup.client()
+    with StreamWriter(stream_path) as stream:
+        runner = setup.runner(client, stream.append, worker)
+        stage: asyncio.Task[None] | None = None
+        write_message(answers, ("ready",))
+        while True:
+            command, *arguments = await commands.get()
+            if command == "prepare":
+                go: asyncio.Future[int] = loop.create_future()
+                stage = asyncio.create_task(_run(runner, arguments[0], go, stream, answers))
+            elif command == "go":
+                go.set_result(arguments[0])
+            elif command == "stop":
+                runner.stop(arguments[0])
+            elif command == "quit":
+                break
+        if stage is not None and not stage.done():  # the parent is gone: keep what there is
+            runner.stop("the coordinating process is gone")
+            if not go.done():
+                stage.cancel()
+            with contextlib.suppress(asyncio.CancelledError, BrokenPipeError):
+                await stage
+        await client.close()
+
+
+async def _run(
+    runner: StageRunner, plan: StagePlan, go: asyncio.Future[int], stream: StreamWriter, answers: BinaryIO
+) -> None:
+    runner.prepare(plan)
+    write_message(answers, ("prepared",))
+    start_ns = await go
+    telling = asyncio.create_task(_tell(runner, answers))
+    try:
+        result = await runner.run_prepared(start_ns)
+    finally:
+        telling.cancel()
+    stream.flush()
+    write_message(answers, ("done", result))
+
+
+async def _tell(runner: StageRunner, answers: BinaryIO) -> None:
+    while True:
+        await asyncio.sleep(LIVE_EVERY_S)
+        write_message(answers, ("live", runner.live.counts()))
+
+
+def main() -> None:
+    """``python -m loadgen.worker``: the parent sends (setup, worker number, stream file) first."""
+    gc.set_threshold(50_000, 20, 50)
+    setup, worker, stream_path = read_message(0)
+    answers, sys.stdout = sys.stdout.buffer, sys.stderr  # a stray print must not garble the answers
+    factory: Callable[[], asyncio.AbstractEventLoop] | None = None
+    if sys.platform != "win32":
+        import signal
+
+        import uvloop
+
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C goes to the whole group: the parent decides
+        factory = uvloop.new_event_loop
+    with asyncio.Runner(loop_factory=factory) as loop:
+        loop.run(_serve(setup, worker, stream_path, answers))
+
+
+if __name__ == "__main__":
+    main()

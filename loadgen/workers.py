@@ -1,0 +1,254 @@
+"""Several worker processes behind the face of one: a stage is dealt out, its records are merged.
+
+The global schedule is dealt round-robin by request number, so that every worker's share is the same
+process thinned. All workers are prepared before any of them starts, and start at one absolute time.
+A worker that dies is noticed; what it still owed becomes ``unfinished`` and the run goes on.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import os
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow.compute as pc
+
+from loadgen.audit import Measures
+from loadgen.records import RequestRecord
+from loadgen.rundir import read_stream
+from loadgen.stage import Live, StagePlan, StageResult
+from loadgen.worker import Setup, pack_message, unpack_length, unpack_message
+from workloads.schedule import Schedule
+
+START_TIMEOUT_S = 30.0
+LEAD_S = 0.1  # between the last "prepared" and the first deadline
+GRACE_S = 20.0  # how long a worker may be late with its answer before it is given up
+
+
+class WorkerError(RuntimeError):
+    """No worker process could be started, or none is left."""
+
+
+def _environment() -> dict[str, str]:
+    """The child finds the very packages that run here, wherever it is started."""
+    root = str(Path(__file__).resolve().parent.parent)
+    paths = [root, os.environ["PYTHONPATH"]] if os.environ.get("PYTHONPATH") else [root]
+    return {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
+
+
+class _Worker:
+    """One child process and the pipe to it."""
+
+    def __init__(self, number: int, process: asyncio.subprocess.Process, stream: Path) -> None:
+        self.number = number
+        self.process = process
+        self.stream = stream
+        self.live: tuple[int, int, int, int, list[float]] = (0, 0, 0, 0, [])
+
+    def tell(self, *message: Any) -> None:
+        assert self.process.stdin is not None
+        if not self.process.stdin.is_closing():
+            self.process.stdin.write(pack_message(message))
+
+    async def hear(self, until: str, timeout_s: float) -> tuple[Any, ...] | None:
+        """The next answer of the kind ``until``; None when the worker died or is too late."""
+        assert self.process.stdout is not None
+        try:
+            async with asyncio.timeout(timeout_s):
+                while True:
+                    length = unpack_length(await self.process.stdout.readexactly(4))
+                    kind, *rest = unpack_message(await self.process.stdout.readexactly(length))
+                    if kind == until:
+                        return tuple(rest)
+                    if kind == "live":
+                        self.live = rest[0]
+        except (asyncio.IncompleteReadError, TimeoutError, ConnectionError):
+            return None
+
+
+class Workers:
+    """Runs stages over N processes; the same calls as a StageRunner."""
+
+    def __init__(
+        self, setup: Setup, stream_of: Callable[[int], Path], on_record: Callable[[RequestRecord], None]
+    ) -> None:
+        """``stream_of(number)`` is a worker's stream file; ``on_record`` gets the rows that dead workers owe."""
+        self._setup = setup
+        self._stream_of = stream_of
+        self._on_record = on_record
+        self._workers: list[_Worker] = []
+        self._started = 0
+        self._stop_reason: str | None = None
+        self.lost: list[str] = []  # one line for each worker that died
+        self._plan: StagePlan | None = None
+        self._began_s = 0.0
+
+    async def grow(self, count: int) -> None:
+        """Have ``count`` living workers. Raises WorkerError when one does not come up."""
+        while len(self._workers) < count:
+            self._workers.append(await self._start())
+
+    async def _start(self) -> _Worker:
+        number, self._started = self._started, self._started + 1
+        process = await asyncio.create_subprocess_exec(
+            sys.executable, "-P", "-m", "loadgen.worker",
+            stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE,
+            env=_environment(), limit=2**24,
+        )  # fmt: skip
+        worker = _Worker(number, process, self._stream_of(number))
+        worker.tell(self._setup, number, worker.stream)
+        if await worker.hear("ready", START_TIMEOUT_S) is None:
+            await self._end(worker)
+            raise WorkerError(f"worker process {number} did not start")
+        return worker
+
+    @property
+    def live(self) -> Live:
+        """The sum of the workers' counters, as of their latest message."""
+        plan = self._plan
+        if plan is None:
+            return Live()
+        level = plan.offered_rps if plan.kind == "open" else plan.concurrency
+        live = Live(
+            stage=plan.index,
+            kind=plan.kind,
+            level=float(level or 0),
+            began_s=self._began_s,
+            duration_s=plan.duration_s,
+        )
+        for worker in self._workers:
+            released, ended, failed, tokens, ttft_s = worker.live
+            live.released += released
+            live.ended += ended
+            live.failed += failed
+            live.tokens += tokens
+            live.ttft_s += ttft_s
+        return live
+
+    def stop(self, reason: str) -> None:
+        """End the stage that is going on in every worker."""
+        self._stop_reason = self._stop_reason or reason
+        for worker in self._workers:
+            worker.tell("stop", reason)
+
+    @property
+    def stopped(self) -> str | None:
+        """Why ``stop`` was called, or None."""
+        return self._stop_reason
+
+    async def run(self, plan: StagePlan, on_start: Callable[[int], None] | None = None) -> StageResult:
+        """Deal the stage out, run it, merge. Raises WorkerError when no worker is left."""
+        if not self._workers:
+            raise WorkerError("; ".join(self.lost) or "no worker process")
+        dealt = list(zip(self._workers, deal(plan, len(self._workers)), strict=True))
+        for worker, share in dealt:
+            worker.live = (0, 0, 0, 0, [])
+            worker.tell("prepare", share)
+        await asyncio.gather(*(worker.hear("prepared", START_TIMEOUT_S) for worker, _ in dealt))
+        start_ns = time.monotonic_ns() + int(LEAD_S * 1e9)
+        self._plan, self._began_s = plan, start_ns / 1e9
+        if on_start is not None:
+            on_start(start_ns)
+        for worker, _ in dealt:
+            worker.tell("go", start_ns)
+        patience_s = LEAD_S + plan.duration_s + plan.drain_s + GRACE_S
+        answers = await asyncio.gather(*(worker.hear("done", patience_s) for worker, _ in dealt))
+        results = [
+            answer[0] if answer is not None else await self._bury(worker, share, start_ns)
+            for (worker, share), answer in zip(dealt, answers, strict=True)
+        ]
+        measures = Measures()
+        for result in results:
+            measures.merge(result.measures)
+        most = max(result.ids_used for result in results)
+        return StageResult(_merge(plan, start_ns, [r.meta for r in results]), measures, most * len(dealt))
+
+    async def _bury(self, worker: _Worker, share: StagePlan, start_ns: int) -> StageResult:
+        """A worker is dead or does not answer: write down what it owes."""
+        self._workers.remove(worker)
+        await self._end(worker)
+        why = f"worker {worker.number} died (exit status {worker.process.returncode})"
+        self.lost.append(f"{why} in stage {share.index}")
+        table = read_stream(worker.stream)
+        recorded = set(table.filter(pc.equal(table["stage"], share.index))["request_id"].to_pylist())
+        now_ns = time.monotonic_ns()
+        owed = 0
+        for record in _owed(share, start_ns, now_ns):
+            owed += 1
+            if record.request_id not in recorded:
+                record.worker, record.error, record.target = worker.number, why, self._setup.endpoint.url
+                self._on_record(record)
+        meta = {
+            "scheduled_requests": owed if share.kind == "open" else len(recorded),
+            "end_ns": start_ns + int(share.duration_s * 1e9), "drained_ns": now_ns, "ended_early": self._stop_reason,
+        }  # fmt: skip
+        return StageResult(meta, Measures(), len(share.schedule))
+
+    async def _end(self, worker: _Worker) -> None:
+        if worker.process.returncode is None:
+            worker.process.kill()
+        await worker.process.wait()
+
+    async def close(self) -> None:
+        """Let every worker end by itself; kill what does not."""
+        for worker in self._workers:
+            worker.tell("quit")
+        for worker in self._workers:
+            try:
+                async with asyncio.timeout(5.0):
+                    await worker.process.wait()
+            except TimeoutError:
+                await self._end(worker)
+
+
+def deal(plan: StagePlan, workers: int) -> list[StagePlan]:
+    """Shares of a stage, one for each worker: request i goes to worker i mod N, so do virtual users and budgets."""
+    schedule, shares = plan.schedule, []
+    for k in range(workers):
+        share = Schedule(
+            schedule.scheduled_s[k::workers], schedule.input_tokens[k::workers], schedule.output_tokens[k::workers],
+            schedule.first_request_id + k,
+        )  # fmt: skip
+        shares.append(dataclasses.replace(
+            plan, schedule=share, id_step=workers,
+            offered_rps=None if plan.offered_rps is None else plan.offered_rps / workers,
+            concurrency=_share(plan.concurrency, k, workers),
+            max_requests=_share(plan.max_requests, k, workers), max_tokens=_share(plan.max_tokens, k, workers),
+        ))  # fmt: skip
+    return shares
+
+
+def _share(total: int | None, k: int, workers: int) -> int | None:
+    return None if total is None else total // workers + (k < total % workers)
+
+
+def _owed(share: StagePlan, start_ns: int, now_ns: int) -> list[RequestRecord]:
+    """Rows for every request of an open share that was due; of a closed one nothing is known."""
+    if share.kind == "closed":
+        return []
+    scheduled_ns = start_ns + np.round(share.schedule.scheduled_s * 1e9).astype(np.int64)
+    return [
+        RequestRecord(
+            request_id=share.schedule.first_request_id + i * share.id_step, stage=share.index,
+            scheduled_ns=int(due_ns), status="unfinished", ended_ns=now_ns,
+            input_tokens_planned=int(share.schedule.input_tokens[i]), output_tokens_planned=int(share.schedule.output_tokens[i]),
+        )
+        for i, due_ns in enumerate(scheduled_ns) if due_ns <= now_ns
+    ]  # fmt: skip
+
+
+def _merge(plan: StagePlan, start_ns: int, metas: list[dict[str, Any]]) -> dict[str, Any]:
+    """The stage's object in run.json from those of its shares."""
+    return {
+        "index": plan.index, "kind": plan.kind, "offered_rps": plan.offered_rps, "concurrency": plan.concurrency,
+        "start_ns": start_ns, "end_ns": max(m["end_ns"] for m in metas),
+        "scheduled_requests": sum(m["scheduled_requests"] for m in metas),
+        "drained_ns": max(m["drained_ns"] for m in metas),
+        "ended_early": next((m["ended_early"] for m in metas if m["ended_early"]), None),
+    }  # fmt: skip
