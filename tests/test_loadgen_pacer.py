@@ -10,10 +10,9 @@ import pytest
 from fault_server import FaultServer
 from hypothesis import given
 from hypothesis import strategies as st
-from stage_driving import check_complete, on_loop, run_stage, schedule_at
+from stage_driving import Driven, check_complete, on_loop, run_stage, schedule_at
 
 from loadgen.pacer import YIELD_EVERY, Sleeper, due_count, pace
-from loadgen.stage import StageResult
 
 MS = 1_000_000
 LOOPS = pytest.mark.parametrize("loop", ["uvloop", "asyncio"])
@@ -163,7 +162,7 @@ def test_without_a_timerfd_the_coarse_way_is_not_early_either(monkeypatch: pytes
 # -- over real sockets ------------------------------------------------------------------------
 
 
-def _slips_s(result: StageResult) -> np.ndarray:
+def _slips_s(result: Driven) -> np.ndarray:
     return np.array([(r.dispatched_ns or 0) - r.scheduled_ns for r in result.records]) / 1e9
 
 
@@ -212,18 +211,20 @@ def test_a_stopped_stage_ends_soon_with_what_was_in_flight_unfinished() -> None:
 
     from loadgen.endpoint import parse_endpoint
     from loadgen.http import Client
+    from loadgen.records import RequestRecord
     from loadgen.stage import StagePlan, StageRunner
 
-    async def main(url: str) -> tuple[StageResult, float]:
+    async def main(url: str) -> tuple[Driven, float]:
         endpoint = parse_endpoint(url)
         client = Client(endpoint, endpoint.addresses(), None)
-        runner = StageRunner(client, lambda i, a, b: request_bytes(endpoint, b, "stall"), lambda record: None)
+        records: list[RequestRecord] = []
+        runner = StageRunner(client, lambda i, a, b: request_bytes(endpoint, b, "stall"), records.append)
         asyncio.get_running_loop().call_later(0.4, runner.stop, "interrupted")
         began = time.monotonic()
         plan = StagePlan(0, "open", schedule_at([i * 0.01 for i in range(6000)]), 60.0, offered_rps=100.0)
         result = await runner.run(plan)
         await client.close()
-        return result, time.monotonic() - began
+        return Driven(result.meta, records), time.monotonic() - began
 
     with FaultServer() as server:
         result, lasted_s = on_loop("uvloop", main(server.url))

@@ -139,7 +139,7 @@ def test_a_cut_at_any_byte_offset_changes_nothing(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", NAMES)
-@pytest.mark.parametrize("size", [1, 2, 3, 7])
+@pytest.mark.parametrize("size", [1, 3])
 def test_pieces_of_a_few_bytes_change_nothing(name: str, size: int) -> None:
     data = raw(name)
     check(play((i, data[i : i + size]) for i in range(0, len(data), size)), TABLE[name])
