@@ -1,0 +1,169 @@
+"""Several worker processes: the same schedule, the same records, and a worker's death is no end."""
+
+import asyncio
+import os
+import signal
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow.compute as pc
+import pytest
+
+from loadgen.endpoint import parse_endpoint
+from loadgen.generator import Generator
+from loadgen.protocols import RequestShape
+from loadgen.rundir import RunWriter, load_run
+from loadgen.stage import Limits, StagePlan
+from loadgen.worker import Setup
+from loadgen.workers import deal
+from simulator.launch import Started, start_in_process
+from workloads.profile import load_workload
+from workloads.schedule import Schedule, closed_schedule, open_schedule
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[Started]:
+    with start_in_process("demo") as started:
+        yield started
+
+
+def setup_for(server: Started) -> Setup:
+    endpoint = parse_endpoint(server.url)
+    return Setup(
+        endpoint=endpoint, addresses=endpoint.addresses(), shape=RequestShape("chat", server.model), tokenizer="words",
+        salt="s", tokens_per_word=1.0, overhead_tokens=8, run_id="test", limits=Limits(), stamps="read", reuse="pool",
+    )  # fmt: skip
+
+
+def run_stages(
+    server: Started, path: Path, plans: list[StagePlan], workers: int, kill_one: bool = False
+) -> Any:
+    """Run the plans over ``workers`` processes; gives (run as read back, results, lost)."""
+
+    async def main() -> tuple[list[Any], str | None]:
+        setup = setup_for(server)
+        client = setup.client()
+        with RunWriter(path, {"stages": []}) as writer:
+            generator = Generator(setup, client, writer.append, writer.worker_stream)
+            results = []
+            for plan in plans:
+                killer = (
+                    asyncio.create_task(_kill_one_worker(generator))
+                    if kill_one and plan is plans[0]
+                    else None
+                )
+                results.append(await generator.run(plan, workers, lambda start_ns: None))
+                writer.meta["stages"].append(results[-1].meta)
+                if killer is not None:
+                    await killer
+            lost = generator.take_lost()
+            await generator.close()
+            await client.close()
+            writer.finish()
+        return results, lost
+
+    results, lost = asyncio.run(main())
+    return load_run(path), results, lost
+
+
+async def _kill_one_worker(generator: Generator) -> None:
+    while generator.live.ended < 10:  # in the middle of its load
+        await asyncio.sleep(0.02)
+    os.kill(generator._workers._workers[0].process.pid, signal.SIGKILL)
+
+
+def open_plan(stage: int, rate_rps: float, duration_s: float, first: int) -> StagePlan:
+    schedule = open_schedule(
+        load_workload("chat-short"),
+        rate_rps=rate_rps,
+        duration_s=duration_s,
+        seed=7,
+        stage=stage,
+        first_request_id=first,
+    )
+    return StagePlan(stage, "open", schedule, duration_s, offered_rps=rate_rps)
+
+
+def content(run: Any, results: list[Any]) -> list[tuple[Any, ...]]:
+    """What does not depend on the clock: the schedule and what came of it."""
+    columns = [
+        "request_id",
+        "stage",
+        "attempt",
+        "input_tokens_planned",
+        "output_tokens_planned",
+        "status",
+        "output_tokens",
+        "input_tokens",
+    ]
+    starts = {r.meta["index"]: r.meta["start_ns"] for r in results}
+    rows = run.requests.select([*columns, "scheduled_ns"]).to_pylist()
+    return [(*(row[c] for c in columns), row["scheduled_ns"] - starts[row["stage"]]) for row in rows]
+
+
+def test_records_are_the_same_for_any_number_of_workers(server: Started, tmp_path: Path) -> None:
+    first = open_plan(0, 30.0, 1.5, 0)
+    plans = [first, open_plan(1, 20.0, 1.0, len(first.schedule))]
+    found = {}
+    for workers in (1, 3):
+        run, results, lost = run_stages(server, tmp_path / str(workers), plans, workers)
+        assert lost is None
+        found[workers] = content(run, results)
+        assert sum(r.meta["scheduled_requests"] for r in results) == len(found[workers])
+        assert set(pc.unique(run.requests["worker"]).to_pylist()) == set(range(workers))
+    assert len(found[1]) == sum(len(p.schedule) for p in plans)
+    assert found[1] == found[3]
+
+
+def test_closed_loop_over_workers_keeps_its_concurrency_and_its_ids(server: Started, tmp_path: Path) -> None:
+    plans = []
+    for stage in (0, 1):
+        schedule = closed_schedule(
+            load_workload("chat-short"), requests=1000, seed=7, stage=stage, first_request_id=1000 * stage
+        )
+        plans.append(StagePlan(stage, "closed", schedule, 1.5, concurrency=5))
+    run, results, _ = run_stages(server, tmp_path / "run", plans, 2)
+    ids = Counter(run.requests["request_id"].to_pylist())
+    assert set(ids.values()) == {1}
+    for result in results:
+        assert result.ids_used <= 1000
+    rows = run.requests.filter(pc.equal(run.requests["stage"], 0)).to_pylist()
+    begins = sorted((r["started_ns"], 1) for r in rows)
+    ends = sorted((r["ended_ns"], -1) for r in rows)
+    in_flight = np.cumsum([change for _, change in sorted([*begins, *ends])])
+    assert in_flight.max() == 5
+
+
+def test_a_worker_that_dies_is_noticed_and_the_run_goes_on(server: Started, tmp_path: Path) -> None:
+    first = open_plan(0, 20.0, 6.0, 0)
+    plans = [first, open_plan(1, 20.0, 1.0, len(first.schedule))]
+    run, results, lost = run_stages(server, tmp_path / "run", plans, 2, kill_one=True)
+    assert "worker 0 died" in lost
+    rows = run.requests.to_pylist()
+    ids = Counter(r["request_id"] for r in rows)
+    assert set(ids.values()) == {1}
+    assert set(ids) == set(range(sum(len(p.schedule) for p in plans)))  # every scheduled request has its row
+    owed = [r for r in rows if r["status"] == "unfinished"]
+    assert owed
+    assert all("worker 0 died" in r["error"] and r["stage"] == 0 and r["request_id"] % 2 == 0 for r in owed)
+    assert all(r["status"] == "ok" for r in rows if r["stage"] == 1 or r["request_id"] % 2 == 1)
+    assert results[0].meta["scheduled_requests"] == len(first.schedule)
+
+
+def test_deal_thins_the_schedule() -> None:
+    n = 7
+    schedule = Schedule(np.arange(n, dtype=float), np.arange(n) + 1, np.arange(n) + 11, first_request_id=100)
+    plan = StagePlan(0, "open", schedule, 7.0, offered_rps=1.0, max_requests=5, max_tokens=101)
+    shares = deal(plan, 3)
+    ids = [[s.schedule.first_request_id + i * s.id_step for i in range(len(s.schedule))] for s in shares]
+    assert ids == [[100, 103, 106], [101, 104], [102, 105]]
+    assert [list(s.schedule.scheduled_s) for s in shares] == [[0, 3, 6], [1, 4], [2, 5]]
+    assert [s.max_requests for s in shares] == [2, 2, 1]
+    assert [s.max_tokens for s in shares] == [34, 34, 33]
+    assert sum(s.offered_rps or 0 for s in shares) == pytest.approx(1.0)
+    assert [
+        deal(StagePlan(0, "closed", schedule, 1.0, concurrency=5), 3)[k].concurrency for k in range(3)
+    ] == [2, 2, 1]
