@@ -100,7 +100,10 @@ def make_settings(raw: dict[str, Any]) -> Settings:
         rates=_list(raw.get("rates"), "--rates", _positive),
         concurrency=_list(raw.get("concurrency"), "--concurrency", _whole),
         duration_s=_positive(parse_duration(raw.get("duration", "30s"), "--duration"), "--duration"),
-        warmup_requests=None if "warmup" not in raw else _whole(raw["warmup"], "--warmup", at_least=0),
+        # a trace is a record of what happened, its beginning included
+        warmup_requests=(0 if "trace" in raw else None)
+        if "warmup" not in raw
+        else _whole(raw["warmup"], "--warmup", at_least=0),
         max_requests=None if "max_requests" not in raw else _whole(raw["max_requests"], "--max-requests"),
         max_tokens=None if "max_tokens" not in raw else _whole(raw["max_tokens"], "--max-tokens"),
         slos=tuple(dict.fromkeys(slos)),

@@ -201,6 +201,10 @@ async def find_dialect(
                 notes.append("the server refuses ignore_eos: answers end where the model ends them")
             if not dialect.stream_usage:
                 notes.append("the server refuses stream_options: tokens are counted as chunks")
+            if served.models and shape.model not in served.models:
+                notes.append(
+                    f"the server lists {', '.join(served.models[:10])} but answers to {shape.model!r} too: is that the model you mean?"
+                )
             return tried, record, notes
         if record.http_status not in (400, 422):
             break

@@ -55,9 +55,8 @@ def check_new(path: Path) -> None:
     try:
         if path.exists() and (not path.is_dir() or any(path.iterdir())):
             raise RunDirError(f"{path} exists and is not an empty directory: choose another --out")
-        path.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise RunDirError(f"{path} cannot be made: {error.strerror}; choose another --out") from error
+        raise RunDirError(f"{path} cannot be used: {error.strerror}; choose another --out") from error
 
 
 class StreamWriter:
@@ -103,6 +102,10 @@ class RunWriter:
     def __init__(self, path: Path, meta: dict[str, Any]) -> None:
         """Create ``path`` (it must be new or empty) and write run.json. Raises RunDirError."""
         check_new(path)
+        try:
+            path.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise RunDirError(f"{path} cannot be made: {error.strerror}; choose another --out") from error
         self.path = path
         self.meta: dict[str, Any] = {"schema_version": SCHEMA_VERSION, **meta}
         self._stream = StreamWriter(path / STREAM_NAME)

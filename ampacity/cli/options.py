@@ -92,7 +92,7 @@ Warmup = Annotated[
     typer.Option(
         "--warmup",
         metavar="N",
-        help="Requests at the beginning of each stage that do not count. Default: found from the data.",
+        help="Requests at the beginning of each stage that do not count. Default: found from the data; 0 with --trace.",
         rich_help_panel=_LOAD,
     ),
 ]
