@@ -76,7 +76,7 @@ def load_seen_by_server(served: Iterable[Served], settle_s: float) -> dict[str, 
     return {
         "arrivals": len(served),
         "tokens": len(token_ns),
-        "tokens_per_s": inside / max((end_ns - begin_ns) / 1e9, 1e-9),
+        "tokens_per_s": float(inside) / max((end_ns - begin_ns) / 1e9, 1e-9),
         "arrivals_per_s": len(gaps_s) / float(gaps_s.sum()) if len(gaps_s) else None,
         "arrival_gap_cv": float(gaps_s.std() / gaps_s.mean()) if len(gaps_s) > 1 else None,
         "first_arrival_ns": int(arrival_ns[0]),
