@@ -137,7 +137,7 @@ async def reset_mid_headers(x: Call) -> bool:
 
 async def reset_mid_stream(x: Call) -> bool:
     await _begin(x)
-    await asyncio.sleep(0.05)  # a reset may overtake what the peer has not read yet
+    await asyncio.sleep(0.5)  # a reset may overtake what the peer has not read yet
     x.reset()
     return False
 
