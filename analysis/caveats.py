@@ -52,8 +52,21 @@ def find_caveats(
     return [{"code": code, "text": text} for code, text in found if text]
 
 
+def repeated_undisturbed(stages: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The client-limited stages whose load level was run again, later and without a limited client."""
+
+    def level(stage: dict[str, Any]) -> tuple[Any, ...]:
+        return stage["kind"], stage["offered_rps"], stage["concurrency_set"]
+
+    return [
+        s for i, s in enumerate(stages)
+        if s["client_limited"] and any(level(t) == level(s) and not t["client_limited"] for t in stages[i + 1 :])
+    ]  # fmt: skip
+
+
 def _client_limited(stages: Sequence[dict[str, Any]]) -> str | None:
-    limited = [s for s in stages if s["client_limited"]]
+    repeated = repeated_undisturbed(stages)
+    limited = [s for s in stages if s["client_limited"] and s not in repeated]
     if not limited:
         return None
     return (

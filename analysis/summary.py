@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from analysis.capacity import find_capacity
-from analysis.caveats import find_caveats
+from analysis.caveats import find_caveats, repeated_undisturbed
 from analysis.fleet import summarise_fleet
 from analysis.goodput import peak_goodput
 from analysis.intervals import ASSUMPTION
@@ -113,15 +113,20 @@ def _fleet(meta: Mapping[str, Any], capacity: dict[str, Any], stages: list[dict[
 
 
 def _audit(metas: list[dict[str, Any]], stages: list[dict[str, Any]]) -> dict[str, Any]:
-    def worst(name: str) -> float | None:
-        values = [a[name] for m in metas if (a := m.get("audit")) and a.get(name) is not None]
-        return max(values, default=None)
-
-    slips = [s["slip_s"]["p99"] for s in stages if s["slip_s"]["p99"] is not None]
+    """The client over the whole run; a limited stage that was repeated undisturbed limits nothing."""
     limited = [s["index"] for s in stages if s["client_limited"]]
+    repeated = [s["index"] for s in repeated_undisturbed(stages)]
+    counted = [s for s in stages if s["index"] not in repeated]
+    audits = [a for m in metas if m["index"] not in repeated and (a := m.get("audit"))]
+
+    def worst(name: str) -> float | None:
+        return max((a[name] for a in audits if a.get(name) is not None), default=None)
+
+    slips = [s["slip_s"]["p99"] for s in counted if s["slip_s"]["p99"] is not None]
     return {
         "slip_p99_s": max(slips, default=None), "loop_lag_p99_s": worst("loop_lag_p99_s"),
-        "cpu_fraction": worst("cpu_fraction"), "client_limited": bool(limited), "client_limited_stages": limited,
+        "receive_delay_p99_s": worst("receive_delay_p99_s"), "cpu_fraction": worst("cpu_fraction"),
+        "client_limited": len(limited) > len(repeated), "client_limited_stages": limited, "repeated_stages": repeated,
     }  # fmt: skip
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import ssl
 import time
 from array import array
@@ -197,12 +198,15 @@ class Client:
             )
             return
         except OSError as error:  # ssl.SSLError is one
-            exchange.fail("connect_error", str(error) or type(error).__name__, time.monotonic_ns())
+            exchange.fail("connect_error", _why(error), time.monotonic_ns())
             return
         finally:
             self._connecting.pop(exchange, None)
         if exchange.ended:
             connection.close()
+            return
+        if connection.lost:  # accepted and closed at once
+            exchange.fail("reset", "connection closed before the response headers", time.monotonic_ns())
             return
         exchange.record.connected_ns = time.monotonic_ns()
         self._carrying[exchange] = connection
@@ -229,3 +233,10 @@ class Client:
             except OSError as error:
                 last = error
         raise last or OSError("no address")
+
+
+def _why(error: OSError) -> str:
+    """A refused connection in the system's plain words; a TLS error in OpenSSL's."""
+    if isinstance(error, ssl.SSLError) or not error.errno:
+        return str(error) or type(error).__name__
+    return os.strerror(error.errno)

@@ -192,7 +192,10 @@ def load_run(path: Path) -> Run:
         missing = [name for name in SCHEMA.names if name not in requests.column_names]
         if missing:
             raise RunDirError(f"{parquet} lacks the column {missing[0]!r}")
-        requests = requests.select(SCHEMA.names).cast(SCHEMA)
+        try:
+            requests = requests.select(SCHEMA.names).cast(SCHEMA)
+        except pa.ArrowInvalid as error:
+            raise RunDirError(f"{parquet} has a column of a wrong type: {_one_line(error)}") from error
     elif _streams(path):
         requests = read_streams(path)
     else:
@@ -206,4 +209,8 @@ def _read_parquet(path: Path) -> pa.Table:
     try:
         return pq.read_table(path)
     except (pa.ArrowInvalid, OSError) as error:
-        raise RunDirError(f"{path} cannot be read: {error}") from error
+        raise RunDirError(f"{path} cannot be read: {_one_line(error)}") from error
+
+
+def _one_line(error: Exception) -> str:
+    return " ".join(str(error).split())

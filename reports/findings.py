@@ -151,14 +151,19 @@ def _client(audit: Mapping[str, Any]) -> Finding:
     limited = audit.get("client_limited")
     facts = []
     if audit.get("slip_p99_s") is not None:
-        facts.append(f"p99 of its own lateness {seconds(audit['slip_p99_s'])}")
+        facts.append(f"requests left {seconds(audit['slip_p99_s'])} late at p99")
     if audit.get("loop_lag_p99_s") is not None:
         facts.append(f"loop lag p99 {seconds(audit['loop_lag_p99_s'])}")
     if audit.get("cpu_fraction") is not None:
-        facts.append(f"CPU {share(audit['cpu_fraction'])}")
+        facts.append(f"CPU {share(audit['cpu_fraction'])} of a core")
+    if audit.get("receive_delay_p99_s") is not None:
+        facts.insert(0, f"it adds at most {seconds(audit['receive_delay_p99_s'])} to a time stamp, at p99")
     if limited is None:
         return Finding("Load generator", DASH, None, _sentence(reason_of(audit, "client_limited"), *facts))
+    again = ", ".join(str(index) for index in audit.get("repeated_stages") or [])
     if not limited:
+        if again:
+            facts.insert(0, f"disturbed by other work in stage {again}, whose load was repeated")
         return Finding("Load generator", "kept up", None, _sentence(*facts), "good")
     stages = ", ".join(str(index) for index in audit.get("client_limited_stages") or [])
     what = f"stages {stages} are no findings" if stages else "its stages are no findings"

@@ -207,8 +207,25 @@ def test_client_limited_everywhere(tmp_path: Path) -> None:
     assert summary["capacity"]["usable_rps"] is None
     assert summary["audit"] | {"slip_p99_s": None} == {
         "slip_p99_s": None, "loop_lag_p99_s": 4e-4, "cpu_fraction": 0.2, "client_limited": True,
-        "client_limited_stages": [0],
+        "client_limited_stages": [0], "repeated_stages": [], "receive_delay_p99_s": None,
     }  # fmt: skip
+
+
+def test_a_disturbed_stage_that_was_repeated_limits_nothing(tmp_path: Path) -> None:
+    stages = [
+        Stage(fixed(400, 0.02), 8.0, client_limited=True),
+        Stage(fixed(400, 0.02), 8.0),
+        Stage(fixed(800, 0.02), 8.0, client_limited=True),
+    ]
+    summary = strict(summarise(make_run(tmp_path / "run", stages, SLOS)))
+    assert summary["audit"]["client_limited_stages"] == [0, 2]
+    assert summary["audit"]["repeated_stages"] == [0]
+    assert summary["audit"]["client_limited"] is True  # stage 2 was not
+    warning = next(w["text"] for w in summary["warnings"] if w["code"] == "client_limited")
+    assert "stage 2" in warning
+    summary = strict(summarise(make_run(tmp_path / "again", stages[:2], SLOS)))
+    assert summary["audit"]["client_limited"] is False
+    assert "client_limited" not in codes(summary)
 
 
 def test_a_single_stage_that_meets_is_a_lower_bound(tmp_path: Path) -> None:

@@ -282,7 +282,6 @@ def test_twenty_thousand_requests_with_five_per_cent_faults() -> None:
     _mixed(20_000, 500.0)
 
 
-@pytest.mark.xfail(reason="Client._connect does not look at Connection.lost: the request ends as a timeout")
 @pytest.mark.parametrize("loop", ["uvloop", "asyncio"])
 def test_a_connection_lost_between_connecting_and_sending_is_a_reset(
     loop: str, monkeypatch: pytest.MonkeyPatch

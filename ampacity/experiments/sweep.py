@@ -76,7 +76,7 @@ def _judge(stage: dict[str, Any]) -> Literal["within", "over", "saturated", "und
 
 def _refined(stages: Sequence[dict[str, Any]]) -> int:
     """How many stages so far lay between rates that had been tried before them."""
-    rates = [float(s["offered_rps"]) for s in stages]
+    rates = [float(s["offered_rps"]) for s in stages if not s["client_limited"]]
     return sum(min(rates[:i]) < rates[i] < max(rates[:i]) for i in range(1, len(rates)))
 
 
