@@ -15,7 +15,7 @@ from reports.distributions import (
     output_lengths,
     ttft_percentiles,
 )
-from reports.figures import exact, interval, load_of, rate, seconds, share, significant
+from reports.figures import by_load, exact, interval, load_of, rate, seconds, share, significant
 from reports.marks import (
     NARROW,
     WIDE,
@@ -62,7 +62,7 @@ def _state(stage: Mapping[str, Any]) -> str:
 
 def _stages(summary: Mapping[str, Any], name: str) -> list[Mapping[str, Any]]:
     """Stages with a positive figure ``name`` (a stage without any completion has no place on the axis)."""
-    return [s for s in summary.get("stages") or [] if (s.get(name) or 0) > 0]
+    return [s for s in by_load(summary) if (s.get(name) or 0) > 0]
 
 
 def _points(
@@ -291,7 +291,7 @@ def _curve(plot: Plot, rows: list[dict[str, Any]], colour: str) -> None:
 
 def goodput_by_load(summary: Mapping[str, Any]) -> Chart | None:
     """Goodput against the offered rate (or the set concurrency), with the diagonal of an ideal server."""
-    known = [s for s in summary.get("stages") or [] if s.get("goodput_rps") is not None]
+    known = [s for s in by_load(summary) if s.get("goodput_rps") is not None]
     is_open = all(s.get("offered_rps") is not None for s in known)
     x = "offered_rps" if is_open else "concurrency_set"
     stages = [s for s in known if s.get(x) is not None]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from reports.figures import count, exact, failures, load_of, seconds
+from reports.figures import by_load, count, exact, failures, load_of, seconds
 from reports.marks import NARROW, Axis, Chart, Key, Plot, log_axis, seconds_axis, with_look
 from reports.palette import COLOURS, STEPS, light
 
@@ -20,7 +20,7 @@ LENGTH_PERCENTILES = ("p1", "p5", "p10", "p25", "p50", "p75", "p90", "p95", "p99
 def ttft_percentiles(summary: Mapping[str, Any]) -> Chart | None:
     """Quantile curves of the time to first token, one a stage."""
     name = "ttft_from_schedule_s"
-    if not any((s.get("curves") or {}).get(name) for s in summary.get("stages") or []):
+    if not any((s.get("curves") or {}).get(name) for s in by_load(summary)):
         name = "ttft_s"
     clock = ", from schedule" if name != "ttft_s" else ", from the start of the request"
     return _quantile_chart(summary, name, "ttft", f"Time to first token by percentile{clock}", "TTFT")
@@ -56,7 +56,7 @@ def _step_colour(place: int, of: int) -> str:
 def _quantile_chart(
     summary: Mapping[str, Any], name: str, metric: str, title: str, short: str
 ) -> Chart | None:
-    with_curve = [(s, curve) for s in summary.get("stages") or [] if (curve := _curve_of(s, name))]
+    with_curve = [(s, curve) for s in by_load(summary) if (curve := _curve_of(s, name))]
     drawn = chosen(with_curve)
     if not drawn:
         return None
@@ -155,7 +155,7 @@ def errors_by_stage(summary: Mapping[str, Any]) -> Chart | None:
     """Failed requests of each stage, stacked by cause; None where nothing failed."""
     import altair as alt
 
-    stages = summary.get("stages") or []
+    stages = by_load(summary)
     causes = list(dict.fromkeys(c for s in stages for c, n in (s.get("errors") or {}).items() if n))
     if not causes:
         return None

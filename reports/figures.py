@@ -87,3 +87,15 @@ def printable(text: str) -> str:
 
 def failures(errors: Mapping[str, int] | None) -> int:
     return sum((errors or {}).values())
+
+
+def by_load(summary: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """The stages from the lowest load to the highest; equal loads in the order in which they ran."""
+    return sorted(
+        summary.get("stages") or [],
+        key=lambda s: (
+            str(s.get("kind")),
+            s.get("offered_rps") or s.get("concurrency_set") or 0,
+            s.get("index") or 0,
+        ),
+    )

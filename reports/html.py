@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from reports.charts import charts
-from reports.figures import count, exact, failures, share, significant
+from reports.figures import by_load, count, exact, failures, share, significant
 from reports.findings import findings
 from reports.marks import Chart
 from reports.palette import style_sheet
@@ -122,7 +122,7 @@ def _subject(summary: Mapping[str, Any], meta: Mapping[str, Any]) -> list[str]:
 
 
 def _itl_reason(summary: Mapping[str, Any]) -> str:
-    held = [stage.get("itl_s") or {} for stage in summary.get("stages") or []]
+    held = [stage.get("itl_s") or {} for stage in by_load(summary)]
     reasons = dict.fromkeys(str(h["reason"]) for h in held if h.get("reason"))
     return f": {'; '.join(reasons)}" if reasons else ""
 

@@ -11,6 +11,7 @@ from typing import Any
 
 from reports.figures import (
     DASH,
+    by_load,
     count,
     exact,
     failures,
@@ -92,7 +93,7 @@ def stages_table(summary: Mapping[str, Any]) -> Table:
             Column("SLO", text=True),
         ],
     )
-    for stage in summary.get("stages") or []:
+    for stage in by_load(summary):
         table.rows.append(
             [
                 Cell(load_of(stage)),
@@ -143,7 +144,7 @@ def percentile_table(summary: Mapping[str, Any], metric: str) -> Table:
     heads = [Column("load", text=True), *(Column(p) for p in ("p50", "p90", "p95", "p99"))]
     heads += [Column("p99 interval"), Column("mean"), Column("n", what), Column("infinite", what)]
     table = Table(METRICS[metric], heads)
-    for stage in summary.get("stages") or []:
+    for stage in by_load(summary):
         held = stage.get(metric) or {"reason": "not in this summary"}
         row = [Cell(load_of(stage)), *(table.cell(held, p, seconds) for p in ("p50", "p90", "p95", "p99"))]
         row.append(_interval_cell(table, held))
@@ -169,7 +170,7 @@ def slo_table(summary: Mapping[str, Any]) -> Table:
     heads = [Column("load", text=True), Column("SLO", text=True), Column("verdict", text=True)]
     heads += [Column("value"), Column("attainment", "of requests"), Column("effective", "requests")]
     table = Table("SLO verdicts", [*heads, Column("to decide", "more requests")])
-    for stage in summary.get("stages") or []:
+    for stage in by_load(summary):
         for verdict in stage.get("slo_verdicts") or []:
             said = str(verdict.get("verdict"))
             reason = verdict.get("reason")
@@ -230,7 +231,7 @@ def windows_table(summary: Mapping[str, Any], meta: Mapping[str, Any]) -> Table:
         "Windows and load generator", [*heads, Column("output", "tokens/s"), Column("input", "tokens/s")]
     )
     audits = {s.get("index"): s.get("audit") or {} for s in meta.get("stages") or []}
-    for stage in summary.get("stages") or []:
+    for stage in by_load(summary):
         window, law = stage.get("window") or {}, stage.get("littles_law") or {}
         audit = audits.get(stage.get("index"), {})
         table.rows.append(
@@ -277,5 +278,5 @@ def _consistency(table: Table, law: Mapping[str, Any]) -> Cell:
 
 def all_percentiles(summary: Mapping[str, Any]) -> list[Table]:
     """The percentile table of every metric that any stage of the summary holds."""
-    stages: Sequence[Mapping[str, Any]] = summary.get("stages") or []
+    stages: Sequence[Mapping[str, Any]] = by_load(summary)
     return [percentile_table(summary, m) for m in METRICS if any(stage.get(m) for stage in stages)]

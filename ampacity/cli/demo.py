@@ -6,8 +6,8 @@ from functools import partial
 
 from ampacity.cli import options as o
 
-# Limits and length of the stages: at the first rate 160 requests decide a p95 (59 do when none misses).
-PRESET, WORKLOAD, DURATION, START_RPS = "demo", "chat-short", "8s", 20.0
+# Limits and length of the stages: at the first rate some 200 requests decide a p95 (59 do when none misses).
+PRESET, WORKLOAD, DURATION, START_RPS = "demo", "chat-short", "9s", 30.0
 SLOS = ["ttft_p95=250ms", "itl_p99=100ms"]
 
 
