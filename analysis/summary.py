@@ -7,6 +7,8 @@ from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
 
 from analysis.capacity import find_capacity
 from analysis.caveats import find_caveats, repeated_undisturbed
@@ -31,6 +33,8 @@ def summarise(run: Run) -> dict[str, Any]:
     metas = [_plain_stage(index, s) for index, s in enumerate(meta.get("stages") or [])]
     records = read_records(run.requests, _origin_ns(metas))
     warmup = meta.get("warmup_requests")
+    if not run.complete:
+        metas = [_as_far_as_it_came(m, run.requests) for m in metas]
     stages = [analyse_stage(records, m, slos, warmup, run_complete=run.complete) for m in metas]
     summary: dict[str, Any] = {
         "schema_version": SCHEMA_VERSION,
@@ -60,6 +64,17 @@ def summarise(run: Run) -> dict[str, Any]:
 def _plain_stage(position: int, stage: Mapping[str, Any]) -> dict[str, Any]:
     kind = stage.get("kind") or ("closed" if stage.get("concurrency") else "open")
     return {**stage, "index": stage.get("index", position), "kind": kind}
+
+
+def _as_far_as_it_came(stage: dict[str, Any], table: pa.Table) -> dict[str, Any]:
+    """A stage of a killed run: what was never due is not missing.
+
+    Requests are numbered as they are due, so those up to the highest recorded number had been due.
+    """
+    ids = table.filter(pc.equal(table["stage"], stage["index"]))["request_id"]
+    due = pc.max(ids).as_py() - pc.min(ids).as_py() + 1 if len(ids) else 0
+    planned = stage.get("scheduled_requests")
+    return {**stage, "scheduled_requests": due if planned is None else min(due, planned)}
 
 
 def _origin_ns(metas: list[dict[str, Any]]) -> int:

@@ -209,11 +209,15 @@ class StageRunner:
             if reason or self._stop_reason or now_ns >= end_ns:
                 return
             if sent >= total or (plan.max_requests is not None and sent >= plan.max_requests):
-                reason = "max-requests reached" if sent < total else "the schedule is used up"
+                reason = (
+                    f"the limit of {plan.max_requests} requests"
+                    if sent < total
+                    else "the schedule is used up"
+                )
                 return
             need = int(plan.schedule.input_tokens[sent] + plan.schedule.output_tokens[sent])
             if plan.max_tokens is not None and tokens + need > plan.max_tokens:
-                reason = "max-tokens reached"
+                reason = f"the limit of {plan.max_tokens} planned tokens"
                 return
             index, sent, tokens = sent, sent + 1, tokens + need
             self._send(index, now_ns, now_ns)

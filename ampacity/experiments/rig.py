@@ -159,9 +159,9 @@ class Rig:
         if kind == "open":
             schedule, cut = schedule.capped(self._left_requests, self._left_tokens)
             if cut:
-                duration_s = min(duration_s, float(schedule.scheduled_s[-1]) if len(schedule) else 0.0)
+                duration_s = min(duration_s, float(schedule.scheduled_s[-1]) + 1e-6 if len(schedule) else 0.0)
         if not len(schedule) and cut:
-            self.ended = ("budget", cut)
+            self.ended = ("budget", self._budget_text(cut))
             return None
         plan = StagePlan(
             index=len(self.stages), kind="open" if kind == "open" else "closed", schedule=schedule, duration_s=duration_s,
@@ -177,9 +177,11 @@ class Rig:
         meta = {**result.meta, "audit": self._audit(result.measures)}
         self._writer.meta["stages"][-1] = meta
         stopped = self._generator.stopped
-        if cut or stopped or meta["ended_early"]:
-            self.ended = ("interrupted" if stopped else "budget", stopped or cut or str(meta["ended_early"]))
-            meta["ended_early"] = meta["ended_early"] or cut
+        meta["ended_early"] = meta["ended_early"] or cut
+        if stopped:
+            self.ended = ("interrupted", stopped)
+        elif meta["ended_early"]:
+            self.ended = ("budget", self._budget_text(meta["ended_early"]))
         self._writer.write_meta()
         judged: dict[str, Any] = analyse_stage(table, meta, self.settings.slos, self.settings.warmup_requests)
         self.stages.append(judged)
@@ -189,6 +191,14 @@ class Rig:
         if not self.ended and judged["errors"].get("unfinished"):
             await self._telemetry.until_idle(IDLE_WAIT_S)
         return judged
+
+    def _budget_text(self, cut: str) -> str:
+        """The user's own limit behind what was left of it for a stage."""
+        if "planned tokens" in cut:
+            return f"--max-tokens {self.settings.max_tokens} is used up"
+        return (
+            f"--max-requests {self.settings.max_requests} is used up" if self.settings.max_requests else cut
+        )
 
     def _announce(self, plan: StagePlan, start_ns: int) -> None:
         """Write down what is about to run, so that a report can be made of it after a kill."""

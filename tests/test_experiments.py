@@ -1,0 +1,325 @@
+"""Whole experiments through the command line, against the simulator in a process of its own."""
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet as pq
+import pytest
+
+from ampacity.config import make_settings
+from ampacity.experiments.provenance import announcement
+from loadgen.endpoint import is_loopback
+from simulator.hardware import PRESETS
+from simulator.launch import Started, start_in_process
+from simulator.truth import true_capacity
+from workloads.profile import load_workload
+from workloads.schedule import open_schedule
+
+KEY = "sk-never-to-be-written-4711"
+COMMAND = [sys.executable, "-c", "from ampacity.cli import main; main()"]
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[Started]:
+    with start_in_process("demo") as started:
+        yield started
+
+
+def ampacity(
+    *arguments: str | Path, timeout_s: float = 100, **environment: str
+) -> "subprocess.CompletedProcess[str]":
+    return subprocess.run(
+        [*COMMAND, *map(str, arguments)], capture_output=True, text=True, timeout=timeout_s, check=False,
+        env={**os.environ, **environment},
+    )  # fmt: skip
+
+
+def start(*arguments: str | Path) -> "subprocess.Popen[str]":
+    return subprocess.Popen(
+        [*COMMAND, *map(str, arguments)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+
+
+def wait_for_stage(run: Path, within_s: float = 40.0) -> None:
+    """Until the first stage has been announced in run.json and is certainly going on."""
+    deadline = time.monotonic() + within_s
+    while time.monotonic() < deadline:
+        if (run / "run.json").is_file():
+            stages = json.loads((run / "run.json").read_text())["stages"]
+            if stages and time.monotonic_ns() > stages[0]["start_ns"] + 1_500_000_000:
+                return
+        time.sleep(0.05)
+    pytest.fail("no stage began")
+
+
+def rows(run: Path) -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = pq.read_table(run / "requests.parquet").to_pylist()
+    return found
+
+
+def summary(run: Path) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads((run / "summary.json").read_text())
+    return found
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_the_demo_finds_the_simulators_own_capacity(tmp_path: Path) -> None:
+    """usable RPS within 15 % of the engine's virtual-time truth, C_max within its own interval."""
+    run = tmp_path / "run"
+    began = time.monotonic()
+    result = ampacity("demo", "--out", run, timeout_s=250)
+    assert result.returncode == 0, result.stderr
+    assert time.monotonic() - began < 180
+    found = summary(run)
+    lines = result.stdout.splitlines()
+    assert lines[-1] == str(run)
+    assert str(run / "report.html") in lines[-2]
+    assert found["verdict"] in " ".join(result.stdout.split())
+    assert {"run.json", "requests.parquet", "server.parquet", "summary.json", "report.html"} == {
+        p.name for p in run.iterdir()
+    }
+    if found["audit"]["client_limited"]:
+        pytest.skip(f"other work held the load generator up: {found['warnings']}")
+    slos = [("ttft", 0.95, 0.25), ("itl", 0.99, 0.1)]
+    assert [(s["metric"], s["quantile"], s["limit_s"]) for s in found["slos"]] == slos
+
+    def requests_at(rate_rps: float, seed: int) -> Any:
+        schedule = open_schedule(
+            load_workload("chat-short"), rate_rps=rate_rps, duration_s=200, seed=seed, stage=0
+        )
+        return schedule.scheduled_s, schedule.input_tokens, schedule.output_tokens
+
+    truth = true_capacity(PRESETS["demo"], requests_at, slos)
+    capacity = found["capacity"]
+    assert capacity["usable_rps"] == pytest.approx(truth.usable_rps, rel=0.15)
+    low, high = capacity["c_max_ci"]
+    assert low <= truth.c_max <= high
+    assert found["knee"]["concurrency"] is not None
+    assert all(stage["littles_law"]["ok"] for stage in found["stages"] if stage["stable"])
+
+
+def test_json_alone_on_stdout_with_the_designed_names(server: Started, tmp_path: Path) -> None:
+    result = ampacity(
+        "sweep", server.url, "--model", server.model, "--workload", "chat", "--slo", "ttft_p99=500ms", "--slo", "itl_p99=100ms",
+        "--rates", "4,8", "--duration", "3s", "--max-requests", "30", "--json", "--out", tmp_path / "run",
+    )  # fmt: skip
+    assert result.returncode == 0, result.stderr
+    found = json.loads(result.stdout)
+    assert found == summary(tmp_path / "run")
+    assert found["schema_version"] == 1
+    for name in (
+        "verdict",
+        "workload",
+        "slos",
+        "stages",
+        "knee",
+        "capacity",
+        "littles_law",
+        "goodput",
+        "fleet",
+        "audit",
+    ):
+        assert name in found
+    for name in (
+        "ttft_s",
+        "ttft_from_schedule_s",
+        "itl_s",
+        "icl_s",
+        "tpot_s",
+        "e2e_s",
+        "goodput_rps",
+        "slip_s",
+        "errors",
+    ):
+        assert name in found["stages"][0]
+    assert "NaN" not in result.stdout
+
+
+def test_verdict_in_the_report_is_that_of_the_summary(server: Started, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    assert (
+        ampacity(
+            "run",
+            server.url,
+            "--workload",
+            "chat-short",
+            "--concurrency",
+            "2,4",
+            "--duration",
+            "2s",
+            "--out",
+            run,
+        ).returncode
+        == 0
+    )
+    page = (run / "report.html").read_text()
+    shown = re.search(r'id="verdict"[^>]*>(.*?)<', page, re.S)
+    assert shown is not None
+    assert " ".join(shown[1].split()) == summary(run)["verdict"]
+    assert {r["stage"] for r in rows(run)} == {0, 1}
+    assert summary(run)["stages"][1]["kind"] == "closed"
+
+
+def test_ctrl_c_in_the_middle_of_a_stage(server: Started, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    process = start(
+        "run",
+        server.url,
+        "--rates",
+        "20",
+        "--duration",
+        "60s",
+        "--workload",
+        "chat-short",
+        "--slo",
+        "ttft_p95=1s",
+        "--out",
+        run,
+    )
+    wait_for_stage(run)
+    process.send_signal(signal.SIGINT)
+    out, err = process.communicate(timeout=60)
+    assert process.returncode == 130, err
+    assert "Traceback" not in err
+    meta = json.loads((run / "run.json").read_text())
+    assert meta["status"] == "interrupted"
+    found = rows(run)
+    assert len(found) == meta["stages"][0]["scheduled_requests"] > 10
+    assert set(Counter(r["request_id"] for r in found).values()) == {1}
+    assert {r["status"] for r in found} <= {"ok", "unfinished"}
+    assert "interrupted" in summary(run)["partial"]
+    assert "interrupted" in (run / "report.html").read_text()
+    assert out.splitlines()[-1] == str(run)
+
+
+def test_report_after_a_kill(server: Started, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    process = start(
+        "run", server.url, "--rates", "80", "--duration", "60s", "--workload", "chat-short", "--out", run
+    )
+    wait_for_stage(run)
+    deadline = time.monotonic() + 30
+    while (run / "requests.arrows").stat().st_size < 10_000 and time.monotonic() < deadline:
+        time.sleep(0.05)
+    process.kill()
+    process.communicate(timeout=30)
+    assert not (run / "requests.parquet").exists()
+    result = ampacity("report", run)
+    assert result.returncode == 0, result.stderr
+    found = summary(run)
+    assert found["partial"]
+    recorded = found["stages"][0]["ttft_s"]
+    low, high = recorded.get("p50_bounds") or [recorded["p50"], recorded["p50"]]
+    assert 0.005 < low <= high < 1  # what was in flight at the kill leaves bounds, not a guess
+    assert found["requests"] < 2000  # of the 4,800 in the schedule most had never been due
+    assert (run / "report.html").is_file()
+
+
+@pytest.mark.parametrize(
+    ("load", "limit", "most"),
+    [
+        (["--rates", "20,40"], ["--max-requests", "25"], 25),
+        (["--concurrency", "2,4"], ["--max-requests", "25"], 25),
+        (["--rates", "20,40"], ["--max-tokens", "2000"], None),
+        (["--concurrency", "2"], ["--max-tokens", "2000"], None),
+    ],
+)  # fmt: skip
+def test_budget_ends_the_run_cleanly(
+    server: Started, tmp_path: Path, load: list[str], limit: list[str], most: int | None
+) -> None:
+    run = tmp_path / "run"
+    result = ampacity(
+        "run", server.url, *load, *limit, "--duration", "5s", "--workload", "chat-short", "--out", run
+    )
+    assert result.returncode == 0, result.stderr
+    found = rows(run)
+    assert {r["status"] for r in found} == {"ok"}
+    meta = json.loads((run / "run.json").read_text())
+    assert meta["status"] == "budget"
+    assert limit[1] in meta["status_reason"]
+    if most is not None:
+        assert len(found) == most
+    else:
+        planned = sum(r["input_tokens_planned"] + r["output_tokens_planned"] for r in found)
+        assert 1000 < planned <= 2000
+
+
+def test_the_key_is_written_nowhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AMPACITY_TEST_KEY", KEY)
+    with start_in_process("demo", api_key_env="AMPACITY_TEST_KEY") as guarded:
+        result = ampacity(
+            "run", guarded.url, "--rates", "10", "--duration", "1s", "--workload", "chat-short", "--out", tmp_path / "run",
+            "--api-key-env", "AMPACITY_TEST_KEY", "--header", "X-Tenant: hush-hush-0815", AMPACITY_TEST_KEY=KEY,
+        )  # fmt: skip
+    assert result.returncode == 0, result.stderr
+    everything = (
+        result.stdout
+        + result.stderr
+        + "".join(p.read_bytes().decode("latin-1") for p in (tmp_path / "run").iterdir())
+    )
+    assert KEY not in everything
+    assert "hush-hush" not in everything
+    assert "X-Tenant: ***" in everything
+    assert {r["status"] for r in rows(tmp_path / "run")} == {"ok"}
+
+
+def test_an_endpoint_that_dies_ends_in_a_report_with_the_errors_counted(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    with start_in_process("demo") as doomed:
+        process = start(
+            "run",
+            doomed.url,
+            "--rates",
+            "20,40",
+            "--duration",
+            "4s",
+            "--workload",
+            "chat-short",
+            "--out",
+            run,
+        )
+        wait_for_stage(run)
+    _, err = process.communicate(timeout=90)
+    assert process.returncode == 0, err
+    statuses = Counter(r["status"] for r in rows(run))
+    assert statuses["ok"] > 5
+    assert statuses["connect_error"] > 5
+    assert set(statuses) <= {"ok", "connect_error", "truncated", "reset"}
+    assert summary(run)["errors"]["connect_error"] == statuses["connect_error"]
+    meta = json.loads((run / "run.json").read_text())
+    assert sum(s["scheduled_requests"] for s in meta["stages"]) == sum(statuses.values())
+
+
+def test_what_is_said_before_somebody_elses_machine_is_loaded() -> None:
+    assert is_loopback(["127.0.0.1", "::1"])
+    assert not is_loopback(["127.0.0.1", "10.0.0.7"])
+    settings = make_settings({
+        "url": "http://10.0.0.7/v1", "rates": "2,4", "duration": "10s", "input_tokens": 100, "output_tokens": 50, "max_requests": 30,
+    })  # fmt: skip
+    text = announcement(settings, None)
+    assert "60 requests" in text  # (2 + 4) × 10
+    assert "9,000 tokens" in text  # 60 × 150
+    assert "--max-requests 30" in text
+
+
+def test_help_needs_little_time() -> None:
+    """Start-up is CPU-bound: the help must not load what measures or judges."""
+    code = "import sys; import ampacity.cli.app; print(sorted({'numpy', 'pyarrow', 'scipy', 'aiohttp', 'altair', 'jinja2'} & set(sys.modules)))"
+    result = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True
+    )
+    assert result.stdout.strip() == "[]"
