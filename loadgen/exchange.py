@@ -12,6 +12,7 @@ from collections.abc import Callable
 from typing import Any
 
 import httptools
+import numpy as np
 
 from loadgen.protocols import Answer, error_text, excerpt
 from loadgen.records import CHUNK_AT_MAX_US, RequestRecord
@@ -96,6 +97,7 @@ class Exchange:
         if self.ended:
             return
         self._decode_pending()
+        self._answer.finish()
         self._end(status, error, at_ns)
 
     def restart(self) -> None:
@@ -191,6 +193,7 @@ class Exchange:
                 answer.on_rest(event_ns, data)
         elif self._whole:
             answer.on_whole(at_ns, b"".join(self._whole))
+        answer.finish()
         tokens, _ = answer.output_tokens()
         if answer.error is not None:
             self._end("stream_error", answer.error, at_ns)
@@ -224,7 +227,8 @@ class Exchange:
         if answer.chunk_at_ns and record.started_ns is not None:
             start = record.started_ns
             record.first_token_ns, record.last_token_ns = answer.chunk_at_ns[0], answer.chunk_at_ns[-1]
-            record.chunk_at_us = [min((at - start) // 1000, CHUNK_AT_MAX_US) for at in answer.chunk_at_ns]
+            at_us = (np.frombuffer(answer.chunk_at_ns, dtype=np.int64) - start) // 1000
+            record.chunk_at_us = np.minimum(at_us, CHUNK_AT_MAX_US).tolist()
             record.chunk_tokens = answer.chunk_tokens
         self.ended = True
         self._pieces = []

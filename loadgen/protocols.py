@@ -14,6 +14,7 @@ from typing import Any, Literal
 import msgspec
 
 Api = Literal["chat", "completions"]
+Kind = Literal["answer", "reasoning"]
 PATHS: dict[Api, str] = {"chat": "/chat/completions", "completions": "/completions"}
 
 
@@ -55,7 +56,7 @@ class RequestShape:
         return msgspec.json.encode(body)
 
 
-class _Usage(msgspec.Struct):
+class _Usage(msgspec.Struct, gc=False):
     prompt_tokens: Any = None
     completion_tokens: Any = None
     prompt_tokens_details: Any = None
@@ -63,7 +64,7 @@ class _Usage(msgspec.Struct):
     reasoning_tokens: Any = None  # SGLang's place for it
 
 
-class _Delta(msgspec.Struct):
+class _Delta(msgspec.Struct, gc=False):
     content: Any = None
     reasoning_content: Any = None
     reasoning: Any = None
@@ -71,7 +72,7 @@ class _Delta(msgspec.Struct):
     refusal: Any = None
 
 
-class _Choice(msgspec.Struct):
+class _Choice(msgspec.Struct, gc=False):
     delta: _Delta | None = None
     message: _Delta | None = None
     text: Any = None
@@ -80,7 +81,7 @@ class _Choice(msgspec.Struct):
     token_ids: Any = None
 
 
-class _Chunk(msgspec.Struct):
+class _Chunk(msgspec.Struct, gc=False):
     choices: list[_Choice] | None = None
     usage: _Usage | None = None
     error: Any = None
@@ -94,10 +95,9 @@ class Answer:
     """The content of one response, read event by event. Times are ns of the reads that brought them."""
 
     __slots__ = (
-        "_chunk_tokens", "_finished_choices", "_usage_per_chunk", "_usage_totals", "bad_json", "cached_tokens",
-        "chunk_at_ns", "done", "error", "finish_reason", "first_answer_ns", "first_event_ns", "input_tokens",
-        "merged_events",
-        "reasoning_chunks", "reasoning_tokens",
+        "_chunk_tokens", "_finished_choices", "_usage", "_usage_per_chunk", "_usage_totals", "bad_json",
+        "cached_tokens", "chunk_at_ns", "done", "error", "finish_reason", "first_answer_ns", "first_event_ns",
+        "input_tokens", "merged_events", "reasoning_chunks", "reasoning_tokens",
     )  # fmt: skip
 
     def __init__(self) -> None:
@@ -108,6 +108,7 @@ class Answer:
         self._usage_per_chunk = False
         self._usage_totals: list[int] = []  # completion_tokens of chunks without text
         self._finished_choices = 0
+        self._usage: _Usage | None = None
         self.input_tokens: int | None = None
         self.cached_tokens: int | None = None
         self.reasoning_tokens: int | None = None
@@ -122,7 +123,7 @@ class Answer:
         """One SSE event that was completed at ``at_ns``."""
         if self.first_event_ns is None:
             self.first_event_ns = at_ns
-        if data == b"[DONE]" or data.strip() == b"[DONE]":
+        if data[:1] != b"{" and data.strip() == b"[DONE]":
             self.done = True
             return
         self._on_json(at_ns, data)
@@ -155,10 +156,16 @@ class Answer:
             if choice.finish_reason:
                 self.finish_reason = str(choice.finish_reason)
                 self._finished_choices += 1
-            kind = _kind_of(choice)
+            delta = choice.delta
+            if delta is not None and delta.content:  # nearly every chunk
+                kind: Kind | None = "answer"
+            else:
+                kind = _kind_of(choice)
             if kind is not None:
                 reasoning = kind == "reasoning"
-                tokens = _tokens_in(choice)
+                tokens = None
+                if choice.token_ids is not None or choice.logprobs is not None:
+                    tokens = _tokens_in(choice)
                 if not bears_text:
                     counted = tokens
                 elif counted is not None:  # a second choice with text in one chunk
@@ -171,9 +178,10 @@ class Answer:
                 self.first_answer_ns = at_ns
         usage = chunk.usage
         if usage is not None:
-            self._on_usage(usage, bears_text)
-            total = _count(usage.completion_tokens)
-            if bears_text and total:
+            if not bears_text or self._usage is None:
+                self._on_usage(usage, bears_text)
+            self._usage = usage  # running totals: of those beside text only the latest is looked at whole
+            if bears_text and (total := _count(usage.completion_tokens)):
                 self._usage_per_chunk = True
                 counted = total
         if bears_text:
@@ -205,6 +213,11 @@ class Answer:
         gains = [after - before for before, after in zip([0, *known[:-1]], known, strict=True)]
         return gains if min(gains) >= 1 else None  # counts that stand still or fall are no counts
 
+    def finish(self) -> None:
+        """The answer is over: take what its latest usage says."""
+        if self._usage is not None:
+            self._on_usage(self._usage, bears_text=True)
+
     def output_tokens(self) -> tuple[int | None, str | None]:
         """(tokens generated, token_source). A usage of 0 beside visible text is not believed."""
         per_chunk = self.chunk_tokens
@@ -226,7 +239,7 @@ class Answer:
         return None, None
 
 
-def _kind_of(choice: _Choice) -> Literal["answer", "reasoning"] | None:
+def _kind_of(choice: _Choice) -> Kind | None:
     """What a choice carries; None where it carries no token. Text sent under two names counts once."""
     delta = choice.delta or choice.message
     if delta is None:

@@ -27,9 +27,18 @@ class EventSplitter:
             data = self._without_bom(data)
             if not data:
                 return []
+        if (  # the usual read: one event of one line
+            data.startswith(b"data: ")
+            and data.find(b"\n") == len(data) - 2
+            and data.endswith(b"\n")
+            and not self._buffer
+            and not self._swallow_lf
+            and b"\r" not in data
+        ):
+            return [(at_ns, data[6:-2])]
         if self._swallow_lf or b"\r" in data:
             data = self._only_line_feeds(data)
-        if not self._buffer and data.endswith(b"\n\n"):  # the usual read: whole events
+        if not self._buffer and data.endswith(b"\n\n"):  # whole events
             blocks = data[:-2].split(b"\n\n")
         else:
             blocks = self._cut(data)
