@@ -42,12 +42,16 @@ class Endpoint:
         """The server's root URL, where /health and /metrics live."""
         return f"{self.scheme}://{self.authority}" + self.path.removesuffix("/v1")
 
-    def all_headers(self) -> dict[str, str]:
-        """The user's headers and the key, for requests off the hot path."""
+    def all_headers(self, api: protocols.Api = "chat") -> dict[str, str]:
+        """The user's headers, and the key in the form that the API wants; the user's win."""
         found = {"User-Agent": USER_AGENT, **dict(self.headers)}
-        if self.api_key and not any(name.lower() == "authorization" for name in found):
-            found["Authorization"] = f"Bearer {self.api_key}"
-        return found
+        ours = {"Authorization": f"Bearer {self.api_key}"} if self.api_key else {}
+        if api == "messages":
+            ours = {"anthropic-version": protocols.ANTHROPIC_VERSION, **ours}
+            if self.api_key:
+                ours["x-api-key"] = self.api_key
+        given = {name.lower() for name in found}
+        return found | {name: value for name, value in ours.items() if name.lower() not in given}
 
     def request_prefix(self, api: protocols.Api) -> bytes:
         """Request line and headers up to, not including, X-Request-Id and Content-Length."""
@@ -57,7 +61,7 @@ class Endpoint:
             "Accept: text/event-stream, application/json",
             "Accept-Encoding: identity",
             "Content-Type: application/json",
-            *(f"{name}: {value}" for name, value in self.all_headers().items()),
+            *(f"{name}: {value}" for name, value in self.all_headers(api).items()),
         ]
         return ("\r\n".join(lines) + "\r\n").encode("latin-1")
 

@@ -14,7 +14,8 @@ from typing import Any
 import httptools
 import numpy as np
 
-from loadgen.protocols import Answer, error_text, excerpt
+from loadgen.answers import Answer
+from loadgen.protocols import error_text, excerpt
 from loadgen.records import CHUNK_AT_MAX_US, RequestRecord
 from loadgen.sse import EventSplitter
 
@@ -27,12 +28,20 @@ class Exchange:
     """The life of one request, from dispatch to its final status. Ends exactly once."""
 
     __slots__ = (
-        "_answer", "_at_ns", "_body_bytes", "_content_type", "_framed", "_gunzip", "_headers_done", "_informational", "_on_end",
+        "_answer", "_at_ns", "_body_bytes", "_content_type", "_framed", "_gunzip", "_headers_done", "_informational", "_new_answer", "_on_end",
         "_parser", "_pieces", "_splitter", "_whole", "close_after", "ended", "last_read_ns", "received_bytes", "record",
         "request", "retried",
     )  # fmt: skip
 
-    def __init__(self, record: RequestRecord, request: bytes, on_end: Callable[[Exchange], None]) -> None:
+    def __init__(
+        self,
+        record: RequestRecord,
+        request: bytes,
+        on_end: Callable[[Exchange], None],
+        answer: type[Answer] = Answer,
+    ) -> None:
+        """``answer`` reads the events of the API that was asked; ``on_end`` is called exactly once."""
+        self._new_answer = answer
         self.record = record
         self.request = request
         self._on_end = on_end
@@ -45,7 +54,7 @@ class Exchange:
 
     def _reset_response(self) -> None:
         self._parser: Any = httptools.HttpResponseParser(self)
-        self._answer = Answer()
+        self._answer = self._new_answer()
         self._splitter: EventSplitter | None = None
         self._whole: list[bytes] = []  # a body that is no event stream
         self._pieces: list[tuple[int, bytes]] = []  # stamped, not yet split
@@ -199,7 +208,7 @@ class Exchange:
             self._end("stream_error", answer.error, at_ns)
         elif answer.bad_json is not None:
             self._end("protocol_error", f"not JSON: {answer.bad_json}", at_ns)
-        elif not tokens:
+        elif not tokens and answer.whole_ns is None:
             self._end("empty", self._why_empty(), at_ns)
         elif answer.finish_reason is None and not answer.done:
             self._end("truncated", "the stream ended without a finish reason or [DONE]", at_ns)
@@ -224,6 +233,7 @@ class Exchange:
         record.cached_tokens = answer.cached_tokens
         record.output_tokens, record.token_source = answer.output_tokens()
         record.reasoning_tokens = answer.reasoning_tokens
+        record.last_token_ns = answer.whole_ns
         if answer.chunk_at_ns and record.started_ns is not None:
             start = record.started_ns
             record.first_token_ns, record.last_token_ns = answer.chunk_at_ns[0], answer.chunk_at_ns[-1]

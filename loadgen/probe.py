@@ -17,10 +17,11 @@ from typing import Any
 
 import aiohttp
 
+from loadgen.answers import ANSWERS
 from loadgen.endpoint import Endpoint, EndpointError
 from loadgen.exchange import Exchange
 from loadgen.http import Client
-from loadgen.protocols import Dialect, RequestShape, error_text
+from loadgen.protocols import Api, Dialect, RequestShape, error_text
 from loadgen.records import RequestRecord
 
 LOOK_TIMEOUT_S = 10.0
@@ -140,7 +141,7 @@ def choose_model(served: Served, model: str | None, endpoint: Endpoint) -> str:
     raise EndpointError(f"{endpoint.url}: name a model with --model; {there}")
 
 
-async def ask(client: Client, request: bytes, timeout_s: float = ANSWER_TIMEOUT_S) -> RequestRecord:
+async def ask(client: Client, api: Api, request: bytes, timeout_s: float = ANSWER_TIMEOUT_S) -> RequestRecord:
     """Send one request outside of any stage and give its record back."""
     now_ns = time.monotonic_ns()
     record = RequestRecord(
@@ -152,7 +153,7 @@ async def ask(client: Client, request: bytes, timeout_s: float = ANSWER_TIMEOUT_
         client.forget(exchange)
         ended.set()
 
-    exchange = Exchange(record, request, on_end)
+    exchange = Exchange(record, request, on_end, ANSWERS[api])
     client.dispatch(exchange)
     try:
         async with asyncio.timeout(timeout_s):
@@ -188,13 +189,13 @@ async def find_dialect(
         tried = dataclasses.replace(
             shape, dialect=dataclasses.replace(dialect, max_tokens_field=max_tokens_field)
         )
-        record = await ask(client, send(tried, _SHORT, 4))
+        record = await ask(client, shape.api, send(tried, _SHORT, 4))
         if record.http_status in (400, 422) and "max_completion_tokens" in (record.error or ""):
             max_tokens_field = "max_completion_tokens"
             tried = dataclasses.replace(
                 shape, dialect=dataclasses.replace(dialect, max_tokens_field=max_tokens_field)
             )
-            record = await ask(client, send(tried, _SHORT, 4))
+            record = await ask(client, shape.api, send(tried, _SHORT, 4))
         first = first or record
         if record.status == "ok":
             if not dialect.ignore_eos:
@@ -229,7 +230,7 @@ async def calibrate(
     client: Client, shape: RequestShape, short: RequestRecord, send: Callable[[RequestShape, int, int], bytes]
 ) -> tuple[Calibration, RequestRecord]:
     """Compare the server's count of two prompts with ours (``_SHORT`` and ``_LONG`` words)."""
-    long = await ask(client, send(shape, _LONG, 4))
+    long = await ask(client, shape.api, send(shape, _LONG, 4))
     if long.status != "ok" or short.input_tokens is None or long.input_tokens is None:
         return Calibration(), long if long.status == "ok" else short
     per_word = (long.input_tokens - short.input_tokens) / (_LONG - _SHORT)

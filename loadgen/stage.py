@@ -16,6 +16,7 @@ from typing import Any, Literal
 
 import numpy as np
 
+from loadgen.answers import Answer
 from loadgen.audit import Measures, StageWatch
 from loadgen.exchange import Exchange
 from loadgen.http import Client
@@ -107,6 +108,7 @@ class StageRunner:
         target: str | None = None,
         secrets: tuple[str, ...] = (),
         worker: int = 0,
+        answer: type[Answer] = Answer,
     ) -> None:
         """``make_request(request_id, input_tokens, output_tokens)`` gives the bytes of a whole request."""
         self._client = client
@@ -116,6 +118,7 @@ class StageRunner:
         self._target = target
         self._secrets = secrets
         self._worker = worker
+        self._answer = answer
         self._in_flight: set[Exchange] = set()
         self._stop_reason: str | None = None
         self._refill: Callable[[RequestRecord], None] | None = None
@@ -293,7 +296,7 @@ class StageRunner:
             input_tokens_planned=int(schedule.input_tokens[index]),
             output_tokens_planned=int(schedule.output_tokens[index]),
         )
-        exchange = Exchange(record, request, self._ended)
+        exchange = Exchange(record, request, self._ended, self._answer)
         self._in_flight.add(exchange)
         self.live.released += 1
         if self._limits.in_flight is not None and len(self._in_flight) > self._limits.in_flight:

@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
 
+from loadgen.answers import ANSWERS
 from loadgen.endpoint import Endpoint
 from loadgen.http import Client, Reuse, Stamps
 from loadgen.protocols import RequestShape
@@ -74,6 +75,7 @@ class Setup:
             target=self.endpoint.url,
             secrets=(self.endpoint.api_key,) if self.endpoint.api_key else (),
             worker=worker,
+            answer=ANSWERS[shape.api],
         )
 
 

@@ -11,7 +11,8 @@ import pytest
 from streams.playing import MS, play
 
 from loadgen.exchange import Exchange
-from loadgen.protocols import Answer, Dialect, RequestShape, error_text, excerpt
+from loadgen.answers import Answer
+from loadgen.protocols import Dialect, RequestShape, error_text, excerpt
 from loadgen.records import CHUNK_AT_MAX_US, RequestRecord
 
 HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n"

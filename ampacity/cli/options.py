@@ -21,7 +21,14 @@ Model = Annotated[
         "--model", help="Model to ask for. Default: the only one that is served.", rich_help_panel=_TARGET
     ),
 ]
-ApiName = Annotated[str, typer.Option("--api", help="chat or completions.", rich_help_panel=_TARGET)]
+ApiName = Annotated[
+    str,
+    typer.Option(
+        "--api",
+        help="chat, completions, responses, messages (Anthropic) or embeddings.",
+        rich_help_panel=_TARGET,
+    ),
+]
 ApiKeyEnv = Annotated[
     str | None,
     typer.Option(

@@ -321,7 +321,7 @@ async def _probe(
     if settings.tokenizer != "words" and calibration.measured:
         calibration = replace(calibration, tokens_per_word=1.0)  # a vocabulary's own count is exact
     lengths = _typical_lengths(settings, trace)
-    typical = await ask(client, send(shape, *lengths))
+    typical = await ask(client, shape.api, send(shape, *lengths))
     return Probe(served, shape, calibration, typical if typical.status == "ok" else record, tuple(notes))
 
 

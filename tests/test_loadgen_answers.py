@@ -1,0 +1,190 @@
+"""The Responses API, Anthropic's Messages API and embeddings: same records, same words."""
+
+import json
+
+import pytest
+
+from loadgen.answers import ANSWERS
+from loadgen.endpoint import parse_endpoint
+from loadgen.exchange import Exchange
+from loadgen.protocols import Api, Dialect, RequestShape
+from loadgen.records import RequestRecord
+
+MS = 1_000_000
+HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n"
+END = b"0\r\n\r\n"
+
+
+def event(value: dict[str, object]) -> bytes:
+    data = f"event: {value['type']}\ndata: {json.dumps(value)}\n\n".encode()
+    return b"%x\r\n%b\r\n" % (len(data), data)
+
+
+def play(api: Api, *events: dict[str, object], end: bytes = END) -> RequestRecord:
+    """One event every 10 ms after the headers at 1 ms; the request started at 0."""
+    ended: list[Exchange] = []
+    exchange = Exchange(RequestRecord(0, 0, 0, "unfinished", started_ns=0), b"", ended.append, ANSWERS[api])
+    exchange.feed(MS, HEAD)
+    for i, value in enumerate(events):
+        exchange.feed((i + 1) * 10 * MS, event(value))
+    exchange.feed((len(events) + 1) * 10 * MS, end)
+    assert ended == [exchange]
+    return exchange.record
+
+
+RESPONSES_USAGE = {
+    "input_tokens": 12, "input_tokens_details": {"cached_tokens": 4}, "output_tokens": 5,
+    "output_tokens_details": {"reasoning_tokens": 2}, "total_tokens": 17,
+}  # fmt: skip
+
+
+def test_responses_stream() -> None:
+    record = play(
+        "responses",
+        {"type": "response.created", "response": {"id": "r", "status": "in_progress", "usage": None}},
+        {"type": "response.output_item.added", "item": {"type": "message"}},
+        {"type": "response.reasoning_summary_text.delta", "delta": "think"},
+        {"type": "response.output_text.delta", "delta": "Hello"},
+        {"type": "response.output_text.delta", "delta": ""},
+        {"type": "response.output_text.delta", "delta": " you"},
+        {"type": "response.output_text.done", "text": "Hello you"},
+        {
+            "type": "response.completed",
+            "response": {"id": "r", "status": "completed", "usage": RESPONSES_USAGE},
+        },
+    )
+    assert (record.status, record.finish_reason, record.token_source) == ("ok", "stop", "usage")
+    assert (record.input_tokens, record.cached_tokens, record.output_tokens, record.reasoning_tokens) == (
+        12,
+        4,
+        5,
+        2,
+    )
+    assert record.first_event_ns == 10 * MS
+    assert record.first_token_ns == 30 * MS
+    assert record.first_answer_ns == 40 * MS
+    assert record.last_token_ns == 60 * MS
+    assert record.chunk_at_us == [30_000, 40_000, 60_000]
+    assert record.chunk_tokens is None
+
+
+def test_responses_cut_by_its_length_limit() -> None:
+    whole = {
+        "status": "incomplete",
+        "incomplete_details": {"reason": "max_output_tokens"},
+        "usage": RESPONSES_USAGE,
+    }
+    record = play(
+        "responses",
+        {"type": "response.output_text.delta", "delta": "x"},
+        {"type": "response.incomplete", "response": whole},
+    )
+    assert (record.status, record.finish_reason, record.output_tokens) == ("ok", "length", 5)
+
+
+@pytest.mark.parametrize(
+    "last",
+    [
+        {"type": "response.failed", "response": {"status": "failed", "error": {"code": "server_error", "message": "out of memory"}}},
+        {"type": "error", "message": "out of memory", "code": "server_error"},
+    ],
+)  # fmt: skip
+def test_responses_failure_in_a_200_stream(last: dict[str, object]) -> None:
+    record = play("responses", {"type": "response.output_text.delta", "delta": "x"}, last)
+    assert record.status == "stream_error"
+    assert "out of memory" in (record.error or "")
+
+
+def test_responses_without_its_end_is_truncated() -> None:
+    assert play("responses", {"type": "response.output_text.delta", "delta": "x"}).status == "truncated"
+
+
+def test_messages_stream() -> None:
+    record = play(
+        "messages",
+        {"type": "message_start", "message": {"usage": {"input_tokens": 25, "cache_read_input_tokens": 8, "output_tokens": 1}}},
+        {"type": "content_block_start", "index": 0, "content_block": {"type": "text", "text": ""}},
+        {"type": "ping"},
+        {"type": "content_block_delta", "index": 0, "delta": {"type": "thinking_delta", "thinking": "hm"}},
+        {"type": "content_block_delta", "index": 0, "delta": {"type": "signature_delta", "signature": "zzz"}},
+        {"type": "content_block_delta", "index": 1, "delta": {"type": "text_delta", "text": "Hello"}},
+        {"type": "content_block_delta", "index": 1, "delta": {"type": "input_json_delta", "partial_json": "{"}},
+        {"type": "message_delta", "delta": {"stop_reason": "max_tokens"}, "usage": {"output_tokens": 15}},
+        {"type": "message_stop"},
+    )  # fmt: skip
+    assert (record.status, record.finish_reason, record.output_tokens) == ("ok", "max_tokens", 15)
+    assert (record.input_tokens, record.cached_tokens) == (25, 8)
+    assert record.chunk_at_us == [40_000, 60_000, 70_000]
+    assert record.first_answer_ns == 60 * MS
+
+
+def test_messages_overloaded_in_the_stream() -> None:
+    record = play(
+        "messages",
+        {"type": "message_start", "message": {"usage": {"input_tokens": 25, "output_tokens": 1}}},
+        {"type": "error", "error": {"type": "overloaded_error", "message": "Overloaded"}},
+    )
+    assert (record.status, record.error) == ("stream_error", "Overloaded")
+
+
+def test_embeddings() -> None:
+    ended: list[Exchange] = []
+    exchange = Exchange(
+        RequestRecord(0, 0, 0, "unfinished", started_ns=0), b"", ended.append, ANSWERS["embeddings"]
+    )
+    body = json.dumps(
+        {"data": [{"embedding": [0.1, 0.2]}], "usage": {"prompt_tokens": 7, "total_tokens": 7}}
+    ).encode()
+    exchange.feed(
+        20 * MS,
+        b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n" % len(body),
+    )
+    exchange.feed(30 * MS, body)
+    record = exchange.record
+    assert (record.status, record.input_tokens, record.output_tokens) == ("ok", 7, None)
+    assert record.first_token_ns is None  # there is no token, hence no TTFT
+    assert record.last_token_ns == 30 * MS  # E2E: the vector is there
+
+
+def test_embeddings_without_a_vector_are_empty() -> None:
+    exchange = Exchange(
+        RequestRecord(0, 0, 0, "unfinished", started_ns=0), b"", lambda _: None, ANSWERS["embeddings"]
+    )
+    exchange.feed(
+        MS,
+        b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: 11\r\n\r\n" + b'{"data":[]}',
+    )
+    assert exchange.record.status == "empty"
+
+
+@pytest.mark.parametrize(
+    ("api", "expected"),
+    [
+        ("responses", {"model": "m", "input": "hi", "max_output_tokens": 9, "stream": True, "ignore_eos": True}),
+        ("messages", {"model": "m", "messages": [{"role": "user", "content": "hi"}], "max_tokens": 9, "stream": True, "ignore_eos": True}),
+        ("embeddings", {"model": "m", "input": "hi"}),
+    ],
+)  # fmt: skip
+def test_bodies(api: Api, expected: dict[str, object]) -> None:
+    assert json.loads(RequestShape(api, "m").body("hi", 9)) == expected
+
+
+def test_plain_dialect_sends_nothing_that_a_strict_server_refuses() -> None:
+    shape = RequestShape("responses", "m", Dialect(ignore_eos=False))
+    assert json.loads(shape.body("hi", 9)) == {
+        "model": "m",
+        "input": "hi",
+        "max_output_tokens": 9,
+        "stream": True,
+    }
+
+
+def test_the_key_goes_where_the_api_wants_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("K", "sk-1")
+    endpoint = parse_endpoint("http://127.0.0.1/v1", api_key_env="K")
+    head = endpoint.request_prefix("messages").decode()
+    assert head.startswith("POST /v1/messages HTTP/1.1\r\n")
+    assert "x-api-key: sk-1\r\n" in head
+    assert "anthropic-version: 2023-06-01\r\n" in head
+    assert "x-api-key" not in endpoint.request_prefix("chat").decode()
+    assert "Authorization: Bearer sk-1\r\n" in endpoint.request_prefix("chat").decode()
