@@ -1,74 +1,64 @@
-"""Accelerators, models, and the engine configurations made of them.
+"""Engine configurations made of an accelerator and a model.
 
 Effective factors are assumptions, not measurements: 0.8 of the peak bandwidth in decoding and 0.5 of the
-peak compute in prefill are what well-tuned kernels reach on large models; fit them to your engine before
-you rely on absolute figures.
+peak compute in prefill are what well-tuned kernels reach on large models; fit them to your engine
+(`simulator.calibrate`) before you rely on absolute figures.
 """
 
-from dataclasses import dataclass
+import re
+from dataclasses import replace
+from typing import Any
 
 from simulator import SimulatorError
+from simulator.catalog import (
+    A100_80,
+    B200,
+    BYTES_PER_ELEMENT,
+    DEEPSEEK_V3,
+    GIB,
+    H100,
+    H200,
+    HARDWARE,
+    L4,
+    LLAMA3_8B,
+    LLAMA3_70B,
+    MI300X,
+    MODELS,
+    QWEN3_8B,
+    QWEN3_32B,
+    QWEN25_1_5B,
+    T4,
+    Hardware,
+    Model,
+)
 from simulator.engine import EngineConfig
 from simulator.steptime import Linear, Roofline
 
-BYTES_PER_ELEMENT = {"fp16": 2.0, "fp8": 1.0}
-GIB = 1 << 30
-
-
-@dataclass(frozen=True, slots=True)
-class Hardware:
-    """One accelerator. Peaks are the data sheet's, dense (without sparsity); factors scale them to effective."""
-
-    name: str
-    peak_flops_fp16: float
-    peak_flops_fp8: float
-    bandwidth_bytes_s: float
-    memory_bytes: float
-    link_bytes_s: float  # to its peers, one direction
-    bandwidth_factor: float = 0.8
-    compute_factor: float = 0.5
-
-    def peak_flops(self, precision: str) -> float:
-        return self.peak_flops_fp8 if precision == "fp8" else self.peak_flops_fp16
-
-
-@dataclass(frozen=True, slots=True)
-class Model:
-    """A decoder-only transformer with grouped-query attention. active_parameters: used per token (MoE)."""
-
-    name: str
-    parameters: float
-    active_parameters: float
-    layers: int
-    heads: int
-    kv_heads: int
-    head_size: int
-    max_model_len: int
-
-    def kv_bytes_per_token(self, bytes_per_element: float = 2.0) -> float:
-        """Key and value of every layer and KV head."""
-        return 2 * self.layers * self.kv_heads * self.head_size * bytes_per_element
-
-    def sequences_in(self, pool_bytes: float, tokens: int, bytes_per_element: float = 2.0) -> int:
-        """Sequences of that many tokens whose KV entries fit into a pool."""
-        return int(pool_bytes // (tokens * self.kv_bytes_per_token(bytes_per_element)))
-
-
-# NVIDIA A100 80 GB SXM data sheet (2021): 312 TFLOPS FP16, no FP8 unit (FP8 weights compute at FP16 speed),
-# 2,039 GB/s, NVLink 600 GB/s both directions.
-A100_80 = Hardware("A100-80", 312e12, 312e12, 2.039e12, 80 * GIB, 300e9)
-# NVIDIA H100 SXM data sheet (2023), halved where it says "with sparsity": 989 TFLOPS FP16, 1,979 FP8,
-# 3.35 TB/s, NVLink 900 GB/s both directions.
-H100 = Hardware("H100", 989.4e12, 1978.9e12, 3.35e12, 80 * GIB, 450e9)
-# NVIDIA L4 data sheet (2023), halved where it says "with sparsity": 121 TFLOPS FP16, 242.5 FP8, 300 GB/s,
-# 24 GB (22.5 GiB with ECC), PCIe 4.0 x16.
-L4 = Hardware("L4", 121e12, 242.5e12, 0.3e12, 22.5 * GIB, 32e9)
-
-# Meta, "The Llama 3 Herd of Models" (2024), table 3, and the models' config.json.
-LLAMA3_8B = Model("llama3-8b", 8.03e9, 8.03e9, 32, 32, 8, 128, 8192)
-LLAMA3_70B = Model("llama3-70b", 70.6e9, 70.6e9, 80, 64, 8, 128, 8192)
-# Qwen2.5 technical report (2024), table 1, and the model's config.json.
-QWEN25_1_5B = Model("qwen2.5-1.5b", 1.54e9, 1.54e9, 28, 12, 2, 128, 32768)
+__all__ = [
+    "A100_80",
+    "B200",
+    "DEEPSEEK_V3",
+    "GIB",
+    "H100",
+    "H200",
+    "HARDWARE",
+    "L4",
+    "LLAMA3_8B",
+    "LLAMA3_70B",
+    "MI300X",
+    "MODELS",
+    "PRESETS",
+    "QWEN3_8B",
+    "QWEN3_32B",
+    "QWEN25_1_5B",
+    "T4",
+    "Hardware",
+    "Model",
+    "engine_config",
+    "find_config",
+    "linear_config",
+    "roofline",
+]
 
 ALL_REDUCE_LATENCY_S = 10e-6  # of one all-reduce of a small tensor over NVLink; an assumption
 MEMORY_SHARE = 0.9  # of the device memory that the engine may use (vLLM's --gpu-memory-utilization)
@@ -87,24 +77,33 @@ def roofline(
     """Step time of a model on `tensor_parallel` devices.
 
     All-reduce: two per layer; ring algorithm, 2(t-1)/t of the tensor over the link (Thakur et al. 2005),
-    plus a fixed latency each. overhead_s: scheduling and launch per step, an assumption.
+    plus a fixed latency each. overhead_s: scheduling and launch per step, an assumption. Weights of experts
+    are read as far as the batch touches them (`Roofline`); KV entries that are kept on several devices are
+    read on each.
     """
     communication_s_per_token = 0.0
     if tensor_parallel > 1:
         share = 2 * (tensor_parallel - 1) / tensor_parallel
-        tensor_bytes = model.heads * model.head_size * BYTES_PER_ELEMENT["fp16"]
+        tensor_bytes = model.width * BYTES_PER_ELEMENT["fp16"]
         communication_s_per_token = 2 * model.layers * tensor_bytes * share / hardware.link_bytes_s
         overhead_s += 2 * model.layers * ALL_REDUCE_LATENCY_S
     return Roofline(
-        weight_bytes=model.active_parameters * BYTES_PER_ELEMENT[precision],
-        kv_bytes_per_token=model.kv_bytes_per_token(BYTES_PER_ELEMENT[kv_precision]),
+        weight_bytes=(model.parameters - model.routed_parameters) * BYTES_PER_ELEMENT[precision],
+        kv_bytes_per_token=_kv_bytes(model, kv_precision, tensor_parallel),
         flops_per_token=2 * model.active_parameters,
         flops_per_pair=4 * model.layers * model.heads * model.head_size,
         bandwidth_bytes_s=hardware.bandwidth_bytes_s * hardware.bandwidth_factor * tensor_parallel,
         compute_flops=hardware.peak_flops(precision) * hardware.compute_factor * tensor_parallel,
         overhead_s=overhead_s,
         communication_s_per_token=communication_s_per_token,
+        expert_bytes=model.routed_parameters * BYTES_PER_ELEMENT[precision],
+        expert_share=model.experts_per_token / model.experts if model.experts else 0.0,
     )
+
+
+def _kv_bytes(model: Model, kv_precision: str, tensor_parallel: int) -> float:
+    """Of one token on all devices together."""
+    return model.kv_bytes_per_token(BYTES_PER_ELEMENT[kv_precision]) * model.kv_copies(tensor_parallel)
 
 
 def engine_config(
@@ -124,7 +123,7 @@ def engine_config(
     """An engine with the KV pool that the device memory leaves. Raises SimulatorError if nothing is left."""
     free = tensor_parallel * (hardware.memory_bytes * MEMORY_SHARE - ACTIVATION_BYTES)
     free -= model.parameters * BYTES_PER_ELEMENT[precision]
-    blocks = int(free // (block_tokens * model.kv_bytes_per_token(BYTES_PER_ELEMENT[kv_precision])))
+    blocks = int(free // (block_tokens * _kv_bytes(model, kv_precision, tensor_parallel)))
     if blocks < 1:
         raise SimulatorError(
             f"{name}: {model.name} in {precision} does not fit on {tensor_parallel} x {hardware.name}"
@@ -185,14 +184,71 @@ PRESETS: dict[str, EngineConfig] = {
         engine_config("llama3-8b-h100", H100, LLAMA3_8B),
         engine_config("llama3-70b-4xh100", H100, LLAMA3_70B, tensor_parallel=4),
         engine_config("llama3-70b-fp8-2xh100", H100, LLAMA3_70B, precision="fp8", tensor_parallel=2),
+        engine_config("llama3-8b-h200", H200, LLAMA3_8B),
+        engine_config("llama3-8b-mi300x", MI300X, LLAMA3_8B),
+        engine_config("llama3-8b-int4-t4", T4, LLAMA3_8B, precision="int4", max_num_batched_tokens=2048),
+        engine_config("llama3-70b-4xa100", A100_80, LLAMA3_70B, tensor_parallel=4),
+        engine_config("llama3-70b-2xh200", H200, LLAMA3_70B, tensor_parallel=2),
+        engine_config("llama3-70b-2xmi300x", MI300X, LLAMA3_70B, tensor_parallel=2),
+        engine_config("llama3-70b-fp8-b200", B200, LLAMA3_70B, precision="fp8", kv_precision="fp8"),
+        engine_config("qwen3-32b-2xh100", H100, QWEN3_32B, tensor_parallel=2),
+        engine_config("deepseek-v3-fp8-8xh200", H200, DEEPSEEK_V3, precision="fp8", tensor_parallel=8),
+        engine_config("deepseek-v3-fp8-8xb200", B200, DEEPSEEK_V3, precision="fp8", tensor_parallel=8),
     )
 }
 
+_SETTINGS = {  # what may follow MODEL@NxHARDWARE, and how it is read
+    "weights": ("precision", str),
+    "kv": ("kv_precision", str),
+    "bandwidth_factor": ("bandwidth_factor", float),
+    "compute_factor": ("compute_factor", float),
+    "overhead_s": ("overhead_s", float),
+    "max_num_seqs": ("max_num_seqs", int),
+    "max_num_batched_tokens": ("max_num_batched_tokens", int),
+    "max_model_len": ("max_model_len", int),
+}
+
+
+def compose(name: str) -> EngineConfig:
+    """`MODEL@[Nx]HARDWARE[,SETTING=VALUE...]`, as `llama3-70b@4xh100,weights=fp8,kv=fp8`. Raises SimulatorError."""
+    model_name, _, rest = name.partition("@")
+    place, *settings = rest.split(",")
+    match = re.fullmatch(r"(?:(\d+)x)?(.+)", place)
+    count, card_name = (match[1] or "1", match[2]) if match else ("1", "")
+    if model_name not in MODELS:
+        raise SimulatorError(f"preset {name!r}: unknown model {model_name!r}; known: {', '.join(MODELS)}")
+    if card_name not in HARDWARE or int(count) < 1:
+        raise SimulatorError(f"preset {name!r}: unknown hardware {place!r}; known: {', '.join(HARDWARE)}")
+    card = HARDWARE[card_name]
+    options: dict[str, Any] = {}
+    for setting in settings:
+        key, _, value = setting.partition("=")
+        try:
+            field, read = _SETTINGS[key]
+            options[field] = read(value)
+        except (KeyError, ValueError) as error:
+            known = ", ".join(_SETTINGS)
+            raise SimulatorError(f"preset {name!r}: cannot read {setting!r}; settings: {known}") from error
+    for field in ("precision", "kv_precision"):
+        if options.get(field, "fp16") not in BYTES_PER_ELEMENT:
+            raise SimulatorError(
+                f"preset {name!r}: {options[field]!r} is none of {', '.join(BYTES_PER_ELEMENT)}"
+            )
+    factors = {f: options.pop(f) for f in ("bandwidth_factor", "compute_factor") if f in options}
+    return engine_config(
+        name, replace(card, **factors), MODELS[model_name], tensor_parallel=int(count), **options
+    )
+
 
 def find_config(name: str) -> EngineConfig:
-    """A preset by name, or `linear:ALPHA_S,BETA_S[,PREFILL_S]`. Raises SimulatorError."""
+    """A preset by name, `MODEL@[Nx]HARDWARE[,SETTING=VALUE...]`, or `linear:ALPHA_S,BETA_S[,PREFILL_S]`.
+
+    Raises SimulatorError.
+    """
     if name in PRESETS:
         return PRESETS[name]
+    if "@" in name:
+        return compose(name)
     kind, _, numbers = name.partition(":")
     if kind == "linear":
         try:
@@ -202,4 +258,6 @@ def find_config(name: str) -> EngineConfig:
             raise SimulatorError(f"preset {name!r}: write linear:ALPHA_S,BETA_S[,PREFILL_S]") from error
         return linear_config(alpha_s, beta_s, prefill_s)
     known = ", ".join(sorted(PRESETS))
-    raise SimulatorError(f"unknown preset {name!r}; known: {known}, or linear:ALPHA_S,BETA_S[,PREFILL_S]")
+    raise SimulatorError(
+        f"unknown preset {name!r}; known: {known}, MODEL@[Nx]HARDWARE, or linear:ALPHA_S,BETA_S[,PREFILL_S]"
+    )

@@ -43,6 +43,9 @@ class Roofline:
     Bytes: the weights once a step and the KV entries that the batch touches. Operations: two per active
     parameter and token, and the attention's. `bandwidth_bytes_s` and `compute_flops` are effective and for
     the whole tensor-parallel group. Williams, Waterman, Patterson, "Roofline", CACM 52(4), 2009.
+
+    Experts: a batch of n tokens, each choosing k of a layer's E experts alike and independently, touches
+    E (1 - (1 - k/E)^n) of them on average; that share of expert_bytes is read. expert_share is k/E.
     """
 
     weight_bytes: float
@@ -53,6 +56,8 @@ class Roofline:
     compute_flops: float
     overhead_s: float = 0.0
     communication_s_per_token: float = 0.0
+    expert_bytes: float = 0.0  # of all routed experts; not part of weight_bytes
+    expert_share: float = 0.0
 
     def __post_init__(self) -> None:
         if min(self.bandwidth_bytes_s, self.compute_flops) <= 0:
@@ -61,7 +66,10 @@ class Roofline:
     def seconds(
         self, sequences: int, tokens: int, kv_tokens: int, attended_pairs: float, prompts: int
     ) -> float:
-        memory_s = (self.weight_bytes + self.kv_bytes_per_token * kv_tokens) / self.bandwidth_bytes_s
+        moved = self.weight_bytes + self.kv_bytes_per_token * kv_tokens
+        if self.expert_bytes:
+            moved += self.expert_bytes * (1.0 - (1.0 - self.expert_share) ** tokens)
+        memory_s = moved / self.bandwidth_bytes_s
         compute_s = (
             self.flops_per_token * tokens + self.flops_per_pair * attended_pairs
         ) / self.compute_flops
