@@ -91,3 +91,10 @@ def _workload_meta(settings: Settings, trace: Trace | None, calibration: Calibra
     found["tokenizer"] = {"name": settings.tokenizer, **asdict(calibration)}
     found["prompts"] = "unique"
     return found
+
+
+def out_path(settings: Settings, experiment: str) -> Path:
+    """Where the run directory goes: the user's --out, or a name made of the time."""
+    if settings.out is not None:
+        return settings.out
+    return Path("runs") / f"{datetime.now(UTC):%Y%m%d-%H%M%S}-{experiment}"

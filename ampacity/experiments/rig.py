@@ -15,7 +15,6 @@ import signal
 import sys
 from collections.abc import Awaitable, Callable, Coroutine, Iterator
 from dataclasses import asdict, replace
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +24,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from ampacity.config import Settings
-from ampacity.experiments.provenance import announcement, run_meta, utc_now
+from ampacity.experiments.provenance import announcement, out_path, run_meta, utc_now
 from ampacity.progress import Progress
 from analysis.stages import analyse_stage
 from loadgen.audit import Measures, Tolerance, judge
@@ -262,7 +261,7 @@ async def conduct(
 ) -> Path:
     """Set up, drive, close. Gives the run directory back. Raises a ValueError of one line before the load begins."""
     endpoint = settings.endpoint
-    out = _out_path(settings, experiment)
+    out = out_path(settings, experiment)
     check_new(out)
     addresses = endpoint.addresses()
     raise_open_files_limit()
@@ -354,12 +353,6 @@ def _e2e_s(probe: Probe) -> float:
     if record.started_ns is None or record.ended_ns is None:
         return 1.0
     return max((record.ended_ns - record.started_ns) / 1e9, 1e-3)
-
-
-def _out_path(settings: Settings, experiment: str) -> Path:
-    if settings.out is not None:
-        return settings.out
-    return Path("runs") / f"{datetime.now(UTC):%Y%m%d-%H%M%S}-{experiment}"
 
 
 @contextlib.contextmanager

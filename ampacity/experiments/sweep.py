@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
-from ampacity.experiments.rig import Rig
+from ampacity.config import Settings
+
+if TYPE_CHECKING:
+    from ampacity.experiments.rig import Rig as TraceRig
 
 START_IN_FLIGHT = 2.0  # the first rate of the grid keeps about so many requests in flight
 FIRST_REQUESTS = 20  # and sends at least so many in a stage
@@ -15,6 +18,21 @@ STAGES_MAX = 16
 REFINE_STAGES = 3  # between the highest load that met the SLO and the lowest that broke it
 REFINE_UNTIL = 1.1  # their ratio at which the bracket is narrow enough
 DOWN_STEPS = 6  # how often the grid is halved below a start that was too high already
+
+
+class Rig(Protocol):
+    """What a sweep needs of a rig, real or virtual."""
+
+    settings: Settings
+    stages: list[dict[str, Any]]
+    ended: tuple[str, str] | None
+    typical_e2e_s: float
+
+    async def open_stage(self, rate_rps: float) -> dict[str, Any] | None:
+        """Run one open-loop stage; its judgement, or None when the run is over."""
+
+    async def closed_stage(self, concurrency: int) -> dict[str, Any] | None:
+        """Run one closed-loop stage."""
 
 
 async def sweep(rig: Rig, start_rps: float | None = None) -> None:
@@ -35,7 +53,7 @@ async def sweep(rig: Rig, start_rps: float | None = None) -> None:
         rate_rps = next_rate(rig.stages)
 
 
-async def replay(rig: Rig) -> None:
+async def replay(rig: TraceRig) -> None:
     """One stage with the arrivals and lengths of the settings' trace."""
     await rig.trace_stage()
 

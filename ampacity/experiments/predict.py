@@ -1,0 +1,149 @@
+"""A sweep in virtual time: the simulated engine alone, no clock, no socket, the same run directory."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ampacity.config import ConfigError, Settings
+from ampacity.experiments.provenance import out_path, run_meta, utc_now
+from ampacity.experiments.sweep import sweep
+from ampacity.progress import Progress
+from analysis.stages import analyse_stage
+from loadgen.audit import Measures, Tolerance, judge
+from loadgen.probe import Calibration, Probe, Served
+from loadgen.protocols import RequestShape
+from loadgen.records import RequestRecord
+from loadgen.rundir import RunWriter
+from simulator.engine import EngineConfig
+from simulator.truth import Outcome, simulate
+from workloads.schedule import Schedule, open_schedule
+
+ORIGIN_NS = 1_000_000_000  # virtual time begins here, so that no time stamp is 0
+REQUESTS_MIN = 2000  # in a stage, so that a p99 can be decided
+IDLE_NS = 60_000_000_000  # between stages; each begins on an idle engine
+
+
+class VirtualRig:
+    """Runs stages on an engine in virtual time; drives ``sweep`` as the real rig does."""
+
+    def __init__(
+        self, settings: Settings, config: EngineConfig, writer: RunWriter, progress: Progress
+    ) -> None:
+        self.settings = settings
+        self.stages: list[dict[str, Any]] = []
+        self.ended: tuple[str, str] | None = None
+        self._config = config
+        self._writer = writer
+        self._progress = progress
+        self._first_request_id = 0
+        self._start_ns = ORIGIN_NS
+        alone = simulate(config, [0.0], [self._median("input_tokens")], [self._median("output_tokens")])
+        self.typical_e2e_s = float(alone.finish_s[0])
+
+    def _median(self, side: str) -> int:
+        median: float = getattr(self.settings.workload, side).quantile(0.5)
+        return round(median)
+
+    async def closed_stage(self, concurrency: int) -> dict[str, Any] | None:
+        """Not modelled."""
+        raise ConfigError("predict runs open-loop stages: drop --concurrency")
+
+    async def open_stage(self, rate_rps: float) -> dict[str, Any] | None:
+        """One stage at ``rate_rps``, run to the end of its last request; its judgement, or None when the run is over."""
+        if self.ended:
+            return None
+        duration_s = max(self.settings.duration_s, REQUESTS_MIN / rate_rps)  # virtual time costs nothing
+        schedule = open_schedule(
+            self.settings.workload, rate_rps=rate_rps, duration_s=duration_s, seed=self.settings.seed,
+            stage=len(self.stages), first_request_id=self._first_request_id,
+        )  # fmt: skip
+        schedule, cut = self._fit(schedule).capped(self.settings.max_requests, self.settings.max_tokens)
+        if not len(schedule):
+            self.ended = ("budget", cut) if cut else None
+            return None
+        outcome = simulate(self._config, schedule.scheduled_s, schedule.input_tokens, schedule.output_tokens)
+        index, start_ns = len(self.stages), self._start_ns
+        for record in _records(schedule, outcome, index, start_ns):
+            self._writer.append(record)
+        self._first_request_id += len(schedule)
+        drained_ns = start_ns + int(float(outcome.finish_s.max()) * 1e9)
+        end_ns = start_ns + int(duration_s * 1e9)
+        meta = {
+            "index": index, "kind": "open", "offered_rps": rate_rps, "concurrency": None, "start_ns": start_ns,
+            "end_ns": end_ns, "scheduled_requests": len(schedule), "drained_ns": drained_ns,
+            "ended_early": cut, "audit": asdict(judge(Measures(), Tolerance())),
+        }  # fmt: skip
+        self._writer.meta["stages"].append(meta)
+        self._start_ns = max(drained_ns, end_ns) + IDLE_NS
+        table = self._writer.stage_table(index)
+        judged: dict[str, Any] = analyse_stage(table, meta, self.settings.slos, self.settings.warmup_requests)
+        self.stages.append(judged)
+        self._progress.judged(judged)
+        if cut:
+            self.ended = ("budget", cut)
+        return judged
+
+    def _fit(self, schedule: Schedule) -> Schedule:
+        """What does not fit the model's context is shortened, as before a real run."""
+        context = self._config.max_model_len
+        outputs = np.minimum(schedule.output_tokens, max(context // 2, 1))
+        return replace(
+            schedule,
+            output_tokens=outputs,
+            input_tokens=np.minimum(schedule.input_tokens, np.maximum(context - outputs, 1)),
+        )
+
+
+def _records(schedule: Schedule, outcome: Outcome, stage: int, start_ns: int) -> list[RequestRecord]:
+    """One ok row for each request, with the time of every token."""
+    records = []
+    scheduled_ns = start_ns + np.round(schedule.scheduled_s * 1e9).astype(np.int64)
+    for i, due_ns in enumerate(scheduled_ns.tolist()):
+        times_ns = start_ns + np.round(outcome.token_times_s(i) * 1e9).astype(np.int64)
+        first_ns, last_ns = int(times_ns[0]), int(times_ns[-1])
+        records.append(RequestRecord(
+            request_id=schedule.first_request_id + i, stage=stage, scheduled_ns=due_ns, status="ok", target="predicted",
+            dispatched_ns=due_ns, connected_ns=due_ns, started_ns=due_ns, sent_ns=due_ns, headers_ns=first_ns,
+            first_event_ns=first_ns, first_token_ns=first_ns, first_answer_ns=first_ns, last_token_ns=last_ns,
+            ended_ns=last_ns, http_status=200, finish_reason="length",
+            input_tokens_planned=int(schedule.input_tokens[i]), input_tokens=int(schedule.input_tokens[i]),
+            output_tokens_planned=int(schedule.output_tokens[i]), output_tokens=len(times_ns),
+            token_source="usage_per_chunk", chunk_at_us=((times_ns - due_ns) // 1000).tolist(), chunk_tokens=[1] * len(times_ns),
+        ))  # fmt: skip
+    return records
+
+
+async def predict(
+    settings: Settings, config: EngineConfig, command_line: list[str], progress: Progress
+) -> Path:
+    """Sweep the engine in virtual time and write a run directory; gives its path back."""
+    out = out_path(settings, "predict")
+    served = Served(
+        models=(config.name,), engine="ampacity simulator, predicted", max_model_len=config.max_model_len
+    )
+    nothing = RequestRecord(-1, -1, 0, "ok")
+    probe = Probe(served, RequestShape("chat", config.name), Calibration(measured=True), nothing)
+    meta = run_meta(settings, probe, "predicted", "", "predict", command_line, None)
+    meta["predicted"] = True
+    meta["endpoint"] = {
+        "url": f"predicted: {config.name}",
+        "api": "chat",
+        "model": config.name,
+        "server": None,
+    }
+    began_s = time.monotonic()
+    with RunWriter(out, meta) as writer:
+        rig = VirtualRig(settings, config, writer, progress)
+        await sweep(rig)
+        status, reason = rig.ended or ("complete", None)
+        writer.meta.update(status=status, status_reason=reason, ended_utc=utc_now())
+        writer.finish()
+    virtual_s = sum((s["drained_ns"] - s["start_ns"]) / 1e9 for s in writer.meta["stages"])
+    elapsed_s = time.monotonic() - began_s
+    progress.note(f"{virtual_s:,.0f} s of engine time in {elapsed_s:.1f} s")
+    return out

@@ -1,0 +1,78 @@
+"""``ampacity predict``: the same sweep and the same report, in virtual time."""
+
+import json
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+
+from ampacity.cli import main
+from simulator.hardware import find_config
+from simulator.truth import true_capacity
+
+
+def predict(monkeypatch: pytest.MonkeyPatch, *arguments: str | Path) -> object:
+    monkeypatch.setattr(sys, "argv", ["ampacity", "predict", *map(str, arguments)])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    return ended.value.code
+
+
+def test_finds_the_capacity_of_the_batching_server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Step time 10 ms + 1 ms × b, 16 slots, 100 tokens: saturates at 1/(100 (0.01/16 + 0.001)) = 6.154 requests/s."""
+    run = tmp_path / "run"
+    code = predict(
+        monkeypatch, "--preset", "linear:0.01,0.001", "--max-num-seqs", "16", "--input-tokens", "10", "--output-tokens", "100",
+        "--slo", "ttft_p95=1s", "--duration", "10m", "--out", run,
+    )  # fmt: skip
+    assert code == 0
+    found: dict[str, Any] = json.loads((run / "summary.json").read_text())
+    assert found["predicted"] is True
+    assert found["verdict"].startswith("Predicted: ")
+    assert "redicted" in (run / "report.html").read_text()
+
+    def requests_at(rate_rps: float, seed: int) -> Any:
+        rng = np.random.default_rng(seed)
+        arrivals = np.cumsum(rng.exponential(1 / rate_rps, int(2000 * rate_rps)))
+        return arrivals, np.full(len(arrivals), 10), np.full(len(arrivals), 100)
+
+    truth = true_capacity(
+        replace(find_config("linear:0.01,0.001"), max_num_seqs=16), requests_at, [("ttft", 0.95, 1.0)]
+    )
+    capacity = found["capacity"]
+    assert truth.usable_rps < 6.154
+    assert capacity["usable_rps"] == pytest.approx(truth.usable_rps, rel=0.08)
+    low, high = capacity["usable_rps_ci"]
+    assert low <= truth.usable_rps <= high
+    past = max(found["stages"], key=lambda s: s["offered_rps"])
+    assert past["achieved_rps"] == pytest.approx(
+        6.154, rel=0.02
+    )  # beyond saturation it serves its saturation rate
+
+
+def test_token_times_are_whole_steps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = tmp_path / "run"
+    assert predict(
+        monkeypatch, "--preset", "linear:0.02,0", "--input-tokens", "10", "--output-tokens", "5", "--rates", "1",
+        "--max-requests", "50", "--out", run,
+    ) == 0  # fmt: skip
+    rows = pq.read_table(run / "requests.parquet").to_pylist()
+    assert len(rows) == 50
+    for row in rows:
+        assert row["output_tokens"] == len(row["chunk_at_us"]) == 5
+        gaps = np.diff(row["chunk_at_us"])
+        assert np.all(np.abs(gaps - 20_000) <= 1)  # every step takes 20 ms, whatever the batch
+    assert json.loads((run / "run.json").read_text())["status"] == "budget"
+
+
+def test_unknown_preset_is_one_line(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert predict(monkeypatch, "--preset", "abacus") == 2
+    err = capsys.readouterr().err
+    assert err.count("\n") == 1
+    assert "abacus" in err
