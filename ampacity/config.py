@@ -144,7 +144,7 @@ def make_settings(raw: dict[str, Any]) -> Settings:
 _FLAGS = (
     "url", "model", "api", "api_key_env", "header", "extra_body", "workload", "input_tokens", "output_tokens", "arrivals",
     "tokenizer", "trace", "time_scale", "rates", "concurrency", "duration", "warmup", "max_requests", "max_tokens", "slo",
-    "seed", "timeout", "out", "lock", "idle_timeout", "max_in_flight", "workers", "connections", "timestamps", "think_time", "peak_rps", "tp", "safety", "gpu_hour",
+    "seed", "timeout", "out", "lock", "idle_timeout", "max_in_flight", "retries", "workers", "connections", "timestamps", "think_time", "peak_rps", "tp", "safety", "gpu_hour",
 )  # fmt: skip
 
 
@@ -182,6 +182,8 @@ def _limits(raw: dict[str, Any]) -> Limits:
     limits = Limits(total_s=_seconds(raw, "timeout"))
     if "idle_timeout" in raw:
         limits = dataclasses.replace(limits, idle_s=_seconds(raw, "idle_timeout"))
+    if "retries" in raw:
+        limits = dataclasses.replace(limits, retries=_whole(raw["retries"], "--retries", at_least=0))
     if "max_in_flight" in raw:
         limits = dataclasses.replace(limits, in_flight=_whole(raw["max_in_flight"], "--max-in-flight"))
     return limits

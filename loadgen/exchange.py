@@ -244,8 +244,8 @@ class Exchange:
         self._pieces = []
         self._whole = []
         self._parser = None  # it holds a reference back to us
-        self.request = b""
         self._on_end(self)
+        self.request = b""
 
 
 def _retry_after(value: bytes) -> float | None:

@@ -26,6 +26,9 @@ from workloads.schedule import Schedule
 
 LEAD_S = 0.1  # between the call and the first deadline
 WATCH_S = 0.1  # how often time limits are looked at
+RETRIED_HTTP = (429, 502, 503, 504)
+RETRY_PAUSE_S = 0.5  # doubled with each attempt, where the server names no Retry-After
+RETRY_PAUSE_MAX_S = 60.0
 DEAD_SERVER_PAUSE_S = 0.1  # a virtual user of a closed loop that found no server
 LIVE_TTFTS = 400  # first tokens that the live percentiles rest on
 READY_MAX = 512  # requests prepared ahead of their deadline ...
@@ -56,6 +59,7 @@ class Limits:
     total_s: float | None = None
     idle_s: float | None = 120.0  # without a single byte from the server
     in_flight: int | None = None  # more than so many at once are shed: recorded, never sent
+    retries: int = 0  # further attempts after 429, 502, 503, 504, no connection or a reset; each is a row
 
 
 @dataclass
@@ -144,6 +148,8 @@ class StageRunner:
         self._ready: deque[bytes] = deque()
         self._ready_bytes = self._prepared = 0
         self._measures = Measures()
+        self._retrying = 0  # attempts that wait for their turn
+        self._closing = False
         self._client.receive_delays_s = self._measures.receive_delays_s
         self._prepare(READY_MAX)
 
@@ -249,8 +255,9 @@ class StageRunner:
 
     async def _drain(self, drain_s: float) -> None:
         give_up_s = time.monotonic() + drain_s
-        while self._in_flight and not self._stop_reason and time.monotonic() < give_up_s:
+        while (self._in_flight or self._retrying) and not self._stop_reason and time.monotonic() < give_up_s:
             await asyncio.sleep(0.02)
+        self._closing = True
         why = self._stop_reason or f"not answered within {drain_s:g} s after the stage"
         for exchange in list(self._in_flight):
             exchange.fail("unfinished", why, time.monotonic_ns())
@@ -296,14 +303,42 @@ class StageRunner:
             input_tokens_planned=int(schedule.input_tokens[index]),
             output_tokens_planned=int(schedule.output_tokens[index]),
         )
+        self._dispatch(record, request)
+        self._prepare(2)
+
+    def _dispatch(self, record: RequestRecord, request: bytes) -> None:
         exchange = Exchange(record, request, self._ended, self._answer)
         self._in_flight.add(exchange)
-        self.live.released += 1
-        if self._limits.in_flight is not None and len(self._in_flight) > self._limits.in_flight:
-            exchange.fail("shed", f"{self._limits.in_flight} requests were in flight", now_ns)
+        self._live.released += 1
+        most = self._limits.in_flight
+        if most is not None and len(self._in_flight) > most:
+            exchange.fail("shed", f"{most} requests were in flight", time.monotonic_ns())
         else:
             self._client.dispatch(exchange)
-        self._prepare(2)
+
+    def _again(self, failed: RequestRecord, request: bytes) -> bool:
+        """Plan a further attempt of a request that may be tried again. False: there is none."""
+        passing = failed.status in ("connect_error", "reset") or failed.http_status in RETRIED_HTTP
+        if not passing or failed.attempt >= self._limits.retries or self._stop_reason:
+            return False
+        pause_s = failed.retry_after_s
+        if pause_s is None:
+            pause_s = RETRY_PAUSE_S * 2**failed.attempt
+        self._retrying += 1
+
+        def send() -> None:
+            self._retrying -= 1
+            if not self._stop_reason and not self._closing:
+                again = RequestRecord(
+                    request_id=failed.request_id, stage=failed.stage, scheduled_ns=failed.scheduled_ns, status="unfinished",
+                    attempt=failed.attempt + 1, worker=failed.worker, target=failed.target,
+                    dispatched_ns=time.monotonic_ns(), input_tokens_planned=failed.input_tokens_planned,
+                    output_tokens_planned=failed.output_tokens_planned,
+                )  # fmt: skip
+                self._dispatch(again, request)
+
+        asyncio.get_running_loop().call_later(min(max(pause_s, 0.0), RETRY_PAUSE_MAX_S), send)
+        return True
 
     def _ended(self, exchange: Exchange) -> None:
         self._in_flight.discard(exchange)
@@ -312,9 +347,9 @@ class StageRunner:
         if record.error is not None:
             for secret in self._secrets:
                 record.error = record.error.replace(secret, "***")
-        self._measures.slips_s.append(
-            ((record.dispatched_ns or record.scheduled_ns) - record.scheduled_ns) / 1e9
-        )
+        if record.attempt == 0:
+            slip_ns = (record.dispatched_ns or record.scheduled_ns) - record.scheduled_ns
+            self._measures.slips_s.append(slip_ns / 1e9)
         self._measures.events += max(len(record.chunk_at_us) - 1, 0)
         self._measures.merged += exchange.merged_events
         self._on_record(record)
@@ -325,7 +360,8 @@ class StageRunner:
             live.failed += 1
         if record.first_token_ns is not None:
             live.ttft_s.append((record.first_token_ns - record.scheduled_ns) / 1e9)
-        if self._refill is not None:
+        again = self._limits.retries and self._again(record, exchange.request)
+        if self._refill is not None and not again:
             self._refill(record)
 
     async def _watch(self) -> None:

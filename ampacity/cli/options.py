@@ -272,3 +272,12 @@ Workers = Annotated[
         rich_help_panel=_LIMITS,
     ),
 ]
+Retries = Annotated[
+    int | None,
+    typer.Option(
+        "--retries",
+        metavar="N",
+        help="Try again up to N times after 429, 502, 503, 504, no connection or a reset, honouring Retry-After; each attempt is a row, and the first one counts. Default: never.",
+        rich_help_panel=_LIMITS,
+    ),
+]

@@ -47,6 +47,7 @@ def run(
     timeout: o.Timeout = None,
     idle_timeout: o.IdleTimeout = None,
     max_in_flight: o.MaxInFlight = None,
+    retries: o.Retries = None,
     workers: o.Workers = None,
     connections: o.Connections = "pool",
     timestamps: o.Timestamps = "read",
