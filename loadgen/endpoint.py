@@ -53,17 +53,23 @@ class Endpoint:
         given = {name.lower() for name in found}
         return found | {name: value for name, value in ours.items() if name.lower() not in given}
 
-    def request_prefix(self, api: protocols.Api) -> bytes:
-        """Request line and headers up to, not including, X-Request-Id and Content-Length."""
+    def request_prefix(self, api: protocols.Api, through_proxy: str | None = None) -> bytes:
+        """Request line and headers up to, not including, X-Request-Id and Content-Length.
+
+        ``through_proxy``: further header lines of a request that goes through a plain HTTP proxy.
+        """
+        path = f"{self.path}{protocols.PATHS[api]}"
+        if through_proxy is not None:
+            path = f"{self.scheme}://{self.authority}{path}"  # RFC 9112, 3.2.2: the absolute form
         lines = [
-            f"POST {self.path}{protocols.PATHS[api]} HTTP/1.1",
+            f"POST {path} HTTP/1.1",
             f"Host: {self.authority}",
             "Accept: text/event-stream, application/json",
             "Accept-Encoding: identity",
             "Content-Type: application/json",
             *(f"{name}: {value}" for name, value in self.all_headers(api).items()),
         ]
-        return ("\r\n".join(lines) + "\r\n").encode("latin-1")
+        return ("\r\n".join(lines) + "\r\n" + (through_proxy or "")).encode("latin-1")
 
     def ssl_context(self) -> ssl.SSLContext | None:
         """System trust for https, None for http. SSL_CERT_FILE and SSL_CERT_DIR are honoured."""

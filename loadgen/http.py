@@ -13,6 +13,7 @@ from typing import Literal, Protocol, cast
 from loadgen import kernel_stamps
 from loadgen.endpoint import Endpoint
 from loadgen.exchange import Exchange
+from loadgen.proxy import Proxy, open_tunnel
 
 IDLE_MAX_S = 4.0  # servers close idle connections after 5 s: do not race them
 CONNECT_TIMEOUT_S = 10.0
@@ -129,6 +130,7 @@ class Client:
         *,
         stamps: Stamps = "read",
         reuse: Reuse = "pool",
+        proxy: Proxy | None = None,
     ) -> None:
         """``stamps="kernel"`` dates every read by the kernel, where kernel_stamps can (plain TCP on Linux)."""
         self._endpoint = endpoint
@@ -137,7 +139,10 @@ class Client:
         self._loop = asyncio.get_running_loop()
         self._connecting: dict[Exchange, asyncio.Task[None]] = {}
         self._carrying: dict[Exchange, Connection] = {}
-        self.stamps: Stamps = stamps if kernel_stamps.AVAILABLE and context is None else "read"
+        self._proxy = proxy
+        plain = kernel_stamps.AVAILABLE and context is None and proxy is None
+        self._kernel_stamps = plain
+        self.stamps: Stamps = stamps if plain else "read"
         self.reuse = reuse == "pool"
         self.open: set[Connection] = set()
         self.idle: deque[Connection] = deque()
@@ -214,20 +219,29 @@ class Client:
 
     async def _open(self) -> Connection:
         number, self.connections_opened = self.connections_opened, self.connections_opened + 1
-        audited = kernel_stamps.AVAILABLE and self._context is None and number % AUDIT_EVERY == 0
+        audited = self._kernel_stamps and number % AUDIT_EVERY == 0
+        connection = Connection(self)
+        if self._proxy is not None and self._context is not None:
+            connection.connection_made(
+                await open_tunnel(self._proxy, self._endpoint, self._context, connection)
+            )
+            return connection
+        host, port = self._endpoint.host, self._endpoint.port
+        addresses = self._addresses
+        if self._proxy is not None:
+            addresses, port = [self._proxy.host], self._proxy.port
         last: OSError | None = None
-        for address in self._addresses:
-            connection = Connection(self)
+        for address in addresses:
             try:
                 if audited or self.stamps == "kernel":
                     await kernel_stamps.connect(
-                        self._loop, (address, self._endpoint.port), connection,
+                        self._loop, (address, port), connection,
                         date_by_kernel=self.stamps == "kernel", delays_s=self.receive_delays_s,
                     )  # fmt: skip
                 else:
                     await self._loop.create_connection(
-                        lambda made=connection: made, address, self._endpoint.port, ssl=self._context,
-                        server_hostname=self._endpoint.host if self._context else None,
+                        lambda: connection, address, port, ssl=self._context,
+                        server_hostname=host if self._context else None,
                     )  # fmt: skip
                 return connection
             except OSError as error:

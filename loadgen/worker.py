@@ -23,6 +23,7 @@ from loadgen.answers import ANSWERS
 from loadgen.endpoint import Endpoint
 from loadgen.http import Client, Reuse, Stamps
 from loadgen.protocols import RequestShape
+from loadgen.proxy import Proxy
 from loadgen.records import RequestRecord
 from loadgen.requests import RequestMaker
 from loadgen.rundir import StreamWriter
@@ -49,11 +50,17 @@ class Setup:
     limits: Limits
     stamps: Stamps
     reuse: Reuse
+    proxy: Proxy | None = None
 
     def client(self) -> Client:
         """A client for the endpoint; call it on a running event loop."""
         return Client(
-            self.endpoint, self.addresses, self.endpoint.ssl_context(), stamps=self.stamps, reuse=self.reuse
+            self.endpoint,
+            self.addresses,
+            self.endpoint.ssl_context(),
+            stamps=self.stamps,
+            reuse=self.reuse,
+            proxy=self.proxy,
         )
 
     def runner(
@@ -64,7 +71,7 @@ class Setup:
             load_tokenizer(self.tokenizer), self.salt,
             tokens_per_word=self.tokens_per_word, overhead_tokens=self.overhead_tokens,
         )  # fmt: skip
-        maker, shape = RequestMaker(self.endpoint, prompts, self.run_id), self.shape
+        maker, shape = RequestMaker(self.endpoint, prompts, self.run_id, self.proxy), self.shape
         return StageRunner(
             client,
             lambda request_id, input_tokens, output_tokens: maker.make(

@@ -28,12 +28,13 @@ from ampacity.experiments.provenance import announcement, out_path, run_meta, ut
 from ampacity.progress import Progress
 from analysis.stages import analyse_stage
 from loadgen.audit import Measures, Tolerance, judge
-from loadgen.endpoint import is_loopback
+from loadgen.endpoint import Endpoint, EndpointError, is_loopback
 from loadgen.generator import Generator
 from loadgen.host import raise_open_files_limit
 from loadgen.http import Client
 from loadgen.probe import Probe, ask, calibrate, choose_model, find_dialect, look
 from loadgen.protocols import RequestShape
+from loadgen.proxy import Proxy, proxy_for
 from loadgen.requests import RequestMaker
 from loadgen.rundir import RunWriter, check_new
 from loadgen.stage import StagePlan
@@ -263,27 +264,36 @@ async def conduct(
     endpoint = settings.endpoint
     out = out_path(settings, experiment)
     check_new(out)
-    addresses = endpoint.addresses()
+    addresses, proxy = _route(endpoint)
     raise_open_files_limit()
     trace = read_trace(settings.trace) if settings.trace else None
     tokenizer = load_tokenizer(settings.tokenizer)
     client = Client(
-        endpoint, addresses, endpoint.ssl_context(), stamps=settings.timestamps, reuse=settings.connections
+        endpoint,
+        addresses,
+        endpoint.ssl_context(),
+        stamps=settings.timestamps,
+        reuse=settings.connections,
+        proxy=proxy,
     )
     try:
-        async with aiohttp.ClientSession() as session:
+        async with aiohttp.ClientSession(trust_env=proxy is not None) as session:
             run_id, salt = secrets.token_hex(6), secrets.token_hex(8)
             probe = await _probe(
-                settings, session, client, PromptMaker(tokenizer, f"{salt}-probe"), run_id, trace
+                settings,
+                session,
+                client,
+                RequestMaker(endpoint, PromptMaker(tokenizer, f"{salt}-probe"), f"{run_id}-probe", proxy),
+                trace,
             )
             for note in probe.notes:
                 progress.note(note)
-            if not is_loopback(addresses):
+            if not addresses or not is_loopback(addresses):
                 progress.note(announcement(settings, trace))
             setup = Setup(
                 endpoint=endpoint, addresses=addresses, shape=probe.shape, tokenizer=settings.tokenizer, salt=salt,
                 tokens_per_word=probe.calibration.tokens_per_word, overhead_tokens=probe.calibration.overhead_tokens,
-                run_id=run_id, limits=settings.limits, stamps=settings.timestamps, reuse=settings.connections,
+                run_id=run_id, limits=settings.limits, stamps=settings.timestamps, reuse=settings.connections, proxy=proxy,
             )  # fmt: skip
             meta = run_meta(settings, probe, run_id, salt, experiment, command_line, trace)
             with RunWriter(out, meta) as writer:
@@ -305,8 +315,20 @@ async def conduct(
     return out
 
 
+def _route(endpoint: Endpoint) -> tuple[list[str], Proxy | None]:
+    """The endpoint's addresses, and the proxy on the way; behind a proxy the name need not resolve here."""
+    try:
+        addresses = endpoint.addresses()
+    except EndpointError:
+        proxy = proxy_for(endpoint, [])
+        if proxy is None:
+            raise
+        return [], proxy
+    return addresses, proxy_for(endpoint, addresses)
+
+
 async def _probe(
-    settings: Settings, session: aiohttp.ClientSession, client: Client, prompts: PromptMaker, run_id: str, trace: Trace | None
+    settings: Settings, session: aiohttp.ClientSession, client: Client, maker: RequestMaker, trace: Trace | None
 ) -> Probe:  # fmt: skip
     """Everything that is asked of the endpoint before the load begins. Raises EndpointError."""
     endpoint = settings.endpoint
@@ -314,7 +336,7 @@ async def _probe(
     shape = RequestShape(
         settings.api, choose_model(served, settings.model, endpoint), extra=settings.extra_body
     )
-    send = RequestMaker(endpoint, prompts, f"{run_id}-probe").numbered
+    send = maker.numbered
     shape, short, notes = await find_dialect(client, endpoint, shape, served, send)
     calibration, record = await calibrate(client, shape, short, send)
     if settings.tokenizer != "words" and calibration.measured:

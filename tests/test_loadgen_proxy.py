@@ -1,0 +1,161 @@
+"""A proxy from the environment: absolute-form requests for http, a CONNECT tunnel with TLS inside for https."""
+
+import asyncio
+import base64
+import shutil
+import ssl
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from fault_server import FaultServer
+from stage_driving import on_loop, schedule_at
+
+from loadgen.endpoint import Endpoint, EndpointError, parse_endpoint
+from loadgen.http import Client
+from loadgen.protocols import RequestShape
+from loadgen.proxy import Proxy, proxy_for
+from loadgen.records import RequestRecord
+from loadgen.requests import RequestMaker
+from loadgen.stage import StagePlan, StageRunner
+from workloads.prompts import PromptMaker
+from workloads.tokenizers import load_tokenizer
+
+SECRET = "Basic " + base64.b64encode(b"user:p@ss").decode()
+
+
+class FakeProxy:
+    """Takes CONNECT and absolute-form requests and pipes both to one upstream port on this machine."""
+
+    def __init__(self, upstream_port: int, refuse: bool = False) -> None:
+        self.upstream_port = upstream_port
+        self.refuse = refuse
+        self.heads: list[bytes] = []
+
+    async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        head = await reader.readuntil(b"\r\n\r\n")
+        self.heads.append(head)
+        if self.refuse:
+            writer.write(b"HTTP/1.1 407 Proxy Authentication Required\r\n\r\n")
+            writer.close()
+            return
+        upstream_reader, upstream = await asyncio.open_connection("127.0.0.1", self.upstream_port)
+        if head.startswith(b"CONNECT "):
+            writer.write(b"HTTP/1.1 200 Connection established\r\n\r\n")
+        else:
+            first, rest = head.split(b"\r\n", 1)
+            method, url, version = first.split(b" ")
+            path = b"/" + url.split(b"/", 3)[3]
+            upstream.write(b"%b %b %b\r\n%b" % (method, path, version, rest))
+        await asyncio.gather(pipe(reader, upstream), pipe(upstream_reader, writer))
+
+
+async def pipe(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    try:
+        while data := await reader.read(65536):
+            writer.write(data)
+            await writer.drain()
+    except ConnectionError:
+        pass
+    finally:
+        writer.close()
+
+
+async def through(
+    proxy: FakeProxy, endpoint: Endpoint, context: ssl.SSLContext | None
+) -> list[RequestRecord]:
+    server = await asyncio.start_server(proxy.serve, "127.0.0.1", 0)
+    named = Proxy("127.0.0.1", server.sockets[0].getsockname()[1], SECRET)
+    client = Client(endpoint, [], context, proxy=named)
+    maker = RequestMaker(endpoint, PromptMaker(load_tokenizer("words"), "s"), "run", named)
+    records: list[RequestRecord] = []
+    runner = StageRunner(
+        client, lambda i, a, b: maker.make(RequestShape("chat", "m"), i, a, b), records.append
+    )
+    await runner.run(StagePlan(0, "open", schedule_at([0.0, 0.01, 0.02]), 0.1, offered_rps=1.0, drain_s=5))
+    await client.close()
+    server.close()
+    return records
+
+
+@pytest.mark.parametrize("loop", ["uvloop", "asyncio"])
+def test_http_goes_in_absolute_form_with_the_proxys_own_password(loop: str) -> None:
+    with FaultServer() as server:
+        port = int(server.url.rsplit(":", 1)[1].split("/")[0])
+        proxy = FakeProxy(port)
+        records = on_loop(loop, through(proxy, parse_endpoint("http://llm.example:8000/v1"), None))
+    assert [(r.status, r.output_tokens) for r in records] == [("ok", 4)] * 3
+    assert proxy.heads[0].startswith(b"POST http://llm.example:8000/v1/chat/completions HTTP/1.1\r\n")
+    assert f"Proxy-Authorization: {SECRET}\r\n".encode() in proxy.heads[0]
+
+
+@pytest.fixture(scope="module")
+def certificate(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A self-signed certificate for llm.example, key included."""
+    openssl = shutil.which("openssl")
+    if openssl is None:
+        pytest.skip("needs the openssl command to make a certificate")
+    path = tmp_path_factory.mktemp("tls") / "both.pem"
+    subprocess.run(
+        [openssl, "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes", "-days", "2",
+         "-keyout", str(path), "-out", f"{path}.crt", "-subj", "/CN=llm.example", "-addext", "subjectAltName=DNS:llm.example"],
+        check=True, capture_output=True,
+    )  # fmt: skip
+    path.write_bytes(path.read_bytes() + Path(f"{path}.crt").read_bytes())
+    return path
+
+
+@pytest.mark.parametrize("loop", ["uvloop", "asyncio"])
+def test_https_goes_through_a_tunnel_and_checks_the_endpoints_name(loop: str, certificate: Path) -> None:
+    theirs = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    theirs.load_cert_chain(certificate)
+    ours = ssl.create_default_context(cafile=str(certificate))
+    with FaultServer(tls=theirs) as server:
+        port = int(server.url.rsplit(":", 1)[1].split("/")[0])
+        proxy = FakeProxy(port)
+        good = on_loop(loop, through(proxy, parse_endpoint("https://llm.example/v1"), ours))
+        other = on_loop(loop, through(FakeProxy(port), parse_endpoint("https://other.example/v1"), ours))
+    assert [(r.status, r.output_tokens) for r in good] == [("ok", 4)] * 3
+    assert proxy.heads[0].startswith(b"CONNECT llm.example:443 HTTP/1.1\r\n")
+    assert SECRET.encode() in proxy.heads[0]
+    assert {r.status for r in other} == {"connect_error"}
+
+
+def test_a_proxy_that_refuses_is_a_connect_error(certificate: Path) -> None:
+    ours = ssl.create_default_context(cafile=str(certificate))
+    records = asyncio.run(through(FakeProxy(1, refuse=True), parse_endpoint("https://llm.example/v1"), ours))
+    assert {r.status for r in records} == {"connect_error"}
+    assert all("407" in (r.error or "") for r in records)
+
+
+@pytest.fixture
+def environment(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    def put(**values: str) -> None:
+        for name in ("http_proxy", "https_proxy", "all_proxy", "no_proxy"):
+            monkeypatch.delenv(name, raising=False)
+            monkeypatch.delenv(name.upper(), raising=False)
+        for name, value in values.items():
+            monkeypatch.setenv(name, value)
+
+    return put
+
+
+def test_which_proxy(environment: Any) -> None:
+    http, https = parse_endpoint("http://llm.example/v1"), parse_endpoint("https://llm.example/v1")
+    environment()
+    assert proxy_for(http, ["10.0.0.1"]) is None
+    environment(http_proxy="http://user:p%40ss@proxy.example:3128", https_proxy="proxy.example:8080")
+    assert proxy_for(http, ["10.0.0.1"]) == Proxy("proxy.example", 3128, SECRET)
+    assert proxy_for(https, []) == Proxy("proxy.example", 8080, None)
+    assert proxy_for(http, ["127.0.0.1"]) is None  # this very machine is never reached through a proxy
+    environment(http_proxy="http://proxy.example:3128", no_proxy="llm.example")
+    assert proxy_for(http, ["10.0.0.1"]) is None
+    environment(http_proxy="socks5://proxy.example:1080")
+    with pytest.raises(EndpointError, match="NO_PROXY"):
+        proxy_for(http, ["10.0.0.1"])
+
+
+def test_the_password_is_not_shown() -> None:
+    assert SECRET not in repr(Proxy("proxy.example", 3128, SECRET))
