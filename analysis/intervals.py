@@ -10,10 +10,10 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from statistics import NormalDist
 
 import numpy as np
 import numpy.typing as npt
-from scipy.special import betainc, ndtri
 
 Floats = npt.NDArray[np.float64]
 
@@ -26,13 +26,24 @@ ASSUMPTION = (
 _MORE_LIMIT = 10**9
 
 
+_NORMAL = NormalDist()
+
+
+def _betainc(a: float, b: float, x: float) -> float:
+    from scipy.special import (
+        betainc,  # here: it costs a quarter of a second that the start of a run does not have
+    )
+
+    return float(betainc(a, b, x))
+
+
 def prob_at_most(misses: float, n: float, p: float) -> float:
     """P[Bin(n, p) <= misses] for real n and misses, by the regularised incomplete beta function."""
     if misses >= n:
         return 1.0
     if misses < 0:
         return 0.0
-    return float(betainc(n - misses, misses + 1.0, 1.0 - p))
+    return _betainc(n - misses, misses + 1.0, 1.0 - p)
 
 
 def prob_at_least(misses: float, n: float, p: float) -> float:
@@ -41,7 +52,7 @@ def prob_at_least(misses: float, n: float, p: float) -> float:
         return 1.0
     if misses > n:
         return 0.0
-    return float(betainc(misses, n - misses + 1.0, p))
+    return _betainc(misses, n - misses + 1.0, p)
 
 
 def smallest_n(quantile: float, misses: int = 0, confidence: float = CONFIDENCE) -> int:
@@ -172,4 +183,4 @@ def _deciding_factor(share: float, n_effective: float, p0: float, alpha: float) 
 
 def normal_quantile(probability: float) -> float:
     """z with P[N(0, 1) <= z] = probability."""
-    return float(ndtri(probability))
+    return _NORMAL.inv_cdf(probability)
