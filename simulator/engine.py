@@ -1,95 +1,35 @@
 """Continuous batching as a discrete-event core: no I/O, no clock, deterministic.
 
-One `step` is one iteration: every decoding request gets one token, prompts are computed in chunks under the
-token budget, waiting requests are admitted first come first served. Tokens appear at the end of the step.
-The work per step does not grow with the batch: as every decoding request advances by one token a step, its
-last step, its next KV block and the resident context follow from the step's number.
+One `step` is one iteration: every decoding request gets one token (several under speculative decoding), prompts
+are computed in chunks under the token budget, waiting requests are admitted as the policy says. Tokens appear
+at the end of the step.
 """
 
-from collections import deque
-from dataclasses import dataclass
 from typing import NamedTuple
 
 from simulator import SimulatorError
-from simulator.steptime import StepTime
+from simulator.adapters import AdapterSlots
+from simulator.batch import LockstepBatch, SpeculativeBatch
+from simulator.options import EngineConfig, Speculation
+from simulator.prefix_cache import BlockCache
+from simulator.queues import ArrivalQueue, DeadlineQueue
+from simulator.request import NOT_JOINED, Request, StepResult
+
+__all__ = ["Engine", "EngineConfig", "Request", "Speculation", "StepResult"]
 
 UNBOUNDED_BLOCKS = 1 << 60
 
 
-@dataclass(frozen=True, slots=True)
-class EngineConfig:
-    """What the scheduler may use. Limits carry vLLM's names; kv_blocks None means no limit."""
+class _Prefill(NamedTuple):
+    """What a step does for prompts."""
 
-    name: str
-    step_time: StepTime
-    max_num_seqs: int = 256
-    max_num_batched_tokens: int = 8192
-    max_model_len: int = 8192
-    kv_blocks: int | None = None
-    block_tokens: int = 16
-
-    def __post_init__(self) -> None:
-        for field in ("max_num_seqs", "max_num_batched_tokens", "max_model_len", "block_tokens"):
-            if getattr(self, field) < 1:
-                raise SimulatorError(f"{self.name}: {field} must be at least 1, got {getattr(self, field)}")
-        if self.max_num_batched_tokens < self.max_num_seqs:
-            raise SimulatorError(
-                f"{self.name}: max_num_batched_tokens ({self.max_num_batched_tokens}) must be at least "
-                f"max_num_seqs ({self.max_num_seqs}), or decoding could not advance every request"
-            )
-        if self.kv_blocks is not None and self.kv_blocks * self.block_tokens < self.max_model_len:
-            raise SimulatorError(
-                f"{self.name}: the KV cache holds {self.kv_blocks * self.block_tokens} tokens, less than "
-                f"max_model_len {self.max_model_len}; lower max_model_len or use more memory"
-            )
+    tokens: int
+    kv_tokens: int
+    pairs: float
+    load_s: float
 
 
-class Request:
-    """One request. The engine fills `first_token_s`, `finish_s` and the numbers of the steps."""
-
-    __slots__ = (
-        "_join_kv_tokens",
-        "_join_step",
-        "aborted",
-        "arrival_s",
-        "finish_s",
-        "first_step",
-        "first_token_s",
-        "generated_tokens",
-        "last_step",
-        "output_tokens",
-        "preemptions",
-        "prompt_tokens",
-        "segments",
-    )
-
-    def __init__(self, prompt_tokens: int, output_tokens: int) -> None:
-        self.prompt_tokens = prompt_tokens
-        self.output_tokens = output_tokens
-        self.arrival_s = 0.0
-        self.first_token_s: float | None = None
-        self.finish_s: float | None = None
-        self.first_step = -1
-        self.last_step = -1  # while decoding: the step that will give the last token
-        self.generated_tokens = 0  # up to the last prefill; decode steps since then are not counted in
-        self.preemptions = 0
-        self.segments: list[tuple[int, int]] | None = None  # (first, last) steps with tokens, if preempted
-        self.aborted = False
-        self._join_step = -1
-        self._join_kv_tokens = 0
-
-
-class StepResult(NamedTuple):
-    """One planned iteration; its tokens are there at `end_s`."""
-
-    number: int
-    start_s: float
-    end_s: float
-    decoding: int  # requests that get a token by decoding
-    prefill_tokens: int
-    prompts: list[Request]  # their prefill ended here: they get a token too
-    finished: list[Request]
-    preempted: list[Request]
+_NO_PREFILL = _Prefill(0, 0, 0.0, 0.0)
 
 
 class Engine:
@@ -99,17 +39,28 @@ class Engine:
         self.config = config
         self.steps = 0
         self.preemptions = 0
+        self.prefix_queries = 0  # prompt tokens looked up in the prefix cache
+        self.prefix_hits = 0  # and found
         self.kv_blocks = config.kv_blocks if config.kv_blocks is not None else UNBOUNDED_BLOCKS
         self.free_blocks = self.kv_blocks
-        self._waiting: deque[Request] = deque()
-        self._aborted_waiting = 0
+        self.adapters: AdapterSlots | None = None
+        if config.max_loras is not None:
+            self.adapters = AdapterSlots(config.max_loras, config.adapter_load_s)
+        self._cache = BlockCache(config.block_tokens) if config.prefix_caching else None
+        self._queue: ArrivalQueue | DeadlineQueue = ArrivalQueue()
+        if config.policy == "deadline":
+            self._queue = DeadlineQueue()
+        self.batch = LockstepBatch(config.block_tokens)
+        if config.speculation is not None:
+            self.batch = SpeculativeBatch(config.block_tokens, config.speculation, config.seed)
+        self._draft_s = 0.0 if config.speculation is None else config.speculation.draft_s
         self._running: dict[Request, None] = {}  # in order of admission
         self._partial: Request | None = None  # the one request whose prefill goes on in the next step
         self._partial_done = 0
-        self._context = 0  # KV entries of all decoding requests
-        self._finishing: dict[int, list[Request]] = {}  # by the number of the step
-        # Decoding requests by (KV tokens - step number) mod block size: the class that needs a block is known.
-        self._phases = [0] * config.block_tokens
+        # Prompts and decoding take turns instead of sharing steps:
+        self._takes_turns = config.static_batching or config.policy in ("prefill-priority", "decode-priority")
+        self._forming = False  # under decode-priority: the batch is being filled
+        self._padding = 0  # under static batching: places of the batch whose requests have finished
 
     @property
     def running(self) -> int:
@@ -117,7 +68,7 @@ class Engine:
 
     @property
     def waiting(self) -> int:
-        return len(self._waiting) - self._aborted_waiting
+        return len(self._queue)
 
     @property
     def busy(self) -> bool:
@@ -138,7 +89,7 @@ class Engine:
                 f"prompt and output have {total} tokens, more than max_model_len {self.config.max_model_len}"
             )
         request.arrival_s = now_s
-        self._waiting.append(request)
+        self._queue.push(request)
 
     def abort(self, request: Request) -> None:
         """Drop a request, wherever it is, and free what it holds. A finished one is left alone."""
@@ -146,9 +97,9 @@ class Engine:
             return
         request.aborted = True
         if request in self._running:
-            self._release(request, self.steps - 1)
+            self._release(request)
         else:
-            self._aborted_waiting += 1
+            self._queue.note_abort()
 
     def step(self, now_s: float) -> StepResult | None:
         """Plan one iteration that starts at now_s, or at the next queued arrival if that is later.
@@ -157,70 +108,113 @@ class Engine:
         The state afterwards is that of the step's end: call it again with a time of at least `end_s`.
         """
         if not self._running:
-            while self._waiting and self._waiting[0].aborted:
-                self._drop_aborted()
-            if not self._waiting:
+            arrival_s = self._queue.next_arrival_s()
+            if arrival_s is None:
                 return None
-            if self._waiting[0].arrival_s > now_s:
-                now_s = self._waiting[0].arrival_s
-        number = self.steps
-        preempted = self._grow_decoding(number)
-        decoding = len(self._running) - (self._partial is not None)
-        self._context += decoding
+            if arrival_s > now_s:
+                now_s = arrival_s
+        batch = self.batch
         prompts: list[Request] = []
-        prefill_tokens, prefill_kv, prefill_pairs = self._prefill(now_s, decoding, prompts)
+        preempted: list[Request] = []
+        finished: list[Request] = []
+        prefill = self._turn_for_prompts(now_s, prompts) if self._takes_turns else _NO_PREFILL
+        decoding = context = padding = 0
+        advanced = prefill.tokens == 0
+        if advanced:
+            needed = batch.blocks_needed()
+            if needed:
+                needed = self._make_room(needed, preempted)
+                self._allocate(needed)
+            decoding = batch.size
+            padding = self._padding
+            finished = batch.advance()
+            context = batch.context
+            if not self._takes_turns:
+                prefill = self._prefill(now_s, decoding * batch.width, prompts)
         end_s = now_s + self.config.step_time.seconds(
-            decoding + len(prompts) + (self._partial is not None),
-            decoding + prefill_tokens,
-            self._context + prefill_kv,
-            self._context + prefill_pairs,
+            decoding + padding + len(prompts) + (self._partial is not None),
+            (decoding + padding) * batch.width + prefill.tokens,
+            context + prefill.kv_tokens,
+            context * batch.width + prefill.pairs,
             len(prompts),
         )
-        finished = self._finish(number, end_s)
+        end_s += prefill.load_s
+        if decoding:
+            end_s += self._draft_s
+            batch.stamp(end_s)
+        number = self.steps
+        for request in finished:
+            self._complete(request, end_s)
         if prompts:
             self._join(prompts, number, end_s, finished)
+        if self.config.static_batching:
+            self._padding = self._padding + len(finished) if self._running else 0
         self.steps = number + 1
-        return StepResult(number, now_s, end_s, decoding, prefill_tokens, prompts, finished, preempted)
+        return StepResult(
+            number, now_s, end_s, decoding, prefill.tokens, prompts, finished, preempted, advanced
+        )
 
     def recipients(self, result: StepResult) -> list[Request]:
-        """Requests that get a token at the end of `result`, which must be the latest step; aborted ones not."""
+        """Requests that get a token at the end of `result`, which must be the latest step; aborted ones not.
+
+        Under speculative decoding a request stands there once for each of its tokens.
+        """
+        if not result.decoding:
+            return [r for r in result.prompts if not r.aborted]
         partial = self._partial
         running = list(self._running) if partial is None else [r for r in self._running if r is not partial]
-        return running + result.finished if result.finished else running
+        if result.finished:
+            running += result.finished
+        if self.batch.width == 1:
+            return running
+        return [request for request in running for _ in range(self.batch.given(request))]
 
-    def _grow_decoding(self, number: int) -> list[Request]:
-        """Take the blocks that this step's decode tokens need; preempt the latest admitted if there are none."""
-        phase = (1 - number) % self.config.block_tokens
-        preempted: list[Request] = []
-        while self._phases[phase] > self.free_blocks:
+    def _allocate(self, blocks: int) -> None:
+        self.free_blocks -= blocks
+        if self._cache is not None and self._cache.idle > self.free_blocks:
+            self._cache.evict(self.free_blocks)
+
+    def _make_room(self, needed: int, preempted: list[Request]) -> int:
+        """Preempt, the latest admitted first, until the blocks that decoding needs are free; returns how many.
+
+        The victim's KV entries are dropped and it is queued first; prompt and output so far are prefilled anew.
+        """
+        while needed > self.free_blocks:
             victim = next(reversed(self._running))
-            self._preempt(victim, number - 1)
+            if self.config.policy == "deadline":
+                victim = max(self._running, key=lambda request: request.deadline_s)
+            if victim._join_tick != NOT_JOINED:
+                self.batch.interrupt(victim)
+            self._release(victim)
+            victim.ready_tokens = 0
+            victim.preemptions += 1
+            self.preemptions += 1
+            self._queue.push_front(victim)
             preempted.append(victim)
-        self.free_blocks -= self._phases[phase]
-        return preempted
+            needed = self.batch.blocks_needed()
+        return needed
 
-    def _preempt(self, victim: Request, last_step: int) -> None:
-        """Drop the victim's KV entries and queue it first; prompt and output so far are prefilled anew."""
-        if victim is not self._partial:
-            if victim.segments is None:
-                victim.segments = []
-            segment_start = victim._join_step
-            victim.segments.append((segment_start, last_step))
-            victim.generated_tokens += last_step - segment_start
-        self._release(victim, last_step)
-        victim.preemptions += 1
-        self.preemptions += 1
-        self._waiting.appendleft(victim)
+    def _turn_for_prompts(self, now_s: float, prompts: list[Request]) -> _Prefill:
+        """Under the policies that let prompts and decoding take turns: compute prompts, if it is their turn."""
+        if self.config.policy == "prefill-priority" and not self.config.static_batching:
+            return self._prefill(now_s, 0, prompts)
+        if not self._running:
+            self._forming = True
+        if not self._forming:
+            return _NO_PREFILL
+        prefill = self._prefill(now_s, 0, prompts)
+        self._forming = prefill.tokens > 0
+        return prefill
 
-    def _prefill(self, now_s: float, decoding: int, prompts: list[Request]) -> tuple[int, int, float]:
-        """Spend what decoding leaves of the token budget. Returns tokens, KV entries and attended pairs.
+    def _prefill(self, now_s: float, decode_tokens: int, prompts: list[Request]) -> _Prefill:
+        """Spend what decoding leaves of the token budget. A request whose prompt is finished goes to prompts.
 
         Blocks for the whole prompt are taken at admission (so what was preempted in this step never fits at
-        once). A request whose prompt is finished goes to prompts.
+        once).
         """
-        budget = total_budget = self.config.max_num_batched_tokens - decoding
+        budget = total_budget = self.config.max_num_batched_tokens - decode_tokens
         kv_tokens = 0
-        pairs = 0.0
+        pairs = load_s = 0.0
         partial = self._partial
         if partial is not None:
             done = self._partial_done
@@ -233,89 +227,111 @@ class Engine:
                 self._partial = None
             else:
                 self._partial_done = kv_tokens
-        waiting = self._waiting
-        block = self.config.block_tokens
+            if self._cache is not None:
+                self._cache.register(partial, kv_tokens)
+        queue = self._queue
+        running = self._running
         max_num_seqs = self.config.max_num_seqs
-        while budget > 0 and waiting and len(self._running) < max_num_seqs:
-            request = waiting[0]
-            if request.aborted:
-                self._drop_aborted()
+        passed_over: list[Request] = []
+        while budget > 0 and len(running) < max_num_seqs:
+            request = queue.head(now_s)
+            if request is None:
+                break
+            adapter = request.adapter if self.adapters is not None else None
+            if adapter is not None and self.adapters is not None and not self.adapters.admits(adapter):
+                queue.pop()
+                passed_over.append(request)
                 continue
             length = request.prompt_tokens + request.generated_tokens
-            blocks = -(-length // block)
-            if request.arrival_s > now_s or blocks > self.free_blocks:
+            start = self._admit(request, length)
+            if start is None:
                 break
-            waiting.popleft()
-            self.free_blocks -= blocks
-            self._running[request] = None
-            chunk = length
-            if length > budget:
-                chunk = self._partial_done = budget
+            queue.pop()
+            running[request] = None
+            if adapter is not None and self.adapters is not None:
+                load_s += self.adapters.acquire(adapter)
+            chunk = length - start
+            if chunk > budget:
+                chunk = budget
+                self._partial_done = start + chunk
                 self._partial = request
             else:
                 prompts.append(request)
             budget -= chunk
-            kv_tokens += chunk
-            pairs += 0.5 * chunk * (chunk + 1)
-        return total_budget - budget, kv_tokens, pairs
+            kv_tokens += start + chunk
+            pairs += chunk * (start + 0.5 * (chunk + 1))
+            if self._cache is not None:
+                self._cache.register(request, start + chunk)
+        for request in reversed(passed_over):
+            queue.push_front(request)
+        return _Prefill(total_budget - budget, kv_tokens, pairs, load_s)
 
-    def _finish(self, number: int, end_s: float) -> list[Request]:
-        """Release the decoding requests that get their last token in this step."""
-        due = self._finishing.pop(number, None)
-        if due is None:
-            return []
-        # A request that was preempted or aborted in the meantime is no longer due.
-        finished = [r for r in due if r.last_step == number and not r.aborted]
-        for request in finished:
-            self._complete(request, number, end_s)
-        return finished
+    def _admit(self, request: Request, length: int) -> int | None:
+        """Take the blocks of a prompt; returns its tokens that need no computing, or None when it does not fit."""
+        blocks = -(-length // self.config.block_tokens)
+        cache = self._cache
+        start = 0
+        if cache is None:
+            if blocks > self.free_blocks:
+                return None
+            self.free_blocks -= blocks
+        else:
+            found, idle = cache.match(request.block_hashes, length)
+            if blocks - found + idle > self.free_blocks:
+                return None
+            cache.take(request, found)
+            self._allocate(blocks - found + idle)
+            start = found * self.config.block_tokens
+            self.prefix_queries += length
+            self.prefix_hits += start
+            if not request.preemptions:
+                request.cached_tokens = start
+        if request.ready_tokens > start:
+            return min(request.ready_tokens, length - 1)
+        return start
 
-    def _complete(self, request: Request, number: int, end_s: float) -> None:
+    def _complete(self, request: Request, end_s: float) -> None:
         if request.segments is not None:
-            request.segments.append((request._join_step, number))
+            request.segments.append((request._join_s, request._join_tick, self.batch.tick - 1))
         request.finish_s = end_s
+        request.last_tick = self.batch.tick - 1
+        self._release(request)
         request.generated_tokens = request.output_tokens
-        self._release(request, number)
-        request.last_step = number
 
     def _join(self, prompts: list[Request], number: int, end_s: float, finished: list[Request]) -> None:
         """Give each finished prefill its token and let it decode from the next step on."""
-        block = self.config.block_tokens
+        batch = self.batch
         for request in prompts:
             kv_tokens = request.prompt_tokens + request.generated_tokens
             request.generated_tokens += 1
-            request._join_step = number
-            request._join_kv_tokens = kv_tokens
             if request.first_token_s is None:
                 request.first_token_s = end_s
                 request.first_step = number
-            self._phases[(kv_tokens - number) % block] += 1
-            self._context += kv_tokens
+                request.first_tick = batch.tick - 1
             left = request.output_tokens - request.generated_tokens
-            request.last_step = number + left
-            if left:
-                self._finishing.setdefault(number + left, []).append(request)
-            else:
-                self._complete(request, number, end_s)
+            batch.join(request, kv_tokens, left, end_s)
+            if not left:
+                self._complete(request, end_s)
                 finished.append(request)
 
-    def _release(self, request: Request, last_step: int) -> None:
-        """Free the blocks of a running request whose last executed step is last_step."""
+    def _release(self, request: Request) -> None:
+        """Free what a running request holds."""
         del self._running[request]
-        block = self.config.block_tokens
-        if request._join_step < 0:
+        if request._join_tick == NOT_JOINED:
             # Still in prefill (the partial request, or one admitted in the step that is under way).
+            kv_tokens = request.prompt_tokens + request.generated_tokens
+            computed = 0
             if request is self._partial:
                 self._partial = None
-            self.free_blocks += -(-(request.prompt_tokens + request.generated_tokens) // block)
-            return
-        kv_tokens = request._join_kv_tokens + last_step - request._join_step
-        self.free_blocks += -(-kv_tokens // block)
-        self._context -= kv_tokens
-        self._phases[(request._join_kv_tokens - request._join_step) % block] -= 1
-        request._join_step = -1
-        request.last_step = -1
-
-    def _drop_aborted(self) -> None:
-        self._waiting.popleft()
-        self._aborted_waiting -= 1
+        else:
+            kv_tokens = computed = self.batch.leave(request)
+        blocks = -(-kv_tokens // self.config.block_tokens)
+        cache = self._cache
+        if cache is None:
+            self.free_blocks += blocks
+        else:
+            cache.register(request, computed)
+            named, released = cache.release(request)
+            self.free_blocks += blocks - named + released
+        if request.adapter is not None and self.adapters is not None:
+            self.adapters.release(request.adapter)

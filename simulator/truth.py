@@ -8,130 +8,17 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from simulator import SimulatorError
-from simulator.engine import Engine, EngineConfig, Request
+from simulator.deployment import Deployment
+from simulator.options import EngineConfig
+from simulator.outcome import Outcome, simulate
 
-Floats = NDArray[np.float64]
-Integers = NDArray[np.int64]
+__all__ = ["Capacity", "Outcome", "saturation_rps", "shares_within", "simulate", "true_capacity"]
+
 MakeRequests = Callable[[float, int], tuple[ArrayLike, ArrayLike, ArrayLike]]
 """(rate in requests/s, seed) -> arrival times in s (sorted), prompt tokens, output tokens."""
 Slo = tuple[str, float, float]
 """(metric in METRICS, quantile, limit in s)."""
 METRICS = ("ttft", "itl", "e2e", "tpot")
-
-
-@dataclass(frozen=True, slots=True)
-class Outcome:
-    """What happened to each request (arrays over requests, in s) and when each step ended."""
-
-    arrival_s: Floats
-    first_token_s: Floats
-    finish_s: Floats
-    output_tokens: Integers
-    step_end_s: Floats
-    first_step: Integers
-    last_step: Integers
-    segments: dict[int, list[tuple[int, int]]]  # preempted requests: the steps in which they got tokens
-    preemptions: int
-
-    @property
-    def ttft_s(self) -> Floats:
-        return self.first_token_s - self.arrival_s
-
-    @property
-    def e2e_s(self) -> Floats:
-        return self.finish_s - self.arrival_s
-
-    @property
-    def tpot_s(self) -> Floats:
-        """NaN for requests of one token."""
-        with np.errstate(divide="ignore", invalid="ignore"):
-            mean = (self.finish_s - self.first_token_s) / (self.output_tokens - 1)
-        return np.where(self.output_tokens > 1, mean, np.nan)
-
-    def token_times_s(self, request: int) -> Floats:
-        """When each output token of one request appeared."""
-        parts = self.segments.get(request) or [(int(self.first_step[request]), int(self.last_step[request]))]
-        return np.concatenate([self.step_end_s[first : last + 1] for first, last in parts])
-
-    def gaps_s(self, chosen: NDArray[np.bool_] | None = None) -> tuple[Floats, Integers]:
-        """Gaps between tokens of the chosen requests, over all of them: (length in s, how many such gaps)."""
-        counts = np.zeros(len(self.step_end_s) + 1, dtype=np.int64)
-        keep = np.ones(len(self.arrival_s), dtype=bool) if chosen is None else chosen.copy()
-        across: list[Floats] = []
-        for request in self.segments:
-            if keep[request]:
-                keep[request] = False
-                across.append(np.diff(self.token_times_s(request)))
-        # A request has a gap at the end of each step after its first token's, up to its last.
-        np.add.at(counts, self.first_step[keep] + 1, 1)
-        np.add.at(counts, self.last_step[keep] + 1, -1)
-        per_step = np.cumsum(counts)[: len(self.step_end_s)]
-        lengths = np.diff(self.step_end_s, prepend=self.step_end_s[:1])
-        used = per_step > 0
-        more = np.concatenate(across) if across else np.empty(0)
-        return (
-            np.concatenate([lengths[used], more]),
-            np.concatenate([per_step[used], np.ones(len(more), dtype=np.int64)]),
-        )
-
-    def gap_quantile_s(self, quantile: float = 0.99) -> Floats:
-        """That quantile of each request's own gaps; NaN for requests of one token."""
-        found = np.full(len(self.arrival_s), np.nan)
-        for request in np.flatnonzero(self.output_tokens > 1):
-            found[request] = np.quantile(np.diff(self.token_times_s(int(request))), quantile)
-        return found
-
-    def concurrency(self, start_s: float, end_s: float) -> float:
-        """Time average of the number of requests between arrival and last token, over [start_s, end_s]."""
-        inside = np.minimum(self.finish_s, end_s) - np.maximum(self.arrival_s, start_s)
-        return float(np.maximum(inside, 0.0).sum() / (end_s - start_s))
-
-
-def simulate(
-    config: EngineConfig, arrivals_s: ArrayLike, input_tokens: ArrayLike, output_tokens: ArrayLike
-) -> Outcome:
-    """Run the requests to their end in virtual time. Raises SimulatorError for requests that cannot be served."""
-    arrivals = np.asarray(arrivals_s, dtype=np.float64)
-    outputs = np.asarray(output_tokens, dtype=np.int64)
-    if len(arrivals) == 0 or np.any(np.diff(arrivals) < 0):
-        raise SimulatorError("arrivals_s must hold at least one time and be sorted")
-    if not len(arrivals) == len(outputs) == len(np.asarray(input_tokens)):
-        raise SimulatorError("arrivals_s, input_tokens and output_tokens must have the same length")
-    inputs = np.asarray(input_tokens, dtype=np.int64)
-    requests = [Request(i, o) for i, o in zip(inputs.tolist(), outputs.tolist(), strict=True)]
-    engine = Engine(config)
-    ends = _drive(engine, requests, arrivals.tolist())
-    return Outcome(
-        arrival_s=arrivals,
-        first_token_s=np.array([r.first_token_s for r in requests], dtype=np.float64),
-        finish_s=np.array([r.finish_s for r in requests], dtype=np.float64),
-        output_tokens=outputs,
-        step_end_s=np.array(ends),
-        first_step=np.array([r.first_step for r in requests], dtype=np.int64),
-        last_step=np.array([r.last_step for r in requests], dtype=np.int64),
-        segments={n: r.segments for n, r in enumerate(requests) if r.segments is not None},
-        preemptions=engine.preemptions,
-    )
-
-
-def _drive(engine: Engine, requests: list[Request], arrivals: list[float]) -> list[float]:
-    """The virtual-time loop: submit what has arrived, step, jump to the step's end. Returns the steps' ends."""
-    ends: list[float] = []
-    now_s = -math.inf
-    submitted, total = 0, len(requests)
-    step, submit = engine.step, engine.submit
-    while True:
-        while submitted < total and arrivals[submitted] <= now_s:
-            submit(requests[submitted], arrivals[submitted])
-            submitted += 1
-        result = step(now_s)
-        if result is not None:
-            now_s = result.end_s
-            ends.append(now_s)
-        elif submitted < total:
-            now_s = arrivals[submitted]
-        else:
-            return ends
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,7 +49,7 @@ def shares_within(outcome: Outcome, slos: Sequence[Slo], chosen: NDArray[np.bool
     return shares
 
 
-def saturation_rps(config: EngineConfig, make_requests: MakeRequests, seed: int = 0) -> float:
+def saturation_rps(config: EngineConfig | Deployment, make_requests: MakeRequests, seed: int = 0) -> float:
     """Completions per second while the queue is never empty: all requests are there from the start.
 
     The middle half of the completions counts, so that neither the start nor the drain does.
@@ -178,7 +65,7 @@ def saturation_rps(config: EngineConfig, make_requests: MakeRequests, seed: int 
 
 
 def true_capacity(
-    config: EngineConfig,
+    config: EngineConfig | Deployment,
     make_requests: MakeRequests,
     slos: Sequence[Slo],
     *,
@@ -225,7 +112,7 @@ def true_capacity(
 class _Judge:
     """One replication: judges an offered rate with the same random numbers each time."""
 
-    config: EngineConfig
+    config: EngineConfig | Deployment
     make_requests: MakeRequests
     slos: Sequence[Slo]
     seed: int

@@ -151,7 +151,7 @@ def test_kv_exhaustion_preempts_the_latest_and_everyone_finishes() -> None:
     assert (engine.free_blocks, engine.running, engine.waiting) == (16, 0, 0)
     # Both hold 8 blocks (32 tokens) when the pool is full; the next token preempts the second.
     assert second.segments is not None
-    (start, stop), (again, end) = second.segments
+    (_, start, stop), (_, again, end) = second.segments
     assert (start, stop - start + 1 + end - again + 1) == (0, 44)
     assert stop == 28  # step 0 stores the prompt's 4 entries, step n the (4 + n)th: 32 at step 28
 

@@ -1,0 +1,218 @@
+"""What became of each request of a run in virtual time, by the engine's own bookkeeping."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from simulator import SimulatorError
+from simulator.deployment import Deployment, Run, drive_one
+from simulator.engine import EngineConfig, Request
+
+Floats = NDArray[np.float64]
+Integers = NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What happened to each request (arrays over requests, in s) and when each tick ended.
+
+    A request's tokens came at first_token_s and at the ends of the ticks after first_step, up to last_step;
+    `explicit` has the token times of those for which that is not so (preempted, speculative, disaggregated).
+    """
+
+    arrival_s: Floats
+    first_token_s: Floats
+    finish_s: Floats
+    output_tokens: Integers
+    cached_tokens: Integers
+    step_end_s: Floats
+    first_step: Integers
+    last_step: Integers
+    explicit: dict[int, Floats]
+    preemptions: int
+
+    @property
+    def ttft_s(self) -> Floats:
+        return self.first_token_s - self.arrival_s
+
+    @property
+    def e2e_s(self) -> Floats:
+        return self.finish_s - self.arrival_s
+
+    @property
+    def tpot_s(self) -> Floats:
+        """NaN for requests of one token."""
+        with np.errstate(divide="ignore", invalid="ignore"):
+            mean = (self.finish_s - self.first_token_s) / (self.output_tokens - 1)
+        return np.where(self.output_tokens > 1, mean, np.nan)
+
+    def token_times_s(self, request: int) -> Floats:
+        """When each output token of one request appeared."""
+        if request in self.explicit:
+            return self.explicit[request]
+        first, last = int(self.first_step[request]), int(self.last_step[request])
+        return np.concatenate(
+            [self.first_token_s[request : request + 1], self.step_end_s[first + 1 : last + 1]]
+        )
+
+    def all_token_times_s(self) -> tuple[Floats, Integers]:
+        """(token times of all requests, one after the other; where each begins, and the end): request r has
+        times[offsets[r]:offsets[r + 1]]."""
+        offsets = np.concatenate([[0], np.cumsum(self.output_tokens)])
+        starts = offsets[:-1]
+        times = np.empty(int(offsets[-1]))
+        rank = np.arange(len(times)) - np.repeat(starts, self.output_tokens)
+        index = np.repeat(self.first_step, self.output_tokens) + rank
+        plain = np.ones(len(self.output_tokens), dtype=bool)
+        plain[list(self.explicit)] = False
+        later = np.repeat(plain, self.output_tokens) & (rank > 0)
+        times[later] = self.step_end_s[index[later]]
+        times[starts] = self.first_token_s
+        for request, explicit in self.explicit.items():
+            times[offsets[request] : offsets[request + 1]] = explicit
+        return times, offsets
+
+    def gaps_s(self, chosen: NDArray[np.bool_] | None = None) -> tuple[Floats, Integers]:
+        """Gaps between tokens of the chosen requests, over all of them: (length in s, how many such gaps).
+
+        k tokens that come together, g after those before, are k gaps of g/k.
+        """
+        keep = np.ones(len(self.arrival_s), dtype=bool) if chosen is None else chosen.copy()
+        apart = [_gaps(times) for request, times in self.explicit.items() if keep[request]]
+        keep[list(self.explicit)] = False
+        keep &= self.output_tokens > 1
+        first = self.first_step[keep]
+        apart.append(self.step_end_s[first + 1] - self.first_token_s[keep])
+        # And a gap at the end of each tick after that, up to the last.
+        counts = np.zeros(len(self.step_end_s) + 2, dtype=np.int64)
+        np.add.at(counts, first + 2, 1)
+        np.add.at(counts, self.last_step[keep] + 1, -1)
+        per_step = np.cumsum(counts)[: len(self.step_end_s)]
+        lengths = np.diff(self.step_end_s, prepend=self.step_end_s[:1])
+        used = per_step > 0
+        more = np.concatenate(apart)
+        return (
+            np.concatenate([lengths[used], more]),
+            np.concatenate([per_step[used], np.ones(len(more), dtype=np.int64)]),
+        )
+
+    def gap_quantile_s(self, quantile: float = 0.99) -> Floats:
+        """That quantile of each request's own gaps; NaN for requests of one token."""
+        found = np.full(len(self.arrival_s), np.nan)
+        for request in np.flatnonzero(self.output_tokens > 1):
+            found[request] = np.quantile(_gaps(self.token_times_s(int(request))), quantile)
+        return found
+
+    def concurrency(self, start_s: float, end_s: float) -> float:
+        """Time average of the number of requests between arrival and last token, over [start_s, end_s]."""
+        inside = np.minimum(self.finish_s, end_s) - np.maximum(self.arrival_s, start_s)
+        return float(np.maximum(inside, 0.0).sum() / (end_s - start_s))
+
+
+def _gaps(times: Floats) -> Floats:
+    instants, tokens = np.unique(times, return_counts=True)
+    return np.repeat(np.diff(instants) / tokens[1:], tokens[1:])
+
+
+def simulate(
+    config: EngineConfig | Deployment,
+    arrivals_s: ArrayLike,
+    input_tokens: ArrayLike,
+    output_tokens: ArrayLike,
+) -> Outcome:
+    """Run plain requests to their end in virtual time. Raises SimulatorError as `simulate_requests`."""
+    inputs = np.asarray(input_tokens, dtype=np.int64).tolist()
+    outputs = np.asarray(output_tokens, dtype=np.int64).tolist()
+    if not len(np.asarray(arrivals_s)) == len(inputs) == len(outputs):
+        raise SimulatorError("arrivals_s, input_tokens and output_tokens must have the same length")
+    return simulate_requests(
+        config, arrivals_s, [Request(i, o) for i, o in zip(inputs, outputs, strict=True)]
+    )
+
+
+def simulate_requests(
+    config: EngineConfig | Deployment, arrivals_s: ArrayLike, requests: Sequence[Request]
+) -> Outcome:
+    """Run requests with prefixes, sessions, adapters or deadlines to their end in virtual time.
+
+    Raises SimulatorError for arrivals that are not sorted and for requests that cannot be served.
+    """
+    arrivals = np.asarray(arrivals_s, dtype=np.float64)
+    if len(arrivals) == 0 or np.any(np.diff(arrivals) < 0) or len(arrivals) != len(requests):
+        raise SimulatorError("arrivals_s must hold one time for each request, at least one, and be sorted")
+    if isinstance(config, EngineConfig):
+        run = drive_one(config, requests, arrivals.tolist())
+    else:
+        run = Run(config)
+        for request, arrival_s in zip(requests, arrivals.tolist(), strict=True):
+            run.arrive(request, arrival_s)
+        run.drain()
+    return outcome_of(run, requests)
+
+
+def simulate_closed(
+    config: EngineConfig | Deployment, clients: int, requests: Sequence[Request], think_s: float = 0.0
+) -> Outcome:
+    """A closed loop: each of `clients` sends its next request think_s after the last token of the one before.
+
+    Requests are sent in the order given. Raises SimulatorError for requests that cannot be served.
+    """
+    if clients < 1 or not requests:
+        raise SimulatorError("a closed loop needs at least one client and one request")
+    coming = iter(requests)
+
+    def send(at_s: float) -> None:
+        request = next(coming, None)
+        if request is not None:
+            run.arrive(request, at_s + think_s)
+
+    run = Run(Deployment(config) if isinstance(config, EngineConfig) else config, on_finish=send)
+    for _ in range(clients):
+        send(-think_s)
+    run.drain()
+    return outcome_of(run, requests)
+
+
+def outcome_of(run: Run, requests: Sequence[Request]) -> Outcome:
+    """Arrays from the requests of a run that has come to its end."""
+    ends = [np.array(ticks, dtype=np.float64) for ticks in run.ticks]
+    offsets = np.cumsum([0, *map(len, ends)])
+    for rest, request in run.continued.items():
+        own = _explicit_times(rest, ends[run.place[rest]])
+        request.token_s = [request.first_token_s or 0.0, *own]
+        request.finish_s = rest.finish_s
+    shift = offsets[[run.place.get(request, 0) for request in requests]]
+    explicit = {
+        number: np.asarray(_explicit_times(request, ends[run.place.get(request, 0)]), dtype=np.float64)
+        for number, request in enumerate(requests)
+        if request.token_s is not None or request.segments is not None
+    }
+    return Outcome(
+        arrival_s=np.array([r.arrival_s for r in requests], dtype=np.float64),
+        first_token_s=np.array([r.first_token_s for r in requests], dtype=np.float64),
+        finish_s=np.array([r.finish_s for r in requests], dtype=np.float64),
+        output_tokens=np.array([r.output_tokens for r in requests], dtype=np.int64),
+        cached_tokens=np.array([r.cached_tokens for r in requests], dtype=np.int64),
+        step_end_s=np.concatenate(ends),
+        first_step=shift + np.array([r.first_tick for r in requests], dtype=np.int64),
+        last_step=shift + np.array([r.last_tick for r in requests], dtype=np.int64),
+        explicit=explicit,
+        preemptions=sum(engine.preemptions for engine in run.engines),
+    )
+
+
+def _explicit_times(request: Request, ticks: Floats) -> list[float]:
+    """The time of each token of a request that has finished on the engine with these ticks."""
+    if request.token_s is not None:
+        return request.token_s
+    first_s = request.first_token_s
+    segments = request.segments or [
+        (0.0 if first_s is None else first_s, request.first_tick, request.last_tick)
+    ]
+    times: list[float] = []
+    for join_s, first, last in segments:
+        times.append(join_s)
+        times.extend(ticks[first + 1 : last + 1].tolist())
+    return times
