@@ -1,26 +1,42 @@
-"""The bytes of an answer, shaped as vLLM's. No I/O.
+"""The bytes of an answer, shaped as vLLM's. No I/O."""
 
-Answers are words of a fixed vocabulary, chosen by the request's seed; they run to their token limit, there
-is no natural stop.
-"""
-
+import itertools
 import json
+from collections.abc import Callable
 from typing import Any
 
 import msgspec
 
-from simulator.protocol import Call
+from simulator.apierrors import error_body
+from simulator.face import Face
+from simulator.protocol import Call, Choice
+from simulator.text import (
+    WORD_BYTES,
+    WORD_CHARACTERS,
+    WORDS,
+    TokenLogprobs,
+    characters,
+    logprobs,
+    word_index,
+)
 
 FINGERPRINT = "ampacity-simulator"
-# All words have the same length, so that the framing around a token can be prepared.
-WORDS = tuple(f" {a}{b}{c}{d}" for a in "bdfgklmnprstvz" for b in "aeiou" for c in "lmnr" for d in "aeio")
-_WORD_BYTES = tuple(word.encode() for word in WORDS)
-_STRIDE = 389  # has no divisor in common with the size of the vocabulary: every word is used
+GARBAGE = b'data: {"id":"chatcmpl-\xff\xfe\x00","choices":[{"delta":{"content":'
+_STRIDE, _VOCABULARY = word_index(0, 1), len(WORDS)
 
 
-def text(call: Call) -> str:
-    """All tokens of an answer."""
-    return "".join(WORDS[(call.text_seed + n * _STRIDE) % len(WORDS)] for n in range(call.output_tokens))
+def frame(payload: bytes) -> bytes:
+    """One server-sent event as one chunk of a chunked HTTP body."""
+    return chunk(b"data: " + payload + b"\n\n")
+
+
+def chunk(data: bytes) -> bytes:
+    return b"%x\r\n%b\r\n" % (len(data), data)
+
+
+def error_frames(message: str) -> bytes:
+    """What vLLM writes into a stream when its engine dies."""
+    return frame(error_body(message, "InternalServerError", None, 500)) + frame(b"[DONE]")
 
 
 def usage(call: Call, completion_tokens: int) -> dict[str, Any]:
@@ -31,96 +47,278 @@ def usage(call: Call, completion_tokens: int) -> dict[str, Any]:
     }
 
 
-def answer(call: Call, model: str, created: int) -> bytes:
-    """The body of an answer that is not streamed."""
-    tail = {"finish_reason": "length", "stop_reason": None, "token_ids": None}
-    choice: dict[str, Any]
+def reasoning_tokens(call: Call, choice: Choice, face: Face) -> int:
+    """Tokens of a choice that come before its answer."""
+    return round(face.reasoning_share * choice.ending.tokens) if call.chat else 0
+
+
+def _final_usage(call: Call, face: Face, cached_tokens: int) -> dict[str, Any]:
+    figures = usage(call, call.output_tokens)
+    if face.prompt_details:
+        figures["prompt_tokens_details"] = {"cached_tokens": cached_tokens, "created_cache_tokens": 0}
+    if face.prompt_details or face.reasoning_share:
+        thought = sum(reasoning_tokens(call, choice, face) for choice in call.choices)
+        figures["completion_tokens_details"] = {"reasoning_tokens": thought}
+    return figures
+
+
+def _complete(figures: dict[str, Any]) -> dict[str, Any]:
+    """Usage as a whole answer shows it: the details are there, if only as null."""
+    absent = {"prompt_tokens_details": None, "completion_tokens_details": None}
+    return figures | {name: null for name, null in absent.items() if name not in figures}
+
+
+def _token_logprobs(call: Call, choice: Choice, first: int, end: int) -> list[TokenLogprobs]:
+    """Of the tokens first to end - 1. The end-of-sequence token has its own name."""
+    natural = choice.ending.finish_reason == "stop" and choice.ending.stop_reason is None
+    eos = choice.ending.tokens - 1 if natural else -1
+    top = call.top_logprobs or 0
+    return [logprobs(choice.seed, position, top, last=position == eos) for position in range(first, end)]
+
+
+def _shaped_logprobs(call: Call, choice: Choice, first: int, end: int) -> dict[str, Any] | None:
+    if call.top_logprobs is None:
+        return None
+    found = _token_logprobs(call, choice, first, end)
     if call.chat:
-        message = {"role": "assistant", "content": text(call), "refusal": None, "reasoning": None}
-        choice = {"index": 0, "message": message, "logprobs": None, **tail}
-    else:
-        choice = {"index": 0, "text": text(call), "logprobs": None, **tail}
-    return msgspec.json.encode(
-        {
-            "id": call.request_id,
-            "object": "chat.completion" if call.chat else "text_completion",
-            "created": created,
-            "model": model,
-            "choices": [choice],
-            "system_fingerprint": FINGERPRINT,
-            "usage": usage(call, call.output_tokens)
-            | {"prompt_tokens_details": None, "completion_tokens_details": None},
+        return {"content": [_chat_entry(t) for t in found]}
+    return {
+        "text_offset": [position * WORD_CHARACTERS for position in range(first, end)],
+        "token_logprobs": [t.logprob for t in found],
+        "tokens": [t.token for t in found],
+        "top_logprobs": [dict(t.top or ((t.token, t.logprob),)) for t in found],
+    }
+
+
+def _chat_entry(found: TokenLogprobs) -> dict[str, Any]:
+    def entry(token: str, value: float) -> dict[str, Any]:
+        return {"token": token, "logprob": value, "bytes": list(token.encode())}
+
+    return entry(found.token, found.logprob) | {"top_logprobs": [entry(*other) for other in found.top]}
+
+
+def answer(call: Call, face: Face, created: int, cached_tokens: int = 0) -> bytes:
+    """The body of an answer that is not streamed."""
+    value = {
+        "id": call.request_id,
+        "object": "chat.completion" if call.chat else "text_completion",
+        "created": created,
+        "model": call.model,
+        "choices": [_whole_choice(call, choice, face) for choice in call.choices],
+        "service_tier": None,
+        "system_fingerprint": FINGERPRINT,
+        "usage": _complete(_final_usage(call, face, cached_tokens)),
+    }
+    if call.chat:
+        value |= {"prompt_logprobs": None, "prompt_token_ids": None}
+    return msgspec.json.encode(value | {"kv_transfer_params": None})
+
+
+def _whole_choice(call: Call, choice: Choice, face: Face) -> dict[str, Any]:
+    end = choice.ending
+    tail = {
+        "logprobs": _shaped_logprobs(call, choice, 0, end.tokens),
+        "finish_reason": end.finish_reason,
+        "stop_reason": end.stop_reason,
+        "token_ids": None,
+    }
+    if not call.chat:
+        text = characters(choice.seed, 0, end.characters)
+        return {
+            "index": choice.index,
+            "text": text,
+            **tail,
+            "prompt_logprobs": None,
+            "prompt_token_ids": None,
         }
-    )
+    thought = reasoning_tokens(call, choice, face)
+    cut = end.characters if thought == end.tokens else min(end.characters, thought * WORD_CHARACTERS)
+    message = {
+        "role": "assistant",
+        "content": None if thought == end.tokens else characters(choice.seed, cut, end.characters),
+        "refusal": None,
+        "annotations": None,
+        "audio": None,
+        "function_call": None,
+        face.reasoning_field: characters(choice.seed, 0, cut) if thought else None,
+    }
+    return {"index": choice.index, "message": message, **tail}
 
 
-def _frame(payload: bytes) -> bytes:
-    """One server-sent event as one chunk of a chunked HTTP body."""
-    event = b"data: " + payload + b"\n\n"
-    return b"%x\r\n%b\r\n" % (len(event), event)
+class Stream:
+    """What the choices of one streamed request share: the head of each chunk, the roles and the end."""
 
+    __slots__ = ("_head", "cached", "call", "continuous_usage", "face", "include_usage", "unfinished")
 
-class Frames:
-    """The bytes of one streamed answer, token by token; what surrounds a token is built once."""
-
-    __slots__ = ("_call", "_head", "_post", "_pre", "sent")
-
-    def __init__(self, call: Call, model: str, created: int) -> None:
-        self._call = call
-        self.sent = 0
+    def __init__(self, call: Call, face: Face, created: int) -> None:
+        self.call = call
+        self.face = face
+        self.include_usage = call.include_usage and face.usage != "none"
+        self.continuous_usage = call.continuous_usage and face.usage == "full"
+        self.unfinished = len(call.choices)
+        self.cached: Callable[[], int] = lambda: 0  # prompt tokens that a prefix cache had
         kind = "chat.completion.chunk" if call.chat else "text_completion"
         self._head = (
-            f'{{"id":"{call.request_id}","object":"{kind}","created":{created},"model":{json.dumps(model)},"choices":['
+            f'{{"id":"{call.request_id}","object":"{kind}","created":{created},"model":{json.dumps(call.model)},"choices":['
         ).encode()
-        frame = _frame(self._payload(b"     ", last=False))
-        self._pre, _, self._post = frame.rpartition(b"     ")
 
-    def next(self) -> bytes:
-        """The frames that the next token brings: role and usage chunks and [DONE] are in the same piece."""
-        call = self._call
-        position = self.sent
-        self.sent = position + 1
-        word = _WORD_BYTES[(call.text_seed + position * _STRIDE) % len(_WORD_BYTES)]
-        last = position + 1 == call.output_tokens
-        if not (last or position == 0 or call.continuous_usage):
-            return self._pre + word + self._post
+    def choices(self) -> list["ChoiceFrames"]:
+        """One for each choice. The role chunks come with the first token, or are asked for before (`roles`)."""
+        shared = _Opening(self, done=not self.call.chat or self.face.early_role)
+        return [ChoiceFrames(self, choice, shared) for choice in self.call.choices]
+
+    def roles(self) -> bytes:
+        """The chunks that say who speaks; a chat has one for each choice."""
+        return b"".join(frame(self._role(choice.index)) for choice in self.call.choices if self.call.chat)
+
+    def _role(self, index: int) -> bytes:
+        delta = (
+            b'{"index":%d,"delta":{"role":"assistant","content":""},"logprobs":null,"finish_reason":null}]'
+        )
+        after = self.running_usage(0) + b',"prompt_token_ids":null,"prompt_text":null}'
+        return self._head + delta % index + after
+
+    def tail(self) -> bytes:
+        """The usage chunk and [DONE], as far as they are there."""
         parts = []
-        if position == 0 and call.chat:
-            parts.append(_frame(self._role()))
-        parts.append(_frame(self._payload(word, last=last)))
-        if last:
-            if call.include_usage:
-                figures = msgspec.json.encode(usage(call, call.output_tokens))
-                parts.append(_frame(self._head + b'],"usage":' + figures + self._fingerprint() + b"}"))
-            parts.append(_frame(b"[DONE]"))
+        if self.include_usage:
+            figures = msgspec.json.encode(_final_usage(self.call, self.face, self.cached()))
+            parts.append(frame(self._head + b'],"usage":' + figures + self.fingerprint() + b"}"))
+        if self.face.done:
+            parts.append(frame(b"[DONE]"))
         return b"".join(parts)
 
-    def _role(self) -> bytes:
-        delta = b'{"index":0,"delta":{"role":"assistant","content":""},"logprobs":null,"finish_reason":null}]'
-        return self._head + delta + self._running_usage(0) + b',"prompt_token_ids":null,"prompt_text":null}'
-
-    def _payload(self, word: bytes, *, last: bool) -> bytes:
-        reason = b'"finish_reason":"length","stop_reason":null' if last else b'"finish_reason":null'
-        if self._call.chat:
-            body = (
-                b'{"index":0,"delta":{"content":"'
-                + word
-                + b'"},"logprobs":null,'
-                + reason
-                + b',"token_ids":null}]'
+    def payload(
+        self, choice: Choice, field: bytes, text: bytes, shown: int, *, last: bool, log: object = None
+    ) -> bytes:
+        """One chunk of text. field: the name in a chat's delta; shown: tokens of the choice up to here."""
+        end = choice.ending
+        reason = b'"finish_reason":null'
+        if last:
+            reason = b'"finish_reason":"%b","stop_reason":%b' % (
+                end.finish_reason.encode(),
+                msgspec.json.encode(end.stop_reason),
             )
+        logged = b"null" if log is None else msgspec.json.encode(log)
+        if self.call.chat:
+            body = b'{"index":%d,"delta":{"%b":"%b"},"logprobs":%b,%b,"token_ids":null}]'
+            body %= (choice.index, field, text, logged, reason)
         else:
             reason = reason if last else reason + b',"stop_reason":null'
-            body = b'{"index":0,"text":"' + word + b'","logprobs":null,' + reason
-            body += b',"prompt_token_ids":null,"token_ids":null}]'
-        fingerprint = self._fingerprint() if last and not self._call.include_usage else b""
-        return self._head + body + self._running_usage(self.sent) + fingerprint + b"}"
+            body = b'{"index":%d,"text":"%b","logprobs":%b,%b,"prompt_token_ids":null,"token_ids":null}]'
+            body %= (choice.index, text, logged, reason)
+        fingerprint = self.fingerprint() if last and not self.include_usage else b""
+        return self._head + body + self.running_usage(shown) + fingerprint + b"}"
 
-    def _fingerprint(self) -> bytes:
+    def fingerprint(self) -> bytes:
         return b',"system_fingerprint":"' + FINGERPRINT.encode() + b'"'
 
-    def _running_usage(self, completion_tokens: int) -> bytes:
-        if not self._call.continuous_usage:
+    def running_usage(self, completion_tokens: int) -> bytes:
+        if not self.continuous_usage:
             return b""
-        figures = usage(self._call, completion_tokens) | {"completion_tokens_details": None}
+        figures = usage(self.call, completion_tokens) | {"completion_tokens_details": None}
         return b',"usage":' + msgspec.json.encode(figures)
+
+
+class _Opening:
+    """Whether the role chunks are out: the first token of any choice brings all of them."""
+
+    __slots__ = ("done", "stream")
+
+    def __init__(self, stream: Stream, *, done: bool) -> None:
+        self.stream = stream
+        self.done = done
+
+    def take(self) -> bytes:
+        if self.done:
+            return b""
+        self.done = True
+        return self.stream.roles()
+
+
+class ChoiceFrames:
+    """The frames of one choice, token by token. What surrounds a plain token is built once."""
+
+    __slots__ = (
+        "_choice",
+        "_opening",
+        "_plain_from",
+        "_plain_to",
+        "_post",
+        "_pre",
+        "_shown",
+        "_stream",
+        "_thought",
+        "made",
+    )
+
+    def __init__(self, stream: Stream, choice: Choice, opening: _Opening) -> None:
+        self._stream = stream
+        self._choice = choice
+        self._opening = opening
+        self._thought = reasoning_tokens(stream.call, choice, stream.face)
+        self.made = 0  # tokens that were pushed
+        self._shown = 0  # of them in chunks
+        self._pre = self._post = b""
+        self._plain_from = self._plain_to = 0  # tokens whose chunk is _pre + word + _post
+
+    def push(self, count: int = 1) -> bytes:
+        """The frames that the next tokens bring, b'' when they are held back. The last brings the stream's end."""
+        position = self.made
+        if count == 1 and self._plain_from <= position < self._plain_to:
+            self.made = self._shown = position + 1
+            return self._pre + WORD_BYTES[(self._choice.seed + position * _STRIDE) % _VOCABULARY] + self._post
+        return self._push_slowly(count)
+
+    def _push_slowly(self, count: int) -> bytes:
+        stream, total = self._stream, self._choice.ending.tokens
+        start = self._shown
+        made = self.made = min(self.made + count, total)
+        parts = [self._opening.take()]
+        last = made == total
+        turns = start < self._thought <= made
+        if last or turns or start == 0 or made - start >= stream.face.chunk_tokens:
+            cuts = [start, self._thought, made] if turns and self._thought < made else [start, made]
+            parts += [self._chunk(first, end) for first, end in itertools.pairwise(cuts)]
+            self._shown = made
+        if last:
+            stream.unfinished -= 1
+            if not stream.unfinished:
+                parts.append(stream.tail())
+        else:
+            self._prepare()
+        return b"".join(parts)
+
+    def _chunk(self, first: int, end: int) -> bytes:
+        stream, choice = self._stream, self._choice
+        text = characters(choice.seed, self._visible(first), self._visible(end)).encode()
+        log = _shaped_logprobs(stream.call, choice, first, end)
+        last = end == choice.ending.tokens
+        return frame(stream.payload(choice, self._field(first), text, end, last=last, log=log))
+
+    def _visible(self, tokens: int) -> int:
+        """Characters that a reader has after so many tokens; what may begin a stop string is held back."""
+        end = self._choice.ending
+        if tokens == end.tokens:
+            return end.characters
+        return min(end.characters, max(0, tokens * WORD_CHARACTERS - self._stream.call.held_characters))
+
+    def _field(self, position: int) -> bytes:
+        return self._stream.face.reasoning_field.encode() if position < self._thought else b"content"
+
+    def _prepare(self) -> None:
+        """Build the surroundings of the plain tokens that come next."""
+        stream = self._stream
+        call = stream.call
+        if (
+            stream.continuous_usage
+            or stream.face.chunk_tokens > 1
+            or call.top_logprobs is not None
+            or call.held_characters
+        ):
+            return
+        mark = b"     "
+        payload = frame(stream.payload(self._choice, self._field(self.made), mark, 0, last=False))
+        self._pre, _, self._post = payload.rpartition(mark)
+        self._plain_from = self.made
+        self._plain_to = (self._thought if self.made < self._thought else self._choice.ending.tokens) - 1

@@ -15,7 +15,11 @@ from pathlib import Path
 from types import TracebackType
 from typing import IO, Self
 
+import msgspec
+
 from simulator import SimulatorError
+from simulator.face import Face
+from simulator.faults import Plan
 
 _READY = re.compile(r"listening on (http://\S+/v1) model (.*)")
 
@@ -61,7 +65,8 @@ def start_in_process(
     max_num_seqs: int | None = None,
     max_num_batched_tokens: int | None = None,
     api_key_env: str | None = None,
-    error_rate: float = 0.0,
+    face: Face | None = None,
+    faults: Plan | None = None,
     seed: int = 0,
     timeout_s: float = 30.0,
 ) -> Started:
@@ -77,7 +82,10 @@ def start_in_process(
         "--api-key-env": api_key_env,
     }
     command = [sys.executable, "-P", "-m", "simulator.server", "--end-with-stdin", "--preset", preset]
-    command += ["--host", host, "--port", str(port), "--seed", str(seed), "--error-rate", str(error_rate)]
+    command += ["--host", host, "--port", str(port), "--seed", str(seed)]
+    for option, struct in (("--face", face), ("--faults", faults)):
+        if struct is not None:
+            command += [option, msgspec.json.encode(struct).decode()]
     for option, value in given.items():
         if value is not None:
             command += [option, str(value)]

@@ -2,9 +2,11 @@
 
 from bisect import bisect_left
 from collections.abc import Iterable
+from typing import cast
 
-from simulator.engine import StepResult
-from simulator.realtime import StepLoop
+from simulator.engine import Engine, StepResult
+from simulator.protocol import Call
+from simulator.realtime import LiveRequest, StepLoop
 
 _TTFT_BUCKETS: tuple[float, ...] = (
     *(0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0),
@@ -18,6 +20,35 @@ _E2E_BUCKETS: tuple[float, ...] = (
     *(0.3, 0.5, 0.8, 1.0, 1.5, 2.0, 2.5, 5.0, 10.0, 15.0, 20.0, 30.0, 40.0, 50.0, 60.0, 120.0),
     *(240.0, 480.0, 960.0, 1920.0, 7680.0),
 )
+_LENGTH_BUCKETS: tuple[float, ...] = tuple(
+    float(digit * 10**power) for power in range(6) for digit in (1, 2, 5)
+)
+_ITERATION_BUCKETS: tuple[float, ...] = (1.0, *(float(1 << power) for power in range(3, 15)))
+_N_BUCKETS: tuple[float, ...] = (1.0, 2.0, 5.0, 10.0, 20.0)
+_PREEMPTION_BUCKETS: tuple[float, ...] = (1.0, 2.0, 3.0, 4.0, 5.0, 10.0, 20.0)
+# Names and words of vLLM's histograms, with the bounds of its buckets.
+_HISTOGRAMS: dict[str, tuple[str, tuple[float, ...]]] = {
+    "request_prompt_tokens": ("Number of prefill tokens processed.", _LENGTH_BUCKETS),
+    "request_generation_tokens": ("Number of generation tokens processed.", _LENGTH_BUCKETS),
+    "iteration_tokens_total": ("Histogram of number of tokens per engine_step.", _ITERATION_BUCKETS),
+    "request_params_n": ("Histogram of the n request parameter.", _N_BUCKETS),
+    "request_params_max_tokens": ("Histogram of the max_tokens request parameter.", _LENGTH_BUCKETS),
+    "time_to_first_token_seconds": ("Histogram of time to first token in seconds.", _TTFT_BUCKETS),
+    "inter_token_latency_seconds": ("Histogram of inter-token latency in seconds.", _ITL_BUCKETS),
+    "request_time_per_output_token_seconds": (
+        "Histogram of time_per_output_token_seconds per request.",
+        _ITL_BUCKETS,
+    ),
+    "e2e_request_latency_seconds": ("Histogram of e2e request latency in seconds.", _E2E_BUCKETS),
+    "request_queue_time_seconds": ("Histogram of time spent in WAITING phase for request.", _E2E_BUCKETS),
+    "request_inference_time_seconds": ("Histogram of time spent in RUNNING phase for request.", _E2E_BUCKETS),
+    "request_prefill_time_seconds": ("Histogram of time spent in PREFILL phase for request.", _E2E_BUCKETS),
+    "request_decode_time_seconds": ("Histogram of time spent in DECODE phase for request.", _E2E_BUCKETS),
+    "request_num_preemptions": (
+        "Histogram of the number of times a request was preempted.",
+        _PREEMPTION_BUCKETS,
+    ),
+}
 
 
 class Histogram:
@@ -40,26 +71,52 @@ class Metrics:
         self._labels = 'engine="0",model_name="' + model.translate({92: r"\\", 34: r"\"", 10: r"\n"}) + '"'
         self.prompt_tokens = 0
         self.generation_tokens = 0
-        self.finished = 0
         self.aborted = 0
-        self.ttft = Histogram(_TTFT_BUCKETS)
-        self.itl = Histogram(_ITL_BUCKETS)
-        self.e2e = Histogram(_E2E_BUCKETS)
+        self.finished = {"stop": 0, "length": 0}
+        self.histograms = {name: Histogram(bounds) for name, (_, bounds) in _HISTOGRAMS.items()}
         self._previous_s = 0.0
 
+    def on_call(self, call: Call) -> None:
+        """A request was accepted."""
+        self.histograms["request_params_n"].add(len(call.choices) // len(call.prompts))
+        self.histograms["request_params_max_tokens"].add(call.limit_tokens)
+
     def on_step(self, result: StepResult, tokens: int, now_s: float) -> None:
+        """A step's tokens were handed out at now_s; times of requests are real ones."""
         self.generation_tokens += tokens
+        self.histograms["iteration_tokens_total"].add(tokens + result.prefill_tokens)
         if result.decoding:
             # Every decoding request had its previous token at the previous step's end.
-            self.itl.add(now_s - self._previous_s, result.decoding)
+            self.histograms["inter_token_latency_seconds"].add(now_s - self._previous_s, result.decoding)
         self._previous_s = now_s
-        for request in result.prompts:
+        for request in cast(list[LiveRequest], result.prompts):
             if request.first_step == result.number:
+                request.prefill_s = max(request.arrival_s, result.start_s)
+                request.real_first_token_s = now_s
                 self.prompt_tokens += request.prompt_tokens
-                self.ttft.add(now_s - request.arrival_s)
-        for request in result.finished:
-            self.finished += 1
-            self.e2e.add(now_s - request.arrival_s)
+                self.histograms["time_to_first_token_seconds"].add(now_s - request.arrival_s)
+        for request in cast(list[LiveRequest], result.finished):
+            self._finish(request, now_s)
+
+    def _finish(self, request: LiveRequest, now_s: float) -> None:
+        self.finished[request.finish_reason] += 1
+        decode_s = now_s - request.real_first_token_s
+        # A prompt of several chunks counts as waiting until the step that ends it.
+        admitted_s = request.prefill_s
+        values = {
+            "request_prompt_tokens": request.prompt_tokens,
+            "request_generation_tokens": request.output_tokens,
+            "e2e_request_latency_seconds": now_s - request.arrival_s,
+            "request_queue_time_seconds": admitted_s - request.arrival_s,
+            "request_prefill_time_seconds": request.real_first_token_s - admitted_s,
+            "request_decode_time_seconds": decode_s,
+            "request_inference_time_seconds": now_s - admitted_s,
+            "request_num_preemptions": request.preemptions,
+        }
+        if request.output_tokens > 1:
+            values["request_time_per_output_token_seconds"] = decode_s / (request.output_tokens - 1)
+        for name, value in values.items():
+            self.histograms[name].add(value)
 
     def render(self, loop: StepLoop) -> str:
         """The text exposition format, version 0.0.4."""
@@ -74,7 +131,9 @@ class Metrics:
             lines += self._head(f"vllm:{name}", text, "gauge")
             lines.append(f"vllm:{name}{{{self._labels}}} {value}")
         counters = (
-            ("num_preemptions", "Cumulative number of preemptions.", engine.preemptions),
+            ("num_preemptions", "Cumulative number of preemption from the engine.", engine.preemptions),
+            ("prefix_cache_queries", "Prefix cache queries, in tokens.", engine.prefix_queries),
+            ("prefix_cache_hits", "Prefix cache hits, in tokens.", engine.prefix_hits),
             ("prompt_tokens", "Number of prefill tokens processed.", self.prompt_tokens),
             ("generation_tokens", "Number of generation tokens processed.", self.generation_tokens),
         )
@@ -84,13 +143,13 @@ class Metrics:
         lines += self._head(
             "vllm:request_success_total", "Count of successfully processed requests.", "counter"
         )
-        for reason, count in (("length", self.finished), ("abort", self.aborted), ("stop", 0)):
+        for reason, count in {**self.finished, "abort": self.aborted, "error": 0}.items():
             lines.append(
                 f'vllm:request_success_total{{{self._labels},finished_reason="{reason}"}} {float(count)}'
             )
-        lines += self._histogram("time_to_first_token_seconds", "Time to first token in seconds.", self.ttft)
-        lines += self._histogram("inter_token_latency_seconds", "Inter-token latency in seconds.", self.itl)
-        lines += self._histogram("e2e_request_latency_seconds", "E2E request latency in seconds.", self.e2e)
+        for name, (text, _) in _HISTOGRAMS.items():
+            lines += self._histogram(name, text, self.histograms[name])
+        lines += self._cache_config(engine)
         lines += self._lateness(loop)
         return "\n".join(lines) + "\n"
 
@@ -106,6 +165,12 @@ class Metrics:
             yield f'{name}_bucket{{{self._labels},le="{bound}"}} {float(cumulated)}'
         yield f"{name}_count{{{self._labels}}} {float(cumulated)}"
         yield f"{name}_sum{{{self._labels}}} {histogram.total}"
+
+    def _cache_config(self, engine: Engine) -> Iterable[str]:
+        name, config = "vllm:cache_config_info", engine.config
+        yield from self._head(name, "Information of the LLMEngine CacheConfig", "gauge")
+        facts = f'{self._labels},block_size="{config.block_tokens}",num_gpu_blocks="{config.kv_blocks}"'
+        yield f"{name}{{{facts}}} 1.0"
 
     def _lateness(self, loop: StepLoop) -> Iterable[str]:
         name = "ampacity_simulator_lateness_seconds"

@@ -4,54 +4,44 @@ A token is one word: a prompt has as many tokens as white-space separated words,
 more for a chat's template. What is not simulated is refused, not ignored.
 """
 
-import json
-import math
 import re
 import zlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import msgspec
 
+from simulator.apierrors import ApiError, bad_json, bad_value, invalid
+from simulator.sampling import MAX_CHOICES, Sampling, flag, output_limit, sampling
+from simulator.text import Ending, characters, ending
+
 CHAT_OVERHEAD_TOKENS = 8
-DEFAULT_COMPLETION_TOKENS = 16  # of /v1/completions without max_tokens, as in vLLM
 _REQUEST_ID = re.compile(r"[A-Za-z0-9_.:-]{1,128}")
+_CHOICE_STRIDE = 7919  # the seeds of the choices of one request lie this far apart
 # Fields that would change the answer in a way that is not simulated, with the values that ask for nothing.
 _NOT_SIMULATED: dict[str, tuple[Any, ...]] = {
-    "n": (None, 1),
     "best_of": (None, 1),
-    "logprobs": (None, False),
-    "top_logprobs": (None, 0),
     "prompt_logprobs": (None,),
     "echo": (None, False),
-    "stop": (None, [], ""),
+    "suffix": (None, ""),
     "stop_token_ids": (None, []),
     "tools": (None, []),
     "functions": (None, []),
     "response_format": (None, {"type": "text"}),
+    "structured_outputs": (None,),
+    "use_beam_search": (None, False),
 }
 
 
-class ApiError(Exception):
-    """An answer other than 200, with vLLM's body."""
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """One answer: its text is fixed by the seed and the ending."""
 
-    def __init__(self, status: int, message: str, kind: str, param: str | None = None) -> None:
-        super().__init__(message)
-        self.status = status
-        self.body = json.dumps(
-            {"error": {"message": message, "type": kind, "param": param, "code": status}}, ensure_ascii=False
-        ).encode("utf-8", "replace")
-
-
-def _invalid(field: str, message: str) -> ApiError:
-    return ApiError(
-        400, f"1 validation error:\n  {{'loc': '{field}', 'msg': '{message}'}}", "Bad Request", field
-    )
-
-
-def _bad_value(field: str, value: object, message: str) -> ApiError:
-    return ApiError(400, f"{message} (parameter={field}, value={value})", "BadRequestError", field)
+    index: int
+    seed: int
+    prompt: int  # which of the request's prompts it answers
+    ending: Ending
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,12 +50,38 @@ class Call:
 
     chat: bool
     request_id: str
-    prompt_tokens: int
-    output_tokens: int
+    model: str
+    prompts: tuple[Sequence[Any], ...]  # the words or token ids of each prompt, a chat's template included
+    choices: tuple[Choice, ...]
+    limit_tokens: int  # of each choice
     stream: bool
     include_usage: bool
     continuous_usage: bool
-    text_seed: int
+    top_logprobs: int | None  # None: no log-probabilities
+    held_characters: int  # of a stream, which could be the beginning of a stop string
+
+    @property
+    def prompt_tokens(self) -> int:
+        return sum(map(len, self.prompts))
+
+    @property
+    def output_tokens(self) -> int:
+        return sum(choice.ending.tokens for choice in self.choices)
+
+
+def block_hashes(call: Call, choice: Choice, block_tokens: int) -> list[int]:
+    """Names of the full KV blocks of a prompt and its answer: each stands for all that is in and before it.
+
+    The answer's words are in, so that the next turn of a conversation finds them.
+    """
+    answered = characters(choice.seed, 0, choice.ending.characters).split()
+    words = [*call.prompts[choice.prompt], *answered]
+    hashes = []
+    name = hash(call.model)
+    for start in range(0, len(words) - block_tokens + 1, block_tokens):
+        name = hash((name, *words[start : start + block_tokens]))
+        hashes.append(name)
+    return hashes
 
 
 def decode(body: bytes) -> dict[str, Any]:
@@ -73,171 +89,146 @@ def decode(body: bytes) -> dict[str, Any]:
     try:
         value = msgspec.json.decode(body)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, ValueError) as error:
-        raise _invalid("body", f"JSON decode error: {error}") from error
+        raise bad_json(body, error) from error
     if not isinstance(value, dict):
-        raise _invalid("body", "Input should be a valid dictionary")
+        raise invalid("body", "Input should be a valid dictionary or object to extract fields from", value)
     return value
 
 
-def count_words(body: Mapping[str, Any]) -> int:
-    """Prompt tokens of a body with `messages` or `prompt`. Raises ApiError."""
+def words_of(body: Mapping[str, Any]) -> Sequence[Any]:
+    """The words of a body with `messages` or `prompt`. Raises ApiError."""
     if "messages" in body:
-        return CHAT_OVERHEAD_TOKENS + _message_words(body["messages"])
-    return _prompt_words(body.get("prompt"))
+        return _chat_words(body["messages"])
+    return _one_prompt("body.prompt", body.get("prompt"))
 
 
-def _message_words(messages: object) -> int:
+def _chat_words(messages: object) -> list[str]:
     if not isinstance(messages, list):
-        raise _invalid("body.messages", "Input should be a valid list")
+        raise invalid("body.messages", "Input should be a valid list", messages, kind="list_type")
     if not messages:
-        raise _invalid("body.messages", "List should have at least 1 item")
-    words = 0
+        raise invalid("body.messages", "List should have at least 1 item", messages, kind="too_short")
+    words = ["<template>"] * CHAT_OVERHEAD_TOKENS
     for index, message in enumerate(messages):
         if not isinstance(message, dict) or not isinstance(message.get("role"), str):
-            raise _invalid(f"body.messages.{index}", "Input should be an object with a role")
+            raise invalid(f"body.messages.{index}", "Input should be an object with a role", message)
         content = message.get("content")
         for part in content if isinstance(content, list) else [content]:
             text = part.get("text") if isinstance(part, dict) and part.get("type") == "text" else part
             if isinstance(text, str):
-                words += len(text.split())
+                words += text.split()
             elif text is not None:
-                raise _invalid(f"body.messages.{index}.content", "Only text is simulated")
+                raise invalid(f"body.messages.{index}.content", "Only text is simulated", text)
     return words
 
 
-def _prompt_words(prompt: object) -> int:
-    if isinstance(prompt, list) and len(prompt) == 1 and isinstance(prompt[0], str | list):
-        prompt = prompt[0]
-    if isinstance(prompt, str):
-        return max(1, len(prompt.split()))
-    if isinstance(prompt, list) and prompt and all(type(token) is int for token in prompt):
-        return len(prompt)
+def _prompts(prompt: object) -> list[Sequence[Any]]:
+    """vLLM takes a string, token ids, or a list of either."""
     if prompt is None:
-        raise _invalid("body.prompt", "Field required")
-    raise _invalid(
-        "body.prompt", "Input should be one string or one list of token ids; batches are not simulated"
-    )
+        raise invalid("body.prompt", "Field required", kind="missing")
+    if isinstance(prompt, list) and prompt and isinstance(prompt[0], str | list):
+        return [_one_prompt(f"body.prompt.{index}", one) for index, one in enumerate(prompt)]
+    return [_one_prompt("body.prompt", prompt)]
+
+
+def _one_prompt(field: str, prompt: object) -> Sequence[Any]:
+    if isinstance(prompt, str):
+        return prompt.split() or [""]
+    if isinstance(prompt, list) and prompt and all(type(token) is int for token in prompt):
+        return prompt
+    raise invalid(field, "Input should be a string or a list of token ids, not empty", prompt)
 
 
 def parse(
     body: Mapping[str, Any],
     *,
     chat: bool,
-    model: str,
+    models: Sequence[str],
     max_model_len: int,
     default_id: str,
     header_id: str | None,
+    natural_tokens: float | None = None,
 ) -> Call:
-    """Check a request as vLLM does. Raises ApiError: 400 for bad fields and lengths, 404 for another model."""
+    """Check a request as vLLM does. Raises ApiError: 400 for bad fields and lengths, 404 for another model.
+
+    models: the names that are served, the default first. natural_tokens: see Face.
+    """
     required = "messages" if chat else "prompt"
     if required not in body:
-        raise _invalid(f"body.{required}", "Field required")
-    prompt_tokens = (
-        _message_words(body["messages"]) + CHAT_OVERHEAD_TOKENS if chat else _prompt_words(body["prompt"])
-    )
-    stream = _flag(body, "stream")
-    options = body.get("stream_options")
-    if options is not None and not isinstance(options, dict):
-        raise _invalid("body.stream_options", "Input should be a valid dictionary")
-    if options and not stream:
-        raise _invalid("body.stream_options", "Stream options can only be defined when `stream=True`.")
-    _flag(body, "ignore_eos")
-    _check_sampling(body)
-    asked = body.get("model")
-    if asked is not None and not isinstance(asked, str):
-        raise _invalid("body.model", "Input should be a valid string")
-    if asked not in (None, model):
-        message = f"The model `{asked}` does not exist. Valid aliases: {model}."
-        raise ApiError(404, message, "NotFoundError", "model")
+        raise invalid(f"body.{required}", "Field required", body, kind="missing")
+    prompts = [_chat_words(body["messages"])] if chat else _prompts(body["prompt"])
+    stream, include_usage, continuous_usage = _stream_options(body)
+    asked = sampling(body, chat)
+    model = _model(body, models)
     for field, neutral in _NOT_SIMULATED.items():
         if field in body and not any(
             type(body[field]) is type(value) and body[field] == value for value in neutral
         ):
-            raise _bad_value(field, body[field], f"{field} is not simulated; leave it out.")
-    usage = options or {}
-    include_usage = _flag(usage, "include_usage")
-    seed = body.get("seed")
-    identity = header_id if header_id and _REQUEST_ID.fullmatch(header_id) else default_id
+            raise bad_value(field, body[field], f"{field} is not simulated; leave it out.")
+    limit = output_limit(body, chat, max(map(len, prompts)), max_model_len)
+    if len(prompts) * asked.n > MAX_CHOICES:
+        raise bad_value("n", asked.n, f"at most {MAX_CHOICES} answers in one request are simulated.")
+    seed = zlib.crc32(default_id.encode()) if asked.seed is None else asked.seed
     return Call(
         chat=chat,
-        request_id=("chatcmpl-" if chat else "cmpl-") + identity,
-        prompt_tokens=prompt_tokens,
-        output_tokens=_output_tokens(body, chat, prompt_tokens, max_model_len),
+        request_id=("chatcmpl-" if chat else "cmpl-")
+        + (header_id if header_id and _REQUEST_ID.fullmatch(header_id) else default_id),
+        model=model,
+        prompts=tuple(prompts),
+        choices=_choices(prompts, asked, seed, limit, natural_tokens),
+        limit_tokens=limit,
         stream=stream,
         include_usage=include_usage,
-        continuous_usage=include_usage and _flag(usage, "continuous_usage_stats"),
-        text_seed=zlib.crc32(default_id.encode()) if seed is None else seed,
+        continuous_usage=continuous_usage,
+        top_logprobs=asked.top_logprobs,
+        held_characters=0
+        if asked.include_stop or not asked.stop
+        else max(map(len, asked.stop)) - 1,  # as vLLM
     )
 
 
-def _flag(body: Mapping[str, Any], field: str) -> bool:
-    value = body.get(field)
-    if value is not None and not isinstance(value, bool):
-        raise _invalid(f"body.{field}", "Input should be a valid boolean")
-    return bool(value)
+def _choices(
+    prompts: Sequence[Sequence[Any]], asked: Sampling, seed: int, limit: int, natural_tokens: float | None
+) -> tuple[Choice, ...]:
+    choices = []
+    for number, prompt in enumerate(prompts):
+        # Other prompts have other answers, also with the same seed.
+        own_seed = seed + zlib.crc32(" ".join(map(str, prompt)).encode("utf-8", "replace"))
+        for index in range(number * asked.n, (number + 1) * asked.n):
+            choice_seed = own_seed + (index - number * asked.n) * _CHOICE_STRIDE
+            end = ending(
+                choice_seed,
+                limit,
+                min_tokens=asked.min_tokens,
+                stop=asked.stop,
+                include_stop=asked.include_stop,
+                mean_tokens=None if asked.ignore_eos else natural_tokens,
+            )
+            choices.append(Choice(index, choice_seed, number, end))
+    return tuple(choices)
 
 
-def _number(body: Mapping[str, Any], field: str) -> float | None:
-    value = body.get(field)
-    if value is None:
-        return None
-    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
-        raise _invalid(f"body.{field}", "Input should be a valid number")
-    return float(value)
-
-
-def _integer(body: Mapping[str, Any], field: str) -> int | None:
-    value = body.get(field)
-    if value is not None and type(value) is not int:
-        raise _invalid(f"body.{field}", "Input should be a valid integer")
-    return value
-
-
-def _check_sampling(body: Mapping[str, Any]) -> None:
-    temperature, top_p = _number(body, "temperature"), _number(body, "top_p")
-    if temperature is not None and temperature < 0:
-        raise _bad_value("temperature", temperature, f"temperature must be non-negative, got {temperature}.")
-    if top_p is not None and not 0 < top_p <= 1:
-        raise _bad_value("top_p", top_p, f"top_p must be in (0, 1], got {top_p}.")
-    _integer(body, "seed")
-
-
-def _output_tokens(body: Mapping[str, Any], chat: bool, prompt_tokens: int, max_model_len: int) -> int:
-    if prompt_tokens >= max_model_len:
-        raise _bad_value(
-            "input_tokens",
-            prompt_tokens,
-            f"This model's maximum context length is {max_model_len} tokens. However, your prompt contains at least "
-            f"{prompt_tokens} input tokens, which leaves no room for an output token. "
-            "Please reduce the length of the input prompt.",
+def _stream_options(body: Mapping[str, Any]) -> tuple[bool, bool, bool]:
+    """(stream, include_usage, continuous_usage_stats)"""
+    stream = flag(body, "stream")
+    options = body.get("stream_options")
+    if options is not None and not isinstance(options, dict):
+        raise invalid("body.stream_options", "Input should be a valid dictionary", options, kind="dict_type")
+    if options and not stream:
+        raise invalid(
+            "body.stream_options", "Stream options can only be defined when `stream=True`.", options
         )
-    field = (
-        "max_completion_tokens" if chat and body.get("max_completion_tokens") is not None else "max_tokens"
-    )
-    limit = _integer(body, field)
-    min_tokens = _integer(body, "min_tokens") or 0
-    room = max_model_len - prompt_tokens
-    if limit is None:
-        limit = room if chat else min(DEFAULT_COMPLETION_TOKENS, room)
-    if limit < 1:
-        raise _bad_value(field, limit, f"{field} must be at least 1, got {limit}.")
-    if limit > max_model_len:
-        raise _bad_value(
-            field,
-            limit,
-            f"{field}={limit} cannot be greater than max_model_len={max_model_len}. Please request fewer output tokens.",
-        )
-    if limit > room:
-        raise _bad_value(
-            "input_tokens",
-            prompt_tokens,
-            f"This model's maximum context length is {max_model_len} tokens. However, you requested {limit} output "
-            f"tokens and your prompt contains at least {prompt_tokens} input tokens, for a total of at least "
-            f"{prompt_tokens + limit} tokens. Please reduce the length of the input prompt or the number of "
-            "requested output tokens.",
-        )
-    if not 0 <= min_tokens <= limit:
-        raise _bad_value(
-            "min_tokens", min_tokens, f"min_tokens must be in [0, max_tokens={limit}], got {min_tokens}."
-        )
-    return limit
+    include_usage = flag(options or {}, "include_usage", "body.stream_options.")
+    continuous = flag(options or {}, "continuous_usage_stats", "body.stream_options.")
+    return stream, include_usage, include_usage and continuous
+
+
+def _model(body: Mapping[str, Any], models: Sequence[str]) -> str:
+    asked = body.get("model")
+    if asked is None:
+        return models[0]
+    if not isinstance(asked, str):
+        raise invalid("body.model", "Input should be a valid string", asked, kind="string_type")
+    if asked not in models:
+        message = f"The model `{asked}` does not exist. Valid aliases: {', '.join(models)}."
+        raise ApiError(404, message, "NotFoundError", "model")
+    return asked

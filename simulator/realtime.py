@@ -3,26 +3,40 @@
 import asyncio
 import contextlib
 import ctypes
+import itertools
 import os
 import sys
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Hashable, Sequence
 from typing import Any, cast
 
+from simulator import SimulatorError
 from simulator.engine import Engine, Request, StepResult
 
 GIVE_UP_S = 0.25  # a step that is later than this moves the timetable instead of hurrying after it
 
 
 class LiveRequest(Request):
-    """A request with a place to put its tokens: `on_token()` is called once for each and must not raise."""
+    """A request with a place to put its tokens: `on_tokens(count)` is called once a step and must not raise."""
 
-    __slots__ = ("on_token",)
+    __slots__ = ("finish_reason", "on_tokens", "prefill_s", "real_first_token_s")
 
-    def __init__(self, prompt_tokens: int, output_tokens: int, on_token: Callable[[], None]) -> None:
-        super().__init__(prompt_tokens, output_tokens)
-        self.on_token = on_token
+    def __init__(
+        self,
+        prompt_tokens: int,
+        output_tokens: int,
+        on_tokens: Callable[[int], None],
+        *,
+        finish_reason: str = "length",
+        block_hashes: Sequence[Hashable] = (),
+        adapter: str | None = None,
+    ) -> None:
+        super().__init__(prompt_tokens, output_tokens, block_hashes=block_hashes, adapter=adapter)
+        self.on_tokens = on_tokens
+        self.finish_reason = finish_reason
+        self.prefill_s = 0.0  # start of the step that ended its prompt
+        self.real_first_token_s = 0.0  # set once its first token was handed out
 
 
 class DeadlineTimer:
@@ -76,8 +90,16 @@ class DeadlineTimer:
 class StepLoop:
     """Drives an Engine on an event loop. Engine times are `time.monotonic` seconds."""
 
-    def __init__(self, engine: Engine, on_step: Callable[[StepResult, int, float], Any]) -> None:
-        """on_step(result, tokens handed out, now) is called after the tokens of each step are handed out."""
+    def __init__(
+        self,
+        engine: Engine,
+        on_step: Callable[[StepResult, int, float], Any],
+        step_end: Callable[[float, float], float] = lambda start_s, end_s: end_s,
+    ) -> None:
+        """on_step(result, tokens handed out, now) is called after the tokens of each step are handed out.
+
+        step_end(start, planned end) is when the step shall really end: later, where faults stretch it.
+        """
         self.engine = engine
         self.lateness_s: deque[float] = deque(
             maxlen=8192
@@ -86,13 +108,24 @@ class StepLoop:
         self.steps = 0
         self.timetable_resets = 0
         self._on_step = on_step
+        self._step_end = step_end
         self._planned: StepResult | None = None
+        self._deadline_s = 0.0
         self._last_end_s = 0.0
         self._timer = DeadlineTimer(asyncio.get_running_loop(), self._deadline)
 
-    def submit(self, request: LiveRequest, arrival_s: float) -> None:
-        """Queue a request; an idle engine starts its step at once. Raises SimulatorError as Engine.submit."""
-        self.engine.submit(request, arrival_s)
+    def submit(self, requests: Sequence[LiveRequest], arrival_s: float) -> None:
+        """Queue requests that come together; an idle engine starts its step with all of them.
+
+        Raises SimulatorError as Engine.submit; then none of them is queued.
+        """
+        for number, request in enumerate(requests):
+            try:
+                self.engine.submit(request, arrival_s)
+            except SimulatorError:
+                for queued in requests[:number]:
+                    self.engine.abort(queued)
+                raise
         if self._planned is None:
             self._plan(max(arrival_s, self._last_end_s))
 
@@ -102,21 +135,34 @@ class StepLoop:
     def close(self) -> None:
         self._timer.close()
 
+    def stretch_again(self) -> None:
+        """The faults have changed: ask again when the step under way shall end."""
+        if self._planned is not None:
+            self._arm(self._planned)
+
     def _plan(self, now_s: float) -> None:
         self._planned = self.engine.step(now_s)
         if self._planned is not None:
-            self._timer.set(self._planned.end_s)
+            self._arm(self._planned)
+
+    def _arm(self, planned: StepResult) -> None:
+        self._deadline_s = self._step_end(planned.start_s, planned.end_s)
+        self._timer.set(self._deadline_s)
 
     def _deadline(self) -> None:
         result = self._planned
         if result is None:
             return
         receivers = cast(list[LiveRequest], self.engine.recipients(result))
-        for request in receivers:
-            request.on_token()
+        if self.engine.config.speculation is None:
+            for request in receivers:
+                request.on_tokens(1)
+        else:
+            for request, tokens in itertools.groupby(receivers):
+                request.on_tokens(sum(1 for _ in tokens))
         now_s = time.monotonic()
-        self._last_end_s = result.end_s
-        late_s = now_s - result.end_s
+        self._last_end_s = self._deadline_s
+        late_s = now_s - self._deadline_s
         self.lateness_s.append(late_s)
         self.lateness_sum_s += late_s
         self.steps += 1
@@ -125,4 +171,4 @@ class StepLoop:
             self.timetable_resets += 1
             self._plan(now_s)
         else:
-            self._plan(result.end_s)
+            self._plan(self._deadline_s)

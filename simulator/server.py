@@ -6,7 +6,6 @@ import gc
 import hmac
 import itertools
 import os
-import random
 import signal
 import sys
 import threading
@@ -18,15 +17,17 @@ from dataclasses import replace
 from aiohttp import web
 
 from simulator import SimulatorError
-from simulator.answers import Frames, answer
+from simulator.apierrors import ApiError, invalid
 from simulator.engine import Engine, EngineConfig
+from simulator.face import Face, read_options
+from simulator.faults import Fate, Faults, Plan, read_plan
+from simulator.generation import Generation, reset_connection
 from simulator.hardware import find_config
 from simulator.metrics import Metrics
-from simulator.protocol import ApiError, Call, count_words, decode, parse
-from simulator.realtime import LiveRequest, StepLoop
+from simulator.protocol import decode, parse, words_of
+from simulator.realtime import StepLoop
 
 MAX_BODY_BYTES = 64 << 20
-MAX_UNREAD_BYTES = 8 << 20  # a client that leaves more than this unread is cut off
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
@@ -39,22 +40,22 @@ class Server:
         *,
         model_name: str,
         api_key: str | None = None,
-        error_rate: float = 0.0,
+        face: Face | None = None,
+        faults: Plan | None = None,
         seed: int = 0,
     ) -> None:
-        """error_rate: share of generation requests that are answered with status 500, drawn by the seed."""
-        if not 0 <= error_rate <= 1:
-            raise SimulatorError(f"error_rate must be in [0, 1], got {error_rate}")
+        """seed: of request ids, and so of the words and natural lengths of requests without a seed."""
         self.engine = Engine(config)
         self.metrics = Metrics(model_name)
+        self.face = face or Face()
+        self.faults = Faults(faults or Plan(), time.monotonic())
         self._config = config
-        self._model = model_name
+        self._models_served = (model_name, *self.face.adapters)
         self._api_key = api_key.encode() if api_key else None
-        self._error_rate = error_rate
-        self._random = random.Random(seed)
         self._ids = itertools.count()
         self._id_prefix = f"{seed & 0xFFFFFFFF:08x}"
         self._loop: StepLoop | None = None
+        self._generation: Generation | None = None
         self._runner: web.AppRunner | None = None
 
     async def start(self, host: str, port: int) -> int:
@@ -67,11 +68,16 @@ class Server:
         app.router.add_get("/health", self._health)
         app.router.add_get("/metrics", self._metrics)
         app.router.add_get("/version", self._version)
-        self._loop = StepLoop(self.engine, self.metrics.on_step)
+        if self.face.control:
+            app.router.add_get("/control/faults", self._show_faults)
+            app.router.add_post("/control/faults", self._set_faults)
+        self._loop = StepLoop(self.engine, self.metrics.on_step, self._step_end)
+        self._generation = Generation(self._loop, self.metrics, self.face)
         self._runner = web.AppRunner(app, handler_cancellation=True, access_log=None, shutdown_timeout=0.2)
         await self._runner.setup()
         site = web.TCPSite(self._runner, host, port, backlog=4096)
         await site.start()
+        self.faults = Faults(self.faults.plan, time.monotonic())
         bound: int = self._runner.addresses[0][1]
         return bound
 
@@ -79,8 +85,13 @@ class Server:
         """Stop listening and cut what is under way."""
         if self._runner is not None:
             await self._runner.cleanup()
+        if self._generation is not None:
+            self._generation.close()
         if self._loop is not None:
             self._loop.close()
+
+    def _step_end(self, start_s: float, end_s: float) -> float:
+        return self.faults.step_end(start_s, end_s)
 
     async def _chat(self, request: web.Request) -> web.StreamResponse:
         return await self._generate(request, chat=True)
@@ -91,106 +102,82 @@ class Server:
     async def _generate(self, request: web.Request, *, chat: bool) -> web.StreamResponse:
         arrival_s = time.monotonic()
         self._authorize(request)
+        if self._generation is None:
+            raise RuntimeError("the server is not started")
         body = decode(await request.read())
         number = next(self._ids)
         call = parse(
             body,
             chat=chat,
-            model=self._model,
+            models=self._models_served,
             max_model_len=self._config.max_model_len,
             default_id=f"{self._id_prefix}{number:08x}",
             header_id=request.headers.get("X-Request-Id"),
+            natural_tokens=self.face.natural_tokens,
         )
-        if self._error_rate and self._random.random() < self._error_rate:
-            raise ApiError(500, "injected fault", "InternalServerError")
+        headers = self.faults.admit(call.prompt_tokens + call.output_tokens, arrival_s)
+        fate = self.faults.draw(arrival_s)
+        if fate.delay_s:
+            await asyncio.sleep(fate.delay_s)
+            arrival_s = time.monotonic()  # the engine sees it only now
+        await self._fail_at_once(request, fate, call.stream)
+        self.metrics.on_call(call)
         if call.stream:
-            return await self._stream(request, call, arrival_s)
-        return await self._whole(call, arrival_s)
+            return await self._generation.stream(request, call, arrival_s, fate, headers)
+        return await self._generation.whole(request, call, arrival_s, fate, headers)
 
-    async def _whole(self, call: Call, arrival_s: float) -> web.Response:
-        created = int(time.time())
-        done = asyncio.get_running_loop().create_future()
-        left = call.output_tokens
-
-        def on_token() -> None:
-            nonlocal left
-            left -= 1
-            if not left and not done.done():
-                done.set_result(None)
-
-        await self._run(LiveRequest(call.prompt_tokens, call.output_tokens, on_token), arrival_s, done)
-        return web.Response(body=answer(call, self._model, created), content_type="application/json")
-
-    async def _stream(self, request: web.Request, call: Call, arrival_s: float) -> web.StreamResponse:
-        if request.version < (1, 1):
-            raise ApiError(400, "streaming needs HTTP/1.1", "BadRequestError", "stream")
-        response = web.StreamResponse(headers={"Content-Type": "text/event-stream; charset=utf-8"})
-        response.enable_chunked_encoding()
-        await response.prepare(request)
-        transport = request.transport
-        if transport is None:
-            raise asyncio.CancelledError
-        frames = Frames(call, self._model, int(time.time()))
-        done = asyncio.get_running_loop().create_future()
-        # The chunks go straight to the transport, framed by hand: one write for each token of a step.
-        write, next_frame, closing, total = (
-            transport.write,
-            frames.next,
-            transport.is_closing,
-            call.output_tokens,
-        )
-
-        def on_token() -> None:
-            if not closing():
-                write(next_frame())
-                if frames.sent == total and not done.done():
-                    done.set_result(None)
-                elif not frames.sent & 1023 and transport.get_write_buffer_size() > MAX_UNREAD_BYTES:
-                    transport.abort()
-
-        await self._run(LiveRequest(call.prompt_tokens, call.output_tokens, on_token), arrival_s, done)
-        await response.write_eof()
-        return response
-
-    async def _run(self, live: LiveRequest, arrival_s: float, done: "asyncio.Future[None]") -> None:
-        """Wait for the last token. A client that goes away cancels this, and its slot is freed."""
-        loop = self._loop
-        if loop is None:
-            raise RuntimeError("the server is not started")
-        try:
-            loop.submit(live, arrival_s)
-        except SimulatorError as error:
-            raise ApiError(400, str(error), "BadRequestError") from error
-        try:
-            await done
-        finally:
-            if live.finish_s is None:
-                self.metrics.aborted += 1
-                loop.abort(live)
+    async def _fail_at_once(self, request: web.Request, fate: Fate, stream: bool) -> None:
+        """The faults that leave nothing of the answer. Raises ApiError, or waits for the end of the connection."""
+        if fate.kind in ("500", "503", "429") or (fate.kind == "error_in_stream" and not stream):
+            raise self.faults.error(fate.kind)
+        if fate.kind == "reset" and request.transport is not None:
+            reset_connection(request.transport)
+            await asyncio.Event().wait()  # the closed connection cancels this handler
 
     async def _models(self, request: web.Request) -> web.Response:
         self._authorize(request)
-        card = {
-            "id": self._model,
-            "object": "model",
-            "created": int(time.time()),
-            "owned_by": "ampacity-simulator",
-            "root": self._config.name,
-            "parent": None,
-            "max_model_len": self._config.max_model_len,
-        }
-        return web.json_response({"object": "list", "data": [card]})
+        created = int(time.time())
+        base = self._models_served[0]
+        cards = [
+            {
+                "id": name,
+                "object": "model",
+                "created": created,
+                "owned_by": "vllm",
+                "root": self._config.name if name == base else name,
+                "parent": None if name == base else base,
+                "max_model_len": self._config.max_model_len if name == base else None,
+                "permission": [_permission(name, created)],
+            }
+            for name in self._models_served
+        ]
+        return web.json_response({"object": "list", "data": cards})
 
     async def _tokenize(self, request: web.Request) -> web.Response:
         body = decode(await request.read())
-        count = count_words(body)
-        prompt = body.get("prompt")
-        words = prompt.split() if isinstance(prompt, str) else [str(n) for n in range(count)]
+        words = [str(word) for word in words_of(body)]
         tokens = [zlib.crc32(word.encode("utf-8", "replace")) % 32000 for word in words]
+        strings = words if body.get("return_token_strs") is True else None
         max_model_len = self._config.max_model_len
         return web.json_response(
-            {"count": count, "max_model_len": max_model_len, "tokens": tokens, "token_strs": None}
+            {"count": len(words), "max_model_len": max_model_len, "tokens": tokens, "token_strs": strings}
         )
+
+    async def _show_faults(self, request: web.Request) -> web.Response:
+        self._authorize(request)
+        return web.json_response(self.faults.shown(time.monotonic()))
+
+    async def _set_faults(self, request: web.Request) -> web.Response:
+        """The plan is replaced as a whole: {} ends all faults. Its times count from now."""
+        self._authorize(request)
+        try:
+            plan = read_plan(await request.read())
+        except SimulatorError as error:
+            raise invalid("body", str(error)) from error
+        self.faults = Faults(plan, time.monotonic())
+        if self._loop is not None:
+            self._loop.stretch_again()
+        return web.json_response(self.faults.shown(time.monotonic()))
 
     async def _health(self, request: web.Request) -> web.Response:
         return web.Response()
@@ -216,13 +203,32 @@ class Server:
             raise web.HTTPUnauthorized
 
 
+def _permission(name: str, created: int) -> dict[str, object]:
+    return {
+        "id": f"modelperm-{zlib.crc32(name.encode('utf-8', 'replace')):016x}",
+        "object": "model_permission",
+        "created": created,
+        "allow_create_engine": False,
+        "allow_sampling": True,
+        "allow_logprobs": True,
+        "allow_search_indices": False,
+        "allow_view": True,
+        "allow_fine_tuning": False,
+        "organization": "*",
+        "group": None,
+        "is_blocking": False,
+    }
+
+
 @web.middleware
 async def _json_errors(request: web.Request, handler: Handler) -> web.StreamResponse:
     """Errors with vLLM's bodies."""
     try:
         return await handler(request)
     except ApiError as error:
-        return web.Response(status=error.status, body=error.body, content_type="application/json")
+        return web.Response(
+            status=error.status, body=error.body, content_type="application/json", headers=error.headers
+        )
     except web.HTTPUnauthorized:
         return web.json_response({"error": "Unauthorized"}, status=401)
     except web.HTTPException as error:
@@ -237,7 +243,8 @@ def serve(
     port: int = 8000,
     model_name: str,
     api_key: str | None = None,
-    error_rate: float = 0.0,
+    face: Face | None = None,
+    faults: Plan | None = None,
     seed: int = 0,
     ready: Callable[[int], None] | None = None,
 ) -> None:
@@ -245,7 +252,7 @@ def serve(
 
     Raises SimulatorError when the address cannot be used.
     """
-    server = Server(config, model_name=model_name, api_key=api_key, error_rate=error_rate, seed=seed)
+    server = Server(config, model_name=model_name, api_key=api_key, face=face, faults=faults, seed=seed)
 
     async def main() -> None:
         stopped = asyncio.Event()
@@ -307,9 +314,8 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--max-num-seqs", type=int)
     parser.add_argument("--max-num-batched-tokens", type=int)
     parser.add_argument("--api-key-env", metavar="NAME", help="environment variable that holds the API key")
-    parser.add_argument(
-        "--error-rate", type=float, default=0.0, help="share of requests answered with status 500"
-    )
+    parser.add_argument("--face", default="{}", metavar="JSON", help="fields of simulator.face.Face")
+    parser.add_argument("--faults", default="{}", metavar="JSON", help="fields of simulator.faults.Plan")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--end-with-stdin", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args(arguments)
@@ -335,7 +341,8 @@ def main(arguments: list[str] | None = None) -> int:
             port=options.port,
             model_name=model,
             api_key=api_key,
-            error_rate=options.error_rate,
+            face=read_options(options.face.encode(), Face, "face"),
+            faults=read_plan(options.faults.encode()),
             seed=options.seed,
             ready=ready,
         )

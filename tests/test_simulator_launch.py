@@ -9,6 +9,7 @@ import textwrap
 import time
 import urllib.request
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -51,12 +52,13 @@ def test_starts_answers_and_stops(monkeypatch: pytest.MonkeyPatch, tmp_path: Pat
         ({"max_num_batched_tokens": 8}, "at least max_num_seqs"),
         ({"api_key_env": "NOT_SET_ANYWHERE"}, "NOT_SET_ANYWHERE is not set"),
         ({"host": "192.0.2.1"}, "cannot listen on 192.0.2.1"),
-        ({"error_rate": 2.0}, "error_rate must be in"),
+        ({"face": {"done": 3}}, "face: Expected `bool`"),
+        ({"faults": {"errors": {"500": 2}}}, "errors.500 must be in"),
     ],
 )
-def test_says_why_it_did_not_start(options: dict[str, str], words: str) -> None:
+def test_says_why_it_did_not_start(options: dict[str, Any], words: str) -> None:
     with pytest.raises(SimulatorError, match=words) as caught:
-        start_in_process(**options)  # type: ignore[arg-type]
+        start_in_process(**options)
     assert "\n" not in str(caught.value)
 
 

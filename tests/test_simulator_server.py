@@ -4,6 +4,7 @@ import asyncio
 import json
 import re
 import time
+from collections import defaultdict
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from typing import Any
@@ -14,11 +15,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from simulator.answers import WORDS, Frames
+from simulator.answers import Stream
+from simulator.apierrors import ApiError
 from simulator.engine import EngineConfig
+from simulator.face import Face
 from simulator.hardware import linear_config
-from simulator.protocol import CHAT_OVERHEAD_TOKENS, ApiError, parse
+from simulator.protocol import CHAT_OVERHEAD_TOKENS, Call, parse
 from simulator.server import Server
+from simulator.text import WORDS, characters
 from simulator.truth import simulate
 
 FAST = linear_config(0.002, 0.0, max_num_seqs=8, max_model_len=4096)
@@ -242,14 +246,33 @@ CHAT, PLAIN = "/v1/chat/completions", "/v1/completions"
         (CHAT, {"messages": HELLO, "stream": "yes"}, 400, "body.stream"),
         (CHAT, {"messages": HELLO, "stream_options": {"include_usage": True}}, 400, "stream=True"),
         (CHAT, {"messages": HELLO, "seed": "x"}, 400, "body.seed"),
-        (CHAT, {"messages": HELLO, "n": 2}, 400, "n is not simulated"),
-        (CHAT, {"messages": HELLO, "logprobs": True}, 400, "logprobs is not simulated"),
-        (CHAT, {"messages": HELLO, "stop": ["a"]}, 400, "stop is not simulated"),
+        (CHAT, {"messages": HELLO, "n": 0}, 400, "n must be at least 1, got 0."),
+        (CHAT, {"messages": HELLO, "n": 100_000}, 400, "at most 512 answers"),
+        (CHAT, {"messages": HELLO, "best_of": 2}, 400, "best_of is not simulated"),
+        (CHAT, {"messages": HELLO, "tools": [{}]}, 400, "tools is not simulated"),
+        (
+            CHAT,
+            {"messages": HELLO, "response_format": {"type": "json_object"}},
+            400,
+            "response_format is not",
+        ),
+        (CHAT, {"messages": HELLO, "top_logprobs": 2}, 400, "`logprobs` must be set to true"),
+        (
+            CHAT,
+            {"messages": HELLO, "logprobs": True, "top_logprobs": 21},
+            400,
+            "greater than max allowed: 20",
+        ),
+        (CHAT, {"messages": HELLO, "stop": [""]}, 400, "stop cannot contain an empty string"),
+        (CHAT, {"messages": HELLO, "stop": [1]}, 400, "body.stop"),
+        (CHAT, {"messages": HELLO, "min_tokens": -1}, 400, "min_tokens must be greater than or equal to 0"),
+        (CHAT, {"messages": [{"role": "user", "content": "x " * 4088}]}, 400, "leaves no room"),
         (CHAT, {"messages": [{"role": "user", "content": "x " * 5000}]}, 400, "maximum context length"),
         (PLAIN, {"max_tokens": 4}, 400, "body.prompt"),
-        (PLAIN, {"prompt": ["a", "b"]}, 400, "batches are not simulated"),
+        (PLAIN, {"prompt": ["a", 5]}, 400, "body.prompt.1"),
+        (PLAIN, {"prompt": "a", "echo": True}, 400, "echo is not simulated"),
         (PLAIN, {"prompt": []}, 400, "body.prompt"),
-        (PLAIN, {"prompt": "a", "logprobs": 0}, 400, "logprobs is not simulated"),
+        (PLAIN, {"prompt": "a", "logprobs": -1}, 400, "must be a positive value"),
     ],
 )
 def test_bad_requests_are_answered_as_vllm_answers(path: str, payload: Any, status: int, words: str) -> None:
@@ -398,25 +421,6 @@ def test_disconnect_frees_the_slot() -> None:
     run(body)
 
 
-def test_injected_errors_have_the_given_share() -> None:
-    async def statuses(seed: int) -> list[int]:
-        found = []
-        async with served(error_rate=0.3, seed=seed) as (_, url, session):
-            for _ in range(200):
-                async with session.post(url + PLAIN, json={"prompt": "a", "max_tokens": 1}) as response:
-                    found.append(response.status)
-        return found
-
-    async def body() -> None:
-        first = await statuses(3)
-        assert set(first) == {200, 500}
-        # 60 expected, standard deviation 6.5
-        assert 34 < first.count(500) < 86
-        assert await statuses(3) == first
-
-    run(body)
-
-
 def test_real_time_follows_virtual_time() -> None:
     """The same schedule over HTTP and in virtual time: medians agree. A busy machine gets three tries."""
     rng = np.random.default_rng(2)
@@ -466,7 +470,7 @@ values = st.recursive(
     max_leaves=6,
 )
 fields = ["model", "messages", "prompt", "max_tokens", "min_tokens", "stream", "stream_options", "seed", "n"]
-fields += ["temperature", "top_p", "stop", "logprobs", "max_completion_tokens", "ignore_eos"]
+fields += ["temperature", "top_p", "stop", "logprobs", "top_logprobs", "max_completion_tokens", "ignore_eos"]
 
 
 some = st.dictionaries(st.sampled_from(fields), values)
@@ -482,20 +486,52 @@ def test_whatever_is_asked_is_answered_or_refused(body: dict[str, Any], chat: bo
     """Any JSON object gives a servable call or an ApiError with a JSON body; streamed frames are JSON too."""
     refused = None
     try:
-        call = parse(body, chat=chat, model="tiny", max_model_len=64, default_id="00", header_id=header)
+        call = parse(
+            body,
+            chat=chat,
+            models=("tiny",),
+            max_model_len=64,
+            default_id="00",
+            header_id=header,
+            natural_tokens=20,
+        )
     except ApiError as error:
         refused = error
     if refused is not None:
         assert json.loads(refused.body)["error"]["code"] == refused.status
         return
     assert call.prompt_tokens >= 1
-    assert call.output_tokens >= 1
-    assert call.prompt_tokens + call.output_tokens <= 64
-    frames = Frames(call, 'a "model"', 0)
-    stream = b"".join(frames.next() for _ in range(call.output_tokens))
-    events = [line for line in stream.split(b"\r\n") if line.startswith(b"data: {")]
-    text = ""
-    for event in events:
-        for choice in json.loads(event.removeprefix(b"data: "))["choices"]:
-            text += choice["delta"]["content"] if chat else choice["text"]
-    assert len(text.split()) == call.output_tokens
+    for choice in call.choices:
+        assert 1 <= choice.ending.tokens <= call.limit_tokens
+        assert len(call.prompts[choice.prompt]) + call.limit_tokens <= 64
+    texts, reasons = read_frames(call, Face())
+    for choice in call.choices:
+        assert texts[choice.index] == characters(choice.seed, 0, choice.ending.characters)
+        assert reasons[choice.index] == choice.ending.finish_reason
+
+
+def read_frames(call: Call, face: Face) -> tuple[dict[int, str], dict[int, str]]:
+    """Text and finish reason by choice, of a stream whose choices advance together."""
+    frames = Stream(call, face, 0).choices()
+    stream = b""
+    for position in range(call.limit_tokens):
+        stream += b"".join(
+            one.push()
+            for one, choice in zip(frames, call.choices, strict=True)
+            if position < choice.ending.tokens
+        )
+    texts: dict[int, str] = defaultdict(str)
+    reasons: dict[int, str] = {}
+    for line in stream.split(b"\r\n"):
+        if not line.startswith(b"data: {"):
+            continue
+        for choice in json.loads(line.removeprefix(b"data: "))["choices"]:
+            index = choice["index"]
+            assert index not in reasons, "a chunk after the last"
+            delta = choice["delta"] if call.chat else {"content": choice["text"]}
+            texts[index] += "".join(
+                delta.get(name) or "" for name in ("reasoning", "reasoning_content", "content")
+            )
+            if choice["finish_reason"]:
+                reasons[index] = choice["finish_reason"]
+    return texts, reasons

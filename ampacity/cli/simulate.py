@@ -34,9 +34,6 @@ def simulate(
             help="Environment variable with the key that requests must carry.",
         ),
     ] = None,
-    error_rate: Annotated[
-        float, typer.Option("--error-rate", help="Share of requests answered with status 500.", min=0, max=1)
-    ] = 0.0,
     seed: Annotated[int, typer.Option("--seed", help="Fixes which requests fail.")] = 0,
 ) -> None:
     """Serve a simulated engine at http://HOST:PORT/v1 until Ctrl-C.
@@ -62,7 +59,6 @@ def simulate(
         port=port,
         model_name=name,
         api_key=api_key,
-        error_rate=error_rate,
         seed=seed,
         ready=lambda bound: print(f"listening on http://{shown_host}:{bound}/v1 model {name}", flush=True),
     )
