@@ -60,6 +60,7 @@ class Engine:
         # Prompts and decoding take turns instead of sharing steps:
         self._takes_turns = config.static_batching or config.policy in ("prefill-priority", "decode-priority")
         self._forming = False  # under decode-priority: the batch is being filled
+        self._batch_start_s = 0.0  # with what had arrived by then
         self._padding = 0  # under static batching: places of the batch whose requests have finished
 
     @property
@@ -200,9 +201,10 @@ class Engine:
             return self._prefill(now_s, 0, prompts)
         if not self._running:
             self._forming = True
+            self._batch_start_s = now_s
         if not self._forming:
             return _NO_PREFILL
-        prefill = self._prefill(now_s, 0, prompts)
+        prefill = self._prefill(self._batch_start_s, 0, prompts)
         self._forming = prefill.tokens > 0
         return prefill
 
@@ -231,7 +233,7 @@ class Engine:
                 self._cache.register(partial, kv_tokens)
         queue = self._queue
         running = self._running
-        max_num_seqs = self.config.max_num_seqs
+        max_num_seqs = self.config.max_num_seqs - self._padding
         passed_over: list[Request] = []
         while budget > 0 and len(running) < max_num_seqs:
             request = queue.head(now_s)

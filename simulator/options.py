@@ -41,8 +41,9 @@ class EngineConfig:
 
     Policies: "fcfs" decodes in every step and gives prompts, in order of arrival, what the token budget leaves;
     "deadline" does the same in order of `Request.deadline_s`; "prefill-priority" lets decoding wait while any
-    prompt can be computed; "decode-priority" takes new prompts only when nothing decodes. static_batching is
-    decode-priority in which a finished request's place is computed on until the whole batch has finished.
+    prompt can be computed; "decode-priority" takes new prompts, those that have arrived, only when nothing
+    decodes any more. static_batching is decode-priority in which a finished request's place is computed on
+    until the whole batch has finished.
     """
 
     name: str
