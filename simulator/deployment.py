@@ -81,16 +81,22 @@ class Run:
 
     def drain(self) -> None:
         """Run until nothing is left to do. Raises SimulatorError for a request that cannot be served."""
-        while self._events:
-            now_s, _, request, engine, result = heapq.heappop(self._events)
-            if request is not None:
-                self._route(request, now_s)
-            elif engine is not None and result is not None:
-                self._stepping.discard(engine)
-                self._note(engine, result)
+        events = self._events
+        while events:
+            now_s = events[0][0]
+            touched: dict[Engine, None] = {}
+            while events and events[0][0] == now_s:  # all of an instant, so that they share a step
+                _, _, request, engine, result = heapq.heappop(events)
+                if request is not None:
+                    touched[self._route(request, now_s)] = None
+                elif engine is not None and result is not None:
+                    self._stepping.discard(engine)
+                    self._note(engine, result)
+                    touched[engine] = None
+            for engine in touched:
                 self._wake(engine, now_s)
 
-    def _route(self, request: Request, now_s: float) -> None:
+    def _route(self, request: Request, now_s: float) -> Engine:
         if self._prefill and request not in self.continued:
             request.arrival_s = now_s
             part = Request(
@@ -109,7 +115,7 @@ class Run:
             self.place[request] = number
             engine = self.engines[number]
             engine.submit(request, now_s)
-        self._wake(engine, now_s)
+        return engine
 
     def _wake(self, engine: Engine, now_s: float) -> None:
         if engine in self._stepping:
