@@ -13,6 +13,7 @@ import time
 import zlib
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
+from typing import Any
 
 from aiohttp import web
 
@@ -282,16 +283,14 @@ def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
     return factory
 
 
-def configured(
-    preset: str, *, max_num_seqs: int | None = None, max_num_batched_tokens: int | None = None
-) -> EngineConfig:
-    """A preset (see hardware.find_config) with its limits replaced where they are given. Raises SimulatorError."""
-    config = find_config(preset)
-    if max_num_seqs is not None:
-        config = replace(config, max_num_seqs=max_num_seqs)
-    if max_num_batched_tokens is not None:
-        config = replace(config, max_num_batched_tokens=max_num_batched_tokens)
-    return config
+def configured(preset: str, **limits: Any) -> EngineConfig:
+    """A preset (see hardware.find_config) with fields of EngineConfig replaced where they are not None.
+
+    Raises SimulatorError.
+    """
+    return replace(
+        find_config(preset), **{name: value for name, value in limits.items() if value is not None}
+    )
 
 
 def _end_with_stdin() -> None:

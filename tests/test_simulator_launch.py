@@ -7,12 +7,14 @@ import subprocess
 import sys
 import textwrap
 import time
+import urllib.error
 import urllib.request
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from ampacity.cli import main
 from simulator import SimulatorError
 from simulator.launch import start_in_process
 
@@ -91,3 +93,64 @@ def test_child_ends_when_its_parent_is_killed() -> None:
     while alive(child) and time.monotonic() < deadline_s:
         time.sleep(0.02)
     assert not alive(child)
+
+
+def test_the_command_line_sets_face_and_faults(tmp_path: Path) -> None:
+    plan = tmp_path / "faults.json"
+    plan.write_text('{"errors": {"503": 1.0}}')
+    options = ["--preset", "linear:0.001,0", "--port", "0", "--model", "base", "--adapters", "sql, legal"]
+    options += [
+        "--chunk-tokens",
+        "5",
+        "--natural-tokens",
+        "7",
+        "--usage",
+        "none",
+        "--no-done",
+        "--flush-ms",
+        "1",
+    ]
+    options += ["--prefix-caching", "--faults", str(plan), "--control"]
+    command = [sys.executable, "-c", "from ampacity.cli import main; main()", "simulate", *options]
+    with subprocess.Popen(command, stdout=subprocess.PIPE) as process:
+        try:
+            assert process.stdout is not None
+            line = process.stdout.readline().decode()
+            url = line.split()[2]
+            assert line.strip().endswith("model base")
+            with pytest.raises(urllib.error.HTTPError) as caught:
+                urllib.request.urlopen(f"{url}/completions", b'{"prompt": "a"}', timeout=10)
+            assert caught.value.code == 503
+            caught.value.close()
+            control = url.removesuffix("/v1") + "/control/faults"
+            with urllib.request.urlopen(control, b"{}", timeout=10) as response:
+                assert json.load(response)["faults"]["errors"] == {}
+            body = b'{"model": "sql", "prompt": "a", "stream": true, "max_tokens": 11, "ignore_eos": true}'
+            with urllib.request.urlopen(f"{url}/completions", body, timeout=10) as response:
+                chunks = [one for one in response.read().decode().split("\n\n") if one]
+            texts = [json.loads(one.removeprefix("data: "))["choices"][0]["text"] for one in chunks]
+            assert [len(text) // 5 for text in texts] == [1, 5, 5]
+        finally:
+            process.send_signal(signal.SIGINT)
+            process.wait(10)
+    assert process.returncode == 0
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (["--faults", '{"errors": {"x": 1}}'], "errors has no kind 'x'"),
+        (["--faults", "no-such-file.json"], "give a file or a JSON object"),
+        (["--faults", "{}", "--error-rate", "0.1"], "give the share in --faults"),
+        (["--adapters", "a,a"], "different names"),
+        (["--flush-ms", "-1"], "flush_s must be in"),
+    ],
+)
+def test_the_command_line_says_what_is_wrong(
+    options: list[str], words: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["ampacity", "simulate", "--port", "0", *options])
+    with pytest.raises(SystemExit) as caught:
+        main()
+    assert caught.value.code == 2
+    assert words in capsys.readouterr().err
