@@ -1,9 +1,15 @@
-"""The options that the experiments share, each declared once."""
+"""The options that the experiments share, each declared once.
+
+``@shares(...)`` gives a command the named ones; it gets them back as one dict ``raw`` of settings.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import wraps
+from inspect import Parameter, Signature, signature
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -281,3 +287,48 @@ Retries = Annotated[
         rich_help_panel=_LIMITS,
     ),
 ]
+
+SHARED: dict[str, tuple[Any, Any]] = {
+    "model": (Model, None), "api": (ApiName, "chat"), "api_key_env": (ApiKeyEnv, None), "header": (Header, None),
+    "extra_body": (ExtraBody, None), "lock": (Lock, None),
+    "workload": (WorkloadName, None), "input_tokens": (InputTokens, None), "output_tokens": (OutputTokens, None),
+    "tokenizer": (Tokenizer, "words"),
+    "rates": (Rates, None), "concurrency": (Concurrency, None), "duration": (Duration, None), "arrivals": (Arrivals, None),
+    "think_time": (ThinkTime, None), "warmup": (Warmup, None), "seed": (Seed, 1),
+    "max_requests": (MaxRequests, None), "max_tokens": (MaxTokens, None), "timeout": (Timeout, None),
+    "idle_timeout": (IdleTimeout, None), "max_in_flight": (MaxInFlight, None), "retries": (Retries, None),
+    "workers": (Workers, None), "connections": (Connections, "pool"), "timestamps": (Timestamps, "read"),
+    "slo": (SloTexts, None), "peak_rps": (PeakRps, None), "tp": (TensorParallel, 1), "safety": (Safety, 1.2),
+    "gpu_hour": (GpuHour, None), "out": (Out, None),
+}  # fmt: skip
+ALL = tuple(SHARED)
+VIRTUAL = (  # what a run without a wire has use for
+    "workload", "input_tokens", "output_tokens", "rates", "duration", "arrivals", "warmup", "seed", "max_requests", "max_tokens",
+    "slo", "peak_rps", "tp", "safety", "gpu_hour", "out",
+)  # fmt: skip
+
+
+def shares(names: tuple[str, ...]) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Give a command the shared options ``names``; its parameter ``raw`` gets all that were given another value.
+
+    Typer reads the options from the signature, hence the new one.
+    """
+
+    def decorate(command: Callable[..., None]) -> Callable[..., None]:
+        own = [p for p in signature(command, eval_str=True).parameters.values() if p.name != "raw"]
+        shared = [
+            Parameter(name, Parameter.KEYWORD_ONLY, annotation=SHARED[name][0], default=SHARED[name][1])
+            for name in names
+        ]
+
+        @wraps(command)
+        def with_shared(**given: Any) -> None:
+            raw = {name: given[name] for name in names if given[name] not in (SHARED[name][1], [], None)}
+            command(raw=raw, **{p.name: given[p.name] for p in own})
+
+        parameters = [p.replace(kind=Parameter.KEYWORD_ONLY) for p in own]
+        with_shared.__signature__ = Signature([*parameters, *shared])  # type: ignore[attr-defined]
+        with_shared.__annotations__ = {p.name: p.annotation for p in [*parameters, *shared]}
+        return with_shared
+
+    return decorate
