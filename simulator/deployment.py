@@ -3,7 +3,7 @@
 import heapq
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import count
 
 from simulator import SimulatorError
@@ -57,7 +57,8 @@ class Run:
 
     def __init__(self, deployment: Deployment, on_finish: Callable[[float], None] | None = None) -> None:
         """on_finish(time in s) is called whenever a request has got its last token."""
-        self.engines = [Engine(deployment.config) for _ in range(deployment.replicas)]
+        config = deployment.config
+        self.engines = [Engine(replace(config, seed=config.seed + n)) for n in range(deployment.replicas)]
         self.ticks: list[list[float]] = [[] for _ in self.engines]  # end of each tick of each engine, in s
         self.place: dict[Request, int] = {}  # the engine that decodes a request
         self.continued: dict[Request, Request] = {}  # decode part -> the request that came in

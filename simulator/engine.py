@@ -5,8 +5,6 @@ are computed in chunks under the token budget, waiting requests are admitted as 
 at the end of the step.
 """
 
-from typing import NamedTuple
-
 from simulator import SimulatorError
 from simulator.adapters import AdapterSlots
 from simulator.batch import LockstepBatch, SpeculativeBatch
@@ -20,16 +18,9 @@ __all__ = ["Engine", "EngineConfig", "Request", "Speculation", "StepResult"]
 UNBOUNDED_BLOCKS = 1 << 60
 
 
-class _Prefill(NamedTuple):
-    """What a step does for prompts."""
-
-    tokens: int
-    kv_tokens: int
-    pairs: float
-    load_s: float
-
-
-_NO_PREFILL = _Prefill(0, 0, 0.0, 0.0)
+# What a step does for prompts: tokens computed, KV entries touched, attended pairs, seconds to load adapters.
+_Prefill = tuple[int, int, float, float]
+_NO_PREFILL: _Prefill = (0, 0, 0.0, 0.0)
 
 
 class Engine:
@@ -53,6 +44,8 @@ class Engine:
         self.batch = LockstepBatch(config.block_tokens)
         if config.speculation is not None:
             self.batch = SpeculativeBatch(config.block_tokens, config.speculation, config.seed)
+        self._speculative = config.speculation is not None
+        self._step_seconds = config.step_time.seconds
         self._draft_s = 0.0 if config.speculation is None else config.speculation.draft_s
         self._running: dict[Request, None] = {}  # in order of admission
         self._partial: Request | None = None  # the one request whose prefill goes on in the next step
@@ -118,9 +111,11 @@ class Engine:
         prompts: list[Request] = []
         preempted: list[Request] = []
         finished: list[Request] = []
-        prefill = self._turn_for_prompts(now_s, prompts) if self._takes_turns else _NO_PREFILL
-        decoding = context = padding = 0
-        advanced = prefill.tokens == 0
+        tokens = prompt_kv_tokens = decoding = context = padding = 0
+        pairs = load_s = 0.0
+        if self._takes_turns:
+            tokens, prompt_kv_tokens, pairs, load_s = self._turn_for_prompts(now_s, prompts)
+        advanced = tokens == 0
         if advanced:
             needed = batch.blocks_needed()
             if needed:
@@ -130,17 +125,22 @@ class Engine:
             padding = self._padding
             finished = batch.advance()
             context = batch.context
-            if not self._takes_turns:
-                prefill = self._prefill(now_s, decoding * batch.width, prompts)
-        end_s = now_s + self.config.step_time.seconds(
-            decoding + padding + len(prompts) + (self._partial is not None),
-            (decoding + padding) * batch.width + prefill.tokens,
-            context + prefill.kv_tokens,
-            context * batch.width + prefill.pairs,
-            len(prompts),
+            if not self._takes_turns and (self._partial is not None or self._queue):
+                tokens, prompt_kv_tokens, pairs, load_s = self._prefill(
+                    now_s, decoding * batch.width, prompts
+                )
+        end_s = (
+            now_s
+            + load_s
+            + self._step_seconds(
+                decoding + padding + len(prompts) + (self._partial is not None),
+                (decoding + padding) * batch.width + tokens,
+                context + prompt_kv_tokens,
+                context * batch.width + pairs,
+                len(prompts),
+            )
         )
-        end_s += prefill.load_s
-        if decoding:
+        if self._speculative and decoding:
             end_s += self._draft_s
             batch.stamp(end_s)
         number = self.steps
@@ -151,9 +151,7 @@ class Engine:
         if self.config.static_batching:
             self._padding = self._padding + len(finished) if self._running else 0
         self.steps = number + 1
-        return StepResult(
-            number, now_s, end_s, decoding, prefill.tokens, prompts, finished, preempted, advanced
-        )
+        return StepResult(number, now_s, end_s, decoding, tokens, prompts, finished, preempted, advanced)
 
     def recipients(self, result: StepResult) -> list[Request]:
         """Requests that get a token at the end of `result`, which must be the latest step; aborted ones not.
@@ -205,7 +203,7 @@ class Engine:
         if not self._forming:
             return _NO_PREFILL
         prefill = self._prefill(self._batch_start_s, 0, prompts)
-        self._forming = prefill.tokens > 0
+        self._forming = prefill[0] > 0
         return prefill
 
     def _prefill(self, now_s: float, decode_tokens: int, prompts: list[Request]) -> _Prefill:
@@ -234,13 +232,14 @@ class Engine:
         queue = self._queue
         running = self._running
         max_num_seqs = self.config.max_num_seqs - self._padding
+        adapters = self.adapters
         passed_over: list[Request] = []
         while budget > 0 and len(running) < max_num_seqs:
             request = queue.head(now_s)
             if request is None:
                 break
-            adapter = request.adapter if self.adapters is not None else None
-            if adapter is not None and self.adapters is not None and not self.adapters.admits(adapter):
+            adapter = request.adapter
+            if adapters is not None and adapter is not None and not adapters.admits(adapter):
                 queue.pop()
                 passed_over.append(request)
                 continue
@@ -250,8 +249,8 @@ class Engine:
                 break
             queue.pop()
             running[request] = None
-            if adapter is not None and self.adapters is not None:
-                load_s += self.adapters.acquire(adapter)
+            if adapters is not None and adapter is not None:
+                load_s += adapters.acquire(adapter)
             chunk = length - start
             if chunk > budget:
                 chunk = budget
@@ -266,7 +265,7 @@ class Engine:
                 self._cache.register(request, start + chunk)
         for request in reversed(passed_over):
             queue.push_front(request)
-        return _Prefill(total_budget - budget, kv_tokens, pairs, load_s)
+        return total_budget - budget, kv_tokens, pairs, load_s
 
     def _admit(self, request: Request, length: int) -> int | None:
         """Take the blocks of a prompt; returns its tokens that need no computing, or None when it does not fit."""

@@ -31,10 +31,13 @@ class ArrivalQueue:
     def head(self, now_s: float) -> Request | None:
         """The next request, if it has arrived by now_s."""
         waiting = self._waiting
-        while waiting and waiting[0].aborted:
+        while waiting:
+            request = waiting[0]
+            if not request.aborted:
+                return request if request.arrival_s <= now_s else None
             waiting.popleft()
             self._aborted -= 1
-        return waiting[0] if waiting and waiting[0].arrival_s <= now_s else None
+        return None
 
     def pop(self) -> None:
         """Take the head."""
