@@ -112,7 +112,8 @@ class StepLoop:
         self._planned: StepResult | None = None
         self._deadline_s = 0.0
         self._last_end_s = 0.0
-        self._timer = DeadlineTimer(asyncio.get_running_loop(), self._deadline)
+        self._loop = asyncio.get_running_loop()
+        self._timer = DeadlineTimer(self._loop, self._deadline)
 
     def submit(self, requests: Sequence[LiveRequest], arrival_s: float) -> None:
         """Queue requests that come together; an idle engine starts its step with all of them.
@@ -162,13 +163,17 @@ class StepLoop:
                 request.on_tokens(sum(1 for _ in tokens))
         now_s = time.monotonic()
         self._last_end_s = self._deadline_s
-        late_s = now_s - self._deadline_s
-        self.lateness_s.append(late_s)
-        self.lateness_sum_s += late_s
-        self.steps += 1
+        # The event loop may write what it was given after this callback; a turn later it has.
+        self._loop.call_soon(self._loop.call_soon, self._note_lateness, self._deadline_s)
         self._on_step(result, len(receivers), now_s)
-        if late_s > GIVE_UP_S:
+        if now_s - self._deadline_s > GIVE_UP_S:
             self.timetable_resets += 1
             self._plan(now_s)
         else:
             self._plan(self._deadline_s)
+
+    def _note_lateness(self, deadline_s: float) -> None:
+        late_s = time.monotonic() - deadline_s
+        self.lateness_s.append(late_s)
+        self.lateness_sum_s += late_s
+        self.steps += 1
