@@ -107,6 +107,41 @@ def test_a_conversation_finds_its_answer_again() -> None:
     assert simulate_requests(config, [0.0, 1.0], turns).cached_tokens.tolist() == [0, 16]
 
 
+def naive_hits(rows: list[tuple[int, int, int]], blocks: int) -> list[int]:
+    """Cached tokens of requests that come one after the other, with a plain list as the cache, oldest first."""
+    idle: list[tuple[object, ...]] = []
+    found = []
+    for number, (prompt, shared, prefix) in enumerate(rows):
+        names = [(prefix, n) if n < shared else (number, prefix, n) for n in range(prompt // 4)]
+        hits = 0
+        while hits < (prompt - 1) // 4 and names[hits] in idle:
+            hits += 1
+        for name in names[:hits]:
+            idle.remove(name)
+        while len(idle) > blocks - math.ceil(prompt / 4):
+            idle.pop(0)
+        idle += reversed([name for name in names if name not in idle])
+        found.append(4 * hits)
+    return found
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    st.lists(st.tuples(st.integers(1, 60), st.integers(0, 15), st.integers(0, 4)), min_size=1, max_size=40),
+    st.integers(16, 40),
+)
+def test_same_hits_as_a_naive_cache(rows: list[tuple[int, int, int]], blocks: int) -> None:
+    engine = Engine(tiny(prefix_caching=True, kv_blocks=blocks))
+    found = []
+    for number, (prompt, shared, prefix) in enumerate(rows):
+        names = [(prefix, n) if n < shared else (number, prefix, n) for n in range(prompt // 4)]
+        request = Request(prompt, 1, block_hashes=names)
+        engine.submit(request, 0.0)
+        run_dry(engine)
+        found.append(request.cached_tokens)
+    assert found == naive_hits(rows, blocks)
+
+
 prefixed = st.lists(
     st.tuples(st.integers(1, 40), st.integers(1, 24), st.integers(0, 3), st.booleans()),
     min_size=1,
