@@ -25,6 +25,7 @@ from simulator.faults import Fate, Faults, Plan, read_plan
 from simulator.generation import Generation, reset_connection
 from simulator.hardware import find_config
 from simulator.metrics import Metrics
+from simulator.modelcards import model_cards
 from simulator.protocol import decode, parse, words_of
 from simulator.realtime import StepLoop
 
@@ -137,21 +138,9 @@ class Server:
 
     async def _models(self, request: web.Request) -> web.Response:
         self._authorize(request)
-        created = int(time.time())
-        base = self._models_served[0]
-        cards = [
-            {
-                "id": name,
-                "object": "model",
-                "created": created,
-                "owned_by": "vllm",
-                "root": self._config.name if name == base else name,
-                "parent": None if name == base else base,
-                "max_model_len": self._config.max_model_len if name == base else None,
-                "permission": [_permission(name, created)],
-            }
-            for name in self._models_served
-        ]
+        cards = model_cards(
+            self._models_served, self._config.name, self._config.max_model_len, int(time.time())
+        )
         return web.json_response({"object": "list", "data": cards})
 
     async def _tokenize(self, request: web.Request) -> web.Response:
@@ -202,23 +191,6 @@ class Server:
             key.encode("utf-8", "replace"), self._api_key
         ):
             raise web.HTTPUnauthorized
-
-
-def _permission(name: str, created: int) -> dict[str, object]:
-    return {
-        "id": f"modelperm-{zlib.crc32(name.encode('utf-8', 'replace')):016x}",
-        "object": "model_permission",
-        "created": created,
-        "allow_create_engine": False,
-        "allow_sampling": True,
-        "allow_logprobs": True,
-        "allow_search_indices": False,
-        "allow_view": True,
-        "allow_fine_tuning": False,
-        "organization": "*",
-        "group": None,
-        "is_blocking": False,
-    }
 
 
 @web.middleware

@@ -5,7 +5,8 @@ import json
 import math
 import re
 import time
-from typing import Any
+from dataclasses import replace
+from typing import Any, cast
 
 import aiohttp
 import numpy as np
@@ -26,9 +27,12 @@ from test_simulator_server import (
 )
 from test_simulator_server import read_frames as read_together
 
+from simulator.engine import Engine, Speculation
 from simulator.face import Face
 from simulator.hardware import linear_config
+from simulator.metrics import Histogram, Metrics
 from simulator.protocol import parse
+from simulator.realtime import LiveRequest
 from simulator.text import END_OF_TEXT, WORDS, characters
 
 Session = aiohttp.ClientSession
@@ -210,8 +214,6 @@ def test_adapters_are_models() -> None:
 
 def test_prompt_details_and_prefix_cache() -> None:
     async def body() -> None:
-        from dataclasses import replace
-
         config = replace(FAST, prefix_caching=True, kv_blocks=1000)
         async with served(config, face=Face(prompt_details=True)) as (_, url, session):
             message = [{"role": "user", "content": "word " * 92}]  # 100 tokens: 6 full blocks of 16
@@ -259,6 +261,33 @@ def test_histograms_of_a_finished_request() -> None:
             assert sum(parts) == pytest.approx(whole)
 
     run(body)
+
+
+def test_gaps_in_the_metrics_are_the_gaps_of_the_requests() -> None:
+    """Under prefill-priority decoding waits while prompts are computed: its gap is from its own token before."""
+    metrics_ = Metrics("m")
+    config = replace(
+        linear_config(1.0, 0.0, 0.5, max_num_seqs=8), policy="prefill-priority", max_num_batched_tokens=10
+    )
+    engine = Engine(config)
+    lives = [LiveRequest(10, 5, lambda count: None) for _ in range(3)]
+    for live, arrival_s in zip(lives, (0.0, 2.0, 2.0), strict=True):
+        engine.submit(live, arrival_s)
+    now_s, last_s, gaps = 0.0, dict[LiveRequest, float](), list[float]()
+    while (result := engine.step(now_s)) is not None:
+        now_s = result.end_s
+        for live in cast(list[LiveRequest], engine.recipients(result)):
+            if live in last_s:
+                gaps.append(now_s - last_s[live])
+            last_s[live] = now_s
+        metrics_.on_step(result, 0, now_s)
+    found = metrics_.histograms["inter_token_latency_seconds"]
+    assert len(gaps) == 12
+    assert max(gaps) > 3.9  # two prompts came in between
+    expected = Histogram(found.bounds)
+    for gap in gaps:
+        expected.add(gap)
+    assert (found.counts, found.total) == (expected.counts, pytest.approx(expected.total))
 
 
 def test_k_tokens_in_a_chunk() -> None:
@@ -349,10 +378,6 @@ def test_speculative_tokens_come_in_one_chunk() -> None:
     """With every draft accepted, 3 drafts give 4 tokens a step."""
 
     async def body() -> None:
-        from dataclasses import replace
-
-        from simulator.engine import Speculation
-
         config = replace(FAST, speculation=Speculation(tokens=3, acceptance=1.0), max_num_batched_tokens=8192)
         async with served(config) as (_, url, session):
             found = await chunks(session, url + CHAT, {"messages": HELLO, "max_tokens": 13})
