@@ -6,6 +6,7 @@ peak compute in prefill are what well-tuned kernels reach on large models; fit t
 """
 
 import re
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -31,7 +32,7 @@ from simulator.catalog import (
     Hardware,
     Model,
 )
-from simulator.engine import EngineConfig
+from simulator.engine import EngineConfig, Speculation
 from simulator.steptime import Linear, Roofline
 
 __all__ = [
@@ -197,58 +198,92 @@ PRESETS: dict[str, EngineConfig] = {
     )
 }
 
-_SETTINGS = {  # what may follow MODEL@NxHARDWARE, and how it is read
+
+def _switch(text: str) -> bool:
+    return {"on": True, "off": False}[text]
+
+
+def _speculation(text: str) -> Speculation:
+    """DRAFTS:ACCEPTANCE[:DRAFT_S]"""
+    drafts, acceptance, *draft_s = text.split(":")
+    return Speculation(int(drafts), float(acceptance), *map(float, draft_s))
+
+
+# What may follow the name of an engine: how it is built, and how it schedules; and how each is read.
+_BUILT: dict[str, tuple[str, Callable[[str], Any]]] = {
     "weights": ("precision", str),
     "kv": ("kv_precision", str),
     "bandwidth_factor": ("bandwidth_factor", float),
     "compute_factor": ("compute_factor", float),
     "overhead_s": ("overhead_s", float),
+    "max_model_len": ("max_model_len", int),
     "max_num_seqs": ("max_num_seqs", int),
     "max_num_batched_tokens": ("max_num_batched_tokens", int),
-    "max_model_len": ("max_model_len", int),
+}
+_SCHEDULING: dict[str, Callable[[str], Any]] = {
+    "max_num_seqs": int,
+    "max_num_batched_tokens": int,
+    "policy": str,
+    "static_batching": _switch,
+    "prefix_caching": _switch,
+    "speculation": _speculation,
+    "max_loras": int,
+    "adapter_load_s": float,
 }
 
 
-def compose(name: str) -> EngineConfig:
-    """`MODEL@[Nx]HARDWARE[,SETTING=VALUE...]`, as `llama3-70b@4xh100,weights=fp8,kv=fp8`. Raises SimulatorError."""
-    model_name, _, rest = name.partition("@")
-    place, *settings = rest.split(",")
-    match = re.fullmatch(r"(?:(\d+)x)?(.+)", place)
-    count, card_name = (match[1] or "1", match[2]) if match else ("1", "")
-    if model_name not in MODELS:
-        raise SimulatorError(f"preset {name!r}: unknown model {model_name!r}; known: {', '.join(MODELS)}")
-    if card_name not in HARDWARE or int(count) < 1:
-        raise SimulatorError(f"preset {name!r}: unknown hardware {place!r}; known: {', '.join(HARDWARE)}")
-    card = HARDWARE[card_name]
-    options: dict[str, Any] = {}
-    for setting in settings:
-        key, _, value = setting.partition("=")
-        try:
-            field, read = _SETTINGS[key]
-            options[field] = read(value)
-        except (KeyError, ValueError) as error:
-            known = ", ".join(_SETTINGS)
-            raise SimulatorError(f"preset {name!r}: cannot read {setting!r}; settings: {known}") from error
-    for field in ("precision", "kv_precision"):
-        if options.get(field, "fp16") not in BYTES_PER_ELEMENT:
-            raise SimulatorError(
-                f"preset {name!r}: {options[field]!r} is none of {', '.join(BYTES_PER_ELEMENT)}"
-            )
-    factors = {f: options.pop(f) for f in ("bandwidth_factor", "compute_factor") if f in options}
-    return engine_config(
-        name, replace(card, **factors), MODELS[model_name], tensor_parallel=int(count), **options
-    )
-
-
 def find_config(name: str) -> EngineConfig:
-    """A preset by name, `MODEL@[Nx]HARDWARE[,SETTING=VALUE...]`, or `linear:ALPHA_S,BETA_S[,PREFILL_S]`.
+    """An engine by name, with settings: `BASE[,SETTING=VALUE...]`. Raises SimulatorError.
 
-    Raises SimulatorError.
+    BASE is a preset, `MODEL@[Nx]HARDWARE` or `linear:ALPHA_S,BETA_S[,PREFILL_S]`. Settings are fields of
+    EngineConfig (`speculation=DRAFTS:ACCEPTANCE[:DRAFT_S]`, switches `on` or `off`); with MODEL@HARDWARE also
+    `weights`, `kv`, `bandwidth_factor`, `compute_factor`, `overhead_s`, `max_model_len`.
     """
     if name in PRESETS:
         return PRESETS[name]
-    if "@" in name:
-        return compose(name)
+    parts = name.split(",")
+    base = ",".join(part for part in parts if "=" not in part)
+    composed = "@" in base
+    built: dict[str, Any] = {}
+    scheduling: dict[str, Any] = {}
+    for part in parts:
+        key, equals, value = part.partition("=")
+        if not equals:
+            continue
+        try:
+            if composed and key in _BUILT:
+                field, read = _BUILT[key]
+                built[field] = read(value)
+            else:
+                scheduling[key] = _SCHEDULING[key](value)
+        except (KeyError, ValueError, TypeError) as error:
+            known = ", ".join([*_BUILT, *_SCHEDULING] if composed else _SCHEDULING)
+            raise SimulatorError(f"preset {name!r}: cannot read {part!r}; settings: {known}") from error
+    config = _compose(base, built) if composed else _named(base)
+    return replace(config, name=name, **scheduling)
+
+
+def _compose(base: str, options: dict[str, Any]) -> EngineConfig:
+    model_name, _, place = base.partition("@")
+    match = re.fullmatch(r"(?:(\d+)x)?(.+)", place)
+    count, card_name = (match[1] or "1", match[2]) if match else ("1", "")
+    if model_name not in MODELS:
+        raise SimulatorError(f"preset {base!r}: unknown model {model_name!r}; known: {', '.join(MODELS)}")
+    if card_name not in HARDWARE or int(count) < 1:
+        raise SimulatorError(f"preset {base!r}: unknown hardware {place!r}; known: {', '.join(HARDWARE)}")
+    for field in ("precision", "kv_precision"):
+        if options.get(field, "fp16") not in BYTES_PER_ELEMENT:
+            raise SimulatorError(
+                f"preset {base!r}: {options[field]!r} is none of {', '.join(BYTES_PER_ELEMENT)}"
+            )
+    factors = {f: options.pop(f) for f in ("bandwidth_factor", "compute_factor") if f in options}
+    card = replace(HARDWARE[card_name], **factors)
+    return engine_config(base, card, MODELS[model_name], tensor_parallel=int(count), **options)
+
+
+def _named(name: str) -> EngineConfig:
+    if name in PRESETS:
+        return PRESETS[name]
     kind, _, numbers = name.partition(":")
     if kind == "linear":
         try:

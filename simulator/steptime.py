@@ -60,8 +60,8 @@ class Roofline:
     expert_share: float = 0.0
 
     def __post_init__(self) -> None:
-        if min(self.bandwidth_bytes_s, self.compute_flops) <= 0:
-            raise SimulatorError("roofline: effective bandwidth and compute must be > 0")
+        if not (min(self.bandwidth_bytes_s, self.compute_flops) > 0 and self.overhead_s >= 0):
+            raise SimulatorError("roofline: effective bandwidth and compute must be > 0, the overhead >= 0")
 
     def seconds(
         self, sequences: int, tokens: int, kv_tokens: int, attended_pairs: float, prompts: int

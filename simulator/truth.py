@@ -3,6 +3,7 @@
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -10,12 +11,15 @@ from numpy.typing import ArrayLike, NDArray
 from simulator import SimulatorError
 from simulator.deployment import Deployment
 from simulator.options import EngineConfig
-from simulator.outcome import Outcome, simulate
+from simulator.outcome import Outcome, simulate, simulate_requests
+from simulator.request import Request
 
 __all__ = ["Capacity", "Outcome", "saturation_rps", "shares_within", "simulate", "true_capacity"]
 
-MakeRequests = Callable[[float, int], tuple[ArrayLike, ArrayLike, ArrayLike]]
-"""(rate in requests/s, seed) -> arrival times in s (sorted), prompt tokens, output tokens."""
+MakeRequests = Callable[
+    [float, int], tuple[ArrayLike, ArrayLike, ArrayLike] | tuple[ArrayLike, Sequence[Request]]
+]
+"""(rate in requests/s, seed) -> arrival times in s (sorted), and prompt tokens and output tokens, or new Requests."""
 Slo = tuple[str, float, float]
 """(metric in METRICS, quantile, limit in s)."""
 METRICS = ("ttft", "itl", "e2e", "tpot")
@@ -54,14 +58,21 @@ def saturation_rps(config: EngineConfig | Deployment, make_requests: MakeRequest
 
     The middle half of the completions counts, so that neither the start nor the drain does.
     """
-    _, inputs, outputs = make_requests(1.0, seed)
-    outcome = simulate(config, np.zeros(len(np.asarray(inputs))), inputs, outputs)
+    arrivals, *rest = make_requests(1.0, seed)
+    outcome = _outcome(config, np.zeros(len(np.asarray(arrivals))), rest)
     finish = np.sort(outcome.finish_s)
     low, high = len(finish) // 4, (3 * len(finish)) // 4
     elapsed = finish[high] - finish[low]
     if elapsed <= 0:
         raise SimulatorError(f"{len(finish)} requests are too few to see the engine saturated; make more")
     return float((high - low) / elapsed)
+
+
+def _outcome(config: EngineConfig | Deployment, arrivals_s: ArrayLike, rest: list[Any]) -> Outcome:
+    """rest: prompt tokens and output tokens, or one sequence of Requests."""
+    if len(rest) == 1:
+        return simulate_requests(config, arrivals_s, rest[0])
+    return simulate(config, arrivals_s, *rest)
 
 
 def true_capacity(
@@ -120,8 +131,8 @@ class _Judge:
 
     def at(self, rate_rps: float) -> tuple[Slo | None, float]:
         """(the SLO that misses its quantile by most, or None when all hold; mean requests in flight)."""
-        arrivals, inputs, outputs = self.make_requests(rate_rps, self.seed)
-        outcome = simulate(self.config, arrivals, inputs, outputs)
+        arrivals, *rest = self.make_requests(rate_rps, self.seed)
+        outcome = _outcome(self.config, arrivals, rest)
         total = len(outcome.arrival_s)
         chosen = np.zeros(total, dtype=bool)
         chosen[int(total * self.warmup_share) : max(1, int(total * 0.95))] = True

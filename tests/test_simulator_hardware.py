@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from simulator import SimulatorError
+from simulator.engine import Speculation
 from simulator.hardware import (
     A100_80,
     DEEPSEEK_V3,
@@ -126,6 +127,14 @@ def test_find_config() -> None:
     [
         *("no-such", "linear", "linear:1", "linear:a,b", "linear:1,2,3,4", "linear:-1,2", "linear:0,0"),
         *("gpt@h100", "llama3-8b@", "llama3-8b@h99", "llama3-8b@0xh100", "llama3-70b@h100"),
+        *(
+            "demo,weights=fp8",
+            "demo,policy=best",
+            "demo,speculation=4",
+            "demo,prefix_caching=yes",
+            "nope,policy=fcfs",
+        ),
+        *("llama3-8b@h100,overhead_s=-1", "llama3-8b@h100,bandwidth_factor=nan", "demo,speculation=64:0.5"),
         *("llama3-8b@h100,weights=fp7", "llama3-8b@h100,speed=9", "llama3-8b@h100,max_num_seqs=x"),
     ],
 )
@@ -208,3 +217,13 @@ def test_composed_names() -> None:
     assert found.max_num_seqs == 32
     pool = 2 * (0.9 * 80 * GIB - 2e9) - 70.6e9
     assert found.kv_blocks == int(pool // (16 * 160 * KIB))
+
+
+def test_scheduling_settings_follow_any_name() -> None:
+    found = find_config("demo,policy=deadline,prefix_caching=on,speculation=3:0.7:0.001,max_loras=4")
+    assert (found.policy, found.prefix_caching, found.max_loras) == ("deadline", True, 4)
+    assert found.speculation == Speculation(3, 0.7, 0.001)
+    assert found.kv_blocks == PRESETS["demo"].kv_blocks
+    assert find_config("linear:0.01,0.001,static_batching=on,max_num_seqs=16").static_batching
+    composed = find_config("llama3-8b@l4,kv=fp8,policy=prefill-priority,max_num_seqs=8")
+    assert (composed.policy, composed.max_num_seqs) == ("prefill-priority", 8)
