@@ -15,6 +15,9 @@ import msgspec
 from loadgen.protocols import Api, error_text, excerpt
 
 Kind = Literal["answer", "reasoning"]
+TOKENS_MAX = 2**31 - 1  # what a column of the records holds
+FINISH_REASON_MAX = 200  # characters of it that are kept
+_BAD_JSON = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 
 
 class _Usage(msgspec.Struct, gc=False):
@@ -105,7 +108,7 @@ class Answer:
     def _on_json(self, at_ns: int, data: bytes) -> None:
         try:
             chunk = _decode(data) if data else None
-        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        except _BAD_JSON as error:
             self.bad_json = self.bad_json or f"{error}: {excerpt(data)}"
             return
         if chunk is None:  # ``data: null`` and empty events are seen: no token, no fault
@@ -116,7 +119,7 @@ class Answer:
         bears_text, reasoning, counted = False, False, None
         for choice in chunk.choices or ():
             if choice.finish_reason:
-                self.finish_reason = str(choice.finish_reason)
+                self.finish_reason = str(choice.finish_reason)[:FINISH_REASON_MAX]
                 self._finished_choices += 1
             delta = choice.delta
             if delta is not None and delta.content:  # nearly every chunk
@@ -228,7 +231,9 @@ def _tokens_in(choice: _Choice) -> int | None:
 
 
 def _count(value: Any) -> int | None:
-    return value if isinstance(value, int) and value >= 0 else None
+    """A number of tokens; what is none, or cannot be one, is not believed."""
+    believable = isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= TOKENS_MAX
+    return value if believable else None
 
 
 def _detail(details: Any, name: str, before: int | None) -> int | None:
@@ -268,7 +273,7 @@ class _TypedAnswer(Answer):
     def _on_json(self, at_ns: int, data: bytes) -> None:
         try:
             event = _decode_event(data) if data else None
-        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        except _BAD_JSON as error:
             self.bad_json = self.bad_json or f"{error}: {excerpt(data)}"
             return
         if event is None:
@@ -324,7 +329,9 @@ class ResponsesAnswer(_TypedAnswer):
             return
         why = whole.get("incomplete_details")
         reason = why.get("reason") if isinstance(why, dict) else None
-        self.finish_reason = "length" if reason == "max_output_tokens" else str(reason or "stop")
+        self.finish_reason = (
+            "length" if reason == "max_output_tokens" else str(reason or "stop")[:FINISH_REASON_MAX]
+        )
 
 
 class MessagesAnswer(_TypedAnswer):
@@ -344,7 +351,7 @@ class MessagesAnswer(_TypedAnswer):
         elif event.type == "message_delta":
             self._total(event.usage)
             if delta.get("stop_reason"):
-                self.finish_reason = str(delta["stop_reason"])
+                self.finish_reason = str(delta["stop_reason"])[:FINISH_REASON_MAX]
         elif event.type == "message_stop":
             self.done = True
 
@@ -357,7 +364,7 @@ class EmbeddingsAnswer(Answer):
     def _on_json(self, at_ns: int, data: bytes) -> None:
         try:
             body = msgspec.json.decode(data)
-        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        except _BAD_JSON as error:
             self.bad_json = f"{error}: {excerpt(data)}"
             return
         if not isinstance(body, dict) or body.get("error") is not None:

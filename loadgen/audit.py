@@ -40,6 +40,7 @@ class Audit:
     coalesced_share: float | None  # token events that shared their read with the one before
     cpu_fraction: float
     gc_pause_max_s: float
+    shortages: int  # connections that failed for want of descriptors or ports on this machine
     client_limited: bool
     client_limited_reason: str | None
 
@@ -53,6 +54,7 @@ class Measures:
     loop_lags_s: array[float] = field(default_factory=lambda: array("d"))
     cpu_fraction: float = 0.0
     gc_pause_max_s: float = 0.0
+    shortages: int = 0  # connections that failed for want of descriptors or ports on this machine
     events: int = 0  # token events after the first of their request ...
     merged: int = 0  # ... and those of them that shared a read with the one before
 
@@ -63,6 +65,7 @@ class Measures:
         self.loop_lags_s.extend(other.loop_lags_s)
         self.cpu_fraction = max(self.cpu_fraction, other.cpu_fraction)
         self.gc_pause_max_s = max(self.gc_pause_max_s, other.gc_pause_max_s)
+        self.shortages += other.shortages
         self.events += other.events
         self.merged += other.merged
 
@@ -99,7 +102,7 @@ def judge(measures: Measures, tolerance: Tolerance) -> Audit:
         receive_delay_p50_s=delay[0], receive_delay_p99_s=delay[1],
         coalesced_share=measures.merged / measures.events if measures.events else None,
         cpu_fraction=measures.cpu_fraction, gc_pause_max_s=measures.gc_pause_max_s,
-        client_limited=False, client_limited_reason=None,
+        shortages=measures.shortages, client_limited=False, client_limited_reason=None,
     )  # fmt: skip
     reason = limited_reason(audit, tolerance)
     return replace(audit, client_limited=reason is not None, client_limited_reason=reason)
@@ -114,6 +117,8 @@ def _quantiles(values: array[float], *levels: float) -> list[float | None]:
 def limited_reason(audit: Audit, tolerance: Tolerance) -> str | None:
     """Why figures of a stage with this audit are no findings, or None where they are."""
     lag_s = max(audit.loop_lag_p99_s or 0.0, audit.receive_delay_p99_s or 0.0)
+    if audit.shortages:
+        return f"{audit.shortages} connections failed for want of file descriptors or ports on this machine (see ulimit -n)"
     if audit.cpu_fraction >= CPU_FRACTION_MAX:
         return f"the generator used {audit.cpu_fraction:.0%} of its core"
     if audit.slip_p99_s is not None and audit.slip_p99_s > tolerance.slip_s:

@@ -12,6 +12,7 @@ from urllib.parse import urlsplit
 from loadgen import protocols
 
 USER_AGENT = "ampacity"
+SECRET_MIN = 4  # characters; shorter header values are no secrets and would be found everywhere
 _TOKEN_CHARACTERS = frozenset("!#$%&'*+-.^_`|~0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ")
 
 
@@ -41,6 +42,15 @@ class Endpoint:
     def root(self) -> str:
         """The server's root URL, where /health and /metrics live."""
         return f"{self.scheme}://{self.authority}" + self.path.removesuffix("/v1")
+
+    @property
+    def secrets(self) -> tuple[str, ...]:
+        """What must never be written down: the key and the values of the user's headers, longest first."""
+        found = {self.api_key or "", *(value for _, value in self.headers)}
+        found |= {
+            value.split(" ", 1)[1] for _, value in self.headers if " " in value
+        }  # "Bearer x": x alone as well
+        return tuple(sorted((s for s in found if len(s) >= SECRET_MIN), key=len, reverse=True))
 
     def all_headers(self, api: protocols.Api = "chat") -> dict[str, str]:
         """The user's headers, and the key in the form that the API wants; the user's win."""
@@ -86,6 +96,18 @@ class Endpoint:
         except OSError as error:
             raise EndpointError(f"{self.url}: the host {self.host!r} has no address: {error}") from error
         return list(dict.fromkeys(str(entry[4][0]) for entry in found))
+
+
+def redact(text: str, secrets: tuple[str, ...]) -> str:
+    """``text`` without the secrets, nor the beginning of one where the text was cut off."""
+    for secret in secrets:
+        text = text.replace(secret, "***")
+        body = text.removesuffix("…")
+        for length in range(min(len(secret) - 1, len(body)), SECRET_MIN - 1, -1):
+            if body.endswith(secret[:length]):
+                text = body[:-length] + "***"
+                break
+    return text
 
 
 def is_loopback(addresses: list[str]) -> bool:

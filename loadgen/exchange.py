@@ -20,6 +20,7 @@ from loadgen.records import CHUNK_AT_MAX_US, RequestRecord
 from loadgen.sse import EventSplitter
 
 DECODE_AT_BYTES = 16_384  # so much body waits undecoded at most, per stream
+WHOLE_BODY_BYTES = 64 * 2**20  # a body that is no stream may be so long, and one event of a stream too
 ERROR_BODY_BYTES = 65_536  # so much of an error body is read for its message
 _REQUEST_ID_HEADERS = {b"x-request-id", b"x-litellm-call-id", b"request-id"}
 
@@ -163,6 +164,8 @@ class Exchange:
         if self._splitter is None:
             if self.record.http_status == 200 or self._body_bytes <= ERROR_BODY_BYTES:
                 self._whole.append(body)
+            if self._body_bytes > WHOLE_BODY_BYTES:
+                self.fail("protocol_error", f"a body of more than {WHOLE_BODY_BYTES >> 20} MiB", self._at_ns)
             return
         self._pieces.append((self._at_ns, body))
         if self._body_bytes >= DECODE_AT_BYTES:
@@ -187,6 +190,9 @@ class Exchange:
                 answer.on_event(event_ns, data)
         self._pieces.clear()
         self._body_bytes = 0
+        if self._splitter.waiting_bytes > WHOLE_BODY_BYTES and not self.ended:
+            self._splitter = EventSplitter()  # what waits is no event any more
+            self.fail("protocol_error", f"an event of more than {WHOLE_BODY_BYTES >> 20} MiB", self._at_ns)
 
     def _conclude(self, at_ns: int) -> None:
         """A proper end of HTTP: judge what it brought."""

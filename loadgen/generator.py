@@ -6,9 +6,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 from loadgen.http import Client
-from loadgen.records import RequestRecord
 from loadgen.stage import Live, StagePlan, StageResult
-from loadgen.worker import Setup
+from loadgen.worker import Setup, Sink
 from loadgen.workers import Workers
 
 
@@ -19,12 +18,12 @@ class Generator:
         self,
         setup: Setup,
         client: Client,
-        on_record: Callable[[RequestRecord], None],
+        sink: Sink,
         stream_of: Callable[[int], Path],
     ) -> None:
-        """``on_record`` gets the rows made in this process, ``stream_of(k)`` is the stream file of worker k."""
-        self._runner = setup.runner(client, on_record)
-        self._workers = Workers(setup, stream_of, on_record)
+        """``sink`` gets the rows made in this process, ``stream_of(k)`` is the stream file of worker k."""
+        self._runner = setup.runner(client, sink)
+        self._workers = Workers(setup, stream_of, sink.append)
         self._many = False
 
     @property

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import os
 import ssl
 import time
@@ -18,6 +19,8 @@ from loadgen.proxy import Proxy, open_tunnel
 IDLE_MAX_S = 4.0  # servers close idle connections after 5 s: do not race them
 CONNECT_TIMEOUT_S = 10.0
 AUDIT_EVERY = 8  # one of so many connections is read with kernel time stamps, to measure our own delay
+
+OWN_SHORTAGE = (errno.EMFILE, errno.ENFILE, errno.EADDRNOTAVAIL, errno.ENOBUFS, errno.ENOMEM)
 
 Stamps = Literal["read", "kernel"]
 Reuse = Literal["pool", "new"]
@@ -147,6 +150,7 @@ class Client:
         self.open: set[Connection] = set()
         self.idle: deque[Connection] = deque()
         self.connections_opened = 0
+        self.shortages = 0  # connections that failed because this machine ran out of something
         self.receive_delays_s: array[float] = array("d")  # read − kernel time, of the audited connections
 
     def dispatch(self, exchange: Exchange) -> None:
@@ -203,6 +207,8 @@ class Client:
             )
             return
         except OSError as error:  # ssl.SSLError is one
+            if error.errno in OWN_SHORTAGE:
+                self.shortages += 1
             exchange.fail("connect_error", _why(error), time.monotonic_ns())
             return
         finally:

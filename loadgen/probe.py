@@ -18,7 +18,7 @@ from typing import Any
 import aiohttp
 
 from loadgen.answers import ANSWERS
-from loadgen.endpoint import Endpoint, EndpointError
+from loadgen.endpoint import Endpoint, EndpointError, redact
 from loadgen.exchange import Exchange
 from loadgen.http import Client
 from loadgen.protocols import Api, Dialect, RequestShape, error_text
@@ -122,9 +122,8 @@ async def _get(
 
 
 def _key_error(endpoint: Endpoint, status: int, body: bytes) -> str:
-    text = error_text(body)
+    text = redact(error_text(body), endpoint.secrets)
     if endpoint.api_key:
-        text = text.replace(endpoint.api_key, "***")
         return (
             f"{endpoint.url} refuses the API key (HTTP {status}: {text}); check the variable of --api-key-env"
         )
@@ -214,9 +213,7 @@ async def find_dialect(
 
 def _refusal(endpoint: Endpoint, shape: RequestShape, served: Served, record: RequestRecord) -> str:
     """One line that names the culprit of a failed first request."""
-    error = record.error or record.status
-    if endpoint.api_key:
-        error = error.replace(endpoint.api_key, "***")
+    error = redact(record.error or record.status, endpoint.secrets)
     if record.http_status in (401, 403):
         return _key_error(endpoint, record.http_status, error.encode())
     if served.models and shape.model not in served.models:

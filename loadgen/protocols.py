@@ -72,7 +72,7 @@ def error_text(body: bytes) -> str:
     """The server's own message in an error body: objects, strings, ``detail``, plain text or HTML."""
     try:
         value = msgspec.json.decode(body)
-    except (msgspec.DecodeError, UnicodeDecodeError):
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return excerpt(body)
     if isinstance(value, dict):
         inner = value.get("error", value.get("detail", value.get("message")))

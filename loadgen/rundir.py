@@ -7,6 +7,7 @@ moment ``load_run`` reads every complete batch of the stream.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 from dataclasses import dataclass
@@ -40,14 +41,19 @@ class Run:
 
 
 def write_json(path: Path, value: Any) -> None:
-    """Write JSON so that a reader sees the old file or the whole new one. Raises ValueError on NaN."""
+    """Write JSON so that a reader sees the old file or the whole new one. Raises ValueError on NaN, RunDirError."""
     text = json.dumps(value, indent=2, allow_nan=False, ensure_ascii=False)
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    with temporary.open("w", encoding="utf-8") as file:
-        file.write(text + "\n")
-        file.flush()
-        os.fsync(file.fileno())
-    temporary.replace(path)
+    try:
+        with temporary.open("w", encoding="utf-8", errors="replace") as file:
+            file.write(text + "\n")
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(path)
+    except OSError as error:
+        with contextlib.suppress(OSError):
+            temporary.unlink()
+        raise RunDirError(f"{path} cannot be written: {error.strerror or error}") from error
 
 
 def check_new(path: Path) -> None:
@@ -60,12 +66,19 @@ def check_new(path: Path) -> None:
 
 
 class StreamWriter:
-    """Appends records to a crash-safe stream file; a context manager that flushes and closes it."""
+    """Appends records to a crash-safe stream file; a context manager that flushes and closes it.
+
+    It is called from the receive path, so a disk that is full or gone does not raise there: ``failed``
+    says so, and what could not be written stays pending.
+    """
 
     def __init__(self, path: Path) -> None:
+        self._path = path
         self._pending: list[RequestRecord] = []
         self._file = pa.OSFile(str(path), "wb")
         self._stream = pa.ipc.new_stream(self._file, SCHEMA)
+        self._file.flush()  # a reader finds the schema from the first moment on
+        self.failed: str | None = None
         to_batch(
             [RequestRecord(0, 0, 0, "ok")]
         )  # Arrow's first conversion imports for 60 ms: now, not under load
@@ -78,17 +91,24 @@ class StreamWriter:
 
     def flush(self) -> None:
         """Hand what is pending to the operating system: from here on it survives our own death."""
-        if self._pending:
+        if not self._pending or self.failed or self._file.closed:
+            return
+        try:
             self._stream.write_batch(to_batch(self._pending))
             self._file.flush()
+        except OSError as error:
+            self.failed = f"{self._path} cannot be written: {_one_line(error)}"
+        else:
             self._pending.clear()
 
     def close(self) -> None:
         """Flush and close; calling it again does no harm."""
+        self.flush()
         if not self._file.closed:
-            self.flush()
-            self._stream.close()
-            self._file.close()
+            with contextlib.suppress(OSError):
+                self._stream.close()
+            with contextlib.suppress(OSError):
+                self._file.close()
 
     def __enter__(self) -> StreamWriter:
         return self
@@ -112,13 +132,24 @@ class RunWriter:
         self.path = path
         self.meta: dict[str, Any] = {"schema_version": SCHEMA_VERSION, **meta}
         self._stream = StreamWriter(path / STREAM_NAME)
-        self.append = self._stream.append
-        self.flush = self._stream.flush
         self.write_meta()
+
+    def append(self, record: RequestRecord) -> None:
+        """Add one finished request of this process."""
+        self._stream.append(record)
+
+    def flush(self) -> None:
+        """Hand what is pending to the operating system."""
+        self._stream.flush()
 
     def write_meta(self) -> None:
         """Bring run.json up to date with ``self.meta``."""
         write_json(self.path / "run.json", self.meta)
+
+    @property
+    def failed(self) -> str | None:
+        """Why records cannot be written any more, or None."""
+        return self._stream.failed
 
     def worker_stream(self, worker: int) -> Path:
         """The stream file of one worker process."""
@@ -133,6 +164,10 @@ class RunWriter:
     def finish(self, server: pa.Table | None = None) -> None:
         """Write requests.parquet (by request_id and attempt) and server.parquet, then drop the stream."""
         self._stream.close()
+        if self._stream.failed:
+            raise RunDirError(
+                f"{self._stream.failed}; what had been written is kept: ampacity report {self.path}"
+            )
         table = read_streams(self.path).sort_by([("request_id", "ascending"), ("attempt", "ascending")])
         _write_parquet(table, self.path / "requests.parquet")
         if server is not None and server.num_rows:
@@ -152,8 +187,13 @@ class RunWriter:
 
 def _write_parquet(table: pa.Table, path: Path) -> None:
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    pq.write_table(table, temporary, compression="zstd")
-    temporary.replace(path)
+    try:
+        pq.write_table(table, temporary, compression="zstd")
+        temporary.replace(path)
+    except OSError as error:
+        with contextlib.suppress(OSError):
+            temporary.unlink()
+        raise RunDirError(f"{path} cannot be written: {_one_line(error)}") from error
 
 
 def _streams(path: Path) -> list[Path]:
@@ -184,11 +224,12 @@ def load_run(path: Path) -> Run:
         raise RunDirError(f"{path} is no run directory: it has no run.json")
     try:
         meta = json.loads(meta_path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise RunDirError(f"{meta_path} cannot be read: {error}") from error
+    except (OSError, ValueError, RecursionError) as error:
+        raise RunDirError(f"{meta_path} cannot be read: {_one_line(error)}") from error
     version = meta.get("schema_version") if isinstance(meta, dict) else None
     if version != SCHEMA_VERSION:
         raise RunDirError(f"{meta_path} has schema_version {version!r}, this ampacity reads {SCHEMA_VERSION}")
+    _check_shape(meta, meta_path)
     parquet = path / "requests.parquet"
     if parquet.is_file():
         requests = _read_parquet(parquet)
@@ -206,6 +247,30 @@ def load_run(path: Path) -> Run:
     server_path = path / "server.parquet"
     server = _read_parquet(server_path) if server_path.is_file() else None
     return Run(path=path, meta=meta, requests=requests, server=server, complete=parquet.is_file())
+
+
+_OBJECTS = ("tool", "clock", "endpoint", "locked", "workload", "host", "fleet_inputs")
+_NUMBERS = ("index", "offered_rps", "concurrency", "start_ns", "end_ns", "drained_ns", "scheduled_requests")
+
+
+def _check_shape(meta: dict[str, Any], path: Path) -> None:
+    """Raises RunDirError where run.json is not as it was written (docs/run-directory.md)."""
+    for name in _OBJECTS:
+        if not isinstance(meta.get(name) or {}, dict):
+            raise RunDirError(f"{path}: {name!r} is no object: the file was changed by hand or is damaged")
+    for name in ("stages", "slos"):
+        found = meta.get(name) or []
+        if not isinstance(found, list) or not all(isinstance(item, dict) for item in found):
+            raise RunDirError(
+                f"{path}: {name!r} is no list of objects: the file was changed by hand or is damaged"
+            )
+    for number, stage in enumerate(meta.get("stages") or []):
+        for name in _NUMBERS:
+            value = stage.get(name)
+            if value is not None and (isinstance(value, bool) or not isinstance(value, int | float)):
+                raise RunDirError(f"{path}: stages[{number}].{name} is {value!r}, not a number")
+        if not isinstance(stage.get("audit") or {}, dict):
+            raise RunDirError(f"{path}: stages[{number}].audit is no object")
 
 
 def _read_parquet(path: Path) -> pa.Table:

@@ -49,6 +49,11 @@ class EventSplitter:
                 events.append((at_ns, event))
         return events
 
+    @property
+    def waiting_bytes(self) -> int:
+        """How much of an event has come so far without its end."""
+        return len(self._buffer)
+
     def finish(self, at_ns: int) -> list[tuple[int, bytes]]:
         """The body ended: an event that lacks only its blank line still counts."""
         rest, self._buffer = bytes(self._buffer), bytearray()

@@ -18,6 +18,7 @@ import numpy as np
 
 from loadgen.answers import Answer
 from loadgen.audit import Measures, StageWatch
+from loadgen.endpoint import redact
 from loadgen.exchange import Exchange
 from loadgen.http import Client
 from loadgen.pacer import Sleeper, pace
@@ -26,6 +27,7 @@ from workloads.schedule import Schedule
 
 LEAD_S = 0.1  # between the call and the first deadline
 WATCH_S = 0.1  # how often time limits are looked at
+FLUSH_TURNS = 10  # of the watch: what a kill may take is a second's records
 RETRIED_HTTP = (429, 502, 503, 504)
 RETRY_PAUSE_S = 0.5  # doubled with each attempt, where the server names no Retry-After
 RETRY_PAUSE_MAX_S = 60.0
@@ -111,16 +113,21 @@ class StageRunner:
         limits: Limits | None = None,
         target: str | None = None,
         secrets: tuple[str, ...] = (),
+        flush: Callable[[], str | None] = lambda: None,
         worker: int = 0,
         answer: type[Answer] = Answer,
     ) -> None:
-        """``make_request(request_id, input_tokens, output_tokens)`` gives the bytes of a whole request."""
+        """``make_request(request_id, input_tokens, output_tokens)`` gives the bytes of a whole request.
+
+        ``flush`` is called about once a second; a reason that it gives back ends the stage.
+        """
         self._client = client
         self._make_request = make_request
         self._on_record = on_record
         self._limits = limits or Limits()
         self._target = target
         self._secrets = secrets
+        self._flush = flush
         self._worker = worker
         self._answer = answer
         self._in_flight: set[Exchange] = set()
@@ -171,6 +178,7 @@ class StageRunner:
         )  # fmt: skip
         gc.collect()
         gc.freeze()  # what lives now is not looked at again in every collection of the stage
+        shortages = self._client.shortages
         pacing, beating = Sleeper(), Sleeper()
         try:
             async with StageWatch(beating, self._measures):
@@ -180,6 +188,7 @@ class StageRunner:
                 end_ns = time.monotonic_ns() if ended_early else start_ns + int(plan.duration_s * 1e9)
                 await self._drain(plan.drain_s)
                 watcher.cancel()
+            self._measures.shortages = self._client.shortages - shortages
         finally:
             gc.unfreeze()
             pacing.close()
@@ -344,9 +353,11 @@ class StageRunner:
         self._in_flight.discard(exchange)
         self._client.forget(exchange)
         record = exchange.record
-        if record.error is not None:
-            for secret in self._secrets:
-                record.error = record.error.replace(secret, "***")
+        if self._secrets:  # a server may echo them anywhere
+            for name in ("error", "finish_reason", "server_request_id"):
+                text = getattr(record, name)
+                if text is not None:
+                    setattr(record, name, redact(text, self._secrets))
         if record.attempt == 0:
             slip_ns = (record.dispatched_ns or record.scheduled_ns) - record.scheduled_ns
             self._measures.slips_s.append(slip_ns / 1e9)
@@ -366,8 +377,12 @@ class StageRunner:
 
     async def _watch(self) -> None:
         """Give up requests that are past the client's own limits."""
+        turns = 0
         while True:
             await asyncio.sleep(WATCH_S)
+            turns += 1
+            if turns % FLUSH_TURNS == 0 and (trouble := self._flush()):
+                self.stop(trouble)
             now_ns = time.monotonic_ns()
             for exchange in list(self._in_flight):
                 why = _overdue(exchange, self._limits, now_ns)

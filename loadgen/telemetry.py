@@ -16,6 +16,7 @@ import pyarrow as pa
 
 SCRAPE_EVERY_S = 1.0
 TIMEOUT_S = 2.0
+PAGE_MAX_BYTES = 8 * 2**20
 
 # one set of names for what engines call differently; of several engines on a page counts are added up
 _NAMES: dict[str, tuple[str, ...]] = {
@@ -57,6 +58,17 @@ def _is_number(text: bytes) -> bool:
         return False
 
 
+async def _limited(content: aiohttp.StreamReader) -> bytes:
+    """A page, cut where it grows beyond all measure."""
+    pieces, size = [], 0
+    async for piece in content.iter_chunked(65_536):
+        pieces.append(piece)
+        size += len(piece)
+        if size > PAGE_MAX_BYTES:
+            break
+    return b"".join(pieces)
+
+
 class Telemetry:
     """Scrapes ``url`` while it runs. A server without metrics costs one request and is left alone."""
 
@@ -79,11 +91,14 @@ class Telemetry:
         """One scrape now; empty where the server does not answer in time or has none of the names."""
         try:
             async with self._session.get(
-                self._url, headers=self._headers, timeout=aiohttp.ClientTimeout(total=TIMEOUT_S)
+                self._url,
+                headers=self._headers,
+                allow_redirects=False,
+                timeout=aiohttp.ClientTimeout(total=TIMEOUT_S),
             ) as answer:
                 if answer.status != 200:
                     return {}
-                page = await answer.read()
+                page = await _limited(answer.content)
         except (aiohttp.ClientError, TimeoutError, OSError):
             return {}
         at_ns = time.monotonic_ns()

@@ -17,7 +17,7 @@ import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, Protocol
 
 from loadgen.answers import ANSWERS
 from loadgen.endpoint import Endpoint
@@ -33,6 +33,25 @@ from workloads.tokenizers import load_tokenizer
 
 LIVE_EVERY_S = 0.25
 _LENGTH = struct.Struct("<I")
+
+
+class Sink(Protocol):
+    """Where records go: a stream, or the writer of a run directory."""
+
+    def append(self, record: RequestRecord) -> None:
+        """Add one finished request."""
+
+    def flush(self) -> None:
+        """Hand what is pending to the operating system."""
+
+    @property
+    def failed(self) -> str | None:
+        """Why nothing can be written any more, or None."""
+
+
+def _flushed(sink: Sink) -> str | None:
+    sink.flush()
+    return sink.failed
 
 
 @dataclass(frozen=True)
@@ -63,9 +82,7 @@ class Setup:
             proxy=self.proxy,
         )
 
-    def runner(
-        self, client: Client, on_record: Callable[[RequestRecord], None], worker: int = 0
-    ) -> StageRunner:
+    def runner(self, client: Client, stream: Sink, worker: int = 0) -> StageRunner:
         """A stage runner that makes this run's requests."""
         prompts = PromptMaker(
             load_tokenizer(self.tokenizer), self.salt,
@@ -77,10 +94,11 @@ class Setup:
             lambda request_id, input_tokens, output_tokens: maker.make(
                 shape, request_id, input_tokens, output_tokens
             ),
-            on_record,
+            stream.append,
+            flush=lambda: _flushed(stream),
             limits=self.limits,
             target=self.endpoint.url,
-            secrets=(self.endpoint.api_key,) if self.endpoint.api_key else (),
+            secrets=self.endpoint.secrets,
             worker=worker,
             answer=ANSWERS[shape.api],
         )
@@ -141,7 +159,7 @@ async def _serve(setup: Setup, worker: int, stream_path: Path, answers: BinaryIO
     threading.Thread(target=listen, daemon=True).start()
     client = setup.client()
     with StreamWriter(stream_path) as stream:
-        runner = setup.runner(client, stream.append, worker)
+        runner = setup.runner(client, stream, worker)
         stage: asyncio.Task[None] | None = None
         write_message(answers, ("ready",))
         while True:

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 from streams.playing import MS, play
 
-from loadgen.exchange import Exchange
 from loadgen.answers import Answer
+from loadgen.exchange import Exchange
 from loadgen.protocols import Dialect, RequestShape, error_text, excerpt
 from loadgen.records import CHUNK_AT_MAX_US, RequestRecord
 

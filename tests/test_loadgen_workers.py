@@ -47,7 +47,7 @@ def run_stages(
         setup = setup_for(server)
         client = setup.client()
         with RunWriter(path, {"stages": []}) as writer:
-            generator = Generator(setup, client, writer.append, writer.worker_stream)
+            generator = Generator(setup, client, writer, writer.worker_stream)
             results = []
             for plan in plans:
                 killer = (

@@ -297,7 +297,7 @@ async def conduct(
             )  # fmt: skip
             meta = run_meta(settings, probe, run_id, salt, experiment, command_line, trace)
             with RunWriter(out, meta) as writer:
-                generator = Generator(setup, client, writer.append, writer.worker_stream)
+                generator = Generator(setup, client, writer, writer.worker_stream)
                 telemetry = Telemetry(session, f"{endpoint.root}/metrics", endpoint.all_headers())
                 await telemetry.start()
                 rig = Rig(settings, probe, writer, generator, telemetry, progress, trace)
