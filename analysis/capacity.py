@@ -1,14 +1,16 @@
 """Usable requests/s and C_max: where, going up in load, the SLOs stop to hold.
 
 The interval is a bracket: from the highest stage that is shown to meet the SLOs to the lowest one that is
-shown to break them or has no steady state. The figure inside it is interpolated.
+shown to break them or has no steady state. The figure inside it is interpolated. An open stage stands at
+the lesser of its offered and its carried rate: it is no evidence above what was offered.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from decimal import Decimal
 from itertools import pairwise
 from typing import Any
 
@@ -17,7 +19,9 @@ from analysis.slo import Slo
 MEASURED_RATIO = 1.05
 ASSUMPTION = (
     "the SLOs hold below the highest stage that met them and fail above the lowest that broke them (a bracket of "
-    "tested loads, each verdict at 95 %); in between the slowest SLO's percentile is interpolated on log scales"
+    "tested loads, not a confidence interval); an open stage stands at the lesser of its offered and its carried "
+    "rate, the upper end is the offered rate of the stage that broke; in between the slowest SLO's percentile is "
+    "interpolated on log scales"
 )
 
 
@@ -26,32 +30,44 @@ class Level:
     """One stage as capacity sees it. Rates in requests/s."""
 
     load: float  # what it is ordered by: offered rate, or set concurrency
-    rate: float
-    rate_low: float  # the rate that the stage surely had, at least and at most
-    rate_high: float
+    rate: float  # open: the lesser of offered and carried; closed: achieved
+    rate_high: float  # where it bounds the capacity from above. Open: offered; closed: achieved
+    served: float  # completions per second in the window
     concurrency: float
+    is_open: bool
     verdict: str  # met | broken | undecided
     stable: bool
     values: dict[str, tuple[float | None, float | None]]  # SLO text -> (percentile in s, attainment)
 
 
+def stage_rate(stage: Mapping[str, Any]) -> float:
+    """Where a stage stands on the axis of usable requests/s."""
+    if stage["kind"] != "open":
+        return float(stage["achieved_rps"])
+    return float(min(stage["offered_rps"] or 0.0, stage["carried_rps"]))
+
+
 def levels_of(stages: Sequence[dict[str, Any]], kind: str) -> list[Level]:
-    """Stages of one kind as levels in order of load; client-limited and empty ones are no finding."""
-    levels = []
+    """Stages of one kind as levels in order of load; client-limited and empty ones are no finding.
+
+    A stage that ended early had another load than the one it is named for: it counts only where it is alone.
+    """
+    levels, early = [], []
     for s in stages:
         load = s["offered_rps"] if kind == "open" else s["concurrency_set"]
         if s["kind"] != kind or s["client_limited"] or not s["requests"] or not load:
             continue
-        rate = s["carried_rps"] if kind == "open" else s["achieved_rps"]
-        bounds = (load, s["arrived_rps"], rate) if kind == "open" else (rate, rate)
-        met = s["slo_met"]
-        levels.append(Level(
-            load=load, rate=rate, rate_low=min(bounds), rate_high=max(bounds),
+        rate, met = stage_rate(s), s["slo_met"]
+        (early if s["ended_early"] else levels).append(Level(
+            load=load, rate=rate, rate_high=load if kind == "open" else rate, served=s["achieved_rps"],
             concurrency=s["concurrency"] if kind == "open" else float(load),
+            is_open=kind == "open",
             verdict="met" if met else "undecided" if met is None else "broken",
             stable=s["stable"] is not False,
             values={v["slo"]: (v["value_s"], v["attainment"]) for v in s["slo_verdicts"]},
         ))  # fmt: skip
+    if len(stages) == 1:
+        levels += early
     return sorted(levels, key=lambda level: level.load)
 
 
@@ -72,9 +88,7 @@ def find_capacity(stages: Sequence[dict[str, Any]], slos: Sequence[Slo]) -> dict
             "reason": "no SLO given: capacity is the load at which an SLO stops to hold (--slo ttft_p99=2s)"
         }
     if not levels:
-        return result | {
-            "reason": "no usable stage: the client was the limit in all of them" if stages else "no stage"
-        }
+        return result | {"reason": _no_level(stages)}
     broken = next((level for level in levels if level.verdict == "broken"), None)
     below = [v for v in levels if v.verdict == "met" and (broken is None or v.load < broken.load)]
     top_met = max((v.load for v in levels if v.verdict == "met"), default=0.0)
@@ -86,7 +100,7 @@ def find_capacity(stages: Sequence[dict[str, Any]], slos: Sequence[Slo]) -> dict
     met = below[-1]
     result["stage"] = _stage_of(stages, met, kind)
     result["c_max_ci"] = [met.concurrency, max(met.concurrency, upper.concurrency) if upper else None]
-    result["usable_rps_ci"] = [met.rate_low, max(met.rate_low, upper.rate_high) if upper else None]
+    result["usable_rps_ci"] = [met.rate, max(met.rate, upper.rate_high) if upper else None]
     if broken is None:
         return result | {
             "c_max": met.concurrency, "usable_rps": met.rate, "crossing": "lower_bound",
@@ -96,17 +110,46 @@ def find_capacity(stages: Sequence[dict[str, Any]], slos: Sequence[Slo]) -> dict
     return result | _crossing(between, slos, kind, _ceiling(levels, broken))
 
 
+def _no_level(stages: Sequence[dict[str, Any]]) -> str:
+    if not stages:
+        return "no stage"
+    tried = [s for s in stages if s["requests"]]
+    if tried and all(s["client_limited"] for s in tried):
+        return "no usable stage: the client was the limit in all of them"
+    if any(s["ended_early"] for s in tried):
+        return "no usable stage: those that the client kept up with ended early"
+    return "no usable stage: none holds a request in its window"
+
+
 def _none_met(levels: list[Level], broken: Level | None, upper: Level | None) -> dict[str, Any]:
     if broken is None:
-        return {
-            "reason": "no stage is decided: they hold too few independent requests, use a longer --duration"
-        }
-    low = levels[0]
-    reason = f"the lowest load of {low.load:.3g} already breaks the SLO: start lower"
+        return {"reason": "no stage is decided: they hold too few independent requests"}
+    low, top = levels[0], upper or broken
     if low.verdict == "undecided":
         reason = f"no stage is shown to meet the SLO, and {broken.load:.3g} breaks it: use longer stages or lower loads"
-    top = upper or broken
+    else:
+        reason = f"the lowest load tried, {_load_text(low)}, is already too high: {number_text(low.served)} requests/s were answered there"
+        reason += f"; try {_lower_loads(low)}"
     return {"c_max_ci": [0.0, top.concurrency], "usable_rps_ci": [0.0, top.rate_high], "reason": reason}
+
+
+def _load_text(level: Level) -> str:
+    return f"{number_text(level.load)} requests/s" if level.is_open else f"{level.load:.0f} in flight"
+
+
+def _lower_loads(level: Level) -> str:
+    """Loads to try below one that was too high: quarters of what it answered, or halves of its concurrency."""
+    if level.is_open:
+        top = min(level.load, level.served) or level.load / 4  # nothing answered: far lower
+        return "--rates " + ",".join(number_text(top * share, 2) for share in (0.25, 0.5, 0.75))
+    lower = sorted({int(level.load) // 4, int(level.load) // 2} - {0})
+    return "--concurrency " + ",".join(map(str, lower)) if lower else "shorter prompts or a laxer SLO"
+
+
+def number_text(value: float, digits: int = 3) -> str:
+    """Significant digits, no exponent."""
+    rounded = float(f"{value:.{digits}g}")
+    return f"{rounded:.0f}" if abs(rounded) >= 10**digits / 10 else f"{Decimal(repr(rounded)).normalize():f}"
 
 
 def _stage_of(stages: Sequence[dict[str, Any]], level: Level, kind: str) -> int:
@@ -117,8 +160,8 @@ def _stage_of(stages: Sequence[dict[str, Any]], level: Level, kind: str) -> int:
 
 
 def _ceiling(levels: list[Level], broken: Level) -> float:
-    """An unstable stage carries all that there is: the crossing is no higher than the best carried rate."""
-    return math.inf if broken.stable else max(v.rate for v in levels)
+    """An unstable stage gives all that there is: the crossing is no higher than the best rate that was served."""
+    return math.inf if broken.stable else max(v.rate if v.stable else min(v.rate, v.served) for v in levels)
 
 
 def _crossing(levels: list[Level], slos: Sequence[Slo], kind: str, ceiling: float) -> dict[str, Any]:
@@ -139,7 +182,7 @@ def _crossing(levels: list[Level], slos: Sequence[Slo], kind: str, ceiling: floa
         }
     i = min(int(position), len(levels) - 2)
     a, b, share = levels[i], levels[i + 1], position - i
-    rate = max(met.rate_low, min(_between(a.rate, b.rate_high, share), max(ceiling, met.rate_low)))
+    rate = max(met.rate, min(_between(a.rate, b.rate, share), ceiling, broken.rate_high))
     concurrency = _between(a.concurrency, b.concurrency, share)
     return {
         "usable_rps": rate, "c_max": max(met.concurrency, concurrency), "binding_slo": slo.text,

@@ -99,8 +99,10 @@ def _partial(run: Run, stages: int) -> str | None:
     at = f" at stage {stages - 1}" if stages else " before the first stage"
     if not run.complete:
         return f"killed{at}: only what had been recorded is here"
-    words = {"interrupted": "interrupted", "budget": "the budget ended it", "aborted": "aborted"}
-    return f"{words.get(str(status), str(status))}{at}" + (f": {reason}" if reason else "")
+    word = {"budget": "ended by its budget"}.get(str(status), str(status))
+    if reason and str(reason).startswith(f"{word} "):  # "interrupted by Ctrl-C"
+        return f"{word}{at}{str(reason).removeprefix(word)}"
+    return f"{word}{at}" + (f": {reason}" if reason else "")
 
 
 def _gap(capacity: dict[str, Any], stages: list[dict[str, Any]], slos: list[Slo]) -> dict[str, Any]:

@@ -5,7 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from analysis.capacity import number_text
 from analysis.slo import Slo, duration_text
+
+
+STATUS_WORDS = {"unfinished": "were cut off unfinished", "cancelled": "were cancelled by the workload"}
 
 
 def write_verdict(summary: Mapping[str, Any]) -> str:
@@ -21,14 +25,13 @@ def _finding(summary: Mapping[str, Any]) -> str:
     if not summary["requests"]:
         return "Nothing was measured: no request was recorded."
     if not any(s["ok"] for s in stages):
-        worst = max(summary["errors"].items(), key=lambda item: item[1])
-        return f"No request was answered: {worst[1]} of {summary['requests']} ended as {worst[0]}."
+        return _nothing_answered(summary)
     if all(s["client_limited"] for s in stages):
         return "No finding: the client could not keep up with the load in any stage, so nothing says what the server can do."
     if not summary["slos"]:
         best = max((s for s in stages if not s["client_limited"]), key=lambda s: s["achieved_rps"])
         return (
-            f"Up to {_n(best['achieved_rps'])} requests/s and {_n(best['output_tokens_per_s'])} output tokens/s were "
+            f"Up to {number_text(best['achieved_rps'])} requests/s and {number_text(best['output_tokens_per_s'])} output tokens/s were "
             "carried; no SLO was given, so no capacity is named."
         )
     if capacity["usable_rps"] is None:
@@ -36,30 +39,50 @@ def _finding(summary: Mapping[str, Any]) -> str:
     return _usable(summary)
 
 
+def _nothing_answered(summary: Mapping[str, Any]) -> str:
+    """No window holds an answered request; what is said counts the whole run, and no lost record as an answer."""
+    total, errors = summary["requests"], dict(summary["errors"])
+    lost = sum(s["missing"] for s in summary["stages"])
+    answered = total - sum(errors.values())
+    errors["unfinished"] = max(0, errors["unfinished"] - lost)
+    status, worst = max(errors.items(), key=lambda item: item[1])
+    ended = f"{worst} of {total} {STATUS_WORDS.get(status, f'ended as {status}')}"
+    if answered:
+        return (
+            f"No request that was due in a stage's window was answered, {answered} of {total} in the whole run were: "
+            f"{ended}. Start at a much lower load."
+        )
+    if lost:
+        known = f" ({ended})" if worst else ""
+        return f"No record of an answer was left: {lost} of {total} requests have no record{known}, so nothing is judged."
+    return f"No request was answered: {ended}."
+
+
 def _usable(summary: Mapping[str, Any]) -> str:
     capacity, fleet = summary["capacity"], summary["fleet"]
     low, high = capacity["usable_rps_ci"]
     lower_bound = capacity["crossing"] == "lower_bound"
-    rate = f"{_n(capacity['usable_rps'])} requests/s"
+    rate = f"{number_text(capacity['usable_rps'])} requests/s"
     if lower_bound:
         sentence = (
             f"One instance carries at least {rate} with {_limits(summary['slos'])}; no stage broke the SLO"
         )
     else:
         binding = next(s for s in summary["slos"] if s["text"] == capacity["binding_slo"])
-        upper = f"and {_n(high)}" if high is not None else "and an unknown upper end"
-        sentence = f"One instance carries {rate} (95 % between {_n(low)} {upper}) with {_limits([binding])}"
+        upper = f"and {number_text(high)}" if high is not None else "and an unknown upper end"
+        sentence = (
+            f"One instance carries {rate} (between {number_text(low)} {upper}) with {_limits([binding])}"
+        )
         others = len(summary["slos"]) - 1
         if others:
             sentence += f" ({others} other SLO{'s' if others > 1 else ''} met there)"
-    c_max = round(capacity["c_max"], 1) if capacity["c_max"] < 10 else round(capacity["c_max"])
-    sentence += f"; C_max {'at least ' if lower_bound else ''}{c_max:g} requests in flight"
+    c_max = number_text(capacity["c_max"], 2 if capacity["c_max"] < 100 else 3)
+    noun = "request" if c_max == "1" else "requests"
+    sentence += f"; C_max {'at least ' if lower_bound else ''}{c_max} {noun} in flight"
     if fleet["instances"] is not None:
         unit = "instance" if fleet["instances"] == 1 else "instances"
         gpus = "GPU" if fleet["gpus"] == 1 else "GPUs"
-        sentence += (
-            f"; {fleet['instances']} {unit} ({fleet['gpus']} {gpus}) for {_n(fleet['peak_rps'])} requests/s"
-        )
+        sentence += f"; {fleet['instances']} {unit} ({fleet['gpus']} {gpus}) for {number_text(fleet['peak_rps'])} requests/s"
     return sentence + "."
 
 
@@ -68,8 +91,8 @@ def _nothing_usable(summary: Mapping[str, Any]) -> str:
     limits = _limits(summary["slos"])
     if capacity["usable_rps_ci"] is None:
         return f"No verdict on {limits}: {capacity['reason']}."
-    high = capacity["usable_rps_ci"][1]
-    return f"No load was shown to meet {limits}; usable rate is below {_n(high)} requests/s ({capacity['reason']})."
+    high = number_text(capacity["usable_rps_ci"][1])
+    return f"No load was shown to meet {limits}; the usable rate is below {high} requests/s: {capacity['reason']}."
 
 
 def _limits(slos: list[dict[str, Any]]) -> str:
@@ -80,9 +103,3 @@ def _limits(slos: list[dict[str, Any]]) -> str:
 def _spaced(duration: str) -> str:
     unit = duration.lstrip("0123456789.")
     return f"{duration.removesuffix(unit)} {unit}"
-
-
-def _n(value: float) -> str:
-    """Three significant digits, no exponent."""
-    rounded = float(f"{value:.3g}")
-    return f"{rounded:.0f}" if abs(rounded) >= 100 else f"{rounded:g}"

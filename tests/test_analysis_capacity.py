@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from synthetic import make_run, queue_sweep
 
-from analysis.capacity import find_capacity
+from analysis.capacity import find_capacity, number_text
 from analysis.fleet import (
     FleetError,
     cost_per_million_output_tokens,
@@ -37,7 +37,7 @@ def stage(
     return {
         "index": index, "kind": kind, "offered_rps": load if kind == "open" else None,
         "concurrency_set": int(load) if kind == "closed" else None, "requests": 1000, "achieved_rps": rate,
-        "arrived_rps": load if kind == "open" else rate, "carried_rps": rate,
+        "arrived_rps": load if kind == "open" else rate, "carried_rps": rate, "ended_early": None,
         "concurrency": load * 2 if concurrency is None else concurrency, "client_limited": limited,
         "stable": stable, "slo_met": met, "ttft_from_schedule_s": figures, "e2e_from_schedule_s": figures,
         "slo_verdicts": [{"slo": "ttft_p99=1s", "value_s": p99, "attainment": attained}],
@@ -77,17 +77,70 @@ def test_no_stage_broke_or_the_lowest_did() -> None:
     assert (c["crossing"], c["usable_rps"], c["usable_rps_ci"]) == ("lower_bound", 8, [8, None])
     c = find_capacity([stage(0, 4, 2.0, False), stage(1, 8, 5.0, False)], SLOS)
     assert (c["crossing"], c["usable_rps"], c["usable_rps_ci"]) == ("none", None, [0.0, 4])
-    assert "start lower" in c["reason"]
+    assert c["reason"] == (
+        "the lowest load tried, 4 requests/s, is already too high: 4 requests/s were answered there; try --rates 1,2,3"
+    )
     c = find_capacity([stage(0, 4, 0.9, None)], SLOS)
     assert (c["usable_rps"], c["usable_rps_ci"]) == (None, None)
     assert "no stage is decided" in c["reason"]
 
 
-def test_an_unstable_stage_is_above_capacity_and_caps_the_figure_at_what_it_carried() -> None:
+def test_an_unstable_stage_is_above_capacity_and_caps_the_figure_at_what_it_served() -> None:
     stages = [stage(0, 90, 0.9, True), stage(1, 200, 1.05, False, stable=False, achieved=100)]
     c = find_capacity(stages, SLOS)
-    assert c["usable_rps"] == pytest.approx(100)
+    # the limit is crossed at ln(1/0.9)/ln(1.05/0.9) of the step from 90 to the 100 that were carried
+    share = math.log(1 / 0.9) / math.log(1.05 / 0.9)
+    assert c["usable_rps"] == pytest.approx(90 * (100 / 90) ** share)
     assert c["usable_rps_ci"] == [90, 200]
+    waited = stages[1] | {"carried_rps": 205.0}  # all were waited for, 100 were served inside the window
+    assert find_capacity([stages[0], waited], SLOS)["usable_rps"] == 100
+
+
+def test_a_result_is_never_above_what_was_offered() -> None:
+    # by chance more arrived than offered: 41.5 for 40, and 145 for 143 in the stage that broke
+    met, broken = stage(0, 40, 0.25, True, achieved=41.5), stage(1, 143, 4.0, False, achieved=138)
+    broken |= {"arrived_rps": 145.0, "carried_rps": 145.0}
+    alone = find_capacity([met], SLOS)
+    assert (alone["usable_rps"], alone["usable_rps_ci"]) == (40, [40, None])
+    c = find_capacity([met, broken], SLOS)
+    assert c["usable_rps_ci"] == [40, 143]
+    assert c["usable_rps"] == pytest.approx(math.sqrt(40 * 143))  # 0.25 -> 4 s: 1 s is half-way
+    failing = stage(0, 40, 0.25, True) | {"carried_rps": 38.0}  # two of forty failed
+    assert find_capacity([failing], SLOS)["usable_rps"] == 38
+
+
+def test_a_stage_that_ended_early_is_no_evidence_unless_it_is_alone() -> None:
+    cut = stage(1, 40, 0.3, True, achieved=61.5) | {"ended_early": "the budget", "requests": 12}
+    c = find_capacity([stage(0, 20, 0.25, True), cut], SLOS)
+    assert (c["usable_rps"], c["usable_rps_ci"], c["stage"]) == (20, [20, None], 0)
+    broken = cut | {"slo_met": False}
+    assert find_capacity([stage(0, 20, 0.25, True), broken], SLOS)["crossing"] == "lower_bound"
+    assert find_capacity([cut | {"index": 0}], SLOS)["usable_rps"] == 40
+    two = find_capacity([cut, cut | {"index": 0, "offered_rps": 20}], SLOS)
+    assert "ended early" in two["reason"]
+
+
+def test_the_lowest_load_was_too_high_in_a_closed_loop_and_where_nothing_was_answered() -> None:
+    c = find_capacity([stage(0, 8, 2.0, False, kind="closed", achieved=3.456)], SLOS)
+    assert c["reason"] == (
+        "the lowest load tried, 8 in flight, is already too high: 3.46 requests/s were answered there; "
+        "try --concurrency 2,4"
+    )
+    served = find_capacity([stage(0, 40, None, False, achieved=10)], SLOS)["reason"]
+    assert served.endswith("10 requests/s were answered there; try --rates 2.5,5,7.5")
+    nothing = find_capacity([stage(0, 40, None, False, achieved=0)], SLOS)["reason"]
+    assert nothing.endswith(
+        "0 requests/s were answered there; try --rates 2.5,5,7.5"
+    )  # quarters of a quarter
+
+
+@pytest.mark.parametrize(
+    ("value", "digits", "text"),
+    [(0.0412, 2, "0.041"), (14.2, 2, "14"), (9.97, 2, "10"), (129.6, 3, "130"), (6.0, 3, "6"), (0.00001, 3, "0.00001"),
+     (43210, 3, "43200"), (0, 3, "0")],
+)  # fmt: skip
+def test_numbers_in_words(value: float, digits: int, text: str) -> None:
+    assert number_text(value, digits) == text
 
 
 def test_a_client_limited_stage_is_no_finding() -> None:

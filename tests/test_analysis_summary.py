@@ -114,7 +114,7 @@ def test_null_figures_have_their_reason(sweep: dict[str, Any]) -> None:
 def test_the_verdict_says_rate_limit_c_max_and_fleet(sweep: dict[str, Any]) -> None:
     verdict = sweep["verdict"]
     assert verdict.startswith("One instance carries ")
-    assert "(95 % between " in verdict
+    assert "(between " in verdict
     assert "ttft_p99 ≤ 200 ms (1 other SLO met there)" in verdict
     assert "requests in flight; " in verdict
     fleet = sweep["fleet"]
@@ -134,7 +134,7 @@ def test_verdict_in_words_for_given_figures(sweep: dict[str, Any]) -> None:
     }
     summary["fleet"] |= {"instances": 13, "gpus": 52, "peak_rps": 120}
     assert write_verdict(summary) == (
-        "One instance carries 6.43 requests/s (95 % between 6 and 7) with ttft_p99 ≤ 2 s; "
+        "One instance carries 6.43 requests/s (between 6 and 7) with ttft_p99 ≤ 2 s; "
         "C_max 14 requests in flight; 13 instances (52 GPUs) for 120 requests/s."
     )
     summary["capacity"]["crossing"] = "lower_bound"
@@ -164,20 +164,66 @@ def test_an_empty_run(tmp_path: Path) -> None:
     assert empty["stages"][0]["ttft_s"]["reason"] == "no request has a value"
 
 
-def test_a_killed_run_counts_what_was_lost(tmp_path: Path) -> None:
-    stages = [
-        Stage(fixed(400, 0.02), 8.0),
-        Stage(fixed(100, 0.02, first=400, start_s=10.0), 8.0, start_s=10.0, scheduled_requests=400),
-    ]
-    run = make_run(tmp_path / "run", stages, SLOS, killed=True, status="running")
+def killed(path: Path, last: list[RequestRecord]) -> dict[str, Any]:
+    """The summary of a run that was killed in its second stage, of which ``last`` was recorded."""
+    stages = [Stage(fixed(400, 0.02), 8.0), Stage(last, 8.0, start_s=10.0, scheduled_requests=400)]
+    run = make_run(path, stages, SLOS, killed=True, status="running")
     assert not run.complete
-    summary = strict(summarise(run))
-    assert summary["requests"] == 800
-    assert summary["errors"]["unfinished"] == 300
-    assert summary["stages"][1]["errors"]["unfinished"] == 300
+    return strict(summarise(run))
+
+
+def test_a_killed_run_counts_what_was_lost(tmp_path: Path) -> None:
+    # requests 400 to 499 had been due, of which 19 are not recorded: unfinished. Those from 500 on never were due.
+    summary = killed(tmp_path / "run", [r for r in fixed(100, 0.02, first=400, start_s=10.0) if r.request_id % 5 or r.request_id == 400])  # fmt: skip
+    assert summary["requests"] == 500
+    assert summary["errors"]["unfinished"] == 19
+    assert summary["stages"][1]["missing"] == summary["stages"][1]["errors"]["unfinished"] == 19
     assert summary["partial"] == "killed at stage 1: only what had been recorded is here"
     assert summary["verdict"].startswith("Partial run (killed at stage 1")
     assert summary["stages"][0]["slo_met"] is True
+
+
+def test_what_was_answered_is_counted_over_the_whole_run(sweep: dict[str, Any]) -> None:
+    summary = json.loads(json.dumps(sweep))
+    for stage in summary["stages"]:
+        stage |= {"ok": 0, "missing": 0}
+    summary |= {"requests": 4962, "errors": dict.fromkeys(summary["errors"], 0) | {"unfinished": 3900}}
+    assert write_verdict(summary) == (
+        "No request that was due in a stage's window was answered, 1062 of 4962 in the whole run were: "
+        "3900 of 4962 were cut off unfinished. Start at a much lower load."
+    )
+    summary["errors"]["unfinished"] = 4962
+    assert write_verdict(summary) == "No request was answered: 4962 of 4962 were cut off unfinished."
+    summary["stages"][0]["missing"] = 4900  # records lost in a kill may have been answers
+    assert write_verdict(summary) == (
+        "No record of an answer was left: 4900 of 4962 requests have no record (62 of 4962 were cut off "
+        "unfinished), so nothing is judged."
+    )
+
+
+@pytest.mark.parametrize(
+    ("status", "reason", "said"),
+    [
+        ("interrupted", "interrupted by Ctrl-C", "interrupted at stage 0 by Ctrl-C"),
+        ("budget", "--max-requests 12 is used up", "ended by its budget at stage 0: --max-requests 12 is used up"),
+        ("aborted", None, "aborted at stage 0"),
+    ],
+)  # fmt: skip
+def test_why_a_run_is_partial(tmp_path: Path, status: str, reason: str | None, said: str) -> None:
+    run = make_run(tmp_path / "run", [Stage(fixed(40, 0.02), 0.8)], status=status, status_reason=reason)
+    assert summarise(run)["partial"] == said
+
+
+def test_the_verdict_rounds_no_c_max_to_nothing_and_names_lower_rates(sweep: dict[str, Any]) -> None:
+    summary = json.loads(json.dumps(sweep))
+    summary["capacity"] |= {"c_max": 0.0412, "crossing": "lower_bound"}
+    assert "C_max at least 0.041 requests in flight" in write_verdict(summary)
+    summary["capacity"] |= {"c_max": 1}
+    assert "C_max at least 1 request in flight" in write_verdict(summary)
+    summary["capacity"] |= {"usable_rps": None, "usable_rps_ci": [0.0, 40.0], "reason": "REASON"}
+    assert write_verdict(summary) == (
+        "No load was shown to meet ttft_p99 ≤ 200 ms and itl_p99 ≤ 50 ms; the usable rate is below 40 requests/s: REASON."
+    )
 
 
 def test_no_slos(tmp_path: Path) -> None:
