@@ -52,7 +52,8 @@ def levels_of(stages: Sequence[dict[str, Any]], kind: str) -> list[Level]:
 
     A stage that ended early had another load than the one it is named for: it counts only where it is alone.
     """
-    levels, early = [], []
+    levels: list[Level] = []
+    early: list[Level] = []
     for s in stages:
         load = s["offered_rps"] if kind == "open" else s["concurrency_set"]
         if s["kind"] != kind or s["client_limited"] or not s["requests"] or not load:

@@ -58,8 +58,9 @@ class Gap:
 
 
 def gap(c_max: float, limit_s: float, usable_rps: float, metric: str) -> Gap:
-    """Gap of the sizing guide; above 2 the measurement is not representative of the limit.
+    """Gap of the sizing guide; from 1 to 2 the measurement is representative of the limit, above 2 it is not.
 
+    Below 1 the ceiling lies under what was carried: answers are shorter than the limit, so it is no ceiling.
     gap = C_max / (limit usable): in an open loop that is mean end-to-end time / limit, so for a limit on
     the first token and answers much longer than it the figure says nothing.
     """
@@ -71,6 +72,12 @@ def gap(c_max: float, limit_s: float, usable_rps: float, metric: str) -> Gap:
     if usable_rps <= 0:
         return Gap(ceiling, None, None, "usable rate is zero")
     value = ceiling / usable_rps
+    if value < 1 - 1e-9:
+        reason = (
+            f"the ceiling of {ceiling:.3g} requests/s is below the measured rate of {usable_rps:.3g}: requests are in "
+            "flight for less time than the limit allows, so C_max / limit is no ceiling and says nothing"
+        )
+        return Gap(ceiling, value, None, reason)
     if value <= REPRESENTATIVE_GAP + 1e-9:
         return Gap(ceiling, value, True, None)
     if metric == "e2e":

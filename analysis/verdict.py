@@ -8,7 +8,6 @@ from typing import Any
 from analysis.capacity import number_text
 from analysis.slo import Slo, duration_text
 
-
 STATUS_WORDS = {"unfinished": "were cut off unfinished", "cancelled": "were cancelled by the workload"}
 
 

@@ -162,7 +162,7 @@ def _mark_capacity(
 ) -> None:
     """The knee region and the capacity with its interval, as bands over x, and their legend."""
     if interval(knee):
-        text = f"knee region {interval(knee)} {unit}"
+        text = f"knee region {interval(knee, unit=unit)}"
         plot.x_band(knee, "knee", text)
         keys.append(Key(text, "knee", "band"))
     if value is not None:

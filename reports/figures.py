@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 DASH = "–"
-NO_REASON = "not known"
+NO_REASON = "this run holds nothing to tell it from"
 
 
 def significant(value: float, digits: int = 3) -> str:
@@ -53,16 +53,22 @@ def count(value: float) -> str:
     return f"{value:,.0f}"
 
 
-def interval(bounds: Sequence[float | None] | None, text: Any = significant) -> str | None:
-    """'6.00 to 7.00'; a side that is not known is said so; None where there is no interval."""
+def counted(value: float, noun: str) -> str:
+    """'1 GPU', '52 GPUs'."""
+    return f"{count(value)} {noun}{'' if value == 1 else 's'}"
+
+
+def interval(bounds: Sequence[float | None] | None, text: Any = significant, unit: str = "") -> str | None:
+    """'6.00 to 7.00 req/s'; a side that is not known is said so; None where there is no interval."""
     if bounds is None or len(bounds) != 2:
         return None
     low, high = bounds
+    unit = f" {unit}" if unit else ""
     if low is None and high is None:
         return None
     if low is None:
-        return f"up to {text(high)}"
-    return f"from {text(low)}, no upper bound" if high is None else f"{text(low)} to {text(high)}"
+        return f"up to {text(high)}{unit}"
+    return f"from {text(low)}{unit}, no upper bound" if high is None else f"{text(low)} to {text(high)}{unit}"
 
 
 def reason_of(holder: Mapping[str, Any] | None, name: str) -> str:

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from reports.figures import DASH, count, exact, interval, rate, reason_of, seconds, share, significant
+from reports.figures import DASH, counted, exact, interval, rate, reason_of, seconds, share, significant
 
 CROSSING = {
     "measured": "a stage was measured at this load",
@@ -53,10 +53,10 @@ def _usable_rate(summary: Mapping[str, Any]) -> Finding:
     if held.get("usable_rps") is None:
         return Finding("Usable rate", DASH, None, reason_of(held, "usable_rps"))
     binding = f"bound by {held['binding_slo']}" if held.get("binding_slo") else None
-    note = _sentence(binding, CROSSING.get(str(held.get("crossing"))), held.get("assumption"))
-    bounds = interval(held.get("usable_rps_ci"))
+    note = _sentence(binding, CROSSING.get(str(held.get("crossing"))))
+    bounds = interval(held.get("usable_rps_ci"), unit="req/s")
     return Finding(
-        "Usable rate", _bound(held) + rate(held["usable_rps"]), bounds and f"interval {bounds} req/s", note
+        "Usable rate", _bound(held) + rate(held["usable_rps"]), bounds and f"interval {bounds}", note
     )
 
 
@@ -68,9 +68,9 @@ def _c_max(summary: Mapping[str, Any]) -> Finding:
         "open": "open loop: mean concurrency at the usable rate",
         "closed": "closed loop: the set concurrency",
     }.get(str(held.get("c_max_basis")), f"basis: {held.get('c_max_basis')}")
-    bounds = interval(held.get("c_max_ci"))
+    bounds = interval(held.get("c_max_ci"), unit="in flight")
     value = f"{_bound(held)}{significant(held['c_max'])} in flight"
-    return Finding("C_max", value, bounds and f"interval {bounds} in flight", basis)
+    return Finding("C_max", value, bounds and f"interval {bounds}", basis)
 
 
 def _knee(knee: Mapping[str, Any]) -> Finding:
@@ -80,7 +80,7 @@ def _knee(knee: Mapping[str, Any]) -> Finding:
     at = [] if concurrency is None else [f"{significant(concurrency)} in flight"]
     at += [] if rps is None else [rate(rps)]
     spans = [(knee.get("region"), "in flight"), (knee.get("region_rps"), "req/s")]
-    region = ", ".join(f"{interval(span)} {unit}" for span, unit in spans if interval(span))
+    region = ", ".join(text for span, unit in spans if (text := interval(span, unit=unit)))
     methods = [_method(name, found) for name, found in (knee.get("methods") or {}).items()]
     moves = "a region, not a limit: it moves with the loads that were swept"
     return Finding("Knee", " at ".join(at), region and f"region {region}", _sentence(*methods, moves))
@@ -131,20 +131,21 @@ def _goodput(goodput: Mapping[str, Any]) -> Finding:
 def _fleet(fleet: Mapping[str, Any]) -> Finding:
     if fleet.get("instances") is None:
         return Finding("Fleet", DASH, None, reason_of(fleet, "instances"))
-    gpus = f", {count(fleet['gpus'])} GPUs" if fleet.get("gpus") is not None else ""
+    gpus = f", {counted(fleet['gpus'], 'GPU')}" if fleet.get("gpus") is not None else ""
     sized = [f"for a peak of {exact(fleet['peak_rps'])} req/s" if fleet.get("peak_rps") is not None else None]
     if fleet.get("instances_before_safety") is not None and fleet.get("safety_factor") is not None:
         sized.append(
-            f"{count(fleet['instances_before_safety'])} instances × safety {exact(fleet['safety_factor'])}"
+            f"{counted(fleet['instances_before_safety'], 'instance')} × safety {exact(fleet['safety_factor'])}"
         )
     if fleet.get("tensor_parallel") is not None:
-        sized.append(f"{count(fleet['tensor_parallel'])} GPUs an instance")
+        sized.append(f"{counted(fleet['tensor_parallel'], 'GPU')} an instance")
     if fleet.get("one_replica_down") is not None:
-        sized.append(f"{count(fleet['one_replica_down'])} instances bear the loss of one")
+        bear = "bears" if fleet["one_replica_down"] == 1 else "bear"
+        sized.append(f"{counted(fleet['one_replica_down'], 'instance')} {bear} the loss of one")
     cost = fleet.get("cost_per_million_output_tokens")
     if cost is not None:
         sized.append(f"${cost:,.2f} for a million output tokens")
-    return Finding("Fleet", f"{count(fleet['instances'])} instances{gpus}", None, _sentence(*sized))
+    return Finding("Fleet", f"{counted(fleet['instances'], 'instance')}{gpus}", None, _sentence(*sized))
 
 
 def _client(audit: Mapping[str, Any]) -> Finding:
@@ -166,5 +167,12 @@ def _client(audit: Mapping[str, Any]) -> Finding:
             facts.insert(0, f"disturbed by other work in stage {again}, whose load was repeated")
         return Finding("Load generator", "kept up", None, _sentence(*facts), "good")
     stages = ", ".join(str(index) for index in audit.get("client_limited_stages") or [])
-    what = f"stages {stages} are no findings" if stages else "its stages are no findings"
+    one = len(audit.get("client_limited_stages") or []) == 1
+    what = (
+        f"stage {stages} is no finding"
+        if one
+        else f"stages {stages} are no findings"
+        if stages
+        else "its stages are no findings"
+    )
     return Finding("Load generator", "was the limit", None, _sentence(what, *facts), "bad")

@@ -64,6 +64,8 @@ def test_an_interval_says_which_side_is_not_known() -> None:
     assert interval([6.0, 7.0]) == "6.00 to 7.00"
     assert interval([6.0, None]) == "from 6.00, no upper bound"
     assert interval([None, 0.5], seconds) == "up to 500 ms"
+    assert interval([24.0, None], unit="req/s") == "from 24.0 req/s, no upper bound"
+    assert interval([6.0, 7.0], unit="req/s") == "6.00 to 7.00 req/s"
     assert interval(None) is None
     assert interval([None, None]) is None
 
@@ -71,7 +73,7 @@ def test_an_interval_says_which_side_is_not_known() -> None:
 def test_a_reason_is_the_figures_own_or_that_of_its_object() -> None:
     assert reason_of({"p99_reason": "few", "reason": "none"}, "p99") == "few"
     assert reason_of({"reason": "none"}, "p99") == "none"
-    assert reason_of({}, "p99") == "not known"
+    assert reason_of({}, "p99") == "this run holds nothing to tell it from"
 
 
 def test_the_load_of_a_stage_in_words() -> None:
@@ -135,6 +137,22 @@ def test_the_gap_is_coloured_by_what_it_means(representative: bool | None, state
     summary = open_sweep()
     summary["littles_law"]["representative"] = representative
     assert found(summary)["Little's Law gap"].state == state
+
+
+def test_one_instance_and_one_gpu_are_singular() -> None:
+    summary = open_sweep()
+    summary["fleet"] |= {"instances": 1, "gpus": 1, "instances_before_safety": 1, "tensor_parallel": 1,
+                         "safety_factor": 1.0, "one_replica_down": 2}  # fmt: skip
+    summary["audit"] |= {"client_limited": True, "client_limited_stages": [7]}
+    got = found(summary)
+    assert got["Fleet"].value == "1 instance, 1 GPU"
+    assert "1 instance × safety 1; 1 GPU an instance; 2 instances bear the loss of one" in got["Fleet"].note
+    assert got["Load generator"].note.startswith("stage 7 is no finding")
+
+
+def test_the_method_is_in_the_definitions_not_in_the_card() -> None:
+    note = found(open_sweep())["Usable rate"].note
+    assert note == "bound by ttft_p99=2s; interpolated between the stages on both sides of the limit"
 
 
 def test_an_empty_summary_gives_dashes_not_errors() -> None:
