@@ -8,12 +8,13 @@ import json
 import math
 import re
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any, get_args
 
 import yaml
 
-from analysis.slo import Slo, parse_slo
+from analysis.slo import Slo, parse_slos
 from loadgen.endpoint import Endpoint, parse_endpoint
 from loadgen.http import Reuse, Stamps
 from loadgen.protocols import Api
@@ -60,13 +61,25 @@ class Settings:
     fleet_inputs: dict[str, Any] = field(default_factory=dict)
 
 
+def _text(value: Any, name: str) -> None:
+    """Raises ConfigError unless ``value`` is text, or a path, that can be written down."""
+    flag = f"--{name.replace('_', '-')}" if name != "url" else "url"
+    if not isinstance(value, str | Path) or not str(value).strip():
+        raise ConfigError(f"{flag}: give text, not {value!r}")
+    if not str(value).isprintable():
+        raise ConfigError(f"{flag} {str(value)!a}: it holds a character that cannot be printed")
+
+
 def parse_duration(text: str | float, name: str) -> float:
     """Seconds of ``500ms``, ``30s``, ``2m``, ``1h``. Raises ConfigError."""
     match = re.fullmatch(r"\s*(\d+(?:\.\d*)?|\.\d+)\s*(us|ms|s|m|min|h)\s*", str(text))
     if not match:
         raise ConfigError(f"{name} {text}: write a duration with its unit, as 500ms, 30s or 2m")
     unit_s = {"us": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0}[match[2]]
-    return float(match[1]) * unit_s
+    seconds = float(match[1]) * unit_s
+    if not 0 < seconds <= SECONDS_MAX:
+        raise ConfigError(f"{name} {text}: give more than 0 and at most 30 days")
+    return seconds
 
 
 def make_settings(raw: dict[str, Any]) -> Settings:
@@ -74,7 +87,7 @@ def make_settings(raw: dict[str, Any]) -> Settings:
 
     Values may be text, as from the command line, or lists and numbers, as from a run file.
     """
-    raw = {name: value for name, value in raw.items() if value not in (None, [], (), {}, "")}
+    raw = {name: value for name, value in raw.items() if value not in (None, [], (), {})}
     known = set(_FLAGS)
     for name in raw:
         if name not in known:
@@ -83,7 +96,9 @@ def make_settings(raw: dict[str, Any]) -> Settings:
             raise ConfigError(f"unknown setting {name!r}; {hint}")
     if "url" not in raw:
         raise ConfigError("give the endpoint's base URL, as http://127.0.0.1:8000/v1")
-    slos = tuple(parse_slo(str(text)) for text in _items(raw.get("slo", ())))
+    for name in _TEXTS & raw.keys():
+        _text(raw[name], name)
+    slos = tuple(parse_slos([str(text) for text in _items(raw.get("slo", ()))]))
     settings = Settings(
         endpoint=parse_endpoint(
             str(raw["url"]),
@@ -98,21 +113,21 @@ def make_settings(raw: dict[str, Any]) -> Settings:
         trace=Path(raw["trace"]) if "trace" in raw else None,
         time_scale=_positive(raw.get("time_scale", 1.0), "--time-scale"),
         rates=_list(raw.get("rates"), "--rates", _positive),
-        concurrency=_list(raw.get("concurrency"), "--concurrency", _whole),
-        duration_s=_positive(parse_duration(raw.get("duration", "30s"), "--duration"), "--duration"),
+        concurrency=_list(raw.get("concurrency"), "--concurrency", partial(_whole, at_most=CONCURRENCY_MAX)),
+        duration_s=parse_duration(raw.get("duration", "30s"), "--duration"),
         # a trace is a record of what happened, its beginning included
         warmup_requests=(0 if "trace" in raw else None)
         if "warmup" not in raw
         else _whole(raw["warmup"], "--warmup", at_least=0),
         max_requests=None if "max_requests" not in raw else _whole(raw["max_requests"], "--max-requests"),
         max_tokens=None if "max_tokens" not in raw else _whole(raw["max_tokens"], "--max-tokens"),
-        slos=tuple(dict.fromkeys(slos)),
+        slos=slos,
         seed=_whole(raw.get("seed", 1), "--seed", at_least=0),
         limits=_limits(raw),
         think_s=_seconds(raw, "think_time") or 0.0,
         connections=_choice(raw.get("connections", "pool"), get_args(Reuse), "--connections"),
         timestamps=_choice(raw.get("timestamps", "read"), get_args(Stamps), "--timestamps"),
-        workers=None if "workers" not in raw else _whole(raw["workers"], "--workers"),
+        workers=None if "workers" not in raw else _whole(raw["workers"], "--workers", at_most=WORKERS_MAX),
         out=Path(raw["out"]) if "out" in raw else None,
         locked=_locked(_items(raw.get("lock", ()))),
         fleet_inputs=fleet_inputs(
@@ -141,6 +156,10 @@ def make_settings(raw: dict[str, Any]) -> Settings:
     return settings
 
 
+_TEXTS = {"url", "model", "api_key_env", "tokenizer", "workload", "arrivals", "trace", "out"}
+CONCURRENCY_MAX = 100_000
+WORKERS_MAX = 256
+SECONDS_MAX = 30 * 86_400.0
 _FLAGS = (
     "url", "model", "api", "api_key_env", "header", "extra_body", "workload", "input_tokens", "output_tokens", "arrivals",
     "tokenizer", "trace", "time_scale", "rates", "concurrency", "duration", "warmup", "max_requests", "max_tokens", "slo",
@@ -161,21 +180,41 @@ def fleet_inputs(*, peak_rps: Any, tp: Any, safety: Any, gpu_hour: Any) -> dict[
 def read_run_file(path: Path) -> dict[str, Any]:
     """The settings of a YAML run file, by the flags' names with ``_`` or ``-``. Raises ConfigError."""
     try:
-        value = yaml.safe_load(path.read_text(encoding="utf-8"))
+        value = yaml.load(path.read_text(encoding="utf-8"), Loader=_UniqueKeys)
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"{path} cannot be read: {error}") from error
-    except yaml.YAMLError as error:
+    except (yaml.YAMLError, RecursionError) as error:
         raise ConfigError(f"{path} is not valid YAML: {' '.join(str(error).split())}") from error
     if not isinstance(value, dict) or not all(isinstance(name, str) for name in value):
         raise ConfigError(
             f"{path}: a run file is a mapping of settings, as in 'url: http://127.0.0.1:8000/v1'"
         )
-    return {name.replace("-", "_"): content for name, content in value.items()}
+    found: dict[str, Any] = {}
+    for name, content in value.items():
+        plain = name.replace("-", "_")
+        if plain in found:
+            raise ConfigError(f"{path}: {name} stands there twice")
+        found[plain] = content
+    return found
+
+
+class _UniqueKeys(yaml.SafeLoader):
+    """Refuses a key that stands in a mapping twice, which YAML forbids and PyYAML takes."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        seen = set()
+        for key, _ in node.value:
+            if key.value in seen and isinstance(key, yaml.ScalarNode):
+                raise yaml.constructor.ConstructorError(
+                    None, None, f"{key.value!r} stands there twice", key.start_mark
+                )
+            seen.add(key.value if isinstance(key, yaml.ScalarNode) else id(key))
+        return super().construct_mapping(node, deep)
 
 
 def _seconds(raw: dict[str, Any], name: str) -> float | None:
     flag = f"--{name.replace('_', '-')}"
-    return None if name not in raw else _positive(parse_duration(raw[name], flag), flag)
+    return None if name not in raw else parse_duration(raw[name], flag)
 
 
 def _limits(raw: dict[str, Any]) -> Limits:
@@ -249,13 +288,15 @@ def _at_least_one(value: Any, name: str) -> float:
     return number
 
 
-def _whole(value: Any, name: str, at_least: int = 1) -> int:
+def _whole(value: Any, name: str, at_least: int = 1, at_most: int = 2**53) -> int:
     try:
         number = int(str(value))
     except ValueError:
         number = at_least - 1
     if isinstance(value, bool) or number < at_least:
         raise ConfigError(f"{name} {value}: give a whole number, {at_least} or more")
+    if number > at_most:
+        raise ConfigError(f"{name} {value}: at most {at_most}")
     return number
 
 
@@ -283,10 +324,15 @@ def _extra_body(value: Any) -> dict[str, Any]:
     if isinstance(value, str):
         try:
             value = json.loads(value)
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise ConfigError(f"--extra-body is not valid JSON: {error}") from error
     if not isinstance(value, dict):
         raise ConfigError("--extra-body must be a JSON object, as in '{\"temperature\": 0}'")
+    try:
+        json.dumps(value, allow_nan=False).encode()
+        json.dumps(value, ensure_ascii=False).encode()
+    except (ValueError, TypeError, RecursionError) as error:
+        raise ConfigError(f"--extra-body cannot be sent as JSON: {error}") from error
     for name in RESERVED_BODY_FIELDS:
         if name in value:
             raise ConfigError(f"--extra-body sets {name!r}, which the workload decides: drop it")
@@ -294,12 +340,15 @@ def _extra_body(value: Any) -> dict[str, Any]:
 
 
 def _locked(items: list[Any]) -> dict[str, str]:
-    found = {}
+    found: dict[str, str] = {}
     if len(items) == 1 and isinstance(items[0], dict):  # a mapping in a run file
-        return {str(name): str(content) for name, content in items[0].items()}
+        if any(isinstance(content, dict | list | type(None)) for content in items[0].values()):
+            raise ConfigError(f"lock: give text for each name, not {items[0]!r:.100}")
+        items = [f"{name}={content}" for name, content in items[0].items()]
     for item in items:
-        name, equals, content = str(item).partition("=")
-        if not equals or not name.strip() or not content.strip():
-            raise ConfigError(f"--lock {item!r}: write it as name=value, as in quantization=fp8")
-        found[name.strip()] = content.strip()
+        name, equals, content = (part.strip() for part in str(item).partition("="))
+        if not equals or not name or not content or not str(item).isprintable():
+            raise ConfigError(f"--lock {str(item)!a}: write it as name=value, as in quantization=fp8")
+        if found.setdefault(name, content) != content:
+            raise ConfigError(f"--lock {name}: it stands there twice with different values")
     return found

@@ -12,6 +12,7 @@ from rich.console import Console
 from rich.text import Text
 
 from loadgen.generator import Generator
+from loadgen.protocols import printable
 from loadgen.stage import LIVE_TTFTS, Live, StagePlan
 
 PAINT_EVERY_S = 0.5
@@ -29,7 +30,7 @@ class Progress:
         """One line that stays."""
         if not self._quiet:
             with contextlib.suppress(OSError):  # nobody reads any more: that is no reason to lose a run
-                self._console.print(Text(text), soft_wrap=True)
+                self._console.print(Text(printable(text, 1000)), soft_wrap=True)
 
     @contextlib.contextmanager
     def stage(self, generator: Generator, plan: StagePlan) -> Iterator[None]:

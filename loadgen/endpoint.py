@@ -13,6 +13,9 @@ from loadgen import protocols
 
 USER_AGENT = "ampacity"
 SECRET_MIN = 4  # characters; shorter header values are no secrets and would be found everywhere
+_OURS = frozenset(
+    {"host", "content-length", "transfer-encoding", "connection", "upgrade", "te", "trailer", "expect"}
+)
 _TOKEN_CHARACTERS = frozenset("!#$%&'*+-.^_`|~0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ")
 
 
@@ -93,7 +96,7 @@ class Endpoint:
         """IP addresses of the host, looked up once per run. Raises EndpointError."""
         try:
             found = socket.getaddrinfo(self.host, self.port, type=socket.SOCK_STREAM)
-        except OSError as error:
+        except (OSError, UnicodeError) as error:
             raise EndpointError(f"{self.url}: the host {self.host!r} has no address: {error}") from error
         return list(dict.fromkeys(str(entry[4][0]) for entry in found))
 
@@ -119,19 +122,24 @@ def parse_endpoint(
     url: str, *, api_key_env: str | None = None, headers: tuple[tuple[str, str], ...] = ()
 ) -> Endpoint:
     """Take a base URL apart; the key is read from the environment variable. Raises EndpointError."""
-    parts = urlsplit(url if "://" in url else f"http://{url}")
-    if parts.scheme not in ("http", "https"):
-        raise EndpointError(f"{url}: the URL must begin with http:// or https://")
+    if "@" in url:
+        raise EndpointError("the URL holds a user name or password: give secrets through --api-key-env")
+    bare = url.split("?", 1)[0].split("#", 1)[0]  # what may be shown: a query can hold a key
     try:
+        parts = urlsplit(url if "://" in url else f"http://{url}")
         port = parts.port
     except ValueError as error:
-        raise EndpointError(f"{url}: {error}") from error
+        raise EndpointError(f"{bare}: {error}") from error
+    if parts.scheme not in ("http", "https"):
+        raise EndpointError(f"{bare}: the URL must begin with http:// or https://")
     if not parts.hostname:
-        raise EndpointError(f"{url}: the URL names no host, as in http://127.0.0.1:8000/v1")
-    if parts.username or parts.password:
-        raise EndpointError("the URL holds a user name or password: give secrets through --api-key-env")
+        raise EndpointError(f"{bare}: the URL names no host, as in http://127.0.0.1:8000/v1")
     if parts.query or parts.fragment:
-        raise EndpointError(f"{url}: a base URL has no '?' or '#' part")
+        raise EndpointError(f"{bare}: a base URL has no '?' or '#' part")
+    if not url.isascii() or not url.isprintable() or " " in url:
+        raise EndpointError(
+            f"{bare!a}: a URL is plain ASCII: write other characters as %XX, a host name as xn--..."
+        )
     path = parts.path.rstrip("/")
     for known in protocols.PATHS.values():
         path = path.removesuffix(known)  # people paste the whole route
@@ -145,8 +153,12 @@ def parse_endpoint(
                 f"--api-key-env {api_key_env}: the key holds a space, line end or non-ASCII character"
             )
     for name, value in headers:
-        if not name or not set(name) <= _TOKEN_CHARACTERS or any(c in value for c in "\r\n\0"):
-            raise EndpointError(f"--header {name!r}: not a valid HTTP header name or value")
+        if not name or not set(name) <= _TOKEN_CHARACTERS:
+            raise EndpointError(f"--header {name!a}: not a valid name of an HTTP header")
+        if name.lower() in _OURS:
+            raise EndpointError(f"--header {name}: that header is made for each request: drop it")
+        if not all(c == "\t" or 32 <= ord(c) < 127 or 160 <= ord(c) < 256 for c in value):
+            raise EndpointError(f"--header {name}: its value holds a control character or one beyond Latin-1")
     return Endpoint(
         url=f"{parts.scheme}://{parts.netloc}{path}",
         scheme=parts.scheme,

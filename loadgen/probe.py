@@ -21,11 +21,13 @@ from loadgen.answers import ANSWERS
 from loadgen.endpoint import Endpoint, EndpointError, redact
 from loadgen.exchange import Exchange
 from loadgen.http import Client
-from loadgen.protocols import Api, Dialect, RequestShape, error_text
+from loadgen.protocols import Api, Dialect, RequestShape, error_text, printable
 from loadgen.records import RequestRecord
 
 LOOK_TIMEOUT_S = 10.0
 ANSWER_TIMEOUT_S = 120.0  # a first request may compile or load things
+LIST_MAX_BYTES = 8 * 2**20
+MODELS_MAX = 1000
 _SHORT, _LONG = 32, 256  # words of the two prompts that calibrate the length of prompts
 
 
@@ -38,6 +40,7 @@ class Served:
     engine_version: str | None = None
     server: str | None = None
     max_model_len: int | None = None
+    listed: bool = True  # whether there is a /models at all
 
 
 @dataclass(frozen=True)
@@ -65,15 +68,19 @@ async def look(session: aiohttp.ClientSession, endpoint: Endpoint) -> Served:
     status, body, headers = await _get(session, endpoint, f"{endpoint.url}/models")
     if status in (401, 403):
         raise EndpointError(_key_error(endpoint, status, body))
-    served = Served(server=headers.get("Server"))
+    served = Served(
+        server=printable(headers["Server"]) if "Server" in headers else None, listed=status == 200
+    )
     if status == 200:
         served = _read_models(served, body)
     try:
         status, body, _ = await _get(session, endpoint, f"{endpoint.root}/version")
         version = json.loads(body).get("version") if status == 200 else None
-    except (EndpointError, ValueError, AttributeError):
+    except (EndpointError, ValueError, AttributeError, RecursionError):
         version = None
-    return dataclasses.replace(served, engine_version=version if isinstance(version, str) else None)
+    return dataclasses.replace(
+        served, engine_version=printable(version) if isinstance(version, str) else None
+    )
 
 
 def _read_models(served: Served, body: bytes) -> Served:
@@ -81,18 +88,19 @@ def _read_models(served: Served, body: bytes) -> Served:
         entries = [
             e for e in json.loads(body)["data"] if isinstance(e, dict) and isinstance(e.get("id"), str)
         ]
-    except (ValueError, KeyError, TypeError):
+    except (ValueError, KeyError, TypeError, RecursionError):
         return served
     first: dict[str, Any] = entries[0] if entries else {}
     owner, length = first.get("owned_by"), first.get("max_model_len")
     meta = first.get("meta")
     if not isinstance(length, int) and isinstance(meta, dict):
         length = meta.get("n_ctx")
+    believable = isinstance(length, int) and not isinstance(length, bool) and 16 <= length < 2**31
     return dataclasses.replace(
         served,
-        models=tuple(e["id"] for e in entries),
-        engine=owner if isinstance(owner, str) else None,
-        max_model_len=length if isinstance(length, int) else None,
+        models=tuple(printable(e["id"]) for e in entries[:MODELS_MAX]),
+        engine=printable(owner) if isinstance(owner, str) else None,
+        max_model_len=length if believable else None,
     )
 
 
@@ -110,7 +118,10 @@ async def _get(
                 raise EndpointError(
                     f"{url} redirects to {answer.headers['Location']}: give the final base URL"
                 )
-            return answer.status, await answer.read(), dict(answer.headers)
+            body = await answer.content.read(LIST_MAX_BYTES)
+            while not answer.content.at_eof() and len(body) < LIST_MAX_BYTES:
+                body += await answer.content.read(LIST_MAX_BYTES - len(body))
+            return answer.status, body, dict(answer.headers)
     except TimeoutError as error:
         raise EndpointError(f"{endpoint.url} does not answer within {LOOK_TIMEOUT_S:g} s") from error
     except aiohttp.ClientConnectorError as error:
@@ -136,6 +147,9 @@ def choose_model(served: Served, model: str | None, endpoint: Endpoint) -> str:
         return model
     if len(served.models) == 1:
         return served.models[0]
+    if not served.listed:
+        hint = "" if endpoint.path.endswith("/v1") else f"; should the URL be {endpoint.url}/v1?"
+        raise EndpointError(f"{endpoint.url} has no /models: name a model with --model{hint}")
     there = f"it serves: {', '.join(served.models[:10])}" if served.models else "it lists no models"
     raise EndpointError(f"{endpoint.url}: name a model with --model; {there}")
 

@@ -61,11 +61,16 @@ class RequestShape:
         return msgspec.json.encode(body)
 
 
-def excerpt(data: bytes, limit: int = 200) -> str:
-    """The beginning of a body as one printable line."""
-    text = " ".join(data[: limit * 2].decode("utf-8", "replace").split())
+def printable(text: str, limit: int = 200) -> str:
+    """Foreign text as one line that no terminal takes for a command."""
+    text = " ".join(text[: limit * 4].split())
     text = "".join(c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in text)
     return text if len(text) <= limit else text[: limit - 1] + "…"
+
+
+def excerpt(data: bytes, limit: int = 200) -> str:
+    """The beginning of a body as one printable line."""
+    return printable(data[: limit * 2].decode("utf-8", "replace"), limit)
 
 
 def error_text(body: bytes) -> str:

@@ -256,10 +256,10 @@ _NUMBERS = ("index", "offered_rps", "concurrency", "start_ns", "end_ns", "draine
 def _check_shape(meta: dict[str, Any], path: Path) -> None:
     """Raises RunDirError where run.json is not as it was written (docs/run-directory.md)."""
     for name in _OBJECTS:
-        if not isinstance(meta.get(name) or {}, dict):
+        if not isinstance(meta.get(name, {}), dict | type(None)):
             raise RunDirError(f"{path}: {name!r} is no object: the file was changed by hand or is damaged")
     for name in ("stages", "slos"):
-        found = meta.get(name) or []
+        found = meta.get(name, [])
         if not isinstance(found, list) or not all(isinstance(item, dict) for item in found):
             raise RunDirError(
                 f"{path}: {name!r} is no list of objects: the file was changed by hand or is damaged"
@@ -269,7 +269,7 @@ def _check_shape(meta: dict[str, Any], path: Path) -> None:
             value = stage.get(name)
             if value is not None and (isinstance(value, bool) or not isinstance(value, int | float)):
                 raise RunDirError(f"{path}: stages[{number}].{name} is {value!r}, not a number")
-        if not isinstance(stage.get("audit") or {}, dict):
+        if not isinstance(stage.get("audit", {}), dict | type(None)):
             raise RunDirError(f"{path}: stages[{number}].audit is no object")
 
 

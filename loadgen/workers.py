@@ -8,6 +8,7 @@ A worker that dies is noticed; what it still owed becomes ``unfinished`` and the
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import dataclasses
 import os
 import sys
@@ -31,7 +32,7 @@ LEAD_S = 0.1  # between the last "prepared" and the first deadline
 GRACE_S = 20.0  # how long a worker may be late with its answer before it is given up
 
 
-class WorkerError(RuntimeError):
+class WorkerError(ValueError):
     """No worker process could be started, or none is left."""
 
 
@@ -53,8 +54,9 @@ class _Worker:
 
     def tell(self, *message: Any) -> None:
         assert self.process.stdin is not None
-        if not self.process.stdin.is_closing():
-            self.process.stdin.write(pack_message(message))
+        with contextlib.suppress(OSError):  # dead already: the wait for its answer will notice
+            if not self.process.stdin.is_closing():
+                self.process.stdin.write(pack_message(message))
 
     async def hear(self, until: str, timeout_s: float) -> tuple[Any, ...] | None:
         """The next answer of the kind ``until``; None when the worker died or is too late."""

@@ -104,7 +104,7 @@ def test_a_models_list_that_is_none_is_no_reason_to_stop(page: str) -> None:
 
 def test_a_server_without_a_models_list_is_no_reason_to_stop() -> None:
     with FaultServer(pages={"/v1/models": ("404 Not Found", "{}")}) as server:
-        assert looked(parse_endpoint(server.url)) == Served()
+        assert looked(parse_endpoint(server.url)) == Served(listed=False)
 
 
 def test_a_missing_key_is_said_with_the_mend() -> None:

@@ -38,7 +38,7 @@ def run_grid(
 
 
 def test_first_rate_is_low_but_not_empty() -> None:
-    assert first_rate(typical_e2e_s=1.0, duration_s=30.0) == 2.0  # two in flight
+    assert first_rate(typical_e2e_s=0.1, duration_s=30.0) == 2.5  # busy a quarter of the time
     assert first_rate(typical_e2e_s=60.0, duration_s=30.0) == pytest.approx(20 / 30, rel=1e-2)  # 20 requests
 
 
@@ -91,3 +91,7 @@ def test_undecided_stages_do_not_end_the_search() -> None:
 
 def test_a_limited_client_ends_the_sweep() -> None:
     assert next_rate([stage(2), stage(4, limited=True)]) is None
+
+
+def test_an_overloaded_stage_sends_the_grid_down_even_where_the_client_was_late() -> None:
+    assert next_rate([stage(80, None, stable=False, limited=True)]) == 40

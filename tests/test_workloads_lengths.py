@@ -5,7 +5,7 @@ import math
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from scipy import integrate, stats
 
@@ -230,6 +230,7 @@ yaml_values = st.recursive(
 
 
 @settings(deadline=None)
+@example({"\x1e": None})
 @given(yaml_values | st.text().map(lambda text: f"lognormal:{text}"))
 def test_any_value_gives_lengths_or_one_plain_line(spec: object) -> None:
     try:

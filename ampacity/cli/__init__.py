@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from typing import cast
 
 EXIT_USAGE = 2
 EXIT_INTERRUPTED = 130
+MESSAGE_MAX = 600
+_ROOMS = ("ampacity", "workloads", "loadgen", "analysis", "reports", "simulator")
 
 
 def main() -> None:
     """Entry point: runs a command and turns errors into one line on stderr and an exit status."""
+    _open_closed_streams()
     import typer
 
     from ampacity.cli.app import app
@@ -30,13 +34,27 @@ def main() -> None:
     except BrokenPipeError:
         sys.stderr.close()
         sys.exit(1)
-    except ValueError as error:
-        # the rooms raise subclasses of ValueError with one line for people; anything else is our fault
-        if type(error) is ValueError or isinstance(error, UnicodeError):
+    except Exception as error:
+        # the rooms raise exceptions of their own, with one line for people; anything else is our fault
+        if type(error).__module__.split(".")[0] not in _ROOMS:
             raise
         _refuse(str(error))
 
 
 def _refuse(message: str) -> None:
-    print(f"ampacity: {message}", file=sys.stderr)
+    """One line, whatever text of other people is in it."""
+    line = " ".join(message.split())
+    line = "".join(c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in line)
+    print(f"ampacity: {line[:MESSAGE_MAX]}", file=sys.stderr)
     sys.exit(EXIT_USAGE)
+
+
+def _open_closed_streams() -> None:
+    """A descriptor 0, 1 or 2 that was closed by the caller would become a socket of ours."""
+    for number in range(3):
+        try:
+            os.fstat(number)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)  # the lowest free number: this one
+    sys.stdout = sys.stdout or open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115
+    sys.stderr = sys.stderr or open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115

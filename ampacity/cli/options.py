@@ -28,10 +28,10 @@ Model = Annotated[
     ),
 ]
 ApiName = Annotated[
-    str,
+    str | None,
     typer.Option(
         "--api",
-        help="chat, completions, responses, messages (Anthropic) or embeddings.",
+        help="chat, completions, responses, messages (Anthropic) or embeddings. Default: chat.",
         rich_help_panel=_TARGET,
     ),
 ]
@@ -124,7 +124,10 @@ TimeScale = Annotated[
         "--time-scale", metavar="X", help="Replay the trace X times as fast.", rich_help_panel=_LOAD
     ),
 ]
-Seed = Annotated[int, typer.Option("--seed", help="Fixes lengths and arrival times.", rich_help_panel=_LOAD)]
+Seed = Annotated[
+    int | None,
+    typer.Option("--seed", help="Fixes lengths and arrival times. Default: 1.", rich_help_panel=_LOAD),
+]
 
 WorkloadName = Annotated[
     str | None,
@@ -151,10 +154,10 @@ OutputTokens = Annotated[
     ),
 ]
 Tokenizer = Annotated[
-    str,
+    str | None,
     typer.Option(
         "--tokenizer",
-        help="words (calibrated against the server), cl100k_base, o200k_base or hf:PATH",
+        help="words (calibrated against the server), cl100k_base, o200k_base or hf:PATH. Default: words.",
         rich_help_panel=_WORKLOAD,
     ),
 ]
@@ -212,12 +215,15 @@ PeakRps = Annotated[
     ),
 ]
 TensorParallel = Annotated[
-    int, typer.Option("--tp", metavar="N", help="GPUs per instance.", rich_help_panel=_OUT)
+    int | None, typer.Option("--tp", metavar="N", help="GPUs per instance. Default: 1.", rich_help_panel=_OUT)
 ]
 Safety = Annotated[
-    float,
+    float | None,
     typer.Option(
-        "--safety", metavar="F", help="Safety factor on the number of instances.", rich_help_panel=_OUT
+        "--safety",
+        metavar="F",
+        help="Safety factor on the number of instances. Default: 1.2.",
+        rich_help_panel=_OUT,
     ),
 ]
 GpuHour = Annotated[
@@ -226,18 +232,18 @@ GpuHour = Annotated[
 ]
 
 Timestamps = Annotated[
-    str,
+    str | None,
     typer.Option(
         "--timestamps",
-        help="read: the moment of the read. kernel: the kernel's own (plain TCP on Linux), right even while the client is busy.",
+        help="read (default): the moment of the read. kernel: the kernel's own (plain TCP on Linux), right even while the client is busy.",
         rich_help_panel=_LIMITS,
     ),
 ]
 Connections = Annotated[
-    str,
+    str | None,
     typer.Option(
         "--connections",
-        help="pool: kept alive and used again. new: one for each request.",
+        help="pool (default): kept alive and used again. new: one for each request.",
         rich_help_panel=_LIMITS,
     ),
 ]
@@ -288,17 +294,17 @@ Retries = Annotated[
     ),
 ]
 
-SHARED: dict[str, tuple[Any, Any]] = {
-    "model": (Model, None), "api": (ApiName, "chat"), "api_key_env": (ApiKeyEnv, None), "header": (Header, None),
+SHARED: dict[str, tuple[Any, None]] = {  # defaults are those of make_settings, so that a flag beats a run file
+    "model": (Model, None), "api": (ApiName, None), "api_key_env": (ApiKeyEnv, None), "header": (Header, None),
     "extra_body": (ExtraBody, None), "lock": (Lock, None),
     "workload": (WorkloadName, None), "input_tokens": (InputTokens, None), "output_tokens": (OutputTokens, None),
-    "tokenizer": (Tokenizer, "words"),
+    "tokenizer": (Tokenizer, None),
     "rates": (Rates, None), "concurrency": (Concurrency, None), "duration": (Duration, None), "arrivals": (Arrivals, None),
-    "think_time": (ThinkTime, None), "warmup": (Warmup, None), "seed": (Seed, 1),
+    "think_time": (ThinkTime, None), "warmup": (Warmup, None), "seed": (Seed, None),
     "max_requests": (MaxRequests, None), "max_tokens": (MaxTokens, None), "timeout": (Timeout, None),
     "idle_timeout": (IdleTimeout, None), "max_in_flight": (MaxInFlight, None), "retries": (Retries, None),
-    "workers": (Workers, None), "connections": (Connections, "pool"), "timestamps": (Timestamps, "read"),
-    "slo": (SloTexts, None), "peak_rps": (PeakRps, None), "tp": (TensorParallel, 1), "safety": (Safety, 1.2),
+    "workers": (Workers, None), "connections": (Connections, None), "timestamps": (Timestamps, None),
+    "slo": (SloTexts, None), "peak_rps": (PeakRps, None), "tp": (TensorParallel, None), "safety": (Safety, None),
     "gpu_hour": (GpuHour, None), "out": (Out, None),
 }  # fmt: skip
 ALL = tuple(SHARED)
@@ -323,7 +329,7 @@ def shares(names: tuple[str, ...]) -> Callable[[Callable[..., None]], Callable[.
 
         @wraps(command)
         def with_shared(**given: Any) -> None:
-            raw = {name: given[name] for name in names if given[name] not in (SHARED[name][1], [], None)}
+            raw = {name: given[name] for name in names if given[name] not in (None, [])}
             command(raw=raw, **{p.name: given[p.name] for p in own})
 
         parameters = [p.replace(kind=Parameter.KEYWORD_ONLY) for p in own]

@@ -18,8 +18,8 @@ def plan(
             "--peak-rps", metavar="R", help="Peak load that the fleet has to carry.", show_default=False
         ),
     ],
-    tp: o.TensorParallel = 1,
-    safety: o.Safety = 1.2,
+    tp: o.TensorParallel = None,
+    safety: o.Safety = None,
     gpu_hour: o.GpuHour = None,
     json: Annotated[bool, typer.Option("--json", help="Print the plan as JSON.")] = False,
 ) -> None:
@@ -35,7 +35,7 @@ def plan(
     from analysis.summary import summarise
     from loadgen.rundir import load_run
 
-    inputs = fleet_inputs(peak_rps=peak_rps, tp=tp, safety=safety, gpu_hour=gpu_hour)
+    inputs = fleet_inputs(peak_rps=peak_rps, tp=tp or 1, safety=safety or 1.2, gpu_hour=gpu_hour)
     loaded = load_run(run)
     summary = summarise(replace(loaded, meta={**loaded.meta, "fleet_inputs": inputs}))
     fleet, capacity = summary["fleet"], summary["capacity"]
@@ -43,7 +43,7 @@ def plan(
         raise FleetError(f"{run}: no fleet can be sized from this run: {fleet['reason']}")
     low, high = capacity["usable_rps_ci"] or (None, None)
     if low:  # the careful end of the interval buys the most instances
-        careful = size_fleet(peak_rps, low, safety, tp)
+        careful = size_fleet(peak_rps, low, inputs["safety_factor"], inputs["tensor_parallel"])
         fleet = {
             **fleet,
             "usable_rps": capacity["usable_rps"],

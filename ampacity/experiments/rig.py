@@ -49,7 +49,7 @@ DRAIN_MIN_S = 5.0
 DRAIN_DEFAULT_S = 30.0
 IDLE_WAIT_S = 15.0  # after an overload the server may still be busy with requests that we gave up
 CLOSED_REQUESTS_MAX = 200_000
-REPEATS_MAX = 4  # stages run again in one experiment because the client was disturbed ...
+REPEATS_MAX = 3  # stages run again in one experiment because the client was disturbed ...
 GROW_CPU_FRACTION = (
     0.45  # ... and not busy with the load itself; from here on the next stage gets more workers
 )
@@ -105,17 +105,17 @@ class Rig:
         A client that was busy with the load itself would only be busy again.
         """
         judged = await once()
-        while judged and not self.ended and self._disturbed() and self._repeats_left > 0:
+        while judged and not self.ended and self._disturbed(judged) and self._repeats_left > 0:
             self._repeats_left -= 1
-            self._progress.note(
-                f"stage {judged['index']} is repeated: {judged['client_limited_reason']}, though the client was idle"
-            )
+            self._progress.note(f"stage {judged['index']} is repeated: {judged['client_limited_reason']}")
             judged = await once()
         return judged
 
-    def _disturbed(self) -> bool:
+    def _disturbed(self, judged: dict[str, Any]) -> bool:
+        """Whether a repetition may tell more: not where the client was busy, short of something, or the server overloaded."""
         audit = self._writer.meta["stages"][-1]["audit"]
-        return bool(audit["client_limited"]) and audit["cpu_fraction"] < GROW_CPU_FRACTION
+        idle = audit["cpu_fraction"] < GROW_CPU_FRACTION and not audit["shortages"]
+        return bool(audit["client_limited"]) and idle and judged["stable"] is not False
 
     async def _open_once(self, rate_rps: float, duration_s: float) -> dict[str, Any] | None:
         schedule = open_schedule(

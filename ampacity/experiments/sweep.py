@@ -11,7 +11,7 @@ from ampacity.config import Settings
 if TYPE_CHECKING:
     from ampacity.experiments.rig import Rig as TraceRig
 
-START_IN_FLIGHT = 2.0  # the first rate of the grid keeps about so many requests in flight
+START_IN_FLIGHT = 0.25  # the first rate of the grid: an idle endpoint most of the time
 FIRST_REQUESTS = 20  # and sends at least so many in a stage
 GROWTH = 2.0
 STAGES_MAX = 16
@@ -70,7 +70,7 @@ def next_rate(stages: Sequence[dict[str, Any]]) -> float | None:
     over, then halves (geometrically) the widest gap between the highest rate that was within the SLO
     and the lowest that was not. Without SLOs "within" means not saturated.
     """
-    if len(stages) >= STAGES_MAX or stages[-1]["client_limited"]:
+    if len(stages) >= STAGES_MAX or (stages[-1]["client_limited"] and stages[-1]["stable"] is not False):
         return None  # beyond a limited client more load would only measure the client
     level = {float(s["offered_rps"]): _judge(s) for s in stages}
     rates = sorted(level)
