@@ -179,7 +179,7 @@ class Rig:
         stopped = self._generator.stopped
         meta["ended_early"] = meta["ended_early"] or cut
         if stopped:
-            self.ended = ("interrupted", stopped)
+            self.ended = ("interrupted" if stopped.startswith("interrupted") else "aborted", stopped)
         elif meta["ended_early"]:
             self.ended = ("budget", self._budget_text(meta["ended_early"]))
         self._writer.write_meta()

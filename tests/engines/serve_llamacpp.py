@@ -1,20 +1,25 @@
-"""llama.cpp's HTTP server on a GGUF file, on a free port of 127.0.0.1: serve_llamacpp.py MODEL ALIAS SLOTS
+"""llama.cpp's HTTP server on 127.0.0.1.
 
-Prints one line "listening URL" when it serves, and ends when its standard input is closed, which
-happens when its parent ends in whatever way.
+By hand: ``serve_llamacpp.py`` alone makes a tiny model of chance and serves it until Ctrl-C.
+From tests: ``serve_llamacpp.py MODEL ALIAS SLOTS`` serves a GGUF file on a free port, prints one line
+"listening URL", and ends when its standard input is closed, which happens when its parent ends.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
+import tempfile
+import threading
+from pathlib import Path
 
 import xllamacpp
 
 CONTEXT_TOKENS_PER_SLOT = 2048
 
 
-def main(model: str, alias: str, slots: int) -> None:
+def main(model: str, alias: str, slots: int, by_hand: bool = False) -> None:
     params = xllamacpp.CommonParams()
     params.model.path = model
     params.model_alias = {alias}
@@ -23,7 +28,7 @@ def main(model: str, alias: str, slots: int) -> None:
     params.cpuparams.n_threads = 1  # more threads spin against whatever else runs on a small machine
     params.cpuparams_batch.n_threads = 1
     params.hostnames = ["127.0.0.1"]
-    params.port = 0
+    params.port = 8102 if by_hand else 0
     params.endpoint_metrics = True
     params.warmup = False
     params.sampling.temp = (
@@ -34,9 +39,19 @@ def main(model: str, alias: str, slots: int) -> None:
     params.sampling.min_p = 0.0
     server = xllamacpp.Server(params)
     print("listening", server.listening_address, flush=True)
-    sys.stdin.read()
+    if by_hand:
+        with contextlib.suppress(KeyboardInterrupt):
+            threading.Event().wait()
+    else:
+        sys.stdin.read()
     os._exit(0)  # requests that are still being served do not keep it
 
 
 if __name__ == "__main__":
+    if len(sys.argv) == 1:
+        from tiny_gguf import make_tiny_model, write_gguf
+
+        with tempfile.TemporaryDirectory() as folder:
+            write_gguf(make_tiny_model(), Path(folder) / "tiny.gguf")
+            main(str(Path(folder) / "tiny.gguf"), "tiny", 8, by_hand=True)
     main(sys.argv[1], sys.argv[2], int(sys.argv[3]))
