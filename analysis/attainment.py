@@ -11,8 +11,11 @@ import numpy as np
 from analysis.intervals import judge_share, smallest_n
 from analysis.metrics import Bools
 from analysis.observations import Cohort, Observations, observations_for_slo
-from analysis.percentiles import finite
+from analysis.percentiles import between_bounds, finite
 from analysis.slo import GAP_METRICS, Slo
+
+EDGE_FACTOR = 20.0
+"""More times the requests that it has, and that its percentile needs at least: on the edge, not too short."""
 
 
 def judge_slo(observations: Observations, slo: Slo) -> dict[str, Any]:
@@ -34,6 +37,7 @@ def judge_slo(observations: Observations, slo: Slo) -> dict[str, Any]:
     result |= {
         "verdict": judged.verdict,
         "value_s": finite(low) if low == high else None,
+        **({} if low == high or math.isinf(low) else {"value_s_reason": between_bounds(o, low, high)}),
         "attainment": 1 - (misses + undecided) / o.n,
         "requests_effective": math.floor(n_effective),
     }
@@ -43,14 +47,18 @@ def judge_slo(observations: Observations, slo: Slo) -> dict[str, Any]:
             reason += f" ({slo.percentile} needs {smallest_n(slo.quantile)})"
         if undecided:
             reason += f"; {undecided} were cut off unfinished before the limit"
-        if judged.factor is None:
-            reason += "; no number of further requests decides it at this share of misses"
+        if judged.factor is None or _on_the_edge(judged.factor, n_effective, slo.quantile):
+            reason += "; the share of misses is on the edge of the SLO: no length is likely to decide"
         else:
             result["more_requests"] = max(1, math.ceil(o.n_owners * (judged.factor - 1)))
         result["reason"] = reason
     elif math.isinf(low):
         result["reason"] = f"infinite: {o.n_infinite} of {o.n} {o.unit} failed"
     return result
+
+
+def _on_the_edge(factor: float, n_effective: float, quantile: float) -> bool:
+    return factor > EDGE_FACTOR and factor * n_effective > EDGE_FACTOR * smallest_n(quantile)
 
 
 def requests_meeting(cohort: Cohort, observed: Sequence[tuple[Slo, Observations]]) -> Bools:

@@ -37,6 +37,7 @@ class Level:
     is_open: bool
     verdict: str  # met | broken | undecided
     stable: bool
+    why: str  # the reason of that verdict
     values: dict[str, tuple[float | None, float | None]]  # SLO text -> (percentile in s, attainment)
 
 
@@ -65,6 +66,7 @@ def levels_of(stages: Sequence[dict[str, Any]], kind: str) -> list[Level]:
             is_open=kind == "open",
             verdict="met" if met else "undecided" if met is None else "broken",
             stable=s["stable"] is not False,
+            why=str(s["slo_met_reason"]).removeprefix("undecided: "),
             values={v["slo"]: (v["value_s"], v["attainment"]) for v in s["slo_verdicts"]},
         ))  # fmt: skip
     if len(stages) == 1:
@@ -124,7 +126,7 @@ def _no_level(stages: Sequence[dict[str, Any]]) -> str:
 
 def _none_met(levels: list[Level], broken: Level | None, upper: Level | None) -> dict[str, Any]:
     if broken is None:
-        return {"reason": "no stage is decided: they hold too few independent requests"}
+        return {"reason": f"no stage is decided ({levels[-1].why})"}
     low, top = levels[0], upper or broken
     if low.verdict == "undecided":
         reason = f"no stage is shown to meet the SLO, and {broken.load:.3g} breaks it: use longer stages or lower loads"

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
+
+from analysis.capacity import stage_rate
 
 WARNING_CODES: tuple[str, ...] = (
     "partial",  # the run ended before its schedule
@@ -24,6 +27,7 @@ ERROR_SHARE = 0.01
 LENGTHS_OFF_SHARE = 0.1
 CACHED_SHARE = 0.05
 WIDE_BRACKET = 1.25
+IDLE_CPU_FRACTION = 0.5  # of a core: below it the client was not held up by its own work
 
 
 def find_caveats(
@@ -37,12 +41,12 @@ def find_caveats(
             "no_requests",
             None if summary["requests"] else "No request was recorded: there is nothing to judge.",
         ),
-        ("client_limited", _client_limited(stages)),
+        ("client_limited", _client_limited(summary)),
         ("errors", _errors(summary)),
-        ("unstable_lowest", _unstable_lowest(stages)),
-        ("never_settled", _never_settled(stages)),
+        ("unstable_lowest", _unstable_lowest(summary)),
+        ("never_settled", _never_settled(summary)),
         ("too_few_requests", _too_few(summary)),
-        ("too_short", _too_short(stages)),
+        ("too_short", _too_short(summary)),
         ("non_monotone", _non_monotone(summary["capacity"])),
         ("lengths_off", _lengths_off(output_deviation)),
         ("tokens_per_chunk", _tokens_per_chunk(summary)),
@@ -64,15 +68,37 @@ def repeated_undisturbed(stages: Sequence[dict[str, Any]]) -> list[dict[str, Any
     ]  # fmt: skip
 
 
-def _client_limited(stages: Sequence[dict[str, Any]]) -> str | None:
+def _is_replay(summary: Mapping[str, Any]) -> bool:
+    return bool(summary["workload"].get("trace"))
+
+
+def _longer(summary: Mapping[str, Any]) -> str:
+    """How to get more requests at the same load."""
+    return "Replay a longer trace" if _is_replay(summary) else "Use a longer --duration"
+
+
+def _client_limited(summary: Mapping[str, Any]) -> str | None:
+    stages: Sequence[dict[str, Any]] = summary["stages"]
     repeated = repeated_undisturbed(stages)
     limited = [s for s in stages if s["client_limited"] and s not in repeated]
     if not limited:
         return None
     return (
         f"In {_stages(limited)} this machine could not keep up with the schedule ({limited[0]['client_limited_reason']}); "
-        "nothing measured there is a finding. Use more --workers or a faster client."
+        f"nothing measured there is a finding. {_relief(summary['audit']['cpu_fraction'], limited)}"
     )
+
+
+def _relief(cpu_fraction: float | None, limited: Sequence[dict[str, Any]]) -> str:
+    """What helps the client; more workers only where its CPU was busy, and nothing of it where sockets ran out."""
+    if any("for want of" in str(s["client_limited_reason"]) for s in limited):
+        return "Raise that limit of the operating system, or spread the load over more machines."
+    if cpu_fraction is not None and cpu_fraction < IDLE_CPU_FRACTION:
+        return (
+            f"Its CPU was idle ({cpu_fraction:.0%} of a core): other work on this machine held the client up. "
+            "Free the machine or repeat."
+        )
+    return "Use more --workers or a faster client."
 
 
 def _errors(summary: Mapping[str, Any]) -> str | None:
@@ -84,25 +110,27 @@ def _errors(summary: Mapping[str, Any]) -> str | None:
     return f"{failed} of {total} requests failed ({listed}); they count as infinitely slow. Look at the server's log."
 
 
-def _unstable_lowest(stages: Sequence[dict[str, Any]]) -> str | None:
+def _unstable_lowest(summary: Mapping[str, Any]) -> str | None:
     opened = sorted(
-        (s for s in stages if s["kind"] == "open" and s["requests"]), key=lambda s: s["offered_rps"] or 0
+        (s for s in summary["stages"] if s["kind"] == "open" and s["requests"]),
+        key=lambda s: s["offered_rps"] or 0,
     )
     if not opened or opened[0]["stable"] is not False:
         return None
+    lower = "Stretch the trace (--time-scale)" if _is_replay(summary) else "Start the sweep lower"
     return (
         f"Even the lowest load of {opened[0]['offered_rps']:.3g} requests/s has no steady state "
-        f"({opened[0]['stable_reason']}). Start the sweep lower."
+        f"({opened[0]['stable_reason']}). {lower}."
     )
 
 
-def _never_settled(stages: Sequence[dict[str, Any]]) -> str | None:
-    unsettled = [s for s in stages if not s["window"]["settled"] and s["stable"] is not False]
+def _never_settled(summary: Mapping[str, Any]) -> str | None:
+    unsettled = [s for s in summary["stages"] if not s["window"]["settled"] and s["stable"] is not False]
     if not unsettled:
         return None
     return (
         f"{_stages(unsettled).capitalize()} never settled: the figures are of the second half, still drifting. "
-        "Use a longer --duration."
+        f"{_longer(summary)}."
     )
 
 
@@ -118,25 +146,34 @@ def _too_few(summary: Mapping[str, Any]) -> str | None:
         for s in stages
         for v in s["slo_verdicts"]
         if v["verdict"] == "undecided" and s["stable"] is not False and not s["client_limited"] and s["requests"]
-        and (not found or bottom <= s["achieved_rps"] <= top)
+        and (not found or bottom <= stage_rate(s) <= (top or math.inf))
     ]  # fmt: skip
     if not undecided:
         return None
-    more = [v["more_requests"] for _, v in undecided if v["more_requests"]]
-    advice = (
-        f"at least {min(more)} more requests per stage are needed to decide"
-        if more
-        else "longer stages may not decide it"
-    )
     which = _stages(list({s["index"]: s for s, _ in undecided}.values()))
-    return (
-        f"In {which} an SLO is undecided ({undecided[0][1]['slo']}: {undecided[0][1]['reason']}); {advice}."
-    )
+    first = undecided[0][1]
+    return f"In {which} an SLO is undecided ({first['slo']}: {first['reason']}). {_to_decide(summary, undecided)}."
 
 
-def _too_short(stages: Sequence[dict[str, Any]]) -> str | None:
-    short = [s for s in stages if s["stable"] is None and s["requests"]]
-    return f"In {_stages(short)} stability cannot be told: {short[0]['stable_reason']}." if short else None
+def _to_decide(summary: Mapping[str, Any], undecided: Sequence[tuple[dict[str, Any], dict[str, Any]]]) -> str:
+    """Requests and seconds that decide the stage that needs least."""
+    needs = [(v["more_requests"], s) for s, v in undecided if v["more_requests"]]
+    if not needs:
+        return (
+            "Longer stages may not decide it: lay the loads further apart or use a laxer limit or percentile"
+        )
+    more, stage = min(needs, key=lambda need: need[0])
+    rate = stage["offered_rps"] or stage["achieved_rps"]
+    time = f", about {math.ceil(more / rate):,} s at {rate:.3g} requests/s" if rate else ""
+    advice = f"{_longer(summary)}: at least {more:,} more requests per stage are needed to decide{time}"
+    return advice + (", or use a laxer percentile" if _is_replay(summary) else "")
+
+
+def _too_short(summary: Mapping[str, Any]) -> str | None:
+    short = [s for s in summary["stages"] if s["stable"] is None and s["requests"]]
+    if not short:
+        return None
+    return f"In {_stages(short)} stability cannot be told: {short[0]['stable_reason']}. {_longer(summary)}."
 
 
 def _non_monotone(capacity: Mapping[str, Any]) -> str | None:

@@ -17,6 +17,9 @@ from analysis.metrics import Floats
 
 MIN_STAGES = 4
 DIVERGENCE_FACTOR = 2.0
+MIN_RISE = 1.3  # of the mean time in flight over the sweep; below it throughput is proportional to load
+MAX_SPAN = 8.0  # of a region: a factor beyond which it names no load
+MAX_SPAN_RPS = 2.0
 
 
 @dataclass(frozen=True)
@@ -65,19 +68,53 @@ def find_knee(stages: Sequence[dict[str, Any]]) -> dict[str, Any]:
     if len(usable) < MIN_STAGES:
         return _no_knee(f"needs {MIN_STAGES} usable stages, has {len(usable)}")
     usable.sort(key=lambda s: s["concurrency"])
+    straight = _straight(usable)
+    if straight:
+        return _no_knee(straight)
     methods = {"p99_p50_divergence": _divergence(usable), "kneedle": _kneedle(usable)}
     found = [m for m in methods.values() if m["concurrency"] is not None]
     if not found:
         reasons = "; ".join(f"{name}: {m['reason']}" for name, m in methods.items())
         return _no_knee(reasons) | {"methods": methods}
-    return {
+    return _region(found) | {"methods": methods}
+
+
+def _straight(stages: list[dict[str, Any]]) -> str | None:
+    """Why a sweep has no bend at all; None where something broke or requests stay longer as load rises.
+
+    concurrency / rate is the mean time in flight (Little), whose inverse is the slope of throughput
+    against concurrency.
+    """
+    if any(s["stable"] is False or s["slo_met"] is False for s in stages):
+        return None
+    stays = [s["concurrency"] / s["achieved_rps"] for s in stages]
+    low = float(np.median(stays[: max(2, len(stages) // 3)]))
+    rise = float(np.median(stays[-2:])) / low
+    if rise >= MIN_RISE:
+        return None
+    return (
+        "no SLO broke and throughput is still proportional to the requests in flight: their mean time in flight at "
+        f"the top is {rise:.2f} times that at low load (a bend needs {MIN_RISE:g}); try higher loads"
+    )
+
+
+def _region(found: list[dict[str, Any]]) -> dict[str, Any]:
+    """The region of both methods; what spans too wide a range of loads is no finding."""
+    region = [min(m["range"][0] for m in found), max(m["range"][1] for m in found)]
+    region_rps = [min(m["range_rps"][0] for m in found), max(m["range_rps"][1] for m in found)]
+    wide = f"the loads around the bend are too far apart ({region[0]:.3g} to {region[1]:.3g} in flight): put more loads there"
+    if region[1] > MAX_SPAN * region[0] and region_rps[1] > MAX_SPAN_RPS * region_rps[0]:
+        return _no_knee(wide)
+    result = {
         "concurrency": _geometric_mean([m["concurrency"] for m in found]),
         "rps": _geometric_mean([m["rps"] for m in found]),
-        "region": [min(m["range"][0] for m in found), max(m["range"][1] for m in found)],
-        "region_rps": [min(m["range_rps"][0] for m in found), max(m["range_rps"][1] for m in found)],
-        "reason": None,
-        "methods": methods,
-    }
+        "region": region, "region_rps": region_rps, "reason": None,
+    }  # fmt: skip
+    if (
+        region[1] > MAX_SPAN * region[0]
+    ):  # past capacity the requests in flight have no level, the rate has one
+        result |= {"concurrency": None, "region": None, "concurrency_reason": wide, "region_reason": wide}
+    return result
 
 
 def _no_knee(reason: str) -> dict[str, Any]:

@@ -32,6 +32,8 @@ def describe(lengths: Floats) -> dict[str, Any]:
         result["mean"] = float(known.mean())
         result |= {name: float(known[quantile_rank(q, len(known)) - 1]) for name, q in _LEVELS.items()}
         result["max"] = float(known[-1])
+    else:
+        result["reason"] = "no request has a known length"
     return result
 
 

@@ -28,6 +28,8 @@ def percentiles(observations: Observations) -> dict[str, Any]:
         if bounds:
             result[f"{name}_bounds"] = bounds
     result["mean"] = finite(o.mean())
+    if result["mean"] is None:
+        result["mean_reason"] = f"none of {o.n} {o.unit} has a finite value"
     if o.n_censored:
         result["censored"] = o.n_censored
     if result["p99"] is not None:
@@ -57,10 +59,14 @@ def _supported(
             return None, f"infinite: {o.n_infinite} of {o.n} requests failed", None
         return None, f"infinite: {o.n_infinite} of {o.n} gaps are missing (failed requests)", None
     if low != high:
-        upper = "infinite" if np.isinf(high) else f"{high:.6g} s"
-        reason = f"between {low:.6g} s and {upper}: {o.n_censored} of {o.n} {o.unit} were cut off unfinished"
-        return None, reason, [low, finite(high)]
+        return None, between_bounds(o, low, high), [low, finite(high)]
     return low, None, None
+
+
+def between_bounds(o: Observations, low: float, high: float) -> str:
+    """Why a percentile is not known: unfinished requests leave it open."""
+    upper = "infinite" if np.isinf(high) else f"{high:.6g} s"
+    return f"between {low:.6g} s and {upper}: {o.n_censored} of {o.n} {o.unit} were cut off unfinished"
 
 
 def curve(observations: Observations) -> dict[str, list[float]]:

@@ -175,7 +175,7 @@ def judge_stability(
             return Stability(True, None, growth_rps)
         return Stability(
             None, f"requests last about {filled - start_s:.3g} s, too long for a stage of {end_s - start_s:.3g} s: "
-            "filling up and overload look the same; use a longer --duration", growth_rps,
+            "filling up and overload look the same", growth_rps,
         )  # fmt: skip
     reason = (
         f"the queue kept growing by {growth_rps:.3g} requests/s: {arrivals} arrived and {completions} ended in the "

@@ -233,7 +233,7 @@ def windows_table(summary: Mapping[str, Any], meta: Mapping[str, Any]) -> Table:
     audits = {s.get("index"): s.get("audit") or {} for s in meta.get("stages") or []}
     for stage in by_load(summary):
         window, law = stage.get("window") or {}, stage.get("littles_law") or {}
-        audit = audits.get(stage.get("index"), {})
+        audit = {"reason": "run.json does not hold it", **audits.get(stage.get("index"), {})}
         table.rows.append(
             [
                 Cell(load_of(stage)),

@@ -39,7 +39,7 @@ def stage(
         "concurrency_set": int(load) if kind == "closed" else None, "requests": 1000, "achieved_rps": rate,
         "arrived_rps": load if kind == "open" else rate, "carried_rps": rate, "ended_early": None,
         "concurrency": load * 2 if concurrency is None else concurrency, "client_limited": limited,
-        "stable": stable, "slo_met": met, "ttft_from_schedule_s": figures, "e2e_from_schedule_s": figures,
+        "stable": stable, "slo_met": met, "slo_met_reason": "undecided: ttft_p99=1s: few", "ttft_from_schedule_s": figures, "e2e_from_schedule_s": figures,
         "slo_verdicts": [{"slo": "ttft_p99=1s", "value_s": p99, "attainment": attained}],
         "goodput_rps": rate if met else 0.0,
     }  # fmt: skip
@@ -82,7 +82,7 @@ def test_no_stage_broke_or_the_lowest_did() -> None:
     )
     c = find_capacity([stage(0, 4, 0.9, None)], SLOS)
     assert (c["usable_rps"], c["usable_rps_ci"]) == (None, None)
-    assert "no stage is decided" in c["reason"]
+    assert c["reason"] == "no stage is decided (ttft_p99=1s: few)"
 
 
 def test_an_unstable_stage_is_above_capacity_and_caps_the_figure_at_what_it_served() -> None:
@@ -232,9 +232,32 @@ def test_knee_needs_four_stages() -> None:
 
 
 def test_no_knee_where_nothing_bends() -> None:
-    knee = find_knee([stage(i, 2.0**i, 0.2, True) for i in range(6)])
-    assert knee["concurrency"] is None
-    assert "never reached" in knee["reason"]
+    # two requests in flight for each one a second at every load: nobody waits longer at the top
+    knee = find_knee([stage(i, 2.0**i, 0.2 + i, True) for i in range(6)])
+    assert (knee["concurrency"], knee["region"], knee["rps"]) == (None, None, None)
+    assert "still proportional" in knee["reason"]
+    assert "is 1.00 times that at low load" in knee["reason"]
+    broke = find_knee([stage(i, 2.0**i, 0.2, i < 5) for i in range(6)])
+    assert "never reached" in broke["reason"]
+
+
+def test_a_knee_between_loads_that_are_far_apart_is_no_finding() -> None:
+    rows = [(1, 1.0, 0.2), (2, 2.0, 0.2), (3, 3.0, 0.2), (4, 4.0, 0.2), (201, 40.0, 9.0)]
+    stages = [
+        stage(i, rps, p99, i < 4, concurrency=level, achieved=rps) for i, (level, rps, p99) in enumerate(rows)
+    ]
+    knee = find_knee(stages)
+    assert (knee["concurrency"], knee["region"], knee["rps"], knee["region_rps"]) == (None, None, None, None)
+    assert (
+        knee["reason"]
+        == "the loads around the bend are too far apart (4 to 201 in flight): put more loads there"
+    )
+    # past capacity the rate is known well, the requests in flight are not; Kneedle's knee is at 4, between 3 and 201
+    stages[4] |= {"achieved_rps": 5.0}
+    knee = find_knee(stages)
+    assert knee["region_rps"] == [3.0, 5.0]
+    assert (knee["concurrency"], knee["region"], knee["reason"]) == (None, None, None)
+    assert "3 to 201 in flight" in knee["concurrency_reason"]
 
 
 @pytest.mark.parametrize(

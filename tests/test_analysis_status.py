@@ -103,6 +103,17 @@ def test_rows_lost_in_a_kill_are_censored_at_age_zero() -> None:
     assert verdict["attainment"] == pytest.approx(400 / 410)
 
 
+def test_on_the_edge_no_length_decides_but_too_few_requests_say_how_many() -> None:
+    # 5 of 500 miss a p99: exactly the share allowed, which no number of requests tells from 1 %
+    edge = judge_slo(cohort(*good(495), *good(5, first=495, ttft_s=3.0)).ttft(from_schedule=True), TTFT)
+    assert (edge["verdict"], edge["more_requests"]) == ("undecided", None)
+    assert "on the edge of the SLO: no length is likely to decide" in edge["reason"]
+    # none of 9: 299 independent ones without a miss would decide
+    few = judge_slo(cohort(*good(9)).ttft(from_schedule=True), TTFT)
+    assert few["verdict"] == "undecided"
+    assert few["more_requests"] == pytest.approx(290, abs=2)
+
+
 def test_a_failed_request_adds_its_missing_gaps() -> None:
     broken_off = request(
         999, 5.0, gaps_s=[0.01] * 2, chunk_tokens=[1] * 3, status="truncated", output_tokens_planned=50

@@ -115,7 +115,9 @@ def test_hardly_anything_ends() -> None:
     arrival = np.linspace(0, 10, 500, endpoint=False)
     departure, e2e = np.full(500, np.nan), 40.0 - arrival
     assert judge_stability(0.0, 10.0, arrival, departure, e2e).stable is None
-    assert "longer --duration" in str(judge_stability(0.0, 10.0, arrival, departure, e2e).reason)
+    assert "filling up and overload look the same" in str(
+        judge_stability(0.0, 10.0, arrival, departure, e2e).reason
+    )
 
 
 def test_too_few_requests_to_tell() -> None:

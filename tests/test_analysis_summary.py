@@ -323,6 +323,47 @@ def test_warnings_about_lengths_cache_and_chunks(tmp_path: Path) -> None:
     assert "cached" not in codes(summarise(shared))
 
 
+def warned(summary: dict[str, Any], code: str) -> str:
+    return next(w["text"] for w in summary["warnings"] if w["code"] == code)
+
+
+def test_what_to_do_about_too_few_requests(tmp_path: Path) -> None:
+    stage = Stage(fixed(30, 0.1), 3.0)
+    text = warned(summarise(make_run(tmp_path / "run", [stage], ["ttft_p99=200ms"])), "too_few_requests")
+    # 299 without a miss are needed: 269 more, at 10 a second
+    assert "Use a longer --duration: at least 269 more requests per stage" in text or "270 more" in text
+    assert "about 27 s at 10 requests/s." in text
+    replay = make_run(
+        tmp_path / "replay", [stage], ["ttft_p99=200ms"], workload={"trace": {"file": "day.csv"}}
+    )
+    text = warned(summarise(replay), "too_few_requests")
+    assert "--duration" not in text
+    assert "Replay a longer trace: at least" in text
+    assert text.endswith("or use a laxer percentile.")
+    missed = fixed(1980, 0.02) + fixed(20, 0.02, first=1980, start_s=39.6, ttft_s=0.3)
+    on_edge = summarise(
+        make_run(tmp_path / "edge", [Stage(missed, 40.0)], ["ttft_p99=200ms"], warmup_requests=0)
+    )
+    assert "no length is likely to decide" in warned(on_edge, "too_few_requests")
+    assert "more requests per stage" not in warned(on_edge, "too_few_requests")
+
+
+@pytest.mark.parametrize(
+    ("cpu", "reason", "advice"),
+    [
+        (0.1, "slip p99 80 ms", "Its CPU was idle (10% of a core): other work on this machine held the client up. "
+         "Free the machine or repeat."),
+        (0.97, "the generator used 97% of its core", "Use more --workers or a faster client."),
+        (0.1, "3 connections failed for want of file descriptors or ports on this machine (see ulimit -n)",
+         "Raise that limit of the operating system, or spread the load over more machines."),
+    ],
+)  # fmt: skip
+def test_what_helps_a_limited_client(tmp_path: Path, cpu: float, reason: str, advice: str) -> None:
+    audit = {"client_limited": True, "client_limited_reason": reason, "cpu_fraction": cpu}
+    stage = Stage(fixed(400, 0.02), 8.0, extra={"audit": audit})
+    assert warned(summarise(make_run(tmp_path / "run", [stage], SLOS)), "client_limited").endswith(advice)
+
+
 def test_a_good_run_has_no_warnings(tmp_path: Path) -> None:
     rng = np.random.default_rng(4)
     records = [
