@@ -1,7 +1,7 @@
 """The same seed and schedule in real time over HTTP and in virtual time: the same latencies.
 
-Slow (40 s), and meaningful on an unloaded machine only: how much others use the processors is measured before
-and while it runs, and the test is skipped with the figure where that is too much.
+Slow (45 s), and meaningful on an unloaded machine only: how late it wakes a process that only wants to be woken
+is measured before and while it runs, and the test is skipped with the figures where that is too much.
 """
 
 import asyncio
@@ -23,7 +23,6 @@ from simulator.realtime import DeadlineTimer
 PRESET = "llama3-70b-4xh100"
 RATE_RPS, DURATION_S = 8.0, 40.0
 CONNECTIONS = 128
-MAX_FOREIGN_CORES = 0.10  # of processor time that neither the server nor this test used
 MAX_CONTROL_P99_S = 0.001
 TOKEN = b'"delta":{"content":"'
 
@@ -134,15 +133,15 @@ async def drive(
 @dataclass
 class Measured:
     seen: list[Seen]
-    foreign_cores: float
-    control_p99_s: float
+    foreign_cores: float  # processor time that neither the server nor this test used
+    control_p99_s: float  # lateness of a timer
 
     @property
     def disturbance(self) -> str | None:
-        if self.foreign_cores > MAX_FOREIGN_CORES or self.control_p99_s > MAX_CONTROL_P99_S:
+        if self.control_p99_s > MAX_CONTROL_P99_S:
             return (
-                f"the machine is disturbed: others use {self.foreign_cores:.2f} cores, "
-                f"a timer is {self.control_p99_s * 1000:.2f} ms late (p99)"
+                f"the machine is disturbed: a timer is {self.control_p99_s * 1000:.2f} ms late (p99), "
+                f"others use {self.foreign_cores:.2f} cores"
             )
         return None
 
@@ -154,7 +153,7 @@ def measure(server: Started, arrivals: np.ndarray, prompts: np.ndarray, outputs:
     port = int(server.url.rsplit(":", 1)[1].removesuffix("/v1"))
     start_s, all_s, ours_s = time.monotonic(), busy_s(), own_s()
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        seen, late = runner.run(drive(port, arrivals, prompts, outputs))
+        seen, late = runner.run(asyncio.wait_for(drive(port, arrivals, prompts, outputs), DURATION_S + 60))
     foreign_s = (busy_s() - all_s) - (own_s() - ours_s)
     return Measured(seen, foreign_s / (time.monotonic() - start_s), float(np.quantile(late, 0.99)))
 
@@ -165,7 +164,7 @@ def test_real_time_and_virtual_time_agree() -> None:
         pytest.skip("how busy the machine is can only be read on Linux")
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         before_s, wall_s = busy_s() - time.process_time(), time.monotonic()
-        late = runner.run(lateness(time.monotonic() + 2))
+        late = runner.run(asyncio.wait_for(lateness(time.monotonic() + 2), 20))
         foreign = (busy_s() - time.process_time() - before_s) / (time.monotonic() - wall_s)
     quiet = Measured([], foreign, float(np.quantile(late, 0.99)))
     if quiet.disturbance:
