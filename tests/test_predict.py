@@ -69,6 +69,20 @@ def test_token_times_are_whole_steps(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert json.loads((run / "run.json").read_text())["status"] == "budget"
 
 
+def test_closed_loop_is_the_closed_form(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """C users without think time, C ≤ slots: X = C / (m (α + β C)) exactly (fixed lengths)."""
+    run = tmp_path / "run"
+    assert predict(
+        monkeypatch, "--preset", "linear:0.01,0.001", "--max-num-seqs", "16", "--input-tokens", "10", "--output-tokens", "100",
+        "--concurrency", "1,4,16", "--duration", "2m", "--warmup", "0", "--out", run,
+    ) == 0  # fmt: skip
+    found: dict[str, Any] = json.loads((run / "summary.json").read_text())
+    for stage, users in zip(found["stages"], (1, 4, 16), strict=True):
+        assert stage["concurrency_set"] == users
+        assert stage["achieved_rps"] == pytest.approx(users / (100 * (0.01 + 0.001 * users)), rel=0.02)
+        assert stage["tpot_s"]["p50"] == pytest.approx(0.01 + 0.001 * users, rel=0.01)
+
+
 def test_unknown_preset_is_one_line(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

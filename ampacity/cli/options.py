@@ -309,7 +309,7 @@ SHARED: dict[str, tuple[Any, None]] = {  # defaults are those of make_settings, 
 }  # fmt: skip
 ALL = tuple(SHARED)
 VIRTUAL = (  # what a run without a wire has use for
-    "workload", "input_tokens", "output_tokens", "rates", "duration", "arrivals", "warmup", "seed", "max_requests", "max_tokens",
+    "workload", "input_tokens", "output_tokens", "rates", "concurrency", "think_time", "duration", "arrivals", "warmup", "seed", "max_requests", "max_tokens",
     "slo", "peak_rps", "tp", "safety", "gpu_hour", "out",
 )  # fmt: skip
 

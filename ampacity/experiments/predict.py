@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from ampacity.config import ConfigError, Settings
+from ampacity.config import Settings
 from ampacity.experiments.provenance import out_path, run_meta, utc_now
 from ampacity.experiments.sweep import sweep
 from ampacity.progress import Progress
@@ -20,8 +20,8 @@ from loadgen.protocols import RequestShape
 from loadgen.records import RequestRecord
 from loadgen.rundir import RunWriter
 from simulator.engine import EngineConfig
-from simulator.truth import Outcome, simulate
-from workloads.schedule import Schedule, open_schedule
+from simulator.predict import StageTokens, run_closed_stage, run_stage
+from workloads.schedule import Schedule, closed_schedule, open_schedule
 
 ORIGIN_NS = 1_000_000_000  # virtual time begins here, so that no time stamp is 0
 REQUESTS_MIN = 2000  # in a stage, so that a p99 can be decided
@@ -41,41 +41,80 @@ class VirtualRig:
         self._writer = writer
         self._progress = progress
         self._first_request_id = 0
+        self._left_requests = settings.max_requests
+        self._left_tokens = settings.max_tokens
         self._start_ns = ORIGIN_NS
-        alone = simulate(config, [0.0], [self._median("input_tokens")], [self._median("output_tokens")])
+        alone = run_stage(config, [0.0], [self._median("input_tokens")], [self._median("output_tokens")])
         self.typical_e2e_s = float(alone.finish_s[0])
 
     def _median(self, side: str) -> int:
         median: float = getattr(self.settings.workload, side).quantile(0.5)
         return round(median)
 
-    async def closed_stage(self, concurrency: int) -> dict[str, Any] | None:
-        """Not modelled."""
-        raise ConfigError("predict runs open-loop stages: drop --concurrency")
-
     async def open_stage(self, rate_rps: float) -> dict[str, Any] | None:
         """One stage at ``rate_rps``, run to the end of its last request; its judgement, or None when the run is over."""
-        if self.ended:
-            return None
         duration_s = max(self.settings.duration_s, REQUESTS_MIN / rate_rps)  # virtual time costs nothing
         schedule = open_schedule(
             self.settings.workload, rate_rps=rate_rps, duration_s=duration_s, seed=self.settings.seed,
             stage=len(self.stages), first_request_id=self._first_request_id,
         )  # fmt: skip
-        schedule, cut = self._fit(schedule).capped(self.settings.max_requests, self.settings.max_tokens)
-        if not len(schedule):
-            self.ended = ("budget", cut) if cut else None
+        schedule, cut = self._fit(schedule).capped(self._left_requests, self._left_tokens)
+        if cut and len(schedule):
+            duration_s = float(schedule.scheduled_s[-1]) + 1e-6
+        return self._judge(schedule, cut, duration_s, offered_rps=rate_rps)
+
+    async def closed_stage(self, concurrency: int) -> dict[str, Any] | None:
+        """One closed-loop stage of ``concurrency`` virtual users."""
+        count = 50 * concurrency
+        while True:  # until the users are busy for the whole stage
+            schedule = closed_schedule(
+                self.settings.workload, requests=count, seed=self.settings.seed, stage=len(self.stages),
+                first_request_id=self._first_request_id,
+            )  # fmt: skip
+            schedule, cut = self._fit(schedule).capped(self._left_requests, self._left_tokens)
+            tokens = run_closed_stage(
+                self._config,
+                concurrency,
+                schedule.input_tokens,
+                schedule.output_tokens,
+                self.settings.seed,
+                think_s=self.settings.think_s,
+            )
+            if cut or tokens.scheduled_s.max() > self.settings.duration_s:
+                break
+            count *= 2
+        within = int(np.count_nonzero(tokens.scheduled_s < self.settings.duration_s))
+        schedule, _ = replace(schedule, scheduled_s=tokens.scheduled_s).capped(within)
+        return self._judge(schedule, cut, self.settings.duration_s, concurrency=concurrency, tokens=tokens)
+
+    def _judge(
+        self, schedule: Schedule, cut: str | None, duration_s: float, *,
+        offered_rps: float | None = None, concurrency: int | None = None, tokens: StageTokens | None = None,
+    ) -> dict[str, Any] | None:  # fmt: skip
+        if self.ended or not len(schedule):
+            self.ended = self.ended or (("budget", cut) if cut else None)
             return None
-        outcome = simulate(self._config, schedule.scheduled_s, schedule.input_tokens, schedule.output_tokens)
-        index, start_ns = len(self.stages), self._start_ns
-        for record in _records(schedule, outcome, index, start_ns):
+        if tokens is None:
+            tokens = run_stage(
+                self._config,
+                schedule.scheduled_s,
+                schedule.input_tokens,
+                schedule.output_tokens,
+                self.settings.seed,
+            )
+        index, start_ns, n = len(self.stages), self._start_ns, len(schedule)
+        for record in _records(schedule, tokens, index, start_ns):
             self._writer.append(record)
-        self._first_request_id += len(schedule)
-        drained_ns = start_ns + int(float(outcome.finish_s.max()) * 1e9)
+        self._first_request_id += n
+        self._left_requests = None if self._left_requests is None else self._left_requests - n
+        self._left_tokens = (
+            None if self._left_tokens is None else self._left_tokens - schedule.planned_tokens()
+        )
+        drained_ns = start_ns + int(float(tokens.finish_s[:n].max()) * 1e9)
         end_ns = start_ns + int(duration_s * 1e9)
         meta = {
-            "index": index, "kind": "open", "offered_rps": rate_rps, "concurrency": None, "start_ns": start_ns,
-            "end_ns": end_ns, "scheduled_requests": len(schedule), "drained_ns": drained_ns,
+            "index": index, "kind": "closed" if concurrency else "open", "offered_rps": offered_rps, "concurrency": concurrency,
+            "start_ns": start_ns, "end_ns": end_ns, "scheduled_requests": n, "drained_ns": drained_ns,
             "ended_early": cut, "audit": asdict(judge(Measures(), Tolerance())),
         }  # fmt: skip
         self._writer.meta["stages"].append(meta)
@@ -99,12 +138,13 @@ class VirtualRig:
         )
 
 
-def _records(schedule: Schedule, outcome: Outcome, stage: int, start_ns: int) -> list[RequestRecord]:
-    """One ok row for each request, with the time of every token."""
+def _records(schedule: Schedule, tokens: StageTokens, stage: int, start_ns: int) -> list[RequestRecord]:
+    """One ok row for each request, with the time of every chunk."""
     records = []
     scheduled_ns = start_ns + np.round(schedule.scheduled_s * 1e9).astype(np.int64)
     for i, due_ns in enumerate(scheduled_ns.tolist()):
-        times_ns = start_ns + np.round(outcome.token_times_s(i) * 1e9).astype(np.int64)
+        times_s, counts = tokens.chunks(i)
+        times_ns = start_ns + np.round(times_s * 1e9).astype(np.int64)
         first_ns, last_ns = int(times_ns[0]), int(times_ns[-1])
         records.append(RequestRecord(
             request_id=schedule.first_request_id + i, stage=stage, scheduled_ns=due_ns, status="ok", target="predicted",
@@ -112,8 +152,9 @@ def _records(schedule: Schedule, outcome: Outcome, stage: int, start_ns: int) ->
             first_event_ns=first_ns, first_token_ns=first_ns, first_answer_ns=first_ns, last_token_ns=last_ns,
             ended_ns=last_ns, http_status=200, finish_reason="length",
             input_tokens_planned=int(schedule.input_tokens[i]), input_tokens=int(schedule.input_tokens[i]),
-            output_tokens_planned=int(schedule.output_tokens[i]), output_tokens=len(times_ns),
-            token_source="usage_per_chunk", chunk_at_us=((times_ns - due_ns) // 1000).tolist(), chunk_tokens=[1] * len(times_ns),
+            cached_tokens=int(tokens.cached_tokens[i]),
+            output_tokens_planned=int(schedule.output_tokens[i]), output_tokens=int(counts.sum()),
+            token_source="usage_per_chunk", chunk_at_us=((times_ns - due_ns) // 1000).tolist(), chunk_tokens=counts.tolist(),
         ))  # fmt: skip
     return records
 
