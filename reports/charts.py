@@ -15,7 +15,7 @@ from reports.distributions import (
     output_lengths,
     ttft_percentiles,
 )
-from reports.figures import by_load, exact, interval, load_of, rate, seconds, share, significant
+from reports.figures import by_load, exact, interval, load_of, rate, reason_of, seconds, share, significant
 from reports.marks import (
     NARROW,
     WIDE,
@@ -28,12 +28,8 @@ from reports.marks import (
     seconds_axis,
 )
 
-SERIES = (
-    ("ttft_from_schedule_s", "p50", "TTFT p50", "ttft"),
-    ("ttft_from_schedule_s", "p99", "TTFT p99", "ttft"),
-    ("e2e_from_schedule_s", "p50", "E2E p50", "e2e"),
-    ("e2e_from_schedule_s", "p99", "E2E p99", "e2e"),
-)
+DRAWN = (("ttft", "ttft_from_schedule_s", "TTFT"), ("e2e", "e2e_from_schedule_s", "E2E"))
+TAILS = (0.9, 0.95, 0.99)  # quantiles that a summary holds, as p90, p95, p99
 SHAPES = {"steady": "circle", "growing": "diamond", "client": "cross"}
 STATES = {
     "growing": "not steady: requests in flight keep growing",
@@ -82,6 +78,13 @@ def _points(
     return rows
 
 
+def _tail(summary: Mapping[str, Any], metric: str) -> str:
+    """The percentile that is judged: that of the SLO on ``metric`` (the highest of several), p99 without one."""
+    quantiles = [slo.get("quantile") for slo in summary.get("slos") or [] if slo.get("metric") == metric]
+    judged = [q for q in quantiles if q in TAILS]
+    return f"p{100 * max(judged):.0f}" if judged else "p99"
+
+
 def _interval_bars(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """The p99 intervals; where an end is not known, the bar stops at the p99 itself."""
     bars = []
@@ -93,15 +96,31 @@ def _interval_bars(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     return bars
 
 
-def _beyond(stages: Sequence[Mapping[str, Any]], x: str) -> list[dict[str, Any]]:
-    """Stages whose TTFT p99 is infinite because of failed requests."""
+def _beyond(stages: Sequence[Mapping[str, Any]], x: str, tail: str) -> list[dict[str, Any]]:
+    """Stages whose TTFT ``tail`` is infinite because of failed requests."""
     rows = []
     for stage in stages:
         held = stage.get("ttft_from_schedule_s") or {}
-        reason = str(held.get("p99_reason") or "")
-        if held.get("p99") is None and reason.startswith("infinite"):
-            rows.append({"x": stage[x], "text": f"{load_of(stage)}: TTFT p99 {reason}"})
+        reason = str(held.get(f"{tail}_reason") or "")
+        if held.get(tail) is None and reason.startswith("infinite"):
+            rows.append({"x": stage[x], "text": f"{load_of(stage)}: TTFT {tail} {reason}"})
     return rows
+
+
+def _left_out(summary: Mapping[str, Any]) -> str:
+    """The stages that lack a percentile which the latency charts draw, and why."""
+    missing: dict[str, dict[str, str]] = {}  # percentile -> load -> reason
+    for metric, name, label in DRAWN:
+        for p in ("p50", _tail(summary, metric)):
+            for stage in by_load(summary):
+                held = stage.get(name) or {}
+                if held.get(p) is None:
+                    missing.setdefault(f"{label} {p}", {})[load_of(stage)] = reason_of(held, p)
+    parts = []
+    for what, reasons in missing.items():
+        why = next(iter(reasons.values())) if len(set(reasons.values())) == 1 else "reasons in the tables"
+        parts.append(f"{what} at {', '.join(reasons)} ({why})")
+    return f"Not drawn: {'; '.join(parts)}." if parts else ""
 
 
 def _limits(summary: Mapping[str, Any], metrics: tuple[str, ...]) -> list[tuple[float, str, str]]:
@@ -116,7 +135,11 @@ def _latency_plot(
     summary: Mapping[str, Any], stages: Sequence[Mapping[str, Any]], x: str, axis: Axis
 ) -> tuple[Plot, list[Key]] | None:
     """Latency percentiles over ``x`` with the SLO limits; None below two stages with one."""
-    series = [(label, colour, p, _points(stages, x, m, p, label)) for m, p, label, colour in SERIES]
+    series = [
+        (f"{label} {p}", metric, p, _points(stages, x, name, p, f"{label} {p}"))
+        for metric, name, label in DRAWN
+        for p in ("p50", _tail(summary, metric))
+    ]
     limits = _limits(summary, ("ttft", "e2e"))
     heights = [row["y"] for *_, rows in series for row in rows] + [limit for limit, *_ in limits]
     heights += [b for *_, p, rows in series if p == "p99" for r in rows for b in r["ci"] or [] if b]
@@ -130,19 +153,19 @@ def _latency_plot(
     for label, colour, percentile, rows in series:
         if not rows:
             continue
-        p99 = percentile == "p99"
-        plot.line(rows, colour, None if p99 else DASHED)
-        if p99:
+        tail = percentile != "p50"
+        plot.line(rows, colour, None if tail else DASHED)
+        if percentile == "p99":
             plot.bars_between(_interval_bars(rows), colour)
         for state, shape in SHAPES.items():
-            plot.points([r for r in rows if r["state"] == state], colour, shape, filled=p99)
-        keys.append(Key(label, colour, "line-dot" if p99 else "dash-ring"))
+            plot.points([r for r in rows if r["state"] == state], colour, shape, filled=tail)
+        keys.append(Key(label, colour, "line-dot" if tail else "dash-ring"))
     top = plot.y.high * (plot.y.low / plot.y.high) ** 0.025
-    beyond = [{**row, "y": top} for row in _beyond(stages, x)]
+    beyond = [{**row, "y": top} for row in _beyond(stages, x, _tail(summary, "ttft"))]
     plot.points(beyond, "bad", "triangle-up")
     keys += _state_keys(stages)
     if beyond:
-        keys.append(Key("TTFT p99 infinite: failed requests", "bad", "triangle"))
+        keys.append(Key(f"TTFT {_tail(summary, 'ttft')} infinite: failed requests", "bad", "triangle"))
     return plot, keys
 
 
@@ -163,8 +186,8 @@ def _mark_capacity(
     """The knee region and the capacity with its interval, as bands over x, and their legend."""
     if interval(knee):
         text = f"knee region {interval(knee, unit=unit)}"
-        plot.x_band(knee, "knee", text)
-        keys.append(Key(text, "knee", "band"))
+        plot.x_strip(knee, "knee", text)
+        keys.append(Key(text, "knee", "strip"))
     if value is not None:
         text = f"{what} {significant(value)} {unit}"
         if interval(bounds):
@@ -201,29 +224,31 @@ def latency_by_rate(summary: Mapping[str, Any]) -> Chart | None:
     title = _capacity_title(summary, "usable_rps", "Latency against the achieved rate")
     alt = (
         f"Latency-throughput curve of {len(stages)} stages, latency on a logarithmic axis. {title}. "
-        + _ends(stages)
+        + _ends(summary, stages)
     )
-    caption = (
-        "Bars on p99 are its interval; a bar to one side only has no known other end."
-        if any(_has_interval(s) for s in stages)
-        else ""
-    )
+    said = []
+    if any(_has_interval(summary, s) for s in stages):
+        said.append("Bars on p99 are its interval; a bar to one side only has no known other end.")
     if any(s.get("stable") is False for s in stages):
-        caption += " Past saturation the curve turns upwards: latency grows, the rate does not."
+        said.append("Past saturation the curve turns upwards: latency grows, the rate does not.")
+    caption = " ".join([*said, _left_out(summary)]).strip()
     return Chart("latency-rate", title, alt, plot.spec(WIDE, 380), keys, caption, plot.spec(NARROW, 340))
 
 
-def _has_interval(stage: Mapping[str, Any]) -> bool:
-    return any((stage.get(metric) or {}).get("p99_ci") for metric, p, *_ in SERIES if p == "p99")
+def _has_interval(summary: Mapping[str, Any], stage: Mapping[str, Any]) -> bool:
+    return any(
+        (stage.get(name) or {}).get("p99_ci") for metric, name, _ in DRAWN if _tail(summary, metric) == "p99"
+    )
 
 
-def _ends(stages: Sequence[Mapping[str, Any]]) -> str:
+def _ends(summary: Mapping[str, Any], stages: Sequence[Mapping[str, Any]]) -> str:
     """First and last stage in words, for those who do not see the picture."""
     said = []
+    tail = _tail(summary, "ttft")
     for stage in (stages[0], stages[-1]):
         held = stage.get("ttft_from_schedule_s") or {}
-        p50, p99 = (seconds(held[p]) if held.get(p) is not None else "unknown" for p in ("p50", "p99"))
-        said.append(f"At {load_of(stage)}, TTFT p50 {p50} and p99 {p99}.")
+        low, high = (seconds(held[p]) if held.get(p) is not None else "unknown" for p in ("p50", tail))
+        said.append(f"At {load_of(stage)}, TTFT p50 {low} and {tail} {high}.")
     return " ".join(dict.fromkeys(said))
 
 
@@ -242,8 +267,8 @@ def latency_by_concurrency(summary: Mapping[str, Any]) -> Chart | None:
     plot, keys = made
     _mark_capacity(plot, keys, knee.get("region"), c_max, bounds, "C_max", "in flight")
     title = _capacity_title(summary, "c_max", "Latency against requests in flight")
-    alt = f"Latency against requests in flight, both axes logarithmic. {title}. {_ends(stages)}"
-    return Chart("latency-concurrency", title, alt, plot.spec(NARROW, 290), keys)
+    alt = f"Latency against requests in flight, both axes logarithmic. {title}. {_ends(summary, stages)}"
+    return Chart("latency-concurrency", title, alt, plot.spec(NARROW, 290), keys, _left_out(summary))
 
 
 def achieved_by_offered(summary: Mapping[str, Any]) -> Chart | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from reports.figures import by_load, count, exact, failures, load_of, seconds
+from reports.figures import NO_FAILURES, by_load, count, ended_otherwise, exact, failures, load_of, seconds
 from reports.marks import NARROW, Axis, Chart, Key, Plot, log_axis, seconds_axis, with_look
 from reports.palette import COLOURS, STEPS, light
 
@@ -152,7 +152,7 @@ def _length_rows(lengths: Mapping[str, Any], label: str) -> list[dict[str, Any]]
 
 
 def errors_by_stage(summary: Mapping[str, Any]) -> Chart | None:
-    """Failed requests of each stage, stacked by cause; None where nothing failed."""
+    """Requests of each stage that did not end well, stacked by cause; None where all did."""
     import altair as alt
 
     stages = by_load(summary)
@@ -167,18 +167,21 @@ def errors_by_stage(summary: Mapping[str, Any]) -> Chart | None:
         alt.Chart(alt.NamedData(name="errors"))
         .mark_bar(height={"band": 0.66})
         .encode(
-            x=alt.X("x:Q", title="Failed requests", axis=alt.Axis(tickMinStep=1, format=",d", tickCount=6)),
+            x=alt.X("x:Q", title="Requests", axis=alt.Axis(tickMinStep=1, format=",d", tickCount=6)),
             x2=alt.X2("x2:Q"),
             y=alt.Y("stage:N", title=None, scale=alt.Scale(domain=labels)),
             color=alt.Color("colour:N", scale=None, legend=None),
             description=alt.Description("text:N"),
         )
     )
-    failed = sum(failures(s.get("errors")) for s in stages)
-    judged = sum(s.get("requests") or 0 for s in stages)
-    title = f"{count(failed)} of {count(judged)} requests in the windows failed"
+    totals = {cause: sum((s.get("errors") or {}).get(cause, 0) for s in stages) for cause in causes}
+    judged = count(sum(s.get("requests") or 0 for s in stages))
+    failed, others = failures(totals), ended_otherwise(totals)
+    title = "; ".join([f"{count(failed)} of {judged} requests in the windows failed", *others])
+    if not failed:
+        title = f"No request in the windows failed; of {judged}, {' and '.join(others)}"
     spec = with_look(bars.properties(width=NARROW - 20, height=max(60, 30 * len(labels))), {"errors": rows})
-    keys = [Key(cause, _error_colour(cause), "band") for cause in causes]
+    keys = [Key(NO_FAILURES.get(cause, cause), _error_colour(cause), "band") for cause in causes]
     return Chart("errors", title, f"{title}, by stage and cause: {', '.join(causes)}.", spec, keys)
 
 
@@ -196,7 +199,7 @@ def _error_bars(stage: Mapping[str, Any], label: str, causes: Sequence[str]) -> 
     rows, start = [], 0
     for cause in causes:
         n = (stage.get("errors") or {}).get(cause, 0)
-        text = f"{label}: {cause} {count(n)} of {count(stage.get('requests') or 0)} requests"
+        text = f"{label}: {NO_FAILURES.get(cause, cause)} {count(n)} of {count(stage.get('requests') or 0)} requests"
         if n:
             colour = light(_error_colour(cause))
             rows.append({"stage": label, "x": start, "x2": start + n, "colour": colour, "text": text})

@@ -91,8 +91,25 @@ def printable(text: str) -> str:
     return "".join(c if c.isprintable() or c == "\n" else "\N{REPLACEMENT CHARACTER}" for c in text)
 
 
+NO_FAILURES = {"unfinished": "cut off unfinished", "cancelled": "cancelled by the workload"}
+"""Statuses that say nothing against the server: who ended these requests, in words."""
+
+
 def failures(errors: Mapping[str, int] | None) -> int:
-    return sum((errors or {}).values())
+    """Requests that failed; what was cut off or cancelled from this side did not."""
+    return sum(n for status, n in (errors or {}).items() if status not in NO_FAILURES)
+
+
+def cut_off(errors: Mapping[str, int] | None) -> int:
+    """Requests that were given up unfinished, at the drain limit or at the end of the run."""
+    return (errors or {}).get("unfinished", 0)
+
+
+def ended_otherwise(errors: Mapping[str, int] | None) -> list[str]:
+    """'12 cut off unfinished', for each status that is no failure and was seen."""
+    return [
+        f"{count(n)} {words}" for status, words in NO_FAILURES.items() if (n := (errors or {}).get(status))
+    ]
 
 
 def by_load(summary: Mapping[str, Any]) -> list[dict[str, Any]]:

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from reports.charts import charts
-from reports.figures import by_load, count, exact, failures, share, significant
+from reports.figures import NO_FAILURES, by_load, count, ended_otherwise, exact, failures, share, significant
 from reports.findings import findings
 from reports.marks import Chart
 from reports.palette import style_sheet
@@ -132,10 +132,10 @@ def _errors_sentence(summary: Mapping[str, Any]) -> str:
     failed = failures(errors)
     if not total:
         return "No request was recorded."
-    if not failed:
-        return f"None of the {count(total)} requests failed."
-    causes = ", ".join(f"{name} {count(n)}" for name, n in errors.items() if n)
-    return f"{count(failed)} of {count(total)} requests of the whole run did not end well: {causes}."
+    causes = ", ".join(f"{name} {count(n)}" for name, n in errors.items() if n and name not in NO_FAILURES)
+    said = f"{count(failed)} of {count(total)} requests of the whole run failed: {causes}"
+    said = said if failed else f"None of the {count(total)} requests failed"
+    return "; ".join([said, *ended_otherwise(errors)]) + "."
 
 
 def _workload_facts(summary: Mapping[str, Any]) -> list[tuple[str, str]]:

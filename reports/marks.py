@@ -54,6 +54,12 @@ class Axis:
     labels: str | None = None
     ticks: Sequence[float] | None = None
 
+    def at(self, share: float) -> float:
+        """The value at a share of the axis' length."""
+        if self.log:
+            return float(self.low * (self.high / self.low) ** share)
+        return self.low + share * (self.high - self.low)
+
 
 def log_ticks(low: float, high: float) -> list[float]:
     """1, 2, 5 times powers of ten within [low, high]; only the powers where that would be too many."""
@@ -167,14 +173,23 @@ class Plot:
 
     def x_band(self, bounds: Sequence[float | None] | None, colour: str, text: str) -> None:
         """A vertical band; a side that is open reaches to the edge of the plot."""
+        self._rectangle(bounds, self.y.high, colour, 0.17, text)
+
+    def x_strip(self, bounds: Sequence[float | None] | None, colour: str, text: str) -> None:
+        """A strip along the lower edge, which a band over the same range does not hide."""
+        self._rectangle(bounds, self.y.at(0.03), colour, 1.0, text)
+
+    def _rectangle(
+        self, bounds: Sequence[float | None] | None, top: float, colour: str, opacity: float, text: str
+    ) -> None:
         import altair as alt
 
         if not bounds or len(bounds) != 2 or (bounds[0] is None and bounds[1] is None):
             return
         low = self.x.low if bounds[0] is None else max(bounds[0], self.x.low)
         high = self.x.high if bounds[1] is None else min(bounds[1], self.x.high)
-        rows = [{"x": low, "x2": high, "y": self.y.low, "y2": self.y.high, "text": text}]
-        mark = self._chart(rows).mark_rect(color=light(colour), opacity=0.17)
+        rows = [{"x": low, "x2": high, "y": self.y.low, "y2": top, "text": text}]
+        mark = self._chart(rows).mark_rect(color=light(colour), opacity=opacity)
         self._bands.append(
             mark.encode(
                 **self._xy(), x2=alt.X2("x2:Q"), y2=alt.Y2("y2:Q"), description=alt.Description("text:N")

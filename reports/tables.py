@@ -13,6 +13,7 @@ from reports.figures import (
     DASH,
     by_load,
     count,
+    cut_off,
     exact,
     failures,
     interval,
@@ -77,6 +78,9 @@ class Table:
 
 def stages_table(summary: Mapping[str, Any]) -> Table:
     """One row a stage: load, what came of it, and the verdict."""
+    errors = [stage.get("errors") for stage in by_load(summary)]
+    cuts = [cut_off(e) for e in errors]
+    urgent = any(failures(e) for e in errors)
     table = Table(
         "Stages",
         [
@@ -88,12 +92,13 @@ def stages_table(summary: Mapping[str, Any]) -> Table:
             Column("ITL p99", "per gap", 3),
             Column("E2E p99", "schedule", 7),
             Column("goodput", "req/s", 2),
-            Column("errors", "requests", 4),
+            Column("errors", "requests", 1 if urgent else 4),
+            *([Column("cut off", "unfinished", 1)] if any(cuts) else []),
             Column("stable", text=True, priority=2),
             Column("SLO", text=True),
         ],
     )
-    for stage in by_load(summary):
+    for stage, cut in zip(by_load(summary), cuts, strict=True):
         table.rows.append(
             [
                 Cell(load_of(stage)),
@@ -105,6 +110,7 @@ def stages_table(summary: Mapping[str, Any]) -> Table:
                 table.cell(stage.get("e2e_from_schedule_s"), "p99", seconds),
                 table.cell(stage, "goodput_rps", significant),
                 _errors(stage),
+                *([Cell(count(cut), state="unsure" if cut else "")] if any(cuts) else []),
                 _stable(table, stage),
                 _slo(table, stage, bool(summary.get("slos"))),
             ]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from reports.figures import count, failures, printable
+from reports.figures import NO_FAILURES, count, cut_off, ended_otherwise, failures, printable
 from reports.findings import findings
 from reports.tables import Cell, Column, Table, stages_table
 
@@ -32,9 +32,11 @@ def render_table(summary: dict[str, Any], console: Console) -> None:
         value = f"{finding.value} ({finding.interval})" if finding.interval else finding.value
         _print_entry(console, finding.label, value, finding.note, STYLES[finding.state])
     errors = {name: n for name, n in (summary.get("errors") or {}).items() if n}
-    failed = f"{count(failures(errors))} of {count(summary.get('requests') or 0)} requests"
-    by_cause = ", ".join(f"{name} {count(n)}" for name, n in errors.items())
-    _print_entry(console, "Errors", failed, by_cause, STYLES["bad"] if errors else "")
+    failed = failures(errors)
+    said = [f"{count(failed)} of {count(summary.get('requests') or 0)} requests", *ended_otherwise(errors)]
+    by_cause = ", ".join(f"{name} {count(n)}" for name, n in errors.items() if name not in NO_FAILURES)
+    state = "bad" if failed else "unsure" if cut_off(errors) else ""
+    _print_entry(console, "Errors", "; ".join(said), by_cause, STYLES[state])
     for warning in summary.get("warnings") or []:
         console.print()
         _print(console, f"Warning [{warning.get('code')}] {warning.get('text')}", "yellow")

@@ -117,6 +117,51 @@ def test_an_interval_with_an_open_side_reaches_the_edge() -> None:
     assert bars[0][2] == {"x": 4.0, "y": 0.4, "y2": p99}  # the known half only
 
 
+@pytest.mark.parametrize(("slo", "quantile", "drawn_tail"), [
+    ("ttft_p95=2s", 0.95, "p95"), ("ttft_p90=2s", 0.9, "p90"), ("ttft_p50=2s", 0.5, "p99"),
+])  # fmt: skip
+def test_the_curve_draws_the_percentile_that_is_judged(slo: str, quantile: float, drawn_tail: str) -> None:
+    summary = open_sweep()
+    summary["slos"] = [{"metric": "ttft", "quantile": quantile, "limit_s": 2.0, "text": slo}]
+    chart = latency_by_rate(summary)
+    assert chart is not None
+    labels = [key.label for key in chart.keys]
+    assert [label for label in labels if label.startswith(("TTFT p", "E2E p")) and "infinite" not in label] == [
+        "TTFT p50", f"TTFT {drawn_tail}", "E2E p50", "E2E p99",
+    ]  # fmt: skip
+    held = summary["stages"][2]["ttft_from_schedule_s"]
+    assert held[drawn_tail] in [row["y"] for row in layers(chart, "line")[1][1]]
+    assert f"TTFT p50 {round(1e3 * 0.101)} ms and {drawn_tail}" in chart.alt
+    summary["slos"].append({"metric": "ttft", "quantile": 0.99, "limit_s": 3.0, "text": "ttft_p99=3s"})
+    both = latency_by_rate(summary)
+    assert both is not None
+    assert "TTFT p99" in [key.label for key in both.keys]
+
+
+def test_a_stage_without_a_percentile_is_named_in_the_caption() -> None:
+    for chart in (latency_by_rate(open_sweep()), latency_by_concurrency(open_sweep())):
+        assert chart is not None
+        assert "Not drawn: TTFT p99 at 1 req/s, 9 req/s (reasons in the tables); E2E p99 at" in chart.caption
+    summary = open_sweep()
+    summary["stages"] = summary["stages"][1:7]
+    summary["stages"][0]["ttft_from_schedule_s"] |= {"p99": None, "p99_reason": "needs 299 requests, has 40"}
+    chart = latency_by_rate(summary)
+    assert chart is not None
+    assert chart.caption.endswith("Not drawn: TTFT p99 at 2 req/s (needs 299 requests, has 40).")
+
+
+def test_the_knee_is_a_strip_below_the_band_of_the_usable_rate() -> None:
+    chart = latency_by_rate(open_sweep())
+    (knee_look, (knee,)), (usable_look, (usable,)) = layers(chart, "rect")
+    assert knee["y"] == usable["y"]
+    # 3 % of the logarithmic axis
+    assert knee["y2"] == pytest.approx(usable["y"] * (usable["y2"] / usable["y"]) ** 0.03)
+    assert (knee_look["opacity"], usable_look["opacity"]) == (1, 0.17)
+    assert knee_look["color"] != usable_look["color"]
+    assert chart is not None
+    assert {key.label.split()[0]: key.shape for key in chart.keys}["knee"] == "strip"
+
+
 def test_bands_lie_below_the_data() -> None:
     chart = latency_by_rate(open_sweep())
     assert chart is not None
@@ -226,6 +271,21 @@ def test_errors_are_stacked_by_cause() -> None:
     ]  # fmt: skip
     assert chart.title == "32 of 4,320 requests in the windows failed"
     assert [key.label for key in chart.keys] == ["http_error", "timeout", "something_new"]
+
+
+def test_what_was_cut_off_is_no_error() -> None:
+    summary = open_sweep()
+    summary["stages"][7]["errors"] |= {"unfinished": 12, "cancelled": 1}
+    chart = errors_by_stage(summary)
+    assert chart is not None
+    assert chart.title == (
+        "27 of 4,320 requests in the windows failed; 12 cut off unfinished; 1 cancelled by the workload"
+    )
+    assert [key.label for key in chart.keys] == ["timeout", "cut off unfinished", "cancelled by the workload"]
+    summary["stages"][7]["errors"] = {"unfinished": 12}
+    cut = errors_by_stage(summary)
+    assert cut is not None
+    assert cut.title == "No request in the windows failed; of 4,320, 12 cut off unfinished"
 
 
 def test_two_stages_of_the_same_load_keep_a_bar_each() -> None:

@@ -171,6 +171,20 @@ def test_null_figures_show_their_reasons() -> None:
         assert reason in text
 
 
+@pytest.mark.parametrize(
+    ("errors", "said"),
+    [
+        ({"timeout": 27, "unfinished": 3},
+         "27 of 4,320 requests of the whole run failed: timeout 27; 3 cut off unfinished."),
+        ({"timeout": 0, "unfinished": 3}, "None of the 4,320 requests failed; 3 cut off unfinished."),
+        ({"timeout": 0}, "None of the 4,320 requests failed."),
+    ],
+)  # fmt: skip
+def test_cut_off_requests_are_no_failures(errors: dict[str, int], said: str) -> None:
+    _, page = page_of(short_sweep() | {"errors": errors})
+    assert said in page.text["goodput"]
+
+
 def test_provenance_has_what_repeats_the_run() -> None:
     summary = short_sweep()
     run = meta(summary)

@@ -87,6 +87,23 @@ def test_columns_are_dropped_by_priority_at_80_and_said() -> None:
     assert "Left out at this width: in flight, TTFT p50, E2E p99" in text
 
 
+def test_errors_and_cut_off_requests_are_shown_at_80_columns() -> None:
+    summary = open_sweep()
+    for each in summary["stages"]:
+        each |= {"requests": 12600, "offered_rps": each["offered_rps"] * 1000}
+    summary["stages"][7]["errors"] |= {"unfinished": 1200}
+    summary["errors"] |= {"unfinished": 1200}
+    text = rendered(summary, 80)
+    assert "27 of 12,600" in text
+    assert "1,200" in table_rows(text, 8)[7]
+    left_out = next(line for line in text.splitlines() if line.startswith("Left out"))
+    assert "errors" not in left_out
+    assert "cut off" not in left_out
+    assert "Errors 27 of 4,320 requests; 1,200 cut off unfinished timeout 27" in words(text)
+    summary["errors"] = {"unfinished": 5}
+    assert "Errors 0 of 4,320 requests; 5 cut off unfinished" in words(rendered(summary, 160))
+
+
 def test_footnotes_of_dropped_columns_are_dropped_and_the_rest_renumbered() -> None:
     summary = one_stage()
     summary["stages"][0]["ttft_from_schedule_s"] |= {"p50": None, "p50_reason": "only at 160 columns"}
