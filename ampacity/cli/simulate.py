@@ -43,6 +43,14 @@ def simulate(
             "or linear:ALPHA_S,BETA_S[,PREFILL_S].",
         ),
     ] = "llama3-8b-a100",
+    calibrate: Annotated[
+        Path | None,
+        typer.Option(
+            "--calibrate",
+            metavar="RUN",
+            help="Fit effective bandwidth, compute and overhead to a measured sweep, say how well, then serve.",
+        ),
+    ] = None,
     host: Annotated[str, typer.Option("--host", help="Address to listen on.")] = "127.0.0.1",
     port: Annotated[int, typer.Option("--port", help="0 takes a free one.")] = 8000,
     model: Annotated[
@@ -227,6 +235,12 @@ def simulate(
         max_loras=max_loras,
         adapter_load_s=adapter_load_s,
     )
+    if calibrate is not None:
+        from ampacity.experiments.calibrate import calibrate_to_run
+
+        config, lines = calibrate_to_run(calibrate, config)
+        for line in lines:
+            print(line, flush=True)
     serve(
         config,
         host=host,
