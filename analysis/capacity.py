@@ -29,6 +29,7 @@ ASSUMPTION = (
 class Level:
     """One stage as capacity sees it. Rates in requests/s."""
 
+    index: int  # of the stage
     load: float  # what it is ordered by: offered rate, or set concurrency
     rate: float  # open: the lesser of offered and carried; closed: achieved
     rate_high: float  # where it bounds the capacity from above. Open: offered; closed: achieved
@@ -61,7 +62,7 @@ def levels_of(stages: Sequence[dict[str, Any]], kind: str) -> list[Level]:
             continue
         rate, met = stage_rate(s), s["slo_met"]
         (early if s["ended_early"] else levels).append(Level(
-            load=load, rate=rate, rate_high=load if kind == "open" else rate, served=s["achieved_rps"],
+            index=s["index"], load=load, rate=rate, rate_high=load if kind == "open" else rate, served=s["achieved_rps"],
             concurrency=s["concurrency"] if kind == "open" else float(load),
             is_open=kind == "open",
             verdict="met" if met else "undecided" if met is None else "broken",
@@ -101,7 +102,7 @@ def find_capacity(stages: Sequence[dict[str, Any]], slos: Sequence[Slo]) -> dict
     if not below:
         return result | _none_met(levels, broken, upper)
     met = below[-1]
-    result["stage"] = _stage_of(stages, met, kind)
+    result["stage"] = met.index
     result["c_max_ci"] = [met.concurrency, max(met.concurrency, upper.concurrency) if upper else None]
     result["usable_rps_ci"] = [met.rate, max(met.rate, upper.rate_high) if upper else None]
     if broken is None:
@@ -153,13 +154,6 @@ def number_text(value: float, digits: int = 3) -> str:
     """Significant digits, no exponent."""
     rounded = float(f"{value:.{digits}g}")
     return f"{rounded:.0f}" if abs(rounded) >= 10**digits / 10 else f"{Decimal(repr(rounded)).normalize():f}"
-
-
-def _stage_of(stages: Sequence[dict[str, Any]], level: Level, kind: str) -> int:
-    key = "offered_rps" if kind == "open" else "concurrency_set"
-    return next(
-        int(s["index"]) for s in stages if s["kind"] == kind and s[key] == level.load and s["slo_met"]
-    )
 
 
 def _ceiling(levels: list[Level], broken: Level) -> float:

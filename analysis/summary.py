@@ -18,6 +18,7 @@ from analysis.intervals import ASSUMPTION
 from analysis.knee import find_knee
 from analysis.lengths import output_deviation, realised
 from analysis.littles_law import summarise_gap
+from analysis.runmeta import check_figures
 from analysis.slo import GAP_METRICS, Slo, slo_from_dict
 from analysis.stages import analyse_stage, read_records
 from analysis.verdict import write_verdict
@@ -29,10 +30,11 @@ SCHEMA_VERSION = 1
 def summarise(run: Run) -> dict[str, Any]:
     """The dict of summary.json for a run, complete or not. Raises SloError or RecordsError on a broken run."""
     meta = run.meta
+    check_figures(meta)
     slos = [slo_from_dict(s) for s in meta.get("slos") or []]
     metas = [_plain_stage(index, s) for index, s in enumerate(meta.get("stages") or [])]
     records = read_records(run.requests, _origin_ns(metas))
-    warmup = meta.get("warmup_requests")
+    warmup = None if meta.get("warmup_requests") is None else int(meta["warmup_requests"])
     if not run.complete:
         metas = [_as_far_as_it_came(m, run.requests) for m in metas]
     stages = [analyse_stage(records, m, slos, warmup, run_complete=run.complete) for m in metas]
@@ -63,7 +65,8 @@ def summarise(run: Run) -> dict[str, Any]:
 
 def _plain_stage(position: int, stage: Mapping[str, Any]) -> dict[str, Any]:
     kind = stage.get("kind") or ("closed" if stage.get("concurrency") else "open")
-    return {**stage, "index": stage.get("index", position), "kind": kind}
+    index = stage.get("index")
+    return {**stage, "index": position if index is None else int(index), "kind": kind}
 
 
 def _as_far_as_it_came(stage: dict[str, Any], table: pa.Table) -> dict[str, Any]:

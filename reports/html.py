@@ -185,7 +185,7 @@ def _provenance(meta: Mapping[str, Any]) -> list[tuple[str, list[tuple[str, str]
         ("Experiment", _plain(meta.get("experiment"))),
         ("Status", _plain(meta.get("status"))),
         ("Tool", f"{_plain(tool.get('name'))} {_plain(tool.get('version'))}"),
-        ("Command line", shlex.join(str(part) for part in meta.get("command_line") or []) or NOT_GIVEN),
+        ("Command line", _command(meta.get("command_line"))),
         ("Started (UTC)", _plain(meta.get("started_utc"))),
         ("Ended (UTC)", _plain(meta.get("ended_utc"))),
         ("Seed", _plain(meta.get("seed"))),
@@ -199,7 +199,7 @@ def _provenance(meta: Mapping[str, Any]) -> list[tuple[str, list[tuple[str, str]
         ),
     ]
     host_facts = [(_words(k), _plain(v)) for k, v in host.items()]
-    if memory is not None:
+    if isinstance(memory, int | float):
         host_facts.append(("Memory", f"{memory / 2**30:.1f} GiB"))
     inputs = [(_words(k), _plain(v)) for k, v in (meta.get("fleet_inputs") or {}).items()]
     return [
@@ -209,6 +209,10 @@ def _provenance(meta: Mapping[str, Any]) -> list[tuple[str, list[tuple[str, str]
         ("Load generator's host", host_facts),
         ("Inputs of the fleet size", inputs),
     ]
+
+
+def _command(parts: Any) -> str:
+    return shlex.join(map(str, parts)) if isinstance(parts, list) and parts else _plain(parts)
 
 
 def _words(name: str) -> str:

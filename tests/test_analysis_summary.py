@@ -16,7 +16,9 @@ from hypothesis import strategies as st
 from synthetic import ORIGIN_NS, Stage, cohort, make_run, queue_sweep, request, run_meta
 
 from analysis.caveats import WARNING_CODES
+from analysis.metrics import RecordsError
 from analysis.percentiles import percentiles
+from analysis.slo import SloError
 from analysis.summary import summarise
 from analysis.verdict import write_verdict
 from loadgen.records import SCHEMA, STATUSES, RequestRecord, to_batch
@@ -153,7 +155,7 @@ def test_every_key_of_a_real_summary_is_in_the_document(sweep: dict[str, Any], t
     }
     documented["warnings"] = [{"code": "", "text": ""}]
     line = next(line for line in jsonc_block(1).splitlines() if '"curves":' in line)
-    documented["stages"][0]["curves"] = dict.fromkeys(re.findall(r'"(\w+_s)":', line), {"q": [], "value": []})
+    documented["stages"][0]["curves"] = {n: {"q": [], "value": []} for n in re.findall(r'"(\w+_s)":', line)}
     text = jsonc_block(1) + jsonc_block(2)
     for summary in runs:
         assert undocumented(strict(summary), documented, "summary", text) == []
@@ -514,6 +516,70 @@ def test_a_bare_run_json_is_enough() -> None:
     summary = strict(summarise(Run(Path("nowhere"), meta, table, None, complete=False)))
     assert summary["requests"] == 30
     assert summary["stages"][0]["window"]["end_s"] > 2.0
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "field"),
+    [
+        (("stages", 0, "start_ns"), "x", "stages[0].start_ns is 'x', not a number"),
+        (("stages", 0, "offered_rps"), float("nan"), "stages[0].offered_rps is nan, not a number"),
+        (("stages", 0, "scheduled_requests"), 1e300, "stages[0].scheduled_requests is 1e+300, which no run writes"),
+        (("stages", 0, "index"), 0.5, "stages[0].index is 0.5, which no run writes"),
+        (("stages", 0, "audit", "cpu_fraction"), {}, "stages[0].audit.cpu_fraction is {}, not a number"),
+        (("fleet_inputs", "peak_rps"), "many", "fleet_inputs.peak_rps is 'many', not a number"),
+        (("warmup_requests",), -1, "warmup_requests is -1, which no run writes"),
+    ],
+)  # fmt: skip
+def test_a_figure_that_no_run_writes_is_named(path: tuple[Any, ...], value: Any, field: str) -> None:
+    meta = _tampered(path, value)
+    with pytest.raises(RecordsError) as caught:
+        summarise(_run_of(meta))
+    assert str(caught.value).startswith(f"run.json: {field}")
+    assert "\n" not in str(caught.value)
+
+
+def _tampered(path: tuple[Any, ...], value: Any) -> dict[str, Any]:
+    meta = run_meta([Stage(fixed(30, 0.1), 3.0)], ["ttft_p90=1s"], fleet_inputs=FLEET)
+    holder: Any = meta
+    for step in path[:-1]:
+        holder = holder[step]
+    holder[path[-1]] = value
+    return meta
+
+
+def _run_of(meta: dict[str, Any], complete: bool = True) -> Run:
+    table = pa.Table.from_batches([to_batch(fixed(30, 0.1))], schema=SCHEMA)
+    return Run(Path("nowhere"), meta, table, None, complete=complete)
+
+
+_json = (
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=3) | st.just([]) | st.just({})
+)
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    st.sampled_from([
+        *((name,) for name in ("status", "status_reason", "predicted", "warmup_requests", "started_utc")),
+        *(("stages", 0, name) for name in ("index", "kind", "offered_rps", "concurrency", "start_ns", "end_ns",
+                                           "scheduled_requests", "drained_ns", "ended_early")),
+        *(("stages", 0, "audit", name) for name in ("cpu_fraction", "client_limited", "client_limited_reason", "slip_p99_s")),
+        *(("fleet_inputs", name) for name in FLEET), *(("workload", name) for name in ("prompts", "trace", "name")),
+        *(("slos", 0, name) for name in ("metric", "quantile", "limit_s", "text")),
+    ]),
+    _json,
+    st.booleans(),
+)  # fmt: skip
+def test_a_tampered_run_json_gives_a_summary_or_one_line(
+    path: tuple[Any, ...], value: Any, complete: bool
+) -> None:
+    meta, line = _tampered(path, value), "run.json"
+    try:
+        json.dumps(summarise(_run_of(meta, complete)), allow_nan=False)
+    except (RecordsError, SloError) as refused:
+        line = str(refused)
+    assert "\n" not in line
+    assert "run.json" in line
 
 
 @pytest.mark.slow

@@ -201,6 +201,12 @@ def test_a_sparse_run_json_does_not_break_the_report() -> None:
     assert page.text["verdict"] == short_sweep()["verdict"]
 
 
+def test_an_odd_run_json_does_not_break_the_report() -> None:
+    run = meta(short_sweep()) | {"command_line": 5, "seed": float("inf"), "host": {"memory_bytes": "much"}}
+    _, page = page_of(short_sweep(), run)
+    assert "inf" in page.text["provenance"]
+
+
 def test_writing_replaces_the_file_as_a_whole(tmp_path: Path) -> None:
     path = tmp_path / "report.html"
     path.write_text("old")
