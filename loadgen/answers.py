@@ -7,6 +7,7 @@ next chunk that has some.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from array import array
 from typing import Any, Literal
 
@@ -265,7 +266,7 @@ _MESSAGES_DELTAS: dict[str, tuple[str, Kind]] = {
 }
 
 
-class _TypedAnswer(Answer):
+class _TypedAnswer(Answer, ABC):
     """An API whose events name their type; none of them says how many tokens a chunk holds."""
 
     __slots__ = ()
@@ -283,8 +284,9 @@ class _TypedAnswer(Answer):
             return
         self._on_typed(at_ns, event)
 
+    @abstractmethod
     def _on_typed(self, at_ns: int, event: _Event) -> None:
-        raise NotImplementedError
+        """One event that is neither empty nor an error."""
 
     def _bear(self, at_ns: int, kind: Kind) -> None:
         if kind == "reasoning":
