@@ -42,9 +42,9 @@ def run_experiment(
 
 def finish(path: Path, *, as_json: bool) -> str:
     """Write summary.json and report.html of a run and print the findings; gives the run's status."""
-    from analysis.summary import summarise
     from rich.console import Console
 
+    from analysis.summary import summarise
     from loadgen.rundir import load_run, write_json
     from reports.html import write_report
     from reports.terminal import render_table

@@ -60,7 +60,7 @@ def plan(
 def _lines(fleet: dict[str, Any], capacity: dict[str, Any]) -> list[str]:
     """The plan in words, with the arithmetic shown."""
     low, high = fleet.get("usable_rps_ci", (None, None))
-    between = f" (95 % between {low:.3g} and {'?' if high is None else format(high, '.3g')})" if low else ""
+    between = f" (between {low:.3g} and {'?' if high is None else format(high, '.3g')})" if low else ""
     lines = [
         f"{fleet['instances']} instances, {fleet['gpus']} GPUs for {fleet['peak_rps']:g} requests/s",
         f"  one instance carries {capacity['usable_rps']:.3g} requests/s{between}, {capacity['crossing'].replace('_', ' ')}",
