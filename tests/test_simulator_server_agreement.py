@@ -104,8 +104,9 @@ async def drive(
 ) -> tuple[list[Seen], list[float]]:
     loop = asyncio.get_running_loop()
     idle: list[Connection] = []
-    for _ in range(CONNECTIONS):
-        await loop.create_connection(lambda: Connection(idle), "127.0.0.1", port)
+    opened = [
+        await loop.create_connection(lambda: Connection(idle), "127.0.0.1", port) for _ in range(CONNECTIONS)
+    ]
     start_s = time.monotonic() + 0.2
     control = asyncio.create_task(lateness(start_s + DURATION_S))
     alarm = Alarm()
@@ -127,6 +128,9 @@ async def drive(
     while len(idle) < CONNECTIONS and time.monotonic() < give_up_s:
         await asyncio.sleep(0.05)
     alarm.timer.close()
+    for transport, _ in opened:  # a loop of uvloop does not close while connections are open
+        transport.abort()
+    await asyncio.sleep(0.2)
     return seen, await control
 
 
