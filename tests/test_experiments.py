@@ -109,7 +109,9 @@ def test_the_demo_finds_the_simulators_own_capacity(tmp_path: Path) -> None:
     low, high = capacity["c_max_ci"]
     assert low <= truth.c_max <= high
     assert found["knee"]["concurrency"] is not None
-    assert all(stage["littles_law"]["ok"] for stage in found["stages"] if stage["slo_met"])  # near saturation it drifts
+    assert all(
+        stage["littles_law"]["ok"] for stage in found["stages"] if stage["slo_met"]
+    )  # near saturation it drifts
 
 
 def test_json_alone_on_stdout_with_the_designed_names(server: Started, tmp_path: Path) -> None:
