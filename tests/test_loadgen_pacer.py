@@ -253,8 +253,8 @@ def test_a_closed_loop_keeps_its_concurrency() -> None:
 @pytest.mark.parametrize(
     ("limits", "reason", "count"),
     [
-        ({"max_requests": 7}, "max-requests", 7),
-        ({"max_tokens": 12 * 5 + 11}, "max-tokens", 5),
+        ({"max_requests": 7}, "limit of 7 requests", 7),
+        ({"max_tokens": 12 * 5 + 11}, "planned tokens", 5),
     ],  # 8 + 4 tokens each
 )
 def test_a_closed_loop_stops_at_its_budget(limits: dict[str, int], reason: str, count: int) -> None:
