@@ -21,17 +21,32 @@ class Schedule:
     """n requests in the order in which they are due.
 
     ``scheduled_s`` float64[n], seconds from the stage's start (all 0 in a closed loop, where the driver sets
-    them); ``input_tokens`` and ``output_tokens`` int64[n]; request i has the id ``first_request_id + i``.
+    them); ``input_tokens`` and ``output_tokens`` int64[n]; request i has the id ``first_request_id + i``. A request
+    that waits for others has as ``scheduled_s`` the earliest time that is possible. Further columns: None where unused.
     """
 
     scheduled_s: NDArray[np.float64]
     input_tokens: NDArray[np.int64]
     output_tokens: NDArray[np.int64]
     first_request_id: int
+    class_names: tuple[str, ...] = ("default",)
+    class_index: NDArray[np.int16] | None = None  # into class_names; None: all of the first class
+    cancel_after_s: NDArray[np.float64] | None = None  # the user leaves so long after the start; NaN: stays
+    cancel_after_tokens: NDArray[np.int64] | None = None  # or after so many output tokens; 0: stays
+    session: NDArray[np.int64] | None = None  # number of the session; -1: none
+    turn: NDArray[np.int32] | None = None  # 0, 1, ... within the session
+    think_s: NDArray[np.float64] | None = None  # between the end of what it waits for and its scheduled time
+    after_start: NDArray[np.int64] | None = None  # int64[n + 1]: request i waits for the end of ...
+    after: NDArray[np.int64] | None = (
+        None  # ... the requests (by index here) after[after_start[i]:after_start[i + 1]]
+    )
 
     def __post_init__(self) -> None:
-        if not len(self.scheduled_s) == len(self.input_tokens) == len(self.output_tokens):
-            raise WorkloadError("the columns of a schedule differ in length")
+        for name in ("input_tokens", "output_tokens", "class_index", "cancel_after_s", "cancel_after_tokens",
+                     "session", "turn", "think_s"):  # fmt: skip
+            column = getattr(self, name)
+            if column is not None and len(column) != len(self.scheduled_s):
+                raise WorkloadError(f"the columns of a schedule differ in length: {name}")
         if not np.isfinite(self.scheduled_s).all():
             raise WorkloadError("a scheduled time is not a finite number")
 
