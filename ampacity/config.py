@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any, get_args
+from urllib.parse import urlsplit
 
 import yaml
 
@@ -58,6 +59,7 @@ class Settings:
     workers: int | None = None  # None: as many as the load turns out to need
     out: Path | None = None
     locked: dict[str, str] = field(default_factory=dict)
+    metrics_urls: tuple[str, ...] = ()  # pages of exporters beside the server's own /metrics
     fleet_inputs: dict[str, Any] = field(default_factory=dict)
 
 
@@ -130,6 +132,7 @@ def make_settings(raw: dict[str, Any]) -> Settings:
         workers=None if "workers" not in raw else _whole(raw["workers"], "--workers", at_most=WORKERS_MAX),
         out=Path(raw["out"]) if "out" in raw else None,
         locked=_locked(_items(raw.get("lock", ()))),
+        metrics_urls=_metrics_urls(_items(raw.get("metrics_url", ()))),
         fleet_inputs=fleet_inputs(
             peak_rps=raw.get("peak_rps"),
             tp=raw.get("tp", 1),
@@ -164,6 +167,7 @@ _FLAGS = (
     "url", "model", "api", "api_key_env", "header", "extra_body", "workload", "input_tokens", "output_tokens", "arrivals",
     "tokenizer", "trace", "time_scale", "rates", "concurrency", "duration", "warmup", "max_requests", "max_tokens", "slo",
     "seed", "timeout", "out", "lock", "idle_timeout", "max_in_flight", "retries", "workers", "connections", "timestamps", "think_time", "peak_rps", "tp", "safety", "gpu_hour",
+    "metrics_url",
 )  # fmt: skip
 
 
@@ -318,6 +322,22 @@ def _headers(items: list[Any]) -> tuple[tuple[str, str], ...]:
             raise ConfigError(f"--header {item!r}: write it as 'Name: value'")
         found.append((name.strip(), content.strip()))
     return tuple(found)
+
+
+def _metrics_urls(items: list[Any]) -> tuple[str, ...]:
+    for item in items:
+        url = urlsplit(str(item))
+        if (
+            url.scheme not in ("http", "https")
+            or not url.hostname
+            or url.username
+            or url.password
+            or not str(item).isprintable()
+        ):
+            raise ConfigError(
+                f"--metrics-url {str(item)!a}: give the whole address, as in http://127.0.0.1:9400/metrics"
+            )
+    return tuple(map(str, items))
 
 
 def _extra_body(value: Any) -> dict[str, Any]:

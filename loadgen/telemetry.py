@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 import re
 import time
+from collections.abc import Mapping, Sequence
 
 import aiohttp
 import pyarrow as pa
@@ -18,37 +19,65 @@ SCRAPE_EVERY_S = 1.0
 TIMEOUT_S = 2.0
 PAGE_MAX_BYTES = 8 * 2**20
 
-# one set of names for what engines call differently; of several engines on a page counts are added up
+# One set of names for what engines call differently: the first that a page has, with its labels and a factor.
+# Several samples of one name (replicas, engines, GPUs) are added up, but for shares: of those the mean counts.
 _NAMES: dict[str, tuple[str, ...]] = {
-    "running": ("vllm:num_requests_running", "sglang:num_running_reqs", "llamacpp:requests_processing", "tgi_batch_current_size"),
-    "waiting": ("vllm:num_requests_waiting", "sglang:num_queue_reqs", "llamacpp:requests_deferred", "tgi_queue_size"),
-    "kv_cache_usage": ("vllm:kv_cache_usage_perc", "vllm:gpu_cache_usage_perc", "sglang:token_usage", "llamacpp:kv_cache_usage_ratio"),
+    "running": ("vllm:num_requests_running", "sglang:num_running_reqs", "llamacpp:requests_processing", "tgi_batch_current_size",
+                'nv_trt_llm_request_metrics{request_type="scheduled"}'),
+    "waiting": ("vllm:num_requests_waiting", "sglang:num_queue_reqs", "llamacpp:requests_deferred", "tgi_queue_size",
+                'nv_trt_llm_request_metrics{request_type="waiting"}', "nv_inference_pending_request_count"),
+    "kv_cache_usage": ("vllm:kv_cache_usage_perc", "vllm:gpu_cache_usage_perc", "sglang:token_usage", "llamacpp:kv_cache_usage_ratio",
+                       'nv_trt_llm_kv_cache_block_metrics{kv_cache_block_type="fraction"}', "trtllm_kv_cache_utilization"),
     "preemptions_total": ("vllm:num_preemptions_total", "vllm:num_preemptions"),
-    "prefix_cache_queries_total": ("vllm:prefix_cache_queries_total", "vllm:gpu_prefix_cache_queries_total"),
-    "prefix_cache_hits_total": ("vllm:prefix_cache_hits_total", "vllm:gpu_prefix_cache_hits_total"),
+    "prefix_cache_queries_total": ("vllm:prefix_cache_queries_total", "vllm:gpu_prefix_cache_queries_total", "sglang:prompt_tokens_total"),
+    "prefix_cache_hits_total": ("vllm:prefix_cache_hits_total", "vllm:gpu_prefix_cache_hits_total", "sglang:cached_tokens_total"),
+    "prefix_hit_rate": ("sglang:cache_hit_rate", "trtllm_kv_cache_hit_rate"),
+    "spec_draft_tokens_total": ("vllm:spec_decode_num_draft_tokens_total",),
+    "spec_accepted_tokens_total": ("vllm:spec_decode_num_accepted_tokens_total",),
+    "spec_acceptance_rate": ("sglang:spec_accept_rate", "vllm:spec_decode_draft_acceptance_rate"),
+    "gpu_utilization": ("DCGM_FI_DEV_GPU_UTIL", "nv_gpu_utilization"),
+    "gpu_memory_used_bytes": ("DCGM_FI_DEV_FB_USED", "nv_gpu_memory_used_bytes"),
 }  # fmt: skip
+_FACTORS = {"DCGM_FI_DEV_GPU_UTIL": 0.01, "DCGM_FI_DEV_FB_USED": 2.0**20}  # percent and MiB
+_SHARES = {"prefix_hit_rate", "spec_acceptance_rate", "gpu_utilization"}  # their mean counts ...
+_FULLEST = {"kv_cache_usage"}  # ... and of these the largest: that replica is the one that preempts
 
 COLUMNS = tuple(_NAMES)
 SCHEMA: pa.Schema = pa.schema(
     [pa.field("at_ns", pa.int64()), *(pa.field(name, pa.float64()) for name in COLUMNS)]
 )
 
-_PATTERNS = {
-    column: [re.compile(rf"^{re.escape(n)}(?:\{{[^\n]*\}})? (\S+)".encode(), re.M) for n in names]
-    for column, names in _NAMES.items()
-}
+
+def _pattern(name: str) -> tuple[re.Pattern[bytes], float]:
+    """A sample line of ``name``, with other labels beside the one that it asks for."""
+    bare, _, label = name.partition("{")
+    labels = rf"\{{[^\n]*{re.escape(label[:-1])}[^\n]*\}}" if label else r"(?:\{[^\n]*\})?"
+    return re.compile(rf"^{re.escape(bare)}{labels} (\S+)".encode(), re.M), _FACTORS.get(bare, 1.0)
 
 
-def read_metrics(page: bytes) -> dict[str, float]:
-    """The known gauges and counters on a Prometheus text page; what it does not have is left out."""
-    found: dict[str, float] = {}
-    for column, patterns in _PATTERNS.items():
-        for pattern in patterns:
-            values = [float(v) for v in pattern.findall(page) if _is_number(v)]
-            if values:
-                found[column] = max(values) if column == "kv_cache_usage" else sum(values)
-                break
-    return found
+_PATTERNS = {column: [_pattern(n) for n in names] for column, names in _NAMES.items()}
+
+
+def read_metrics(pages: Sequence[bytes]) -> dict[str, float]:
+    """The known gauges and counters on Prometheus text pages; what they do not have is left out.
+
+    Each page is one engine or exporter: counts are added up over the pages.
+    """
+    found: dict[str, list[float]] = {}
+    for page in pages:
+        for column, patterns in _PATTERNS.items():
+            for pattern, factor in patterns:
+                values = [float(v) * factor for v in pattern.findall(page) if _is_number(v)]
+                if values:
+                    found.setdefault(column, []).extend(values)
+                    break
+    return {column: _one(column, values) for column, values in found.items()}
+
+
+def _one(column: str, values: list[float]) -> float:
+    if column in _FULLEST:
+        return max(values)
+    return sum(values) / len(values) if column in _SHARES else sum(values)
 
 
 def _is_number(text: bytes) -> bool:
@@ -70,42 +99,47 @@ async def _limited(content: aiohttp.StreamReader) -> bytes:
 
 
 class Telemetry:
-    """Scrapes ``url`` while it runs. A server without metrics costs one request and is left alone."""
+    """Scrapes pages while it runs. A server without metrics costs one request and is left alone."""
 
-    def __init__(self, session: aiohttp.ClientSession, url: str, headers: dict[str, str]) -> None:
+    def __init__(self, session: aiohttp.ClientSession, pages: Mapping[str, dict[str, str]]) -> None:
+        """``pages``: the URL of each, and the headers that it is asked with."""
         self._session = session
-        self._headers = headers
-        self._url = url
+        self._pages = dict(pages)
         self._rows: list[dict[str, float | int]] = []
         self._task: asyncio.Task[None] | None = None
         self.available = False
+        self.silent: list[str] = []  # pages that had none of the names when they were first looked at
 
     async def start(self) -> None:
-        """Look once whether there is anything to sample; then sample until ``stop``."""
-        first = await self.sample()
-        self.available = bool(first)
+        """Look once whether there is anything to sample; then sample what there is until ``stop``."""
+        answers = await asyncio.gather(*(self._page(*page) for page in self._pages.items()))
+        self.silent = [u for u, page in zip(self._pages, answers, strict=True) if not read_metrics([page])]
+        for url in self.silent:
+            del self._pages[url]
+        self._keep(answers)
+        self.available = bool(self._pages)
         if self.available:
             self._task = asyncio.create_task(self._loop())
 
     async def sample(self) -> dict[str, float]:
-        """One scrape now; empty where the server does not answer in time or has none of the names."""
-        try:
-            async with self._session.get(
-                self._url,
-                headers=self._headers,
-                allow_redirects=False,
-                timeout=aiohttp.ClientTimeout(total=TIMEOUT_S),
-            ) as answer:
-                if answer.status != 200:
-                    return {}
-                page = await _limited(answer.content)
-        except (aiohttp.ClientError, TimeoutError, OSError):
-            return {}
+        """One scrape now; empty where no server answers in time or has any of the names."""
+        return self._keep(await asyncio.gather(*(self._page(*page) for page in self._pages.items())))
+
+    def _keep(self, pages: Sequence[bytes]) -> dict[str, float]:
         at_ns = time.monotonic_ns()
-        found = read_metrics(page)
+        found = read_metrics(pages)
         if found:
             self._rows.append({"at_ns": at_ns, **found})
         return found
+
+    async def _page(self, url: str, headers: dict[str, str]) -> bytes:
+        try:
+            async with self._session.get(
+                url, headers=headers, allow_redirects=False, timeout=aiohttp.ClientTimeout(total=TIMEOUT_S)
+            ) as answer:
+                return await _limited(answer.content) if answer.status == 200 else b""
+        except (aiohttp.ClientError, TimeoutError, OSError):
+            return b""
 
     async def _loop(self) -> None:
         while True:

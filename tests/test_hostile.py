@@ -448,7 +448,7 @@ def test_metrics_redirects_are_not_followed() -> None:
     async def main() -> dict[str, float]:
         async with aiohttp.ClientSession() as session:
             return await Telemetry(
-                session, f"http://127.0.0.1:{sender.server_address[1]}/metrics", {"X-Secret": "s"}
+                session, {f"http://127.0.0.1:{sender.server_address[1]}/metrics": {"X-Secret": "s"}}
             ).sample()
 
     try:

@@ -68,6 +68,15 @@ Lock = Annotated[
         rich_help_panel=_TARGET,
     ),
 ]
+MetricsUrl = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--metrics-url",
+        metavar="URL",
+        help="Further Prometheus page to sample, as of a DCGM exporter or Triton's :8002/metrics; repeatable.",
+        rich_help_panel=_TARGET,
+    ),
+]
 
 Rates = Annotated[
     str | None,
@@ -296,7 +305,7 @@ Retries = Annotated[
 
 SHARED: dict[str, tuple[Any, None]] = {  # defaults are those of make_settings, so that a flag beats a run file
     "model": (Model, None), "api": (ApiName, None), "api_key_env": (ApiKeyEnv, None), "header": (Header, None),
-    "extra_body": (ExtraBody, None), "lock": (Lock, None),
+    "extra_body": (ExtraBody, None), "lock": (Lock, None), "metrics_url": (MetricsUrl, None),
     "workload": (WorkloadName, None), "input_tokens": (InputTokens, None), "output_tokens": (OutputTokens, None),
     "tokenizer": (Tokenizer, None),
     "rates": (Rates, None), "concurrency": (Concurrency, None), "duration": (Duration, None), "arrivals": (Arrivals, None),

@@ -298,8 +298,13 @@ async def conduct(
             meta = run_meta(settings, probe, run_id, salt, experiment, command_line, trace)
             with RunWriter(out, meta) as writer:
                 generator = Generator(setup, client, writer, writer.worker_stream)
-                telemetry = Telemetry(session, f"{endpoint.root}/metrics", endpoint.all_headers())
+                own = f"{endpoint.root}/metrics"  # the API key is for this page only
+                pages: dict[str, dict[str, str]] = {url: {} for url in settings.metrics_urls}
+                pages[own] = endpoint.all_headers()
+                telemetry = Telemetry(session, pages)
                 await telemetry.start()
+                for url in set(settings.metrics_urls) & set(telemetry.silent):
+                    progress.note(f"--metrics-url {url}: no metric there that is known; it is left alone")
                 rig = Rig(settings, probe, writer, generator, telemetry, progress, trace)
                 try:
                     with _interruptible(generator, progress):
