@@ -12,6 +12,7 @@ import yaml
 
 from workloads.archetypes import ARCHETYPES
 from workloads.arrivals import check_arrivals
+from workloads.classes import RequestClass
 from workloads.errors import WorkloadError
 from workloads.lengths import Lengths, parse_lengths
 
@@ -20,26 +21,32 @@ _KEYS = ("name", "input_tokens", "output_tokens", "arrivals", "source")
 
 @dataclass(frozen=True)
 class Workload:
-    """Lengths in tokens of what is sent and asked for, and the arrival process. Raises WorkloadError."""
+    """Lengths in tokens of what is sent and asked for, and the arrival process. Raises WorkloadError.
+
+    ``classes``: where requests are of several kinds, or of one that is more than its lengths; ``Schedule.class_index``
+    counts in them, and the lengths here are those of all classes together. Empty: one plain kind.
+    """
 
     name: str
     input_tokens: Lengths
     output_tokens: Lengths
     arrivals: str = "poisson"
     source: str = ""
+    classes: tuple[RequestClass, ...] = ()
 
     def __post_init__(self) -> None:
         check_arrivals(self.arrivals)
 
     def describe(self) -> dict[str, Any]:
         """JSON-able description, the first part of ``workload`` in run.json."""
-        return {
+        described = {
             "name": self.name,
             "source": self.source,
             "arrivals": self.arrivals,
             "input_tokens": self.input_tokens.describe(),
             "output_tokens": self.output_tokens.describe(),
         }
+        return described | ({"classes": [c.describe() for c in self.classes]} if self.classes else {})
 
 
 def load_workload(name_or_path: str) -> Workload:

@@ -31,6 +31,8 @@ class Schedule:
     first_request_id: int
     class_names: tuple[str, ...] = ("default",)
     class_index: NDArray[np.int16] | None = None  # into class_names; None: all of the first class
+    model_names: tuple[str, ...] = ()
+    model_index: NDArray[np.int16] | None = None  # into model_names, -1: the run's model; None: all the run's
     cancel_after_s: NDArray[np.float64] | None = None  # the user leaves so long after the start; NaN: stays
     cancel_after_tokens: NDArray[np.int64] | None = None  # or after so many output tokens; 0: stays
     session: NDArray[np.int64] | None = None  # number of the session; -1: none
@@ -42,7 +44,7 @@ class Schedule:
     )
 
     def __post_init__(self) -> None:
-        for name in ("input_tokens", "output_tokens", "class_index", "cancel_after_s", "cancel_after_tokens",
+        for name in ("input_tokens", "output_tokens", "class_index", "model_index", "cancel_after_s", "cancel_after_tokens",
                      "session", "turn", "think_s"):  # fmt: skip
             column = getattr(self, name)
             if column is not None and len(column) != len(self.scheduled_s):

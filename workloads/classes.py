@@ -1,0 +1,89 @@
+"""Classes of requests: what each kind of user sends, how it is asked for, and who gives up before the end."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from workloads.lengths import Lengths
+
+
+@dataclass(frozen=True)
+class Cancel:
+    """A ``share`` of requests that the client gives up: after milliseconds from the start, or output tokens."""
+
+    share: float
+    after_ms: Lengths | None = None
+    after_tokens: Lengths | None = None
+
+    def describe(self) -> dict[str, Any]:
+        """JSON-able; one of the two distributions stands in it."""
+        name, given = ("after_ms", self.after_ms) if self.after_ms else ("after_tokens", self.after_tokens)
+        return {"share": self.share, name: given.describe() if given else None}
+
+
+@dataclass(frozen=True)
+class Client:
+    """One sender among many: its ``weight`` in the traffic, and what sets it apart from its class (None: nothing)."""
+
+    weight: float
+    arrivals: str | None = None
+    input_tokens: Lengths | None = None
+    output_tokens: Lengths | None = None
+
+
+@dataclass(frozen=True)
+class RequestClass:
+    """One kind of request. ``weight`` is its part of all requests, relative to those of the other classes.
+
+    What goes on the wire beside the prompt: ``body()`` is merged over the run's own extra body, ``headers`` are
+    sent after the run's (their values are secrets: only names are written down), and ``models[i]`` is the
+    request's ``model``, i drawn with ``model_weights`` (``Schedule.model_index``). No models: the run's.
+    """
+
+    name: str
+    weight: float
+    input_tokens: Lengths
+    output_tokens: Lengths
+    correlation: float = 0.0  # Spearman's, of input and output
+    arrivals: str | None = None  # None: the workload's
+    clients: tuple[Client, ...] = ()
+    models: tuple[str, ...] = ()
+    model_weights: tuple[float, ...] = ()
+    extra_body: dict[str, Any] = field(default_factory=dict)
+    headers: tuple[tuple[str, str], ...] = field(default=(), repr=False)
+    priority: int | None = None  # vLLM's and SGLang's request field
+    slos: tuple[str, ...] = ()  # as given, such as "ttft_p99=2s"
+    cancel: Cancel | None = None
+
+    def body(self) -> dict[str, Any]:
+        """Request fields of this class: sampling parameters and priority; the model stands apart."""
+        return self.extra_body | ({} if self.priority is None else {"priority": self.priority})
+
+    def describe(self) -> dict[str, Any]:
+        """JSON-able description, an item of ``workload.classes`` in run.json. ``weight`` as given."""
+        return {
+            "name": self.name, "weight": self.weight,
+            "input_tokens": self.input_tokens.describe(), "output_tokens": self.output_tokens.describe(),
+            "correlation": self.correlation, "arrivals": self.arrivals, "clients": len(self.clients),
+            "models": list(self.models), "model_weights": list(self.model_weights), "extra_body": self.body(),
+            "headers": [name for name, _ in self.headers], "slos": list(self.slos),
+            "cancel": self.cancel.describe() if self.cancel else None,
+        }  # fmt: skip
+
+
+def zipf_weights(n: int, exponent: float) -> tuple[float, ...]:
+    """Shares of n by popularity: the k-th is proportional to k^-exponent; they add up to 1."""
+    weights = [k**-exponent for k in range(1, n + 1)]
+    total = math.fsum(weights)
+    return tuple(w / total for w in weights)
+
+
+def draw_index(weights: tuple[float, ...], u: NDArray[np.float64]) -> NDArray[np.int64]:
+    """int64[n]: for each uniform number in ``u``, which of ``weights`` (relative) it falls to."""
+    edges = np.cumsum(weights)
+    return np.minimum(np.searchsorted(edges, u * edges[-1], side="right"), len(weights) - 1)
