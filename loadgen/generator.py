@@ -41,6 +41,10 @@ class Generator:
         self._runner.stop(reason)
         self._workers.stop(reason)
 
+    def finish_stage(self, reason: str) -> None:
+        """Send nothing more in the stage that is going on: it has told enough."""
+        (self._workers if self._many else self._runner).finish_stage(reason)
+
     async def run(self, plan: StagePlan, workers: int, on_start: Callable[[int], None]) -> StageResult:
         """Run one stage; ``on_start`` is told its start, monotonic ns, before the first deadline.
 

@@ -132,6 +132,7 @@ class StageRunner:
         self._answer = answer
         self._in_flight: set[Exchange] = set()
         self._stop_reason: str | None = None
+        self._decided: str | None = None  # why the stage that is going on need not go on
         self._refill: Callable[[RequestRecord], None] | None = None
         self._live = Live()
 
@@ -143,6 +144,10 @@ class StageRunner:
     def stop(self, reason: str) -> None:
         """End the stage that is going on: nothing more is sent, what is in flight becomes unfinished."""
         self._stop_reason = self._stop_reason or reason
+
+    def finish_stage(self, reason: str) -> None:
+        """Send nothing more in this stage: it has told enough. What is in flight is waited for."""
+        self._decided = self._decided or reason
 
     @property
     def stopped(self) -> str | None:
@@ -156,6 +161,7 @@ class StageRunner:
         self._ready_bytes = self._prepared = 0
         self._measures = Measures()
         self._retrying = 0  # attempts that wait for their turn
+        self._decided = None
         self._closing = False
         self._client.receive_delays_s = self._measures.receive_delays_s
         self._prepare(READY_MAX)
@@ -185,7 +191,9 @@ class StageRunner:
                 watcher = asyncio.create_task(self._watch())
                 drive = self._drive_open if plan.kind == "open" else self._drive_closed
                 released, ended_early = await drive(start_ns, pacing)
-                end_ns = time.monotonic_ns() if ended_early else start_ns + int(plan.duration_s * 1e9)
+                end_ns = start_ns + int(plan.duration_s * 1e9)
+                if ended_early or self._decided:
+                    end_ns = min(end_ns, time.monotonic_ns())
                 await self._drain(plan.drain_s)
                 watcher.cancel()
             self._measures.shortages = self._client.shortages - shortages
@@ -196,7 +204,7 @@ class StageRunner:
         meta = {
             "index": plan.index, "kind": plan.kind, "offered_rps": plan.offered_rps, "concurrency": plan.concurrency,
             "start_ns": start_ns, "end_ns": end_ns, "scheduled_requests": released,
-            "drained_ns": time.monotonic_ns(), "ended_early": ended_early,
+            "drained_ns": time.monotonic_ns(), "ended_early": ended_early, "decided_early": self._decided,
         }  # fmt: skip
         return StageResult(meta=meta, measures=self._measures, ids_used=released)
 
@@ -209,7 +217,9 @@ class StageRunner:
         def release(index: int, now_ns: int) -> None:
             self._send(index, int(scheduled_ns[index]), now_ns)
 
-        released = await pace(scheduled_ns, release, lambda: self._stop_reason is not None, sleeper)
+        released = await pace(
+            scheduled_ns, release, lambda: bool(self._stop_reason or self._decided), sleeper
+        )
         if not self._stop_reason:
             await self._sleep_until(start_ns + int(self._plan.duration_s * 1e9))
         return released, self._stop_reason
@@ -224,7 +234,7 @@ class StageRunner:
         def next_request() -> None:
             nonlocal sent, tokens, reason
             now_ns = time.monotonic_ns()
-            if reason or self._stop_reason or now_ns >= end_ns:
+            if reason or self._stop_reason or self._decided or now_ns >= end_ns:
                 return
             if sent >= total or (plan.max_requests is not None and sent >= plan.max_requests):
                 reason = (
@@ -253,13 +263,15 @@ class StageRunner:
         self._refill = refill
         for user in range(plan.concurrency or 1):  # with think time the users come in spread over one pause
             loop.call_later(plan.think_s * user / (plan.concurrency or 1), next_request)
-        while time.monotonic_ns() < end_ns and not (reason or self._stop_reason):
+        while time.monotonic_ns() < end_ns and not (reason or self._stop_reason or self._decided):
             await asyncio.sleep(min(0.05, max((end_ns - time.monotonic_ns()) / 1e9, 0.0)))
         self._refill = None
         return sent, self._stop_reason or reason
 
     async def _sleep_until(self, deadline_ns: int) -> None:
-        while (left_s := (deadline_ns - time.monotonic_ns()) / 1e9) > 0 and not self._stop_reason:
+        while (left_s := (deadline_ns - time.monotonic_ns()) / 1e9) > 0 and not (
+            self._stop_reason or self._decided
+        ):
             await asyncio.sleep(min(left_s, 0.1))
 
     async def _drain(self, drain_s: float) -> None:

@@ -171,6 +171,8 @@ async def _serve(setup: Setup, worker: int, stream_path: Path, answers: BinaryIO
                 go.set_result(arguments[0])
             elif command == "stop":
                 runner.stop(arguments[0])
+            elif command == "finish_stage":
+                runner.finish_stage(arguments[0])
             elif command == "quit":
                 break
         if stage is not None and not stage.done():  # the parent is gone: keep what there is

@@ -139,6 +139,11 @@ class Workers:
         for worker in self._workers:
             worker.tell("stop", reason)
 
+    def finish_stage(self, reason: str) -> None:
+        """Send nothing more in this stage, in any worker; what is in flight is waited for."""
+        for worker in self._workers:
+            worker.tell("finish_stage", reason)
+
     @property
     def stopped(self) -> str | None:
         """Why ``stop`` was called, or None."""
@@ -189,6 +194,7 @@ class Workers:
         meta = {
             "scheduled_requests": owed if share.kind == "open" else len(recorded),
             "end_ns": start_ns + int(share.duration_s * 1e9), "drained_ns": now_ns, "ended_early": self._stop_reason,
+            "decided_early": None,
         }  # fmt: skip
         return StageResult(meta, Measures(), len(share.schedule))
 
@@ -253,4 +259,5 @@ def _merge(plan: StagePlan, start_ns: int, metas: list[dict[str, Any]]) -> dict[
         "scheduled_requests": sum(m["scheduled_requests"] for m in metas),
         "drained_ns": max(m["drained_ns"] for m in metas),
         "ended_early": next((m["ended_early"] for m in metas if m["ended_early"]), None),
+        "decided_early": next((m["decided_early"] for m in metas if m["decided_early"]), None),
     }  # fmt: skip
