@@ -19,6 +19,7 @@ from analysis.knee import find_knee
 from analysis.lengths import output_deviation, realised
 from analysis.littles_law import summarise_gap
 from analysis.runmeta import check_figures
+from analysis.server import server_figures
 from analysis.slo import GAP_METRICS, Slo, slo_from_dict
 from analysis.stages import analyse_stage, read_records
 from analysis.verdict import write_verdict
@@ -38,6 +39,8 @@ def summarise(run: Run) -> dict[str, Any]:
     if not run.complete:
         metas = [_as_far_as_it_came(m, run.requests) for m in metas]
     stages = [analyse_stage(records, m, slos, warmup, run_complete=run.complete) for m in metas]
+    for stage, stage_meta in zip(stages, metas, strict=True):
+        stage["server"] = _server(run, stage, stage_meta)
     summary: dict[str, Any] = {
         "schema_version": SCHEMA_VERSION,
         "verdict": "",
@@ -67,6 +70,13 @@ def _plain_stage(position: int, stage: Mapping[str, Any]) -> dict[str, Any]:
     kind = stage.get("kind") or ("closed" if stage.get("concurrency") else "open")
     index = stage.get("index")
     return {**stage, "index": position if index is None else int(index), "kind": kind}
+
+
+def _server(run: Run, stage: Mapping[str, Any], meta: Mapping[str, Any]) -> dict[str, Any] | None:
+    """The server's own gauges over the window of the stage."""
+    start_ns = int(meta.get("start_ns") or 0)
+    window_ns = [start_ns + round(stage["window"][end] * 1e9) for end in ("start_s", "end_s")]
+    return server_figures(run.server, *window_ns)
 
 
 def _as_far_as_it_came(stage: dict[str, Any], table: pa.Table) -> dict[str, Any]:

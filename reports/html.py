@@ -20,7 +20,14 @@ from reports.findings import findings
 from reports.marks import Chart
 from reports.palette import style_sheet
 from reports.svg import to_svg
-from reports.tables import all_percentiles, lengths_table, slo_table, stages_table, windows_table
+from reports.tables import (
+    all_percentiles,
+    lengths_table,
+    server_table,
+    slo_table,
+    stages_table,
+    windows_table,
+)
 
 NOT_GIVEN = "not given"
 STATUS_WORDS = {
@@ -53,6 +60,7 @@ def render_report(summary: dict[str, Any], meta: dict[str, Any]) -> str:
         assumption=str(summary.get("interval_assumption") or ""),
         lengths=lengths_table(summary),
         windows=windows_table(summary, meta),
+        server=server_table(summary),
         itl_reason=_itl_reason(summary),
         errors=_errors_sentence(summary),
         workload=_workload_facts(summary),

@@ -196,6 +196,29 @@ def slo_table(summary: Mapping[str, Any]) -> Table:
     return table
 
 
+def server_table(summary: Mapping[str, Any]) -> Table | None:
+    """What the server's own metrics say, one row a stage; None where no stage has any."""
+    figures: dict[str, tuple[Column, Callable[[Any], str]]] = {
+        "running": (Column("running", "mean"), significant),
+        "waiting": (Column("waiting", "mean"), significant),
+        "kv_cache_usage_max": (Column("KV cache", "most"), share),
+        "preemptions": (Column("preemptions"), count),
+        "prefix_hit_rate": (Column("prefix hits", "of tokens"), share),
+        "spec_acceptance_rate": (Column("drafts accepted", "of tokens"), share),
+        "gpu_utilization": (Column("GPU", "mean"), share),
+        "gpu_memory_used_bytes": (Column("GPU memory", "GiB, all"), lambda b: significant(b / 2**30)),
+    }
+    stages = [(s, s["server"]) for s in by_load(summary) if s.get("server")]
+    known = [name for name in figures if any(held.get(name) is not None for _, held in stages)]
+    if not known:
+        return None
+    table = Table("The server's own metrics", [Column("load", text=True), *(figures[n][0] for n in known)])
+    for stage, held in stages:
+        cells = [table.cell({"reason": "not on its page"} | held, n, figures[n][1]) for n in known]
+        table.rows.append([Cell(load_of(stage)), *cells])
+    return table
+
+
 def lengths_table(summary: Mapping[str, Any]) -> Table:
     """Planned and realised token counts: one row a side."""
     table = Table("Lengths in tokens", [Column("", text=True), *(Column(name) for name in LENGTH_COLUMNS)])

@@ -1,0 +1,56 @@
+"""Samples of the server's metrics, hand-worked."""
+
+from __future__ import annotations
+
+import pyarrow as pa
+import pytest
+
+from analysis.server import server_figures
+from loadgen.telemetry import SCHEMA
+
+S = 1_000_000_000
+
+
+def samples(rows: list[dict[str, float]]) -> pa.Table:
+    return pa.Table.from_pylist([{"at_ns": i * S, **row} for i, row in enumerate(rows)], schema=SCHEMA)
+
+
+def test_gauges_are_means_counters_are_growth_inside_the_window() -> None:
+    table = samples([
+        {"running": 100, "waiting": 100, "preemptions_total": 0},  # before the window
+        {"running": 2, "waiting": 0, "kv_cache_usage": 0.1, "preemptions_total": 3,
+         "prefix_cache_hits_total": 100, "prefix_cache_queries_total": 400},
+        {"running": 4, "waiting": 3, "kv_cache_usage": 0.9, "preemptions_total": 5,
+         "prefix_cache_hits_total": 150, "prefix_cache_queries_total": 500},
+        {"running": 6, "waiting": 0, "kv_cache_usage": 0.5, "preemptions_total": 8,
+         "prefix_cache_hits_total": 190, "prefix_cache_queries_total": 600},
+        {"running": 100, "waiting": 100, "preemptions_total": 100},  # after it
+    ])  # fmt: skip
+    assert server_figures(table, 1 * S, 4 * S) == {
+        "samples": 3, "running": 4, "waiting": 1, "kv_cache_usage_max": 0.9, "preemptions": 5,
+        "prefix_hit_rate": pytest.approx(90 / 200), "spec_acceptance_rate": None, "gpu_utilization": None,
+        "gpu_memory_used_bytes": None,
+    }  # fmt: skip
+
+
+def test_a_counter_that_went_back_says_nothing_and_the_engines_own_rate_stands() -> None:
+    table = samples([
+        {"running": 1, "preemptions_total": 9, "prefix_hit_rate": 0.25},
+        {"running": 1, "preemptions_total": 0, "prefix_hit_rate": 0.75},
+    ])  # fmt: skip
+    found = server_figures(table, 0, 2 * S)
+    assert found is not None
+    assert (found["preemptions"], found["prefix_hit_rate"]) == (None, 0.5)
+
+
+def test_no_sample_no_figures() -> None:
+    assert server_figures(None, 0, S) is None
+    assert server_figures(samples([]), 0, S) is None
+    assert server_figures(samples([{"running": 1}]), 5 * S, 6 * S) is None
+
+
+def test_the_columns_of_an_older_version_may_be_fewer() -> None:
+    table = samples([{"running": 2}]).select(["at_ns", "running"])
+    found = server_figures(table, 0, S)
+    assert found is not None
+    assert (found["running"], found["gpu_utilization"]) == (2, None)
