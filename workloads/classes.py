@@ -86,4 +86,5 @@ def zipf_weights(n: int, exponent: float) -> tuple[float, ...]:
 def draw_index(weights: tuple[float, ...], u: NDArray[np.float64]) -> NDArray[np.int64]:
     """int64[n]: for each uniform number in ``u``, which of ``weights`` (relative) it falls to."""
     edges = np.cumsum(weights)
-    return np.minimum(np.searchsorted(edges, u * edges[-1], side="right"), len(weights) - 1)
+    found = np.searchsorted(edges, u * edges[-1], side="right")
+    return np.minimum(found, len(weights) - 1).astype(np.int64)

@@ -1,6 +1,9 @@
-"""The one error of this room."""
+"""The one error of this room, and the hint that goes with it."""
 
 from __future__ import annotations
+
+from collections.abc import Iterable
+from difflib import get_close_matches
 
 
 class WorkloadError(ValueError):
@@ -10,3 +13,9 @@ class WorkloadError(ValueError):
         # what it quotes comes from files: control characters are shown, not sent to the terminal
         shown = (c if c.isprintable() else c.encode("unicode_escape").decode() for c in message)
         super().__init__("".join(shown))
+
+
+def did_you_mean(word: object, known: Iterable[str]) -> str:
+    """``" (did you mean x?)"`` where something known is close to ``word``, or nothing."""
+    close = get_close_matches(str(word).lower(), known, n=1)
+    return f" (did you mean {close[0]}?)" if close else ""

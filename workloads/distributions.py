@@ -1,0 +1,344 @@
+"""Distributions of lengths in tokens, by formula. Each is its quantile function; one uniform number makes one length."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from statistics import NormalDist
+from typing import Any, ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from workloads.errors import WorkloadError
+
+MAX_TOKENS = 2**31 - 1
+"""Longest length that a record can hold; every distribution is censored there."""
+
+_NORMAL = NormalDist()  # scipy.special would cost a tenth of a second at every start
+Z_99 = _NORMAL.inv_cdf(0.99)  # 2.3263...
+Floats = NDArray[np.float64]
+
+
+def _z(u: Floats) -> Floats:
+    """Standard normal quantiles."""
+    from scipy.special import ndtri
+
+    return np.asarray(ndtri(u), dtype=np.float64)
+
+
+class Lengths:
+    """What every distribution can do. A subclass gives ``_quantiles``, ``_text`` and where it can ``mean``."""
+
+    kind: ClassVar[str]
+
+    def _quantiles(self, u: Floats) -> Floats:
+        raise NotImplementedError
+
+    def _text(self) -> str:
+        raise NotImplementedError
+
+    def at(self, u: Floats) -> Floats:
+        """Tokens at the levels ``u`` in [0, 1], before rounding."""
+        return np.clip(self._quantiles(u), 1, MAX_TOKENS)
+
+    def sample(self, rng: np.random.Generator, n: int) -> NDArray[np.int64]:
+        """int64[n], rounded to whole tokens; the first k do not depend on n."""
+        return whole_tokens(self.at(rng.random(n)))
+
+    def quantile(self, q: float) -> float:
+        """Tokens at level q in [0, 1], before rounding."""
+        check_level(q)
+        return float(self.at(np.array([q], dtype=np.float64))[0])
+
+    def mean(self) -> float:
+        """Mean in tokens: the integral of q(Phi(z)) phi(z) dz, by the trapezoid rule."""
+        from scipy.special import ndtr
+
+        z = np.linspace(-8.2, 8.2, 20_001)
+        weight = np.exp(-(z**2) / 2)
+        return float(np.sum(self.at(ndtr(z)) * weight) / np.sum(weight))
+
+    def share_above(self, tokens: float) -> float:
+        """The probability of more than ``tokens``, by bisection of the quantile function."""
+        low, high = 0.0, 1.0
+        for _ in range(54):
+            middle = (low + high) / 2
+            low, high = (middle, high) if self.quantile(middle) <= tokens else (low, middle)
+        return 1 - high
+
+    def describe(self) -> dict[str, Any]:
+        """JSON-able description, as ``workload.input_tokens`` in run.json."""
+        figures = {"p50": self.quantile(0.5), "p99": self.quantile(0.99), "mean": self.mean()}
+        return {"kind": self.kind, **figures, "text": self._text()}
+
+
+@dataclass(frozen=True)
+class Fixed(Lengths):
+    """Every request has ``tokens`` tokens."""
+
+    kind = "fixed"
+    tokens: int
+
+    def __post_init__(self) -> None:
+        check_whole("tokens", self.tokens)
+
+    def _quantiles(self, u: Floats) -> Floats:
+        return np.full(u.shape, self.tokens, dtype=np.float64)
+
+    def sample(self, rng: np.random.Generator, n: int) -> NDArray[np.int64]:
+        """int64[n], all the same; draws nothing from ``rng``."""
+        return np.full(n, self.tokens, dtype=np.int64)
+
+    def mean(self) -> float:
+        """Mean in tokens."""
+        return float(self.tokens)
+
+    def _text(self) -> str:
+        return f"fixed at {self.tokens}"
+
+
+@dataclass(frozen=True)
+class LogNormal(Lengths):
+    """Log-normal lengths with median ``p50`` and 99th percentile ``p99``, in tokens.
+
+    Censored at ``minimum`` and ``maximum``: what falls outside becomes the bound itself, so a bound
+    carries the probability that lies beyond it. mu = ln p50, sigma = ln(p99/p50) / z_0.99.
+    """
+
+    kind = "lognormal"
+    p50: float
+    p99: float
+    minimum: int = 1
+    maximum: int | None = None
+
+    def __post_init__(self) -> None:
+        for name, value in (("p50", self.p50), ("p99", self.p99)):
+            check_positive(name, value)
+        if self.p99 < self.p50:
+            raise WorkloadError(f"p99 ({self.p99:g}) is below p50 ({self.p50:g}): give p99 >= p50")
+        check_bounds(self.minimum, self.maximum)
+
+    @classmethod
+    def from_mean(cls, mean: float, cv: float) -> LogNormal:
+        """By mean and coefficient of variation: sigma^2 = ln(1 + cv^2), p50 = mean / sqrt(1 + cv^2)."""
+        check_positive("mean", mean)
+        check_positive("cv", cv, "above 0")
+        p50, sigma = mean / math.sqrt(1 + cv**2), math.sqrt(math.log1p(cv**2))
+        return cls(p50, p50 * math.exp(sigma * Z_99))
+
+    @property
+    def sigma(self) -> float:
+        """Standard deviation of ln(tokens), before censoring."""
+        return math.log(self.p99 / self.p50) / Z_99
+
+    @property
+    def _bounds(self) -> tuple[int, int]:
+        return self.minimum, MAX_TOKENS if self.maximum is None else self.maximum
+
+    def _quantiles(self, u: Floats) -> Floats:
+        return np.clip(self.p50 * (self.p99 / self.p50) ** (_z(u) / Z_99), *self._bounds)
+
+    def sample(self, rng: np.random.Generator, n: int) -> NDArray[np.int64]:
+        """int64[n], rounded to whole tokens; the first k do not depend on n."""
+        tokens = self.p50 * (self.p99 / self.p50) ** (rng.standard_normal(n) / Z_99)
+        return np.clip(np.rint(tokens), *self._bounds).astype(np.int64)
+
+    def quantile(self, q: float) -> float:
+        """Tokens at level q in [0, 1], before rounding: exp(mu + sigma z_q) = p50 (p99/p50)^(z_q/z_0.99), censored."""
+        check_level(q)
+        low, high = self._bounds
+        z = _NORMAL.inv_cdf(q) if 0 < q < 1 else math.copysign(math.inf, q - 0.5)
+        return float(min(max(self.p50 * (self.p99 / self.p50) ** (z / Z_99), low), high))
+
+    def mean(self) -> float:
+        """Mean in tokens, of the censored distribution: a F(a) + b (1 - F(b)) + partial expectation on (a, b)."""
+        low, high = self._bounds
+        sigma, mu = self.sigma, math.log(self.p50)
+        if sigma == 0:
+            return self.quantile(0.5)
+        z_low, z_high = (math.log(low) - mu) / sigma, (math.log(high) - mu) / sigma
+        inside = _NORMAL.cdf(z_high - sigma) - _NORMAL.cdf(z_low - sigma)
+        inner = math.exp(mu + sigma**2 / 2) * inside if inside > 0 else 0.0
+        return float(low * _NORMAL.cdf(z_low) + high * _NORMAL.cdf(-z_high) + inner)
+
+    def describe(self) -> dict[str, Any]:
+        """JSON-able description, as ``workload.input_tokens`` in run.json."""
+        free = LogNormal(self.p50, self.p99)
+        return super().describe() | bounds_described(free, self.minimum, self.maximum)
+
+    def _text(self) -> str:
+        free = LogNormal(self.p50, self.p99) if (self.minimum, self.maximum) != (1, None) else self
+        return f"log-normal, p50 {self.p50:.10g}, p99 {self.p99:.10g}" + bounds_text(
+            free, self.minimum, self.maximum
+        )
+
+
+@dataclass(frozen=True)
+class Uniform(Lengths):
+    """Each whole number from ``minimum`` to ``maximum`` is as likely as the others."""
+
+    kind = "uniform"
+    minimum: int
+    maximum: int
+
+    def __post_init__(self) -> None:
+        check_bounds(self.minimum, self.maximum)
+
+    def _quantiles(self, u: Floats) -> Floats:
+        return np.clip(self.minimum - 0.5 + u * (self.maximum - self.minimum + 1), self.minimum, self.maximum)
+
+    def mean(self) -> float:
+        """Mean in tokens."""
+        return (self.minimum + self.maximum) / 2
+
+    def _text(self) -> str:
+        return f"uniform from {self.minimum} to {self.maximum}"
+
+
+@dataclass(frozen=True)
+class Normal(Lengths):
+    """Normal with ``center`` and ``std`` in tokens, truncated at 1: what would fall below is drawn again.
+
+    Quantile at u: center + std Phi^-1(Phi(a) + u (1 - Phi(a))), a = (1 - center) / std.
+    """
+
+    kind = "normal"
+    center: float
+    std: float
+
+    def __post_init__(self) -> None:
+        check_positive("mean", self.center)
+        check_positive("std", self.std)
+
+    @property
+    def _below(self) -> tuple[float, float]:
+        a = (1 - self.center) / self.std
+        return a, _NORMAL.cdf(a)
+
+    def _quantiles(self, u: Floats) -> Floats:
+        below = self._below[1]
+        return self.center + self.std * _z(below + u * (1 - below))
+
+    def mean(self) -> float:
+        """Mean in tokens of what is drawn: center + std phi(a) / (1 - Phi(a))."""
+        a, below = self._below
+        return min(self.center + self.std * _NORMAL.pdf(a) / (1 - below), float(MAX_TOKENS))
+
+    def _text(self) -> str:
+        cut = self._below[1]
+        note = f" ({cut:.1%} would lie below and are drawn again)" if cut >= 0.0005 else ""
+        return f"normal, mean {self.center:.10g}, std {self.std:.10g}, truncated at 1{note}"
+
+
+@dataclass(frozen=True)
+class Gamma(Lengths):
+    """Gamma with mean ``average`` in tokens and coefficient of variation ``cv``: shape 1/cv^2."""
+
+    kind = "gamma"
+    average: float
+    cv: float
+
+    def __post_init__(self) -> None:
+        check_positive("mean", self.average)
+        if not (is_number(self.cv) and 0.001 <= self.cv <= 100):
+            raise WorkloadError(f"cv is {self.cv!r}: give a number from 0.001 to 100")
+
+    def _quantiles(self, u: Floats) -> Floats:
+        from scipy.special import gammaincinv
+
+        return np.asarray(gammaincinv(self.cv**-2, u), dtype=np.float64) * self.average * self.cv**2
+
+    def _text(self) -> str:
+        return f"gamma, mean {self.average:.10g}, CV {self.cv:.10g}"
+
+
+@dataclass(frozen=True)
+class Pareto(Lengths):
+    """Pareto tail from ``start`` tokens on: P[X > x] = (start / x)^alpha; as a part of a mixture, the long tail."""
+
+    kind = "pareto"
+    start: float
+    alpha: float
+
+    def __post_init__(self) -> None:
+        if not (is_number(self.start) and 1 <= self.start <= MAX_TOKENS):
+            raise WorkloadError(f"start is {self.start!r}: give a number of tokens from 1 to {MAX_TOKENS}")
+        if not (is_number(self.alpha) and 0.05 <= self.alpha <= 100):
+            raise WorkloadError(f"alpha is {self.alpha!r}: give a number from 0.05 to 100")
+
+    def _quantiles(self, u: Floats) -> Floats:
+        with np.errstate(divide="ignore", over="ignore"):  # an endless tail is censored by ``at``
+            return self.start * (1 - u) ** (-1 / self.alpha)
+
+    def mean(self) -> float:
+        """Mean in tokens, censored at b: start (1 + (1 - (start/b)^(alpha - 1)) / (alpha - 1))."""
+        if self.alpha == 1:
+            return self.start * (1 + math.log(MAX_TOKENS / self.start))
+        rest = -math.expm1((self.alpha - 1) * math.log(self.start / MAX_TOKENS)) / (self.alpha - 1)
+        return self.start * (1 + rest)
+
+    def _text(self) -> str:
+        return f"Pareto from {self.start:.10g}, alpha {self.alpha:.10g}"
+
+
+def whole_tokens(tokens: Floats) -> NDArray[np.int64]:
+    """int64[n], rounded."""
+    return np.rint(tokens).astype(np.int64)
+
+
+def bounds_described(free: Lengths, minimum: int, maximum: int | None) -> dict[str, Any]:
+    """The bounds, and the share of ``free`` that ``maximum`` cuts."""
+    share = 0.0 if maximum is None else free.share_above(maximum)
+    return {"minimum": minimum, "maximum": maximum, "truncated_share": share}
+
+
+def bounds_text(free: Lengths, minimum: int, maximum: int | None) -> str:
+    """The same in words."""
+    text = f", at least {minimum}" if minimum > 1 else ""
+    if maximum is not None:
+        share = free.share_above(maximum)
+        text += f", at most {maximum}" + (f" ({share:.1%} are cut to it)" if share >= 0.0005 else "")
+    return text
+
+
+def is_number(value: object) -> bool:
+    """A finite int or float, and no bool."""
+    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < math.inf
+
+
+def check_positive(name: str, value: object, bounds: str = "") -> None:
+    """Raise WorkloadError unless ``value`` is a number above 0 that a record can hold."""
+    if not (is_number(value) and 0 < value <= MAX_TOKENS):  # type: ignore[operator]  # is_number has looked
+        wanted = bounds or f"of tokens above 0 and up to {MAX_TOKENS}"
+        raise WorkloadError(f"{name} is {value!r}: give a number {wanted}")
+
+
+def check_weights(weights: tuple[float, ...], n: int) -> None:
+    """Raise WorkloadError unless there are n weights above 0."""
+    if not weights or len(weights) != n:
+        raise WorkloadError("give at least one part, each with its weight")
+    for weight in weights:
+        if not (is_number(weight) and 1e-12 <= weight <= 1e12):
+            raise WorkloadError(f"weight {weight!r}: give a number above 0")
+
+
+def check_bounds(minimum: int, maximum: int | None) -> None:
+    """Raise WorkloadError unless both are lengths and in order."""
+    check_whole("minimum", minimum)
+    if maximum is not None:
+        check_whole("maximum", maximum)
+        if maximum < minimum:
+            raise WorkloadError(f"maximum ({maximum}) is below minimum ({minimum}): give max >= min")
+
+
+def check_whole(name: str, value: object) -> None:
+    """Raise WorkloadError unless ``value`` is a length."""
+    if not (isinstance(value, int) and not isinstance(value, bool) and 1 <= value <= MAX_TOKENS):
+        raise WorkloadError(f"{name} is {value!r}: give a whole number of tokens from 1 to {MAX_TOKENS}")
+
+
+def check_level(q: float) -> None:
+    """Raise WorkloadError unless q is a quantile level."""
+    if not 0 <= q <= 1:
+        raise WorkloadError(f"quantile level {q!r} is outside 0 to 1: write p99 as 0.99")

@@ -1,0 +1,108 @@
+"""Lengths made of other lengths: mixtures, and what is cut at the model's context."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from workloads.distributions import (
+    MAX_TOKENS,
+    Floats,
+    Lengths,
+    bounds_described,
+    bounds_text,
+    check_bounds,
+    check_weights,
+    whole_tokens,
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Mixture(Lengths):
+    """Each length comes from one of ``parts``, chosen with the relative ``weights``."""
+
+    kind = "mixture"
+    parts: tuple[Lengths, ...]
+    weights: tuple[float, ...]
+
+    def __post_init__(self) -> None:
+        check_weights(self.weights, len(self.parts))
+
+    @cached_property
+    def _shares(self) -> Floats:
+        weights = np.asarray(self.weights, dtype=np.float64)
+        return weights / weights.sum()
+
+    def sample(self, rng: np.random.Generator, n: int) -> NDArray[np.int64]:
+        """int64[n]: one uniform number picks the part and, by its place in the part's share, the length."""
+        edges = np.concatenate([[0.0], np.cumsum(self._shares)])
+        u = rng.random(n)
+        part = np.minimum(np.searchsorted(edges[1:], u, side="right"), len(self.parts) - 1)
+        tokens = np.empty(n, dtype=np.float64)
+        for i, lengths in enumerate(self.parts):
+            mine = part == i
+            tokens[mine] = lengths.at(np.clip((u[mine] - edges[i]) / self._shares[i], 0, 1))
+        return whole_tokens(tokens)
+
+    @cached_property
+    def _table(self) -> tuple[Floats, Floats]:
+        """(levels, tokens) of the whole: the parts' quantiles in 8,000 cells each, dense in the tails, merged."""
+        from scipy.special import ndtr
+
+        edges = ndtr(np.linspace(-8.2, 8.2, 8001))
+        middles, widths = (edges[1:] + edges[:-1]) / 2, np.diff(edges)
+        tokens = np.concatenate([lengths.at(middles) for lengths in self.parts])
+        order = np.argsort(tokens, kind="stable")
+        weight = np.concatenate([share * widths for share in self._shares])[order]
+        return np.cumsum(weight) - weight / 2, tokens[order]
+
+    def _quantiles(self, u: Floats) -> Floats:
+        return np.interp(u, *self._table)
+
+    def mean(self) -> float:
+        """Mean in tokens: that of the parts, weighted."""
+        return float(sum(w * p.mean() for w, p in zip(self._shares, self.parts, strict=True)))
+
+    def describe(self) -> dict[str, Any]:
+        """JSON-able description, as ``workload.input_tokens`` in run.json."""
+        parts = [{"weight": w, **p.describe()} for w, p in zip(self.weights, self.parts, strict=True)]
+        return super().describe() | {"parts": parts}
+
+    def _text(self) -> str:
+        shown = (f"{w:.3g} of {p._text()}" for w, p in zip(self._shares, self.parts, strict=True))
+        return f"mixture of {len(self.parts)}: " + "; ".join(shown)
+
+
+@dataclass(frozen=True)
+class Clipped(Lengths):
+    """``lengths`` censored at ``minimum`` and ``maximum``: what falls outside becomes the bound itself."""
+
+    kind = "clipped"
+    lengths: Lengths
+    minimum: int = 1
+    maximum: int | None = None
+
+    def __post_init__(self) -> None:
+        check_bounds(self.minimum, self.maximum)
+
+    def _clip(self, tokens: NDArray[Any]) -> NDArray[Any]:
+        return np.clip(tokens, self.minimum, MAX_TOKENS if self.maximum is None else self.maximum)
+
+    def _quantiles(self, u: Floats) -> Floats:
+        return self._clip(self.lengths.at(u))
+
+    def sample(self, rng: np.random.Generator, n: int) -> NDArray[np.int64]:
+        """int64[n], rounded to whole tokens; the first k do not depend on n."""
+        return self._clip(self.lengths.sample(rng, n))
+
+    def describe(self) -> dict[str, Any]:
+        """JSON-able description, as ``workload.input_tokens`` in run.json."""
+        bounds = bounds_described(self.lengths, self.minimum, self.maximum)
+        return self.lengths.describe() | super().describe() | bounds | {"kind": self.lengths.kind}
+
+    def _text(self) -> str:
+        return self.lengths._text() + bounds_text(self.lengths, self.minimum, self.maximum)
