@@ -48,118 +48,119 @@ class Deployment:
             raise SimulatorError("deployment: prefill and transfer go together; give both or neither")
 
     @property
-    def name(self) -> str:
-        return f"{self.replicas} x {self.config.name}"
+    def engines(self) -> int:
+        """How many there are, with those for prompts."""
+        return self.replicas + (self.prefill_replicas if self.prefill is not None else 0)
 
 
 class Run:
-    """One run of a deployment in virtual time. `place` and `ticks` say afterwards when each token came."""
+    """A deployment at work in virtual time: what happens when, in order of time.
+
+    `engines` are those that decode, then those that only compute prompts; `ticks` has the end of each tick of
+    each, in s. A request's `place` is the number of the engine that decodes it.
+    """
 
     def __init__(self, deployment: Deployment, on_finish: Callable[[float], None] | None = None) -> None:
         """on_finish(time in s) is called whenever a request has got its last token."""
-        config = deployment.config
-        self.engines = [Engine(replace(config, seed=config.seed + n)) for n in range(deployment.replicas)]
-        self.ticks: list[list[float]] = [[] for _ in self.engines]  # end of each tick of each engine, in s
-        self.place: dict[Request, int] = {}  # the engine that decodes a request
-        self.continued: dict[Request, Request] = {}  # decode part -> the request that came in
+        configs = [
+            replace(deployment.config, seed=deployment.config.seed + n) for n in range(deployment.replicas)
+        ]
+        if deployment.prefill is not None:
+            configs += [deployment.prefill] * deployment.prefill_replicas
+        self.engines = [Engine(config) for config in configs]
+        self.ticks: list[list[float]] = [[] for _ in self.engines]
+        self._decoders = deployment.replicas
         self._router = Router(deployment.routing, deployment.replicas, deployment.hash_block)
-        self._transfer = deployment.transfer
-        self._prefill = (
-            [Engine(deployment.prefill) for _ in range(deployment.prefill_replicas)]
-            if (deployment.prefill is not None)
-            else []
-        )
         self._prefill_router = Router(deployment.routing, deployment.prefill_replicas, deployment.hash_block)
-        self._origin: dict[Request, Request] = {}  # prefill part -> the request that came in
-        self._stepping: set[Engine] = set()
-        self._events: list[tuple[float, int, Request | None, Engine | None, StepResult | None]] = []
+        self._transfer = deployment.transfer
+        self._busy = [False] * len(self.engines)
+        # (when, order of entry, engine, what): a request arrives, a step of the engine ends, or begins (its start).
+        self._events: list[tuple[float, int, int, Request | StepResult | float]] = []
         self._numbers = count()
         self._on_finish = on_finish
 
     def arrive(self, request: Request, at_s: float) -> None:
         """Let a request arrive at an instant that has not passed yet."""
-        heapq.heappush(self._events, (at_s, next(self._numbers), request, None, None))
+        self._push(at_s, -1, request)
 
-    def drain(self) -> None:
-        """Run until nothing is left to do. Raises SimulatorError for a request that cannot be served."""
+    def advance(self, until_s: float = math.inf) -> None:
+        """Let happen what is due by then. Raises SimulatorError for a request that cannot be served."""
         events = self._events
-        while events:
+        while events and events[0][0] <= until_s:
             now_s = events[0][0]
-            touched: dict[Engine, None] = {}
+            touched: dict[int, None] = {}
             while events and events[0][0] == now_s:  # all of an instant, so that they share a step
-                _, _, request, engine, result = heapq.heappop(events)
-                if request is not None:
-                    touched[self._route(request, now_s)] = None
-                elif engine is not None and result is not None:
-                    self._stepping.discard(engine)
-                    self._note(engine, result)
-                    touched[engine] = None
-            for engine in touched:
-                self._wake(engine, now_s)
+                _, _, number, what = heapq.heappop(events)
+                if isinstance(what, float):
+                    self._plan(number, what)
+                elif isinstance(what, StepResult):
+                    self._busy[number] = False
+                    self._end(number, what, now_s)
+                    touched[number] = None
+                elif not (what.whole or what).aborted:
+                    touched[self._route(what, now_s)] = None
+            for number in touched:
+                if not self._busy[number]:
+                    self._start(number, now_s)
 
-    def _route(self, request: Request, now_s: float) -> Engine:
-        if self._prefill and request not in self.continued:
-            request.arrival_s = now_s
-            part = Request(
-                request.prompt_tokens,
-                1,
-                block_hashes=request.block_hashes,
-                session=request.session,
-                adapter=request.adapter,
-                deadline_s=request.deadline_s,
-            )
-            self._origin[part] = request
-            engine = self._prefill[self._prefill_router.choose(part, self._prefill)]
-            engine.submit(part, now_s)
-        else:
-            number = self._router.choose(request, self.engines)
-            self.place[request] = number
-            engine = self.engines[number]
-            engine.submit(request, now_s)
-        return engine
+    def _push(self, at_s: float, number: int, what: Request | StepResult | float) -> None:
+        heapq.heappush(self._events, (at_s, next(self._numbers), number, what))
 
-    def _wake(self, engine: Engine, now_s: float) -> None:
-        if engine in self._stepping:
-            return
-        result = engine.step(now_s)
+    def _start(self, number: int, now_s: float) -> None:
+        """An engine may begin its next step."""
+        self._plan(number, now_s)
+
+    def _plan(self, number: int, start_s: float) -> None:
+        result = self.engines[number].step(start_s)
+        self._busy[number] = result is not None
         if result is not None:
-            self._stepping.add(engine)
-            heapq.heappush(self._events, (result.end_s, next(self._numbers), None, engine, result))
+            self._push(self._step_end_s(result), number, result)
 
-    def _note(self, engine: Engine, result: StepResult) -> None:
-        """Look at a step that has just ended."""
-        if engine in self._prefill:
-            for part in result.finished:
-                self._hand_over(part, result.end_s)
-            return
+    def _step_end_s(self, result: StepResult) -> float:
+        return result.end_s
+
+    def _route(self, request: Request, now_s: float) -> int:
+        """Give a request, or its prompt alone, to an engine; returns the engine's number."""
+        decoders, prefill = self.engines[: self._decoders], self.engines[self._decoders :]
+        if prefill and request.whole is None:
+            request.arrival_s = now_s
+            request = request.split(request.prompt_tokens, 1)
+            request.place = self._decoders + self._prefill_router.choose(request, prefill)
+        else:
+            request.place = self._router.choose(request, decoders)
+        self.engines[request.place].submit(request, now_s)
+        return request.place
+
+    def _end(self, number: int, result: StepResult, at_s: float) -> None:
+        """A step ends now."""
         if result.advanced:
-            self.ticks[self.engines.index(engine)].append(result.end_s)
-        if self._on_finish is not None:
-            for _ in result.finished:
-                self._on_finish(result.end_s)
+            self.ticks[number].append(at_s)
+        self._finish(number, result, at_s)
 
-    def _hand_over(self, part: Request, end_s: float) -> None:
-        """A prompt is computed: its first token is out, the rest goes on when the KV entries are there."""
-        request = self._origin.pop(part)
-        request.first_token_s = end_s
-        request.cached_tokens = part.cached_tokens
-        if request.output_tokens == 1 or self._transfer is None:
-            request.finish_s = end_s
-            request.token_s = [end_s]
+    def _finish(self, number: int, result: StepResult, at_s: float) -> None:
+        for request in result.finished:
+            whole = request.whole
+            if whole is not None and number >= self._decoders and self._hand_over(request, whole, at_s):
+                continue
+            if whole is not None:
+                whole.finish_s = at_s
             if self._on_finish is not None:
-                self._on_finish(end_s)
-            return
-        # The first token is part of the context now; its own KV entry is computed with the second token.
-        rest = Request(
-            request.prompt_tokens + 1,
-            request.output_tokens - 1,
-            session=request.session,
-            adapter=request.adapter,
-            deadline_s=request.deadline_s,
-            ready_tokens=request.prompt_tokens,
-        )
-        self.continued[rest] = request
-        self.arrive(rest, end_s + self._transfer.seconds(request.prompt_tokens))
+                self._on_finish(at_s)
+
+    def _hand_over(self, part: Request, whole: Request, at_s: float) -> bool:
+        """A prompt is computed and its first token is out: the rest goes on, if there is one, when the KV entries
+        are there."""
+        whole.first_token_s = at_s
+        whole.cached_tokens = part.cached_tokens
+        if whole.output_tokens == 1 or self._transfer is None:
+            return False
+        if not whole.aborted:
+            # The first token is part of the context now; its own KV entry is computed with the second token.
+            rest = whole.split(
+                whole.prompt_tokens + 1, whole.output_tokens - 1, ready_tokens=whole.prompt_tokens
+            )
+            self.arrive(rest, at_s + self._transfer.seconds(whole.prompt_tokens))
+        return True
 
 
 def drive_one(config: EngineConfig, requests: Sequence[Request], arrivals_s: Sequence[float]) -> Run:
@@ -181,5 +182,4 @@ def drive_one(config: EngineConfig, requests: Sequence[Request], arrivals_s: Seq
         elif submitted < total:
             now_s = arrivals_s[submitted]
         else:
-            run.place = dict.fromkeys(requests, 0)
             return run

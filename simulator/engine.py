@@ -75,6 +75,12 @@ class Engine:
 
     def submit(self, request: Request, now_s: float) -> None:
         """Queue a request that arrives at now_s. Raises SimulatorError when it could never be served."""
+        self.check(request)
+        request.arrival_s = now_s
+        self._queue.push(request)
+
+    def check(self, request: Request) -> None:
+        """Raises SimulatorError when the request could never be served."""
         total = request.prompt_tokens + request.output_tokens
         if request.prompt_tokens < 1 or request.output_tokens < 1:
             raise SimulatorError("a request needs at least one prompt token and one output token")
@@ -82,8 +88,6 @@ class Engine:
             raise SimulatorError(
                 f"prompt and output have {total} tokens, more than max_model_len {self.config.max_model_len}"
             )
-        request.arrival_s = now_s
-        self._queue.push(request)
 
     def abort(self, request: Request) -> None:
         """Drop a request, wherever it is, and free what it holds. A finished one is left alone."""

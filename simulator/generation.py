@@ -11,11 +11,12 @@ from aiohttp import web
 from simulator import SimulatorError
 from simulator.answers import GARBAGE, ChoiceFrames, Stream, answer, chunk, error_frames
 from simulator.apierrors import ApiError
+from simulator.deployment import Deployment
 from simulator.face import Face
 from simulator.faults import Fate
 from simulator.metrics import Metrics
 from simulator.protocol import Call, block_hashes
-from simulator.realtime import LiveRequest, StepLoop
+from simulator.realtime import LiveRequest, LiveRun
 
 MAX_UNREAD_BYTES = 8 << 20  # a client that leaves more than this unread is cut off
 
@@ -55,10 +56,15 @@ class Flusher:
 
 
 class Generation:
-    """Runs calls on the engine of one StepLoop. Use it on a running event loop."""
+    """Runs calls on a deployment. Use it on a running event loop."""
 
-    def __init__(self, loop: StepLoop, metrics: Metrics, face: Face) -> None:
-        self._loop = loop
+    def __init__(self, deployment: Deployment, live: LiveRun, metrics: Metrics, face: Face) -> None:
+        self._live = live
+        engines = (
+            [deployment.config] if deployment.prefill is None else [deployment.config, deployment.prefill]
+        )
+        self._block_tokens = deployment.config.block_tokens
+        self._names_blocks = deployment.routing == "prefix-hash" or any(e.prefix_caching for e in engines)
         self._metrics = metrics
         self._face = face
         self._flusher = Flusher(face.flush_s) if face.flush_s else None
@@ -80,7 +86,7 @@ class Generation:
             if not left and not done.done():
                 done.set_result(None)
 
-        lives = self._lives(call, [on_tokens] * len(call.choices))
+        lives = self._lives(call, _session(request), [on_tokens] * len(call.choices))
         await self._run(lives, arrival_s, done)
         body = answer(call, self._face, int(time.time()), _cached_tokens(call, lives))
         if fate.kind == "garbage":
@@ -114,7 +120,7 @@ class Generation:
         if fate.kind is not None:
             strikes = fate.token(call.choices[0].ending.tokens)
             tokens[0] = _struck(fate.kind, strikes, tokens[0], write, transport, done)
-        lives = self._lives(call, tokens)
+        lives = self._lives(call, _session(request), tokens)
         if self._face.prompt_details:
             stream.cached = lambda: _cached_tokens(call, lives)
         await self._run(lives, arrival_s, done)
@@ -132,8 +138,9 @@ class Generation:
             return transport.write
         return lambda data: flusher.write(transport, data)
 
-    def _lives(self, call: Call, on_tokens: list[Callable[[int], None]]) -> list[LiveRequest]:
-        config = self._loop.engine.config
+    def _lives(
+        self, call: Call, session: str | None, on_tokens: list[Callable[[int], None]]
+    ) -> list[LiveRequest]:
         adapter = call.model if call.model in self._face.adapters else None
         return [
             LiveRequest(
@@ -141,8 +148,9 @@ class Generation:
                 choice.ending.tokens,
                 give,
                 finish_reason=choice.ending.finish_reason,
-                block_hashes=block_hashes(call, choice, config.block_tokens) if config.prefix_caching else (),
+                block_hashes=block_hashes(call, choice, self._block_tokens) if self._names_blocks else (),
                 adapter=adapter,
+                session=session,
             )
             for choice, give in zip(call.choices, on_tokens, strict=True)
         ]
@@ -150,7 +158,7 @@ class Generation:
     async def _run(self, lives: list[LiveRequest], arrival_s: float, done: "asyncio.Future[None]") -> None:
         """Wait for the last token. A client that goes away cancels this, and its slots are freed."""
         try:
-            self._loop.submit(lives, arrival_s)
+            self._live.submit(lives, arrival_s)
         except SimulatorError as error:
             raise ApiError(400, str(error), "BadRequestError") from error
         try:
@@ -159,7 +167,7 @@ class Generation:
             for live in lives:
                 if live.finish_s is None:
                     self._metrics.aborted += 1
-                    self._loop.abort(live)
+                    self._live.abort(live)
 
 
 def _on_token(
@@ -218,6 +226,11 @@ def _cached_tokens(call: Call, lives: list[LiveRequest]) -> int:
         for choice, live in zip(reversed(call.choices), reversed(lives), strict=True)
     }
     return sum(cached.values())
+
+
+def _session(request: web.Request) -> str | None:
+    """For session-sticky routing."""
+    return request.headers.get("X-Session-Id")
 
 
 def _transport(request: web.Request) -> asyncio.Transport:

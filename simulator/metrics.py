@@ -1,12 +1,15 @@
 """Prometheus text with vLLM's metric names, and the simulator's own lateness."""
 
+import itertools
 from bisect import bisect_left
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import cast
 
 from simulator.engine import Engine, StepResult
 from simulator.protocol import Call
-from simulator.realtime import LiveRequest, StepLoop
+from simulator.realtime import LiveRequest, LiveRun
+
+Family = tuple[str, str, str, list[str]]  # name, type, help, samples without the name
 
 _TTFT_BUCKETS: tuple[float, ...] = (
     *(0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0),
@@ -65,10 +68,12 @@ class Histogram:
 
 
 class Metrics:
-    """What /metrics shows, fed once a step."""
+    """What /metrics shows of one engine, fed once a step."""
 
-    def __init__(self, model: str) -> None:
-        self._labels = 'engine="0",model_name="' + model.translate({92: r"\\", 34: r"\"", 10: r"\n"}) + '"'
+    def __init__(self, model: str, number: int = 0) -> None:
+        self._labels = (
+            f'engine="{number}",model_name="' + model.translate({92: r"\\", 34: r"\"", 10: r"\n"}) + '"'
+        )
         self.prompt_tokens = 0
         self.generation_tokens = 0
         self.aborted = 0
@@ -131,71 +136,84 @@ class Metrics:
         for name, value in values.items():
             self.histograms[name].add(value)
 
-    def render(self, loop: StepLoop) -> str:
-        """The text exposition format, version 0.0.4."""
-        engine = loop.engine
-        lines: list[str] = []
-        gauges = (
-            ("num_requests_running", "Number of requests in model execution batches.", float(engine.running)),
-            ("num_requests_waiting", "Number of requests waiting to be processed.", float(engine.waiting)),
-            ("kv_cache_usage_perc", "KV-cache usage. 1 means 100 percent usage.", engine.kv_usage),
+    def families(self, engine: Engine) -> Iterable[Family]:
+        yield (
+            "vllm:num_requests_running",
+            "gauge",
+            "Number of requests in model execution batches.",
+            self._one(engine.running),
         )
-        for name, text, value in gauges:
-            lines += self._head(f"vllm:{name}", text, "gauge")
-            lines.append(f"vllm:{name}{{{self._labels}}} {value}")
-        counters = (
+        yield (
+            "vllm:num_requests_waiting",
+            "gauge",
+            "Number of requests waiting to be processed.",
+            self._one(engine.waiting),
+        )
+        yield (
+            "vllm:kv_cache_usage_perc",
+            "gauge",
+            "KV-cache usage. 1 means 100 percent usage.",
+            self._one(engine.kv_usage),
+        )
+        for name, text, count in (
             ("num_preemptions", "Cumulative number of preemption from the engine.", engine.preemptions),
             ("prefix_cache_queries", "Prefix cache queries, in tokens.", engine.prefix_queries),
             ("prefix_cache_hits", "Prefix cache hits, in tokens.", engine.prefix_hits),
             ("prompt_tokens", "Number of prefill tokens processed.", self.prompt_tokens),
             ("generation_tokens", "Number of generation tokens processed.", self.generation_tokens),
+        ):
+            yield f"vllm:{name}_total", "counter", text, self._one(count)
+        reasons = {**self.finished, "abort": self.aborted, "error": 0}
+        yield (
+            "vllm:request_success_total",
+            "counter",
+            "Count of successfully processed requests.",
+            [self._sample("", count, finished_reason=reason) for reason, count in reasons.items()],
         )
-        for name, text, count in counters:
-            lines += self._head(f"vllm:{name}_total", text, "counter")
-            lines.append(f"vllm:{name}_total{{{self._labels}}} {float(count)}")
-        lines += self._head(
-            "vllm:request_success_total", "Count of successfully processed requests.", "counter"
-        )
-        for reason, count in {**self.finished, "abort": self.aborted, "error": 0}.items():
-            lines.append(
-                f'vllm:request_success_total{{{self._labels},finished_reason="{reason}"}} {float(count)}'
-            )
         for name, (text, _) in _HISTOGRAMS.items():
-            lines += self._histogram(name, text, self.histograms[name])
-        lines += self._cache_config(engine)
-        lines += self._lateness(loop)
-        return "\n".join(lines) + "\n"
+            yield f"vllm:{name}", "histogram", text, self._buckets(self.histograms[name])
+        config = engine.config
+        facts = self._sample("", 1, block_size=config.block_tokens, num_gpu_blocks=config.kv_blocks)
+        yield "vllm:cache_config_info", "gauge", "Information of the LLMEngine CacheConfig", [facts]
 
-    def _head(self, name: str, text: str, kind: str) -> list[str]:
-        return [f"# HELP {name} {text}", f"# TYPE {name} {kind}"]
+    def _one(self, value: float) -> list[str]:
+        return [self._sample("", value)]
 
-    def _histogram(self, name: str, text: str, histogram: Histogram) -> Iterable[str]:
-        name = f"vllm:{name}"
-        yield from self._head(name, text, "histogram")
-        cumulated = 0
-        for bound, count in zip([*map(str, histogram.bounds), "+Inf"], histogram.counts, strict=True):
-            cumulated += count
-            yield f'{name}_bucket{{{self._labels},le="{bound}"}} {float(cumulated)}'
-        yield f"{name}_count{{{self._labels}}} {float(cumulated)}"
-        yield f"{name}_sum{{{self._labels}}} {histogram.total}"
+    def _sample(self, suffix: str, value: float, **labels: object) -> str:
+        """A line of the exposition without the family's name."""
+        more = "".join(f',{name}="{label}"' for name, label in labels.items())
+        return f"{suffix}{{{self._labels}{more}}} {float(value)}"
 
-    def _cache_config(self, engine: Engine) -> Iterable[str]:
-        name, config = "vllm:cache_config_info", engine.config
-        yield from self._head(name, "Information of the LLMEngine CacheConfig", "gauge")
-        facts = f'{self._labels},block_size="{config.block_tokens}",num_gpu_blocks="{config.kv_blocks}"'
-        yield f"{name}{{{facts}}} 1.0"
+    def _buckets(self, histogram: Histogram) -> list[str]:
+        cumulated = list(itertools.accumulate(histogram.counts))
+        bounds = [*map(str, histogram.bounds), "+Inf"]
+        lines = [
+            self._sample("_bucket", count, le=bound) for bound, count in zip(bounds, cumulated, strict=True)
+        ]
+        return [*lines, self._sample("_count", cumulated[-1]), self._sample("_sum", histogram.total)]
 
-    def _lateness(self, loop: StepLoop) -> Iterable[str]:
-        name = "ampacity_simulator_lateness_seconds"
+    def lateness(self, live: LiveRun) -> Iterable[Family]:
+        """The simulator's own figures, of all engines together."""
+        recent = sorted(live.lateness_s)
+        lines = [
+            self._sample("", recent[min(len(recent) - 1, int(q * len(recent)))], quantile=q)
+            for q in (0.5, 0.9, 0.99, 1.0)
+            if recent
+        ]
+        lines += [self._sample("_count", live.steps), self._sample("_sum", live.lateness_sum_s)]
         text = "Real minus planned end of a step, tokens written; quantiles over the last 8192 steps."
-        yield from self._head(name, text, "summary")
-        recent = sorted(loop.lateness_s)
-        for quantile in (0.5, 0.9, 0.99, 1.0):
-            if recent:
-                value = recent[min(len(recent) - 1, int(quantile * len(recent)))]
-                yield f'{name}{{{self._labels},quantile="{quantile}"}} {value:.9f}'
-        yield f"{name}_count{{{self._labels}}} {float(loop.steps)}"
-        yield f"{name}_sum{{{self._labels}}} {loop.lateness_sum_s:.9f}"
-        name = "ampacity_simulator_timetable_resets_total"
-        yield from self._head(name, "Steps so late that the timetable was moved.", "counter")
-        yield f"{name}{{{self._labels}}} {float(loop.timetable_resets)}"
+        yield "ampacity_simulator_lateness_seconds", "summary", text, lines
+        resets = self._one(live.timetable_resets)
+        text = "Steps so late that the timetable was moved."
+        yield "ampacity_simulator_timetable_resets_total", "counter", text, resets
+
+
+def render(metrics: Sequence[Metrics], live: LiveRun) -> str:
+    """The text exposition format, version 0.0.4, one engine after the other in each family."""
+    lines = []
+    own = [each.families(engine) for each, engine in zip(metrics, live.engines, strict=True)]
+    for families in itertools.chain(zip(*own, strict=True), zip(metrics[0].lateness(live), strict=True)):
+        name, kind, text, _ = families[0]
+        lines += [f"# HELP {name} {text}", f"# TYPE {name} {kind}"]
+        lines += [name + sample for *_, samples in families for sample in samples]
+    return "\n".join(lines) + "\n"

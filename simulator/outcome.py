@@ -148,7 +148,7 @@ def simulate_requests(
         run = Run(config)
         for request, arrival_s in zip(requests, arrivals.tolist(), strict=True):
             run.arrive(request, arrival_s)
-        run.drain()
+        run.advance()
     return outcome_of(run, requests)
 
 
@@ -171,7 +171,7 @@ def simulate_closed(
     run = Run(Deployment(config) if isinstance(config, EngineConfig) else config, on_finish=send)
     for _ in range(clients):
         send(-think_s)
-    run.drain()
+    run.advance()
     return outcome_of(run, requests)
 
 
@@ -179,13 +179,14 @@ def outcome_of(run: Run, requests: Sequence[Request]) -> Outcome:
     """Arrays from the requests of a run that has come to its end."""
     ends = [np.array(ticks, dtype=np.float64) for ticks in run.ticks]
     offsets = np.cumsum([0, *map(len, ends)])
-    for rest, request in run.continued.items():
-        own = _explicit_times(rest, ends[run.place[rest]])
-        request.token_s = [request.first_token_s or 0.0, *own]
-        request.finish_s = rest.finish_s
-    shift = offsets[[run.place.get(request, 0) for request in requests]]
+    for request in requests:
+        if request.part is not None:  # its first token came from an engine for prompts
+            first_s = request.first_token_s or 0.0
+            rest = [] if request.output_tokens == 1 else _explicit_times(request.part, ends)
+            request.token_s = [first_s, *rest]
+    shift = offsets[[max(0, request.place) for request in requests]]
     explicit = {
-        number: np.asarray(_explicit_times(request, ends[run.place.get(request, 0)]), dtype=np.float64)
+        number: np.asarray(_explicit_times(request, ends), dtype=np.float64)
         for number, request in enumerate(requests)
         if request.token_s is not None or request.segments is not None
     }
@@ -203,8 +204,8 @@ def outcome_of(run: Run, requests: Sequence[Request]) -> Outcome:
     )
 
 
-def _explicit_times(request: Request, ticks: Floats) -> list[float]:
-    """The time of each token of a request that has finished on the engine with these ticks."""
+def _explicit_times(request: Request, ticks: Sequence[Floats]) -> list[float]:
+    """The time of each token of a request that has finished, by the ticks of each engine."""
     if request.token_s is not None:
         return request.token_s
     first_s = request.first_token_s
@@ -214,5 +215,5 @@ def _explicit_times(request: Request, ticks: Floats) -> list[float]:
     times: list[float] = []
     for join_s, first, last in segments:
         times.append(join_s)
-        times.extend(ticks[first + 1 : last + 1].tolist())
+        times.extend(ticks[max(0, request.place)][first + 1 : last + 1].tolist())
     return times

@@ -3,18 +3,23 @@
 import asyncio
 import contextlib
 import ctypes
+import heapq
 import itertools
+import math
 import os
 import sys
 import time
 from collections import deque
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, cast
 
-from simulator import SimulatorError
-from simulator.engine import Engine, Request, StepResult
+from simulator.deployment import Deployment, Run
+from simulator.engine import Request, StepResult
 
 GIVE_UP_S = 0.25  # a step that is later than this moves the timetable instead of hurrying after it
+PATIENCE_S = (
+    0.002  # from the beginning of a step until it is planned; a quarter of the step before if that is less
+)
 
 
 class LiveRequest(Request):
@@ -29,10 +34,10 @@ class LiveRequest(Request):
         on_tokens: Callable[[int], None],
         *,
         finish_reason: str = "length",
-        block_hashes: Sequence[Hashable] = (),
-        adapter: str | None = None,
+        **traits: Any,
     ) -> None:
-        super().__init__(prompt_tokens, output_tokens, block_hashes=block_hashes, adapter=adapter)
+        """traits: as of Request."""
+        super().__init__(prompt_tokens, output_tokens, **traits)
         self.on_tokens = on_tokens
         self.finish_reason = finish_reason
         self.prefill_s = 0.0  # start of the step that ended its prompt
@@ -87,90 +92,96 @@ class DeadlineTimer:
             self._callback()
 
 
-class StepLoop:
-    """Drives an Engine on an event loop. Engine times are `time.monotonic` seconds."""
+class LiveRun(Run):
+    """A deployment on an event loop, in real time. Its times are `time.monotonic` seconds.
+
+    A step's tokens are handed out at its planned end, and the next step begins at that very instant, however late
+    the hand-out was. It is planned a moment after it begins: what had arrived by then but was still being parsed
+    is in it.
+    """
 
     def __init__(
         self,
-        engine: Engine,
-        on_step: Callable[[StepResult, int, float], Any],
+        deployment: Deployment,
+        on_step: Callable[[int, StepResult, int, float], Any],
         step_end: Callable[[float, float], float] = lambda start_s, end_s: end_s,
     ) -> None:
-        """on_step(result, tokens handed out, now) is called after the tokens of each step are handed out.
+        """on_step(engine, result, tokens handed out, now) is called after the tokens of each step are handed out.
 
         step_end(start, planned end) is when the step shall really end: later, where faults stretch it.
         """
-        self.engine = engine
-        self.lateness_s: deque[float] = deque(
-            maxlen=8192
-        )  # real end of the handing out − planned end of the step
+        super().__init__(deployment)
+        # Real end of the handing out - planned end of the step
+        self.lateness_s: deque[float] = deque(maxlen=8192)
         self.lateness_sum_s = 0.0
         self.steps = 0
         self.timetable_resets = 0
         self._on_step = on_step
-        self._step_end = step_end
-        self._planned: StepResult | None = None
-        self._deadline_s = 0.0
-        self._last_end_s = 0.0
+        self._stretched = step_end
+        self._free_s = [-math.inf] * len(self.engines)  # no next step begins before
+        self._patience_s = [0.0] * len(self.engines)
+        self._speculative = deployment.config.speculation is not None
         self._loop = asyncio.get_running_loop()
-        self._timer = DeadlineTimer(self._loop, self._deadline)
+        self._timer = DeadlineTimer(self._loop, self._pump)
 
     def submit(self, requests: Sequence[LiveRequest], arrival_s: float) -> None:
-        """Queue requests that come together; an idle engine starts its step with all of them.
-
-        Raises SimulatorError as Engine.submit; then none of them is queued.
-        """
-        for number, request in enumerate(requests):
-            try:
-                self.engine.submit(request, arrival_s)
-            except SimulatorError:
-                for queued in requests[:number]:
-                    self.engine.abort(queued)
-                raise
-        if self._planned is None:
-            self._plan(max(arrival_s, self._last_end_s))
+        """Take in requests that come together. Raises SimulatorError as Engine.check; then none is taken."""
+        for request in requests:
+            self.engines[0].check(request)
+        for request in requests:
+            self.arrive(request, arrival_s)
+        self._pump()
 
     def abort(self, request: LiveRequest) -> None:
-        self.engine.abort(request)
+        """Drop it, wherever it is. A finished one is left alone."""
+        part = request.part or request
+        if part.place >= 0:
+            self.engines[part.place].abort(part)
+        request.aborted = True
 
     def close(self) -> None:
         self._timer.close()
 
     def stretch_again(self) -> None:
-        """The faults have changed: ask again when the step under way shall end."""
-        if self._planned is not None:
-            self._arm(self._planned)
+        """The faults have changed: ask again when the steps under way shall end."""
+        self._events = [
+            (self._step_end_s(what) if isinstance(what, StepResult) else at_s, order, number, what)
+            for at_s, order, number, what in self._events
+        ]
+        heapq.heapify(self._events)
+        self._pump()
 
-    def _plan(self, now_s: float) -> None:
-        self._planned = self.engine.step(now_s)
-        if self._planned is not None:
-            self._arm(self._planned)
+    def _pump(self) -> None:
+        self.advance(time.monotonic())
+        if self._events:
+            self._timer.set(self._events[0][0])
 
-    def _arm(self, planned: StepResult) -> None:
-        self._deadline_s = self._step_end(planned.start_s, planned.end_s)
-        self._timer.set(self._deadline_s)
+    def _start(self, number: int, now_s: float) -> None:
+        self._busy[number] = True
+        start_s = max(now_s, self._free_s[number])
+        self._push(start_s + self._patience_s[number], number, start_s)
 
-    def _deadline(self) -> None:
-        result = self._planned
-        if result is None:
-            return
-        receivers = cast(list[LiveRequest], self.engine.recipients(result))
-        if self.engine.config.speculation is None:
-            for request in receivers:
-                request.on_tokens(1)
-        else:
+    def _step_end_s(self, result: StepResult) -> float:
+        return self._stretched(result.start_s, result.end_s)
+
+    def _end(self, number: int, result: StepResult, at_s: float) -> None:
+        receivers = cast(list[LiveRequest], self.engines[number].recipients(result))
+        self._finish(number, result, at_s)
+        if self._speculative:
             for request, tokens in itertools.groupby(receivers):
                 request.on_tokens(sum(1 for _ in tokens))
-        now_s = time.monotonic()
-        self._last_end_s = self._deadline_s
-        # The event loop may write what it was given after this callback; a turn later it has.
-        self._loop.call_soon(self._loop.call_soon, self._note_lateness, self._deadline_s)
-        self._on_step(result, len(receivers), now_s)
-        if now_s - self._deadline_s > GIVE_UP_S:
-            self.timetable_resets += 1
-            self._plan(now_s)
         else:
-            self._plan(self._deadline_s)
+            for request in receivers:
+                request.on_tokens(1)
+        now_s = time.monotonic()
+        # The event loop may write what it was given after this callback; a turn later it has.
+        self._loop.call_soon(self._loop.call_soon, self._note_lateness, at_s)
+        self._on_step(number, result, len(receivers), now_s)
+        self._patience_s[number] = min(PATIENCE_S, 0.25 * (at_s - result.start_s))
+        self._free_s[number] = at_s
+        if now_s - at_s > GIVE_UP_S:
+            self.timetable_resets += 1
+            self._free_s[number] = now_s
 
     def _note_lateness(self, deadline_s: float) -> None:
         late_s = time.monotonic() - deadline_s

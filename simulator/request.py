@@ -1,8 +1,9 @@
 """What an engine is asked for and what one of its steps did."""
 
+import copy
 import math
 from collections.abc import Hashable, Sequence
-from typing import NamedTuple
+from typing import NamedTuple, Self
 
 NOT_JOINED = -2
 
@@ -29,12 +30,15 @@ class Request:
         "generated_tokens",
         "last_tick",
         "output_tokens",
+        "part",
+        "place",
         "preemptions",
         "prompt_tokens",
         "ready_tokens",
         "segments",
         "session",
         "token_s",
+        "whole",
     )
 
     def __init__(
@@ -74,11 +78,25 @@ class Request:
         self.segments: list[tuple[float, int, int]] | None = None
         self.token_s: list[float] | None = None  # under speculative decoding: the time of each token
         self.aborted = False
+        self.place = -1  # number of the engine that it was given to
+        # Where prefill is apart from decoding: what an engine has of this request now; and of which it is a part.
+        self.part: Self | None = None
+        self.whole: Self | None = None
         self._join_tick = NOT_JOINED
         self._join_kv_tokens = 0
         self._join_s = 0.0
         self._held_blocks: list[Hashable] | None = None
         self._registered_blocks = 0
+
+    def split(self, prompt_tokens: int, output_tokens: int, ready_tokens: int = 0) -> Self:
+        """The part of this request, which no engine has, that one engine gets now."""
+        part = copy.copy(self)
+        part.prompt_tokens, part.output_tokens, part.ready_tokens = prompt_tokens, output_tokens, ready_tokens
+        part.first_token_s, part.place, part.part, part.whole = None, -1, None, self
+        if ready_tokens:
+            part.block_hashes = ()
+        self.part = part
+        return part
 
 
 class StepResult(NamedTuple):

@@ -19,26 +19,27 @@ from aiohttp import web
 
 from simulator import SimulatorError
 from simulator.apierrors import ApiError, invalid
-from simulator.engine import Engine, EngineConfig
+from simulator.deployment import Deployment
+from simulator.engine import EngineConfig, StepResult
 from simulator.face import Face, read_options
 from simulator.faults import Fate, Faults, Plan, read_plan
 from simulator.generation import Generation, reset_connection
 from simulator.hardware import find_config
-from simulator.metrics import Metrics
+from simulator.metrics import Metrics, render
 from simulator.modelcards import model_cards
 from simulator.protocol import decode, parse, words_of
-from simulator.realtime import StepLoop
+from simulator.realtime import LiveRun
 
 MAX_BODY_BYTES = 64 << 20
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
 class Server:
-    """One engine behind HTTP. Use `start` and `stop` on a running event loop, or `serve` to block."""
+    """A deployment behind HTTP. Use `start` and `stop` on a running event loop, or `serve` to block."""
 
     def __init__(
         self,
-        config: EngineConfig,
+        deployment: EngineConfig | Deployment,
         *,
         model_name: str,
         api_key: str | None = None,
@@ -47,16 +48,16 @@ class Server:
         seed: int = 0,
     ) -> None:
         """seed: of request ids, and so of the words and natural lengths of requests without a seed."""
-        self.engine = Engine(config)
-        self.metrics = Metrics(model_name)
+        self.deployment = Deployment(deployment) if isinstance(deployment, EngineConfig) else deployment
+        self.metrics = [Metrics(model_name, number) for number in range(self.deployment.engines)]
         self.face = face or Face()
         self.faults = Faults(faults or Plan(), time.monotonic())
-        self._config = config
+        self._config = self.deployment.config
         self._models_served = (model_name, *self.face.adapters)
         self._api_key = api_key.encode() if api_key else None
         self._ids = itertools.count()
         self._id_prefix = f"{seed & 0xFFFFFFFF:08x}"
-        self._loop: StepLoop | None = None
+        self.live: LiveRun | None = None  # while it is started
         self._generation: Generation | None = None
         self._runner: web.AppRunner | None = None
 
@@ -73,8 +74,8 @@ class Server:
         if self.face.control:
             app.router.add_get("/control/faults", self._show_faults)
             app.router.add_post("/control/faults", self._set_faults)
-        self._loop = StepLoop(self.engine, self.metrics.on_step, self._step_end)
-        self._generation = Generation(self._loop, self.metrics, self.face)
+        self.live = LiveRun(self.deployment, self._on_step, self._step_end)
+        self._generation = Generation(self.deployment, self.live, self.metrics[0], self.face)
         self._runner = web.AppRunner(app, handler_cancellation=True, access_log=None, shutdown_timeout=0.2)
         await self._runner.setup()
         site = web.TCPSite(self._runner, host, port, backlog=4096)
@@ -89,8 +90,11 @@ class Server:
             await self._runner.cleanup()
         if self._generation is not None:
             self._generation.close()
-        if self._loop is not None:
-            self._loop.close()
+        if self.live is not None:
+            self.live.close()
+
+    def _on_step(self, number: int, result: StepResult, tokens: int, now_s: float) -> None:
+        self.metrics[number].on_step(result, tokens, now_s)
 
     def _step_end(self, start_s: float, end_s: float) -> float:
         return self.faults.step_end(start_s, end_s)
@@ -123,7 +127,7 @@ class Server:
             await asyncio.sleep(fate.delay_s)
             arrival_s = time.monotonic()  # the engine sees it only now
         await self._fail_at_once(request, fate, call.stream)
-        self.metrics.on_call(call)
+        self.metrics[0].on_call(call)
         if call.stream:
             return await self._generation.stream(request, call, arrival_s, fate, headers)
         return await self._generation.whole(request, call, arrival_s, fate, headers)
@@ -165,8 +169,8 @@ class Server:
         except SimulatorError as error:
             raise invalid("body", str(error)) from error
         self.faults = Faults(plan, time.monotonic())
-        if self._loop is not None:
-            self._loop.stretch_again()
+        if self.live is not None:
+            self.live.stretch_again()
         return web.json_response(self.faults.shown(time.monotonic()))
 
     async def _health(self, request: web.Request) -> web.Response:
@@ -176,9 +180,9 @@ class Server:
         return web.json_response({"version": "ampacity-simulator"})
 
     async def _metrics(self, request: web.Request) -> web.Response:
-        if self._loop is None:
+        if self.live is None:
             raise RuntimeError("the server is not started")
-        text = self.metrics.render(self._loop)
+        text = render(self.metrics, self.live)
         headers = {"Content-Type": "text/plain; version=0.0.4; charset=utf-8"}
         return web.Response(body=text.encode(), headers=headers)
 
@@ -210,7 +214,7 @@ async def _json_errors(request: web.Request, handler: Handler) -> web.StreamResp
 
 
 def serve(
-    config: EngineConfig,
+    deployment: EngineConfig | Deployment,
     *,
     host: str = "127.0.0.1",
     port: int = 8000,
@@ -225,7 +229,7 @@ def serve(
 
     Raises SimulatorError when the address cannot be used.
     """
-    server = Server(config, model_name=model_name, api_key=api_key, face=face, faults=faults, seed=seed)
+    server = Server(deployment, model_name=model_name, api_key=api_key, face=face, faults=faults, seed=seed)
 
     async def main() -> None:
         stopped = asyncio.Event()

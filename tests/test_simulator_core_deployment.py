@@ -22,8 +22,8 @@ def places(deployment: Deployment, requests: list[Request], arrivals: list[float
     run = Run(deployment)
     for request, at_s in zip(requests, arrivals, strict=True):
         run.arrive(request, at_s)
-    run.drain()
-    return [run.place[request] for request in requests]
+    run.advance()
+    return [request.place for request in requests]
 
 
 def test_round_robin_and_least_request() -> None:

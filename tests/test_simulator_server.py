@@ -285,7 +285,7 @@ def test_bad_requests_are_answered_as_vllm_answers(path: str, payload: Any, stat
             assert answer["error"].keys() == {"message", "type", "param", "code"}
             assert answer["error"]["code"] == status
             assert words in answer["error"]["message"]
-            assert (server.engine.running, server.engine.waiting) == (0, 0)
+            assert (server.live.engines[0].running, server.live.engines[0].waiting) == (0, 0)
 
     run(body)
 
