@@ -45,6 +45,16 @@ def raise_open_files_limit() -> int | None:
     return open_files_limit()
 
 
+OWN_FILES = 64  # libraries, records, telemetry, timers
+
+
+def room_for_connections() -> int | None:
+    """How many connections fit under the limit of file descriptors; None: there is no limit."""
+    limit = open_files_limit()
+    unlimited = limit is None or limit == resource.RLIM_INFINITY
+    return None if unlimited else max(int(limit or 0) - OWN_FILES, 0)
+
+
 def _cpu_model() -> str | None:
     with contextlib.suppress(OSError):
         for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():

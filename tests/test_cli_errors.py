@@ -171,3 +171,17 @@ def test_the_installed_command(tmp_path: Path) -> None:
         [command, "report", tmp_path], capture_output=True, text=True, timeout=60, check=False
     )
     check_refusal(Result(result.returncode, result.stdout, result.stderr), ["no run directory"])
+
+
+def test_more_connections_than_open_files_are_refused_before_the_start(
+    server: Started, tmp_path: Path
+) -> None:
+    """Elsewhere the first 1,000 succeed and the rest fail with an obscure error."""
+    command = f"ulimit -n 256 && exec {sys.executable} -m ampacity run {server.url} --concurrency 500 --out {tmp_path / 'run'}"
+    done = subprocess.run(["bash", "-c", command], check=False, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 2
+    assert done.stderr.splitlines() == [
+        "ampacity: --concurrency 500 needs 564 open files and the limit is 256 in each process: raise it (ulimit -n 564), "
+        "or spread the load with --workers"
+    ]
+    assert not (tmp_path / "run").exists()

@@ -23,14 +23,14 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from ampacity.config import Settings
+from ampacity.config import ConfigError, Settings
 from ampacity.experiments.provenance import announcement, out_path, run_meta, utc_now
 from ampacity.progress import Progress
 from analysis.stages import analyse_stage
 from loadgen.audit import Measures, Tolerance, judge
 from loadgen.endpoint import Endpoint, EndpointError, is_loopback
 from loadgen.generator import Generator
-from loadgen.host import raise_open_files_limit
+from loadgen.host import OWN_FILES, raise_open_files_limit, room_for_connections
 from loadgen.http import Client
 from loadgen.probe import Probe, ask, calibrate, choose_model, find_dialect, look
 from loadgen.protocols import RequestShape
@@ -266,6 +266,7 @@ async def conduct(
     check_new(out)
     addresses, proxy = _route(endpoint)
     raise_open_files_limit()
+    _check_open_files(settings)
     trace = read_trace(settings.trace) if settings.trace else None
     tokenizer = load_tokenizer(settings.tokenizer)
     client = Client(
@@ -318,6 +319,16 @@ async def conduct(
     finally:
         await client.close()
     return out
+
+
+def _check_open_files(settings: Settings) -> None:
+    """Refuse a load that is known to need more connections than the system allows. Raises ConfigError."""
+    wanted, room = max(settings.concurrency or (0,)), room_for_connections()
+    if room is not None and wanted > room * (settings.workers or 1):
+        raise ConfigError(
+            f"--concurrency {wanted} needs {wanted + OWN_FILES} open files and the limit is {room + OWN_FILES} in each "
+            f"process: raise it (ulimit -n {wanted + OWN_FILES}), or spread the load with --workers"
+        )
 
 
 def _route(endpoint: Endpoint) -> tuple[list[str], Proxy | None]:

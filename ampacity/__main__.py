@@ -1,0 +1,5 @@
+"""``python -m ampacity``."""
+
+from ampacity.cli import main
+
+main()
