@@ -15,8 +15,10 @@ from workloads.arrivals import check_arrivals
 from workloads.classes import RequestClass
 from workloads.errors import WorkloadError
 from workloads.lengths import Lengths, parse_lengths
+from workloads.prefixes import Prefixes, parse_prefixes
+from workloads.sessions import Sessions, parse_sessions
 
-_KEYS = ("name", "input_tokens", "output_tokens", "arrivals", "source")
+_KEYS = ("name", "input_tokens", "output_tokens", "arrivals", "source", "sessions", "prefixes")
 
 
 @dataclass(frozen=True)
@@ -33,19 +35,25 @@ class Workload:
     arrivals: str = "poisson"
     source: str = ""
     classes: tuple[RequestClass, ...] = ()
+    sessions: Sessions | None = None  # how requests form sessions; then the lengths here are of messages
+    prefixes: Prefixes | None = None  # what prompts have in common; None: nothing
 
     def __post_init__(self) -> None:
         check_arrivals(self.arrivals)
 
     def describe(self) -> dict[str, Any]:
         """JSON-able description, the first part of ``workload`` in run.json."""
-        described = {
+        described: dict[str, Any] = {
             "name": self.name,
             "source": self.source,
             "arrivals": self.arrivals,
             "input_tokens": self.input_tokens.describe(),
             "output_tokens": self.output_tokens.describe(),
         }
+        if self.sessions is not None:
+            described["sessions"] = self.sessions.describe()
+        if self.prefixes is not None:
+            described["prefixes"] = self.prefixes.describe()
         return described | ({"classes": [c.describe() for c in self.classes]} if self.classes else {})
 
 
@@ -80,7 +88,10 @@ def _from_mapping(value: object, default_name: str, where: str) -> Workload:
         check_arrivals(texts["arrivals"])
     except WorkloadError as error:
         raise WorkloadError(f"{where}: {error}") from None
+    sessions, prefixes = value.get("sessions"), value.get("prefixes")
     return Workload(
+        sessions=None if sessions is None else parse_sessions(sessions, f"{where}: sessions"),
+        prefixes=None if prefixes is None else parse_prefixes(prefixes, f"{where}: prefixes"),
         input_tokens=parse_lengths(value["input_tokens"], f"{where}: input_tokens"),
         output_tokens=parse_lengths(value["output_tokens"], f"{where}: output_tokens"),
         **texts,

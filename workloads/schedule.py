@@ -9,11 +9,21 @@ from numpy.typing import NDArray
 
 from workloads.arrivals import arrival_times
 from workloads.errors import WorkloadError
+from workloads.prefixes import SharedPrefixes, infinite_cache, take_lists
 from workloads.profile import Workload
+from workloads.sessions import draw_sessions
 from workloads.traces import Trace, scale_time
 
 # Spawn keys of the random streams: one can change while the others stay as they are.
 _ARRIVALS, _INPUT, _OUTPUT = 0, 1, 2
+_PREFIXES = 31  # those of sessions follow
+
+
+# The columns with one value for each request.
+_COLUMNS = (
+    "scheduled_s", "input_tokens", "output_tokens", "class_index", "model_index", "cancel_after_s", "cancel_after_tokens", "session", "turn",
+    "think_s", "continues", "new_tokens", "entry", "numbers",
+)  # fmt: skip
 
 
 @dataclass(frozen=True, eq=False)
@@ -42,13 +52,20 @@ class Schedule:
     after: NDArray[np.int64] | None = (
         None  # ... the requests (by index here) after[after_start[i]:after_start[i + 1]]
     )
+    continues: NDArray[np.int64] | None = None  # whose conversation (by index here) it goes on with; -1: none
+    new_tokens: NDArray[np.int64] | None = None  # of input_tokens, what comes behind that conversation
+    shared: SharedPrefixes | None = None  # what its prompt begins with that others begin with too
+    entry: NDArray[np.int64] | None = None  # of the prompts of a file; -1: none
+    numbers: NDArray[np.int64] | None = None  # request i has the id first_request_id + numbers[i]; None: + i
 
     def __post_init__(self) -> None:
-        for name in ("input_tokens", "output_tokens", "class_index", "model_index", "cancel_after_s", "cancel_after_tokens",
-                     "session", "turn", "think_s"):  # fmt: skip
+        for name in _COLUMNS:
             column = getattr(self, name)
             if column is not None and len(column) != len(self.scheduled_s):
                 raise WorkloadError(f"the columns of a schedule differ in length: {name}")
+        for earlier, late in self._waits():
+            if np.any(earlier >= late):
+                raise WorkloadError("a request waits for one that stands behind it in the schedule")
         if not np.isfinite(self.scheduled_s).all():
             raise WorkloadError("a scheduled time is not a finite number")
 
@@ -58,6 +75,82 @@ class Schedule:
     def planned_tokens(self) -> int:
         """Input and output tokens of all requests."""
         return int(self.input_tokens.sum() + self.output_tokens.sum())
+
+    def _waits(self) -> list[tuple[NDArray[np.int64], NDArray[np.int64]]]:
+        """(requests that are waited for or gone on with, requests that do), pair by pair."""
+        found, here = [], np.arange(len(self))
+        if self.after_start is not None and self.after is not None:
+            found.append((self.after, np.repeat(here, np.diff(self.after_start))))
+        if self.continues is not None:
+            found.append((self.continues, here))
+        return found
+
+    def take(self, kept: NDArray[np.int64]) -> Schedule:
+        """The requests at these indices, in order; what they wait for must be among them."""
+        new_index = np.full(len(self) + 1, -1, dtype=np.int64)  # the last one stands for "none"
+        new_index[kept] = np.arange(len(kept))
+        columns = {name: column[kept] for name in _COLUMNS if (column := getattr(self, name)) is not None}
+        if self.continues is not None:
+            columns["continues"] = new_index[self.continues[kept]]
+        if self.after_start is not None and self.after is not None:
+            mine, columns["after_start"] = take_lists(self.after_start, kept)
+            columns["after"] = new_index[self.after[mine]]
+        if self.shared is not None:
+            columns["shared"] = self.shared.take(kept)
+        if self.numbers is None and not np.array_equal(kept, np.arange(len(kept))):
+            columns["numbers"] = kept
+        return replace(self, **columns)
+
+    def without(self, unwanted: NDArray[np.bool_]) -> Schedule:
+        """All but these requests, and but those that wait for one that is left out."""
+        out = unwanted.copy()
+        if self.after_start is not None and self.after is not None:
+            for i in np.flatnonzero(np.diff(self.after_start)):
+                out[i] |= out[self.after[self.after_start[i] : self.after_start[i + 1]]].any()
+        return self.take(np.flatnonzero(~out)) if out.any() else self
+
+    def request_id(self, index: int) -> int:
+        """The number of a request in the whole run."""
+        return self.first_request_id + (index if self.numbers is None else int(self.numbers[index]))
+
+    def planned_cached_tokens(self, answers_too: bool = True) -> NDArray[np.int64]:
+        """int64[n]: what an infinite prefix cache would find of each prompt, all of it shared by design.
+
+        ``answers_too``: conversations go on with what the server said, not with other text of that length.
+        """
+        outputs = self.output_tokens if answers_too else None
+        return infinite_cache(self.input_tokens, self.shared, self.continues, outputs)
+
+    def first_requests(self) -> NDArray[np.int64]:
+        """Indices of the requests that wait for no other."""
+        if self.after_start is None:
+            return np.arange(len(self), dtype=np.int64)
+        return np.flatnonzero(np.diff(self.after_start) == 0)
+
+    def _whole_sessions(self, max_requests: int | None, max_tokens: int | None) -> NDArray[np.int64]:
+        """Indices of the sessions that fit as a whole, in the order of their beginnings; of the first at least a part."""
+        unit = self.units()
+        order = np.argsort(unit, kind="stable")  # session by session, each in its own order
+        fits = np.ones(len(self), dtype=bool)
+        if max_requests is not None:
+            fits &= np.arange(len(self)) < max_requests
+        if max_tokens is not None:
+            fits &= np.cumsum((self.input_tokens + self.output_tokens)[order]) <= max_tokens
+        keep = int(np.count_nonzero(fits))  # from some place on nothing fits
+        if 0 < keep < len(self) and unit[order[keep]] == unit[order[keep - 1]] > 0:
+            keep = int(np.searchsorted(unit[order], unit[order[keep]]))
+        return np.sort(order[:keep])
+
+    def units(self) -> NDArray[np.int64]:
+        """int64[n]: the session of each request, or the lone request, numbered by its first appearance."""
+        here = np.arange(len(self), dtype=np.int64)
+        if self.session is None:
+            return here
+        names = np.where(self.session >= 0, self.session, -1 - here)
+        _, first, unit = np.unique(names, return_index=True, return_inverse=True)
+        rank = np.empty(len(first), dtype=np.int64)
+        rank[np.argsort(first)] = np.arange(len(first))
+        return rank[unit]
 
     def capped(
         self, max_requests: int | None = None, max_tokens: int | None = None
@@ -80,12 +173,10 @@ class Schedule:
                 keep, reason = fit, f"the limit of {max_tokens} planned tokens"
         if reason is None:
             return self, None
-        cut = replace(
-            self,
-            scheduled_s=self.scheduled_s[:keep],
-            input_tokens=self.input_tokens[:keep],
-            output_tokens=self.output_tokens[:keep],
+        cut = self.take(
+            np.arange(keep) if self.session is None else self._whole_sessions(max_requests, max_tokens)
         )
+        keep = len(cut)
         return cut, f"{reason} leaves {keep} of {len(self)} requests ({cut.planned_tokens()} tokens)"
 
 
@@ -100,9 +191,13 @@ def open_schedule(
 ) -> Schedule:
     """An open-loop stage of ``duration_s`` seconds at ``rate_rps`` requests/s; ``stage`` varies the draw.
 
-    The lengths of the k-th request depend on workload, seed and stage, not on rate or duration. Raises WorkloadError.
+    The lengths of the k-th request depend on workload, seed and stage, not on rate or duration. Of a workload of
+    sessions so many begin that their requests come at ``rate_rps`` once they overlap. Raises WorkloadError.
     """
-    scheduled_s = arrival_times(workload.arrivals, rate_rps, duration_s, _stream(seed, stage, _ARRIVALS))
+    per_arrival = 1.0 if workload.sessions is None else workload.sessions.mean_requests()
+    scheduled_s = arrival_times(
+        workload.arrivals, rate_rps / per_arrival, duration_s, _stream(seed, stage, _ARRIVALS)
+    )
     return _with_lengths(workload, scheduled_s, seed, stage, first_request_id)
 
 
@@ -112,6 +207,8 @@ def closed_schedule(
     """A closed-loop stage of ``requests`` requests: lengths only, every time is 0. Raises WorkloadError."""
     if requests < 0:
         raise WorkloadError(f"requests is {requests}: give 0 or more")
+    if workload.sessions is not None:  # so many sessions that their requests are about as many
+        requests = -int(-requests // workload.sessions.mean_requests())
     return _with_lengths(workload, np.zeros(requests, dtype=np.float64), seed, stage, first_request_id)
 
 
@@ -124,12 +221,23 @@ def trace_schedule(trace: Trace, *, time_scale: float = 1.0, first_request_id: i
 def _with_lengths(
     workload: Workload, scheduled_s: NDArray[np.float64], seed: int, stage: int, first_request_id: int
 ) -> Schedule:
+    if workload.sessions is not None:
+        columns = draw_sessions(
+            workload.sessions, scheduled_s, workload.input_tokens, workload.output_tokens, workload.prefixes, stage,
+            lambda key: _stream(seed, stage, key),
+        )  # fmt: skip
+        return Schedule(first_request_id=first_request_id, **columns)
     n = len(scheduled_s)
+    input_tokens = workload.input_tokens.sample(_stream(seed, stage, _INPUT), n)
+    shared = None
+    if workload.prefixes is not None:
+        shared = workload.prefixes.draw(input_tokens, stage, _stream(seed, stage, _PREFIXES))
     return Schedule(
         scheduled_s=scheduled_s,
-        input_tokens=workload.input_tokens.sample(_stream(seed, stage, _INPUT), n),
+        input_tokens=input_tokens,
         output_tokens=workload.output_tokens.sample(_stream(seed, stage, _OUTPUT), n),
         first_request_id=first_request_id,
+        shared=shared,
     )
 
 

@@ -1,0 +1,255 @@
+"""Prefix sharing by design: what prompts have in common, and what a cache without limits would find of it.
+
+A shared prefix is a chain of segments. A segment is an endless text with an id; a prompt has the first so many
+tokens of each of its segments, then text of its own. The same id is the same text within a run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from workloads.errors import WorkloadError
+from workloads.lengths import Lengths, parse_lengths
+
+BLOCK_TOKENS = 16  # vLLM's block: a cache finds whole ones only
+OWN_TOKENS = 8  # of a prompt stay its own, so that no two are the same
+POOL_MAX = 10_000_000
+_STAGE_SHIFT, _POOL_SHIFT = 48, 40  # of a segment's id: stages share nothing, nor do pools
+
+Ints = NDArray[np.int64]
+
+
+def take_lists(start: Ints, kept: Ints) -> tuple[Ints, Ints]:
+    """Of lists laid end to end (list i is [start[i], start[i + 1])): where the kept ones' items are, and their starts."""
+    length = (start[1:] - start[:-1])[kept]
+    new_start = np.concatenate([[0], np.cumsum(length)]).astype(np.int64)
+    items = np.arange(new_start[-1]) + np.repeat(start[:-1][kept] - new_start[:-1], length)
+    return items, new_start
+
+
+@dataclass(frozen=True, eq=False)
+class SharedPrefixes:
+    """Segments of n prompts, laid end to end: prompt i begins with those at [start[i], start[i + 1])."""
+
+    start: Ints  # int64[n + 1]
+    ids: Ints
+    tokens: Ints
+
+    def take(self, kept: Ints) -> SharedPrefixes:
+        """Those of the prompts at these indices."""
+        items, start = take_lists(self.start, kept)
+        return SharedPrefixes(start, self.ids[items], self.tokens[items])
+
+    def of(self, index: int) -> list[tuple[int, int]]:
+        """(id, tokens) of the segments of one prompt."""
+        here = slice(self.start[index], self.start[index + 1])
+        return list(zip(self.ids[here].tolist(), self.tokens[here].tolist(), strict=True))
+
+    def totals(self) -> Ints:
+        """int64[n]: shared tokens of each prompt."""
+        cumulative = np.concatenate([[0], np.cumsum(self.tokens)])
+        return np.asarray(cumulative[self.start[1:]] - cumulative[self.start[:-1]], dtype=np.int64)
+
+
+@dataclass(frozen=True)
+class Pool:
+    """So many texts of one kind (system prompts, tools, documents); popularity is Zipf's, 0 is uniform."""
+
+    name: str
+    tokens: Lengths
+    size: int = 1
+    zipf: float = 0.0
+    share: float = 1.0  # of the prompts that have one of them
+
+    def draw(self, rng: np.random.Generator, n: int) -> Ints:
+        """int64[n]: which text each prompt has, -1 for none."""
+        weights = np.arange(1, self.size + 1, dtype=np.float64) ** -self.zipf
+        edges = np.cumsum(weights) / weights.sum()
+        chosen = np.minimum(np.searchsorted(edges, rng.random(n), side="right"), self.size - 1)
+        return np.asarray(np.where(rng.random(n) < self.share, chosen, -1), dtype=np.int64)
+
+
+@dataclass(frozen=True)
+class Prefixes:
+    """Pools in the order in which prompts have them; with ``cached_share``, one pool cut to meet that share."""
+
+    pools: tuple[Pool, ...]
+    cached_share: float | None = None
+
+    def describe(self) -> dict[str, Any]:
+        """JSON-able description."""
+        pools = [
+            {"name": p.name, "tokens": p.tokens.describe(), "pool": p.size, "zipf": p.zipf, "share": p.share}
+            for p in self.pools
+        ]
+        return {"pools": pools, "cached_share": self.cached_share}
+
+    def draw(self, input_tokens: Ints, stage: int, rng: np.random.Generator) -> SharedPrefixes:
+        """The shared prefixes of prompts of these lengths, in the order of their times. Raises WorkloadError."""
+        room = np.maximum(input_tokens - OWN_TOKENS, 0)
+        if self.cached_share is not None:
+            return self._meeting(self.cached_share, input_tokens, room, stage, rng)
+        return self._chains(room, stage, rng)
+
+    def first_turns(self, n: int, stage: int, rng: np.random.Generator) -> SharedPrefixes:
+        """Whole shared prefixes of n prompts, whose own text comes on top of them."""
+        return self._chains(np.full(n, np.iinfo(np.int64).max // 2), stage, rng)
+
+    def _chains(self, room: Ints, stage: int, rng: np.random.Generator) -> SharedPrefixes:
+        n = len(room)
+        ids = np.empty((n, len(self.pools)), dtype=np.int64)
+        tokens = np.zeros((n, len(self.pools)), dtype=np.int64)
+        for k, pool in enumerate(self.pools):
+            chosen = pool.draw(rng, n)
+            length = pool.tokens.sample(rng, pool.size)  # a text is as long in every prompt
+            ids[:, k] = (stage << _STAGE_SHIFT) + (k << _POOL_SHIFT) + chosen
+            tokens[:, k] = np.where(chosen >= 0, length[chosen], 0)
+        before = np.concatenate([np.zeros((n, 1), dtype=np.int64), np.cumsum(tokens, axis=1)[:, :-1]], axis=1)
+        tokens = np.clip(room[:, None] - before, 0, tokens)
+        there = tokens > 0
+        start = np.concatenate([[0], np.cumsum(there.sum(axis=1))]).astype(np.int64)
+        return SharedPrefixes(start, ids[there], tokens[there])
+
+    def _meeting(
+        self, target: float, input_tokens: Ints, room: Ints, stage: int, rng: np.random.Generator
+    ) -> SharedPrefixes:
+        """Prompts that begin with such a part of one of the pool's texts that a cache finds ``target`` of all tokens."""
+        (pool,) = self.pools
+        chosen = pool.draw(rng, len(room))
+
+        def lengths(part: float) -> Ints:
+            return np.asarray(np.minimum(np.rint(part * input_tokens).astype(np.int64), room))
+
+        def found(part: float) -> float:
+            return float(_longest_before(chosen, lengths(part)).sum()) / max(int(input_tokens.sum()), 1)
+
+        low, high = 0.0, 1.0
+        if len(room) and found(high) < target:
+            raise WorkloadError(
+                f"prefixes: cached_share {target:g} cannot be reached by these {len(room)} prompts (at most {found(high):.3f}): "
+                f"ask for less, or for a smaller pool"
+            )
+        for _ in range(30):
+            middle = (low + high) / 2
+            low, high = (middle, high) if found(middle) < target else (low, middle)
+        tokens = lengths(high)
+        start = np.concatenate([[0], np.cumsum(tokens > 0)]).astype(np.int64)
+        return SharedPrefixes(start, ((stage << _STAGE_SHIFT) + chosen)[tokens > 0], tokens[tokens > 0])
+
+
+def _longest_before(chosen: Ints, length: Ints) -> Ints:
+    """Whole blocks of each prompt that an earlier one with the same text had too."""
+    order = np.argsort(chosen, kind="stable")
+    group, far = chosen[order], np.int64(2**40)
+    longest = np.maximum.accumulate(length[order] + group * far) - group * far
+    before = np.concatenate([[0], longest[:-1]])
+    before[np.concatenate([[True], group[1:] != group[:-1]])] = 0
+    found = np.empty_like(length)
+    found[order] = np.minimum(before, length[order])
+    return found // BLOCK_TOKENS * BLOCK_TOKENS
+
+
+def prefixes_of_blocks(
+    hash_ids: list[list[int]], block_tokens: int, input_tokens: Ints, stage: int = 0
+) -> SharedPrefixes:
+    """Trees of shared blocks as Mooncake's ``hash_ids`` describe: block k of a prompt holds its tokens from
+    ``k * block_tokens`` on, the last one what is left. Raises WorkloadError where ids and length disagree."""
+    count = np.array([len(ids) for ids in hash_ids], dtype=np.int64)
+    wrong = np.flatnonzero(count > -(-input_tokens // block_tokens))
+    if len(wrong):
+        row = int(wrong[0])
+        raise WorkloadError(
+            f"row {row + 1}: {count[row]} hash_ids of {block_tokens} tokens do not fit {input_tokens[row]} input tokens"
+        )
+    start = np.concatenate([[0], np.cumsum(count)]).astype(np.int64)
+    ids = np.fromiter((i for some in hash_ids for i in some), dtype=np.int64, count=int(start[-1]))
+    place = np.arange(len(ids)) - np.repeat(start[:-1], count)
+    tokens = np.minimum(np.repeat(input_tokens, count) - place * block_tokens, block_tokens)
+    return SharedPrefixes(start, ids + (stage << _STAGE_SHIFT), tokens)
+
+
+def infinite_cache(
+    input_tokens: Ints, shared: SharedPrefixes | None, continues: Ints | None = None, output_tokens: Ints | None = None,
+    block_tokens: int = BLOCK_TOKENS,
+) -> Ints:  # fmt: skip
+    """int64[n]: tokens of each prompt that a prefix cache without limits would find, prompts in their order.
+
+    A prompt finds the longest beginning that an earlier one had. One that continues a conversation finds
+    all of that (``output_tokens``, where given, included: the answer as it stands in the history).
+    At least one token is always computed, and only whole blocks are found.
+    """
+    n = len(input_tokens)
+    found = np.zeros(n, dtype=np.int64)
+    if shared is not None:
+        found = _match(shared, n)
+    if continues is not None:
+        known = input_tokens + (0 if output_tokens is None else output_tokens)
+        found = np.where(continues >= 0, known[continues], found)
+    return np.minimum(found, input_tokens - 1) // block_tokens * block_tokens
+
+
+def _match(shared: SharedPrefixes, n: int) -> Ints:
+    seen: dict[
+        tuple[int, int], list[int]
+    ] = {}  # (node before, segment): [node, longest beginning of it seen]
+    found = np.zeros(n, dtype=np.int64)
+    start, ids, tokens = shared.start.tolist(), shared.ids.tolist(), shared.tokens.tolist()
+    for i in range(n):
+        node, matched, whole = 0, 0, True
+        for k in range(start[i], start[i + 1]):
+            entry = seen.setdefault((node, ids[k]), [len(seen) + 1, 0])
+            if whole:
+                matched += min(tokens[k], entry[1])
+                whole = entry[1] >= tokens[k]
+            entry[1] = max(entry[1], tokens[k])
+            node = entry[0]
+        found[i] = matched
+    return found
+
+
+def parse_prefixes(value: object, where: str) -> Prefixes:
+    """The ``prefixes`` of a workload file: a list of pools, or a mapping with cached_share. Raises WorkloadError."""
+    if isinstance(value, Mapping) and "cached_share" in value:
+        known = ("cached_share", "pool", "zipf")
+        _check_keys(value, known, where)
+        share = _number(value["cached_share"], f"{where}: cached_share", 0.0, 0.999)
+        pool = _pool({"tokens": 1, **{k: v for k, v in value.items() if k != "cached_share"}}, where)
+        return Prefixes((replace(pool, name="documents"),), share)
+    if not isinstance(value, list) or not value:
+        raise WorkloadError(
+            f"{where}: write a list of pools, as '- {{name: system, tokens: 800, pool: 5, zipf: 1}}', or 'cached_share: 0.4'"
+        )
+    return Prefixes(tuple(_pool(item, f"{where}[{k}]") for k, item in enumerate(value)))
+
+
+def _pool(item: object, where: str) -> Pool:
+    if not isinstance(item, Mapping) or "tokens" not in item:
+        raise WorkloadError(f"{where}: write a pool as '{{name: system, tokens: 800, pool: 5, zipf: 1}}'")
+    _check_keys(item, ("name", "tokens", "pool", "zipf", "share"), where)
+    size = _number(item.get("pool", 1), f"{where}: pool", 1, POOL_MAX)
+    if size != int(size):
+        raise WorkloadError(f"{where}: pool is {size:g}: give a whole number of texts")
+    return Pool(
+        name=str(item.get("name", "prefix")),
+        tokens=parse_lengths(item["tokens"], f"{where}: tokens"),
+        size=int(size),
+        zipf=_number(item.get("zipf", 0.0), f"{where}: zipf", 0.0, 10.0),
+        share=_number(item.get("share", 1.0), f"{where}: share", 0.0, 1.0),
+    )
+
+
+def _check_keys(value: Mapping[Any, Any], known: tuple[str, ...], where: str) -> None:
+    for key in value:
+        if key not in known:
+            raise WorkloadError(f"{where}: key {key!r} is not known: the keys are {', '.join(known)}")
+
+
+def _number(value: object, where: str, least: float, most: float) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not least <= value <= most:
+        raise WorkloadError(f"{where} is {value!r}: give a number from {least:g} to {most:g}")
+    return float(value)

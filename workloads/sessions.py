@@ -1,0 +1,356 @@
+"""Sessions: requests that wait for the answers of others. Multi-turn chat, and chains of an agent's calls.
+
+A session arrives in open loop; each further request is due a pause after the last answer that it waits for.
+What is drawn here is columns of a schedule; the pauses, lengths and branches are fixed before the run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from difflib import get_close_matches
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from workloads.errors import WorkloadError
+from workloads.lengths import Lengths, parse_lengths
+from workloads.prefixes import Prefixes, SharedPrefixes
+
+Stream = Callable[[int], np.random.Generator]
+Ints = NDArray[np.int64]
+
+# Spawn keys of the random streams, apart from those of lone requests.
+_TURNS, _STEPS, _BRANCHES, _FIRST, _USER, _RESULT, _OUTPUT, _THINK, _DELAY, _PREFIX, _BRANCH = range(32, 43)
+_MESSAGES_PER_TURN = 2  # the answer before, and what the user or the tool says to it
+
+
+@dataclass(frozen=True)
+class Branches:
+    """A ``share`` of an agent's steps call ``width`` further agents at once, and go on when all have answered.
+
+    Each begins a conversation of its own with ``task_tokens`` of text.
+    """
+
+    share: float
+    width: Lengths
+    task_tokens: Lengths
+
+
+@dataclass(frozen=True)
+class Steps:
+    """What an agent does between a user's message and its answer: ``calls`` of tools, one after the other.
+
+    ``delay_ms`` is the time that a tool takes, ``result_tokens`` what it says.
+    """
+
+    calls: Lengths
+    result_tokens: Lengths
+    delay_ms: Lengths | None = None
+    branches: Branches | None = None
+
+
+@dataclass(frozen=True)
+class Sessions:
+    """How requests form sessions. The workload's own lengths are those of the first message and of each answer."""
+
+    turns: Lengths  # messages of the user in a session
+    user_tokens: Lengths | None = None  # of each message after the first; None: as the first
+    think_ms: Lengths | None = None  # between an answer and the user's next message; None: no pause
+    history: str = "answers"  # "answers": what the server really said; "planned": text of the planned length
+    keep_reasoning: bool = False  # whether reasoning stays in the history
+    on_failed_turn: str = "end"  # or "continue"
+    limit_tokens: int | None = None  # a longer conversation is compacted: it begins anew with a summary
+    summary_tokens: Lengths | None = None
+    message_tokens: int = 0  # what the server's chat template adds to each message but the first
+    finish_s: float = 60.0  # how long after the stage sessions are played on
+    steps: Steps | None = None
+
+    def mean_requests(self) -> float:
+        """Requests in a session, on average."""
+        per_turn = 1.0
+        if self.steps is not None:
+            branches = self.steps.branches
+            width = branches.share * branches.width.mean() if branches else 0.0
+            per_turn += self.steps.calls.mean() * (1.0 + width)
+        return self.turns.mean() * per_turn
+
+    def describe(self) -> dict[str, Any]:
+        """JSON-able description, ``workload.sessions`` in run.json."""
+
+        def told(lengths: Lengths | None) -> Any:
+            return None if lengths is None else lengths.describe()
+
+        found: dict[str, Any] = {
+            "turns": told(self.turns), "user_tokens": told(self.user_tokens), "think_ms": told(self.think_ms),
+            "history": self.history, "keep_reasoning": self.keep_reasoning, "on_failed_turn": self.on_failed_turn,
+            "limit_tokens": self.limit_tokens, "summary_tokens": told(self.summary_tokens),
+            "message_tokens": self.message_tokens, "finish_s": self.finish_s,
+            "mean_requests": self.mean_requests(), "steps": None,
+        }  # fmt: skip
+        if (steps := self.steps) is not None:
+            found["steps"] = {
+                "calls": told(steps.calls), "result_tokens": told(steps.result_tokens), "delay_ms": told(steps.delay_ms),
+                "branches": None,
+            }  # fmt: skip
+            if (branches := steps.branches) is not None:
+                found["steps"]["branches"] = {
+                    "share": branches.share, "width": told(branches.width), "task_tokens": told(branches.task_tokens),
+                }  # fmt: skip
+        return found
+
+
+@dataclass
+class _Plan:
+    """The requests of all sessions while they are laid out, a list for each column, in the order of sessions."""
+
+    session: list[int]
+    turn: list[int]
+    user: list[int]  # which of the drawn user messages it says; -1: none
+    result: list[int]  # which tool result
+    task: list[int]  # which task of a further agent
+    delayed: list[bool]  # waits for a tool, not for a person
+    continues: list[int]
+    after: list[list[int]]
+
+    def add(
+        self, session: int, continues: int, after: list[int], *, user: int = -1, result: int = -1, task: int = -1,
+        delayed: bool = False,
+    ) -> int:  # fmt: skip
+        index = len(self.session)
+        self.turn.append(self.turn[-1] + 1 if self.session and self.session[-1] == session else 0)
+        self.session.append(session)
+        for column, value in ((self.user, user), (self.result, result), (self.task, task)):
+            column.append(value)
+        self.delayed.append(delayed)
+        self.continues.append(continues)
+        self.after.append(after)
+        return index
+
+
+def _lay_out(sessions: Sessions, n: int, stream: Stream) -> _Plan:
+    """Who waits for whom."""
+    plan = _Plan([], [], [], [], [], [], [], [])
+    turns = sessions.turns.sample(stream(_TURNS), n)
+    total = int(turns.sum())
+    calls = np.zeros(total, dtype=np.int64)
+    steps = sessions.steps
+    if steps is not None:
+        calls = steps.calls.sample(stream(_STEPS), total)
+    n_calls = int(calls.sum())
+    width = np.zeros(n_calls, dtype=np.int64)
+    if steps is not None and steps.branches is not None:
+        rng = stream(_BRANCHES)
+        branched = rng.random(n_calls) < steps.branches.share
+        width = np.where(branched, steps.branches.width.sample(rng, n_calls), 0)
+    user = call = task = 0
+    for session, count in enumerate(turns.tolist()):
+        last = -1
+        for _ in range(count):
+            last = plan.add(session, last, [last] if last >= 0 else [], user=user)
+            for _ in range(int(calls[user])):
+                parts = range(task, task + int(width[call]))
+                task += len(parts)
+                waited = [plan.add(session, -1, [last], task=part, delayed=True) for part in parts]
+                # what its helpers answered is what the agent is told; else a tool's result
+                result = -1 if waited else call
+                last = plan.add(session, last, waited or [last], result=result, delayed=not waited)
+                call += 1
+            user += 1
+    return plan
+
+
+def _drawn(lengths: Lengths | None, which: list[int], rng: np.random.Generator) -> Ints:
+    """The draw of each request, 0 where it has none (-1)."""
+    index = np.asarray(which, dtype=np.int64)
+    if lengths is None or not len(index) or index.max() < 0:
+        return np.zeros(len(index), dtype=np.int64)
+    return np.where(index >= 0, lengths.sample(rng, int(index.max()) + 1)[index], 0)
+
+
+def draw_sessions(
+    sessions: Sessions, arrivals_s: NDArray[np.float64], first_tokens: Lengths, output_tokens: Lengths,
+    prefixes: Prefixes | None, stage: int, stream: Stream,
+) -> dict[str, Any]:  # fmt: skip
+    """Columns of a schedule in which session k begins at ``arrivals_s[k]`` (sorted).
+
+    ``stream(key)`` is the random stream of that name. Requests stand in the order of their earliest possible times;
+    ``input_tokens`` is the whole prompt, history included.
+    """
+    plan = _lay_out(sessions, len(arrivals_s), stream)
+    n, steps = len(plan.session), sessions.steps
+    turn, user = np.asarray(plan.turn, dtype=np.int32), np.asarray(plan.user, dtype=np.int64)
+    first = _drawn(first_tokens, plan.user, stream(_FIRST))
+    later = _drawn(sessions.user_tokens, plan.user, stream(_USER)) if sessions.user_tokens else first
+    new = np.where(turn == 0, first, later)
+    if steps is not None:
+        new = new + _drawn(steps.result_tokens, plan.result, stream(_RESULT))
+        if steps.branches is not None:
+            new = new + _drawn(steps.branches.task_tokens, plan.task, stream(_BRANCH))
+    outputs = output_tokens.sample(stream(_OUTPUT), n)
+    think_ms = _drawn(sessions.think_ms, np.where(turn > 0, user, -1).tolist(), stream(_THINK))
+    if steps is not None and steps.delay_ms is not None:
+        think_ms = think_ms + np.where(plan.delayed, steps.delay_ms.sample(stream(_DELAY), n), 0)
+    summaries = sessions.summary_tokens.sample(stream(_BRANCH + 1), n) if sessions.summary_tokens else None
+    shared = None
+    if prefixes is not None:  # a session keeps its system prompt, its helpers have it too
+        of_sessions = prefixes.first_turns(len(arrivals_s), stage, stream(_PREFIX))
+        shared = of_sessions.take(np.asarray(plan.session, dtype=np.int64))
+    system = np.zeros(n, dtype=np.int64) if shared is None else shared.totals()
+    inputs, continues, new = _histories(sessions, plan, new, outputs, system, summaries)
+    due_s = _earliest(plan, arrivals_s, think_ms / 1e3)
+    columns = {
+        "scheduled_s": due_s, "input_tokens": inputs, "output_tokens": outputs, "new_tokens": new,
+        "session": np.asarray(plan.session, dtype=np.int64), "turn": turn, "think_s": think_ms / 1e3,
+    }  # fmt: skip
+    return _in_order(columns, continues, plan.after, shared)
+
+
+def _histories(
+    sessions: Sessions, plan: _Plan, new: Ints, outputs: Ints, system: Ints, summaries: Ints | None
+) -> tuple[Ints, Ints, Ints]:
+    """(whole prompts, what each continues after compaction, what each says that is new), all int64[n]."""
+    extra = sessions.message_tokens
+    inputs, continues, said = [0] * len(new), list(plan.continues), new.tolist()
+    fresh, answers = system.tolist(), outputs.tolist()
+    for i, before in enumerate(continues):
+        if plan.user[i] < 0 and plan.result[i] < 0 and plan.task[i] < 0:  # the answers of its helpers
+            said[i] = sum(answers[k] + extra for k in plan.after[i]) - extra
+        if before < 0:
+            inputs[i] = fresh[i] + said[i]
+            continue
+        inputs[i] = inputs[before] + answers[before] + said[i] + _MESSAGES_PER_TURN * extra
+        if sessions.limit_tokens is not None and inputs[i] > sessions.limit_tokens and summaries is not None:
+            continues[i] = -1
+            said[i] += int(summaries[i])
+            inputs[i] = fresh[i] + said[i]
+    return (
+        np.asarray(inputs, dtype=np.int64),
+        np.asarray(continues, dtype=np.int64),
+        np.asarray(said, dtype=np.int64),
+    )
+
+
+def _earliest(
+    plan: _Plan, arrivals_s: NDArray[np.float64], think_s: NDArray[np.float64]
+) -> NDArray[np.float64]:
+    """When each request would be due if every answer came at once."""
+    due, pause, arrival = [0.0] * len(think_s), think_s.tolist(), arrivals_s.tolist()
+    for i, (session, after) in enumerate(zip(plan.session, plan.after, strict=True)):
+        due[i] = max(due[k] for k in after) + pause[i] if after else arrival[session]
+    return np.asarray(due, dtype=np.float64)
+
+
+def _in_order(
+    columns: dict[str, Any], continues: Ints, after: list[list[int]], shared: SharedPrefixes | None
+) -> dict[str, Any]:
+    """The columns by earliest time; requests of one time in their order, so that none stands before what it waits for."""
+    order = np.argsort(columns["scheduled_s"], kind="stable")
+    place = np.empty(len(order) + 1, dtype=np.int64)
+    place[order], place[-1] = np.arange(len(order)), -1
+    lists = [after[i] for i in order.tolist()]
+    found = {name: column[order] for name, column in columns.items()}
+    found["after_start"] = np.concatenate([[0], np.cumsum([len(a) for a in lists])]).astype(np.int64)
+    found["after"] = place[np.asarray([k for a in lists for k in a], dtype=np.int64)]
+    found["continues"] = place[continues[order]]
+    if shared is not None:
+        starts = found["continues"] < 0  # who goes on with a conversation has its beginning from there
+        mine = shared.take(order)
+        length = np.where(starts, np.diff(mine.start), 0)
+        keep = np.repeat(starts, np.diff(mine.start))
+        start = np.concatenate([[0], np.cumsum(length)]).astype(np.int64)
+        found["shared"] = SharedPrefixes(start, mine.ids[keep], mine.tokens[keep])
+    return found
+
+
+_KEYS = (
+    "turns", "user_tokens", "think_ms", "history", "keep_reasoning", "on_failed_turn", "limit_tokens", "summary_tokens",
+    "message_tokens", "finish_s", "steps",
+)  # fmt: skip
+
+
+def parse_sessions(value: object, where: str) -> Sessions:
+    """The ``sessions`` of a workload file. Raises WorkloadError with one line."""
+    given = _mapping(value, _KEYS, where, ("turns",))
+    found = Sessions(
+        turns=parse_lengths(given["turns"], f"{where}: turns"),
+        user_tokens=_lengths(given, "user_tokens", where),
+        think_ms=_lengths(given, "think_ms", where),
+        history=_one_of(given, "history", ("answers", "planned"), where),
+        keep_reasoning=_flag(given, "keep_reasoning", where),
+        on_failed_turn=_one_of(given, "on_failed_turn", ("end", "continue"), where),
+        limit_tokens=_whole(given, "limit_tokens", where),
+        summary_tokens=_lengths(given, "summary_tokens", where),
+        message_tokens=_whole(given, "message_tokens", where) or 0,
+        finish_s=float(_whole(given, "finish_s", where) if "finish_s" in given else 60),  # type: ignore[arg-type]
+        steps=None if given.get("steps") is None else _steps(given["steps"], f"{where}: steps"),
+    )
+    if (found.limit_tokens is None) != (found.summary_tokens is None):
+        raise WorkloadError(
+            f"{where}: limit_tokens and summary_tokens go together: a conversation above the limit begins anew with a summary"
+        )
+    return found
+
+
+def _steps(value: object, where: str) -> Steps:
+    given = _mapping(
+        value, ("calls", "result_tokens", "delay_ms", "branches"), where, ("calls", "result_tokens")
+    )
+    branches = None
+    if given.get("branches") is not None:
+        inner = f"{where}: branches"
+        names = ("share", "width", "task_tokens")
+        its = _mapping(given["branches"], names, inner, names)
+        share = its["share"]
+        if isinstance(share, bool) or not isinstance(share, int | float) or not 0 <= share <= 1:
+            raise WorkloadError(f"{inner}: share is {share!r}: give a number from 0 to 1")
+        width, task = (parse_lengths(its[name], f"{inner}: {name}") for name in names[1:])
+        branches = Branches(float(share), width, task)
+    return Steps(
+        calls=parse_lengths(given["calls"], f"{where}: calls"),
+        result_tokens=parse_lengths(given["result_tokens"], f"{where}: result_tokens"),
+        delay_ms=_lengths(given, "delay_ms", where),
+        branches=branches,
+    )
+
+
+def _mapping(value: object, known: tuple[str, ...], where: str, needed: tuple[str, ...]) -> Mapping[str, Any]:
+    if not isinstance(value, Mapping):
+        raise WorkloadError(f"{where}: this is no mapping; write lines such as '{needed[0]}: 5'")
+    for key in value:
+        if key not in known:
+            close = get_close_matches(str(key), known, n=1)
+            hint = f" (did you mean {close[0]}?)" if close else ""
+            raise WorkloadError(f"{where}: key {key!r} is not known{hint}: the keys are {', '.join(known)}")
+    for key in needed:
+        if value.get(key) is None:
+            raise WorkloadError(f"{where}: key {key} is missing; write for example '{key}: 5'")
+    return value
+
+
+def _lengths(given: Mapping[str, Any], name: str, where: str) -> Lengths | None:
+    return None if given.get(name) is None else parse_lengths(given[name], f"{where}: {name}")
+
+
+def _one_of(given: Mapping[str, Any], name: str, allowed: tuple[str, ...], where: str) -> str:
+    value = given.get(name, allowed[0])
+    if value not in allowed:
+        raise WorkloadError(f"{where}: {name} is {value!r}: choose one of {', '.join(allowed)}")
+    return str(value)
+
+
+def _flag(given: Mapping[str, Any], name: str, where: str) -> bool:
+    value = given.get(name, False)
+    if not isinstance(value, bool):
+        raise WorkloadError(f"{where}: {name} is {value!r}: give true or false")
+    return value
+
+
+def _whole(given: Mapping[str, Any], name: str, where: str) -> int | None:
+    value = given.get(name)
+    if value is None:
+        return None
+    if isinstance(value, bool) or not isinstance(value, int) or value < 0:
+        raise WorkloadError(f"{where}: {name} is {value!r}: give a whole number, 0 or more")
+    return value
