@@ -23,6 +23,7 @@ from loadgen.stage import Limits
 from workloads.arrivals import ARRIVALS
 from workloads.lengths import parse_lengths
 from workloads.profile import Workload, load_workload
+from workloads.replay import Replay
 
 RESERVED_BODY_FIELDS = ("messages", "prompt", "stream")
 DEFAULT_WORKLOAD = "chat"
@@ -44,6 +45,8 @@ class Settings:
     tokenizer: str = "words"
     trace: Path | None = None
     time_scale: float = 1.0
+    replay: Replay = field(default_factory=Replay)
+    skip_bad_rows: bool = False
     rates: tuple[float, ...] | None = None
     concurrency: tuple[int, ...] | None = None
     duration_s: float = 30.0
@@ -114,6 +117,8 @@ def make_settings(raw: dict[str, Any]) -> Settings:
         tokenizer=str(raw.get("tokenizer", "words")),
         trace=Path(raw["trace"]) if "trace" in raw else None,
         time_scale=_positive(raw.get("time_scale", 1.0), "--time-scale"),
+        replay=_replay(raw),
+        skip_bad_rows=_flag(raw, "skip_bad_rows"),
         rates=_list(raw.get("rates"), "--rates", _positive),
         concurrency=_list(raw.get("concurrency"), "--concurrency", partial(_whole, at_most=CONCURRENCY_MAX)),
         duration_s=parse_duration(raw.get("duration", "30s"), "--duration"),
@@ -154,18 +159,20 @@ def make_settings(raw: dict[str, Any]) -> Settings:
         )
     if "think_time" in raw and not settings.concurrency:
         raise ConfigError("--think-time goes with --concurrency: in an open loop nobody waits for an answer")
-    if "time_scale" in raw and not settings.trace:
-        raise ConfigError("--time-scale goes with --trace")
+    for name in ("time_scale", *_REPLAY_FLAGS):
+        if name in raw and not settings.trace:
+            raise ConfigError(f"--{name.replace('_', '-')} goes with --trace")
     return settings
 
 
+_REPLAY_FLAGS = ("trace_from", "trace_to", "trace_keep", "trace_loop", "trace_as_written", "skip_bad_rows")
 _TEXTS = {"url", "model", "api_key_env", "tokenizer", "workload", "arrivals", "trace", "out"}
 CONCURRENCY_MAX = 100_000
 WORKERS_MAX = 256
 SECONDS_MAX = 30 * 86_400.0
 _FLAGS = (
     "url", "model", "api", "api_key_env", "header", "extra_body", "workload", "input_tokens", "output_tokens", "arrivals",
-    "tokenizer", "trace", "time_scale", "rates", "concurrency", "duration", "warmup", "max_requests", "max_tokens", "slo",
+    "tokenizer", "trace", "time_scale", *_REPLAY_FLAGS, "rates", "concurrency", "duration", "warmup", "max_requests", "max_tokens", "slo",
     "seed", "timeout", "out", "lock", "idle_timeout", "max_in_flight", "retries", "workers", "connections", "timestamps", "think_time", "peak_rps", "tp", "safety", "gpu_hour",
     "metrics_url",
 )  # fmt: skip
@@ -230,6 +237,23 @@ def _limits(raw: dict[str, Any]) -> Limits:
     if "max_in_flight" in raw:
         limits = dataclasses.replace(limits, in_flight=_whole(raw["max_in_flight"], "--max-in-flight"))
     return limits
+
+
+def _replay(raw: dict[str, Any]) -> Replay:
+    return Replay(
+        from_s=_seconds(raw, "trace_from") or 0.0,
+        to_s=_seconds(raw, "trace_to"),
+        keep=_positive(raw.get("trace_keep", 1.0), "--trace-keep"),
+        loops=_whole(raw.get("trace_loop", 1), "--trace-loop"),
+        as_written=_flag(raw, "trace_as_written"),
+    )
+
+
+def _flag(raw: dict[str, Any], name: str) -> bool:
+    value = raw.get(name, False)
+    if not isinstance(value, bool):
+        raise ConfigError(f"{name} {value!r}: write true or false")
+    return value
 
 
 def _items(value: Any) -> list[Any]:

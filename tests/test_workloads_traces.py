@@ -13,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from workloads.errors import WorkloadError
+from workloads.replay import Replay, prepare
 from workloads.traces import Trace, read_trace, scale_time
 
 DATA = Path(__file__).parents[2] / "shared" / "data"
@@ -136,9 +137,13 @@ def test_unsorted_rows_are_sorted_and_noted(tmp_path: Path) -> None:
 def test_a_coarse_clock_is_noted(tmp_path: Path) -> None:
     times = [step * 3 for step in range(4) for _ in range(5)]
     content = "timestamp,input_tokens,output_tokens\n" + "".join(f"{at},1,1\n" for at in times)
-    (note,) = read_trace(written(tmp_path, "c.csv", content)).notes
-    assert "4 distinct arrival times, 3 s apart for 20 requests" in note
-    assert "burst" in note
+    trace = read_trace(written(tmp_path, "c.csv", content))
+    assert trace.clock_step_s == 3
+    (note,) = prepare(trace, Replay(as_written=True), seed=1).notes
+    assert note == (
+        "c.csv: coarse clock: 4 distinct arrival times, 3 s apart, for 20 requests; "
+        "they are replayed as written, so requests of one time arrive as a burst"
+    )
 
 
 def test_limit_takes_the_first_rows_of_the_file_and_reads_no_further(tmp_path: Path) -> None:
@@ -178,11 +183,19 @@ def test_gzip_byte_order_mark_blank_lines_and_quotes(tmp_path: Path) -> None:
         ("yesterday,5,1", "TIMESTAMP", "'yesterday' is not a time"),
         ("nan,5,1", "TIMESTAMP", "'nan' is not a time"),
         ("1e999999999,5,1", "TIMESTAMP", "too large"),
-        ("1700000000000,5,1", "TIMESTAMP", "timestamp_ms"),
+        (
+            "1700000000000,5,1",
+            "TIMESTAMP",
+            "this time is a number of milliseconds, those before it are a date",
+        ),
         ("9999-11-16 18:16:07,5,1", "TIMESTAMP", "is not a time of our age"),
         (",5,1", "TIMESTAMP", "the value is missing"),
-        ("17,5,1", "TIMESTAMP", "this time is a number, those before it are a stamp without a zone"),
-        ("2023-11-16 18:16:07Z,5,1", "TIMESTAMP", "this time is a stamp with a zone"),
+        (
+            "17,5,1",
+            "TIMESTAMP",
+            "this time is a number of seconds, those before it are a date and time without a zone",
+        ),
+        ("2023-11-16 18:16:07Z,5,1", "TIMESTAMP", "this time is a date and time with a zone"),
     ],
 )
 def test_a_broken_row_is_named_by_file_line_and_column(
@@ -191,7 +204,7 @@ def test_a_broken_row_is_named_by_file_line_and_column(
     message = refusal(written(tmp_path, "trace.csv", f"{AZURE}\r\n{row}\r\n"))
     assert f"trace.csv:5: column {column}: " in message
     assert complaint in message
-    assert message.endswith("; mend or remove the row")
+    assert message.endswith("; mend or remove the row, or give --skip-bad-rows")
 
 
 @pytest.mark.parametrize(
@@ -252,7 +265,8 @@ def test_a_broken_json_line_is_named(tmp_path: Path, line: str, complaint: str) 
         ("t.csv", b"\x1f\x8b\x08broken", "gzip data are broken"),
         ("t.csv", gzip.compress(AZURE.encode())[:-12], "gzip data are broken"),
         ("t.csv", 'timestamp,input_tokens,output_tokens\n1,"' + "x" * 200_000, "no CSV"),
-        ("t.parquet", "PAR1", "neither .csv nor .jsonl"),
+        ("t.parquet", "PAR1", "no Parquet file"),
+        ("t.txt", "PAR1", "none of .csv, .jsonl"),
     ],
 )
 def test_a_file_that_is_no_trace_is_one_line(
@@ -411,7 +425,7 @@ def test_mooncake_conversation_trace() -> None:
     assert trace.output_tokens.mean() == pytest.approx(342.62, abs=5e-3)
     assert len(np.unique(trace.arrival_s)) == 1_180
     assert trace.arrival_s[-1] == pytest.approx(3537, abs=0.5)
-    assert any("1180 distinct arrival times, 3 s apart" in note for note in trace.notes)
+    assert trace.clock_step_s == pytest.approx(3.0, abs=0.003)
 
 
 @pytest.mark.parametrize(

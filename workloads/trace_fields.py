@@ -3,78 +3,125 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from decimal import Decimal, InvalidOperation
+from functools import lru_cache
 
 from workloads.errors import WorkloadError
 from workloads.lengths import MAX_TOKENS
 
-_TIME_NAMES = ("timestamp", "timestamp_s", "arrival_s", "arrived_at", "timestamp_ms")
-_INPUT_NAMES = (
-    "contexttokens", "input_length", "request tokens", "input_tokens", "prompt_tokens", "num_prefill_tokens",
-)  # fmt: skip
-_OUTPUT_NAMES = (
-    "generatedtokens", "output_length", "response tokens", "output_tokens", "completion_tokens", "num_decode_tokens",
-)  # fmt: skip
-_FORMATS = {"contexttokens": "Azure", "input_length": "Mooncake", "request tokens": "BurstGPT"}
+# What a column may mean, and the names by which it is known (lower case; "a.b" is field b of the object a).
+ROLES: dict[str, tuple[str, ...]] = {
+    "time": (
+        "scheduled_s", "timestamp", "timestamp_s", "arrival_s", "arrived_at", "timestamp_ms", "timestamp_us", "timestamp_ns",
+        "starttime", "start_time", "starttimeunixnano", "created", "created_at", "t_s", "t",
+    ),
+    "input": (
+        "contexttokens", "input_length", "request tokens", "input_tokens", "prompt_tokens", "num_prefill_tokens",
+        "usage.prompt_tokens", "usage.input_tokens", "response.usage.prompt_tokens", "response.body.usage.prompt_tokens",
+        "gen_ai.usage.input_tokens", "gen_ai.usage.prompt_tokens", "in",
+    ),
+    "output": (
+        "generatedtokens", "output_length", "response tokens", "output_tokens", "completion_tokens", "num_decode_tokens",
+        "usage.completion_tokens", "usage.output_tokens", "response.usage.completion_tokens",
+        "response.body.usage.completion_tokens", "gen_ai.usage.output_tokens", "gen_ai.usage.completion_tokens", "out",
+    ),
+    "cached": (
+        "cached_tokens", "usage.prompt_tokens_details.cached_tokens", "usage.cache_read_input_tokens",
+        "response.usage.prompt_tokens_details.cached_tokens", "gen_ai.usage.cache_read.input_tokens",
+    ),
+    "session": ("session id", "session_id", "session", "conversation_id", "chat_id", "gen_ai.conversation.id", "session.id"),
+    "client": ("client_id", "client", "end_user", "user_id", "user", "tenant", "api_key", "service.name"),
+    "hash_ids": ("hash_ids",),
+    "blocks": ("input_blocks", "input_blocks64"),
+    "shared_blocks": ("shared_blocks", "blocks_shared_with_prev_turn"),
+}  # fmt: skip
+REQUIRED = {"time": "arrival time", "input": "input tokens", "output": "output tokens"}
+_FORMATS = {
+    "contexttokens": "Azure", "input_length": "Mooncake", "request tokens": "BurstGPT", "gen_ai.usage.input_tokens": "OpenTelemetry",
+    "gen_ai.usage.prompt_tokens": "OpenTelemetry", "usage.prompt_tokens": "OpenAI usage", "in": "agentic coding",
+}  # fmt: skip
+UNITS = {"s": 9, "ms": 6, "us": 3, "ns": 0}  # powers of ten to nanoseconds
+_UNIT_WORDS = {"s": "seconds", "ms": "milliseconds", "us": "microseconds", "ns": "nanoseconds"}
 
 _STAMP = re.compile(
     r"(\d{4}-\d\d-\d\d)[T ](\d\d:\d\d:\d\d)(?:[.,](\d+))?\s?(Z|UTC|[+-]\d\d:?\d\d)?", re.ASCII | re.IGNORECASE
 )
 _WHOLE = re.compile(r"[+-]?\d{1,18}(?:\.0*)?", re.ASCII)
-NUMBER, ZONED, LOCAL = "a number", "a stamp with a zone", "a stamp without a zone"
+ZONED, LOCAL = "a date and time with a zone", "a date and time without a zone"
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
-_MAX_TIME_S = (
-    4_000_000_000  # the year 2096: larger numbers are milliseconds, and differences fit 64 bits of ns
-)
+_MAX_TIME_S = 4_000_000_000  # the year 2096: differences fit 64 bits of ns
 
 
 @dataclass(frozen=True)
 class Columns:
-    """The three columns of a trace by their names in the file, and how the times are written."""
+    """The columns of a trace by what they mean (see ROLES), and how its numbers of time are written."""
 
-    time: str
-    input: str
-    output: str
-    milliseconds: bool
+    by_role: Mapping[str, str]
     format: str
+    unit: str | None  # of numbers in the time column; None: by their size
+
+    def __getitem__(self, role: str) -> str:
+        return self.by_role[role]
 
 
-def find_columns(names: Sequence[str], where: str) -> Columns:
-    """Recognise the columns, whatever their case. Raises WorkloadError that lists what would be recognised."""
+def find_columns(
+    names: Sequence[str],
+    where: str,
+    given: Mapping[str, str] | None = None,
+    unit: str | None = None,
+    timed: bool = True,
+) -> Columns:
+    """Recognise the columns, whatever their case; ``given`` names some by role. Raises WorkloadError.
+
+    Unless ``timed``, the time may be missing. The message lists the names that would have been recognised.
+    """
     by_name = {name.strip().lower(): name for name in names}
-    found: list[str] = []
-    for what, known in (
-        ("arrival time", _TIME_NAMES),
-        ("input tokens", _INPUT_NAMES),
-        ("output tokens", _OUTPUT_NAMES),
-    ):
-        hit = next((name for name in known if name in by_name), None)
+    found: dict[str, str] = {}
+    for role, known in ROLES.items():
+        wanted = (given or {}).get(role)
+        hits = (wanted.strip().lower(),) if wanted is not None else known
+        hit = next((name for name in hits if name in by_name), None)
         if hit is None:
+            if wanted is None and (role not in REQUIRED or (role == "time" and not timed)):
+                continue
             have = ", ".join(repr(name[:40]) for name in names[:12])
+            if wanted is not None:
+                raise WorkloadError(f"{where}: there is no column {wanted!r} for {role}; the file has {have}")
             raise WorkloadError(
-                f"{where}: no column with the {what}; known names: {', '.join(known)}; the file has {have}"
+                f"{where}: no column with the {REQUIRED[role]}; name it with --column {role}=NAME, or use one of "
+                f"{', '.join(known[:12])}; the file has {have}"
             )
         if sum(name.strip().lower() == hit for name in names) > 1:
             raise WorkloadError(f"{where}: the column {hit} stands there twice: keep one")
-        found.append(hit)
-    time, input_, output = found
+        found[role] = hit
+    time, input_ = found.get("time", ""), found["input"]
     # Mooncake counts milliseconds; Qwen-Bailian has its length columns, a chat_id, and seconds.
     mooncake = time == "timestamp" and input_ == "input_length" and "chat_id" not in by_name
-    generic = input_ == "input_length" and not mooncake
-    return Columns(
-        by_name[time],
-        by_name[input_],
-        by_name[output],
-        milliseconds=mooncake or time == "timestamp_ms",
-        format="generic" if generic else _FORMATS.get(input_, "generic"),
+    known_format = _FORMATS.get(input_, "generic")
+    if input_ == "prompt_tokens" and time == "starttime":
+        known_format = "LiteLLM spend log"
+    if known_format == "Mooncake" and not mooncake:
+        known_format = "generic"
+    if time == "scheduled_s":
+        known_format = "schedule"
+    ending = time.rpartition("_")[2]
+    unit = unit or (
+        "ms" if mooncake else ending if ending in UNITS else "ns" if time == "starttimeunixnano" else None
     )
+    return Columns({role: by_name[name] for role, name in found.items()}, known_format, unit)
 
 
 def tokens(value: object) -> int:
     """A whole number of tokens from a CSV cell or a JSON value. Raises ValueError that says what it is instead."""
+    if type(value) is str and value.isdecimal() and value.isascii() and len(value) < 10:
+        return int(value) if int(value) <= MAX_TOKENS else _tokens(value)  # nearly every cell of a large file
+    return _tokens(value)
+
+
+def _tokens(value: object) -> int:
     if value is None or value == "":
         raise ValueError("the value is missing")
     text = str(value).strip()
@@ -88,42 +135,54 @@ def tokens(value: object) -> int:
     return count
 
 
-def time_ns(value: object, *, milliseconds: bool) -> tuple[int, str]:
-    """Nanoseconds, and how it is written: a number, or a stamp with or without a zone.
+def time_ns(value: object, unit: str | None = None) -> tuple[int, str]:
+    """Nanoseconds, and how they are written: a date and time with or without a zone, or a number of which unit.
 
-    Digits beyond nanoseconds are cut. Raises ValueError that says what is wrong.
+    ``unit`` (s, ms, us, ns) is that of a number; without it numbers since 1970 tell theirs by their size, and
+    small ones are seconds. Digits beyond nanoseconds are cut. Raises ValueError that says what is wrong.
     """
     if value is None or value == "":
         raise ValueError("the value is missing")
     text = str(value).strip()
-    stamp = _STAMP.fullmatch(text)
+    stamp = _STAMP.fullmatch(text) if len(text) > 18 else None
     if stamp:
         return _stamp_ns(stamp, text)
+    if (
+        unit and len(text) < 13 and text.isascii() and text.isdecimal()
+    ):  # as nearly all numbers of a large file
+        return int(text) * 10 ** UNITS[unit], f"a number of {_UNIT_WORDS[unit]}"
     try:
         number = Decimal(text) if text.isascii() and "_" not in text else Decimal("NaN")
     except InvalidOperation:
         number = Decimal("NaN")
     if not number.is_finite():
         raise ValueError(f"{text[:40]!r} is not a time (a number, or YYYY-MM-DD HH:MM:SS.fff)")
-    shift = 6 if milliseconds else 9  # to nanoseconds; look at the exponent before writing the number out
+    unit = unit or _unit_by_size(number)
+    shift, clock = UNITS[unit], f"a number of {_UNIT_WORDS[unit]}"
     if number.adjusted() + shift < 0 or not number:
-        return 0, NUMBER
+        return 0, clock
     if number.adjusted() + shift > 19 or abs(number.scaleb(shift)) > _MAX_TIME_S * 1_000_000_000:
-        hint = "" if milliseconds else "; if these are milliseconds, name the column timestamp_ms"
-        raise ValueError(f"{text[:40]!r} is too large for a time{hint}")
-    return int(number.scaleb(shift)), NUMBER
+        raise ValueError(f"{text[:40]!r} is too large for a time in {_UNIT_WORDS[unit]}; see --time-unit")
+    return int(number.scaleb(shift)), clock
+
+
+def _unit_by_size(number: Decimal) -> str:
+    digits = number.adjusted()  # 10**digits <= |number|
+    for unit, shift in (("ms", 11), ("us", 14), ("ns", 17)):
+        if shift <= digits < shift + 3:
+            return unit
+    return "s"
 
 
 def _stamp_ns(stamp: re.Match[str], text: str) -> tuple[int, str]:
     day, clock, fraction, zone = stamp.groups()
     try:
-        moment = datetime.fromisoformat(f"{day}T{clock}").replace(tzinfo=UTC)
+        seconds = _seconds(day, clock)
     except ValueError as error:
         raise ValueError(f"{text[:40]!r} is not a time: {error}") from None
-    since = moment - _EPOCH
-    if abs(since.total_seconds()) > _MAX_TIME_S:
+    if abs(seconds) > _MAX_TIME_S:
         raise ValueError(f"{text[:40]!r} is not a time of our age")
-    ns = (since.days * 86_400 + since.seconds) * 1_000_000_000 + int(((fraction or "") + "0" * 9)[:9])
+    ns = seconds * 1_000_000_000 + int(((fraction or "") + "0" * 9)[:9])
     if zone is None:
         return ns, LOCAL
     if zone.upper() in ("Z", "UTC"):
@@ -133,3 +192,9 @@ def _stamp_ns(stamp: re.Match[str], text: str) -> tuple[int, str]:
         raise ValueError(f"{text[:40]!r} is not a time: the zone {zone} does not exist")
     offset = timedelta(hours=hours, minutes=minutes) // timedelta(seconds=1) * 1_000_000_000
     return (ns + offset if zone[0] == "-" else ns - offset), ZONED
+
+
+@lru_cache(maxsize=1024)  # requests of one second stand together in most files
+def _seconds(day: str, clock: str) -> int:
+    since = datetime.fromisoformat(f"{day}T{clock}").replace(tzinfo=UTC) - _EPOCH
+    return since.days * 86_400 + since.seconds

@@ -123,7 +123,7 @@ Trace = Annotated[
     typer.Option(
         "--trace",
         metavar="FILE",
-        help="Replay a CSV or JSONL trace: its arrivals and token counts.",
+        help="Replay a trace, a log or a schedule (CSV, JSONL, Parquet): its arrivals and token counts.",
         rich_help_panel=_LOAD,
     ),
 ]
@@ -131,6 +131,45 @@ TimeScale = Annotated[
     float | None,
     typer.Option(
         "--time-scale", metavar="X", help="Replay the trace X times as fast.", rich_help_panel=_LOAD
+    ),
+]
+TraceFrom = Annotated[
+    str | None,
+    typer.Option(
+        "--trace-from", metavar="T", help="Begin at this time of the trace, as 10m.", rich_help_panel=_LOAD
+    ),
+]
+TraceTo = Annotated[
+    str | None,
+    typer.Option("--trace-to", metavar="T", help="End before this time of the trace.", rich_help_panel=_LOAD),
+]
+TraceKeep = Annotated[
+    float | None,
+    typer.Option(
+        "--trace-keep",
+        metavar="SHARE",
+        help="Play a random share of the trace, as 0.1; sessions as a whole.",
+        rich_help_panel=_LOAD,
+    ),
+]
+TraceLoop = Annotated[
+    int | None,
+    typer.Option("--trace-loop", metavar="N", help="Play the trace N times over.", rich_help_panel=_LOAD),
+]
+TraceAsWritten = Annotated[
+    bool | None,
+    typer.Option(
+        "--trace-as-written",
+        help="Keep the bursts of a trace whose clock is coarse. Default: spread over the clock's step.",
+        rich_help_panel=_LOAD,
+    ),
+]
+SkipBadRows = Annotated[
+    bool | None,
+    typer.Option(
+        "--skip-bad-rows",
+        help="Leave out rows of the trace that cannot be read, and count them.",
+        rich_help_panel=_LOAD,
     ),
 ]
 Seed = Annotated[

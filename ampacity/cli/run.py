@@ -27,6 +27,12 @@ def run(
     ] = None,
     trace: o.Trace = None,
     time_scale: o.TimeScale = None,
+    trace_from: o.TraceFrom = None,
+    trace_to: o.TraceTo = None,
+    trace_keep: o.TraceKeep = None,
+    trace_loop: o.TraceLoop = None,
+    trace_as_written: o.TraceAsWritten = None,
+    skip_bad_rows: o.SkipBadRows = None,
     json: o.Json = False,
 ) -> None:
     """Run one load level (--rates 5), a trace (--trace FILE), or the experiment of a run file (-c bench.yaml).
@@ -37,7 +43,10 @@ def run(
     from ampacity.config import ConfigError, read_run_file
     from ampacity.experiments import sweep as experiment
 
-    own = {"url": url, "trace": trace, "time_scale": time_scale}
+    own = {
+        "url": url, "trace": trace, "time_scale": time_scale, "trace_from": trace_from, "trace_to": trace_to,
+        "trace_keep": trace_keep, "trace_loop": trace_loop, "trace_as_written": trace_as_written, "skip_bad_rows": skip_bad_rows,
+    }  # fmt: skip
     raw = {**raw, **{name: value for name, value in own.items() if value is not None}}
     if config is not None:
         raw = {**read_run_file(config), **raw}

@@ -41,6 +41,7 @@ from loadgen.stage import StagePlan
 from loadgen.telemetry import Telemetry
 from loadgen.worker import Setup
 from workloads.prompts import PromptMaker
+from workloads.replay import prepare
 from workloads.schedule import Schedule, closed_schedule, open_schedule, trace_schedule
 from workloads.tokenizers import load_tokenizer
 from workloads.traces import Trace, read_trace
@@ -267,7 +268,12 @@ async def conduct(
     addresses, proxy = _route(endpoint)
     raise_open_files_limit()
     _check_open_files(settings)
-    trace = read_trace(settings.trace) if settings.trace else None
+    trace = None
+    if settings.trace:
+        read = read_trace(settings.trace, skip_bad_rows=settings.skip_bad_rows)
+        trace = prepare(read, settings.replay, settings.seed)
+        for note in trace.notes:
+            progress.note(note)
     tokenizer = load_tokenizer(settings.tokenizer)
     client = Client(
         endpoint,

@@ -1,0 +1,308 @@
+"""Rows of a log or trace as mappings, streamed: CSV, JSON lines, JSON documents, Parquet, vLLM's log; each also gzipped."""
+
+from __future__ import annotations
+
+import csv
+import gzip
+import io
+import itertools
+import json
+import re
+import zlib
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from decimal import Decimal
+from pathlib import Path
+from typing import IO, Any, NoReturn
+
+from workloads.errors import WorkloadError
+from workloads.trace_fields import ROLES
+
+_JSON_ENDINGS = (".jsonl", ".ndjson", ".json")
+_PEEKED = 20  # rows of JSON whose names are taken together: a field may be missing in the first ones
+_CALLS = ("chat", "text_completion", "generate_content")  # OpenTelemetry's names of a call of a model
+_BATCH = 20_000
+
+
+@dataclass(frozen=True)
+class BadRow:
+    """A row that cannot be read, and why."""
+
+    reason: str
+
+
+Row = tuple[int, Mapping[str, Any] | BadRow]
+
+
+@dataclass(frozen=True)
+class Records:
+    """Rows with their number in the file, the names of the columns, and how far the reading is (0 to 1)."""
+
+    names: list[str]
+    first: int  # number of the line that holds the names
+    rows: Iterator[Row]
+    place: str  # what the number of a row counts: ":" for a line, else " entry " or " row "
+    read_share: Callable[[], float]
+
+
+@contextmanager
+def open_records(path: Path, keep: frozenset[str] = frozenset()) -> Iterator[Records]:
+    """The rows of ``path``; ``keep`` names columns to take from a Parquet file beside the known ones.
+
+    A CSV file is named by its ending, the others too. Raises WorkloadError with one line.
+    """
+    with _plain_errors(path), path.open("rb") as file:
+        size = max(file.seek(0, io.SEEK_END), 1)
+        file.seek(0)
+        zipped = file.read(2) == b"\x1f\x8b"
+        file.seek(0)
+        binary: IO[bytes] = gzip.GzipFile(fileobj=file) if zipped else file  # type: ignore[assignment]
+        stem = path.name.lower().removesuffix(".gz")
+        if stem.endswith(".parquet"):
+            yield _parquet(io.BytesIO(binary.read()) if zipped else binary, path, keep)
+            return
+        with io.TextIOWrapper(binary, encoding="utf-8-sig", newline="") as text:
+
+            def read_share() -> float:
+                return file.tell() / size
+
+            if stem.endswith(_JSON_ENDINGS):
+                yield _json(text, path, read_share)
+            elif stem.endswith(".csv"):
+                yield _csv(text, path, read_share)
+            elif stem.endswith(".log"):
+                yield Records(
+                    ["timestamp", "input_tokens", "output_tokens"], 1, _vllm_log(text), ":", read_share
+                )
+            else:
+                raise WorkloadError(
+                    f"{path}: the ending is none of .csv, .jsonl, .json, .parquet and .log (each also with .gz): rename it"
+                )
+
+
+@contextmanager
+def _plain_errors(path: Path) -> Iterator[None]:
+    """Turn what reading a file can raise into one line."""
+    try:
+        yield
+    except WorkloadError:
+        raise
+    except UnicodeDecodeError as error:
+        raise WorkloadError(
+            f"{path}: this is no UTF-8 text ({error.reason}): give a CSV or JSONL file"
+        ) from None
+    except (gzip.BadGzipFile, zlib.error, EOFError) as error:
+        raise WorkloadError(f"{path}: the gzip data are broken ({error}): fetch the file again") from None
+    except OSError as error:
+        raise WorkloadError(f"trace {path} cannot be read: {error.strerror or error}") from None
+
+
+def _csv(text: io.TextIOWrapper, path: Path, read_share: Callable[[], float]) -> Records:
+    reader = csv.reader(text)
+    try:
+        header: list[str] = next((row for row in reader if row), [])
+    except csv.Error as error:
+        raise WorkloadError(f"{path}:{reader.line_num}: this is no CSV: {error}") from None
+
+    def rows() -> Iterator[Row]:
+        width = len(header)
+        try:
+            for row in reader:
+                if len(row) == width:
+                    yield reader.line_num, dict(zip(header, row, strict=True))
+                elif row:
+                    yield reader.line_num, BadRow(f"the row has {len(row)} fields, the header has {width}")
+        except csv.Error as error:
+            raise WorkloadError(f"{path}:{reader.line_num}: this is no CSV: {error}") from None
+
+    return Records(header, reader.line_num, rows(), ":", read_share)
+
+
+def _json(text: io.TextIOWrapper, path: Path, read_share: Callable[[], float]) -> Records:
+    first = next((line for line in text if line.strip()), "")
+    document = None
+    if first and isinstance(_parse(first), BadRow | list) and first.lstrip()[:1] in ("[", "{"):
+        whole = _parse(first + text.read())
+        document = whole if not isinstance(whole, BadRow) else None
+        text.seek(0)
+    else:
+        text.seek(0)
+    if document is not None:
+        items = document if isinstance(document, list) else [document]
+        rows: Iterator[Row] = (
+            (i, row) for i, row in enumerate(itertools.chain.from_iterable(map(_expand, items)), start=1)
+        )
+        place = " entry "
+    else:
+        rows, place = _json_lines(text), ":"
+    peeked = list(itertools.islice(rows, _PEEKED))
+    names = {name: None for _, row in peeked if not isinstance(row, BadRow) for name in row}
+    where = next((line for line, row in peeked if not isinstance(row, BadRow)), 1)
+    return Records(list(names), where, itertools.chain(peeked, rows), place, read_share)
+
+
+def _json_lines(text: io.TextIOWrapper) -> Iterator[Row]:
+    for line, content in enumerate(text, start=1):
+        if content.strip():
+            for row in _expand(_parse(content)):
+                yield line, row
+
+
+def _parse(content: str) -> Any:
+    try:
+        return json.loads(content, parse_float=Decimal, parse_constant=_no_constant)
+    except ValueError as error:
+        return BadRow(f"this is no JSON: {error}")
+    except (ArithmeticError, RecursionError):
+        return BadRow("this is no JSON: a number is too large, or it is nested too deep")
+
+
+def _no_constant(name: str) -> NoReturn:
+    raise ValueError(f"{name} is not a number")
+
+
+def _expand(item: Any) -> Iterator[Mapping[str, Any] | BadRow]:
+    """The requests of one JSON value: itself, the spans of a trace, or the requests of a recorded agent run."""
+    if isinstance(item, BadRow):
+        yield item
+    elif not isinstance(item, dict):
+        yield BadRow("this is no JSON object with one request")
+    elif isinstance(item.get("spans"), list):
+        yield from itertools.chain.from_iterable(_span(span) for span in item["spans"])
+    elif isinstance(item.get("resourceSpans"), list):
+        yield from _otlp(item["resourceSpans"])
+    elif (
+        isinstance(item.get("attributes"), dict | list) and {"start_time", "startTimeUnixNano"} & item.keys()
+    ):
+        yield from _span(item)
+    elif isinstance(item.get("requests"), list) and "id" in item:
+        yield from _agent_run(item, str(item["id"]), str(item.get("hash_id_scope", "")))
+    else:
+        yield _flat(item)
+
+
+def _flat(item: Mapping[str, Any], prefix: str = "", depth: int = 0) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for name, value in item.items():
+        if isinstance(value, dict) and depth < 4:
+            found.update(_flat(value, f"{prefix}{name}.", depth + 1))
+        else:
+            found[prefix + name] = value
+    return found
+
+
+def _agent_run(run: Mapping[str, Any], session: str, scope: str) -> Iterator[Mapping[str, Any] | BadRow]:
+    """Turns of one agent; those of its sub-agents are sessions of their own."""
+    for i, entry in enumerate(run["requests"]):
+        if isinstance(entry, dict) and isinstance(entry.get("requests"), list):
+            yield from _agent_run(entry, f"{session}/{entry.get('id', i)}", scope)
+        elif isinstance(entry, dict):
+            yield {**entry, "session": session, "hash_id_scope": scope}
+        else:
+            yield BadRow("this is no JSON object with one request")
+
+
+def _otlp(resources: list[Any]) -> Iterator[Mapping[str, Any] | BadRow]:
+    for resource in resources:
+        held = resource if isinstance(resource, dict) else {}
+        about = _attributes((held.get("resource") or {}).get("attributes"))
+        for scope in held.get("scopeSpans") or []:
+            for span in scope.get("spans") or [] if isinstance(scope, dict) else []:
+                yield from _span(span, about)
+
+
+def _span(span: Any, resource: Mapping[str, Any] | None = None) -> Iterator[Mapping[str, Any] | BadRow]:
+    """One row where the span is a call of a model; agents, tools and all else give none."""
+    if not isinstance(span, dict):
+        yield BadRow("this is no JSON object with one span")
+        return
+    held = _attributes(span.get("attributes"))
+    counts = [
+        next((held[f"gen_ai.usage.{n}"] for n in names if f"gen_ai.usage.{n}" in held), None)
+        for names in (("input_tokens", "prompt_tokens"), ("output_tokens", "completion_tokens"))
+    ]
+    if counts == [None, None] and held.get("gen_ai.operation.name") not in _CALLS:
+        return
+    about = {**_attributes(span.get("resource_attributes")), **(resource or {})}
+    trace = span.get("trace_id") or span.get("traceId")
+    time = "start_time" if "start_time" in span else "startTimeUnixNano"
+    row = {
+        time: span.get(time), "gen_ai.usage.input_tokens": counts[0], "gen_ai.usage.output_tokens": counts[1],
+        "session": held.get("gen_ai.conversation.id") or held.get("session.id") or trace,
+        "service.name": about.get("service.name"),
+    }  # fmt: skip
+    if "gen_ai.usage.cache_read.input_tokens" in held:
+        row["gen_ai.usage.cache_read.input_tokens"] = held["gen_ai.usage.cache_read.input_tokens"]
+    yield row
+
+
+def _attributes(held: Any) -> dict[str, Any]:
+    """Attributes as a mapping, from a mapping or from OTLP's list of keys and typed values."""
+    if isinstance(held, dict):
+        return held
+    pairs = [a for a in held or [] if isinstance(a, dict) and isinstance(a.get("value"), dict) and a["value"]]
+    return {str(a.get("key")): next(iter(a["value"].values())) for a in pairs}
+
+
+def _parquet(file: Any, path: Path, keep: frozenset[str]) -> Records:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    try:
+        parquet = pq.ParquetFile(file)
+    except (pa.ArrowException, OSError) as error:
+        raise WorkloadError(f"{path}: this is no Parquet file: {str(error).splitlines()[0][:120]}") from None
+    known = {name for names in ROLES.values() for name in names} | {name.strip().lower() for name in keep}
+    names = [str(name) for name in parquet.schema_arrow.names]
+    wanted = [name for name in names if name.strip().lower() in known]
+    total, done = max(parquet.metadata.num_rows, 1), 0
+
+    def rows() -> Iterator[Row]:
+        nonlocal done
+        try:
+            for batch in parquet.iter_batches(_BATCH, columns=wanted):
+                columns = [
+                    (c.cast(pa.string()) if pa.types.is_timestamp(c.type) else c).to_pylist()
+                    for c in batch.columns
+                ]
+                for values in zip(*columns, strict=True):
+                    done += 1
+                    yield done, dict(zip(wanted, values, strict=True))
+        except pa.ArrowException as error:
+            raise WorkloadError(
+                f"{path}: the Parquet data are broken: {str(error).splitlines()[0][:120]}"
+            ) from None
+
+    return Records(names, 0, rows(), " row ", lambda: done / total)
+
+
+_RECEIVED = re.compile(
+    r"(\d\d)-(\d\d) (\d\d:\d\d:\d\d)\S*.*?Received request ([^\s:]+):.*?max_tokens=(\d+|None).*prompt_token_ids: (\[[\d, ]*\]|None)"
+)
+_GENERATED = re.compile(r"Generated response ([^\s:]+).*output_token_ids: (\[[\d, ]*\]|None)")
+
+
+def _vllm_log(text: io.TextIOWrapper) -> Iterator[Row]:
+    """Requests of vLLM's own log (--enable-log-requests, better with --enable-log-outputs), which has no year.
+
+    Where the answer is not logged with its tokens, as in streams, the limit max_tokens stands for it.
+    """
+    waiting: dict[str, tuple[int, dict[str, Any]]] = {}
+    for line, content in enumerate(text, start=1):
+        if received := _RECEIVED.search(content):
+            month, day, clock, request, limit, ids = received.groups()
+            row = {
+                "timestamp": f"2000-{month}-{day} {clock}",
+                "input_tokens": _listed(ids),
+                "output_tokens": None if limit == "None" else limit,
+            }
+            waiting[request] = line, row
+        elif (answered := _GENERATED.search(content)) and answered[1] in waiting:
+            at, row = waiting.pop(answered[1])
+            yield at, {**row, "output_tokens": _listed(answered[2]) or row["output_tokens"]}
+    yield from waiting.values()
+
+
+def _listed(ids: str) -> int | None:
+    return None if ids == "None" else ids.count(",") + 1 if ids != "[]" else 0
