@@ -62,7 +62,7 @@ class Answer:
     __slots__ = (
         "_chunk_tokens", "_finished_choices", "_usage", "_usage_per_chunk", "_usage_totals", "bad_json",
         "cached_tokens", "chunk_at_ns", "done", "error", "finish_reason", "first_answer_ns", "first_event_ns",
-        "input_tokens", "merged_events", "reasoning_chunks", "reasoning_tokens", "whole_ns",
+        "input_tokens", "merged_events", "reasoning_chunks", "reasoning_tokens", "said", "whole_ns",
     )  # fmt: skip
 
     def __init__(self) -> None:
@@ -84,6 +84,7 @@ class Answer:
         self.done = False
         self.whole_ns: int | None = None  # when an answer that has no tokens by its nature was complete
         self.merged_events = 0  # token events that shared their read with the one before
+        self.said: list[tuple[Kind, str]] | None = None  # a list, where somebody wants the text
 
     def on_event(self, at_ns: int, data: bytes) -> None:
         """One SSE event that was completed at ``at_ns``."""
@@ -128,6 +129,8 @@ class Answer:
             else:
                 kind = _kind_of(choice)
             if kind is not None:
+                if self.said is not None:
+                    self.said.append((kind, _text_of(choice)))
                 reasoning = kind == "reasoning"
                 tokens = None
                 if choice.token_ids is not None or choice.logprobs is not None:
@@ -170,6 +173,11 @@ class Answer:
         reasoning = _count(usage.reasoning_tokens)
         before = self.reasoning_tokens if reasoning is None else reasoning
         self.reasoning_tokens = _detail(usage.completion_tokens_details, "reasoning_tokens", before)
+
+    def tokens_so_far(self) -> int:
+        """Tokens received by now: the server's running total, or a token for each chunk."""
+        counted = self._chunk_tokens[-1] if self._usage_per_chunk else None
+        return counted or len(self.chunk_at_ns)
 
     @property
     def chunk_tokens(self) -> list[int] | None:
@@ -218,6 +226,15 @@ def _kind_of(choice: _Choice) -> Kind | None:
     if delta.reasoning_content or delta.reasoning:
         return "reasoning"
     return "answer" if delta.tool_calls else None
+
+
+def _text_of(choice: _Choice) -> str:
+    """The text of a choice that bears tokens; that of tool calls is left out."""
+    delta = choice.delta or choice.message or _Delta()
+    for text in (delta.content, delta.refusal, delta.reasoning_content, delta.reasoning, choice.text):
+        if isinstance(text, str) and text:
+            return text
+    return ""
 
 
 def _tokens_in(choice: _Choice) -> int | None:
@@ -288,7 +305,9 @@ class _TypedAnswer(Answer, ABC):
     def _on_typed(self, at_ns: int, event: _Event) -> None:
         """One event that is neither empty nor an error."""
 
-    def _bear(self, at_ns: int, kind: Kind) -> None:
+    def _bear(self, at_ns: int, kind: Kind, text: Any) -> None:
+        if self.said is not None and isinstance(text, str):
+            self.said.append((kind, text))
         if kind == "reasoning":
             self.reasoning_chunks += 1
         elif self.first_answer_ns is None:
@@ -320,7 +339,7 @@ class ResponsesAnswer(_TypedAnswer):
         kind = _RESPONSES_DELTAS.get(event.type) if isinstance(event.type, str) else None
         if kind is not None:
             if event.delta:
-                self._bear(at_ns, kind)
+                self._bear(at_ns, kind, event.delta)
             return
         whole = event.response if isinstance(event.response, dict) else None
         if whole is None or whole.get("status") not in ("completed", "incomplete", "failed"):
@@ -346,7 +365,7 @@ class MessagesAnswer(_TypedAnswer):
         if event.type == "content_block_delta":
             name, kind = _MESSAGES_DELTAS.get(str(delta.get("type")), ("", "answer"))
             if name and delta.get(name):
-                self._bear(at_ns, "reasoning" if kind == "reasoning" else "answer")
+                self._bear(at_ns, "reasoning" if kind == "reasoning" else "answer", delta.get(name))
         elif event.type == "message_start" and isinstance(event.message, dict):
             self._total(event.message.get("usage"))
             self._usage_totals.clear()  # of the prompt's tokens only the input is final here

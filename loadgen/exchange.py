@@ -30,7 +30,7 @@ class Exchange:
 
     __slots__ = (
         "_answer", "_at_ns", "_body_bytes", "_content_type", "_framed", "_gunzip", "_headers_done", "_informational", "_new_answer", "_on_end",
-        "_parser", "_pieces", "_splitter", "_whole", "close_after", "ended", "last_read_ns", "received_bytes", "record",
+        "_parser", "_pieces", "_splitter", "_whole", "cancel_after_tokens", "close_after", "ended", "last_read_ns", "listening", "received_bytes", "record",
         "request", "retried",
     )  # fmt: skip
 
@@ -51,11 +51,24 @@ class Exchange:
         self.close_after = True  # whether the connection must not be used again
         self.last_read_ns: int | None = None
         self.received_bytes = 0
+        self.cancel_after_tokens = 0  # the user leaves after so many; 0: stays
+        self.listening = False  # whether somebody wants to know what the answer says
         self._reset_response()
+
+    def listen(self) -> None:
+        """Keep the text of the answer, for ``said``."""
+        self.listening = True
+        self._answer.said = []
+
+    def said(self, reasoning: bool = False) -> str:
+        """The answer's text so far, with what was reasoned or without; empty unless ``listen`` was called."""
+        return "".join(text for kind, text in self._answer.said or () if reasoning or kind == "answer")
 
     def _reset_response(self) -> None:
         self._parser: Any = httptools.HttpResponseParser(self)
         self._answer = self._new_answer()
+        if self.listening:
+            self._answer.said = []
         self._splitter: EventSplitter | None = None
         self._whole: list[bytes] = []  # a body that is no event stream
         self._pieces: list[tuple[int, bytes]] = []  # stamped, not yet split
@@ -168,7 +181,11 @@ class Exchange:
                 self.fail("protocol_error", f"a body of more than {WHOLE_BODY_BYTES >> 20} MiB", self._at_ns)
             return
         self._pieces.append((self._at_ns, body))
-        if self._body_bytes >= DECODE_AT_BYTES:
+        if self.cancel_after_tokens:
+            self._decode_pending()
+            if not self.ended and self._answer.tokens_so_far() >= self.cancel_after_tokens:
+                self.fail("cancelled", f"the user left after {self.cancel_after_tokens} tokens", self._at_ns)
+        elif self._body_bytes >= DECODE_AT_BYTES:
             self._decode_pending()
 
     def on_message_complete(self) -> None:
