@@ -20,7 +20,7 @@ from loadgen.endpoint import Endpoint, parse_endpoint
 from loadgen.http import Reuse, Stamps
 from loadgen.protocols import Api
 from loadgen.stage import Limits
-from workloads.arrivals import ARRIVALS
+from workloads.arrivals import arrivals_text
 from workloads.lengths import parse_lengths
 from workloads.profile import Workload, load_workload
 from workloads.replay import Replay
@@ -280,17 +280,11 @@ def _workload(raw: dict[str, Any]) -> Workload:
         )
     else:
         workload = load_workload(str(raw.get("workload", DEFAULT_WORKLOAD)))
-        if "input_tokens" in raw:  # one side of a workload replaced
-            workload = dataclasses.replace(
-                workload, input_tokens=parse_lengths(raw["input_tokens"], "--input-tokens")
-            )
-        if "output_tokens" in raw:
-            workload = dataclasses.replace(
-                workload, output_tokens=parse_lengths(raw["output_tokens"], "--output-tokens")
-            )
-    if "arrivals" in raw:
-        workload = dataclasses.replace(workload, arrivals=_choice(raw["arrivals"], ARRIVALS, "--arrivals"))
-    return workload
+        for name in fixed:  # one side of a workload replaced
+            workload = workload.with_lengths(name, parse_lengths(raw[name], f"--{name.replace('_', '-')}"))
+    for kind in workload.classes:
+        parse_slos(list(kind.slos))
+    return workload.with_arrivals(arrivals_text(raw["arrivals"])) if "arrivals" in raw else workload
 
 
 def _choice(value: Any, allowed: tuple[Any, ...], name: str) -> Any:

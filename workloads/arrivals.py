@@ -1,54 +1,282 @@
-"""When requests are due: arrival processes of an open loop."""
+"""When requests are due: arrival processes of an open loop.
+
+A process is a stationary renewal process, seen through a curve of the rate where there is one (``workloads.rates``).
+"""
 
 from __future__ import annotations
 
 import math
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from workloads.errors import WorkloadError
-
-ARRIVALS: tuple[str, ...] = ("poisson", "constant")
+from workloads.errors import WorkloadError, did_you_mean
+from workloads.lengths import number, pairs
+from workloads.rates import MEASURED_DAY, Bursts, Curve, Ramp, Steps, Switching
 
 MAX_PLANNED_REQUESTS = 50_000_000
 """A stage of more requests is refused before it eats the memory."""
 
+_CURVES = {
+    "onoff": ("on", "off"), "mmpp": ("rates", "stay"), "ramp": ("from", "to"), "steps": ("rates", "lengths"),
+    "diurnal": ("weights", "trace", "step"), "burst": ("factor", "length", "at", "every"),
+}  # fmt: skip
+_PARAMETERS = {"poisson": (), "constant": (), "gamma": ("cv",), "weibull": ("cv",)} | {
+    kind: (*names, "cv") for kind, names in _CURVES.items()
+}
+_EXAMPLES = {
+    "gamma": "gamma:cv=3", "weibull": "weibull:cv=2", "onoff": "onoff:on=10s,off=50s", "mmpp": "mmpp:rates=1/8,stay=60s/5s",
+    "ramp": "ramp:from=0.2,to=1.8", "steps": "steps:rates=1/2/4", "diurnal": "diurnal", "burst": "burst:factor=5,length=10s",
+}  # fmt: skip
+ARRIVALS: tuple[str, ...] = tuple(_PARAMETERS)
+_SECONDS = {"ms": 1e-3, "": 1.0, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0}
+
+
+@dataclass(frozen=True)
+class Gaps:
+    """Gaps of a renewal process: ``exponential``, ``constant``, ``gamma`` or ``weibull``, the last two with a ``cv``."""
+
+    kind: str = "exponential"
+    cv: float = 1.0
+
+    def draws(
+        self,
+    ) -> tuple[Callable[[np.random.Generator], float], Callable[[np.random.Generator, int], Any]]:
+        """(the time to the first event, n gaps), with mean gap 1.
+
+        The first event of a stationary renewal process comes after a uniform part of a gap that is drawn with
+        weight its own length; anything else would bias the number of events (Cox, Renewal Theory, 1962).
+        """
+        if self.kind == "gamma":
+            k = self.cv**-2
+            return (
+                lambda rng: rng.random() * rng.standard_gamma(k + 1) / k,
+                lambda rng, n: rng.standard_gamma(k, n) / k,
+            )
+        k = _weibull_shape(self.cv)
+        mean = math.gamma(1 + 1 / k)
+        return (
+            lambda rng: rng.random() * rng.standard_gamma(1 + 1 / k) ** (1 / k) / mean,
+            lambda rng, n: rng.weibull(k, n) / mean,
+        )
+
+
+@dataclass(frozen=True)
+class Arrivals:
+    """A parsed arrival process."""
+
+    gaps: Gaps
+    curve: Curve | None = None
+
 
 def arrival_times(
-    kind: str, rate_rps: float, duration_s: float, rng: np.random.Generator
+    spec: str, rate_rps: float, duration_s: float, rng: np.random.Generator, *, one_of_many: bool = False
 ) -> NDArray[np.float64]:
     """Offsets in seconds, float64, sorted, in [0, duration_s), at ``rate_rps`` requests/s on average.
 
     ``poisson``: exponential gaps, the first one before the first request; the number of requests is
-    random (its mean is rate x duration). ``constant``: k / rate for k = 0, 1, ... One random state gives the
-    same pattern at every rate, stretched. Raises WorkloadError.
+    random (its mean is rate x duration). ``constant``: k / rate for k = 0, 1, ..., shifted by a random part of
+    a gap where the stream is ``one_of_many``. Further forms: docs/workloads.md. One random state gives the
+    same pattern at every rate, stretched; what is given in seconds stays. Raises WorkloadError.
     """
-    check_arrivals(kind)
+    process = parse_arrivals(spec)
     for name, value, unit in (("rate", rate_rps, "requests/s"), ("duration", duration_s, "seconds")):
         if not (math.isfinite(value) and value > 0):
             raise WorkloadError(f"{name} is {value!r} {unit}: give a finite number above 0")
-    expected = rate_rps * duration_s
-    if expected > MAX_PLANNED_REQUESTS:
+    if rate_rps * duration_s > MAX_PLANNED_REQUESTS:
         raise WorkloadError(
             f"{rate_rps:g} requests/s for {duration_s:g} s is more than {MAX_PLANNED_REQUESTS} requests: lower one"
         )
-    if kind == "constant":
-        times = np.arange(math.ceil(expected) + 1, dtype=np.float64) / rate_rps
-        return times[times < duration_s]
-    return _poisson_times(rate_rps, duration_s, rng)
+    if process.curve is None:
+        return _renewal(process.gaps, rate_rps, duration_s, rng, one_of_many)
+    horizon_s, times = process.curve.rescaling(duration_s, rng.spawn(1)[0])
+    found = times(_renewal(process.gaps, rate_rps, horizon_s, rng, one_of_many))
+    return found[found < duration_s]
 
 
-def _poisson_times(rate_rps: float, duration_s: float, rng: np.random.Generator) -> NDArray[np.float64]:
-    expected = rate_rps * duration_s
-    block = math.ceil(expected + 6 * math.sqrt(expected)) + 16  # one block is enough but once in 10^9
-    gaps = rng.standard_exponential(block)
-    while (times := np.cumsum(gaps) / rate_rps)[-1] < duration_s:
-        gaps = np.concatenate([gaps, rng.standard_exponential(block)])
-    return times[: np.searchsorted(times, duration_s, side="left")]
+def _renewal(
+    gaps: Gaps, rate_rps: float, horizon_s: float, rng: np.random.Generator, shifted: bool
+) -> NDArray[np.float64]:
+    expected = rate_rps * horizon_s
+    if gaps.kind == "constant":
+        phase = rng.random() if shifted else 0.0
+        times = (np.arange(math.ceil(expected) + 1, dtype=np.float64) + phase) / rate_rps
+        return times[times < horizon_s]
+    block = (
+        math.ceil(expected + 6 * gaps.cv * math.sqrt(expected)) + 16
+    )  # of a Poisson process enough but once in 10^9
+    if gaps.kind == "exponential":
+        drawn = rng.standard_exponential(block)
+        draw: Callable[[np.random.Generator, int], Any] = np.random.Generator.standard_exponential
+    else:
+        first, draw = gaps.draws()
+        drawn = np.concatenate([[first(rng)], draw(rng, block)])
+    while (times := np.cumsum(drawn) / rate_rps)[-1] < horizon_s:
+        drawn = np.concatenate([drawn, draw(rng, len(drawn))])
+    return times[: np.searchsorted(times, horizon_s, side="left")]
 
 
-def check_arrivals(kind: str) -> None:
-    """Raise WorkloadError unless ``kind`` is one of ``ARRIVALS``."""
+def _weibull_shape(cv: float) -> float:
+    """The k with CV^2 = Gamma(1 + 2/k) / Gamma(1 + 1/k)^2 - 1, by bisection of ln k."""
+    low, high = math.log(0.05), math.log(1000)
+    for _ in range(60):
+        k = math.exp((low + high) / 2)
+        found = math.expm1(math.lgamma(1 + 2 / k) - 2 * math.lgamma(1 + 1 / k))
+        low, high = (math.log(k), high) if found > cv**2 else (low, math.log(k))
+    return math.exp((low + high) / 2)
+
+
+def arrivals_text(spec: object) -> str:
+    """The inline form of what a file says: ``{gamma: {cv: 3}}`` is ``gamma:cv=3``, lists are joined with ``/``.
+
+    Raises WorkloadError.
+    """
+    if isinstance(spec, Mapping):
+        if len(spec) != 1 or not isinstance(next(iter(spec.values())), Mapping):
+            raise WorkloadError(f"arrivals {dict(spec)!r:.80}: write {{gamma: {{cv: 3}}}} or gamma:cv=3")
+        ((kind, values),) = spec.items()
+        joined = (
+            f"{name}={'/'.join(map(str, value)) if isinstance(value, list | tuple) else value}"
+            for name, value in values.items()
+        )
+        spec = f"{kind}:{','.join(joined)}" if values else kind
+    check_arrivals(str(spec))
+    return str(spec)
+
+
+def check_arrivals(spec: str) -> None:
+    """Raise WorkloadError unless ``spec`` is an arrival process."""
+    parse_arrivals(spec)
+
+
+@lru_cache(maxsize=256)
+def parse_arrivals(spec: str) -> Arrivals:
+    """The process behind ``poisson``, ``gamma:cv=3``, ``onoff:on=10s,off=50s``, ... Raises WorkloadError."""
+    kind, _, rest = spec.partition(":")
+    kind = kind.strip().lower()
     if kind not in ARRIVALS:
-        raise WorkloadError(f"arrivals {kind!r} are not known: use {' or '.join(ARRIVALS)}")
+        raise WorkloadError(
+            f"arrivals {spec!r} are not known{did_you_mean(kind, ARRIVALS)}: use {', '.join(ARRIVALS[:-1])} or {ARRIVALS[-1]}"
+        )
+    try:
+        given = pairs(rest, _EXAMPLES.get(kind, kind)) if rest.strip() else {}
+        for name in given:
+            if name not in _PARAMETERS[kind]:
+                takes = f"it takes {', '.join(_PARAMETERS[kind])}" if _PARAMETERS[kind] else "it takes none"
+                hint = did_you_mean(name, _PARAMETERS[kind])
+                raise WorkloadError(f"{kind} has no parameter {name!r}{hint}: {takes}")
+        if kind not in _CURVES:
+            return Arrivals(_gaps(kind, given))
+        cv = _at_least("cv", given["cv"], 0) if "cv" in given else 1.0
+        return Arrivals(Gaps("constant") if cv == 0 else _gaps("gamma", {"cv": cv}), _curve(kind, given))
+    except WorkloadError as error:
+        raise WorkloadError(f"arrivals {spec!r:.80}: {error}") from None
+
+
+def _gaps(kind: str, given: Mapping[str, Any]) -> Gaps:
+    if kind == "constant":
+        return Gaps("constant", 0.0)
+    cv = 1.0 if kind == "poisson" else number("cv", _needed(given, "cv", kind))
+    if not 0.01 <= cv <= 100:
+        raise WorkloadError(f"cv is {cv:g}: give a number from 0.01 to 100")
+    return Gaps() if cv == 1 else Gaps(kind, cv)  # both families are exponential there
+
+
+def _curve(kind: str, given: Mapping[str, str]) -> Curve:
+    if kind == "onoff":
+        return Switching((1.0, 0.0), (_seconds(given, "on", kind), _seconds(given, "off", kind)))
+    if kind == "mmpp":
+        rates, stay = _list(_needed(given, "rates", kind), "rates"), _needed(given, "stay", kind).split("/")
+        _same(rates, stay, "rates", "stay")
+        return Switching(rates, tuple(_duration("stay", text) for text in stay))
+    if kind == "ramp":
+        start, end = (_at_least(name, _needed(given, name, kind), 0) for name in ("from", "to"))
+        if start + end == 0:
+            raise WorkloadError("both ends of the ramp are 0: give one of them a rate")
+        return Ramp(start, end)
+    if kind == "burst":
+        return _burst(given)
+    if kind == "diurnal":
+        return _day(given)
+    rates = _list(_needed(given, "rates", kind), "rates")
+    lengths = _list(given["lengths"], "lengths") if "lengths" in given else (1.0,) * len(rates)
+    _same(rates, lengths, "rates", "lengths")
+    if min(lengths) <= 0:
+        raise WorkloadError("a step of length 0: leave it out")
+    return Steps(rates, lengths)
+
+
+def _burst(given: Mapping[str, str]) -> Bursts:
+    at_s = _duration("at", given["at"], zero=True) if "at" in given else None
+    every_s = _seconds(given, "every", "burst") if "every" in given else None
+    burst = Bursts(
+        _at_least("factor", _needed(given, "factor", "burst"), 0),
+        _seconds(given, "length", "burst"),
+        at_s,
+        every_s,
+    )
+    if every_s is not None and burst.length_s >= every_s:
+        raise WorkloadError("length is not below every: there is nothing between the bursts")
+    return burst
+
+
+def _day(given: Mapping[str, str]) -> Steps:
+    if "trace" not in given:
+        if "step" in given:
+            raise WorkloadError("step goes with trace")
+        weights = _list(given["weights"], "weights") if "weights" in given else MEASURED_DAY
+        return Steps(weights, (1.0,) * len(weights))
+    if "weights" in given:
+        raise WorkloadError("weights and trace exclude each other: give one")
+    from workloads.traces import read_trace
+
+    arrival_s = read_trace(Path(given["trace"])).arrival_s
+    step_s = _duration("step", given.get("step", "1h"))
+    edges = np.append(np.arange(0.0, arrival_s[-1], step_s), arrival_s[-1])
+    if len(edges) < 2:
+        raise WorkloadError(f"trace {given['trace']} has no length in time")
+    counts, lengths = np.histogram(arrival_s, edges)[0], np.diff(edges)
+    return Steps(tuple((counts / lengths).tolist()), tuple(lengths.tolist()))
+
+
+def _needed(given: Mapping[str, Any], name: str, kind: str) -> Any:
+    if name not in given:
+        raise WorkloadError(f"{kind} lacks {name}: write {_EXAMPLES[kind]}")
+    return given[name]
+
+
+def _at_least(name: str, text: object, least: float) -> float:
+    value = number(name, text)
+    if not least <= value <= 1e9:
+        raise WorkloadError(f"{name} is {value:g}: give a number of at least {least:g}")
+    return value
+
+
+def _list(text: str, name: str) -> tuple[float, ...]:
+    values = tuple(_at_least(name, part.strip(), 0) for part in text.split("/"))
+    if not any(values):
+        raise WorkloadError(f"{name} are all 0: give at least one above 0")
+    return values
+
+
+def _same(a: tuple[Any, ...], b: Any, name_a: str, name_b: str) -> None:
+    if len(a) != len(b):
+        raise WorkloadError(f"{len(a)} {name_a} and {len(b)} {name_b}: give as many of each")
+
+
+def _seconds(given: Mapping[str, str], name: str, kind: str) -> float:
+    return _duration(name, _needed(given, name, kind))
+
+
+def _duration(name: str, text: str, *, zero: bool = False) -> float:
+    match = re.fullmatch(r"\s*(\d+\.?\d*|\.\d+)\s*(ms|s|m|min|h|)\s*", text)
+    seconds = float(match[1]) * _SECONDS[match[2]] if match else -1.0
+    if not (seconds > 0 or (zero and seconds == 0)) or seconds > 1e9:
+        raise WorkloadError(f"{name} is {text!r}: give a time such as 10s, 2m or 1h")
+    return seconds

@@ -86,5 +86,5 @@ def zipf_weights(n: int, exponent: float) -> tuple[float, ...]:
 def draw_index(weights: tuple[float, ...], u: NDArray[np.float64]) -> NDArray[np.int64]:
     """int64[n]: for each uniform number in ``u``, which of ``weights`` (relative) it falls to."""
     edges = np.cumsum(weights)
-    found = np.searchsorted(edges, u * edges[-1], side="right")
-    return np.minimum(found, len(weights) - 1).astype(np.int64)
+    found: NDArray[np.int64] = np.searchsorted(edges, u * edges[-1], side="right").astype(np.int64)
+    return np.minimum(found, np.int64(len(weights) - 1))

@@ -71,7 +71,7 @@ class Empirical(Lengths):
         return np.asarray(self.levels, dtype=np.float64), np.asarray(self.tokens, dtype=np.float64)
 
     def _quantiles(self, u: Floats) -> Floats:
-        return np.interp(u, *self._table)
+        return np.asarray(np.interp(u, *self._table), dtype=np.float64)
 
     def mean(self) -> float:
         """Mean in tokens: the integral of the interpolated quantile function."""
@@ -104,7 +104,8 @@ class Points(Lengths):
     def _quantiles(self, u: Floats) -> Floats:
         edges = np.cumsum(self.weights)
         index = np.searchsorted(edges, u * edges[-1], side="left")
-        return np.asarray(self.tokens, dtype=np.float64)[np.minimum(index, len(edges) - 1)]
+        masses: Floats = np.asarray(self.tokens, dtype=np.float64).take(np.minimum(index, len(edges) - 1))
+        return masses
 
     def mean(self) -> float:
         """Mean in tokens."""

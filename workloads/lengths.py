@@ -116,7 +116,8 @@ def _parametric(kind: str, values: object) -> Lengths:
     wanted = _PARAMETERS[kind]
     if kind == "lognormal" and "p50" not in given and ("mean" in given or "cv" in given):
         wanted = ("mean", "cv")
-    bounds = {} if kind == "uniform" else {name: given.pop(name) for name in ("min", "max") if name in given}
+    bounded = () if kind == "uniform" else ("min", "max")
+    bounds = {name: given.pop(name) for name in bounded if name in given}
     for name in given:
         if name not in wanted:
             also = "" if kind == "uniform" else ", and min and max"
@@ -247,10 +248,8 @@ def fit_copula(inputs: Lengths, outputs: Lengths, spearman: float) -> float:
 
 def _realised(inputs: Lengths, outputs: Lengths, copula: float) -> float:
     rng = np.random.default_rng(0), np.random.default_rng(1)
-    ranks = [_mid_ranks(tokens) for tokens in draw_pairs(inputs, outputs, copula, rng, 20_000)]
-    if min(rank.std() for rank in ranks) == 0:
-        return 0.0
-    return float(np.corrcoef(*ranks)[0, 1])
+    a, b = (_mid_ranks(tokens) for tokens in draw_pairs(inputs, outputs, copula, rng, 20_000))
+    return float(np.corrcoef(a, b)[0, 1]) if a.std() and b.std() else 0.0
 
 
 def _mid_ranks(values: NDArray[np.int64]) -> Floats:

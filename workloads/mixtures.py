@@ -34,8 +34,8 @@ class Mixture(Lengths):
 
     @cached_property
     def _shares(self) -> Floats:
-        weights = np.asarray(self.weights, dtype=np.float64)
-        return weights / weights.sum()
+        shares: Floats = np.divide(self.weights, np.sum(self.weights), dtype=np.float64)
+        return shares
 
     def sample(self, rng: np.random.Generator, n: int) -> NDArray[np.int64]:
         """int64[n]: one uniform number picks the part and, by its place in the part's share, the length."""
@@ -89,15 +89,16 @@ class Clipped(Lengths):
     def __post_init__(self) -> None:
         check_bounds(self.minimum, self.maximum)
 
-    def _clip(self, tokens: NDArray[Any]) -> NDArray[Any]:
-        return np.clip(tokens, self.minimum, MAX_TOKENS if self.maximum is None else self.maximum)
+    @property
+    def _bounds(self) -> tuple[int, int]:
+        return self.minimum, MAX_TOKENS if self.maximum is None else self.maximum
 
     def _quantiles(self, u: Floats) -> Floats:
-        return self._clip(self.lengths.at(u))
+        return np.clip(self.lengths.at(u), *self._bounds)
 
     def sample(self, rng: np.random.Generator, n: int) -> NDArray[np.int64]:
         """int64[n], rounded to whole tokens; the first k do not depend on n."""
-        return self._clip(self.lengths.sample(rng, n))
+        return np.clip(self.lengths.sample(rng, n), *self._bounds)
 
     def describe(self) -> dict[str, Any]:
         """JSON-able description, as ``workload.input_tokens`` in run.json."""

@@ -2,23 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
-from difflib import get_close_matches
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import yaml
 
 from workloads.archetypes import ARCHETYPES
-from workloads.arrivals import check_arrivals
+from workloads.arrivals import arrivals_text, check_arrivals
+from workloads.class_spec import CLASS_KEYS, check_keys, parse_class
 from workloads.classes import RequestClass
-from workloads.errors import WorkloadError
-from workloads.lengths import Lengths, parse_lengths
+from workloads.errors import WorkloadError, did_you_mean
+from workloads.lengths import Lengths, Mixture
 from workloads.prefixes import Prefixes, parse_prefixes
 from workloads.sessions import Sessions, parse_sessions
 
-_KEYS = ("name", "input_tokens", "output_tokens", "arrivals", "source", "sessions", "prefixes")
+__all__ = ["RequestClass", "Workload", "load_workload"]
+
+_KEYS = ("name", "source", "arrivals", "classes", "sessions", "prefixes", *CLASS_KEYS)
+CLASSES_MAX = 1000
 
 
 @dataclass(frozen=True)
@@ -40,21 +43,64 @@ class Workload:
 
     def __post_init__(self) -> None:
         check_arrivals(self.arrivals)
+        if self.sessions and (len(self.classes) > 1 or any(k.clients or k.correlation for k in self.classes)):
+            raise WorkloadError(
+                "sessions do not go with several classes, clients or a correlation: drop one of them"
+            )
+
+    @property
+    def own_clocks(self) -> bool:
+        """Whether classes or clients have arrivals of their own; otherwise one process serves all classes."""
+        return any(kind.arrivals or kind.clients for kind in self.classes)
+
+    def with_lengths(self, side: Literal["input_tokens", "output_tokens"], lengths: Lengths) -> Workload:
+        """The workload with one side of its lengths replaced. Raises WorkloadError where classes differ in it."""
+        if len(self.classes) > 1 or any(kind.clients for kind in self.classes):
+            raise WorkloadError(
+                f"workload {self.name} has classes or clients with lengths of their own: drop --{side.replace('_', '-')}"
+            )
+        changed: dict[str, Any] = {side: lengths}
+        return replace(self, classes=tuple(replace(kind, **changed) for kind in self.classes), **changed)
+
+    def with_arrivals(self, spec: str) -> Workload:
+        """The workload with one arrival process for all its classes. Raises WorkloadError where it has clients."""
+        if any(kind.clients for kind in self.classes):
+            raise WorkloadError(
+                f"workload {self.name} superposes clients with arrivals of their own: drop --arrivals"
+            )
+        return replace(
+            self, arrivals=spec, classes=tuple(replace(kind, arrivals=None) for kind in self.classes)
+        )
 
     def describe(self) -> dict[str, Any]:
         """JSON-able description, the first part of ``workload`` in run.json."""
         described: dict[str, Any] = {
             "name": self.name,
             "source": self.source,
-            "arrivals": self.arrivals,
+            "arrivals": self._arrivals_text(),
             "input_tokens": self.input_tokens.describe(),
             "output_tokens": self.output_tokens.describe(),
         }
-        if self.sessions is not None:
-            described["sessions"] = self.sessions.describe()
-        if self.prefixes is not None:
-            described["prefixes"] = self.prefixes.describe()
-        return described | ({"classes": [c.describe() for c in self.classes]} if self.classes else {})
+        for key, part in (("sessions", self.sessions), ("prefixes", self.prefixes)):
+            if part is not None:
+                described[key] = part.describe()
+        return described | ({"classes": [kind.describe() for kind in self.classes]} if self.classes else {})
+
+    def _arrivals_text(self) -> str:
+        if not self.own_clocks:
+            return self.arrivals
+        parts = []
+        for kind in self.classes:
+            clocks = dict.fromkeys(
+                client.arrivals or kind.arrivals or self.arrivals for client in kind.clients
+            )
+            own = (
+                f"{len(kind.clients)} clients, {' and '.join(clocks)}"
+                if clocks
+                else kind.arrivals or self.arrivals
+            )
+            parts.append(f"{kind.name} {own}" if len(self.classes) > 1 else own)
+        return "superposed: " + "; ".join(parts)
 
 
 def load_workload(name_or_path: str) -> Workload:
@@ -64,43 +110,70 @@ def load_workload(name_or_path: str) -> Workload:
     path = Path(name_or_path)
     if path.suffix.lower() not in (".yaml", ".yml") and "/" not in name_or_path and not path.is_file():
         raise WorkloadError(
-            f"workload {name_or_path!r} is not known{_did_you_mean(name_or_path, ARCHETYPES)}: use one of "
+            f"workload {name_or_path!r} is not known{did_you_mean(name_or_path, ARCHETYPES)}: use one of "
             f"{', '.join(ARCHETYPES)}, or the path of a YAML file"
         )
     return _from_mapping(_read_yaml(path), path.stem, str(path))
 
 
 def _from_mapping(value: object, default_name: str, where: str) -> Workload:
-    if not isinstance(value, Mapping):
-        raise WorkloadError(f"{where}: this is no mapping; write lines such as 'input_tokens: 512'")
-    for key in value:
-        if key not in _KEYS:
-            hint = _did_you_mean(str(key), _KEYS)
-            raise WorkloadError(f"{where}: key {key!r} is not known{hint}: the keys are {', '.join(_KEYS)}")
-    for key in ("input_tokens", "output_tokens"):
-        if value.get(key) is None:
-            raise WorkloadError(f"{where}: key {key} is missing; write for example '{key}: 512'")
-    texts = {"name": default_name, "arrivals": "poisson", "source": ""}
-    for key in texts:
-        if value.get(key) is not None:
-            texts[key] = str(value[key])
+    given = check_keys(value, _KEYS, where)
     try:
-        check_arrivals(texts["arrivals"])
+        arrivals = arrivals_text("poisson" if given.get("arrivals") is None else given["arrivals"])
     except WorkloadError as error:
         raise WorkloadError(f"{where}: {error}") from None
-    sessions, prefixes = value.get("sessions"), value.get("prefixes")
-    return Workload(
-        sessions=None if sessions is None else parse_sessions(sessions, f"{where}: sessions"),
-        prefixes=None if prefixes is None else parse_prefixes(prefixes, f"{where}: prefixes"),
-        input_tokens=parse_lengths(value["input_tokens"], f"{where}: input_tokens"),
-        output_tokens=parse_lengths(value["output_tokens"], f"{where}: output_tokens"),
-        **texts,
-    )
+    defaults = {key: given[key] for key in CLASS_KEYS if given.get(key) is not None}
+    if given.get("classes") is None:
+        kinds = [parse_class("default", {}, defaults, where)]
+    else:
+        kinds = _classes(given["classes"], defaults, where)
+    plain = RequestClass("default", 1, kinds[0].input_tokens, kinds[0].output_tokens)
+    sessions, prefixes = given.get("sessions"), given.get("prefixes")
+    try:
+        return Workload(
+            name=str(given.get("name") or default_name),
+            input_tokens=_all(kinds, 0),
+            output_tokens=_all(kinds, 1),
+            arrivals=arrivals,
+            source=str(given.get("source") or ""),
+            classes=() if kinds == [plain] else tuple(kinds),
+            sessions=None if sessions is None else parse_sessions(sessions, "sessions"),
+            prefixes=None if prefixes is None else parse_prefixes(prefixes, "prefixes"),
+        )
+    except WorkloadError as error:
+        raise WorkloadError(f"{where}: {error}") from None
+
+
+def _classes(spec: object, defaults: Mapping[str, Any], where: str) -> list[RequestClass]:
+    if not isinstance(spec, Mapping) or not 1 <= len(spec) <= CLASSES_MAX:
+        raise WorkloadError(
+            f"{where}: classes: give names and what is in them, as {{chat: {{weight: 7, like: chat}}, batch: {{...}}}}"
+        )
+    for name in spec:
+        if not isinstance(name, str) or not name.strip() or not name.isprintable():
+            raise WorkloadError(f"{where}: classes: {name!r:.40} is no name: give printable text")
+    return [parse_class(name, item, defaults, f"{where}: class {name}") for name, item in spec.items()]
+
+
+def _all(kinds: list[RequestClass], side: int) -> Lengths:
+    """The lengths of all requests together, for what needs one figure."""
+    parts: list[tuple[float, Lengths]] = []
+    for kind in kinds:
+        own = (kind.input_tokens, kind.output_tokens)[side]
+        among = sum(client.weight for client in kind.clients)
+        for client in kind.clients:
+            lengths = (client.input_tokens, client.output_tokens)[side] or own
+            parts.append((kind.weight * client.weight / among, lengths))
+        if not kind.clients:
+            parts.append((kind.weight, own))
+    if all(lengths == parts[0][1] for _, lengths in parts):
+        return parts[0][1]
+    return Mixture(tuple(lengths for _, lengths in parts), tuple(weight for weight, _ in parts))
 
 
 def _read_yaml(path: Path) -> object:
     try:
-        return yaml.safe_load(path.read_text(encoding="utf-8-sig"))
+        return yaml.load(path.read_text(encoding="utf-8-sig"), Loader=_UniqueKeys)
     except OSError as error:
         raise WorkloadError(f"workload file {path} cannot be read: {error.strerror or error}") from None
     except yaml.MarkedYAMLError as error:
@@ -111,6 +184,14 @@ def _read_yaml(path: Path) -> object:
         raise WorkloadError(f"{path}: this is no YAML text: {reason}") from None
 
 
-def _did_you_mean(word: str, known: Iterable[str]) -> str:
-    close = get_close_matches(word.lower(), known, n=1)
-    return f" (did you mean {close[0]}?)" if close else ""
+class _UniqueKeys(yaml.SafeLoader):
+    """Refuses a key that stands in a mapping twice: YAML forbids it, PyYAML would drop the first one."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        keys = [key.value for key, _ in node.value if isinstance(key, yaml.ScalarNode) and key.value != "<<"]
+        for key, _ in node.value:
+            if isinstance(key, yaml.ScalarNode) and keys.count(key.value) > 1:
+                raise yaml.constructor.ConstructorError(
+                    None, None, f"{key.value!r} stands there twice", key.start_mark
+                )
+        return super().construct_mapping(node, deep)

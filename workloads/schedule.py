@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from workloads.arrivals import arrival_times
 from workloads.errors import WorkloadError
+from workloads.mix import ARRIVALS, class_columns, draw_stage
 from workloads.prefixes import SharedPrefixes, infinite_cache, take_lists
 from workloads.profile import Workload
-from workloads.sessions import draw_sessions
+from workloads.sessions import Sessions, draw_sessions
 from workloads.traces import Trace, scale_time
 
-# Spawn keys of the random streams: one can change while the others stay as they are.
-_ARRIVALS, _INPUT, _OUTPUT = 0, 1, 2
-_PREFIXES = 31  # those of sessions follow
+_PREFIXES = 31  # spawn key beside those of workloads.mix; those of sessions follow
 
 
 # The columns with one value for each request.
@@ -121,6 +122,15 @@ class Schedule:
         outputs = self.output_tokens if answers_too else None
         return infinite_cache(self.input_tokens, self.shared, self.continues, outputs)
 
+    def class_name(self, index: int) -> str:
+        """The class of a request."""
+        return self.class_names[0 if self.class_index is None else int(self.class_index[index])]
+
+    def model_name(self, index: int) -> str | None:
+        """The model that a request asks for; None: the run's."""
+        k = -1 if self.model_index is None else int(self.model_index[index])
+        return self.model_names[k] if k >= 0 else None
+
     def first_requests(self) -> NDArray[np.int64]:
         """Indices of the requests that wait for no other."""
         if self.after_start is None:
@@ -194,11 +204,14 @@ def open_schedule(
     The lengths of the k-th request depend on workload, seed and stage, not on rate or duration. Of a workload of
     sessions so many begin that their requests come at ``rate_rps`` once they overlap. Raises WorkloadError.
     """
-    per_arrival = 1.0 if workload.sessions is None else workload.sessions.mean_requests()
-    scheduled_s = arrival_times(
-        workload.arrivals, rate_rps / per_arrival, duration_s, _stream(seed, stage, _ARRIVALS)
-    )
-    return _with_lengths(workload, scheduled_s, seed, stage, first_request_id)
+    if workload.sessions is None:
+        columns = draw_stage(
+            workload, partial(_stream, seed, stage), rate_rps=rate_rps, duration_s=duration_s
+        )
+        return _lone(workload, columns, seed, stage, first_request_id)
+    sessions_rps = rate_rps / workload.sessions.mean_requests()
+    scheduled_s = arrival_times(workload.arrivals, sessions_rps, duration_s, _stream(seed, stage, ARRIVALS))
+    return _of_sessions(workload, workload.sessions, scheduled_s, seed, stage, first_request_id)
 
 
 def closed_schedule(
@@ -207,9 +220,11 @@ def closed_schedule(
     """A closed-loop stage of ``requests`` requests: lengths only, every time is 0. Raises WorkloadError."""
     if requests < 0:
         raise WorkloadError(f"requests is {requests}: give 0 or more")
-    if workload.sessions is not None:  # so many sessions that their requests are about as many
-        requests = -int(-requests // workload.sessions.mean_requests())
-    return _with_lengths(workload, np.zeros(requests, dtype=np.float64), seed, stage, first_request_id)
+    if workload.sessions is None:
+        columns = draw_stage(workload, partial(_stream, seed, stage), requests=requests)
+        return _lone(workload, columns, seed, stage, first_request_id)
+    sessions = -int(-requests // workload.sessions.mean_requests())  # whose requests are about as many
+    return _of_sessions(workload, workload.sessions, np.zeros(sessions), seed, stage, first_request_id)
 
 
 def trace_schedule(trace: Trace, *, time_scale: float = 1.0, first_request_id: int = 0) -> Schedule:
@@ -218,30 +233,33 @@ def trace_schedule(trace: Trace, *, time_scale: float = 1.0, first_request_id: i
     return Schedule(scaled.arrival_s, scaled.input_tokens, scaled.output_tokens, first_request_id)
 
 
-def _with_lengths(
-    workload: Workload, scheduled_s: NDArray[np.float64], seed: int, stage: int, first_request_id: int
+def _lone(
+    workload: Workload, columns: dict[str, Any], seed: int, stage: int, first_request_id: int
 ) -> Schedule:
-    if workload.sessions is not None:
-        columns = draw_sessions(
-            workload.sessions, scheduled_s, workload.input_tokens, workload.output_tokens, workload.prefixes, stage,
-            lambda key: _stream(seed, stage, key),
-        )  # fmt: skip
-        return Schedule(first_request_id=first_request_id, **columns)
-    n = len(scheduled_s)
-    input_tokens = workload.input_tokens.sample(_stream(seed, stage, _INPUT), n)
     shared = None
     if workload.prefixes is not None:
-        shared = workload.prefixes.draw(input_tokens, stage, _stream(seed, stage, _PREFIXES))
-    return Schedule(
-        scheduled_s=scheduled_s,
-        input_tokens=input_tokens,
-        output_tokens=workload.output_tokens.sample(_stream(seed, stage, _OUTPUT), n),
-        first_request_id=first_request_id,
-        shared=shared,
+        rng = _stream(seed, stage, _PREFIXES)
+        shared = workload.prefixes.draw(columns["input_tokens"], stage, rng)
+    return Schedule(first_request_id=first_request_id, shared=shared, **columns)
+
+
+def _of_sessions(
+    workload: Workload,
+    sessions: Sessions,
+    begin_s: NDArray[np.float64],
+    seed: int,
+    stage: int,
+    first_request_id: int,
+) -> Schedule:
+    stream = partial(_stream, seed, stage)
+    columns = draw_sessions(
+        sessions, begin_s, workload.input_tokens, workload.output_tokens, workload.prefixes, stage, stream
     )
+    class_of = np.zeros(len(columns["scheduled_s"]), dtype=np.int16)
+    return Schedule(first_request_id=first_request_id, **columns, **class_columns(workload, class_of, stream))
 
 
-def _stream(seed: int, stage: int, key: int) -> np.random.Generator:
+def _stream(seed: int, stage: int, *key: int) -> np.random.Generator:
     if seed < 0 or stage < 0:
         raise WorkloadError(f"seed {seed} or stage {stage} is negative: give 0 or more")
-    return np.random.Generator(np.random.PCG64(np.random.SeedSequence(seed, spawn_key=(stage, key))))
+    return np.random.Generator(np.random.PCG64(np.random.SeedSequence(seed, spawn_key=(stage, *key))))

@@ -98,7 +98,12 @@ Concurrency = Annotated[
 ]
 Arrivals = Annotated[
     str | None,
-    typer.Option("--arrivals", help="poisson or constant. Default: the workload's.", rich_help_panel=_LOAD),
+    typer.Option(
+        "--arrivals",
+        metavar="SPEC",
+        help="poisson, constant, gamma:cv=3, weibull:cv=2, onoff:on=10s,off=50s, ramp:from=0.2,to=1.8, steps:rates=1/2/4, diurnal or burst:factor=5,length=10s. Default: the workload's.",
+        rich_help_panel=_LOAD,
+    ),
 ]
 Duration = Annotated[
     str | None,

@@ -1,0 +1,213 @@
+"""Reads the classes of a workload file."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from workloads.archetypes import ARCHETYPES
+from workloads.arrivals import arrivals_text
+from workloads.classes import Cancel, Client, RequestClass, zipf_weights
+from workloads.errors import WorkloadError, did_you_mean
+from workloads.lengths import Lengths, number, parse_lengths, whole
+
+CLASS_KEYS = (
+    "like", "input_tokens", "output_tokens", "correlation", "clients", "model", "models", "adapters", "extra_body",
+    "headers", "priority", "slo", "cancel",
+)  # fmt: skip
+"""What a class may say; at the top of a file, what all its classes say."""
+
+RESERVED_FIELDS = ("messages", "prompt", "input", "stream", "model", "max_tokens", "priority")
+MANY = 10_000  # clients or adapters of a class
+
+
+def parse_class(name: str, spec: object, defaults: Mapping[str, Any], where: str) -> RequestClass:
+    """One class from its mapping. Raises WorkloadError with one line that begins with ``where``."""
+    given = check_keys(spec, (*CLASS_KEYS, "weight", "arrivals"), where)
+    given = with_archetype(defaults, where) | with_archetype(given, where)
+    for key in ("input_tokens", "output_tokens"):
+        if given.get(key) is None:
+            raise WorkloadError(f"{where}: key {key} is missing; write for example '{key}: 512'")
+    try:
+        models, weights = _models(given)
+        return RequestClass(
+            name=name,
+            weight=_positive("weight", given.get("weight", 1)),
+            input_tokens=_lengths(given, "input_tokens"),
+            output_tokens=_lengths(given, "output_tokens"),
+            correlation=number("correlation", given.get("correlation", 0)),
+            arrivals=arrivals_text(given["arrivals"]) if given.get("arrivals") is not None else None,
+            clients=_clients(given["clients"]) if given.get("clients") is not None else (),
+            models=models,
+            model_weights=weights,
+            extra_body=_extra_body(given.get("extra_body")),
+            headers=_headers(given.get("headers")),
+            priority=_priority(given.get("priority")),
+            slos=_slos(given.get("slo")),
+            cancel=_cancel(given["cancel"]) if given.get("cancel") is not None else None,
+        )
+    except WorkloadError as error:
+        raise WorkloadError(f"{where}: {error}") from None
+
+
+def check_keys(spec: object, known: tuple[str, ...], where: str) -> dict[str, Any]:
+    """``spec`` as a dict. Raises WorkloadError where it is no mapping or has a key that is not ``known``."""
+    if not isinstance(spec, Mapping):
+        raise WorkloadError(f"{where}: this is no mapping; write lines such as 'input_tokens: 512'")
+    for key in spec:
+        if key not in known:
+            hint = did_you_mean(key, known)
+            raise WorkloadError(f"{where}: key {key!r} is not known{hint}: the keys are {', '.join(known)}")
+    return dict(spec)
+
+
+def with_archetype(given: Mapping[str, Any], where: str) -> dict[str, Any]:
+    """What a mapping says, the lengths of the archetype that it is ``like`` filled in."""
+    name = given.get("like")
+    if name is None:
+        return dict(given)
+    if not isinstance(name, str) or name not in ARCHETYPES:
+        hint = did_you_mean(name, ARCHETYPES)
+        raise WorkloadError(
+            f"{where}: like: {name!r:.40} is not known{hint}: use one of {', '.join(ARCHETYPES)}"
+        )
+    lengths = {key: ARCHETYPES[name][key] for key in ("input_tokens", "output_tokens")}
+    return lengths | {key: value for key, value in given.items() if key != "like"}
+
+
+def _lengths(given: Mapping[str, Any], key: str) -> Lengths:
+    return parse_lengths(given[key], key)
+
+
+def _positive(name: str, value: object) -> float:
+    found = number(name, value)
+    if not 1e-9 <= found <= 1e9:
+        raise WorkloadError(f"{name} is {found:g}: give a number above 0")
+    return found
+
+
+def _count(name: str, value: object) -> int:
+    found = whole(name, value)
+    if not 1 <= found <= MANY:
+        raise WorkloadError(f"{name} is {found}: give a whole number from 1 to {MANY}")
+    return found
+
+
+def _zipf(given: Mapping[str, Any], n: int) -> tuple[float, ...]:
+    exponent = number("zipf", given.get("zipf", 1))
+    if not 0 <= exponent <= 10:
+        raise WorkloadError(f"zipf is {exponent:g}: give an exponent from 0 (all alike) to 10")
+    return zipf_weights(n, exponent)
+
+
+def _clients(spec: object) -> tuple[Client, ...]:
+    if isinstance(spec, list | tuple) and spec:
+        return tuple(_client(item) for item in spec)
+    given = check_keys(spec, ("count", "zipf", "arrivals"), "clients")
+    if "count" not in given:
+        raise WorkloadError(
+            "clients: key count is missing; write {count: 50, zipf: 1.2, arrivals: 'gamma:cv=3'}"
+        )
+    arrivals = arrivals_text(given["arrivals"]) if given.get("arrivals") is not None else None
+    return tuple(
+        Client(weight, arrivals) for weight in _zipf(given, _count("clients: count", given["count"]))
+    )
+
+
+def _client(item: object) -> Client:
+    given = check_keys(item, ("weight", "arrivals", "input_tokens", "output_tokens"), "clients")
+    lengths = {
+        key: _lengths(given, key) for key in ("input_tokens", "output_tokens") if given.get(key) is not None
+    }
+    arrivals = arrivals_text(given["arrivals"]) if given.get("arrivals") is not None else None
+    return Client(_positive("clients: weight", given.get("weight", 1)), arrivals, **lengths)
+
+
+def _models(given: Mapping[str, Any]) -> tuple[tuple[str, ...], tuple[float, ...]]:
+    named = [key for key in ("model", "models", "adapters") if given.get(key) is not None]
+    if len(named) > 1:
+        raise WorkloadError(f"{named[0]} and {named[1]} exclude each other: give one")
+    if not named:
+        return (), ()
+    key, spec = named[0], given[named[0]]
+    if key == "adapters":
+        keys = check_keys(spec, ("name", "count", "zipf"), "adapters")
+        pattern = keys.get("name", "adapter-{}")
+        if "count" not in keys or not isinstance(pattern, str) or pattern.count("{}") != 1:
+            raise WorkloadError(
+                "adapters: write {name: 'lora-{}', count: 20, zipf: 1}; {} is the number from 0"
+            )
+        n = _count("adapters: count", keys["count"])
+        return tuple(pattern.replace("{}", str(i)) for i in range(n)), _zipf(keys, n)
+    table = (
+        spec if isinstance(spec, Mapping) else dict.fromkeys(spec if isinstance(spec, list) else [spec], 1)
+    )
+    if not table or not all(isinstance(name, str) and name and name.isprintable() for name in table):
+        raise WorkloadError(f"{key}: {spec!r:.60}: give names of models, as {{base: 3, lora-a: 1}}")
+    return tuple(table), tuple(_positive(f"{key}: {name}", weight) for name, weight in table.items())
+
+
+def _extra_body(spec: object) -> dict[str, Any]:
+    if spec is None:
+        return {}
+    if not isinstance(spec, Mapping) or not all(isinstance(key, str) for key in spec):
+        raise WorkloadError("extra_body: give request fields, as {temperature: 0.7}")
+    for key in spec:
+        if key in RESERVED_FIELDS:
+            raise WorkloadError(
+                f"extra_body sets {key!r}, which the workload decides by a key of its own: drop it"
+            )
+    try:
+        json.dumps(spec, allow_nan=False)
+    except (ValueError, TypeError, RecursionError) as error:
+        raise WorkloadError(f"extra_body cannot be sent as JSON: {error}") from None
+    return dict(spec)
+
+
+def _headers(spec: object) -> tuple[tuple[str, str], ...]:
+    if spec is None:
+        return ()
+    if not isinstance(spec, Mapping):
+        raise WorkloadError("headers: give names and values, as {X-Tenant: gold}")
+    found = []
+    for name, value in spec.items():
+        plain = isinstance(name, str) and name.isascii() and name.replace("-", "").replace("_", "").isalnum()
+        text = str(value)
+        if not plain or isinstance(value, Mapping | list) or not text.isprintable() or not text.isascii():
+            raise WorkloadError(
+                f"headers: {name!r:.40} or its value cannot stand in a header: use plain ASCII"
+            )
+        found.append((name, text))
+    return tuple(found)
+
+
+def _priority(value: object) -> int | None:
+    if value is not None and (not isinstance(value, int) or isinstance(value, bool)):
+        raise WorkloadError(f"priority is {value!r:.40}: give a whole number")
+    return value
+
+
+def _slos(spec: object) -> tuple[str, ...]:
+    items = spec if isinstance(spec, list) else [] if spec is None else [spec]
+    if not all(isinstance(item, str) for item in items):
+        raise WorkloadError(f"slo: {spec!r:.60}: write [ttft_p99=2s, itl_p99=50ms]")
+    return tuple(items)
+
+
+def _cancel(spec: object) -> Cancel:
+    given = check_keys(spec, ("share", "after_ms", "after_tokens"), "cancel")
+    share = number("cancel: share", given.get("share"))
+    if not 0 <= share <= 1:
+        raise WorkloadError(f"cancel: share is {share:g}: give a number from 0 to 1")
+    kinds = [key for key in ("after_ms", "after_tokens") if given.get(key) is not None]
+    if len(kinds) != 1:
+        raise WorkloadError("cancel: give one of after_ms and after_tokens, as {share: 0.05, after_ms: 3000}")
+    parse: Callable[[], Lengths] = lambda: parse_lengths(given[kinds[0]], f"cancel: {kinds[0]}")  # noqa: E731
+    try:
+        return Cancel(share, **{kinds[0]: parse()})
+    except WorkloadError as error:  # the same distributions, in another unit
+        text = str(error)
+        raise WorkloadError(
+            text.replace(" of tokens", " of ms") if kinds[0] == "after_ms" else text
+        ) from None

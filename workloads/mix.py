@@ -1,0 +1,173 @@
+"""Draws the requests of a stage from a workload: classes by weight, or the streams of many clients superposed.
+
+Every stream has random numbers of its own, so its k-th request does not depend on the rate or on the others.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from workloads.arrivals import arrival_times
+from workloads.classes import RequestClass, draw_index
+from workloads.lengths import Lengths, draw_pairs, fit_copula
+from workloads.profile import Workload
+
+RandomStream = Callable[..., np.random.Generator]
+"""``stream(key, *parts)``: the random numbers for one purpose, and for one class or client of it."""
+
+# Spawn keys of the random streams: one can change while the others stay as they are.
+ARRIVALS, INPUT, OUTPUT, CLASS, CANCEL, MODEL = range(6)
+
+
+@dataclass(frozen=True)
+class _Source:
+    """One class, or one client of a class: ``share`` of all requests."""
+
+    class_index: int
+    share: float
+    arrivals: str
+    input_tokens: Lengths
+    output_tokens: Lengths
+    copula: float
+
+
+def draw_stage(
+    workload: Workload,
+    stream: RandomStream,
+    *,
+    rate_rps: float = 0.0,
+    duration_s: float = 0.0,
+    requests: int | None = None,
+) -> dict[str, Any]:
+    """Columns of a Schedule of lone requests: an open loop at ``rate_rps`` for ``duration_s``, or ``requests`` without times."""
+    sources = _sources(workload)
+    if requests is None and workload.own_clocks:
+        times, source_of = _superposed(sources, stream, rate_rps, duration_s)
+    else:
+        if requests is None:
+            times = arrival_times(workload.arrivals, rate_rps, duration_s, stream(ARRIVALS))
+        else:
+            times = np.zeros(requests, dtype=np.float64)
+        source_of = _chosen(sources, stream, len(times))
+    class_of = np.array([source.class_index for source in sources], dtype=np.int16)[source_of]
+    columns = {"scheduled_s": times, **_lengths(sources, source_of, stream)}
+    return columns | class_columns(workload, class_of, stream)
+
+
+def class_columns(workload: Workload, class_of: NDArray[np.int16], stream: RandomStream) -> dict[str, Any]:
+    """What belongs to the class of each request: its name, its model, and when it is given up."""
+    if not workload.classes:
+        return {}
+    names = tuple(kind.name for kind in workload.classes)
+    columns = {"class_names": names, "class_index": class_of}
+    return (
+        columns | _models(workload.classes, class_of, stream) | _cancels(workload.classes, class_of, stream)
+    )
+
+
+def _sources(workload: Workload) -> list[_Source]:
+    """Classes, or their clients, with shares that add up to 1."""
+    if not workload.classes:
+        return [_Source(0, 1.0, workload.arrivals, workload.input_tokens, workload.output_tokens, 0.0)]
+    total = sum(kind.weight for kind in workload.classes)
+    found = []
+    for index, kind in enumerate(workload.classes):
+        clock, share = kind.arrivals or workload.arrivals, kind.weight / total
+        copula = fit_copula(kind.input_tokens, kind.output_tokens, kind.correlation)
+        if not kind.clients:
+            found.append(_Source(index, share, clock, kind.input_tokens, kind.output_tokens, copula))
+        among = sum(client.weight for client in kind.clients)
+        for client in kind.clients:
+            inputs, outputs = (
+                client.input_tokens or kind.input_tokens,
+                client.output_tokens or kind.output_tokens,
+            )
+            own = inputs is not kind.input_tokens or outputs is not kind.output_tokens
+            found.append(_Source(
+                index, share * client.weight / among, client.arrivals or clock, inputs, outputs,
+                fit_copula(inputs, outputs, kind.correlation) if own else copula,
+            ))  # fmt: skip
+    return found
+
+
+def _superposed(
+    sources: list[_Source], stream: RandomStream, rate_rps: float, duration_s: float
+) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
+    """(times, which source) of all sources together, each on a clock of its own."""
+    times = [
+        arrival_times(
+            source.arrivals, rate_rps * source.share, duration_s, stream(ARRIVALS, i), one_of_many=True
+        )
+        for i, source in enumerate(sources)
+    ]
+    source_of = np.repeat(np.arange(len(sources)), [len(t) for t in times])
+    merged = np.concatenate(times)
+    order = np.argsort(merged, kind="stable")
+    return merged[order], source_of[order]
+
+
+def _chosen(sources: list[_Source], stream: RandomStream, n: int) -> NDArray[np.int64]:
+    if len(sources) == 1:
+        return np.zeros(n, dtype=np.int64)
+    return draw_index(tuple(source.share for source in sources), stream(CLASS).random(n))
+
+
+def _members(index: NDArray[Any], count: int) -> list[NDArray[np.int64]]:
+    """For each of ``count`` numbers, the places in ``index`` where it stands."""
+    ends = np.cumsum(np.bincount(index, minlength=count))
+    return np.split(np.argsort(index, kind="stable"), ends[:-1])
+
+
+def _lengths(sources: list[_Source], source_of: NDArray[np.int64], stream: RandomStream) -> dict[str, Any]:
+    found = {name: np.empty(len(source_of), dtype=np.int64) for name in ("input_tokens", "output_tokens")}
+    for i, (source, mine) in enumerate(zip(sources, _members(source_of, len(sources)), strict=True)):
+        part = () if len(sources) == 1 else (i,)
+        rng = stream(INPUT, *part), stream(OUTPUT, *part)
+        drawn = draw_pairs(source.input_tokens, source.output_tokens, source.copula, rng, len(mine))
+        found["input_tokens"][mine], found["output_tokens"][mine] = drawn
+    return found
+
+
+def _models(
+    classes: tuple[RequestClass, ...], class_of: NDArray[np.int16], stream: RandomStream
+) -> dict[str, Any]:
+    names = tuple(dict.fromkeys(name for kind in classes for name in kind.models))
+    if not names:
+        return {}
+    number = {name: i for i, name in enumerate(names)}
+    index = np.full(len(class_of), -1, dtype=np.int16)
+    for i, (kind, mine) in enumerate(zip(classes, _members(class_of, len(classes)), strict=True)):
+        if kind.models:
+            numbers = np.array([number[name] for name in kind.models], dtype=np.int16)
+            index[mine] = numbers[draw_index(kind.model_weights, stream(MODEL, i).random(len(mine)))]
+    return {"model_names": names, "model_index": index}
+
+
+def _cancels(
+    classes: tuple[RequestClass, ...], class_of: NDArray[np.int16], stream: RandomStream
+) -> dict[str, Any]:
+    after_s = np.full(len(class_of), np.nan)
+    after_tokens = np.zeros(len(class_of), dtype=np.int64)
+    for i, (kind, mine) in enumerate(zip(classes, _members(class_of, len(classes)), strict=True)):
+        cancel = kind.cancel
+        if cancel is None:
+            continue
+        leaves = stream(CANCEL, i).random(len(mine)) < cancel.share
+        if cancel.after_ms is not None:
+            drawn_ms = cancel.after_ms.sample(stream(CANCEL, i, 1), len(mine))
+            after_s[mine[leaves]] = drawn_ms[leaves] / 1e3
+        if cancel.after_tokens is not None:
+            drawn = cancel.after_tokens.sample(stream(CANCEL, i, 1), len(mine))
+            after_tokens[mine[leaves]] = drawn[leaves]
+    kinds = [kind.cancel for kind in classes if kind.cancel]
+    found: dict[str, Any] = {}
+    if any(cancel.after_ms for cancel in kinds):
+        found["cancel_after_s"] = after_s
+    if any(cancel.after_tokens for cancel in kinds):
+        found["cancel_after_tokens"] = after_tokens
+    return found
