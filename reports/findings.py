@@ -148,6 +148,17 @@ def _fleet(fleet: Mapping[str, Any]) -> Finding:
     return Finding("Fleet", f"{counted(fleet['instances'], 'instance')}{gpus}", None, _sentence(*sized))
 
 
+def error_bound(summary: Mapping[str, Any]) -> str | None:
+    """What the load generator itself adds to the percentiles, a sentence; None where that was not measured."""
+    audit = summary.get("audit") or {}
+    kernel, lag = audit.get("receive_delay_p99_s"), audit.get("loop_lag_p99_s")
+    if kernel is not None:
+        return f"The load generator adds at most {seconds(kernel)} to these times (p99 of read time − kernel time, worst stage)."
+    if lag is not None:
+        return f"The load generator adds about {seconds(lag)} to these times (p99 of its loop's lag, worst stage)."
+    return None
+
+
 def _client(audit: Mapping[str, Any]) -> Finding:
     limited = audit.get("client_limited")
     facts = []
@@ -157,8 +168,6 @@ def _client(audit: Mapping[str, Any]) -> Finding:
         facts.append(f"loop lag p99 {seconds(audit['loop_lag_p99_s'])}")
     if audit.get("cpu_fraction") is not None:
         facts.append(f"CPU {share(audit['cpu_fraction'])} of a core")
-    if audit.get("receive_delay_p99_s") is not None:
-        facts.insert(0, f"it adds at most {seconds(audit['receive_delay_p99_s'])} to a time stamp, at p99")
     if limited is None:
         return Finding("Load generator", DASH, None, _sentence(reason_of(audit, "client_limited"), *facts))
     again = ", ".join(str(index) for index in audit.get("repeated_stages") or [])

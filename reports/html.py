@@ -16,7 +16,7 @@ from typing import Any
 
 from reports.charts import charts
 from reports.figures import NO_FAILURES, by_load, count, ended_otherwise, exact, failures, share, significant
-from reports.findings import findings
+from reports.findings import error_bound, findings
 from reports.marks import Chart
 from reports.palette import style_sheet
 from reports.svg import to_svg
@@ -55,6 +55,7 @@ def render_report(summary: dict[str, Any], meta: dict[str, Any]) -> str:
         findings=findings(summary),
         figures={chart.name: _figure(chart) for chart in charts(summary)},
         stages=stages_table(summary),
+        bound=error_bound(summary),
         slos=slo_table(summary),
         percentiles=all_percentiles(summary),
         assumption=str(summary.get("interval_assumption") or ""),

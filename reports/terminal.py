@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from reports.figures import NO_FAILURES, count, cut_off, ended_otherwise, failures, printable
-from reports.findings import findings
+from reports.findings import error_bound, findings
 from reports.tables import Cell, Column, Table, stages_table
 
 if TYPE_CHECKING:
@@ -27,6 +27,8 @@ def render_table(summary: dict[str, Any], console: Console) -> None:
     if table.rows:
         console.print()
         _print_stages(console, table)
+        if bound := error_bound(summary):
+            _print(console, bound, "dim")
     console.print()
     for finding in findings(summary):
         value = f"{finding.value} ({finding.interval})" if finding.interval else finding.value

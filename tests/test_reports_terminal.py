@@ -8,6 +8,7 @@ from rich.cells import cell_len
 from rich.console import Console
 from sample_summary import ALL, no_slos, one_stage, open_sweep
 
+from reports.findings import error_bound
 from reports.terminal import render_table
 
 
@@ -133,3 +134,13 @@ def test_partial_and_predicted_are_said_before_any_figure() -> None:
 def test_hostile_text_is_neither_markup_nor_an_escape_sequence() -> None:
     text = rendered(open_sweep() | {"verdict": "[red]m[/red] \x1b[2J"}, 80)
     assert text.startswith("[red]m[/red] \ufffd[2J")
+
+
+def test_the_client_s_own_error_stands_beside_the_percentiles() -> None:
+    summary = {"stages": [], "audit": {"receive_delay_p99_s": 0.0004, "loop_lag_p99_s": 0.002}}
+    assert error_bound(summary) == (
+        "The load generator adds at most 400 µs to these times (p99 of read time − kernel time, worst stage)."
+    )
+    summary["audit"] = {"loop_lag_p99_s": 0.002}
+    assert "about 2.00 ms" in str(error_bound(summary))
+    assert error_bound({"audit": {}}) is None
