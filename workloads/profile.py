@@ -20,7 +20,7 @@ from workloads.sessions import Sessions, parse_sessions
 
 __all__ = ["RequestClass", "Workload", "load_workload"]
 
-_KEYS = ("name", "source", "arrivals", "classes", "sessions", "prefixes", *CLASS_KEYS)
+_KEYS = ("name", "source", "arrivals", "classes", "sessions", "prefixes", "measured", *CLASS_KEYS)
 CLASSES_MAX = 1000
 
 
