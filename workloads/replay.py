@@ -41,6 +41,10 @@ def prepare(trace: Trace, how: Replay, seed: int) -> Trace:
             f"{trace.source}: the times count from the start of each session, so it does not say when requests arrive: "
             "use it with 'ampacity workload fit'"
         )
+    if trace.as_schedule and how != Replay():
+        raise WorkloadError(
+            f"{trace.source}: a schedule is played as it is: drop --trace-from, -to, -keep, -loop, -as-written"
+        )
     rng = np.random.default_rng([seed, 0x7ACE])
     trace = _as_bursts(trace) if how.as_written else spread(trace, rng)
     trace = cut(trace, how.from_s, how.to_s)

@@ -44,7 +44,7 @@ class Trace:
 
     ``notes``: what a reader of the results should know about the file, one line each. ``session`` and ``client``
     int64[n] number them from 0 (-1: none). ``clock_step_s``: of a clock so coarse that requests share their
-    times. ``columns``: further per-request arrays, by the names of workloads.schedule.Schedule.
+    times.
     """
 
     arrival_s: NDArray[np.float64]
@@ -59,6 +59,7 @@ class Trace:
     shared_blocks: NDArray[np.int64] | None = None  # int64[n, 2]: shared with the turn before, of how many
     clock: str = ""  # how the times were written
     clock_step_s: float | None = None
+    as_schedule: bool = False  # written by ``workload sample``: times count from the start of the stage
     from_session_start: bool = False  # times count from the start of each session: there are no arrivals
     left_out: Mapping[str, int] = field(default_factory=dict)  # bad rows that were skipped, by reason
 
@@ -236,6 +237,7 @@ class _Rows:
             clock=self.clock,
             clock_step_s=None if from_start else step_s,
             from_session_start=from_start,
+            as_schedule=as_schedule,
             left_out=dict(self.bad),
         )
         return unsorted.take(np.arange(len(arrival_ns)))

@@ -1,12 +1,16 @@
-"""``ampacity workload``: what the built-in workloads and workload files send."""
+"""``ampacity workload``: look at workloads, make one from a log, write down a schedule."""
 
 from __future__ import annotations
 
-from typing import Annotated
+import sys
+from pathlib import Path
+from typing import Annotated, Any
 
 import typer
 
-app = typer.Typer(help="Look at workloads.", no_args_is_help=True)
+app = typer.Typer(help="Look at workloads, fit one to a log, write down a schedule.", no_args_is_help=True)
+
+Name = Annotated[str, typer.Argument(help="Name of a built-in workload, or a YAML file.", show_default=False)]
 
 
 @app.command("list")
@@ -24,16 +28,199 @@ def list_() -> None:
 
 @app.command("show")
 def show(
-    name: Annotated[
-        str, typer.Argument(help="Name of a built-in workload, or a YAML file.", show_default=False)
-    ],
+    name: Name,
+    html: Annotated[Path | None, typer.Option("--html", metavar="OUT", help="Also as an HTML file.")] = None,
 ) -> None:
-    """Quantiles, arrivals and source of one workload."""
+    """Draw one workload: lengths, arrivals, source, and what a fit has measured."""
+    from workloads.archetypes import ARCHETYPES
     from workloads.profile import load_workload
+    from workloads.view import read_measured, view
 
     workload = load_workload(name)
-    typer.echo(f"{workload.name}: {workload.source}")
-    typer.echo(f"arrivals: {workload.arrivals}")
-    for side, lengths in (("input", workload.input_tokens), ("output", workload.output_tokens)):
-        quantiles = ", ".join(f"p{q * 100:g} {lengths.quantile(q):.0f}" for q in (0.01, 0.1, 0.5, 0.9, 0.99))
-        typer.echo(f"{side} tokens: mean {lengths.mean():.0f}, {quantiles}")
+    _draw(view(workload, {} if name in ARCHETYPES else read_measured(Path(name))), html)
+
+
+@app.command("fit")
+def fit(
+    file: Annotated[
+        Path,
+        typer.Argument(
+            help="Trace or log: .csv, .jsonl, .json, .parquet or .log, also .gz.", show_default=False
+        ),
+    ],
+    out: Annotated[
+        Path | None,
+        typer.Option(
+            "-o",
+            "--out",
+            metavar="FILE",
+            help="Profile to write. Default: NAME.yaml here.",
+            show_default=False,
+        ),
+    ] = None,
+    column: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--column",
+            metavar="ROLE=NAME",
+            help="Column that holds time, input, output, session, client, cached or hash_ids; repeatable.",
+        ),
+    ] = None,
+    time_unit: Annotated[
+        str | None,
+        typer.Option("--time-unit", help="s, ms, us or ns. Default: by the name or the size of the numbers."),
+    ] = None,
+    context: Annotated[
+        int | None,
+        typer.Option(
+            "--context", metavar="N", help="More tokens than this in a request are an error of its row."
+        ),
+    ] = None,
+    skip_bad_rows: Annotated[
+        bool, typer.Option("--skip-bad-rows", help="Leave out rows that cannot be read, and count them.")
+    ] = False,
+    html: Annotated[
+        Path | None, typer.Option("--html", metavar="OUT", help="Also draw it as an HTML file.")
+    ] = None,
+) -> None:
+    """Make a shareable workload file from a trace or a log: no prompts, no names of users.
+
+    ampacity workload fit gateway.csv --column time=ts --column input=tokens_in --column output=tokens_out
+    """  # fmt: skip
+    from workloads.errors import WorkloadError
+    from workloads.fit import fit as fit_trace
+    from workloads.fit import write_profile
+    from workloads.profile import load_workload
+    from workloads.servegen import fit_servegen, is_servegen
+    from workloads.traces import read_trace
+    from workloads.view import view
+
+    columns = _columns(column or [])
+    if time_unit is not None and time_unit not in ("s", "ms", "us", "ns"):
+        raise WorkloadError(f"--time-unit {time_unit}: choose one of s, ms, us, ns")
+    if context is not None and context < 1:
+        raise WorkloadError(f"--context {context}: give 1 or more")
+    stem = file.name.split(".")[0] or "profile"
+    if is_servegen(file):
+        if columns or time_unit or context or skip_bad_rows:
+            raise WorkloadError(
+                f"{file} is a client of ServeGen: drop --column, --time-unit, --context and --skip-bad-rows"
+            )
+        profile = fit_servegen(file)
+    else:
+        trace = read_trace(
+            file, columns=columns, time_unit=time_unit, context=context, skip_bad_rows=skip_bad_rows,
+            timed=False, progress=_progress(),
+        )  # fmt: skip
+        profile = fit_trace(trace, stem)
+        if not trace.clock:
+            profile["measured"].setdefault("notes", []).append(
+                f"{file.name}: no column of time: nothing is known of arrivals"
+            )
+    path = out or Path(f"{stem}.yaml")
+    write_profile(path, profile)
+    _draw(view(load_workload(str(path)), profile["measured"]), html)
+    typer.echo(path)
+
+
+@app.command("sample")
+def sample(
+    name: Name,
+    requests: Annotated[
+        int | None, typer.Option("-n", "--requests", metavar="N", help="Write so many requests.")
+    ] = None,
+    rate: Annotated[
+        float | None,
+        typer.Option("--rate", metavar="R", help="Requests/s. Default: what a fit measured, else 1."),
+    ] = None,
+    duration: Annotated[
+        str | None, typer.Option("--duration", help="Length of the schedule, as 30s.")
+    ] = None,
+    seed: Annotated[int, typer.Option("--seed", help="Fixes lengths and arrival times.")] = 1,
+    out: Annotated[
+        Path | None, typer.Option("-o", "--out", metavar="FILE", help="JSONL file. Default: stdout.")
+    ] = None,
+) -> None:
+    """Write the schedule of a workload as JSONL, which 'ampacity run --trace FILE' plays exactly.
+
+    ampacity workload sample chat --rate 5 --duration 2m -o schedule.jsonl
+    """
+    from ampacity.config import parse_duration
+    from workloads.archetypes import ARCHETYPES
+    from workloads.errors import WorkloadError
+    from workloads.profile import load_workload
+    from workloads.schedule import open_schedule
+    from workloads.schedule_file import write_schedule
+    from workloads.view import read_measured
+
+    if (requests is None) == (duration is None):
+        raise WorkloadError("say how much: -n N requests, or --duration T (one of them)")
+    if requests is not None and requests < 1:
+        raise WorkloadError(f"-n {requests}: give 1 or more")
+    workload = load_workload(name)
+    if rate is None:
+        measured = {} if name in ARCHETYPES else read_measured(Path(name))
+        rate = float((measured.get("arrivals") or {}).get("mean_rps", 1.0))
+    if duration is not None:
+        duration_s, n = parse_duration(duration, "--duration"), None
+    else:
+        n = requests
+        duration_s = (n or 0) / rate
+    schedule = open_schedule(workload, rate_rps=rate, duration_s=duration_s, seed=seed, stage=0)
+    while n is not None and len(schedule) < n:  # the number in a given time is random
+        duration_s *= 1.3
+        schedule = open_schedule(workload, rate_rps=rate, duration_s=duration_s, seed=seed, stage=0)
+    schedule, _ = schedule.capped(max_requests=n)
+    if out is None:
+        write_schedule(sys.stdout, schedule)
+        return
+    try:
+        with out.open("w", encoding="utf-8") as file:
+            write_schedule(file, schedule)
+    except OSError as error:
+        raise WorkloadError(f"{out} cannot be written: {error.strerror or error}") from None
+    typer.echo(f"{len(schedule)} requests at {rate:g} req/s, {schedule.planned_tokens():,} tokens")
+    typer.echo(out)
+
+
+def _columns(texts: list[str]) -> dict[str, str]:
+    from workloads.errors import WorkloadError, did_you_mean
+    from workloads.trace_fields import ROLES
+
+    found: dict[str, str] = {}
+    for text in texts:
+        role, equals, name = (part.strip() for part in text.partition("="))
+        if not equals or not name:
+            raise WorkloadError(f"--column {text}: write it as role=name, as in input=prompt_tokens")
+        if role not in ROLES:
+            raise WorkloadError(
+                f"--column {text}: role {role!r} is not known{did_you_mean(role, ROLES)}: use {', '.join(ROLES)}"
+            )
+        if role in found:
+            raise WorkloadError(f"--column {role} stands there twice: keep one")
+        found[role] = name
+    return found
+
+
+def _draw(view: dict[str, Any], html: Path | None) -> None:
+    from rich.console import Console
+
+    from reports.profile_page import render_profile, write_profile_page
+    from workloads.errors import WorkloadError
+
+    render_profile(view, Console(highlight=False))
+    if html is not None:
+        try:
+            write_profile_page(html, view)
+        except OSError as error:
+            raise WorkloadError(f"{html} cannot be written: {error.strerror or error}") from None
+
+
+def _progress() -> Any:
+    """Prints how far the reading is: over itself on a terminal, else one line a step."""
+
+    def report(rows: int, read_share: float) -> None:
+        end = "\r" if sys.stderr.isatty() else "\n"
+        print(f"{rows:,} rows read, {read_share:.0%}", end=end, file=sys.stderr, flush=True)
+
+    return report

@@ -1,0 +1,193 @@
+"""A workload's profile drawn, in a terminal and as one HTML file: a view is what workloads.view.view() gives."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from reports.figures import count, printable, seconds, share, significant
+from reports.marks import NARROW, Axis, Chart, Plot, log_axis
+from reports.palette import style_sheet
+from reports.svg import to_svg
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+_BAR = 40  # characters of the longest bar
+_EIGHTHS = " ▏▎▍▌▋▊▉█"
+_SHOWN = ("p1", "p10", "p50", "p90", "p99")
+
+
+def render_profile(view: Mapping[str, Any], console: Console) -> None:
+    """Print the profile, 80 columns wide, readable without colour."""
+    from rich.text import Text
+
+    def line(text: str, style: str = "") -> None:
+        console.print(Text(printable(text), style=style), soft_wrap=True)
+
+    line(f"{view['name']}: {view['source']}", "bold")
+    for side, held in view["sides"].items():
+        line("")
+        line(f"{side_title(view, side)}: {_quantile_text(held)}", "bold")
+        for text in _bars(held["bins"]):
+            line(text)
+    line("")
+    width = max(len(label) for label, _ in facts(view))
+    for label, text in facts(view):
+        line(f"{label:<{width}}  {text}")
+
+
+def write_profile_page(path: Path, view: Mapping[str, Any]) -> None:
+    """Write the profile as one HTML file that needs no network and no script; whole or not at all. Raises OSError."""
+    import jinja2
+
+    templates = jinja2.FileSystemLoader(Path(__file__).parent / "templates")
+    environment = jinja2.Environment(
+        loader=templates,
+        autoescape=True,
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    charts = [_chart(view, side) for side in view["sides"]]
+    page = environment.get_template("profile.html.j2").render(
+        title=f"{view['name']} – ampacity",
+        headline=f"Workload {view['name']}",
+        source=view["source"],
+        style=style_sheet(),
+        predicted=False,
+        figures={
+            c.name: {"chart": c, "pictures": [("", to_svg(c.spec, c.alt, f"{c.name}-"))]} for c in charts
+        },
+        known=facts(view),
+    )
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    temporary.write_text(page, encoding="utf-8")
+    temporary.replace(path)
+
+
+def side_title(view: Mapping[str, Any], side: str) -> str:
+    """What the lengths of a side are: of a session's first message, where there are sessions."""
+    return "First message, tokens" if view["sessions"] and side == "input" else f"{side.capitalize()} tokens"
+
+
+def facts(view: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """(label, text) of everything that is known beside the pictures."""
+    return list(_facts(view, view["measured"]))
+
+
+def _facts(view: Mapping[str, Any], measured: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    yield "Arrivals", str(view["arrivals"])
+    yield from _measured_arrivals(measured.get("arrivals") or {})
+    for side, held in view["sides"].items():
+        known = measured.get(f"{side}_tokens") or {}
+        spikes = known.get("spikes") or held["spikes"]
+        if spikes:
+            yield (
+                f"Spikes, {side}",
+                ", ".join(f"{count(s['tokens'])} ({share(s['share'])})" for s in spikes[:6]),
+            )
+        if known.get("families"):
+            yield f"Families, {side}", _families(known)
+    if "correlation" in measured:
+        yield "Correlation", f"{measured['correlation']:+.3f} (rank correlation of input and output)"
+    clients = measured.get("clients")
+    if clients:
+        top = ", ".join(f"top {n} send {share(s)}" for n, s in clients["share_of_top"].items())
+        yield (
+            "Clients",
+            f"{count(clients['clients'])}; {top}; {count(clients['clients_for_90_percent'])} make 90 %",
+        )
+    sharing = measured.get("sharing") or {}
+    if "cached_share_infinite" in sharing:
+        yield (
+            "Shared prefixes",
+            f"{share(sharing['cached_share_infinite'])} of prompt tokens, in an infinite cache of {sharing['block_tokens']}-token blocks",
+        )
+    if "cached_share_reported" in sharing:
+        yield "Cached, reported", f"{share(sharing['cached_share_reported'])} of prompt tokens"
+    sessions = measured.get("sessions")
+    if sessions:
+        yield (
+            "Sessions",
+            f"{count(sessions['sessions'])}; turns p50 {sessions['turns']['p50']:g}, p90 {sessions['turns']['p90']:g}, mean {sessions['turns']['mean']:g}",
+        )
+        if "gap_s" in sessions:
+            gap = sessions["gap_s"]
+            yield (
+                "Between turns",
+                f"p50 {seconds(gap['p50'])}, p90 {seconds(gap['p90'])}, from start to start",
+            )
+        if "turn_to_turn_share" in sessions:
+            yield (
+                "From turn to turn",
+                f"{share(sessions['turn_to_turn_share'])} of the blocks are those of the turn before",
+            )
+    for note in measured.get("notes") or []:
+        yield "Note", str(note)
+
+
+def _measured_arrivals(held: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    if not held:
+        return
+    peaks = ", ".join(f"{width} {value:g}×" for width, value in held.get("peak_to_mean", {}).items())
+    yield (
+        "Rate",
+        f"mean {significant(held['mean_rps'])} req/s over {seconds(held['span_s'])}; peak to mean by window: {peaks}",
+    )
+    if "rps_p99" in held:
+        yield (
+            "Per second",
+            f"P95 {held['rps_p95']:g} req/s, P99 {held['rps_p99']:g} req/s, most {held['rps_max']:g} (a fleet is sized for these)",
+        )
+    yield "Gaps", f"CV {held['gap_cv']:g} (Poisson: 1)"
+    if held.get("dispersion"):
+        by_window = ", ".join(f"{width} {value:g}" for width, value in held["dispersion"].items())
+        yield "Index of dispersion", f"{by_window} (Poisson: 1)"
+
+
+def _families(known: Mapping[str, Any]) -> str:
+    said = ", ".join(f"{f['family']} KS {f['ks']:.3f} (p99 ×{f['p99_ratio']:.2f})" for f in known["families"])
+    best = known.get("best_family")
+    verdict = f"{best} fits" if best else "none fits, the quantile table is kept"
+    return f"{verdict} (5 % limit {known['ks_limit']:.4f}): {said}"
+
+
+def _quantile_text(held: Mapping[str, Any]) -> str:
+    return f"mean {held['mean']:.0f}, " + ", ".join(
+        f"{name} {count(held['quantiles'][name])}" for name in _SHOWN
+    )
+
+
+def _bars(bins: list[Mapping[str, float]]) -> Iterator[str]:
+    most = max(b["share"] for b in bins)
+    for b in bins:
+        eighths = round(b["share"] / most * _BAR * 8)
+        bar = "█" * (eighths // 8) + _EIGHTHS[eighths % 8].strip()
+        bounds = count(b["low"]) if b["high"] <= b["low"] else f"{count(b['low'])}–{count(b['high'])}"
+        yield f"{bounds:>17} {bar} {share(b['share'])}" if b["share"] else f"{bounds:>17}"
+
+
+def _chart(view: Mapping[str, Any], side: str) -> Chart:
+    """Share of the requests up to a length, with the quantiles as points and the spikes as lines."""
+    held = view["sides"][side]
+    colour = "ttft" if side == "input" else "e2e"
+    rows, total = [{"x": held["bins"][0]["low"], "y": 0.0}], 0.0
+    for b in held["bins"]:
+        total += b["share"]
+        rows.append({"x": max(b["high"], b["low"]), "y": 100 * total})
+    points = [
+        {"x": value, "y": float(name[1:]), "text": f"{name}: {count(value)} tokens"}
+        for name, value in held["quantiles"].items()
+    ]
+    y = Axis("Requests up to this length, %", 0.0, 100.0)
+    plot = Plot(log_axis("Tokens (logarithmic)", [row["x"] for row in rows + points]), y)
+    for spike in held["spikes"][:4]:
+        plot.x_rule(spike["tokens"], "grid", f"{share(spike['share'])} have {count(spike['tokens'])} tokens")
+    plot.line(rows, colour)
+    plot.points(points, colour)
+    title = side_title(view, side)
+    alt = f"{title}, cumulative share of requests on a logarithmic axis: {_quantile_text(held)}."
+    return Chart(side, title, alt, plot.spec(NARROW, 260), caption=_quantile_text(held))

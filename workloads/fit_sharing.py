@@ -1,0 +1,107 @@
+"""What a log says of prompts that begin alike, and of sessions."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from workloads.traces import Blocks, Trace
+
+_BLOCK_SIZES = (16, 32, 64, 128, 256, 512, 1024)
+_QUANTILES = (0.1, 0.25, 0.5, 0.75, 0.9, 0.99)
+
+
+def fit_sharing(trace: Trace) -> dict[str, Any] | None:
+    """Share of prompt tokens that an infinite cache would hold, from block ids or reported cached tokens."""
+    found: dict[str, Any] = {}
+    if trace.blocks is not None:
+        size = block_size(trace.blocks, trace.input_tokens)
+        hit = np.minimum(leading_hits(trace.blocks) * size, trace.input_tokens)
+        found = {
+            "block_tokens": size,
+            "cached_share_infinite": _round(float(hit.sum() / trace.input_tokens.sum())),
+            "requests_with_hit": _round(float(np.mean(hit > 0))),
+            "hit_share_by_request": _quantiles(hit / trace.input_tokens),
+        }
+    if trace.cached_tokens is not None:
+        known = trace.cached_tokens >= 0
+        cached = np.minimum(trace.cached_tokens[known], trace.input_tokens[known])
+        found["cached_share_reported"] = _round(float(cached.sum() / trace.input_tokens[known].sum()))
+    return found or None
+
+
+def block_size(blocks: Blocks, input_tokens: NDArray[np.int64]) -> int:
+    """Tokens of a block: the size with which most requests have ceil(input / size) blocks."""
+    lengths = np.diff(blocks.start)
+    agree = [int(np.count_nonzero(-(-input_tokens // size) == lengths)) for size in _BLOCK_SIZES]
+    if max(agree) * 2 >= len(lengths):
+        return _BLOCK_SIZES[int(np.argmax(agree))]
+    ratio = float(input_tokens.sum() / max(lengths.sum(), 1))
+    return min(_BLOCK_SIZES, key=lambda size: abs(math.log(size / max(ratio, 1.0))))
+
+
+def leading_hits(blocks: Blocks) -> NDArray[np.int64]:
+    """int64[n]: leading blocks of each request that an earlier one had, in the order of arrival; nothing is evicted."""
+    seen: set[int] = set()
+    hits = np.zeros(len(blocks.start) - 1, dtype=np.int64)
+    ids, start = blocks.ids.tolist(), blocks.start.tolist()
+    for i in range(len(hits)):
+        mine = ids[start[i] : start[i + 1]]
+        hits[i] = next((k for k, block in enumerate(mine) if block not in seen), len(mine))
+        seen.update(mine)
+    return hits
+
+
+def fit_sessions(trace: Trace) -> dict[str, Any] | None:
+    """Turns, gaps between the starts of turns, growth of the context and its sharing from turn to turn."""
+    if trace.session is None or not (trace.session >= 0).any():
+        return None
+    member = np.flatnonzero(trace.session >= 0)
+    order = member[np.lexsort((trace.arrival_s[member], trace.session[member]))]
+    session = trace.session[order]
+    later = np.flatnonzero(np.diff(session) == 0) + 1  # turns after the first, as places in ``order``
+    turns = np.unique(session, return_counts=True)[1]
+    inputs = trace.input_tokens[order]
+    found: dict[str, Any] = {
+        "sessions": len(turns),
+        "requests_in_sessions": _round(len(order) / len(trace)),
+        "turns": _quantiles(turns) | {"mean": _round(float(turns.mean()))},
+        "first_input_tokens": _quantiles(inputs[np.flatnonzero(np.diff(session, prepend=-1))]),
+    }
+    if len(later):
+        found["gap_s"] = _quantiles(trace.arrival_s[order][later] - trace.arrival_s[order][later - 1])
+        found["input_growth_tokens"] = _quantiles(inputs[later] - inputs[later - 1])
+        shared = _turn_to_turn(trace, order, later)
+        if shared is not None:
+            found["turn_to_turn_share"] = shared
+    return found
+
+
+def _turn_to_turn(trace: Trace, order: NDArray[np.int64], later: NDArray[np.int64]) -> float | None:
+    """Share of the blocks of turns after the first that are those of the turn before, from the beginning on."""
+    if trace.shared_blocks is not None:
+        pairs = trace.shared_blocks[order[later]]
+        return _round(float(pairs[:, 0].sum() / pairs[:, 1].sum()))
+    if trace.blocks is None:
+        return None
+    ids, start = trace.blocks.ids, trace.blocks.start
+    shared = total = 0
+    for place in later.tolist():
+        before, here = order[place - 1], order[place]
+        a, b = ids[start[before] : start[before + 1]], ids[start[here] : start[here + 1]]
+        common = min(len(a), len(b))
+        differ = np.flatnonzero(a[:common] != b[:common])
+        shared += int(differ[0]) if len(differ) else common
+        total += len(b)
+    return _round(shared / total) if total else None
+
+
+def _quantiles(values: NDArray[Any]) -> dict[str, float]:
+    return {f"p{q * 100:g}": _round(float(np.quantile(values, q))) for q in _QUANTILES}
+
+
+def _round(value: float) -> float:
+    return float(f"{value:.5g}")

@@ -1,0 +1,125 @@
+"""A client of ServeGen (Xiang et al. 2025): rates by window and histograms of lengths instead of requests."""
+
+from __future__ import annotations
+
+import ast
+import csv
+import json
+import math
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from workloads.errors import WorkloadError
+from workloads.fit import arrivals_text
+from workloads.fit_lengths import fit_lengths, quantile_table
+
+_WINDOW_S = 600
+_ENDINGS = ("-trace.csv", "-dataset.json")
+
+
+def is_servegen(path: Path) -> bool:
+    """Whether ``path`` is one of a pair NAME-trace.csv and NAME-dataset.json."""
+    pair = _pair(path)
+    return pair is not None and all(p.is_file() for p in pair)
+
+
+def _pair(path: Path) -> tuple[Path, Path] | None:
+    stem = next((path.name.removesuffix(e) for e in _ENDINGS if path.name.endswith(e)), None)
+    return None if stem is None else (path.with_name(stem + _ENDINGS[0]), path.with_name(stem + _ENDINGS[1]))
+
+
+def fit_servegen(path: Path) -> dict[str, Any]:
+    """The profile of one client: lengths weighted by the requests of their slot, CV weighted by requests.
+
+    Raises WorkloadError with one line that names the file and the line.
+    """
+    pair = _pair(path)
+    assert pair is not None
+    windows = _windows(pair[0])
+    slots = _slots(pair[1])
+    starts = sorted(slots)
+    requests = sum(rate * _WINDOW_S for _, rate, _ in windows)
+    if requests < 2:
+        raise WorkloadError(f"{pair[0]}: no window has requests: there is nothing to fit")
+    sides: dict[str, Counter[int]] = {"input_tokens": Counter(), "output_tokens": Counter()}
+    for at, rate, _ in windows:
+        slot = slots[max((s for s in starts if s <= at), default=starts[0])]
+        for side, total in sides.items():
+            for tokens, chance in slot[side].items():
+                total[tokens] += chance * rate * _WINDOW_S  # type: ignore[assignment]
+    profile: dict[str, Any] = {"name": pair[0].name.removesuffix(_ENDINGS[0])}
+    active = [(rate, cv) for _, rate, cv in windows if rate > 0 and cv > 0]
+    cvs = np.array(sorted((cv, rate) for rate, cv in active))
+    middle = float(cvs[np.searchsorted(np.cumsum(cvs[:, 1]), cvs[:, 1].sum() / 2), 0]) if len(cvs) else 1.0
+    rates = np.array([rate for _, rate, _ in windows])
+    measured: dict[str, Any] = {
+        "requests": round(requests),
+        "arrivals": {
+            "mean_rps": float(f"{rates.mean():.5g}"), "gap_cv": float(f"{middle:.5g}"),
+            "peak_to_mean": {f"{_WINDOW_S}s": float(f"{rates.max() / rates.mean():.5g}")},
+            "span_s": float(len(rates) * _WINDOW_S),
+        },
+        "notes": ["ServeGen gives rates by 600 s and histograms: input and output are drawn independently, and P95 and P99 RPS are not known"],
+    }  # fmt: skip
+    profile |= {
+        "source": f"fitted to the ServeGen client {profile['name']}, {round(requests)} requests",
+        "arrivals": arrivals_text(middle),
+    }
+    for side, total in sides.items():
+        values = np.array(sorted(v for v in total if total[v] > 0), dtype=float)
+        weights = np.array([total[int(v)] for v in values], dtype=float)
+        profile[side] = {"quantiles": quantile_table(values, weights)}
+        measured[side] = fit_lengths(values, weights, round(requests))
+    return profile | {"measured": measured}
+
+
+def _windows(path: Path) -> list[tuple[float, float, float]]:
+    """(start in s, requests/s, CV of the gaps) for each window."""
+    found = []
+    try:
+        with path.open(encoding="utf-8-sig", newline="") as file:
+            for line, row in enumerate(csv.reader(file), start=1):
+                numbers = [float(cell) for cell in row[:3]]
+                if len(numbers) < 3 or not all(math.isfinite(n) and n >= 0 for n in numbers):
+                    raise WorkloadError(
+                        f"{path}:{line}: this is no window: write start, rate and cv, 0 or more"
+                    )
+                found.append((numbers[0], numbers[1], numbers[2]))
+    except (OSError, ValueError) as error:
+        if isinstance(error, WorkloadError):
+            raise
+        raise WorkloadError(f"{path}: this is no trace of a ServeGen client: {error}") from None
+    return found
+
+
+def _slots(path: Path) -> dict[float, dict[str, dict[int, float]]]:
+    """{start in s: {side: {tokens: probability}}}; the histograms are literals of Python inside JSON."""
+    try:
+        held = json.loads(path.read_text(encoding="utf-8"))
+        found = {
+            float(start): {
+                side: {max(int(n), 1): float(p) for n, p in ast.literal_eval(fields[side]).items()}
+                for side in ("input_tokens", "output_tokens")
+            }
+            for start, fields in held.items()
+            if fields.get("input_tokens") and ast.literal_eval(fields["input_tokens"])
+        }
+    except (
+        OSError,
+        ValueError,
+        KeyError,
+        TypeError,
+        SyntaxError,
+        AttributeError,
+        RecursionError,
+        MemoryError,
+    ) as error:
+        raise WorkloadError(
+            f"{path}: this is no data set of a ServeGen client: {type(error).__name__} {error}"
+        ) from None
+    if not found:
+        raise WorkloadError(f"{path}: no slot holds lengths")
+    return found

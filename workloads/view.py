@@ -1,0 +1,64 @@
+"""A workload as it can be drawn: quantiles, spikes and a histogram of its lengths, and what a log said of it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import yaml
+from numpy.typing import NDArray
+
+from workloads.errors import WorkloadError
+from workloads.fit_lengths import SHOWN, quantile, spikes
+from workloads.lengths import Lengths
+from workloads.profile import Workload
+
+_DRAWS = 50_000
+_BINS = 24
+
+
+def view(workload: Workload, measured: dict[str, Any] | None = None, seed: int = 1) -> dict[str, Any]:
+    """JSON-able: the lengths by ``_DRAWS`` draws, and ``measured`` as the profile holds it."""
+    rng = np.random.default_rng(seed)
+    sides = {side: _side(lengths, rng) for side, lengths in
+             (("input", workload.input_tokens), ("output", workload.output_tokens))}  # fmt: skip
+    return {
+        "name": workload.name, "source": workload.source, "arrivals": workload.arrivals, "sides": sides,
+        "sessions": workload.sessions is not None, "measured": measured or {},
+    }  # fmt: skip
+
+
+def read_measured(path: Path) -> dict[str, Any]:
+    """What stands under ``measured`` in a profile; empty where nothing does. Raises WorkloadError."""
+    try:
+        held = yaml.safe_load(path.read_text(encoding="utf-8-sig"))
+    except (OSError, ValueError, yaml.YAMLError) as error:
+        raise WorkloadError(f"{path} cannot be read: {str(error).splitlines()[0]}") from None
+    measured = held.get("measured") if isinstance(held, dict) else None
+    return measured if isinstance(measured, dict) else {}
+
+
+def _side(lengths: Lengths, rng: np.random.Generator) -> dict[str, Any]:
+    drawn = lengths.sample(rng, _DRAWS)
+    found, counts = np.unique(drawn, return_counts=True)
+    values, share = found.astype(float), counts / _DRAWS
+    return {
+        "text": lengths.describe()["text"],
+        "mean": float(lengths.mean()),
+        "quantiles": {f"p{q * 100:g}": quantile(values, share, q) for q in SHOWN},
+        "spikes": spikes(values, share, _DRAWS),
+        "bins": _bins(drawn),
+    }
+
+
+def _bins(drawn: NDArray[np.int64]) -> list[dict[str, float]]:
+    """Shares within bins of equal width in the logarithm, from the smallest to the largest length."""
+    low, high = max(float(drawn.min()), 1.0), float(drawn.max())
+    edges = np.unique(np.rint(np.geomspace(low, high + 1, _BINS + 1)))
+    shares = np.histogram(drawn, bins=edges)[0] / len(drawn) if len(edges) > 1 else np.ones(1)
+    edges = edges if len(edges) > 1 else np.array([low, low + 1])
+    return [
+        {"low": float(a), "high": float(b) - 1, "share": float(s)}
+        for a, b, s in zip(edges, edges[1:], shares, strict=False)
+    ]
