@@ -173,6 +173,28 @@ def prefixes_of_blocks(
     return SharedPrefixes(start, ids + (stage << _STAGE_SHIFT), tokens)
 
 
+def in_time_order(
+    columns: dict[str, Any], continues: Ints, after: list[list[int]], shared: SharedPrefixes | None
+) -> dict[str, Any]:
+    """The columns by earliest time; requests of one time in their order, so that none stands before what it waits for."""
+    order = np.argsort(columns["scheduled_s"], kind="stable")
+    place = np.empty(len(order) + 1, dtype=np.int64)
+    place[order], place[-1] = np.arange(len(order)), -1
+    lists = [after[i] for i in order.tolist()]
+    found = {name: column[order] for name, column in columns.items()}
+    found["after_start"] = np.concatenate([[0], np.cumsum([len(a) for a in lists])]).astype(np.int64)
+    found["after"] = place[np.asarray([k for a in lists for k in a], dtype=np.int64)]
+    found["continues"] = place[continues[order]]
+    if shared is not None:
+        starts = found["continues"] < 0  # who goes on with a conversation has its beginning from there
+        mine = shared.take(order)
+        length = np.where(starts, np.diff(mine.start), 0)
+        keep = np.repeat(starts, np.diff(mine.start))
+        start = np.concatenate([[0], np.cumsum(length)]).astype(np.int64)
+        found["shared"] = SharedPrefixes(start, mine.ids[keep], mine.tokens[keep])
+    return found
+
+
 def infinite_cache(
     input_tokens: Ints, shared: SharedPrefixes | None, continues: Ints | None = None, output_tokens: Ints | None = None,
     block_tokens: int = BLOCK_TOKENS,

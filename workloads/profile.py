@@ -14,13 +14,15 @@ from workloads.arrivals import arrivals_text, check_arrivals
 from workloads.class_spec import CLASS_KEYS, check_keys, parse_class
 from workloads.classes import RequestClass
 from workloads.errors import WorkloadError, did_you_mean
+from workloads.images import Images, parse_images
 from workloads.lengths import Lengths, Mixture
 from workloads.prefixes import Prefixes, parse_prefixes
+from workloads.prompt_files import Prompts
 from workloads.sessions import Sessions, parse_sessions
 
 __all__ = ["RequestClass", "Workload", "load_workload"]
 
-_KEYS = ("name", "source", "arrivals", "classes", "sessions", "prefixes", "measured", *CLASS_KEYS)
+_KEYS = ("name", "source", "arrivals", "classes", "sessions", "prefixes", "images", "measured", *CLASS_KEYS)
 CLASSES_MAX = 1000
 
 
@@ -40,6 +42,8 @@ class Workload:
     classes: tuple[RequestClass, ...] = ()
     sessions: Sessions | None = None  # how requests form sessions; then the lengths here are of messages
     prefixes: Prefixes | None = None  # what prompts have in common; None: nothing
+    images: Images | None = None  # that prompts have beside their text
+    prompts: Prompts | None = None  # real ones from a file; then their lengths are sent
 
     def __post_init__(self) -> None:
         check_arrivals(self.arrivals)
@@ -81,7 +85,9 @@ class Workload:
             "input_tokens": self.input_tokens.describe(),
             "output_tokens": self.output_tokens.describe(),
         }
-        for key, part in (("sessions", self.sessions), ("prefixes", self.prefixes)):
+        for key, part in (
+            ("sessions", self.sessions), ("prefixes", self.prefixes), ("images", self.images), ("prompt_file", self.prompts),
+        ):  # fmt: skip
             if part is not None:
                 described[key] = part.describe()
         return described | ({"classes": [kind.describe() for kind in self.classes]} if self.classes else {})
@@ -139,6 +145,7 @@ def _from_mapping(value: object, default_name: str, where: str) -> Workload:
             classes=() if kinds == [plain] else tuple(kinds),
             sessions=None if sessions is None else parse_sessions(sessions, "sessions"),
             prefixes=None if prefixes is None else parse_prefixes(prefixes, "prefixes"),
+            images=None if given.get("images") is None else parse_images(given["images"], "images"),
         )
     except WorkloadError as error:
         raise WorkloadError(f"{where}: {error}") from None

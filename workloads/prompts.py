@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import math
 import string
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import cache
 from importlib.resources import files
 
@@ -15,6 +15,7 @@ from workloads.errors import WorkloadError
 from workloads.tokenizers import Tokenizer, WordsTokenizer
 
 _ID_WORDS = 4  # the leading words that spell the request's number
+SEGMENT_CACHE_CHARS = 32 * 2**20  # shared text that is kept ready
 _MIN_VOCABULARY = 256  # 256^4 = 4.3 billion requests before those words come again
 
 
@@ -51,6 +52,8 @@ class PromptMaker:
         self._bits = len(words).bit_length() - 1
         self._words = np.array(words[: 1 << self._bits], dtype=object)
         self._key = hashlib.blake2b(salt.encode(), digest_size=32).digest()
+        self._segments: dict[tuple[int, int], str] = {}
+        self._segments_chars = 0
         self._rounds = [int.from_bytes(self._key[i : i + 8], "little") for i in range(0, 32, 8)]
 
     def make(self, request_id: int, n_tokens: int) -> str:
@@ -60,22 +63,61 @@ class PromptMaker:
         The same for the same salt, request_id and n_tokens. Two requests of 4 words or more never begin with
         the same 4 words (up to 4 billion requests). Raises WorkloadError where the tokenizer cannot make it.
         """
+        return self.text(request_id, max(1, self.own_tokens(n_tokens - self.overhead_tokens)))
+
+    def own_tokens(self, n_tokens: float) -> int:
+        """How many tokens of our tokenizer the server is expected to count as ``n_tokens``."""
+        return round(n_tokens / self.tokens_per_word)
+
+    def parts(self, request_id: int, n_tokens: int, shared: Sequence[tuple[int, int]]) -> tuple[str, str]:
+        """(what a prompt of ``n_tokens`` server tokens has in common with others, what is its own).
+
+        ``shared``: (segment, server tokens) in their order; the same segment is the same text in every prompt.
+        Where the segments fill the whole prompt, nothing is its own. Raises WorkloadError.
+        """
+        own = max(1, self.own_tokens(n_tokens - self.overhead_tokens))
+        texts = []
+        for segment, tokens in shared:
+            length = min(max(1, self.own_tokens(tokens)), own)
+            if length:
+                texts.append(self._segment(segment, length))
+            own -= length
+        return " ".join(texts), self.text(request_id, own) if own or not texts else ""
+
+    def _segment(self, segment: int, n_tokens: int) -> str:
+        """The first ``n_tokens`` tokens of a segment's endless text; those used last are kept."""
+        key = (segment, n_tokens)
+        text = self._segments.pop(key, None)
+        if text is None:
+            text = self._exact(f"segment {segment}".encode(), n_tokens, [])
+            self._segments_chars += len(text)
+            while self._segments and self._segments_chars > SEGMENT_CACHE_CHARS:
+                self._segments_chars -= len(self._segments.pop(next(iter(self._segments))))
+        self._segments[key] = text
+        return text
+
+    def text(self, request_id: int, n_tokens: int) -> str:
+        """Text of exactly ``n_tokens`` (at least 1) tokens under the tokenizer, the request's own."""
         if request_id < 0:
             raise WorkloadError(f"request_id is {request_id}: give 0 or more")
-        target = max(1, round((n_tokens - self.overhead_tokens) / self.tokens_per_word))
+        n_tokens = max(1, n_tokens)
+        n_words = min(n_tokens, _ID_WORDS) if self._one_token_each else _ID_WORDS
+        return self._exact(request_id.to_bytes(16, "little"), n_tokens, self._id_words(request_id, n_words))
+
+    def _exact(self, name: bytes, target: int, first: list[str]) -> str:
         if self._one_token_each:
-            text = self._text(request_id, target)
+            text = self._text(name, target, first)
             if self._exact_words or self.tokenizer.count(text) == target:
                 return text
         # words of several tokens, or words that merge with their neighbours: write more than enough, and cut
-        return self._fit(self._text(request_id, target + target // 4 + 8), target)
+        return self._fit(self._text(name, target + target // 4 + 8, first), target)
 
-    def _text(self, request_id: int, n_words: int) -> str:
-        """``n_words`` words: the request's number, then noise keyed by salt and number."""
-        noise = hashlib.shake_128(self._key + request_id.to_bytes(16, "little")).digest(2 * n_words)
+    def _text(self, name: bytes, n_words: int, first: list[str]) -> str:
+        """``n_words`` words: ``first``, then noise keyed by salt and name."""
+        noise = hashlib.shake_128(self._key + name).digest(2 * n_words)
         index = np.frombuffer(noise, dtype="<u2") & np.uint16((1 << self._bits) - 1)
         words: list[str] = self._words[index].tolist()
-        words[:_ID_WORDS] = self._id_words(request_id, min(n_words, _ID_WORDS))
+        words[: len(first)] = first
         return " ".join(words)
 
     def _id_words(self, request_id: int, n_words: int) -> list[str]:

@@ -14,10 +14,10 @@ from workloads.errors import WorkloadError
 from workloads.mix import ARRIVALS, class_columns, draw_stage
 from workloads.prefixes import SharedPrefixes, infinite_cache, take_lists
 from workloads.profile import Workload
-from workloads.sessions import Sessions, draw_sessions
+from workloads.sessions import draw_sessions
 from workloads.traces import Trace, scale_time
 
-_PREFIXES = 31  # spawn key beside those of workloads.mix; those of sessions follow
+_PREFIXES, _PROMPTS = 31, 30  # those of sessions follow
 
 
 # The columns with one value for each request.
@@ -204,14 +204,16 @@ def open_schedule(
     The lengths of the k-th request depend on workload, seed and stage, not on rate or duration. Of a workload of
     sessions so many begin that their requests come at ``rate_rps`` once they overlap. Raises WorkloadError.
     """
-    if workload.sessions is None:
+    per_arrival = _requests_per_arrival(workload)
+    if per_arrival is None:
         columns = draw_stage(
             workload, partial(_stream, seed, stage), rate_rps=rate_rps, duration_s=duration_s
         )
         return _lone(workload, columns, seed, stage, first_request_id)
-    sessions_rps = rate_rps / workload.sessions.mean_requests()
-    scheduled_s = arrival_times(workload.arrivals, sessions_rps, duration_s, _stream(seed, stage, ARRIVALS))
-    return _of_sessions(workload, workload.sessions, scheduled_s, seed, stage, first_request_id)
+    scheduled_s = arrival_times(
+        workload.arrivals, rate_rps / per_arrival, duration_s, _stream(seed, stage, ARRIVALS)
+    )
+    return _of_sessions(workload, scheduled_s, seed, stage, first_request_id)
 
 
 def closed_schedule(
@@ -220,11 +222,12 @@ def closed_schedule(
     """A closed-loop stage of ``requests`` requests: lengths only, every time is 0. Raises WorkloadError."""
     if requests < 0:
         raise WorkloadError(f"requests is {requests}: give 0 or more")
-    if workload.sessions is None:
+    per_arrival = _requests_per_arrival(workload)
+    if per_arrival is None:
         columns = draw_stage(workload, partial(_stream, seed, stage), requests=requests)
         return _lone(workload, columns, seed, stage, first_request_id)
-    sessions = -int(-requests // workload.sessions.mean_requests())  # whose requests are about as many
-    return _of_sessions(workload, workload.sessions, np.zeros(sessions), seed, stage, first_request_id)
+    sessions = -int(-requests // per_arrival)  # whose requests are about as many
+    return _of_sessions(workload, np.zeros(sessions), seed, stage, first_request_id)
 
 
 def trace_schedule(trace: Trace, *, time_scale: float = 1.0, first_request_id: int = 0) -> Schedule:
@@ -244,19 +247,27 @@ def _lone(
 
 
 def _of_sessions(
-    workload: Workload,
-    sessions: Sessions,
-    begin_s: NDArray[np.float64],
-    seed: int,
-    stage: int,
-    first_request_id: int,
+    workload: Workload, begin_s: NDArray[np.float64], seed: int, stage: int, first_request_id: int
 ) -> Schedule:
-    stream = partial(_stream, seed, stage)
-    columns = draw_sessions(
-        sessions, begin_s, workload.input_tokens, workload.output_tokens, workload.prefixes, stage, stream
-    )
+    stream, sessions = partial(_stream, seed, stage), workload.sessions
+    if workload.prompts is not None:
+        think_ms = None if sessions is None else sessions.think_ms
+        order, draws = stream(_PREFIXES), stream(_PROMPTS)
+        columns = workload.prompts.draw(begin_s, workload.output_tokens, think_ms, order, draws)
+    else:
+        assert sessions is not None
+        columns = draw_sessions(
+            sessions, begin_s, workload.input_tokens, workload.output_tokens, workload.prefixes, stage, stream
+        )
     class_of = np.zeros(len(columns["scheduled_s"]), dtype=np.int16)
     return Schedule(first_request_id=first_request_id, **columns, **class_columns(workload, class_of, stream))
+
+
+def _requests_per_arrival(workload: Workload) -> float | None:
+    """Of a session, or of a conversation from a file, on average; None: requests arrive alone."""
+    if workload.prompts is not None:
+        return workload.prompts.mean_turns
+    return None if workload.sessions is None else workload.sessions.mean_requests()
 
 
 def _stream(seed: int, stage: int, *key: int) -> np.random.Generator:

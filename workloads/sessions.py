@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from workloads.errors import WorkloadError
 from workloads.lengths import Lengths, parse_lengths
-from workloads.prefixes import Prefixes, SharedPrefixes
+from workloads.prefixes import Prefixes, in_time_order
 
 Stream = Callable[[int], np.random.Generator]
 Ints = NDArray[np.int64]
@@ -204,7 +204,7 @@ def draw_sessions(
         "scheduled_s": due_s, "input_tokens": inputs, "output_tokens": outputs, "new_tokens": new,
         "session": np.asarray(plan.session, dtype=np.int64), "turn": turn, "think_s": think_ms / 1e3,
     }  # fmt: skip
-    return _in_order(columns, continues, plan.after, shared)
+    return in_time_order(columns, continues, plan.after, shared)
 
 
 def _histories(
@@ -240,28 +240,6 @@ def _earliest(
     for i, (session, after) in enumerate(zip(plan.session, plan.after, strict=True)):
         due[i] = max(due[k] for k in after) + pause[i] if after else arrival[session]
     return np.asarray(due, dtype=np.float64)
-
-
-def _in_order(
-    columns: dict[str, Any], continues: Ints, after: list[list[int]], shared: SharedPrefixes | None
-) -> dict[str, Any]:
-    """The columns by earliest time; requests of one time in their order, so that none stands before what it waits for."""
-    order = np.argsort(columns["scheduled_s"], kind="stable")
-    place = np.empty(len(order) + 1, dtype=np.int64)
-    place[order], place[-1] = np.arange(len(order)), -1
-    lists = [after[i] for i in order.tolist()]
-    found = {name: column[order] for name, column in columns.items()}
-    found["after_start"] = np.concatenate([[0], np.cumsum([len(a) for a in lists])]).astype(np.int64)
-    found["after"] = place[np.asarray([k for a in lists for k in a], dtype=np.int64)]
-    found["continues"] = place[continues[order]]
-    if shared is not None:
-        starts = found["continues"] < 0  # who goes on with a conversation has its beginning from there
-        mine = shared.take(order)
-        length = np.where(starts, np.diff(mine.start), 0)
-        keep = np.repeat(starts, np.diff(mine.start))
-        start = np.concatenate([[0], np.cumsum(length)]).astype(np.int64)
-        found["shared"] = SharedPrefixes(start, mine.ids[keep], mine.tokens[keep])
-    return found
 
 
 _KEYS = (
