@@ -66,7 +66,7 @@ def fit(trace: Trace, name: str, *, seed: int = 1) -> dict[str, Any]:
             profile["correlation"] = measured["correlation"]
         share = (measured["sharing"] or {}).get("cached_share_infinite")
         if share:
-            profile["prefixes"] = {"cached_share": round(share, 4), "pool": max(n // 20, 1), "zipf": 1.0}
+            profile["prefixes"] = {"cached_share": round(share, 4), "pool": 8, "zipf": 1.0}
     return profile | {"measured": {key: value for key, value in measured.items() if value not in (None, [])}}
 
 

