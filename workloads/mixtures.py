@@ -58,7 +58,11 @@ class Mixture(Lengths):
         tokens = np.concatenate([lengths.at(middles) for lengths in self.parts])
         order = np.argsort(tokens, kind="stable")
         weight = np.concatenate([share * widths for share in self._shares])[order]
-        return np.cumsum(weight) - weight / 2, tokens[order]
+        ends = np.concatenate([lengths.at(np.array([0.0, 1.0])) for lengths in self.parts])
+        return (
+            np.concatenate([[0.0], np.cumsum(weight) - weight / 2, [1.0]]),
+            np.concatenate([[ends.min()], tokens[order], [ends.max()]]),
+        )
 
     def _quantiles(self, u: Floats) -> Floats:
         return np.interp(u, *self._table)
