@@ -23,7 +23,9 @@ from loadgen.stage import Limits
 from workloads.arrivals import arrivals_text
 from workloads.lengths import parse_lengths
 from workloads.profile import Workload, load_workload
+from workloads.prompt_files import load_prompts
 from workloads.replay import Replay
+from workloads.tokenizers import load_tokenizer
 
 RESERVED_BODY_FIELDS = ("messages", "prompt", "stream")
 DEFAULT_WORKLOAD = "chat"
@@ -43,6 +45,9 @@ class Settings:
     api: Api = "chat"
     extra_body: dict[str, Any] = field(default_factory=dict)
     tokenizer: str = "words"
+    replicas: tuple[Endpoint, ...] = ()  # further endpoints that requests go round
+    sticky: bool = False  # a session stays with one of them
+    salt: str | None = None  # of the prompts' texts; None: a new one for each run
     trace: Path | None = None
     time_scale: float = 1.0
     replay: Replay = field(default_factory=Replay)
@@ -103,13 +108,13 @@ def make_settings(raw: dict[str, Any]) -> Settings:
         raise ConfigError("give the endpoint's base URL, as http://127.0.0.1:8000/v1")
     for name in _TEXTS & raw.keys():
         _text(raw[name], name)
+    endpoints = _endpoints(raw)
     slos = tuple(parse_slos([str(text) for text in _items(raw.get("slo", ()))]))
     settings = Settings(
-        endpoint=parse_endpoint(
-            str(raw["url"]),
-            api_key_env=raw.get("api_key_env"),
-            headers=_headers(_items(raw.get("header", ()))),
-        ),
+        endpoint=endpoints[0],
+        replicas=endpoints[1:],
+        sticky=_flag(raw, "sticky"),
+        salt=raw.get("salt"),
         workload=_workload(raw),
         model=raw.get("model"),
         api=_choice(raw.get("api", "chat"), get_args(Api), "--api"),
@@ -166,13 +171,13 @@ def make_settings(raw: dict[str, Any]) -> Settings:
 
 
 _REPLAY_FLAGS = ("trace_from", "trace_to", "trace_keep", "trace_loop", "trace_as_written", "skip_bad_rows")
-_TEXTS = {"url", "model", "api_key_env", "tokenizer", "workload", "arrivals", "trace", "out"}
+_TEXTS = {"model", "salt", "prompts", "api_key_env", "tokenizer", "workload", "arrivals", "trace", "out"}
 CONCURRENCY_MAX = 100_000
 WORKERS_MAX = 256
 SECONDS_MAX = 30 * 86_400.0
 _FLAGS = (
     "url", "model", "api", "api_key_env", "header", "extra_body", "workload", "input_tokens", "output_tokens", "arrivals",
-    "tokenizer", "trace", "time_scale", *_REPLAY_FLAGS, "rates", "concurrency", "duration", "warmup", "max_requests", "max_tokens", "slo",
+    "tokenizer", "prompts", "salt", "sticky", "trace", "time_scale", *_REPLAY_FLAGS, "rates", "concurrency", "duration", "warmup", "max_requests", "max_tokens", "slo",
     "seed", "timeout", "out", "lock", "idle_timeout", "max_in_flight", "retries", "workers", "connections", "timestamps", "think_time", "peak_rps", "tp", "safety", "gpu_hour",
     "metrics_url",
 )  # fmt: skip
@@ -282,9 +287,28 @@ def _workload(raw: dict[str, Any]) -> Workload:
         workload = load_workload(str(raw.get("workload", DEFAULT_WORKLOAD)))
         for name in fixed:  # one side of a workload replaced
             workload = workload.with_lengths(name, parse_lengths(raw[name], f"--{name.replace('_', '-')}"))
+    if "prompts" in raw:
+        if workload.prefixes or (workload.sessions and workload.sessions.steps):
+            raise ConfigError("--prompts brings its own texts: use a workload without prefixes and steps")
+        prompts = load_prompts(Path(raw["prompts"]), load_tokenizer(str(raw.get("tokenizer", "words"))))
+        workload = dataclasses.replace(workload, prompts=prompts)
     for kind in workload.classes:
         parse_slos(list(kind.slos))
     return workload.with_arrivals(arrivals_text(raw["arrivals"])) if "arrivals" in raw else workload
+
+
+def _endpoints(raw: dict[str, Any]) -> tuple[Endpoint, ...]:
+    """The base URLs, a list or parted by commas; they share key and headers."""
+    headers = _headers(_items(raw.get("header", ())))
+    urls = [part.strip() for item in _items(raw["url"]) for part in str(item).split(",")]
+    found = tuple(
+        parse_endpoint(url, api_key_env=raw.get("api_key_env"), headers=headers) for url in urls if url
+    )
+    if not found or len({e.url for e in found}) < len(found):
+        raise ConfigError(
+            f"url {raw['url']}: give base URLs that differ, as http://a:8000/v1,http://b:8000/v1"
+        )
+    return found
 
 
 def _choice(value: Any, allowed: tuple[Any, ...], name: str) -> Any:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from loadgen.http import Client
@@ -17,12 +17,12 @@ class Generator:
     def __init__(
         self,
         setup: Setup,
-        client: Client,
+        clients: Sequence[Client],
         sink: Sink,
         stream_of: Callable[[int], Path],
     ) -> None:
         """``sink`` gets the rows made in this process, ``stream_of(k)`` is the stream file of worker k."""
-        self._runner = setup.runner(client, sink)
+        self._runner = setup.runner(clients, sink)
         self._workers = Workers(setup, stream_of, sink.append)
         self._many = False
 

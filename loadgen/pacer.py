@@ -36,7 +36,7 @@ class Sleeper:
 
     def __init__(self) -> None:
         self._loop = asyncio.get_running_loop()
-        self._waiter: asyncio.Future[None] | None = None
+        self._waiter: asyncio.Future[bool] | None = None
         self._fd = _timerfd_create()
         if self._fd is not None:
             self._loop.add_reader(self._fd, self._on_timer)
@@ -48,24 +48,43 @@ class Sleeper:
         if self._fd is None:
             await self._until_coarse(deadline_ns)
             return
-        self._waiter = self._loop.create_future()
         _timerfd_settime(self._fd, deadline_ns)
+        await self._wait()
+
+    async def _wait(self) -> bool:
+        """Wait for the timer; False: woken by somebody else."""
+        self._waiter = self._loop.create_future()
         try:
-            await self._waiter
+            return await self._waiter
         finally:
             self._waiter = None
 
     async def _until_coarse(self, deadline_ns: int) -> None:
         """Sleep to 2 ms before the deadline, then give way to the loop until it is there."""
         while (left_ns := deadline_ns - time.monotonic_ns()) > 0:
-            await asyncio.sleep(max(left_ns / 1e9 - 0.002, 0.0))
+            if left_ns <= 2_000_000:
+                await asyncio.sleep(0)
+                continue
+            timer = self._loop.call_later(left_ns / 1e9 - 0.002, self._end_wait, True)
+            try:
+                if not await self._wait():
+                    return
+            finally:
+                timer.cancel()
 
     def _on_timer(self) -> None:
         assert self._fd is not None
         with contextlib.suppress(BlockingIOError):
             os.read(self._fd, 8)
+        self._end_wait(True)
+
+    def _end_wait(self, by_timer: bool) -> None:
         if self._waiter is not None and not self._waiter.done():
-            self._waiter.set_result(None)
+            self._waiter.set_result(by_timer)
+
+    def wake(self) -> None:
+        """Let ``until`` return now: there may be an earlier deadline."""
+        self._end_wait(False)
 
     def close(self) -> None:
         """Give the descriptor back."""

@@ -37,8 +37,11 @@ class RequestShape:
     dialect: Dialect = Dialect()
     extra: dict[str, Any] = field(default_factory=dict)
 
-    def body(self, prompt: str, output_tokens: int) -> bytes:
-        """The JSON body that asks for exactly ``output_tokens`` tokens, as far as the server can."""
+    def body(self, prompt: str | msgspec.Raw, output_tokens: int) -> bytes:
+        """The JSON body that asks for exactly ``output_tokens`` tokens, as far as the server can.
+
+        ``prompt``: the text of the one message, or (where the API has messages) the JSON array of all of them.
+        """
         body: dict[str, Any] = {"model": self.model}
         if self.api == "embeddings":
             body["input"] = prompt
@@ -48,7 +51,8 @@ class RequestShape:
             if self.api == "completions":
                 body["prompt"] = prompt
             else:
-                body["messages"] = [{"role": "user", "content": prompt}]
+                whole = isinstance(prompt, msgspec.Raw)
+                body["messages"] = prompt if whole else [{"role": "user", "content": prompt}]
             name = "max_tokens" if self.api == "messages" else self.dialect.max_tokens_field
             body |= {name: output_tokens, "stream": True}
         if self.api in ("chat", "completions") and self.dialect.stream_usage:

@@ -1,18 +1,20 @@
 """Runs one stage: an open-loop schedule, or a closed loop of a set concurrency, down to its records.
 
 Every request that was released ends as exactly one record. In a closed loop a request is scheduled
-at the moment the one before it (of the same virtual user) has ended.
+at the moment the one before it (of the same virtual user) has ended; a virtual user plays sessions one after
+the other. A request that waits for others is scheduled at the end of the last of them, plus its think time.
 """
 
 from __future__ import annotations
 
 import asyncio
 import gc
+import heapq
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, Protocol
 
 import numpy as np
 
@@ -22,7 +24,8 @@ from loadgen.endpoint import redact
 from loadgen.exchange import Exchange
 from loadgen.http import Client
 from loadgen.pacer import Sleeper, pace
-from loadgen.records import RequestRecord
+from loadgen.records import FAILED_STATUSES, RequestRecord
+from loadgen.turns import Turns
 from workloads.schedule import Schedule
 
 LEAD_S = 0.1  # between the call and the first deadline
@@ -35,6 +38,23 @@ DEAD_SERVER_PAUSE_S = 0.1  # a virtual user of a closed loop that found no serve
 LIVE_TTFTS = 400  # first tokens that the live percentiles rest on
 READY_MAX = 512  # requests prepared ahead of their deadline ...
 READY_MAX_BYTES = 16 * 2**20  # ... and how much they may weigh
+TURN_AHEAD_NS = 5_000_000  # a later turn is made ready so long before it is due
+
+
+class Requests(Protocol):
+    """Makes the bytes of a schedule's requests."""
+
+    def prepare(self, schedule: Schedule) -> None:
+        """The schedule that the next requests are of."""
+
+    def make(self, index: int, target: int) -> bytes:
+        """A whole request for endpoint ``target``."""
+
+    def wanted(self, index: int) -> bool:
+        """Whether somebody goes on with what the server answers to this request."""
+
+    def answered(self, index: int, text: str) -> None:
+        """What the server answered."""
 
 
 @dataclass(frozen=True)
@@ -49,9 +69,12 @@ class StagePlan:
     concurrency: int | None = None
     max_requests: int | None = None  # closed loop: the budget's end
     max_tokens: int | None = None
-    id_step: int = 1  # request i of the schedule has the id first_request_id + i * id_step
     think_s: float = 0.0  # closed loop: a virtual user's pause between an answer and its next request
     drain_s: float = 30.0  # how long answers are waited for after the last deadline
+    finish_s: float = 60.0  # how long after its end sessions are played on
+    end_on_failure: bool = True  # a failed turn ends its session
+    keep_reasoning: bool = False  # in the histories of sessions
+    sticky: bool = False  # with several targets: a session stays with one of them
 
 
 @dataclass(frozen=True)
@@ -106,34 +129,34 @@ class StageRunner:
 
     def __init__(
         self,
-        client: Client,
-        make_request: Callable[[int, int, int], bytes],
+        clients: Sequence[Client],
+        requests: Requests,
         on_record: Callable[[RequestRecord], None],
         *,
         limits: Limits | None = None,
-        target: str | None = None,
+        targets: Sequence[str | None] = (None,),
         secrets: tuple[str, ...] = (),
         flush: Callable[[], str | None] = lambda: None,
         worker: int = 0,
         answer: type[Answer] = Answer,
     ) -> None:
-        """``make_request(request_id, input_tokens, output_tokens)`` gives the bytes of a whole request.
+        """``clients`` and their names ``targets``: one for each endpoint; requests go round them.
 
         ``flush`` is called about once a second; a reason that it gives back ends the stage.
         """
-        self._client = client
-        self._make_request = make_request
+        self._clients = clients
+        self._requests = requests
         self._on_record = on_record
         self._limits = limits or Limits()
-        self._target = target
+        self._targets = targets
         self._secrets = secrets
         self._flush = flush
         self._worker = worker
         self._answer = answer
-        self._in_flight: set[Exchange] = set()
+        self._in_flight: dict[Exchange, int] = {}  # and the request's index in the schedule
         self._stop_reason: str | None = None
         self._decided: str | None = None  # why the stage that is going on need not go on
-        self._refill: Callable[[RequestRecord], None] | None = None
+        self._refill: Callable[[str], None] | None = None
         self._live = Live()
 
     @property
@@ -157,13 +180,20 @@ class StageRunner:
     def prepare(self, plan: StagePlan) -> None:
         """Make the first requests of a stage ready, before its clock starts."""
         self._plan = plan
+        self._first = plan.schedule.first_requests()  # that wait for no other
+        self._turns = Turns(plan.schedule, plan.end_on_failure)
+        self._due: list[tuple[int, int]] = []  # heap of (when, request) whose predecessors have all ended
+        self._due_sleeper: Sleeper | None = None
+        self._rows = self._ids_used = 0
+        self._requests.prepare(plan.schedule)
         self._ready: deque[bytes] = deque()
         self._ready_bytes = self._prepared = 0
         self._measures = Measures()
         self._retrying = 0  # attempts that wait for their turn
         self._decided = None
         self._closing = False
-        self._client.receive_delays_s = self._measures.receive_delays_s
+        for client in self._clients:
+            client.receive_delays_s = self._measures.receive_delays_s
         self._prepare(READY_MAX)
 
     async def run(self, plan: StagePlan, on_start: Callable[[int], None] | None = None) -> StageResult:
@@ -184,89 +214,144 @@ class StageRunner:
         )  # fmt: skip
         gc.collect()
         gc.freeze()  # what lives now is not looked at again in every collection of the stage
-        shortages = self._client.shortages
-        pacing, beating = Sleeper(), Sleeper()
+        shortages = sum(client.shortages for client in self._clients)
+        pacing, beating, self._due_sleeper = Sleeper(), Sleeper(), Sleeper()
         try:
             async with StageWatch(beating, self._measures):
                 watcher = asyncio.create_task(self._watch())
+                following = asyncio.create_task(self._follow(self._due_sleeper))
                 drive = self._drive_open if plan.kind == "open" else self._drive_closed
-                released, ended_early = await drive(start_ns, pacing)
+                ended_early = await drive(start_ns, pacing)
                 end_ns = start_ns + int(plan.duration_s * 1e9)
                 if ended_early or self._decided:
                     end_ns = min(end_ns, time.monotonic_ns())
+                await self._finish_sessions(end_ns + int(plan.finish_s * 1e9))
+                following.cancel()
                 await self._drain(plan.drain_s)
                 watcher.cancel()
-            self._measures.shortages = self._client.shortages - shortages
+            self._measures.shortages = sum(client.shortages for client in self._clients) - shortages
         finally:
             gc.unfreeze()
-            pacing.close()
-            beating.close()
-        meta = {
+            for sleeper in (pacing, beating, self._due_sleeper):
+                sleeper.close()
+        meta: dict[str, Any] = {
             "index": plan.index, "kind": plan.kind, "offered_rps": plan.offered_rps, "concurrency": plan.concurrency,
-            "start_ns": start_ns, "end_ns": end_ns, "scheduled_requests": released,
+            "start_ns": start_ns, "end_ns": end_ns, "scheduled_requests": self._rows,
             "drained_ns": time.monotonic_ns(), "ended_early": ended_early, "decided_early": self._decided,
         }  # fmt: skip
-        return StageResult(meta=meta, measures=self._measures, ids_used=released)
+        if plan.schedule.session is not None:
+            cut = [f"{plan.index}-{session}" for session in self._turns.cut()]
+            meta["sessions"] = {"begun": self._turns.begun, "cut": cut}
+        return StageResult(meta=meta, measures=self._measures, ids_used=self._ids_used)
 
     # -- the two loops ---------------------------------------------------------------------------
 
-    async def _drive_open(self, start_ns: int, sleeper: Sleeper) -> tuple[int, str | None]:
-        schedule = self._plan.schedule
-        scheduled_ns = start_ns + np.round(schedule.scheduled_s * 1e9).astype(np.int64)
+    async def _drive_open(self, start_ns: int, sleeper: Sleeper) -> str | None:
+        first = self._first
+        scheduled_ns = start_ns + np.round(self._plan.schedule.scheduled_s[first] * 1e9).astype(np.int64)
 
-        def release(index: int, now_ns: int) -> None:
-            self._send(index, int(scheduled_ns[index]), now_ns)
+        def release(k: int, now_ns: int) -> None:
+            self._send_first(int(first[k]), int(scheduled_ns[k]), now_ns)
 
-        released = await pace(
-            scheduled_ns, release, lambda: bool(self._stop_reason or self._decided), sleeper
-        )
+        await pace(scheduled_ns, release, lambda: bool(self._stop_reason or self._decided), sleeper)
         if not self._stop_reason:
             await self._sleep_until(start_ns + int(self._plan.duration_s * 1e9))
-        return released, self._stop_reason
+        return self._stop_reason
 
-    async def _drive_closed(self, start_ns: int, sleeper: Sleeper) -> tuple[int, str | None]:
-        plan = self._plan
+    async def _drive_closed(self, start_ns: int, sleeper: Sleeper) -> str | None:
+        plan, first = self._plan, self._first
         end_ns = start_ns + int(plan.duration_s * 1e9)
-        total = len(plan.schedule.scheduled_s)
-        sent = tokens = 0
+        units = plan.schedule.units()  # sessions, or lone requests: a user begins one when the last is over
+        tokens_of = np.bincount(units, plan.schedule.input_tokens + plan.schedule.output_tokens)
+        requests_of = np.bincount(units)
+        begun = sent = tokens = 0
         reason: str | None = None
 
-        def next_request() -> None:
-            nonlocal sent, tokens, reason
+        def next_unit() -> None:
+            nonlocal begun, sent, tokens, reason
             now_ns = time.monotonic_ns()
             if reason or self._stop_reason or self._decided or now_ns >= end_ns:
                 return
-            if sent >= total or (plan.max_requests is not None and sent >= plan.max_requests):
-                reason = (
-                    f"the limit of {plan.max_requests} requests"
-                    if sent < total
-                    else "the schedule is used up"
-                )
+            if begun >= len(first):
+                reason = "the schedule is used up"
                 return
-            need = int(plan.schedule.input_tokens[sent] + plan.schedule.output_tokens[sent])
-            if plan.max_tokens is not None and tokens + need > plan.max_tokens:
+            unit = units[first[begun]]
+            if plan.max_requests is not None and sent + int(requests_of[unit]) > plan.max_requests:
+                reason = f"the limit of {plan.max_requests} requests"
+                return
+            if plan.max_tokens is not None and tokens + int(tokens_of[unit]) > plan.max_tokens:
                 reason = f"the limit of {plan.max_tokens} planned tokens"
                 return
-            index, sent, tokens = sent, sent + 1, tokens + need
-            self._send(index, now_ns, now_ns)
+            index, begun = int(first[begun]), begun + 1
+            sent, tokens = sent + int(requests_of[unit]), tokens + int(tokens_of[unit])
+            self._send_first(index, now_ns, now_ns)
 
         await sleeper.until(start_ns)
         loop = asyncio.get_running_loop()
 
-        def refill(after: RequestRecord) -> None:
+        def refill(status: str) -> None:
             # later, not now: an error that ends at once must neither recurse nor spin on a dead server
-            loop.call_later(
-                max(plan.think_s, DEAD_SERVER_PAUSE_S if after.status == "connect_error" else 0.0),
-                next_request,
-            )
+            pause_s = max(plan.think_s, DEAD_SERVER_PAUSE_S if status == "connect_error" else 0.0)
+            loop.call_later(pause_s, next_unit)
 
         self._refill = refill
         for user in range(plan.concurrency or 1):  # with think time the users come in spread over one pause
-            loop.call_later(plan.think_s * user / (plan.concurrency or 1), next_request)
+            loop.call_later(plan.think_s * user / (plan.concurrency or 1), next_unit)
         while time.monotonic_ns() < end_ns and not (reason or self._stop_reason or self._decided):
             await asyncio.sleep(min(0.05, max((end_ns - time.monotonic_ns()) / 1e9, 0.0)))
         self._refill = None
-        return sent, self._stop_reason or reason
+        return self._stop_reason or reason
+
+    # -- requests that wait for others -------------------------------------------------------------
+
+    async def _follow(self, sleeper: Sleeper) -> None:
+        """Send what became due because answers came, each made ready shortly before."""
+        ready: dict[int, bytes] = {}
+        while True:
+            now_ns = time.monotonic_ns()
+            if not self._due:
+                await sleeper.until(now_ns + 1_000_000_000)
+                continue
+            due_ns, index = self._due[0]
+            if index not in ready and due_ns - now_ns <= TURN_AHEAD_NS:
+                ready[index] = self._requests.make(index, self._target_of(index))
+            elif due_ns <= now_ns:
+                heapq.heappop(self._due)
+                self._send(index, due_ns, now_ns, ready.pop(index))
+                await asyncio.sleep(0)
+            else:
+                await sleeper.until(due_ns - (0 if index in ready else TURN_AHEAD_NS))
+
+    def _answered(self, index: int, exchange: Exchange) -> None:
+        """The last attempt at a request has ended: whoever waited for it goes on, or never will."""
+        record = exchange.record
+        failed = record.status in FAILED_STATUSES
+        if self._requests.wanted(index):
+            self._requests.answered(index, exchange.said(self._plan.keep_reasoning))
+        ended_ns = record.ended_ns or time.monotonic_ns()
+        due, given_up = self._turns.ended(index, ended_ns, failed)
+        if self._closing or record.status == "unfinished":
+            return
+        for later, due_ns in due:
+            heapq.heappush(self._due, (due_ns, later))
+        if due and self._due_sleeper is not None:
+            self._due_sleeper.wake()
+        for later in given_up:  # a row each: they were in the schedule
+            given = self._record(later, ended_ns)
+            given.status, given.ended_ns = "cancelled", ended_ns
+            given.error = f"turn {record.turn} of its session failed"
+            self._live.ended += 1
+            self._on_record(given)
+
+    async def _finish_sessions(self, until_ns: int) -> None:
+        """Play sessions on that have begun, but nothing that is due after ``until_ns``."""
+        while not (self._stop_reason or self._decided) and time.monotonic_ns() < until_ns:
+            waiting = any(self._turns.followed(index) for index in self._in_flight.values()) or (
+                self._retrying and self._plan.schedule.after_start is not None
+            )
+            if not waiting and not (self._due and self._due[0][0] < until_ns):
+                return
+            await asyncio.sleep(0.02)
 
     async def _sleep_until(self, deadline_ns: int) -> None:
         while (left_s := (deadline_ns - time.monotonic_ns()) / 1e9) > 0 and not (
@@ -288,56 +373,73 @@ class StageRunner:
 
     def _prepare(self, count: int) -> None:
         """Make the next requests ready, so that at their deadline they only have to be written."""
-        schedule = self._plan.schedule
-        total = len(schedule.scheduled_s)
         while (
             count > 0
-            and self._prepared < total
+            and self._prepared < len(self._first)
             and len(self._ready) < READY_MAX
             and (self._ready_bytes < READY_MAX_BYTES or not self._ready)
         ):
-            i = self._prepared
-            request = self._make_request(
-                schedule.first_request_id + i * self._plan.id_step,
-                int(schedule.input_tokens[i]),
-                int(schedule.output_tokens[i]),
-            )
+            index = int(self._first[self._prepared])
+            request = self._requests.make(index, self._target_of(index))
             self._ready.append(request)
             self._ready_bytes += len(request)
             self._prepared += 1
             count -= 1
 
-    def _send(self, index: int, scheduled_ns: int, now_ns: int) -> None:
-        schedule = self._plan.schedule
+    def _target_of(self, index: int) -> int:
+        """Which endpoint a request goes to: in turn by its number, or by its session's."""
+        session = self._turns.session_of(index) if self._plan.sticky else None
+        number = self._plan.schedule.request_id(index) if session is None else session
+        return number % len(self._clients)
+
+    def _send_first(self, index: int, scheduled_ns: int, now_ns: int) -> None:
         if not self._ready:
             self._prepare(1)
         request = self._ready.popleft()
         self._ready_bytes -= len(request)
-        record = RequestRecord(
-            request_id=schedule.first_request_id + index * self._plan.id_step,
-            stage=self._plan.index,
-            scheduled_ns=scheduled_ns,
-            status="unfinished",
-            worker=self._worker,
-            target=self._target,
-            dispatched_ns=now_ns,
-            input_tokens_planned=int(schedule.input_tokens[index]),
-            output_tokens_planned=int(schedule.output_tokens[index]),
-        )
-        self._dispatch(record, request)
+        self._send(index, scheduled_ns, now_ns, request)
         self._prepare(2)
 
-    def _dispatch(self, record: RequestRecord, request: bytes) -> None:
-        exchange = Exchange(record, request, self._ended, self._answer)
-        self._in_flight.add(exchange)
+    def _send(self, index: int, scheduled_ns: int, now_ns: int, request: bytes) -> None:
+        record = self._record(index, scheduled_ns)
+        record.dispatched_ns = now_ns
+        self._turns.released(index)
+        self._dispatch(record, request, index)
+
+    def _record(self, index: int, scheduled_ns: int) -> RequestRecord:
+        """The row of a request, as the schedule has it."""
+        schedule = self._plan.schedule
+        self._rows += 1
         self._live.released += 1
+        request_id = schedule.request_id(index)
+        self._ids_used = max(self._ids_used, request_id - schedule.first_request_id + 1)
+        record = record_of(self._plan, index, scheduled_ns)
+        record.worker, record.target = self._worker, self._targets[self._target_of(index)]
+        return record
+
+    def _dispatch(self, record: RequestRecord, request: bytes, index: int) -> None:
+        exchange = Exchange(record, request, self._ended, self._answer)
+        self._in_flight[exchange] = index
+        schedule = self._plan.schedule
+        if self._requests.wanted(index):
+            exchange.listen()
+        if schedule.cancel_after_tokens is not None:
+            exchange.cancel_after_tokens = int(schedule.cancel_after_tokens[index])
+        if schedule.cancel_after_s is not None and schedule.cancel_after_s[index] >= 0:  # NaN: stays
+            self._leave_after(exchange, float(schedule.cancel_after_s[index]))
         most = self._limits.in_flight
         if most is not None and len(self._in_flight) > most:
             exchange.fail("shed", f"{most} requests were in flight", time.monotonic_ns())
         else:
-            self._client.dispatch(exchange)
+            self._clients[self._target_of(index)].dispatch(exchange)
 
-    def _again(self, failed: RequestRecord, request: bytes) -> bool:
+    def _leave_after(self, exchange: Exchange, after_s: float) -> None:
+        why = f"the user left after {after_s:.3g} s"
+        asyncio.get_running_loop().call_later(
+            after_s, lambda: exchange.fail("cancelled", why, time.monotonic_ns())
+        )
+
+    def _again(self, failed: RequestRecord, request: bytes, index: int) -> bool:
         """Plan a further attempt of a request that may be tried again. False: there is none."""
         passing = failed.status in ("connect_error", "reset") or failed.http_status in RETRIED_HTTP
         if not passing or failed.attempt >= self._limits.retries or self._stop_reason:
@@ -350,20 +452,18 @@ class StageRunner:
         def send() -> None:
             self._retrying -= 1
             if not self._stop_reason and not self._closing:
-                again = RequestRecord(
-                    request_id=failed.request_id, stage=failed.stage, scheduled_ns=failed.scheduled_ns, status="unfinished",
-                    attempt=failed.attempt + 1, worker=failed.worker, target=failed.target,
-                    dispatched_ns=time.monotonic_ns(), input_tokens_planned=failed.input_tokens_planned,
-                    output_tokens_planned=failed.output_tokens_planned,
-                )  # fmt: skip
-                self._dispatch(again, request)
+                again = record_of(self._plan, index, failed.scheduled_ns)
+                again.worker, again.target, again.attempt = failed.worker, failed.target, failed.attempt + 1
+                again.dispatched_ns = time.monotonic_ns()
+                self._live.released += 1
+                self._dispatch(again, request, index)
 
         asyncio.get_running_loop().call_later(min(max(pause_s, 0.0), RETRY_PAUSE_MAX_S), send)
         return True
 
     def _ended(self, exchange: Exchange) -> None:
-        self._in_flight.discard(exchange)
-        self._client.forget(exchange)
+        index = self._in_flight.pop(exchange)
+        self._clients[self._target_of(index)].forget(exchange)
         record = exchange.record
         if self._secrets:  # a server may echo them anywhere
             for name in ("error", "finish_reason", "server_request_id"):
@@ -383,9 +483,11 @@ class StageRunner:
             live.failed += 1
         if record.first_token_ns is not None:
             live.ttft_s.append((record.first_token_ns - record.scheduled_ns) / 1e9)
-        again = self._limits.retries and self._again(record, exchange.request)
-        if self._refill is not None and not again:
-            self._refill(record)
+        if self._limits.retries and self._again(record, exchange.request, index):
+            return
+        self._answered(index, exchange)
+        if self._refill is not None and self._turns.over(index):
+            self._refill(record.status)
 
     async def _watch(self) -> None:
         """Give up requests that are past the client's own limits."""
@@ -410,3 +512,17 @@ def _overdue(exchange: Exchange, limits: Limits, now_ns: int) -> str | None:
     if limits.idle_s is not None and now_ns - last_ns > limits.idle_s * 1e9:
         return f"nothing received for {limits.idle_s:g} s"
     return None
+
+
+def record_of(plan: StagePlan, index: int, scheduled_ns: int) -> RequestRecord:
+    """The row of a request of the schedule, before anything has happened to it."""
+    schedule = plan.schedule
+    session = -1 if schedule.session is None else int(schedule.session[index])
+    return RequestRecord(
+        request_id=schedule.request_id(index), stage=plan.index, scheduled_ns=scheduled_ns, status="unfinished",
+        class_=schedule.class_name(index),
+        session_id=f"{plan.index}-{session}" if session >= 0 else None,
+        turn=int(schedule.turn[index]) if session >= 0 and schedule.turn is not None else None,
+        input_tokens_planned=int(schedule.input_tokens[index]),
+        output_tokens_planned=int(schedule.output_tokens[index]),
+    )  # fmt: skip

@@ -14,20 +14,23 @@ import pickle
 import struct
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO, Protocol
 
 from loadgen.answers import ANSWERS
-from loadgen.endpoint import Endpoint
+from loadgen.endpoint import SECRET_MIN, Endpoint
 from loadgen.http import Client, Reuse, Stamps
 from loadgen.protocols import RequestShape
 from loadgen.proxy import Proxy
 from loadgen.records import RequestRecord
-from loadgen.requests import RequestMaker
+from loadgen.requests import ScheduledRequests
 from loadgen.rundir import StreamWriter
 from loadgen.stage import Limits, StagePlan, StageRunner
+from workloads.classes import RequestClass
+from workloads.images import Images
+from workloads.prompt_files import read_prompts
 from workloads.prompts import PromptMaker
 from workloads.tokenizers import load_tokenizer
 
@@ -55,11 +58,19 @@ def _flushed(sink: Sink) -> str | None:
 
 
 @dataclass(frozen=True)
-class Setup:
-    """What every process of a run needs to send the same requests. Travels over a pipe, never to disk."""
+class Route:
+    """The way to one endpoint: its addresses, and the proxy on the way."""
 
     endpoint: Endpoint
     addresses: list[str]
+    proxy: Proxy | None = None
+
+
+@dataclass(frozen=True)
+class Setup:
+    """What every process of a run needs to send the same requests. Travels over a pipe, never to disk."""
+
+    routes: tuple[Route, ...]  # one for each endpoint; of several, requests go round them
     shape: RequestShape
     tokenizer: str
     salt: str
@@ -69,38 +80,54 @@ class Setup:
     limits: Limits
     stamps: Stamps
     reuse: Reuse
-    proxy: Proxy | None = None
+    classes: tuple[RequestClass, ...] = ()
+    planned_histories: bool = False  # of sessions: text of the planned length instead of what was answered
+    prompt_file: str | None = None
+    images: Images | None = None
 
-    def client(self) -> Client:
-        """A client for the endpoint; call it on a running event loop."""
-        return Client(
-            self.endpoint,
-            self.addresses,
-            self.endpoint.ssl_context(),
-            stamps=self.stamps,
-            reuse=self.reuse,
-            proxy=self.proxy,
-        )
+    def clients(self) -> list[Client]:
+        """A client for each endpoint; call it on a running event loop."""
+        return [
+            Client(
+                route.endpoint, route.addresses, route.endpoint.ssl_context(),
+                stamps=self.stamps, reuse=self.reuse, proxy=route.proxy,
+            )
+            for route in self.routes
+        ]  # fmt: skip
 
-    def runner(self, client: Client, stream: Sink, worker: int = 0) -> StageRunner:
+    @property
+    def secrets(self) -> tuple[str, ...]:
+        """What must never be written down."""
+        found = {secret for route in self.routes for secret in route.endpoint.secrets}
+        found |= {value for c in self.classes for _, value in c.headers if len(value) >= SECRET_MIN}
+        return tuple(sorted(found, key=len, reverse=True))
+
+    @property
+    def targets(self) -> tuple[str, ...]:
+        """The endpoints as they stand in the records: host:port."""
+        return tuple(f"{route.endpoint.host}:{route.endpoint.port}" for route in self.routes)
+
+    def runner(self, clients: Sequence[Client], stream: Sink, worker: int = 0) -> StageRunner:
         """A stage runner that makes this run's requests."""
         prompts = PromptMaker(
             load_tokenizer(self.tokenizer), self.salt,
             tokens_per_word=self.tokens_per_word, overhead_tokens=self.overhead_tokens,
         )  # fmt: skip
-        maker, shape = RequestMaker(self.endpoint, prompts, self.run_id, self.proxy), self.shape
+        requests = ScheduledRequests(
+            [(route.endpoint, route.proxy) for route in self.routes], self.shape, prompts, self.run_id,
+            classes=self.classes, planned_histories=self.planned_histories, images=self.images,
+            file=None if self.prompt_file is None else read_prompts(Path(self.prompt_file)),
+        )  # fmt: skip
         return StageRunner(
-            client,
-            lambda request_id, input_tokens, output_tokens: maker.make(
-                shape, request_id, input_tokens, output_tokens
-            ),
+            clients,
+            requests,
             stream.append,
             flush=lambda: _flushed(stream),
             limits=self.limits,
-            target=self.endpoint.url,
-            secrets=self.endpoint.secrets,
+            targets=self.targets,
+            secrets=self.secrets,
             worker=worker,
-            answer=ANSWERS[shape.api],
+            answer=ANSWERS[self.shape.api],
         )
 
 
@@ -157,9 +184,9 @@ async def _serve(setup: Setup, worker: int, stream_path: Path, answers: BinaryIO
             loop.call_soon_threadsafe(commands.put_nowait, ("quit",))
 
     threading.Thread(target=listen, daemon=True).start()
-    client = setup.client()
+    clients = setup.clients()
     with StreamWriter(stream_path) as stream:
-        runner = setup.runner(client, stream, worker)
+        runner = setup.runner(clients, stream, worker)
         stage: asyncio.Task[None] | None = None
         write_message(answers, ("ready",))
         while True:
@@ -181,7 +208,8 @@ async def _serve(setup: Setup, worker: int, stream_path: Path, answers: BinaryIO
                 stage.cancel()
             with contextlib.suppress(asyncio.CancelledError, BrokenPipeError):
                 await stage
-        await client.close()
+        for client in clients:
+            await client.close()
 
 
 async def _run(

@@ -1,6 +1,6 @@
 """Several worker processes behind the face of one: a stage is dealt out, its records are merged.
 
-The global schedule is dealt round-robin by request number, so that every worker's share is the same
+The global schedule is dealt round-robin by session or lone request, so that every worker's share is the same
 process thinned. All workers are prepared before any of them starts, and start at one absolute time.
 A worker that dies is noticed; what it still owed becomes ``unfinished`` and the run goes on.
 """
@@ -23,9 +23,8 @@ import pyarrow.compute as pc
 from loadgen.audit import Measures
 from loadgen.records import RequestRecord
 from loadgen.rundir import read_stream
-from loadgen.stage import Live, StagePlan, StageResult
+from loadgen.stage import Live, StagePlan, StageResult, record_of
 from loadgen.worker import Setup, pack_message, unpack_length, unpack_message
-from workloads.schedule import Schedule
 
 START_TIMEOUT_S = 30.0
 LEAD_S = 0.1  # between the last "prepared" and the first deadline
@@ -164,7 +163,7 @@ class Workers:
             on_start(start_ns)
         for worker, _ in dealt:
             worker.tell("go", start_ns)
-        patience_s = LEAD_S + plan.duration_s + plan.drain_s + GRACE_S
+        patience_s = LEAD_S + plan.duration_s + plan.finish_s + plan.drain_s + GRACE_S
         answers = await asyncio.gather(*(worker.hear("done", patience_s) for worker, _ in dealt))
         results = [
             answer[0] if answer is not None else await self._bury(worker, share, start_ns)
@@ -174,7 +173,7 @@ class Workers:
         for result in results:
             measures.merge(result.measures)
         most = max(result.ids_used for result in results)
-        return StageResult(_merge(plan, start_ns, [r.meta for r in results]), measures, most * len(dealt))
+        return StageResult(_merge(plan, start_ns, [r.meta for r in results]), measures, most)
 
     async def _bury(self, worker: _Worker, share: StagePlan, start_ns: int) -> StageResult:
         """A worker is dead or does not answer: write down what it owes."""
@@ -183,20 +182,23 @@ class Workers:
         why = f"worker {worker.number} died (exit status {worker.process.returncode})"
         self.lost.append(f"{why} in stage {share.index}")
         table = read_stream(worker.stream)
-        recorded = set(table.filter(pc.equal(table["stage"], share.index))["request_id"].to_pylist())
+        here = table.filter(pc.equal(table["stage"], share.index))
+        recorded = dict(zip(here["request_id"].to_pylist(), here["ended_ns"].to_pylist(), strict=True))
         now_ns = time.monotonic_ns()
-        owed = 0
-        for record in _owed(share, start_ns, now_ns):
-            owed += 1
-            if record.request_id not in recorded:
-                record.worker, record.error, record.target = worker.number, why, self._setup.endpoint.url
-                self._on_record(record)
-        meta = {
-            "scheduled_requests": owed if share.kind == "open" else len(recorded),
+        owed = _owed(share, start_ns, now_ns, recorded)
+        for record in owed:
+            record.worker, record.error, record.target = worker.number, why, self._setup.targets[0]
+            self._on_record(record)
+        schedule = share.schedule
+        meta: dict[str, Any] = {
+            "scheduled_requests": len(owed) + len(recorded),
             "end_ns": start_ns + int(share.duration_s * 1e9), "drained_ns": now_ns, "ended_early": self._stop_reason,
             "decided_early": None,
         }  # fmt: skip
-        return StageResult(meta, Measures(), len(share.schedule))
+        if schedule.session is not None:
+            meta["sessions"] = _sessions_of(share, recorded, owed)
+        used = schedule.request_id(len(schedule) - 1) - schedule.first_request_id + 1 if len(schedule) else 0
+        return StageResult(meta, Measures(), used)
 
     async def _end(self, worker: _Worker) -> None:
         if worker.process.returncode is None:
@@ -216,15 +218,13 @@ class Workers:
 
 
 def deal(plan: StagePlan, workers: int) -> list[StagePlan]:
-    """Shares of a stage, one for each worker: request i goes to worker i mod N, so do virtual users and budgets."""
+    """Shares of a stage, one for each worker: the k-th session or lone request goes to worker k mod N, and so do
+    virtual users and budgets."""
     schedule, shares = plan.schedule, []
+    units = schedule.units()
     for k in range(workers):
-        share = Schedule(
-            schedule.scheduled_s[k::workers], schedule.input_tokens[k::workers], schedule.output_tokens[k::workers],
-            schedule.first_request_id + k,
-        )  # fmt: skip
         shares.append(dataclasses.replace(
-            plan, schedule=share, id_step=workers,
+            plan, schedule=schedule.take(np.flatnonzero(units % workers == k)),
             offered_rps=None if plan.offered_rps is None else plan.offered_rps / workers,
             concurrency=_share(plan.concurrency, k, workers),
             max_requests=_share(plan.max_requests, k, workers), max_tokens=_share(plan.max_tokens, k, workers),
@@ -236,24 +236,49 @@ def _share(total: int | None, k: int, workers: int) -> int | None:
     return None if total is None else total // workers + (k < total % workers)
 
 
-def _owed(share: StagePlan, start_ns: int, now_ns: int) -> list[RequestRecord]:
-    """Rows for every request of an open share that was due; of a closed one nothing is known."""
+def _owed(share: StagePlan, start_ns: int, now_ns: int, recorded: dict[int, int]) -> list[RequestRecord]:
+    """Rows for every request of an open share that was due and has none; of a closed one nothing is known.
+
+    ``recorded``: the end of each request that has a row. One that waits for others was due when all of those have one.
+    """
+    schedule = share.schedule
+    rows: list[RequestRecord] = []
     if share.kind == "closed":
-        return []
-    scheduled_ns = start_ns + np.round(share.schedule.scheduled_s * 1e9).astype(np.int64)
-    return [
-        RequestRecord(
-            request_id=share.schedule.first_request_id + i * share.id_step, stage=share.index,
-            scheduled_ns=int(due_ns), status="unfinished", ended_ns=now_ns,
-            input_tokens_planned=int(share.schedule.input_tokens[i]), output_tokens_planned=int(share.schedule.output_tokens[i]),
-        )
-        for i, due_ns in enumerate(scheduled_ns) if due_ns <= now_ns
-    ]  # fmt: skip
+        return rows
+    scheduled_ns = start_ns + np.round(schedule.scheduled_s * 1e9).astype(np.int64)
+    for i, due_ns in enumerate(scheduled_ns.tolist()):
+        if schedule.request_id(i) in recorded:
+            continue
+        if schedule.after is not None and schedule.after_start is not None and schedule.think_s is not None:
+            waited = schedule.after[schedule.after_start[i] : schedule.after_start[i + 1]].tolist()
+            ends = [recorded[number] for k in waited if (number := schedule.request_id(k)) in recorded]
+            if len(ends) < len(waited):
+                continue
+            due_ns = max(ends) + round(float(schedule.think_s[i]) * 1e9) if ends else due_ns
+        if due_ns <= now_ns:
+            record = record_of(share, i, due_ns)
+            record.ended_ns = now_ns
+            rows.append(record)
+    return rows
+
+
+def _sessions_of(share: StagePlan, recorded: dict[int, int], owed: list[RequestRecord]) -> dict[str, Any]:
+    """A dead worker's part of the stage's ``sessions``: those that have begun and lack a row, or owe one, were cut."""
+    schedule = share.schedule
+    assert schedule.session is not None
+    has = np.array([schedule.request_id(i) in recorded for i in range(len(schedule))], dtype=bool)
+    begun = set(schedule.session[has].tolist())
+    lacking = set(schedule.session[~has].tolist())
+    begun_ids = {f"{share.index}-{session}" for session in begun} | {str(r.session_id) for r in owed}
+    return {
+        "begun": len(begun_ids),
+        "cut": sorted(name for name in begun_ids if int(name.split("-")[1]) in lacking),
+    }
 
 
 def _merge(plan: StagePlan, start_ns: int, metas: list[dict[str, Any]]) -> dict[str, Any]:
     """The stage's object in run.json from those of its shares."""
-    return {
+    merged: dict[str, Any] = {
         "index": plan.index, "kind": plan.kind, "offered_rps": plan.offered_rps, "concurrency": plan.concurrency,
         "start_ns": start_ns, "end_ns": max(m["end_ns"] for m in metas),
         "scheduled_requests": sum(m["scheduled_requests"] for m in metas),
@@ -261,3 +286,9 @@ def _merge(plan: StagePlan, start_ns: int, metas: list[dict[str, Any]]) -> dict[
         "ended_early": next((m["ended_early"] for m in metas if m["ended_early"]), None),
         "decided_early": next((m["decided_early"] for m in metas if m["decided_early"]), None),
     }  # fmt: skip
+    parts = [m["sessions"] for m in metas if "sessions" in m]
+    if parts:
+        merged["sessions"] = {
+            "begun": sum(p["begun"] for p in parts), "cut": sorted(name for p in parts for name in p["cut"]),
+        }  # fmt: skip
+    return merged

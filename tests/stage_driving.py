@@ -36,6 +36,25 @@ def schedule_at(times_s: Sequence[float], output_tokens: int = 4, first_request_
     )
 
 
+class Made:
+    """Requests from a function of (request id, output tokens); nobody goes on with their answers."""
+
+    def __init__(self, make: Callable[[int, int], bytes]) -> None:
+        self._make = make
+
+    def prepare(self, schedule: Schedule) -> None:
+        self._schedule = schedule
+
+    def make(self, index: int, target: int) -> bytes:
+        return self._make(self._schedule.request_id(index), int(self._schedule.output_tokens[index]))
+
+    def wanted(self, index: int) -> bool:
+        return False
+
+    def answered(self, index: int, text: str) -> None:
+        raise AssertionError("nobody asked")
+
+
 def request_bytes(endpoint: Endpoint, output_tokens: int, fault: str = "ok", model: str = "m") -> bytes:
     body = RequestShape("chat", model).body("Hello", output_tokens)
     head = f"X-Fault: {fault}\r\nContent-Length: {len(body)}\r\n\r\n"
@@ -57,8 +76,8 @@ async def run_stage(
     client = Client(endpoint, endpoint.addresses(), context or endpoint.ssl_context())
     emitted: list[RequestRecord] = []
     runner = StageRunner(
-        client,
-        lambda i, _, output: request_bytes(endpoint, output, faults(i) if faults else "ok"),
+        [client],
+        Made(lambda i, output: request_bytes(endpoint, output, faults(i) if faults else "ok")),
         emitted.append,
         limits=limits or Limits(),
     )

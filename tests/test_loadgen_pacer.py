@@ -10,7 +10,7 @@ import pytest
 from fault_server import FaultServer
 from hypothesis import given
 from hypothesis import strategies as st
-from stage_driving import Driven, check_complete, on_loop, run_stage, schedule_at
+from stage_driving import Driven, Made, check_complete, on_loop, run_stage, schedule_at
 
 from loadgen.pacer import YIELD_EVERY, Sleeper, due_count, pace
 
@@ -218,7 +218,9 @@ def test_a_stopped_stage_ends_soon_with_what_was_in_flight_unfinished() -> None:
         endpoint = parse_endpoint(url)
         client = Client(endpoint, endpoint.addresses(), None)
         records: list[RequestRecord] = []
-        runner = StageRunner(client, lambda i, a, b: request_bytes(endpoint, b, "stall"), records.append)
+        runner = StageRunner(
+            [client], Made(lambda _, output: request_bytes(endpoint, output, "stall")), records.append
+        )
         asyncio.get_running_loop().call_later(0.4, runner.stop, "interrupted")
         began = time.monotonic()
         plan = StagePlan(0, "open", schedule_at([i * 0.01 for i in range(6000)]), 60.0, offered_rps=100.0)

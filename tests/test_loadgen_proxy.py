@@ -18,7 +18,7 @@ from loadgen.http import Client
 from loadgen.protocols import RequestShape
 from loadgen.proxy import Proxy, proxy_for
 from loadgen.records import RequestRecord
-from loadgen.requests import RequestMaker
+from loadgen.requests import ScheduledRequests
 from loadgen.stage import StagePlan, StageRunner
 from workloads.prompts import PromptMaker
 from workloads.tokenizers import load_tokenizer
@@ -69,11 +69,10 @@ async def through(
     server = await asyncio.start_server(proxy.serve, "127.0.0.1", 0)
     named = Proxy("127.0.0.1", server.sockets[0].getsockname()[1], SECRET)
     client = Client(endpoint, [], context, proxy=named)
-    maker = RequestMaker(endpoint, PromptMaker(load_tokenizer("words"), "s"), "run", named)
+    prompts = PromptMaker(load_tokenizer("words"), "s")
+    requests = ScheduledRequests([(endpoint, named)], RequestShape("chat", "m"), prompts, "run")
     records: list[RequestRecord] = []
-    runner = StageRunner(
-        client, lambda i, a, b: maker.make(RequestShape("chat", "m"), i, a, b), records.append
-    )
+    runner = StageRunner([client], requests, records.append)
     await runner.run(StagePlan(0, "open", schedule_at([0.0, 0.01, 0.02]), 0.1, offered_rps=1.0, drain_s=5))
     await client.close()
     server.close()

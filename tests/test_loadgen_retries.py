@@ -5,7 +5,7 @@ from collections import Counter
 from itertools import pairwise
 
 import pytest
-from stage_driving import request_bytes, schedule_at
+from stage_driving import Made, request_bytes, schedule_at
 
 from loadgen.endpoint import parse_endpoint
 from loadgen.http import Client
@@ -43,7 +43,7 @@ def drive(
         client = Client(endpoint, endpoint.addresses(), None)
         records: list[RequestRecord] = []
         runner = StageRunner(
-            client, lambda *_: request_bytes(endpoint, 4), records.append, limits=Limits(**limits)
+            [client], Made(lambda *_: request_bytes(endpoint, 4)), records.append, limits=Limits(**limits)
         )
         if concurrency is None:
             plan = StagePlan(

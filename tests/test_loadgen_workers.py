@@ -17,7 +17,7 @@ from loadgen.generator import Generator
 from loadgen.protocols import RequestShape
 from loadgen.rundir import RunWriter, load_run
 from loadgen.stage import Limits, StagePlan
-from loadgen.worker import Setup
+from loadgen.worker import Route, Setup
 from loadgen.workers import deal
 from simulator.launch import Started, start_in_process
 from workloads.profile import load_workload
@@ -33,7 +33,7 @@ def server() -> Iterator[Started]:
 def setup_for(server: Started) -> Setup:
     endpoint = parse_endpoint(server.url)
     return Setup(
-        endpoint=endpoint, addresses=endpoint.addresses(), shape=RequestShape("chat", server.model), tokenizer="words",
+        routes=(Route(endpoint, endpoint.addresses()),), shape=RequestShape("chat", server.model), tokenizer="words",
         salt="s", tokens_per_word=1.0, overhead_tokens=8, run_id="test", limits=Limits(), stamps="read", reuse="pool",
     )  # fmt: skip
 
@@ -45,9 +45,9 @@ def run_stages(
 
     async def main() -> tuple[list[Any], str | None]:
         setup = setup_for(server)
-        client = setup.client()
+        clients = setup.clients()
         with RunWriter(path, {"stages": []}) as writer:
-            generator = Generator(setup, client, writer, writer.worker_stream)
+            generator = Generator(setup, clients, writer, writer.worker_stream)
             results = []
             for plan in plans:
                 killer = (
@@ -61,7 +61,7 @@ def run_stages(
                     await killer
             lost = generator.take_lost()
             await generator.close()
-            await client.close()
+            await clients[0].close()
             writer.finish()
         return results, lost
 
@@ -158,7 +158,7 @@ def test_deal_thins_the_schedule() -> None:
     schedule = Schedule(np.arange(n, dtype=float), np.arange(n) + 1, np.arange(n) + 11, first_request_id=100)
     plan = StagePlan(0, "open", schedule, 7.0, offered_rps=1.0, max_requests=5, max_tokens=101)
     shares = deal(plan, 3)
-    ids = [[s.schedule.first_request_id + i * s.id_step for i in range(len(s.schedule))] for s in shares]
+    ids = [[s.schedule.request_id(i) for i in range(len(s.schedule))] for s in shares]
     assert ids == [[100, 103, 106], [101, 104], [102, 105]]
     assert [list(s.schedule.scheduled_s) for s in shares] == [[0, 3, 6], [1, 4], [2, 5]]
     assert [s.max_requests for s in shares] == [2, 2, 1]

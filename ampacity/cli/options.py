@@ -210,7 +210,7 @@ Tokenizer = Annotated[
     str | None,
     typer.Option(
         "--tokenizer",
-        help="words (calibrated against the server), cl100k_base, o200k_base or hf:PATH. Default: words.",
+        help="words or none (no vocabulary; calibrated by the server's usage), server (its own /tokenize), cl100k_base, o200k_base or hf:PATH. Default: words.",
         rich_help_panel=_WORKLOAD,
     ),
 ]
@@ -347,11 +347,38 @@ Retries = Annotated[
     ),
 ]
 
+Prompts = Annotated[
+    Path | None,
+    typer.Option(
+        "--prompts",
+        metavar="FILE",
+        help="Real prompts: JSONL with messages, OpenAI batch lines or ShareGPT conversations, or a .txt with one a line.",
+        rich_help_panel=_WORKLOAD,
+    ),
+]
+Salt = Annotated[
+    str | None,
+    typer.Option(
+        "--salt",
+        metavar="TEXT",
+        help="Fixes the texts of the prompts. Default: others in each run, so that no cache knows them.",
+        rich_help_panel=_WORKLOAD,
+    ),
+]
+Sticky = Annotated[
+    bool | None,
+    typer.Option(
+        "--sticky",
+        help="With several URLs, parted by commas: a session stays with one. Default: requests go round.",
+        rich_help_panel=_TARGET,
+    ),
+]
+
 SHARED: dict[str, tuple[Any, None]] = {  # defaults are those of make_settings, so that a flag beats a run file
     "model": (Model, None), "api": (ApiName, None), "api_key_env": (ApiKeyEnv, None), "header": (Header, None),
     "extra_body": (ExtraBody, None), "lock": (Lock, None), "metrics_url": (MetricsUrl, None),
     "workload": (WorkloadName, None), "input_tokens": (InputTokens, None), "output_tokens": (OutputTokens, None),
-    "tokenizer": (Tokenizer, None),
+    "tokenizer": (Tokenizer, None), "prompts": (Prompts, None), "salt": (Salt, None), "sticky": (Sticky, None),
     "rates": (Rates, None), "concurrency": (Concurrency, None), "duration": (Duration, None), "arrivals": (Arrivals, None),
     "think_time": (ThinkTime, None), "warmup": (Warmup, None), "seed": (Seed, None),
     "max_requests": (MaxRequests, None), "max_tokens": (MaxTokens, None), "timeout": (Timeout, None),
@@ -368,26 +395,33 @@ VIRTUAL = (  # what a run without a wire has use for
 
 
 def shares(names: tuple[str, ...]) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Give a command the shared options ``names``; its parameter ``raw`` gets all that were given another value.
+    """Give a command the shared options ``names``; its parameter ``raw`` gets all that were given another value."""
+    return gathers(
+        "raw",
+        [
+            Parameter(name, Parameter.KEYWORD_ONLY, annotation=SHARED[name][0], default=SHARED[name][1])
+            for name in names
+        ],
+    )
+
+
+def gathers(into: str, options: list[Parameter]) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Give a command further options; its parameter ``into`` gets a dict of those that have a value.
 
     Typer reads the options from the signature, hence the new one.
     """
 
     def decorate(command: Callable[..., None]) -> Callable[..., None]:
-        own = [p for p in signature(command, eval_str=True).parameters.values() if p.name != "raw"]
-        shared = [
-            Parameter(name, Parameter.KEYWORD_ONLY, annotation=SHARED[name][0], default=SHARED[name][1])
-            for name in names
-        ]
+        own = [p for p in signature(command, eval_str=True).parameters.values() if p.name != into]
 
         @wraps(command)
-        def with_shared(**given: Any) -> None:
-            raw = {name: given[name] for name in names if given[name] not in (None, [])}
-            command(raw=raw, **{p.name: given[p.name] for p in own})
+        def with_options(**given: Any) -> None:
+            gathered = {p.name: given[p.name] for p in options if given[p.name] not in (None, [])}
+            command(**{into: gathered}, **{p.name: given[p.name] for p in own})
 
-        parameters = [p.replace(kind=Parameter.KEYWORD_ONLY) for p in own]
-        with_shared.__signature__ = Signature([*parameters, *shared])  # type: ignore[attr-defined]
-        with_shared.__annotations__ = {p.name: p.annotation for p in [*parameters, *shared]}
-        return with_shared
+        parameters = [*(p.replace(kind=Parameter.KEYWORD_ONLY) for p in own), *options]
+        with_options.__signature__ = Signature(parameters)  # type: ignore[attr-defined]
+        with_options.__annotations__ = {p.name: p.annotation for p in parameters}
+        return with_options
 
     return decorate

@@ -34,16 +34,20 @@ from loadgen.host import OWN_FILES, raise_open_files_limit, room_for_connections
 from loadgen.http import Client
 from loadgen.probe import Probe, ask, calibrate, choose_model, find_dialect, look
 from loadgen.protocols import RequestShape
-from loadgen.proxy import Proxy, proxy_for
+from loadgen.proxy import proxy_for
+from loadgen.records import RequestRecord
 from loadgen.requests import RequestMaker
 from loadgen.rundir import RunWriter, check_new
 from loadgen.stage import StagePlan
 from loadgen.telemetry import Telemetry
-from loadgen.worker import Setup
+from loadgen.token_census import SLOWEST_S, census_by_tokenize, census_by_usage
+from loadgen.worker import Route, Setup
+from workloads.profile import Workload
 from workloads.prompts import PromptMaker
 from workloads.replay import prepare
 from workloads.schedule import Schedule, closed_schedule, open_schedule, trace_schedule
-from workloads.tokenizers import load_tokenizer
+from workloads.schedule_file import read_schedule
+from workloads.tokenizers import WORD_TOKENIZERS, load_tokenizer
 from workloads.traces import Trace, read_trace
 
 DRAIN_MIN_S = 5.0
@@ -74,7 +78,7 @@ class Rig:
         self._trace = trace
         self.settings = settings
         self.probe = probe
-        self.typical_e2e_s = _e2e_s(probe)
+        self.typical_e2e_s = _e2e_s(probe.record)
         self._writer = writer
         self._generator = generator
         self._workers_wanted = settings.workers or 1
@@ -129,9 +133,14 @@ class Rig:
         """Replay the trace of the settings as one open stage."""
         assert self._trace is not None
         trace = self._trace
-        schedule = trace_schedule(
-            trace, time_scale=self.settings.time_scale, first_request_id=self._first_request_id
-        )
+        how: dict[str, Any] = {
+            "time_scale": self.settings.time_scale,
+            "first_request_id": self._first_request_id,
+        }
+        if trace.as_schedule and self.settings.trace is not None:
+            schedule = read_schedule(self.settings.trace, **how)
+        else:
+            schedule = trace_schedule(trace, **how)
         span_s = float(schedule.scheduled_s[-1]) if len(schedule) else 0.0
         duration_s = span_s + span_s / max(len(schedule) - 1, 1)  # one mean gap after the last arrival
         return await self._run(
@@ -168,6 +177,7 @@ class Rig:
             index=len(self.stages), kind="open" if kind == "open" else "closed", schedule=schedule, duration_s=duration_s,
             offered_rps=offered_rps, concurrency=concurrency, max_requests=self._left_requests,
             max_tokens=self._left_tokens, think_s=self.settings.think_s, drain_s=self._drain_s(),
+            sticky=self.settings.sticky, **_session_rules(self.settings.workload),
         )  # fmt: skip
         with self._progress.stage(self._generator, plan):
             result = await self._generator.run(
@@ -265,7 +275,8 @@ async def conduct(
     endpoint = settings.endpoint
     out = out_path(settings, experiment)
     check_new(out)
-    addresses, proxy = _route(endpoint)
+    routes = tuple(_route(target) for target in (endpoint, *settings.replicas))
+    addresses, proxy = routes[0].addresses, routes[0].proxy
     raise_open_files_limit()
     _check_open_files(settings)
     trace = None
@@ -275,21 +286,15 @@ async def conduct(
         for note in trace.notes:
             progress.note(note)
     tokenizer = load_tokenizer(settings.tokenizer)
-    client = Client(
-        endpoint,
-        addresses,
-        endpoint.ssl_context(),
-        stamps=settings.timestamps,
-        reuse=settings.connections,
-        proxy=proxy,
-    )
+    clients: list[Client] = []
     try:
         async with aiohttp.ClientSession(trust_env=proxy is not None) as session:
-            run_id, salt = secrets.token_hex(6), secrets.token_hex(8)
+            run_id, salt = secrets.token_hex(6), settings.salt or secrets.token_hex(8)
+            clients = [_client(settings, route) for route in routes]
             probe = await _probe(
                 settings,
                 session,
-                client,
+                clients[0],
                 RequestMaker(endpoint, PromptMaker(tokenizer, f"{salt}-probe"), f"{run_id}-probe", proxy),
                 trace,
             )
@@ -297,14 +302,19 @@ async def conduct(
                 progress.note(note)
             if not addresses or not is_loopback(addresses):
                 progress.note(announcement(settings, trace))
+            for replica in settings.replicas:
+                await look(session, replica)  # raises where there is nothing
             setup = Setup(
-                endpoint=endpoint, addresses=addresses, shape=probe.shape, tokenizer=settings.tokenizer, salt=salt,
+                routes=routes, shape=probe.shape, tokenizer=settings.tokenizer, salt=salt,
                 tokens_per_word=probe.calibration.tokens_per_word, overhead_tokens=probe.calibration.overhead_tokens,
-                run_id=run_id, limits=settings.limits, stamps=settings.timestamps, reuse=settings.connections, proxy=proxy,
+                run_id=run_id, limits=settings.limits, stamps=settings.timestamps, reuse=settings.connections,
+                prompt_file=settings.workload.prompts.file.path if settings.workload.prompts else None,
+                classes=settings.workload.classes, images=settings.workload.images,
+                planned_histories=not _answers_told(settings.workload),
             )  # fmt: skip
             meta = run_meta(settings, probe, run_id, salt, experiment, command_line, trace)
             with RunWriter(out, meta) as writer:
-                generator = Generator(setup, client, writer, writer.worker_stream)
+                generator = Generator(setup, clients, writer, writer.worker_stream)
                 own = f"{endpoint.root}/metrics"  # the API key is for this page only
                 pages: dict[str, dict[str, str]] = {url: {} for url in settings.metrics_urls}
                 pages[own] = endpoint.all_headers()
@@ -323,7 +333,8 @@ async def conduct(
                 writer.meta.update(status=status, status_reason=reason, ended_utc=utc_now())
                 writer.finish(telemetry.table())
     finally:
-        await client.close()
+        for client in clients:
+            await client.close()
     return out
 
 
@@ -337,7 +348,7 @@ def _check_open_files(settings: Settings) -> None:
         )
 
 
-def _route(endpoint: Endpoint) -> tuple[list[str], Proxy | None]:
+def _route(endpoint: Endpoint) -> Route:
     """The endpoint's addresses, and the proxy on the way; behind a proxy the name need not resolve here."""
     try:
         addresses = endpoint.addresses()
@@ -345,8 +356,35 @@ def _route(endpoint: Endpoint) -> tuple[list[str], Proxy | None]:
         proxy = proxy_for(endpoint, [])
         if proxy is None:
             raise
-        return [], proxy
-    return addresses, proxy_for(endpoint, addresses)
+        return Route(endpoint, [], proxy)
+    return Route(endpoint, addresses, proxy_for(endpoint, addresses))
+
+
+def _session_rules(workload: Workload) -> dict[str, Any]:
+    """What a stage does with sessions."""
+    sessions = workload.sessions
+    if sessions is None:
+        return {}
+    return {
+        "finish_s": sessions.finish_s, "end_on_failure": sessions.on_failed_turn == "end",
+        "keep_reasoning": sessions.keep_reasoning,
+    }  # fmt: skip
+
+
+def _client(settings: Settings, route: Route) -> Client:
+    return Client(
+        route.endpoint,
+        route.addresses,
+        route.endpoint.ssl_context(),
+        stamps=settings.timestamps,
+        reuse=settings.connections,
+        proxy=route.proxy,
+    )
+
+
+def _answers_told(workload: Workload) -> bool:
+    """Whether histories have what the server answered."""
+    return workload.sessions is None or workload.sessions.history == "answers"
 
 
 async def _probe(
@@ -361,8 +399,13 @@ async def _probe(
     send = maker.numbered
     shape, short, notes = await find_dialect(client, endpoint, shape, served, send)
     calibration, record = await calibrate(client, shape, short, send)
-    if settings.tokenizer != "words" and calibration.measured:
-        calibration = replace(calibration, tokens_per_word=1.0)  # a vocabulary's own count is exact
+    if settings.tokenizer not in WORD_TOKENIZERS:
+        if calibration.measured:
+            calibration = replace(calibration, tokens_per_word=1.0)  # a vocabulary's own count is exact
+    elif settings.tokenizer == "server":
+        calibration = await census_by_tokenize(session, endpoint, shape.model, calibration)
+    elif calibration.measured and calibration.tokens_per_word != 1 and _e2e_s(short) <= SLOWEST_S:
+        calibration = await census_by_usage(client, shape, calibration, served.max_model_len, maker.saying)
     lengths = _typical_lengths(settings, trace)
     typical = await ask(client, shape.api, send(shape, *lengths))
     return Probe(served, shape, calibration, typical if typical.status == "ok" else record, tuple(notes))
@@ -392,8 +435,7 @@ def _all_failed(table: pa.Table, stage: int) -> tuple[str, str] | None:
     return "aborted", f"every request of stage {stage} failed, first with {status}: {error}"
 
 
-def _e2e_s(probe: Probe) -> float:
-    record = probe.record
+def _e2e_s(record: RequestRecord) -> float:
     if record.started_ns is None or record.ended_ns is None:
         return 1.0
     return max((record.ended_ns - record.started_ns) / 1e9, 1e-3)

@@ -1,0 +1,109 @@
+"""What is said in a session: each request's messages, grown from those before it and from what was answered.
+
+A conversation is kept as the JSON of its messages, so that a long history costs a copy and no encoding.
+"""
+
+from __future__ import annotations
+
+import msgspec
+import numpy as np
+
+from workloads.prompt_files import PromptFile
+from workloads.prompts import PromptMaker
+from workloads.schedule import Schedule
+
+NO_ANSWER = "(no answer)"  # stands in the history for a turn that failed
+_ANSWER_KEY = 1 << 96  # request numbers of planned answers: theirs is text of its own
+
+
+def message(role: str, content: object) -> bytes:
+    """One message as JSON; ``content`` is text, or a list of parts."""
+    return msgspec.json.encode({"role": role, "content": content})
+
+
+class Conversations:
+    """The conversations of one stage. What nobody goes on with is not kept."""
+
+    def __init__(
+        self, prompts: PromptMaker, schedule: Schedule, *, planned: bool = False, system_role: str = "system",
+        file: PromptFile | None = None,
+    ) -> None:  # fmt: skip
+        """``planned``: histories have text of the planned length instead of what the server answered.
+
+        ``file`` has the messages of requests with an ``entry``.
+        """
+        self._file = file
+        self._prompts = prompts
+        self._schedule = schedule
+        self._planned = planned
+        self._system_role = system_role
+        self._told: dict[int, bytes] = {}  # all messages of a request, comma between them
+        self._answers: dict[int, str] = {}
+        continues = schedule.continues
+        assert continues is not None
+        self._continued = set(continues[continues >= 0].tolist())
+        self._joined: set[int] = set()
+        if schedule.after is not None and schedule.after_start is not None:
+            goes_on = np.repeat(continues, np.diff(schedule.after_start))
+            self._joined = set(schedule.after[(goes_on >= 0) & (goes_on != schedule.after)].tolist())
+
+    def messages(self, index: int) -> bytes:
+        """The messages of a request, without brackets."""
+        schedule, prompts = self._schedule, self._prompts
+        assert schedule.continues is not None
+        assert schedule.new_tokens is not None
+        before, request_id = int(schedule.continues[index]), schedule.request_id(index)
+        given = self._given(index)
+        if before < 0 and given:
+            told = b",".join(given)
+        elif before < 0:
+            shared = schedule.shared.of(index) if schedule.shared is not None else []
+            common, own = prompts.parts(request_id, int(schedule.input_tokens[index]), shared)
+            told = b",".join(
+                message(role, text) for role, text in ((self._system_role, common), ("user", own)) if text
+            )
+        else:
+            helpers = [k for k in self._after(index) if k != before]
+            said = [message("user", self._answers.pop(k, "") or NO_ANSWER) for k in helpers] or given
+            if not said:
+                tokens = prompts.own_tokens(int(schedule.new_tokens[index]))
+                said.append(message("user", prompts.text(request_id, tokens)))
+            answer = message("assistant", self._answers.pop(before, "") or NO_ANSWER)
+            told = b",".join([self._told.pop(before), answer, *said])
+        if index in self._continued:
+            self._told[index] = told
+        return told
+
+    def _given(self, index: int) -> list[bytes]:
+        """The messages that a prompt file has for this turn."""
+        entry = -1 if self._schedule.entry is None else int(self._schedule.entry[index])
+        if entry < 0 or self._file is None or self._schedule.turn is None:
+            return []
+        return [msgspec.json.encode(m) for m in self._file.turn(entry, int(self._schedule.turn[index]))]
+
+    def answered(self, index: int, text: str) -> None:
+        """Remember the answer of a request, where it will be needed."""
+        if index not in self._continued and index not in self._joined:
+            return
+        if self._planned:
+            tokens = self._prompts.own_tokens(int(self._schedule.output_tokens[index]))
+            text = self._prompts.text(self._schedule.request_id(index) + _ANSWER_KEY, tokens)
+        self._answers[index] = text
+
+    def forget(self, index: int) -> None:
+        """A request that will never be sent, or that nobody will go on with."""
+        self._told.pop(index, None)
+        self._answers.pop(index, None)
+
+    def wanted(self, index: int) -> bool:
+        """Whether what the server answers to this request is going to be told again."""
+        return not self._planned and (index in self._continued or index in self._joined)
+
+    def _after(self, index: int) -> list[int]:
+        schedule = self._schedule
+        assert schedule.after is not None
+        assert schedule.after_start is not None
+        found: list[int] = schedule.after[
+            schedule.after_start[index] : schedule.after_start[index + 1]
+        ].tolist()
+        return found
