@@ -39,7 +39,10 @@ class Ramp:
         """The root of a t + (b - a) t^2 / 2T = s, with a and b scaled to mean 1."""
         mean = (self.start + self.end) / 2
         a, slope = self.start / mean, (self.end - self.start) / mean / duration_s
-        return duration_s, lambda s: 2 * s / (a + np.sqrt(np.maximum(a * a + 2 * slope * s, 0)))
+        return (
+            duration_s,
+            lambda s: 2 * s / np.maximum(a + np.sqrt(np.maximum(a * a + 2 * slope * s, 0)), 1e-300),
+        )
 
 
 @dataclass(frozen=True)
