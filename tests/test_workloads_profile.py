@@ -56,7 +56,7 @@ def test_every_archetype_names_its_source_and_samples_as_described(name: str) ->
     described = json.loads(json.dumps(workload.describe(), allow_nan=False))
     assert described["name"] == name
     assert described["source"]
-    assert described["arrivals"] == "poisson"
+    assert described["arrivals"] == ("constant" if name == "batch" else "poisson")
     sample = workload.input_tokens.sample(np.random.default_rng(1), 50_000)
     assert np.quantile(sample, 0.5) == pytest.approx(described["input_tokens"]["p50"], rel=0.03)
     assert sample.mean() == pytest.approx(described["input_tokens"]["mean"], rel=0.03)
@@ -117,5 +117,5 @@ def test_unreadable_files_and_unknown_names(tmp_path: Path) -> None:
     (tmp_path / "bytes.yaml").write_bytes(b"\xff\xfe\x00")
     with pytest.raises(WorkloadError, match="no YAML"):
         load_workload(str(tmp_path / "bytes.yaml"))
-    with pytest.raises(WorkloadError, match=r"did you mean chat\?\): use one of chat, chat-short, code, rag"):
+    with pytest.raises(WorkloadError, match=r"did you mean chat\?\): use one of chat, chat-short, code, rea"):
         load_workload("chatt")

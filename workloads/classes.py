@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from workloads.lengths import Lengths
+from workloads.lengths import Lengths, fit_copula
 
 
 @dataclass(frozen=True)
@@ -59,6 +59,11 @@ class RequestClass:
     priority: int | None = None  # vLLM's and SGLang's request field
     slos: tuple[str, ...] = ()  # as given, such as "ttft_p99=2s"
     cancel: Cancel | None = None
+
+    def __post_init__(self) -> None:
+        pairs = [(client.input_tokens, client.output_tokens) for client in self.clients] or [(None, None)]
+        for inputs, outputs in pairs:  # the correlation must be within reach of each
+            fit_copula(inputs or self.input_tokens, outputs or self.output_tokens, self.correlation)
 
     def body(self) -> dict[str, Any]:
         """Request fields of this class: sampling parameters and priority; the model stands apart."""

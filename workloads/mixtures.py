@@ -60,7 +60,7 @@ class Mixture(Lengths):
         weight = np.concatenate([share * widths for share in self._shares])[order]
         ends = np.concatenate([lengths.at(np.array([0.0, 1.0])) for lengths in self.parts])
         return (
-            np.concatenate([[0.0], np.cumsum(weight) - weight / 2, [1.0]]),
+            np.concatenate([[0.0], np.minimum(np.cumsum(weight) - weight / 2, 1 - 2**-53), [1.0]]),
             np.concatenate([[ends.min()], tokens[order], [ends.max()]]),
         )
 

@@ -195,10 +195,13 @@ class _UniqueKeys(yaml.SafeLoader):
     """Refuses a key that stands in a mapping twice: YAML forbids it, PyYAML would drop the first one."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
-        keys = [key.value for key, _ in node.value if isinstance(key, yaml.ScalarNode) and key.value != "<<"]
+        seen: set[str] = set()
         for key, _ in node.value:
-            if isinstance(key, yaml.ScalarNode) and keys.count(key.value) > 1:
+            if not isinstance(key, yaml.ScalarNode) or key.value == "<<":
+                continue
+            if key.value in seen:
                 raise yaml.constructor.ConstructorError(
                     None, None, f"{key.value!r} stands there twice", key.start_mark
                 )
+            seen.add(key.value)
         return super().construct_mapping(node, deep)
