@@ -132,7 +132,9 @@ def _facts(view: Mapping[str, Any], measured: Mapping[str, Any]) -> Iterator[tup
 def _measured_arrivals(held: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     if not held:
         return
-    peaks = ", ".join(f"{width} {value:g}×" for width, value in held.get("peak_to_mean", {}).items())
+    peaks = ", ".join(
+        f"{width} {significant(value)}×" for width, value in held.get("peak_to_mean", {}).items()
+    )
     yield (
         "Rate",
         f"mean {significant(held['mean_rps'])} req/s over {seconds(held['span_s'])}; peak to mean by window: {peaks}",
@@ -142,9 +144,9 @@ def _measured_arrivals(held: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
             "Per second",
             f"P95 {held['rps_p95']:g} req/s, P99 {held['rps_p99']:g} req/s, most {held['rps_max']:g} (a fleet is sized for these)",
         )
-    yield "Gaps", f"CV {held['gap_cv']:g} (Poisson: 1)"
+    yield "Gaps", f"CV {significant(held['gap_cv'])} (Poisson: 1)"
     if held.get("dispersion"):
-        by_window = ", ".join(f"{width} {value:g}" for width, value in held["dispersion"].items())
+        by_window = ", ".join(f"{width} {significant(value)}" for width, value in held["dispersion"].items())
         yield "Index of dispersion", f"{by_window} (Poisson: 1)"
 
 
@@ -174,10 +176,7 @@ def _chart(view: Mapping[str, Any], side: str) -> Chart:
     """Share of the requests up to a length, with the quantiles as points and the spikes as lines."""
     held = view["sides"][side]
     colour = "ttft" if side == "input" else "e2e"
-    rows, total = [{"x": held["bins"][0]["low"], "y": 0.0}], 0.0
-    for b in held["bins"]:
-        total += b["share"]
-        rows.append({"x": max(b["high"], b["low"]), "y": 100 * total})
+    rows = [{"x": tokens, "y": percent} for percent, tokens in enumerate(held["curve"])]
     points = [
         {"x": value, "y": float(name[1:]), "text": f"{name}: {count(value)} tokens"}
         for name, value in held["quantiles"].items()

@@ -49,6 +49,7 @@ def _side(lengths: Lengths, rng: np.random.Generator) -> dict[str, Any]:
         "quantiles": {f"p{q * 100:g}": quantile(values, share, q) for q in SHOWN},
         "spikes": spikes(values, share, _DRAWS),
         "bins": _bins(drawn),
+        "curve": np.quantile(drawn, np.linspace(0, 1, 101), method="inverted_cdf").tolist(),
     }
 
 
