@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from ampacity import __version__
-from ampacity.cli import demo, plan, predict, report, run, simulate, sweep, workload
+from ampacity.cli import baseline, demo, gate, plan, predict, report, run, simulate, sweep, workload
 
 app = typer.Typer(
     name="ampacity",
@@ -39,6 +39,8 @@ app.command("sweep")(sweep.sweep)
 app.command("run")(run.run)
 app.command("report")(report.report)
 app.command("plan")(plan.plan)
+app.command("baseline")(baseline.baseline)
+app.command("gate")(gate.gate)
 app.command("predict")(predict.predict)
 app.command("simulate")(simulate.simulate)
 app.add_typer(workload.app, name="workload")

@@ -1,0 +1,36 @@
+"""``ampacity baseline``: what a gate has to know of earlier runs, as a small file to commit."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+
+def baseline(
+    runs: Annotated[list[Path], typer.Argument(help="Run directories of one experiment; several show the noise.", show_default=False)],
+    out: Annotated[Path, typer.Option("-o", "--out", metavar="FILE", help="The baseline file.", show_default=False)],
+) -> None:  # fmt: skip
+    """Write a baseline file from one run or, better, several runs of the same command.
+
+    ampacity baseline runs/main-1 runs/main-2 runs/main-3 -o base.json
+    """
+    from ampacity.cli.gate import write_text
+    from analysis.baseline import make_baseline, write_baseline
+    from analysis.comparable import prepare
+    from loadgen.rundir import load_run
+
+    content = make_baseline([prepare(load_run(path)) for path in runs])
+    write_text(out, write_baseline(content))
+    for name, level in content["levels"].items():
+        wide = {
+            m: e["tolerance"]["same_schedule"] for m, e in level["quantiles"].items() if m.endswith("p99")
+        }
+        told = ", ".join(f"{m} {'not judged' if t is None else f'±{t:.1%}'}" for m, t in wide.items())
+        typer.echo(
+            f"{name}: {sum(level['requests'])} requests, {len(level['quantiles'])} quantiles; tolerance 3.0%, {told}"
+        )
+        for metric, reason in level["untracked"].items():
+            typer.echo(f"  {metric} is not tracked: {reason}")
+    typer.echo(out)

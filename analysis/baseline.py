@@ -1,0 +1,236 @@
+"""The baseline file: what a gate has to know of earlier runs, small enough to commit.
+
+One line per field, keys sorted, a checksum over the content. docs/ci.md describes it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from analysis.blocks import (
+    BLOCKS,
+    METRICS,
+    QUANTILES,
+    Blocks,
+    LevelRecords,
+    as_dict,
+    blocks_of,
+    blocks_over,
+    level_records,
+    pooled_quantile,
+)  # fmt: skip
+from analysis.comparable import (
+    CompareError,
+    Judged,
+    check_realised,
+    check_same,
+    identity,
+    level_name,
+    realised,
+)
+from analysis.hdr import encode_seconds
+from analysis.intervals import smallest_n
+from analysis.observations import Observations
+from analysis.regression import ALPHA, ASSUMED_NOISE, Estimate, compare_shares, student_quantile
+
+KIND, SCHEMA_VERSION = "ampacity baseline", 1
+REQUESTS_MIN = 5 * BLOCKS
+DEFAULT_TOLERANCE = 0.03
+TAIL_TOLERANCES = (0.03, 0.05, 0.075, 0.1, 0.15, 0.2, 0.25, 0.3, 0.4, 0.5, 0.75, 1.0)
+_SURE = 0.95  # chance that two equal runs pass with a tolerance that their noise allows
+
+
+def make_baseline(runs: Sequence[Judged]) -> dict[str, Any]:
+    """The content of a baseline file. Raises CompareError where the runs do not belong together or are no evidence."""
+    first = runs[0]
+    for other in runs[1:]:
+        check_same(identity(first), identity(other), str(other.run.path))
+        check_realised(realised(first), realised(other), str(other.run.path))
+    if len({r.run.meta["run_id"] + r.run.meta["started_utc"] for r in runs}) < len(runs):
+        raise CompareError("a run is given twice: noise is learned from different runs")
+    shared = set.intersection(*(_steady(run) for run in runs))
+    names = [name for name in first.levels() if name in shared]
+    if not names:
+        raise CompareError(
+            f"no load level has a steady state and {REQUESTS_MIN} requests in every run: use lower --rates or a longer --duration"
+        )
+    return {
+        "kind": KIND, "schema_version": SCHEMA_VERSION, "identity": identity(first), "realised": realised(first),
+        "slos": [s["text"] for s in first.summary["slos"]], "runs": [_origin(run) for run in runs],
+        "usable_rps": _usable(runs), "levels": {name: _level(runs, name) for name in names},
+    }  # fmt: skip
+
+
+def _steady(run: Judged) -> set[str]:
+    return {
+        name for name, (_, stage) in run.levels().items()
+        if stage["stable"] is not False and not stage["client_limited"] and stage["ok"] and stage["requests"] >= REQUESTS_MIN
+    }  # fmt: skip
+
+
+def _origin(run: Judged) -> dict[str, Any]:
+    meta, locked = run.run.meta, run.run.meta.get("locked") or {}
+    found = {"run_id": meta.get("run_id"), "started_utc": meta.get("started_utc"), "seed": meta.get("seed"), "requests": run.summary["requests"]}  # fmt: skip
+    return found | {
+        name: locked.get(name) for name in ("engine", "engine_version", "quantization", "hardware")
+    }
+
+
+def _usable(runs: Sequence[Judged]) -> dict[str, Any] | None:
+    """The bracket that holds the usable rate of all runs; None where one of them has none, or no upper end."""
+    capacities = [r.summary["capacity"] for r in runs]
+    if any(
+        not c["usable_rps"] or not c["usable_rps_ci"] or c["usable_rps_ci"][1] is None for c in capacities
+    ):
+        return None
+    return {
+        "value": float(np.mean([c["usable_rps"] for c in capacities])),
+        "bracket": [min(c["usable_rps_ci"][0] for c in capacities), max(c["usable_rps_ci"][1] for c in capacities)],
+    }  # fmt: skip
+
+
+def read_level(run: Judged, name: str, skipped: int) -> LevelRecords:
+    """The records of one load level without its first requests."""
+    meta, stage = run.levels()[name]
+    drained = meta.get("drained_ns") or meta.get("end_ns") or 0
+    return level_records(run.records, stage["index"], skipped, float(drained) - run.origin_ns)
+
+
+def schedule_of(run: Judged, name: str, records: LevelRecords) -> str | None:
+    """Names what was sent when; equal in runs whose blocks hold the same requests. Closed loops have no such name."""
+    meta, stage = run.levels()[name]
+    return (
+        None
+        if stage["kind"] == "closed"
+        else f"{records.schedule}-{run.run.meta.get('seed')}-{meta.get('index')}"
+    )
+
+
+def _level(runs: Sequence[Judged], name: str) -> dict[str, Any]:
+    stages = [run.levels()[name][1] for run in runs]
+    skipped = max(int(s["window"]["warmup_requests"] or 0) for s in stages)
+    levels = [read_level(run, name, skipped) for run in runs]
+    short = min(level.n for level in levels)
+    if short < REQUESTS_MIN:
+        raise CompareError(f"{runs[0].run.path}: {name} has {short} requests after its warm-up, {REQUESTS_MIN} are needed: use a longer --duration")  # fmt: skip
+    quantiles, untracked, histograms = {}, {}, {}
+    for metric in METRICS:
+        found = [level.metrics[metric] for level in levels]
+        reason = next((o.reason or "no request has a value" for o in found if not o.n or o.reason), None)
+        if reason:
+            untracked[metric] = reason
+            continue
+        histograms[metric] = _histogram(found)
+        for percentile, q in QUANTILES.items():
+            entry = _quantile(found, q, None if percentile == "p99" else DEFAULT_TOLERANCE)
+            if isinstance(entry, str):
+                untracked[f"{metric}_{percentile}"] = entry
+            else:
+                quantiles[f"{metric}_{percentile}"] = entry
+    return {
+        "kind": stages[0]["kind"], "offered_rps": stages[0]["offered_rps"], "concurrency": stages[0]["concurrency_set"],
+        "skipped": skipped, "requests": [level.n for level in levels],
+        "schedules": [schedule_of(run, name, level) for run, level in zip(runs, levels, strict=True)],
+        "errors": [as_dict(blocks_of(level.failed)) for level in levels],
+        "rates": [[_round(x) for x in level.rates(stages[0]["kind"]).tolist()] for level in levels],
+        "output_tokens_per_s": _round(float(np.mean([s["output_tokens_per_s"] for s in stages]))),
+        "histograms": histograms, "quantiles": quantiles, "untracked": untracked,
+    }  # fmt: skip
+
+
+def _histogram(found: Sequence[Observations]) -> dict[str, Any]:
+    weights = [np.ones(len(o.values)) if o.weights is None else o.weights for o in found]
+    text = encode_seconds(np.concatenate([o.values for o in found]), np.concatenate(weights))
+    return {"hdr": text, "unit": "us", "n": sum(o.n for o in found), "infinite": sum(o.n_infinite + o.n_censored for o in found)}  # fmt: skip
+
+
+def _quantile(found: Sequence[Observations], q: float, tolerance: float | None) -> dict[str, Any] | str:
+    """One tracked quantile, or the reason why it is not tracked."""
+    few = min(o.n_owners for o in found)
+    if few < smallest_n(q):
+        return f"needs {smallest_n(q)} requests, has {few}"
+    value, split = pooled_quantile(found, q)
+    if not math.isfinite(value):
+        return "infinite: failed requests reach into it"
+    base = [blocks_over(o, value, split) for o in found]
+    slower = [blocks_over(o, value * (1 + ASSUMED_NOISE)) for o in found]
+    noise = max(0.0, 1 - q - sum(b.over.sum() for b in slower) / sum(b.size.sum() for b in slower))
+    tolerances: dict[str, float | None] = {"same_schedule": tolerance, "other_schedule": tolerance}
+    if tolerance is None:
+        tolerances = _allowed(found, value, q, base, float(noise))
+    return {
+        "value_s": value, "noise": float(f"{noise:.4g}"), "tolerance": tolerances,
+        "runs": [as_dict(b) for b in base],
+    }  # fmt: skip
+
+
+def _allowed(
+    found: Sequence[Observations], value: float, q: float, base: list[Blocks], noise: float
+) -> dict[str, float | None]:
+    """The least tolerance at which a run like these would pass in 95 of 100 cases, found before any candidate."""
+    allowed: dict[str, float | None] = {"same_schedule": None, "other_schedule": None}
+    for tolerance in reversed(TAIL_TOLERANCES):
+        like = [blocks_over(o, value * (1 + tolerance)) for o in found]
+        for name in allowed:
+            e = compare_shares(base, like, 1 - q, paired=False, noise=noise)
+            if name == "same_schedule":  # the candidate's noise will be its own, not this run's again
+                alike = compare_shares(base, like, 1 - q, paired=True, noise=noise)
+                e = Estimate(e.worse, min(e.within, 2 * alike.within), alike.between, alike.df)
+            needed = student_quantile(1 - ALPHA, e.df) + student_quantile(_SURE, math.inf)
+            if e.worse + needed * e.se <= 0:
+                allowed[name] = tolerance
+    return allowed
+
+
+def _round(value: float) -> float:
+    return float(f"{value:.6g}")
+
+
+def write_baseline(content: Mapping[str, Any]) -> str:
+    """The text of the file; lists of numbers stand in one line."""
+    text = json.dumps({**content, "checksum": _checksum(content)}, indent=1, sort_keys=True, allow_nan=False)
+    return re.sub(r"\[\s+([^\[\]{}\"]+?)\s+\]", lambda m: f"[{' '.join(m[1].split())}]", text) + "\n"
+
+
+def _checksum(content: Mapping[str, Any]) -> str:
+    plain = json.loads(json.dumps({k: v for k, v in content.items() if k != "checksum"}))
+    return hashlib.sha256(json.dumps(plain, sort_keys=True).encode()).hexdigest()
+
+
+def read_baseline(path: Path) -> dict[str, Any]:
+    """Raises CompareError with one line where the file is not one, is of another version, or was changed."""
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError as error:
+        raise CompareError(
+            f"{path} does not exist: make it with 'ampacity baseline RUN -o {path}'"
+        ) from error
+    except (OSError, ValueError, RecursionError) as error:
+        raise CompareError(f"{path} cannot be read, it may be cut off: {error}") from error
+    if not isinstance(found, dict) or found.get("kind") != KIND:
+        raise CompareError(f"{path} is no baseline: make one with 'ampacity baseline RUN -o {path}'")
+    if found.get("schema_version") != SCHEMA_VERSION:
+        raise CompareError(f"{path} has schema_version {found.get('schema_version')!r}, this ampacity reads {SCHEMA_VERSION}: make it anew")  # fmt: skip
+    if found.get("checksum") != _checksum(found):
+        raise CompareError(f"{path} was changed by hand or is damaged (its checksum differs): make it anew")
+    return found
+
+
+__all__ = [
+    "KIND",
+    "SCHEMA_VERSION",
+    "level_name",
+    "make_baseline",
+    "read_baseline",
+    "read_level",
+    "schedule_of",
+    "write_baseline",
+]

@@ -1,0 +1,158 @@
+"""May two runs be compared at all? What a gate refuses to judge, and what differs between runs."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from analysis.slo import Slo
+from analysis.stages import RunRecords, read_records
+from analysis.summary import summarise
+from loadgen.rundir import Run
+
+LENGTHS_SHARE = 0.1  # means of tokens that differ by more are another workload
+CACHED_POINTS = 0.05
+_DONE = ("complete", "budget")  # a user's own limit ends a run cleanly
+_OF_THE_DAY = (
+    "tokenizer.tokens_per_word",
+    "tokenizer.overhead_tokens",
+    "tokenizer.measured",
+    "realised",
+    "source",
+)
+
+
+class CompareError(ValueError):
+    """Runs that cannot be compared; one line that says why and what to do."""
+
+
+@dataclass(frozen=True)
+class Judged:
+    """A run that is fit to be compared, with its summary (analysis.summary) and its records."""
+
+    run: Run
+    summary: dict[str, Any]
+    records: RunRecords
+
+    @property
+    def origin_ns(self) -> int:
+        return self.records.origin_ns
+
+    def levels(self) -> dict[str, tuple[Mapping[str, Any], dict[str, Any]]]:
+        """(entry of run.json's stages, stage object of the summary) of each load level; repeated ones once."""
+        stages = {s["index"]: s for s in self.summary["stages"]}
+        found = {}
+        for position, meta in enumerate(self.run.meta["stages"]):
+            index = meta.get("index")
+            stage = stages[position if index is None else index]
+            if stage["index"] not in self.summary["audit"]["repeated_stages"]:
+                found[level_name(stage)] = (meta, stage)
+        return found
+
+
+def level_name(stage: Mapping[str, Any]) -> str:
+    """``4/s`` or ``16 in flight``."""
+    if stage["kind"] == "closed":
+        return f"{stage['concurrency_set']} in flight"
+    return f"{stage['offered_rps']:.6g}/s"
+
+
+def prepare(run: Run, slos: list[Slo] | None = None) -> Judged:
+    """Judge a run, with other SLOs than its own where given. Raises CompareError where it is no evidence."""
+    status = run.meta.get("status")
+    if not run.complete:
+        raise CompareError(f"{run.path} was killed before it could finish: run it again")
+    if status not in _DONE:
+        reason = run.meta.get("status_reason") or "it did not come to its end"
+        raise CompareError(f"{run.path} is {status}: {reason}: run it again")
+    if not run.requests.num_rows or not run.meta.get("stages"):
+        raise CompareError(f"{run.path} is empty: it holds no request")
+    if slos is not None:
+        run = replace(run, meta={**run.meta, "slos": [s.as_dict() for s in slos]})
+    starts = [int(s["start_ns"]) for s in run.meta["stages"] if s.get("start_ns")]
+    judged = Judged(run, summarise(run), read_records(run.requests, min(starts, default=0)))
+    _check_rows(judged)
+    audit = judged.summary["audit"]
+    if audit["client_limited"]:
+        limited = next(s for s in judged.summary["stages"] if s["client_limited"])
+        raise CompareError(
+            f"{run.path} is limited by its client ({limited['client_limited_reason']}): nothing in it is a finding; "
+            "use a quieter or larger machine"
+        )
+    return judged
+
+
+def _check_rows(judged: Judged) -> None:
+    """As many rows as were scheduled, each once; a file that was cut or added to is no evidence."""
+    requests, path = judged.records.requests, judged.run.path
+    first = requests.attempt == 0
+    ids = judged.run.requests["request_id"].to_numpy()[requests.row[first]]
+    if len(np.unique(ids)) != len(ids):
+        raise CompareError(f"{path} is damaged: requests.parquet holds a request twice")
+    for position, stage in enumerate(judged.run.meta["stages"]):
+        index, planned = stage.get("index", position), stage.get("scheduled_requests")
+        rows = int(np.count_nonzero(first & (requests.stage == index)))
+        if planned is not None and rows != planned:
+            word = "truncated" if rows < planned else "damaged"
+            raise CompareError(f"{path} is {word}: stage {index} has {rows} of {planned} scheduled requests")
+
+
+def identity(judged: Judged) -> dict[str, Any]:
+    """What must be equal in runs that are compared: flat, ``name.of.field`` to a value."""
+    meta, workload = judged.run.meta, dict(judged.run.meta.get("workload") or {})
+    locked, endpoint = meta.get("locked") or {}, meta.get("endpoint") or {}
+    found = {f"workload.{k}": v for k, v in _flat(workload).items() if not k.startswith(_OF_THE_DAY)}
+    found |= {
+        "model": endpoint.get("model"),
+        "api": endpoint.get("api"),
+        "predicted": bool(meta.get("predicted")),
+    }
+    found |= {f"client.{name}": locked.get(name) for name in ("connections", "timestamps", "think_s")}
+    return found | {f"extra_body.{k}": v for k, v in _flat(locked.get("extra_body") or {}).items()}
+
+
+def _flat(value: Any, name: str = "") -> dict[str, Any]:
+    if not isinstance(value, Mapping):
+        return {name: json.loads(json.dumps(value))}
+    return {
+        k: v
+        for key, inner in value.items()
+        for k, v in _flat(inner, f"{name}.{key}" if name else str(key)).items()
+    }
+
+
+def realised(judged: Judged) -> dict[str, float | None]:
+    """Mean lengths as they came, and the share of cached input tokens."""
+    found = judged.summary["workload"]["realised"]
+    return {
+        "input_tokens": found["input_tokens"]["sent"]["mean"], "output_tokens": found["output_tokens"]["received"]["mean"],
+        "cached_token_share": found["cached_token_share"],
+    }  # fmt: skip
+
+
+def check_same(base: Mapping[str, Any], other: Mapping[str, Any], name: str) -> None:
+    """Raises CompareError that lists what differs between two identities."""
+    keys = sorted(base.keys() | other.keys())
+    unlike = [k for k in keys if base.get(k) != other.get(k)]
+    if unlike:
+        listed = "; ".join(f"{k} is {other.get(k)!r}, in the baseline {base.get(k)!r}" for k in unlike[:5])
+        more = f"; and {len(unlike) - 5} more" if len(unlike) > 5 else ""
+        raise CompareError(f"{name} is another experiment than the baseline: {listed}{more}")
+
+
+def check_realised(base: Mapping[str, Any], other: Mapping[str, Any], name: str) -> None:
+    """Raises CompareError where the same plan became other lengths, or another share of cached tokens."""
+    for side in ("input_tokens", "output_tokens"):
+        a, b = base.get(side), other.get(side)
+        if a and b and abs(b / a - 1) > LENGTHS_SHARE:
+            raise CompareError(
+                f"{name} had {b:.4g} {side.replace('_', ' ')} a request on average, the baseline {a:.4g}: other lengths, other latencies; "
+                "fix the lengths (ignore_eos) or make a new baseline"
+            )
+    a, b = base.get("cached_token_share") or 0.0, other.get("cached_token_share") or 0.0
+    if abs(a - b) > CACHED_POINTS:
+        raise CompareError(f"{name} had {b:.0%} of its input tokens from the prefix cache, the baseline {a:.0%}: start both with a cold cache")  # fmt: skip

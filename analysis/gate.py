@@ -1,0 +1,338 @@
+"""Pass, regression or inconclusive: a candidate's runs against a baseline, and against absolute SLOs."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from analysis.baseline import DEFAULT_TOLERANCE, read_level, schedule_of
+from analysis.blocks import METRICS, QUANTILES, LevelRecords, blocks_of, blocks_over, from_dict
+from analysis.caveats import ERROR_SHARE
+from analysis.comparable import CompareError, Judged, check_realised, check_same, identity, realised
+from analysis.observations import Observations
+from analysis.regression import (
+    ALPHA,
+    ASSUMED_NOISE,
+    Estimate,
+    compare_rates,
+    compare_shares,
+    holm,
+    student_quantile,
+    times_longer,
+)
+from analysis.slo import Slo, parse_slos
+from loadgen.records import CHUNK_AT_MAX_US
+from loadgen.rundir import Run
+
+GATE_SCHEMA_VERSION = 1
+ERROR_TOLERANCE = 0.01  # in points of share
+USABLE_TOLERANCE = 0.1
+TRACKED = tuple(f"{m}_{p}" for m in METRICS for p in QUANTILES)
+NAMES = (*TRACKED, "error_rate", "output_tokens_per_s", "usable_rps")
+_EDGE_FACTOR = 50.0
+
+
+@dataclass
+class Check:
+    """One line of the verdict. ``change`` is relative (error_rate: in points), > 0 where the figure is higher."""
+
+    name: str
+    kind: str  # change | slo | sanity
+    level: str | None
+    verdict: str = "inconclusive"  # pass | regression | broken | inconclusive
+    baseline: float | None = None
+    candidate: float | None = None
+    change: float | None = None
+    change_ci: tuple[float | None, float | None] | None = None
+    tolerance: float | None = None
+    p_regression: float | None = None
+    p_equivalence: float | None = None
+    more_requests: int | None = None
+    reason: str | None = None
+    estimate: Estimate | None = field(default=None, repr=False)
+
+    def as_dict(self) -> dict[str, Any]:
+        return {k: v for k, v in vars(self).items() if k != "estimate"}
+
+
+def parse_tolerances(texts: Sequence[str]) -> dict[str, float]:
+    """``ttft_p99=10%`` to {"ttft_p99": 0.1}; ``ttft`` and ``p99`` stand for several. Raises CompareError."""
+    found: dict[str, float] = {}
+    for text in texts:
+        match = re.fullmatch(r"\s*([\w.]+)\s*=\s*(\d+(?:\.\d*)?|\.\d+)\s*%\s*", text)
+        names = [n for n in NAMES if match and (n == match[1] or (n in TRACKED and match[1] in n.split("_")))]
+        if not match or not names:
+            raise CompareError(
+                f"--tolerance {text}: write METRIC=N%, as ttft_p99=10%, with one of {', '.join(NAMES)}"
+            )
+        if not 0 < float(match[2]) <= 1000:
+            raise CompareError(f"--tolerance {text}: give more than 0 % and at most 1000 %")
+        found |= dict.fromkeys(names, float(match[2]) / 100)
+    return found
+
+
+def judge_gate(
+    base: Mapping[str, Any], runs: Sequence[Judged], tolerances: Mapping[str, float], *, looks: int = 1
+) -> dict[str, Any]:
+    """The gate's answer as one dict (docs/ci.md). ``looks``: how often this may be asked (1 + retries).
+
+    Raises CompareError where the candidate is no evidence or another experiment.
+    """
+    for run in runs:
+        check_same(base["identity"], identity(run), str(run.run.path))
+        missing = [name for name in base["levels"] if name not in run.levels()]
+        if missing:
+            raise CompareError(f"{run.run.path} lacks the load level {missing[0]} of the baseline: run the same --rates or --concurrency")  # fmt: skip
+        if any(s["ok"] for s in run.summary["stages"]):
+            check_realised(base["realised"], realised(run), str(run.run.path))
+    alpha = ALPHA / looks
+    checks: list[Check] = []
+    paired: dict[str, bool] = {}
+    for name, level in base["levels"].items():
+        sanity = [c for run in runs for c in _sanity(run, name)]
+        checks += sanity
+        records = [read_level(run, name, level["skipped"]) for run in runs]
+        if min(r.n for r in records) < min(level["requests"]) / 2:
+            raise CompareError(f"{runs[0].run.path}: {name} has {min(r.n for r in records)} requests, the baseline {min(level['requests'])}: too few to compare")  # fmt: skip
+        sent = {schedule_of(run, name, r) for run, r in zip(runs, records, strict=True)}
+        paired[name] = None not in sent and len(sent | set(level["schedules"])) == 1
+        checks += _changes(level, name, records, tolerances, paired[name])
+    _decide([c for c in checks if c.kind == "change"], alpha, base)
+    checks += _usable(base, runs[-1], tolerances.get("usable_rps", USABLE_TOLERANCE))
+    checks += [c for name in base["levels"] for c in _slos(base, runs, name)]
+    verdicts = {c.verdict for c in checks}
+    failed = verdicts & {"regression", "broken"}
+    verdict = "regression" if failed else "inconclusive" if "inconclusive" in verdicts else "pass"
+    return {
+        "schema_version": GATE_SCHEMA_VERSION, "verdict": verdict, "sentence": _sentence(verdict, checks),
+        "same_schedule": all(paired.values()), "family": sum(c.kind == "change" for c in checks), "alpha": ALPHA, "looks": looks,
+        "baseline_runs": len(base["runs"]), "candidate_runs": len(runs), "notes": _notes(base, all(paired.values())),
+        "untracked": {f"{metric} at {n}": why for n, lv in base["levels"].items() for metric, why in lv["untracked"].items()},
+        "checks": [c.as_dict() for c in checks],
+    }  # fmt: skip
+
+
+def _sanity(run: Judged, name: str) -> list[Check]:
+    """What no comparison of latencies can make good: a load that the candidate does not carry, and errors."""
+    stage = run.levels()[name][1]
+    failed = sum(n for status, n in stage["errors"].items() if status != "cancelled")
+    share = failed / stage["requests"] if stage["requests"] else 1.0
+    checks = []
+    if stage["stable"] is False:
+        checks.append(Check("stability", "sanity", name, "regression", reason=f"no steady state at this load any more: {stage['stable_reason']}"))  # fmt: skip
+    if share > ERROR_SHARE:
+        checks.append(Check("errors", "sanity", name, "inconclusive", candidate=share, reason=f"{failed} of {stage['requests']} requests failed: with more than {ERROR_SHARE:.0%} nothing passes"))  # fmt: skip
+    return checks
+
+
+def _changes(
+    level: Mapping[str, Any],
+    name: str,
+    records: Sequence[LevelRecords],
+    tolerances: Mapping[str, float],
+    paired: bool,
+) -> list[Check]:
+    checks = [
+        _quantile_check(level, name, metric, records, tolerances, paired) for metric in level["quantiles"]
+    ]
+    return [c for c in checks if c] + [
+        _error_check(level, name, records, tolerances.get("error_rate", ERROR_TOLERANCE), paired),
+        _rate_check(level, name, records, tolerances.get("output_tokens_per_s", DEFAULT_TOLERANCE), paired),
+    ]
+
+
+def _quantile_check(
+    level: Mapping[str, Any], name: str, metric: str, records: Sequence[LevelRecords], tolerances: Mapping[str, float], paired: bool
+) -> Check | None:  # fmt: skip
+    entry, (kind, percentile) = level["quantiles"][metric], metric.split("_")
+    q, value = QUANTILES[percentile], float(entry["value_s"])
+    tolerance = tolerances.get(metric, entry["tolerance"]["same_schedule" if paired else "other_schedule"])
+    if tolerance is None:
+        return None  # even twice as slow would be within its noise; the notes say so
+    check = Check(metric, "change", name, baseline=value, tolerance=tolerance)
+    found = [r.metrics[kind] for r in records]
+    unknown = next((o.reason or "no request has a value" for o in found if o.reason or not o.n), None)
+    if unknown:
+        check.reason = unknown
+        return check
+    base = [from_dict(b) for b in entry["runs"]]
+    ours = [blocks_over(o, value * (1 + tolerance)) for o in found]
+    check.estimate = e = compare_shares(base, ours, 1 - q, paired=paired, noise=entry["noise"])
+    reach = student_quantile(0.975, e.df) * e.se
+    low, middle, high = (_mean_quantile(found, x) for x in (q - reach, q, q + reach))
+    check.candidate = _finite(middle)
+    check.change = _finite(middle / value - 1)
+    check.change_ci = (_finite(low / value - 1), _finite(high / value - 1))
+    return check
+
+
+def _mean_quantile(found: Sequence[Observations], q: float) -> float:
+    """Mean over runs of the upper bound of a quantile; infinite beyond the ends."""
+    if q >= 1:
+        return math.inf
+    return float(np.mean([o.quantile_bounds(max(q, 0.0))[1] for o in found]))
+
+
+def _finite(value: float) -> float | None:
+    return float(value) if math.isfinite(value) else None
+
+
+def _error_check(
+    level: Mapping[str, Any], name: str, records: Sequence[LevelRecords], tolerance: float, paired: bool
+) -> Check:
+    base, ours = [from_dict(b) for b in level["errors"]], [blocks_of(r.failed) for r in records]
+    shares = [sum(b.over.sum() for b in side) / sum(b.size.sum() for b in side) for side in (base, ours)]
+    limit = shares[0] + tolerance
+    e = compare_shares(base, ours, limit, paired=paired, noise=0.0)
+    floor = limit * (1 - limit) / sum(b.size.sum() for b in ours)  # no failure at all has a variance too
+    check = Check("error_rate", "change", name, baseline=shares[0], candidate=shares[1], change=shares[1] - shares[0], tolerance=tolerance)  # fmt: skip
+    check.estimate = Estimate(
+        e.worse, max(e.within, floor), e.between, e.df if e.within > floor else math.inf
+    )
+    return check
+
+
+def _rate_check(
+    level: Mapping[str, Any], name: str, records: Sequence[LevelRecords], tolerance: float, paired: bool
+) -> Check:
+    """Open loop: tokens received per token planned, so that the draw of the lengths does not count."""
+    ours = [r.rates(level["kind"]) for r in records]
+    noise = ASSUMED_NOISE if level["kind"] == "closed" else 0.0
+    e = compare_rates([np.array(x) for x in level["rates"]], ours, tolerance, paired=paired, noise=noise)
+    change = math.exp(-(e.worse + math.log1p(tolerance))) - 1
+    base = float(level["output_tokens_per_s"])
+    check = Check("output_tokens_per_s", "change", name, baseline=base, candidate=base * (1 + change), change=change, tolerance=tolerance)  # fmt: skip
+    check.estimate = e
+    return check
+
+
+def _decide(checks: list[Check], alpha: float, base: Mapping[str, Any]) -> None:
+    """Regression by Holm over all checks; pass where the change is shown to be below the tolerance."""
+    known = [c for c in checks if c.estimate is not None]
+    estimates = [c.estimate for c in known if c.estimate is not None]
+    worse = holm([e.p_regression for e in estimates], alpha)
+    for check, e, rejected in zip(known, estimates, worse, strict=True):
+        check.p_regression, check.p_equivalence = e.p_regression, e.p_equivalence
+        check.verdict = "regression" if rejected else "pass" if e.p_equivalence <= alpha else "inconclusive"
+        if check.verdict == "inconclusive":
+            n = min(base["levels"][check.level]["requests"])
+            factor = times_longer(e, alpha, alpha / len(known))
+            if factor is None:
+                check.reason = (
+                    "the noise from run to run decides, not the length: give the baseline more runs"
+                )
+            elif factor > _EDGE_FACTOR:
+                check.reason = "the change is on the edge of the tolerance: no length is likely to decide"
+            else:
+                check.more_requests = max(1, math.ceil(n * (factor - 1)))
+                check.reason = f"needs about {check.more_requests} more requests at {check.level}, in the baseline as well"
+
+
+def _usable(base: Mapping[str, Any], run: Judged, tolerance: float) -> list[Check]:
+    """Brackets of tested loads: worse where they do not overlap, no worse where the lower ends agree."""
+    ours, theirs = run.summary["capacity"], base["usable_rps"]
+    if not theirs:
+        return []
+    check = Check("usable_rps", "capacity", None, baseline=theirs["value"], candidate=ours["usable_rps"], tolerance=tolerance)  # fmt: skip
+    bracket, least = ours["usable_rps_ci"], theirs["bracket"][0] * (1 - tolerance)
+    if ours["usable_rps"]:
+        check.change = ours["usable_rps"] / theirs["value"] - 1
+    if not bracket:
+        check.reason = ours["reason"]
+    elif bracket[0] is not None and bracket[0] >= least:
+        check.verdict = "pass"
+    elif bracket[1] is not None and bracket[1] <= least:
+        check.verdict = "regression"
+    else:
+        check.reason = "the tested loads lie too far apart to tell: use closer --rates or a longer --duration"
+    return [check]
+
+
+def _slos(base: Mapping[str, Any], runs: Sequence[Judged], name: str) -> list[Check]:
+    """Absolute limits; in a sweep only at loads at which the baseline kept them. Any run may break one, any may meet it."""
+    checks = []
+    for slo in runs[0].summary["slos"]:
+        known = base["levels"][name]["quantiles"].get(slo["text"].partition("=")[0])
+        if len(base["levels"]) > 1 and (known is None or known["value_s"] > slo["limit_s"]):
+            continue
+        found = [v for run in runs for v in run.levels()[name][1]["slo_verdicts"] if v["slo"] == slo["text"]]
+        v = next((v for word in ("broken", "met") for v in found if v["verdict"] == word), found[-1])
+        verdict = {"met": "pass", "broken": "broken"}.get(v["verdict"], "inconclusive")
+        checks.append(Check(slo["text"], "slo", name, verdict, baseline=known and known["value_s"], candidate=v["value_s"], more_requests=v["more_requests"], reason=v["reason"]))  # fmt: skip
+    return checks
+
+
+def _notes(base: Mapping[str, Any], paired: bool) -> list[str]:
+    notes = []
+    if len(base["runs"]) == 1:
+        notes.append(f"One baseline run shows no noise from run to run: {ASSUMED_NOISE:.1%} is assumed. Give several to measure it.")  # fmt: skip
+    if not paired:
+        seeds = sorted({str(r["seed"]) for r in base["runs"]})
+        notes.append(f"Baseline and candidate sent other requests (baseline seed {', '.join(seeds)}): the draw of lengths and arrivals counts as noise. With the same --seed far smaller changes can be told.")  # fmt: skip
+    key = "same_schedule" if paired else "other_schedule"
+    for name, level in base["levels"].items():
+        wide = [m for m, entry in level["quantiles"].items() if entry["tolerance"][key] is None]
+        if wide:
+            notes.append(f"Not judged at {name} unless a --tolerance is given: {', '.join(wide)}; even a doubling could be noise at this length.")  # fmt: skip
+    return notes
+
+
+def _sentence(verdict: str, checks: Sequence[Check]) -> str:
+    named = [c for c in checks if c.verdict in ("regression", "broken")]
+    if not named and verdict != "pass":
+        named = [c for c in checks if c.verdict == "inconclusive"]
+    if not named:
+        return f"Pass: none of {len(checks)} checks is worse than its tolerance."
+    listed = ", ".join(_short(c) for c in named[:4]) + (
+        f" and {len(named) - 4} more" if len(named) > 4 else ""
+    )
+    if verdict == "regression":
+        return f"Regression: {listed}."
+    more = max((c.more_requests or 0 for c in named), default=0)
+    return f"Inconclusive: {listed}." + (f" About {more} more requests would decide." if more else "")
+
+
+def _short(check: Check) -> str:
+    at = f" at {check.level}" if check.level else ""
+    if check.kind == "slo":
+        return f"{check.name}{at} {'broken' if check.verdict == 'broken' else 'undecided'}"
+    if check.name == "error_rate" and check.change is not None:
+        return f"error_rate{at} {check.candidate:.2%}"
+    return f"{check.name}{at}" + (f" {check.change:+.1%}" if check.change is not None else "")
+
+
+def slos_of(base: Mapping[str, Any], given: Sequence[str]) -> list[Slo]:
+    """The baseline's SLOs and those given; a limit that is given wins. Raises SloError."""
+    wanted = {slo.name: slo for slo in parse_slos(base["slos"])}
+    return list((wanted | {slo.name: slo for slo in parse_slos(given)}).values())
+
+
+def twice_as_slow(run: Run) -> Run:
+    """The same requests, every answer taking twice its time: what a gate that works must turn red at."""
+    table = run.requests
+    for name in (
+        "headers_ns",
+        "first_event_ns",
+        "first_token_ns",
+        "first_answer_ns",
+        "last_token_ns",
+        "ended_ns",
+    ):
+        slower = pc.add(table[name], pc.subtract(table[name], table["started_ns"]))
+        table = table.set_column(table.column_names.index(name), table.schema.field(name), slower)
+    at = table["chunk_at_us"].combine_chunks()
+    doubled = np.minimum(at.values.to_numpy().astype(np.uint64) * 2, CHUNK_AT_MAX_US).astype(np.uint32)
+    lists = pa.ListArray.from_arrays(at.offsets, pa.array(doubled))
+    table = table.set_column(
+        table.column_names.index("chunk_at_us"), table.schema.field("chunk_at_us"), lists
+    )
+    ends = pc.max(table["ended_ns"]).as_py() or 0
+    stages = [{**s, "drained_ns": max(s.get("drained_ns") or 0, ends)} for s in run.meta["stages"]]
+    return replace(run, requests=table, meta={**run.meta, "stages": stages})

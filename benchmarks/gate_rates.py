@@ -1,0 +1,165 @@
+"""How often does the gate cry wolf, and how often does it find a change of 10 %? In virtual time.
+
+    .venv/bin/python -m benchmarks.gate_rates --pairs 200 --load 0.6 --json rates.json
+
+Every pair has its own seed. Engine steps take their time times a log-normal factor (10 % by default) that is
+drawn anew in each run, and each run is faster or slower as a whole by --run-noise. "same schedule" pairs sent
+the same requests at the same times, "other schedule" pairs share nothing but the workload.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import io
+import json
+import math
+import os
+import random
+import tempfile
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from ampacity.config import make_settings
+from ampacity.experiments.predict import predict
+from ampacity.progress import Progress
+from analysis.baseline import make_baseline, write_baseline
+from analysis.comparable import Judged, prepare
+from analysis.gate import judge_gate
+from loadgen.rundir import load_run
+from simulator.hardware import find_config
+from simulator.steptime import Roofline, StepTime
+
+URL = "http://predicted.invalid/v1"
+SLO = "ttft_p99=2s"
+
+
+class Unsteady:
+    """A step time with noise of its own; ``speed`` 1.1 makes every step 10 % longer."""
+
+    def __init__(self, inner: StepTime, speed: float, jitter: float, seed: int) -> None:
+        self._inner, self._speed, self._jitter, self._random = inner, speed, jitter, random.Random(seed)
+
+    def seconds(
+        self, sequences: int, tokens: int, kv_tokens: int, attended_pairs: float, prompts: int
+    ) -> float:
+        factor = self._speed * math.exp(self._random.gauss(0.0, self._jitter))
+        return factor * self._inner.seconds(sequences, tokens, kv_tokens, attended_pairs, prompts)
+
+
+def simulate(
+    out: Path, options: argparse.Namespace, seed: int, noise_seed: int, slower: str | None = None
+) -> Judged:
+    """One run; ``slower``: "steps" (all of them by 10 %) or "prefill" (10 % less compute)."""
+    config = find_config(options.preset)
+    step = config.step_time
+    if slower == "prefill":
+        assert isinstance(step, Roofline)
+        step = replace(step, compute_flops=step.compute_flops / (1 + options.change))
+    speed = math.exp(random.Random(noise_seed + 10**6).gauss(0.0, options.run_noise))
+    speed *= 1 + options.change if slower == "steps" else 1.0
+    config = replace(config, step_time=Unsteady(step, speed, options.jitter, noise_seed))
+    raw = {
+        "url": URL,
+        "rates": str(options.rate),
+        "seed": seed,
+        "out": str(out),
+        "workload": options.workload,
+    }
+    raw["duration"] = f"{options.requests / options.rate:.6f}s"
+    asyncio.run(predict(make_settings(raw), config, ["ampacity"], Progress(Console(file=io.StringIO()))))
+    return prepare(load_run(out))
+
+
+def capacity_rps(options: argparse.Namespace, folder: Path) -> float:
+    """The usable rate of the preset for the workload under SLO, as ``ampacity predict`` finds it."""
+    raw = {
+        "url": URL,
+        "slo": [SLO],
+        "out": str(folder / "capacity"),
+        "duration": "20m",
+        "workload": options.workload,
+    }
+    config = find_config(options.preset)
+    path = asyncio.run(
+        predict(make_settings(raw), config, ["ampacity"], Progress(Console(file=io.StringIO())))
+    )
+    found: float = prepare(load_run(path)).summary["capacity"]["usable_rps"]
+    return found
+
+
+def study(options: argparse.Namespace, note: Callable[[str], None]) -> dict[str, Any]:
+    """Verdicts of every kind of pair."""
+    verdicts: dict[str, Counter[str]] = {}
+    reasons: dict[str, Counter[str]] = {}
+
+    def count(kind: str, base: Any, candidate: Judged) -> None:
+        found = judge_gate(base, [candidate], {})
+        verdicts.setdefault(kind, Counter())[found["verdict"]] += 1
+        for check in found["checks"]:
+            if check["verdict"] != "pass":
+                reasons.setdefault(kind, Counter())[f"{check['name']} {check['verdict']}"] += 1
+
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        rate = options.rate or round(options.load * capacity_rps(options, folder), 3)
+        options.rate = rate
+        number, last = 0, None
+        for pair in range(options.pairs):
+            seed = options.first_seed + pair
+            runs = []
+            kinds = (
+                [None] * options.baseline_runs + [None] + ([] if options.only_aa else ["steps", "prefill"])
+            )
+            for slower in kinds:
+                number += 1
+                runs.append(simulate(folder / str(number), options, seed, 1000 * seed + len(runs), slower))
+            base = json.loads(write_baseline(make_baseline(runs[: options.baseline_runs])))
+            equal, *changed = runs[options.baseline_runs :]
+            for kind, earlier in (("same schedule", base), ("other schedule", last)):
+                if earlier is None:
+                    continue
+                count(f"A/A, {kind}", earlier, equal)
+                for slower, run in zip(("steps", "prefill"), changed, strict=False):
+                    count(f"{slower} {options.change:.0%} slower, {kind}", earlier, run)
+            last = base
+            os.system(f"rm -rf {folder}/[0-9]*")
+            note(f"{pair + 1}: { ({k: dict(v) for k, v in verdicts.items()}) }")
+    return {
+        "options": vars(options), "verdicts": {k: dict(v) for k, v in verdicts.items()},
+        "not_passed": {k: dict(v.most_common(12)) for k, v in reasons.items()},
+    }  # fmt: skip
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--pairs", type=int, default=200)
+    parser.add_argument("--load", type=float, default=0.6, help="share of the usable rate")
+    parser.add_argument("--rate", type=float, default=0.0, help="requests/s, in place of --load")
+    parser.add_argument("--requests", type=int, default=2000, help="the default length of a predicted stage")
+    parser.add_argument("--baseline-runs", type=int, default=1)
+    parser.add_argument("--jitter", type=float, default=0.1)
+    parser.add_argument("--run-noise", type=float, default=0.0)
+    parser.add_argument("--change", type=float, default=0.1)
+    parser.add_argument("--only-aa", action="store_true")
+    parser.add_argument("--first-seed", type=int, default=1)
+    parser.add_argument("--preset", default="llama3-8b-a100")
+    parser.add_argument("--workload", default="chat")
+    parser.add_argument("--json", type=Path)
+    options = parser.parse_args()
+    options.json, target = None, options.json
+    found = study(options, lambda text: print(text, flush=True))
+    print(json.dumps(found, indent=1))
+    if target:
+        target.write_text(json.dumps(found, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()

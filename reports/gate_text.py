@@ -1,0 +1,124 @@
+"""The gate's answer as text: figures, a chart of changes, lines for a terminal, annotations of a CI service."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+_WIDTH = 41
+_WORDS = {"pass": "pass", "regression": "REGRESSION", "broken": "BROKEN", "inconclusive": "inconclusive"}
+
+
+def title(check: Mapping[str, Any]) -> str:
+    return f"{check['name']} at {check['level']}" if check["level"] else str(check["name"])
+
+
+def figure(check: Mapping[str, Any], side: str) -> str:
+    """``412 ms``, ``3.2 %``, ``80.1``; a dash where there is none."""
+    value = check[side]
+    if value is None:
+        return "–"
+    if check["name"] in ("error_rate", "errors"):
+        return f"{value:.2%}"
+    if check["name"] in ("output_tokens_per_s", "usable_rps"):
+        return f"{value:.4g}"
+    return f"{value:.3g} s" if value >= 1 else f"{value * 1e3:.3g} ms"
+
+
+def change(check: Mapping[str, Any]) -> str:
+    """``+4.1 % (1.0 to 7.3)``."""
+    if check["change"] is None:
+        return "–"
+    points = " points" if check["name"] == "error_rate" else " %"
+    text = f"{check['change'] * 100:+.1f}{points}"
+    if check["change_ci"]:
+        low, high = (("?" if x is None else f"{x * 100:+.1f}") for x in check["change_ci"])
+        text += f" ({low} to {high})"
+    return text
+
+
+def chart(result: Mapping[str, Any]) -> list[str]:
+    """One line per latency: its change and 95 % interval around 0, with the tolerance marked ``!``."""
+    checks = [c for c in result["checks"] if c["change_ci"] and c["change"] is not None]
+    if not checks:
+        return []
+    ends = [abs(x) for c in checks for x in (*c["change_ci"], c["tolerance"]) if x is not None]
+    reach = min(max(*ends, 0.05), 1.0)
+    width = max(len(title(c)) for c in checks)
+
+    def column(value: float | None) -> int:
+        share = 1.0 if value is None else max(-1.0, min(1.0, value / reach))
+        return round((_WIDTH - 1) * (share + 1) / 2)
+
+    lines = []
+    for c in checks:
+        row = [" "] * _WIDTH
+        low, high = column(c["change_ci"][0]), column(c["change_ci"][1])
+        row[low : high + 1] = "-" * (high - low + 1)
+        row[column(0.0)], row[column(c["tolerance"])], row[column(c["change"])] = "|", "!", "o"
+        lines.append(f"{title(c):<{width}} {''.join(row)} {c['change'] * 100:+6.1f} %")
+    axis = (
+        f"{-reach * 100:.0f} %".ljust(_WIDTH // 2)
+        + "0".ljust(_WIDTH - _WIDTH // 2 - 6)
+        + f"{reach * 100:+.0f} %".rjust(6)
+    )
+    return [*lines, f"{'':<{width}} {axis}   o change, - 95 % interval, ! tolerance"]
+
+
+def lines(result: Mapping[str, Any]) -> list[str]:
+    """For a terminal."""
+    found = [result["sentence"], ""]
+    rows = [("", "baseline", "candidate", "change (95 %)", "tolerance", "")]
+    for c in result["checks"]:
+        tolerance = "" if c["tolerance"] is None else f"{c['tolerance'] * 100:.3g} %"
+        rows.append(
+            (
+                title(c),
+                figure(c, "baseline"),
+                figure(c, "candidate"),
+                change(c),
+                tolerance,
+                _WORDS[c["verdict"]],
+            )
+        )
+    widths = [max(len(row[i]) for row in rows) for i in range(5)]
+    found += [
+        "  ".join(cell.ljust(w) for cell, w in zip(row, (*widths, 0), strict=True)).rstrip() for row in rows
+    ]
+    found += ["", *chart(result), ""]
+    found += [
+        f"{title(c)}: {c['reason']}" for c in result["checks"] if c["reason"] and c["verdict"] != "pass"
+    ]
+    return found + list(result["notes"])
+
+
+def workflow_commands(result: Mapping[str, Any]) -> list[str]:
+    """GitHub's workflow commands: an error per regression, a warning per open question."""
+    found = []
+    for c in result["checks"]:
+        if c["verdict"] == "pass":
+            continue
+        level = "warning" if c["verdict"] == "inconclusive" else "error"
+        text = f"{title(c)} {_WORDS[c['verdict']]}: {sentence(c)}"
+        found.append(f"::{level} title=ampacity gate::{_escaped(text)}")
+    if result["verdict"] == "cannot_compare":
+        found.append(f"::error title=ampacity gate::{_escaped(result['sentence'])}")
+    return found
+
+
+def sentence(check: Mapping[str, Any]) -> str:
+    """What happened, in one line."""
+    parts = []
+    if check["change"] is not None:
+        parts.append(f"{figure(check, 'baseline')} → {figure(check, 'candidate')}, {change(check)}")
+    if check["tolerance"] is not None:
+        parts.append(f"tolerance {check['tolerance'] * 100:.3g} %")
+    if check["reason"]:
+        parts.append(str(check["reason"]))
+    if not parts and check["candidate"] is not None:
+        parts.append(figure(check, "candidate"))
+    return "; ".join(parts) or "no figure"
+
+
+def _escaped(text: str) -> str:
+    return text.replace("%", "%25").replace("\r", "%0D").replace("\n", "%0A")
