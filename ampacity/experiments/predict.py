@@ -3,24 +3,29 @@
 from __future__ import annotations
 
 import time
+from bisect import bisect_right
+from collections.abc import Awaitable, Callable
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 
 from ampacity.config import Settings
 from ampacity.experiments.provenance import out_path, run_meta, utc_now
-from ampacity.experiments.sweep import sweep
+from ampacity.experiments.sweep import LOOKS, Enough, sweep
 from ampacity.progress import Progress
 from analysis.stages import analyse_stage
 from loadgen.audit import Measures, Tolerance, judge
 from loadgen.probe import Calibration, Probe, Served
 from loadgen.protocols import RequestShape
-from loadgen.records import RequestRecord
+from loadgen.records import RequestRecord, to_batch
 from loadgen.rundir import RunWriter
+from simulator.deployment import Deployment
 from simulator.engine import EngineConfig
-from simulator.predict import StageTokens, run_closed_stage, run_stage
+from simulator.outcome import Outcome
+from simulator.predict import run_closed_stage, run_stage
 from workloads.schedule import Schedule, closed_schedule, open_schedule
 
 ORIGIN_NS = 1_000_000_000  # virtual time begins here, so that no time stamp is 0
@@ -32,28 +37,35 @@ class VirtualRig:
     """Runs stages on an engine in virtual time; drives ``sweep`` as the real rig does."""
 
     def __init__(
-        self, settings: Settings, config: EngineConfig, writer: RunWriter, progress: Progress
+        self, settings: Settings, deployment: Deployment, writer: RunWriter, progress: Progress
     ) -> None:
         self.settings = settings
         self.stages: list[dict[str, Any]] = []
         self.ended: tuple[str, str] | None = None
-        self._config = config
+        self._deployment = deployment
         self._writer = writer
         self._progress = progress
         self._first_request_id = 0
         self._left_requests = settings.max_requests
         self._left_tokens = settings.max_tokens
         self._start_ns = ORIGIN_NS
-        alone = run_stage(config, [0.0], [self._median("input_tokens")], [self._median("output_tokens")])
+        alone = run_stage(deployment, [0.0], [self._median("input_tokens")], [self._median("output_tokens")])
         self.typical_e2e_s = float(alone.finish_s[0])
 
     def _median(self, side: str) -> int:
         median: float = getattr(self.settings.workload, side).quantile(0.5)
         return round(median)
 
-    async def open_stage(self, rate_rps: float) -> dict[str, Any] | None:
+    def note_down(self, name: str, value: Any) -> None:
+        """Write an entry of run.json."""
+        self._writer.meta[name] = value
+
+    async def open_stage(
+        self, rate_rps: float, duration_s: float | None = None, enough: Enough | None = None
+    ) -> dict[str, Any] | None:
         """One stage at ``rate_rps``, run to the end of its last request; its judgement, or None when the run is over."""
-        duration_s = max(self.settings.duration_s, REQUESTS_MIN / rate_rps)  # virtual time costs nothing
+        if duration_s is None:
+            duration_s = max(self.settings.duration_s, REQUESTS_MIN / rate_rps)  # virtual time costs nothing
         schedule = open_schedule(
             self.settings.workload, rate_rps=rate_rps, duration_s=duration_s, seed=self.settings.seed,
             stage=len(self.stages), first_request_id=self._first_request_id,
@@ -61,7 +73,45 @@ class VirtualRig:
         schedule, cut = self._fit(schedule).capped(self._left_requests, self._left_tokens)
         if cut and len(schedule):
             duration_s = float(schedule.scheduled_s[-1]) + 1e-6
-        return self._judge(schedule, cut, duration_s, offered_rps=rate_rps)
+        decided = None
+        if enough is not None and len(schedule):
+            schedule, duration_s, decided = self._ended_when_enough(schedule, duration_s, rate_rps, enough)
+            cut = None if decided else cut
+        return self._judge(schedule, cut, duration_s, offered_rps=rate_rps, decided=decided)
+
+    def _ended_when_enough(
+        self, schedule: Schedule, duration_s: float, rate_rps: float, enough: Enough
+    ) -> tuple[Schedule, float, str | None]:
+        """What is sent of a stage that is looked at on its way, how long that takes, and why it ended."""
+        tokens = run_stage(
+            self._deployment,
+            schedule.scheduled_s,
+            schedule.input_tokens,
+            schedule.output_tokens,
+            self.settings.seed,
+        )
+        index, start_ns = len(self.stages), self._start_ns
+        records = _records(schedule, tokens, index, start_ns)
+        waits_s = max(
+            (slo.limit_s for slo in self.settings.slos if slo.metric in ("ttft", "e2e", "first_answer")),
+            default=0.0,
+        )
+        for look in LOOKS:
+            now_ns = start_ns + int(look * duration_s * 1e9)
+            end_ns = now_ns - int(waits_s * 1e9)  # what is due later may still meet its limit
+            seen = [_as_of(r, now_ns) for r in records if r.scheduled_ns < end_ns]
+            if not seen:
+                continue
+            meta = {
+                "index": index, "kind": "open", "offered_rps": rate_rps, "concurrency": None, "start_ns": start_ns, "end_ns": end_ns,
+                "scheduled_requests": len(seen), "drained_ns": now_ns, "ended_early": None, "audit": None,
+            }  # fmt: skip
+            table = pa.Table.from_batches([to_batch(seen)])
+            decided = enough(analyse_stage(table, meta, self.settings.slos, self.settings.warmup_requests))
+            if decided:
+                sent = int(np.searchsorted(schedule.scheduled_s, look * duration_s))
+                return schedule.capped(sent)[0], look * duration_s, decided
+        return schedule, duration_s, None
 
     async def closed_stage(self, concurrency: int) -> dict[str, Any] | None:
         """One closed-loop stage of ``concurrency`` virtual users."""
@@ -73,30 +123,31 @@ class VirtualRig:
             )  # fmt: skip
             schedule, cut = self._fit(schedule).capped(self._left_requests, self._left_tokens)
             tokens = run_closed_stage(
-                self._config,
+                self._deployment,
                 concurrency,
                 schedule.input_tokens,
                 schedule.output_tokens,
                 self.settings.seed,
                 think_s=self.settings.think_s,
             )
-            if cut or tokens.scheduled_s.max() > self.settings.duration_s:
+            if cut or tokens.arrival_s.max() > self.settings.duration_s:
                 break
             count *= 2
-        within = int(np.count_nonzero(tokens.scheduled_s < self.settings.duration_s))
-        schedule, _ = replace(schedule, scheduled_s=tokens.scheduled_s).capped(within)
+        within = int(np.count_nonzero(tokens.arrival_s < self.settings.duration_s))
+        schedule, _ = replace(schedule, scheduled_s=tokens.arrival_s).capped(within)
         return self._judge(schedule, cut, self.settings.duration_s, concurrency=concurrency, tokens=tokens)
 
     def _judge(
         self, schedule: Schedule, cut: str | None, duration_s: float, *,
-        offered_rps: float | None = None, concurrency: int | None = None, tokens: StageTokens | None = None,
+        offered_rps: float | None = None, concurrency: int | None = None, tokens: Outcome | None = None,
+        decided: str | None = None,
     ) -> dict[str, Any] | None:  # fmt: skip
         if self.ended or not len(schedule):
             self.ended = self.ended or (("budget", cut) if cut else None)
             return None
         if tokens is None:
             tokens = run_stage(
-                self._config,
+                self._deployment,
                 schedule.scheduled_s,
                 schedule.input_tokens,
                 schedule.output_tokens,
@@ -115,7 +166,7 @@ class VirtualRig:
         meta = {
             "index": index, "kind": "closed" if concurrency else "open", "offered_rps": offered_rps, "concurrency": concurrency,
             "start_ns": start_ns, "end_ns": end_ns, "scheduled_requests": n, "drained_ns": drained_ns,
-            "ended_early": cut, "audit": asdict(judge(Measures(), Tolerance())),
+            "ended_early": cut, "decided_early": decided, "audit": asdict(judge(Measures(), Tolerance())),
         }  # fmt: skip
         self._writer.meta["stages"].append(meta)
         self._start_ns = max(drained_ns, end_ns) + IDLE_NS
@@ -129,7 +180,7 @@ class VirtualRig:
 
     def _fit(self, schedule: Schedule) -> Schedule:
         """What does not fit the model's context is shortened, as before a real run."""
-        context = self._config.max_model_len
+        context = self._deployment.config.max_model_len
         outputs = np.minimum(schedule.output_tokens, max(context // 2, 1))
         return replace(
             schedule,
@@ -138,7 +189,7 @@ class VirtualRig:
         )
 
 
-def _records(schedule: Schedule, tokens: StageTokens, stage: int, start_ns: int) -> list[RequestRecord]:
+def _records(schedule: Schedule, tokens: Outcome, stage: int, start_ns: int) -> list[RequestRecord]:
     """One ok row for each request, with the time of every chunk."""
     records = []
     scheduled_ns = start_ns + np.round(schedule.scheduled_s * 1e9).astype(np.int64)
@@ -159,17 +210,36 @@ def _records(schedule: Schedule, tokens: StageTokens, stage: int, start_ns: int)
     return records
 
 
+def _as_of(record: RequestRecord, now_ns: int) -> RequestRecord:
+    """A record as it would be if its request had been cut off at ``now_ns``."""
+    if record.ended_ns is None or record.ended_ns <= now_ns or record.started_ns is None:
+        return record
+    so_far = bisect_right(record.chunk_at_us, (now_ns - record.started_ns) // 1000)
+    first_ns = record.first_token_ns if so_far else None
+    return replace(
+        record, status="unfinished", ended_ns=now_ns, first_token_ns=first_ns, first_answer_ns=first_ns, last_token_ns=None,
+        finish_reason=None, output_tokens=None, chunk_at_us=record.chunk_at_us[:so_far],
+        chunk_tokens=None if record.chunk_tokens is None else record.chunk_tokens[:so_far],
+    )  # fmt: skip
+
+
+Drive = Callable[[VirtualRig], Awaitable[None]]
+
+
 async def predict(
-    settings: Settings, config: EngineConfig, command_line: list[str], progress: Progress
-) -> Path:
-    """Sweep the engine in virtual time and write a run directory; gives its path back."""
-    out = out_path(settings, "predict")
+    settings: Settings, engine: EngineConfig | Deployment, command_line: list[str], progress: Progress,
+    drive: Drive = sweep, experiment: str = "predict",
+) -> Path:  # fmt: skip
+    """Sweep the engine (or ``drive`` it otherwise) in virtual time; gives the run directory back."""
+    out = out_path(settings, experiment)
+    deployment = Deployment(engine) if isinstance(engine, EngineConfig) else engine
+    config = deployment.config
     served = Served(
         models=(config.name,), engine="ampacity simulator, predicted", max_model_len=config.max_model_len
     )
     nothing = RequestRecord(-1, -1, 0, "ok")
     probe = Probe(served, RequestShape("chat", config.name), Calibration(measured=True), nothing)
-    meta = run_meta(settings, probe, "predicted", "", "predict", command_line, None)
+    meta = run_meta(settings, probe, "predicted", "", experiment, command_line, None)
     meta["predicted"] = True
     meta["endpoint"] = {
         "url": f"predicted: {config.name}",
@@ -179,8 +249,8 @@ async def predict(
     }
     began_s = time.monotonic()
     with RunWriter(out, meta) as writer:
-        rig = VirtualRig(settings, config, writer, progress)
-        await sweep(rig)
+        rig = VirtualRig(settings, deployment, writer, progress)
+        await drive(rig)
         status, reason = rig.ended or ("complete", None)
         writer.meta.update(status=status, status_reason=reason, ended_utc=utc_now())
         writer.finish()

@@ -13,6 +13,7 @@ import os
 import secrets
 import signal
 import sys
+import time
 from collections.abc import Awaitable, Callable, Coroutine, Iterator
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -24,7 +25,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from ampacity.config import ConfigError, Settings
+from ampacity.experiments.on_the_way import judge_so_far
 from ampacity.experiments.provenance import announcement, out_path, run_meta, utc_now
+from ampacity.experiments.sweep import LOOKS, Enough
 from ampacity.progress import Progress
 from analysis.stages import analyse_stage
 from loadgen.audit import Measures, Tolerance, judge
@@ -92,10 +95,19 @@ class Rig:
         self.stages: list[dict[str, Any]] = []  # judged, in the order in which they ran
         self.ended: tuple[str, str] | None = None  # (status, reason): no further stage can run
 
-    async def open_stage(self, rate_rps: float, duration_s: float | None = None) -> dict[str, Any] | None:
-        """One open-loop stage at ``rate_rps``; its judgement (docs/summary.md), or None when the run is over."""
+    def note_down(self, name: str, value: Any) -> None:
+        """Write an entry of run.json."""
+        self._writer.meta[name] = value
+
+    async def open_stage(
+        self, rate_rps: float, duration_s: float | None = None, enough: Enough | None = None
+    ) -> dict[str, Any] | None:
+        """One open-loop stage at ``rate_rps``; its judgement (docs/summary.md), or None when the run is over.
+
+        The stage is looked at on its way and ended, drained, as soon as there is ``enough``.
+        """
         return await self._undisturbed(
-            lambda: self._open_once(rate_rps, duration_s or self.settings.duration_s)
+            lambda: self._open_once(rate_rps, duration_s or self.settings.duration_s, enough)
         )
 
     async def closed_stage(self, concurrency: int) -> dict[str, Any] | None:
@@ -122,12 +134,14 @@ class Rig:
         idle = audit["cpu_fraction"] < GROW_CPU_FRACTION and not audit["shortages"]
         return bool(audit["client_limited"]) and idle and judged["stable"] is not False
 
-    async def _open_once(self, rate_rps: float, duration_s: float) -> dict[str, Any] | None:
+    async def _open_once(
+        self, rate_rps: float, duration_s: float, enough: Enough | None = None
+    ) -> dict[str, Any] | None:
         schedule = open_schedule(
             self.settings.workload, rate_rps=rate_rps, duration_s=duration_s, seed=self.settings.seed,
             stage=len(self.stages), first_request_id=self._first_request_id,
         )  # fmt: skip
-        return await self._run("open", schedule, duration_s, offered_rps=rate_rps)
+        return await self._run("open", schedule, duration_s, offered_rps=rate_rps, enough=enough)
 
     async def trace_stage(self) -> dict[str, Any] | None:
         """Replay the trace of the settings as one open stage."""
@@ -161,6 +175,7 @@ class Rig:
         duration_s: float,
         offered_rps: float | None = None,
         concurrency: int | None = None,
+        enough: Enough | None = None,
     ) -> dict[str, Any] | None:
         if self.ended:
             return None
@@ -179,13 +194,14 @@ class Rig:
             max_tokens=self._left_tokens, think_s=self.settings.think_s, drain_s=self._drain_s(),
             sticky=self.settings.sticky, **_session_rules(self.settings.workload),
         )  # fmt: skip
-        with self._progress.stage(self._generator, plan):
+        with self._progress.stage(self._generator, plan), self._looking_on(plan, enough):
             result = await self._generator.run(
                 plan, self._workers_wanted, lambda start_ns: self._announce(plan, start_ns)
             )
         table = self._writer.stage_table(plan.index)
         self._spend(result.ids_used, table)
         meta = {**result.meta, "audit": self._audit(result.measures)}
+        meta |= self._sharing(schedule, table)
         self._writer.meta["stages"][-1] = meta
         stopped = self._generator.stopped
         meta["ended_early"] = meta["ended_early"] or cut
@@ -203,6 +219,33 @@ class Rig:
             await self._telemetry.until_idle(IDLE_WAIT_S)
         return judged
 
+    @contextlib.contextmanager
+    def _looking_on(self, plan: StagePlan, enough: Enough | None) -> Iterator[None]:
+        """Look at the stage on its way while the block runs, where there is an ``enough`` to ask."""
+        watching = None if enough is None else asyncio.create_task(self._look_on(plan, enough))
+        try:
+            yield
+        finally:
+            if watching is not None:
+                watching.cancel()
+
+    async def _look_on(self, plan: StagePlan, enough: Enough) -> None:
+        began_s = time.monotonic()
+        for share in LOOKS:
+            await asyncio.sleep(max(0.0, began_s + share * plan.duration_s - time.monotonic()))
+            meta = self._writer.meta["stages"][-1]
+            if meta["index"] != plan.index:
+                continue
+            self._writer.flush()
+            slos, warmup = self.settings.slos, self.settings.warmup_requests
+            judged = await asyncio.to_thread(  # so that the streams' time stamps do not wait for it
+                judge_so_far, self._writer.path, plan.schedule, meta, slos, warmup
+            )
+            reason = judged and enough(judged)
+            if reason:
+                self._generator.finish_stage(reason)
+                return
+
     def _budget_text(self, cut: str) -> str:
         """The user's own limit behind what was left of it for a stage."""
         if "planned tokens" in cut:
@@ -216,7 +259,7 @@ class Rig:
         self._writer.meta["stages"].append({
             "index": plan.index, "kind": plan.kind, "offered_rps": plan.offered_rps, "concurrency": plan.concurrency,
             "start_ns": start_ns, "end_ns": start_ns + int(plan.duration_s * 1e9), "drained_ns": None,
-            "scheduled_requests": len(plan.schedule) if plan.kind == "open" else None, "ended_early": None, "audit": None,
+            "scheduled_requests": len(plan.schedule) if plan.kind == "open" else None, "ended_early": None, "audit": None, "played_sessions": plan.schedule.session is not None,
         })  # fmt: skip
         self._writer.write_meta()
 
@@ -248,13 +291,34 @@ class Rig:
         context = self.probe.served.max_model_len
         if context is None:
             return schedule
+        if schedule.continues is not None:  # a conversation ends before the turn that would not fit
+            fitting = schedule.without(schedule.input_tokens + schedule.output_tokens + 8 > context)
+            if len(fitting) < len(schedule):
+                self._count("turns_beyond_context", len(schedule) - len(fitting))
+            return fitting
         outputs = np.minimum(schedule.output_tokens, max(context // 2, 1))
         inputs = np.minimum(schedule.input_tokens, np.maximum(context - outputs - 8, 1))
         clipped = int(np.count_nonzero((inputs < schedule.input_tokens) | (outputs < schedule.output_tokens)))
         if clipped:
-            workload = self._writer.meta["workload"]
-            workload["clipped_to_context"] = workload.get("clipped_to_context", 0) + clipped
+            self._count("clipped_to_context", clipped)
         return replace(schedule, input_tokens=inputs, output_tokens=outputs)
+
+    def _count(self, name: str, more: int) -> None:
+        workload = self._writer.meta["workload"]
+        workload[name] = workload.get(name, 0) + more
+
+    def _sharing(self, schedule: Schedule, table: pa.Table) -> dict[str, Any]:
+        """The stage's ``cached_share_planned``: of the requests that were answered, as an infinite cache would have it."""
+        if schedule.shared is None and schedule.continues is None:
+            return {}
+        answered = (
+            table.filter(pc.equal(table["status"], "ok"))["request_id"].to_numpy() - schedule.first_request_id
+        )
+        numbers = np.arange(len(schedule)) if schedule.numbers is None else schedule.numbers
+        index = np.searchsorted(numbers, answered)
+        cached = schedule.planned_cached_tokens(answers_too=_answers_told(self.settings.workload))[index]
+        sent = int(schedule.input_tokens[index].sum())
+        return {"cached_share_planned": float(cached.sum() / sent) if sent else None}
 
     def _drain_s(self) -> float:
         """Long enough that what is cut off has certainly missed its SLO."""

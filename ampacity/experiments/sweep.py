@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from ampacity.config import Settings
 
 if TYPE_CHECKING:
     from ampacity.experiments.rig import Rig as TraceRig
+
+Enough = Callable[[dict[str, Any]], str | None]
+"""Why a stage, judged as far as it came, need not go on; None: it must."""
+LOOKS = (0.15, 0.25, 0.4, 0.6, 0.8)  # parts of a stage after which an ``Enough`` is asked
 
 START_IN_FLIGHT = 0.25  # the first rate of the grid: an idle endpoint most of the time
 FIRST_REQUESTS = 20  # and sends at least so many in a stage
@@ -28,8 +32,13 @@ class Rig(Protocol):
     ended: tuple[str, str] | None
     typical_e2e_s: float
 
-    async def open_stage(self, rate_rps: float) -> dict[str, Any] | None:
-        """Run one open-loop stage; its judgement, or None when the run is over."""
+    async def open_stage(
+        self, rate_rps: float, duration_s: float | None = None, enough: Enough | None = None
+    ) -> dict[str, Any] | None:
+        """Run one open-loop stage, ended as soon as there is ``enough``; its judgement, or None when the run is over."""
+
+    def note_down(self, name: str, value: Any) -> None:
+        """Write an entry of run.json."""
 
     async def closed_stage(self, concurrency: int) -> dict[str, Any] | None:
         """Run one closed-loop stage."""

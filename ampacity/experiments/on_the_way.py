@@ -1,0 +1,74 @@
+"""A stage judged while it is going on, from the records that have been flushed so far."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from analysis.slo import Slo
+from analysis.stages import analyse_stage
+from loadgen.records import SCHEMA, RequestRecord, to_batch
+from loadgen.rundir import read_streams
+from workloads.schedule import Schedule
+
+PATIENCE = 0.5  # of the time that has passed: where requests last longer, percentiles must wait
+
+
+def judge_so_far(
+    path: Path, schedule: Schedule, meta: Mapping[str, Any], slos: Sequence[Slo], warmup: int | None
+) -> dict[str, Any] | None:
+    """The stage object as of now, or None before there is anything to judge.
+
+    A request in flight has no record yet and may have its first token or not. So what is judged ends as
+    long before now as the longest request lasted; only whether there is a steady state is judged up to now.
+    """
+    now_ns = time.monotonic_ns()
+    table = read_streams(path)
+    table = table.filter(pc.equal(table["stage"], meta["index"]))
+    if not table.num_rows:
+        return None
+    start_ns = int(meta["start_ns"])
+    owed = _in_flight(table, schedule, int(meta["index"]), start_ns, now_ns)
+    whole = pa.concat_tables([table, pa.Table.from_batches([to_batch(owed)], schema=SCHEMA)])
+    judged = _judge(whole, meta, now_ns, now_ns, slos, warmup)
+    if judged["stable"] is False:
+        return judged
+    longest_ns = pc.max(pc.subtract(table["ended_ns"], table["scheduled_ns"])).as_py() or 0
+    if longest_ns > PATIENCE * (now_ns - start_ns):
+        return judged | {"slo_verdicts": []}
+    return _judge(whole, meta, now_ns - longest_ns, now_ns, slos, warmup)
+
+
+def _judge(
+    table: pa.Table,
+    meta: Mapping[str, Any],
+    end_ns: int,
+    now_ns: int,
+    slos: Sequence[Slo],
+    warmup: int | None,
+) -> dict[str, Any]:
+    table = table.filter(pc.less(table["scheduled_ns"], end_ns))
+    so_far = {**meta, "end_ns": end_ns, "drained_ns": now_ns, "scheduled_requests": table.num_rows}
+    return analyse_stage(table, so_far, slos, warmup)
+
+
+def _in_flight(
+    table: pa.Table, schedule: Schedule, stage: int, start_ns: int, now_ns: int
+) -> list[RequestRecord]:
+    """Rows for the requests that were due and have no record."""
+    due_ns = start_ns + np.round(schedule.scheduled_s * 1e9).astype(np.int64)
+    ids = schedule.first_request_id + np.arange(len(schedule))
+    owed = np.flatnonzero((due_ns <= now_ns) & ~np.isin(ids, table["request_id"].to_numpy()))
+    return [
+        RequestRecord(
+            request_id=int(ids[i]), stage=stage, scheduled_ns=int(due_ns[i]), status="unfinished",
+            dispatched_ns=int(due_ns[i]), started_ns=int(due_ns[i]), ended_ns=now_ns,
+        )
+        for i in owed
+    ]  # fmt: skip

@@ -1,0 +1,118 @@
+"""The search: bracket the load at which an SLO stops to hold, then narrow it until it is known well enough."""
+
+from __future__ import annotations
+
+import random
+import time
+from dataclasses import dataclass
+from typing import Any
+
+from ampacity.config import ConfigError
+from ampacity.experiments.sweep import START_IN_FLIGHT, Rig, first_rate
+from analysis.next_load import Finished, Goal, Step, next_step, told_enough
+from analysis.search import estimate
+
+START = 4 * START_IN_FLIGHT  # requests in flight at the first load
+FILL_TIMES = 10.0  # a stage lasts at least so many times as long as one request
+CLOSED_SHARES = (0.5, 0.7, 0.85, 1.0, 1.2, 1.5)  # of C_max: the closed loop's levels
+
+
+@dataclass(frozen=True)
+class SearchPlan:
+    """What is asked of a search, beside the settings that every experiment has."""
+
+    precision: float = 0.05
+    max_duration_s: float | None = None
+    repeats: int = 0
+    closed: bool = False
+
+
+class Search:
+    """Drives a rig, real or virtual, from stage to stage; ``run`` is the experiment."""
+
+    def __init__(self, plan: SearchPlan) -> None:
+        self._plan = plan
+        self._path: list[dict[str, Any]] = []
+        self._spent_s = 0.0
+
+    async def run(self, rig: Rig) -> None:
+        """Bracket, narrow, repeat where that was asked for. Raises ConfigError without an SLO."""
+        settings = rig.settings
+        if not settings.slos:
+            raise ConfigError("a search needs something to search for: give an SLO, as --slo ttft_p99=2s")
+        if settings.rates or settings.concurrency or settings.trace:
+            raise ConfigError("a search finds its loads itself: drop --rates, --concurrency and --trace")
+        goal = Goal(
+            settings.slos, self._plan.precision, first_rate(rig.typical_e2e_s / START * START_IN_FLIGHT, 1e9)
+        )
+        self._note(rig, None)
+        while isinstance(step := next_step(rig.stages, goal), Step):
+            if not await self._stage(rig, goal, step):
+                return
+        if step.reached:
+            await self._repeat(rig, goal)
+        if self._plan.closed and not rig.ended:
+            await self._closed(rig, goal)
+        self._note(rig, step)
+
+    async def _stage(self, rig: Rig, goal: Goal, step: Step) -> bool:
+        """One stage; False where the run is over, or no time is left for it."""
+        fill_s = FILL_TIMES * max([rig.typical_e2e_s, *(_mean_e2e_s(s) for s in rig.stages[-1:])])
+        duration_s = max(step.requests / step.load_rps, fill_s)
+        limit_s = self._plan.max_duration_s
+        if limit_s is not None:
+            left_s = limit_s - self._spent_s
+            if left_s < min(duration_s, max(fill_s, 0.05 * limit_s)):
+                self._note(
+                    rig, Finished(f"--max-duration {limit_s:g} s is used up", more_requests=step.requests)
+                )
+                return False
+            duration_s = min(duration_s, left_s)
+        before, began_s = list(rig.stages), time.monotonic()
+        judged = await rig.open_stage(
+            step.load_rps, duration_s, lambda partial: told_enough(before, partial, goal)
+        )
+        if judged is None:
+            return False
+        # engine time where it is virtual, else the clock's, drain included
+        self._spent_s += max(judged["window"]["end_s"], time.monotonic() - began_s)
+        self._path.append({"stage": judged["index"], "offered_rps": step.load_rps, "why": step.why})
+        self._note(rig, None)
+        return rig.ended is None
+
+    async def _repeat(self, rig: Rig, goal: Goal) -> None:
+        """Both ends of the interval again, as often as was asked for, in an order that the seed draws."""
+        found = estimate(rig.stages, goal.slos)
+        if found is None or not self._plan.repeats:
+            return
+        loads = [load for load in found.usable_rps_ci for _ in range(self._plan.repeats)]
+        random.Random(rig.settings.seed).shuffle(loads)
+        longest = max(int(s["requests"]) for s in rig.stages)
+        for load in loads:
+            if not await self._stage(
+                rig, goal, Step(float(f"{load:.4g}"), longest, "repeat, in random order")
+            ):
+                return
+
+    async def _closed(self, rig: Rig, goal: Goal) -> None:
+        """The closed view of C_max: set concurrencies around the one that the open loop found."""
+        found = estimate(rig.stages, goal.slos)
+        if found is None or found.c_max is None:
+            return
+        for users in sorted({max(1, round(share * found.c_max)) for share in CLOSED_SHARES}):
+            if await rig.closed_stage(users) is None or rig.ended:
+                return
+
+    def _note(self, rig: Rig, ended: Finished | None) -> None:
+        rig.note_down("search", {
+            "precision": self._plan.precision, "max_duration_s": self._plan.max_duration_s, "repeats": self._plan.repeats,
+            "path": self._path, "ended": ended and ended.why, "reached": bool(ended and ended.reached),
+            "more_requests": ended and ended.more_requests,
+        })  # fmt: skip
+
+
+def _mean_e2e_s(stage: dict[str, Any]) -> float:
+    """Mean time in flight, by Little's law; of an unstable stage it says nothing."""
+    if stage["stable"] is False or not stage["achieved_rps"]:
+        return 0.0
+    return float(stage["concurrency"] / stage["achieved_rps"])

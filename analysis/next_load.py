@@ -1,0 +1,167 @@
+"""The search's decision: which load to run next, and for how long. Pure; what it knows is the judged stages."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import combinations
+from typing import Any
+
+from analysis.intervals import prob_at_least
+from analysis.search import NEAR, Estimate, estimate, is_over, judged_open
+from analysis.slo import Slo, parse_slo
+
+GROWTH = 2.0
+DOWN_STEPS = 8  # how often the first load is halved
+STAGES_MAX = 60
+SAME_LOAD = 1.02  # loads closer than this are one load
+CLEAR = 0.001  # chance of being wrong at which a stage is ended early: it is looked at several times
+STEP_MAX = 1.0  # a stage takes at most this many times the requests of all stages near the limit
+
+
+@dataclass(frozen=True)
+class Goal:
+    """What the search is asked for. ``precision``: half the 95 % interval over the usable rate."""
+
+    slos: tuple[Slo, ...]
+    precision: float = 0.05
+    first_rps: float = 1.0
+
+    @property
+    def few(self) -> int:
+        """Requests of a stage that only has to show on which side of the limit it is: three misses allowed."""
+        return math.ceil(3 / (1 - max(slo.quantile for slo in self.slos)))
+
+
+@dataclass(frozen=True)
+class Step:
+    """The next stage: its load, its requests, and why."""
+
+    load_rps: float
+    requests: int
+    why: str
+
+
+@dataclass(frozen=True)
+class Finished:
+    """Why the search ends; ``more_requests`` that would reach the precision, as far as can be said."""
+
+    why: str
+    reached: bool = False
+    more_requests: int | None = None
+
+
+def next_step(stages: Sequence[Mapping[str, Any]], goal: Goal) -> Step | Finished:
+    """The next stage, given all judged stages so far, or why there is none."""
+    if stages and stages[-1]["client_limited"] and stages[-1]["stable"] is not False:
+        return Finished(f"the client could not keep up with {_rate(stages[-1]['offered_rps'])} requests/s")
+    judged = judged_open(stages)
+    if not judged:
+        return Step(_rate(goal.first_rps), goal.few, "start")
+    bracket = _bracket(judged, goal)
+    if bracket is not None:
+        return bracket
+    doubtful = non_monotone(judged)
+    if doubtful is not None:
+        return doubtful
+    found = estimate(judged, goal.slos)
+    assert found is not None  # loads on both sides have been tried
+    near = near_requests(judged, found)
+    if reached(judged, found, goal):
+        text = f"{found.usable_rps:.3g} requests/s to within {100 * found.relative_error:.2g} %"
+        return Finished(text, reached=True, more_requests=0)
+    wanted = math.ceil(near * (found.relative_error / goal.precision) ** 2)
+    if len(stages) >= STAGES_MAX:
+        return Finished(f"{STAGES_MAX} stages are enough", more_requests=max(wanted - near, 1))
+    return _narrow(judged, found, near, wanted, goal)
+
+
+def _bracket(judged: Sequence[Mapping[str, Any]], goal: Goal) -> Step | Finished | None:
+    over = [s for s in judged if is_over(s)]
+    top, bottom = float(judged[-1]["offered_rps"]), float(judged[0]["offered_rps"])
+    if not over:
+        return Step(_rate(top * GROWTH), goal.few, f"the SLO holds at {_rate(top):g} requests/s")
+    if len(over) == len(judged):
+        if bottom <= goal.first_rps / GROWTH**DOWN_STEPS:
+            return Finished(f"even {_rate(bottom):g} requests/s are too many")
+        return Step(_rate(bottom / GROWTH), goal.few, f"{_rate(bottom):g} requests/s are too many")
+    return None
+
+
+def non_monotone(judged: Sequence[Mapping[str, Any]]) -> Step | Finished | None:
+    """A load at which the SLO is shown to break below one at which it is shown to hold: each is run again.
+
+    Where both say the same a second time, there is no limit to look for.
+    """
+    groups: list[list[Mapping[str, Any]]] = []
+    for stage in judged:
+        if groups and stage["offered_rps"] <= SAME_LOAD * groups[-1][0]["offered_rps"]:
+            groups[-1].append(stage)
+        else:
+            groups.append([stage])
+    for low, high in combinations(groups, 2):
+        if not (all(s["slo_met"] is False for s in low) and all(s["slo_met"] for s in high)):
+            continue
+        a, b = float(low[0]["offered_rps"]), float(high[0]["offered_rps"])
+        why = f"the SLO broke at {a:g} requests/s and held at {b:g}"
+        for group, load in ((low, a), (high, b)):
+            if len(group) < 2:
+                return Step(load, max(int(s["requests"]) for s in group), f"{why}: once more")
+        return Finished(f"{why}, twice each: the answer does not fall with the load, so no limit is named")
+    return None
+
+
+def near_requests(judged: Sequence[Mapping[str, Any]], found: Estimate) -> int:
+    """Requests of the stages near the limit, which say where it is."""
+    return sum(
+        int(s["requests"]) for s in judged if abs(math.log(s["offered_rps"] / found.usable_rps)) <= NEAR
+    )
+
+
+def reached(judged: Sequence[Mapping[str, Any]], found: Estimate, goal: Goal) -> bool:
+    """Whether the interval is narrow enough, and rests on at least two stages near the limit."""
+    near = [s for s in judged if abs(math.log(s["offered_rps"] / found.usable_rps)) <= NEAR]
+    return len(near) >= 2 and found.relative_error <= goal.precision
+
+
+def _narrow(judged: Sequence[Mapping[str, Any]], found: Estimate, near: int, wanted: int, goal: Goal) -> Step:
+    """At the limit as far as it is known, on the side that has seen less, as long as the interval asks for."""
+    width = math.log(found.usable_rps_ci[1] / found.usable_rps_ci[0])
+    close = [s for s in judged if abs(math.log(s["offered_rps"] / found.usable_rps)) <= NEAR]
+    below = sum(int(s["requests"]) for s in close if s["offered_rps"] <= found.usable_rps)
+    side = -1 if 2 * below <= sum(int(s["requests"]) for s in close) else 1
+    load = found.usable_rps * math.exp(side * min(width / 8, NEAR / 4))
+    requests = min(max(wanted - near, 2 * goal.few), max(4 * goal.few, math.ceil(STEP_MAX * near)))
+    return Step(_rate(load), requests, f"the usable rate is known to {100 * found.relative_error:.2g} %")
+
+
+def told_enough(stages: Sequence[Mapping[str, Any]], partial: Mapping[str, Any], goal: Goal) -> str | None:
+    """Why a stage that is still going on need not go on: unstable, clearly met or broken, or precise enough."""
+    if partial["stable"] is False:
+        return f"no steady state: {partial['stable_reason']}"
+    verdicts = [v for v in partial["slo_verdicts"] if v["attainment"] is not None]
+    if not verdicts:
+        return None
+    together = judged_open([*stages, partial])
+    found = estimate(together, goal.slos)
+    if found is None:
+        broken = next((v["slo"] for v in verdicts if _clearly_broken(v)), None)
+        return broken and f"{broken} is clearly broken"
+    load, (low, high) = float(partial["offered_rps"]), found.usable_rps_ci
+    if reached(together, found, goal):
+        return f"the usable rate is known to {100 * found.relative_error:.2g} %"
+    if not low / (1 + goal.precision) <= load <= high * (1 + goal.precision):
+        return f"the limit is elsewhere: between {low:.3g} and {high:.3g} requests/s"
+    return None
+
+
+def _clearly_broken(verdict: Mapping[str, Any]) -> bool:
+    """A one-sided binomial test, strict, because it is made several times in a stage."""
+    n = float(verdict["requests_effective"])
+    misses = (1 - verdict["attainment"]) * n
+    return n >= 1 and prob_at_least(misses, n, 1 - parse_slo(verdict["slo"]).quantile) <= CLEAR
+
+
+def _rate(load_rps: float) -> float:
+    return float(f"{load_rps:.4g}")

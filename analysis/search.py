@@ -1,0 +1,229 @@
+"""Where the SLOs stop to hold, from all stages together, and which load to try next. Pure; no clock, no load.
+
+Model: near the limit the log-odds of a miss rise linearly with log load,
+
+    logit p(x) = logit(1 - q) + b (x - x*),   x = ln(requests/s),  b > 0,
+
+so that every stage says something about x*, where exactly a share q is within the limit. Each stage is a
+binomial look of ``requests_effective`` samples. Flat priors on x* and ln b, summed over a grid, give the
+posterior of x*; of several SLOs the lowest x* counts. An unstable stage lies above x*.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from analysis.slo import GAP_METRICS, Slo, parse_slo
+
+Floats = npt.NDArray[np.float64]
+
+POOLED = (
+    "all open stages together: near the limit the log-odds of a miss rise linearly with log load (slope and crossing "
+    "unknown, flat priors, 95 % of the posterior), each stage counts by its effective sample size"
+)
+NEAR = 0.2  # in ln(load): the distance over which the model is trusted to be a straight line
+MEMORY = 3.0  # requests in a cluster, per (rho / (1 - rho))^2
+CLUSTER_GROWTH = 8.0  # per ln(load)
+SPREAD = 0.25  # standard deviation of a stage's log-odds beyond its sample: runs differ, n_eff is an estimate
+SLOPES = np.exp(np.linspace(math.log(4.0), math.log(200.0), 16))
+UNSTABLE_SLOPE = 60.0  # log-odds that a stage has no steady state, per ln(load) above x*
+_GRID = 81
+
+
+@dataclass(frozen=True)
+class Posterior:
+    """Of x*, the log of the usable rate: grid points and their cumulative probability."""
+
+    x: Floats
+    cumulative: Floats
+
+    def at(self, probability: float) -> float:
+        """The value below which x* lies with this probability."""
+        return float(np.interp(probability, self.cumulative, self.x))
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """Usable requests/s and C_max with 95 % intervals, from all stages."""
+
+    usable_rps: float
+    usable_rps_ci: tuple[float, float]
+    c_max: float | None
+    c_max_ci: tuple[float, float] | None
+    binding: Slo
+
+    @property
+    def relative_error(self) -> float:
+        """Half the interval over its figure."""
+        return (self.usable_rps_ci[1] - self.usable_rps_ci[0]) / 2 / self.usable_rps
+
+
+def judged_open(stages: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    """Open stages that are findings, in order of load: not cut short, not limited by the client."""
+    kept = [
+        s for s in stages
+        if s["kind"] == "open" and s["offered_rps"] and s["requests"] and s["slo_verdicts"]
+        and not s["client_limited"] and not s["ended_early"]
+    ]  # fmt: skip
+    return sorted(kept, key=lambda s: float(s["offered_rps"]))
+
+
+def is_over(stage: Mapping[str, Any]) -> bool:
+    """Whether a stage looks to be above the limit: no steady state, or a share within the limit below its SLO."""
+    return stage["stable"] is False or any(
+        v["attainment"] is not None and v["attainment"] < parse_slo(v["slo"]).quantile
+        for v in stage["slo_verdicts"]
+    )
+
+
+def estimate(stages: Sequence[Mapping[str, Any]], slos: Sequence[Slo]) -> Estimate | None:
+    """Pooled estimate, or None unless loads on both sides of the limit have been tried."""
+    judged = judged_open(stages)
+    over = [is_over(s) for s in judged]
+    if not slos or all(over) or not any(over):
+        return None
+    found = [(slo, post) for slo in slos if (post := _pooled(judged, slo)) is not None]
+    if not found:
+        return None
+    lowest = _lowest([post for _, post in found])
+    binding = min(found, key=lambda item: item[1].at(0.5))[0]
+    low, middle, high = (math.exp(lowest.at(p)) for p in (0.025, 0.5, 0.975))
+    c_max = _concurrency(judged, lowest)
+    return Estimate(middle, (low, high), c_max and c_max[1], c_max and (c_max[0], c_max[2]), binding)
+
+
+@dataclass(frozen=True)
+class _Looks:
+    """What each stage says of one SLO, shape (stages,): ln(load), samples, share of misses, samples per effective one."""
+
+    x: Floats
+    n: Floats
+    share: Floats
+    clustering: Floats
+    per_request: float  # samples of a request: gaps, for a metric that is judged by them
+
+    def clusters(self, centre: float, weight: Floats, quantile: float) -> Floats:
+        """Mean size of the cluster that a miss is in, shape (slopes, stages), when x* is about ``centre``.
+
+        Misses come in clusters that few stages see enough of, and a stage that happens to see few of them
+        takes its sample for a large one. So the clustering is pooled over all misses near the limit (mean
+        size of the cluster that a miss is in), and no less than what goes with the slope: in a queue with
+        P[wait > D] = e^(-theta D) near saturation, b = ln(1/(1-q)) rho/(1-rho), and its memory is of the order
+        of rho/(1-rho)^2 requests. It grows with the load.
+        """
+        scale = np.exp(CLUSTER_GROWTH * np.clip(self.x - centre, -NEAR, NEAR))
+        seen = weight * self.share * self.n
+        pooled = float(seen @ (self.clustering / scale)) / float(seen.sum()) if seen.sum() > 0 else 1.0
+        memory = MEMORY * (SLOPES / math.log(1 / (1 - quantile))) ** 2 * self.per_request
+        size = np.maximum(np.maximum(self.clustering, pooled * scale), np.outer(memory, scale))
+        return np.asarray(size + SPREAD**2 * self.n * self.share * (1 - self.share))
+
+
+def _looks(judged: Sequence[Mapping[str, Any]], slo: Slo) -> _Looks:
+    rows = []
+    for stage in judged:
+        verdict = next((v for v in stage["slo_verdicts"] if v["slo"] == slo.text), None)
+        if verdict is None or verdict["attainment"] is None or verdict["requests_effective"] < 1:
+            continue
+        n = float(stage[f"{slo.metric}_s"]["n"] if slo.metric in GAP_METRICS else stage["requests"])
+        clustering = max(1.0, n / verdict["requests_effective"])
+        rows.append((math.log(stage["offered_rps"]), n, 1 - verdict["attainment"], clustering))
+    table = np.array(rows, dtype=np.float64).reshape(-1, 4)
+    requests = sum(s["requests"] for s in judged) if slo.metric in GAP_METRICS else table[:, 1].sum()
+    x, n, share, clustering = table.T
+    return _Looks(x, n, share, clustering, float(n.sum() / max(requests, 1)))
+
+
+def _pooled(judged: Sequence[Mapping[str, Any]], slo: Slo) -> Posterior | None:
+    """Posterior of x* for one SLO; far stages count less, by their distance from where x* is found."""
+    looks = _looks(judged, slo)
+    x = looks.x
+    if not len(x):
+        return None
+    unstable = np.array([math.log(s["offered_rps"]) for s in judged if s["stable"] is False])
+    weight, centre = np.ones(len(x)), float(np.median(x))
+    for step in range(3):
+        found = _posterior(
+            looks, looks.clusters(centre, weight, slo.quantile), weight, unstable, slo.quantile
+        )
+        centre = found.at(0.5)
+        below, above = x[x <= centre], x[x >= centre]
+        reach = max(NEAR, *(float(np.min(np.abs(side - centre), initial=9.0)) for side in (below, above)))
+        if step < 2:
+            weight = np.exp(-(((x - centre) / min(reach, 1.0)) ** 2) / 2)
+    return found
+
+
+def _posterior(
+    looks: _Looks, clusters: Floats, weight: Floats, unstable: Floats, quantile: float
+) -> Posterior:
+    """Sum over slopes on a grid of x*, drawn in three times around where the probability is."""
+    odds, kept = math.log((1 - quantile) / quantile), weight > 1e-3
+    x, n, misses = looks.x[kept], looks.n[kept], (looks.n * looks.share)[kept]
+    size, weight = clusters[:, None, kept] / 2, weight[kept]
+    low, high = float(looks.x.min()) - math.log(4.0), float(looks.x.max()) + math.log(2.0)
+    for _ in range(3):
+        grid = np.linspace(low, high, _GRID)
+        logit = odds + SLOPES[:, None, None] * (x - grid[:, None])  # slopes, grid, looks
+        expected = n / (1 + np.exp(-np.clip(logit, -50, 50)))
+        likelihood = (_log_density(misses, expected / size, size) * weight).sum(axis=2)
+        log_mass = np.logaddexp.reduce(likelihood, axis=0)
+        if len(unstable):
+            log_mass -= np.logaddexp(0, -UNSTABLE_SLOPE * (unstable - grid[:, None])).sum(axis=1)
+        mass = np.exp(log_mass - log_mass.max())
+        cumulative = np.cumsum(mass)
+        cumulative /= cumulative[-1]
+        first, last = np.searchsorted(cumulative, [1e-4, 1 - 1e-4])
+        low, high = float(grid[max(first - 1, 0)]), float(grid[min(last + 1, _GRID - 1)])
+    return Posterior(grid, cumulative)
+
+
+def _log_density(misses: Floats, number: Floats, size: Floats) -> Floats:
+    """ln of the density of ``misses`` that come in Poisson(``number``) clusters of exponential sizes of mean ``size``.
+
+    P[0] = e^-number, else e^(-number - m/size) sqrt(number/(size m)) I_1(z), z = 2 sqrt(number m/size), the Bessel
+    function to within 10 % by its two limits. The variance is number 2 size^2: a miss is in a cluster of mean 2 size.
+    """
+    some = np.maximum(misses, 0.5)
+    z = 2 * np.sqrt(number * some / size)
+    bessel = -np.log(2 / z + np.sqrt(2 * np.pi * z))  # ln(e^-z I_1(z))
+    density = -((np.sqrt(number) - np.sqrt(some / size)) ** 2) + 0.5 * np.log(number / (size * some)) + bessel
+    return np.where(misses < 0.5, -number, density)
+
+
+def _lowest(posteriors: Sequence[Posterior]) -> Posterior:
+    """Of the smallest of independent x*: P[min > x] = product of P[x_i > x]."""
+    if len(posteriors) == 1:
+        return posteriors[0]
+    grid = np.unique(np.concatenate([p.x for p in posteriors]))
+    above = np.prod([1 - np.interp(grid, p.x, p.cumulative, left=0.0, right=1.0) for p in posteriors], axis=0)
+    return Posterior(grid, 1 - above)
+
+
+def _concurrency(judged: Sequence[Mapping[str, Any]], x_star: Posterior) -> tuple[float, float, float] | None:
+    """(low, middle, high) of the requests in flight at x*: log-log line through the stable stages near it."""
+    centre = x_star.at(0.5)
+    stable = [s for s in judged if s["stable"] is not False and s["concurrency"] > 0]
+    if not stable:
+        return None
+    x = np.array([math.log(s["offered_rps"]) for s in stable]) - centre
+    y = np.log([s["concurrency"] for s in stable])
+    reach = max(NEAR, float(np.sort(np.abs(x))[:2][-1]))
+    weight = np.exp(-((x / reach) ** 2) / 2) * np.array([s["requests"] for s in stable])
+    weight /= weight.sum()
+    mean_x, mean_y = float(weight @ x), float(weight @ y)
+    spread = float(weight @ (x - mean_x) ** 2)
+    slope = max(1.0, float(weight @ ((x - mean_x) * (y - mean_y))) / spread) if spread > 1e-6 else 2.0
+    residual = y - mean_y - slope * (x - mean_x)
+    used = 1 / float(weight @ weight)  # stages that count
+    error = max(0.02, math.sqrt(float(weight @ residual**2) / max(used - 1, 1)))
+    low, high = (mean_y + slope * (x_star.at(p) - centre - mean_x) for p in (0.025, 0.975))
+    middle = mean_y - slope * mean_x
+    down, up = (math.hypot(1.96 * error, end - middle) for end in (low, high))
+    return math.exp(middle - down), math.exp(middle), math.exp(middle + up)
