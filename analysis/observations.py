@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from analysis.intervals import effective_size, order_statistic_ranks
+from analysis.intervals import LONG_ENOUGH, effective_size, order_statistic_ranks
 from analysis.metrics import (
     Chunks,
     Floats,
@@ -31,13 +31,15 @@ from analysis.metrics import (
 MIN_KNOWN_SHARE = 0.99
 """ITL is given when the tokens of each chunk are known for at least this share of the answers."""
 _MIN_EXCEEDANCES = 20.0  # fewer say nothing about how they cluster
+_TAILS = (0.2, 0.5, 1.0, 3.0, 10.0, 20.0)  # levels at which clustering is looked at, in shares 1 - q
+_BULK = 0.2
 
 
 @dataclass(frozen=True)
 class Observations:
     """Samples in scheduled order. ``owner`` is the request (0 .. n_owners-1) of each finite value."""
 
-    unit: str  # "requests" or "gaps"
+    unit: str  # "requests", "sessions" or "gaps"
     values: Floats  # seconds, finite
     owner: npt.NDArray[np.integer[Any]]
     weights: Floats | None  # samples per value; None: one each
@@ -98,6 +100,36 @@ class Observations:
                 misses = self.misses(level)
         return effective_size(misses, self.sizes)
 
+    def tail_size(self, quantile: float) -> tuple[float, bool]:
+        """(n_eff for statements about a quantile, whether the run is long enough to know its upper end).
+
+        The least n_eff over levels around it, from rarer ones, whose slow samples cluster most, to commoner ones,
+        where there are more of them to see it by. Long enough: ``LONG_ENOUGH`` correlation times of the slowest
+        fifth, or no correlation to speak of.
+        """
+        key = 1 - quantile
+        if key not in self._tails:
+            shares = {min(max(k * key, _MIN_EXCEEDANCES / max(self.n, 1)), 0.5) for k in _TAILS} | {_BULK}
+            sizes = {share: self._size_at(share) for share in shares}
+            bulk = self.n / max(sizes[_BULK], 1e-9) if np.isfinite(sizes[_BULK]) else 1.0
+            unit = self.n / max(self.n_owners, 1)  # the gaps of a request are alike, however long the run is
+            long_enough = self.n >= LONG_ENOUGH * (bulk - unit)
+            least = min(sizes.values())
+            least = least if np.isfinite(least) else float(np.count_nonzero(self.sizes))
+            self._tails[key] = least, long_enough
+        return self._tails[key]
+
+    @cached_property
+    def _tails(self) -> dict[float, tuple[float, bool]]:
+        return {}
+
+    def _size_at(self, share: float) -> float:
+        """n_eff at the level that this share of the samples exceeds; inf where ties leave too few above it."""
+        misses = self.misses(self.rank_bounds(max(1, round(self.n * (1 - share))))[0])
+        if float(misses.sum()) < min(_MIN_EXCEEDANCES, 0.5 * share * self.n):
+            return float("inf")
+        return effective_size(misses, self.sizes)
+
     @cached_property
     def _sorted(self) -> tuple[Floats, Floats | None]:
         if self.weights is None:
@@ -126,13 +158,12 @@ class Observations:
         return self.rank_bounds(quantile_rank(quantile, self.n))
 
     def confidence_interval(self, quantile: float) -> tuple[float, float]:
-        """95 % order-statistic interval with the effective sample size; NaN where an end is unknown."""
-        level = self.quantile_bounds(quantile)[0]
-        n_effective = self.effective_size(level) if np.isfinite(level) else float(self.n)
+        """95 % order-statistic interval for clustered samples; NaN where an end is unknown."""
+        n_effective, long_enough = self.tail_size(quantile)
         low, high = order_statistic_ranks(self.n, quantile, n_effective=n_effective)
         return (
             self.rank_bounds(low)[0] if low else float("nan"),
-            self.rank_bounds(high)[1] if high else float("nan"),
+            self.rank_bounds(high)[1] if high and long_enough else float("nan"),
         )
 
     def mean(self) -> float:

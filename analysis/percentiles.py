@@ -55,8 +55,8 @@ def _supported(
         return None, f"needs {needed} {o.unit}, has {o.n}", None
     low, high = o.quantile_bounds(quantile)
     if np.isinf(low):
-        if o.unit == "requests":
-            return None, f"infinite: {o.n_infinite} of {o.n} requests failed", None
+        if o.unit != "gaps":
+            return None, f"infinite: {o.n_infinite} of {o.n} {o.unit} failed", None
         return None, f"infinite: {o.n_infinite} of {o.n} gaps are missing (failed requests)", None
     if low != high:
         return None, between_bounds(o, low, high), [low, finite(high)]

@@ -20,6 +20,8 @@ from analysis.lengths import output_deviation, realised
 from analysis.littles_law import summarise_gap
 from analysis.runmeta import check_figures
 from analysis.server import server_figures
+from analysis.sessions import NO_SESSIONS, summarise_sessions
+from analysis.sharing import compare_sharing
 from analysis.slo import GAP_METRICS, Slo, slo_from_dict
 from analysis.stages import analyse_stage, read_records
 from analysis.verdict import write_verdict
@@ -57,6 +59,10 @@ def summarise(run: Run) -> dict[str, Any]:
         "goodput": peak_goodput(stages),
         "audit": _audit(metas, stages),
     }
+    summary["sharing"] = compare_sharing(records.requests, metas)
+    summary["sessions"] = summarise_sessions(records, metas, stages, slos)
+    if summary["sessions"] is None:
+        summary["sessions_reason"] = NO_SESSIONS
     summary["littles_law"] = _gap(summary["capacity"], stages, slos)
     summary["fleet"] = _fleet(meta, summary["capacity"], stages)
     prompts = (meta.get("workload") or {}).get("prompts")
@@ -87,6 +93,8 @@ def _as_far_as_it_came(stage: dict[str, Any], table: pa.Table) -> dict[str, Any]
     ids = table.filter(pc.equal(table["stage"], stage["index"]))["request_id"]
     due = pc.max(ids).as_py() - pc.min(ids).as_py() + 1 if len(ids) else 0
     planned = stage.get("scheduled_requests")
+    if stage.get("played_sessions") or stage.get("sessions"):  # whose later turns are due when the earlier ones end: no number tells
+        return {**stage, "scheduled_requests": len(ids)}
     return {**stage, "scheduled_requests": due if planned is None else min(due, planned)}
 
 

@@ -89,8 +89,23 @@ def _workload_meta(settings: Settings, trace: Trace | None, calibration: Calibra
     else:
         found["trace"] = None
     found["tokenizer"] = {"name": settings.tokenizer, **asdict(calibration)}
-    found["prompts"] = "unique"
+    found["prompts"] = _prompts_text(settings)
     return found
+
+
+def _prompts_text(settings: Settings) -> str:
+    """What prompts have in common, in words; ``unique``: nothing."""
+    workload = settings.workload
+    if workload.prompts is not None:
+        text = f"{len(workload.prompts.file.entries)} from {Path(workload.prompts.file.path).name}"
+        if settings.rates:
+            begun = max(settings.rates) * settings.duration_s / workload.prompts.mean_turns
+            factor = workload.prompts.file.reuse_factor(round(begun))
+            text += f", each sent {factor:.1f} times in the largest stage" if factor > 1 else ""
+        return text
+    if workload.sessions is not None:
+        return "conversations that grow" + (", shared prefixes" if workload.prefixes else "")
+    return "shared prefixes by design" if workload.prefixes else "unique"
 
 
 def out_path(settings: Settings, experiment: str) -> Path:

@@ -1,0 +1,231 @@
+"""Sessions: how long they take, how many meet the SLOs in every turn, how many at once, and each turn's own figures.
+
+A session belongs to a stage's cohort when its first request was scheduled in the stage's window; its later turns
+count whenever they came. It is *failed* when a request of it failed, *cut* when the run ended before it did.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pyarrow.compute as pc
+
+from analysis.attainment import observe_slos, requests_meeting
+from analysis.metrics import Bools, Floats, Ints, Requests, e2e_s, read_chunks, ttft_s
+from analysis.observations import Cohort, Observations, quantile_rank
+from analysis.percentiles import percentiles
+from analysis.slo import Slo
+from analysis.stages import RunRecords
+from analysis.steady import time_average_in_flight
+
+NO_SESSIONS = "the workload has no sessions"
+_TURNS = ((0, 0), (1, 1), (2, 2), (3, 4), (5, 9), (10, 19), (20, 49), (50, 2**31))  # each row of per_turn
+_NS = 1e-9
+
+
+@dataclass(frozen=True)
+class _Sessions:
+    """The requests of one stage's sessions, and which session (0 .. n - 1) each is of."""
+
+    requests: Requests
+    of: Ints
+    turn: Ints
+    ids: list[str]
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+    def first(self, values: Floats) -> Floats:
+        """The least value of each session."""
+        found = np.full(len(self), np.inf)
+        np.minimum.at(found, self.of, values)
+        return found
+
+    def last(self, values: Floats) -> Floats:
+        """The greatest known value of each session."""
+        found = np.full(len(self), -np.inf)
+        np.maximum.at(found, self.of, np.where(np.isnan(values), -np.inf, values))
+        return found
+
+    def total(self, values: Floats) -> Floats:
+        """The sum of each session, unknown values taken as 0."""
+        return np.asarray(np.bincount(self.of, np.nan_to_num(values), minlength=len(self)), dtype=np.float64)
+
+    def any(self, which: Bools) -> Bools:
+        """Whether a session has such a request."""
+        return np.bincount(self.of[which], minlength=len(self)) > 0
+
+
+def summarise_sessions(
+    records: RunRecords, metas: Sequence[Mapping[str, Any]], stages: Sequence[Mapping[str, Any]], slos: Sequence[Slo]
+) -> dict[str, Any] | None:  # fmt: skip
+    """summary.json's ``sessions`` (docs/sessions.md); None where no request is of a session."""
+    found = [
+        _of_stage(records, sessions, meta, stage, slos)
+        for meta, stage in zip(metas, stages, strict=True)
+        if (sessions := _read(records, int(meta["index"]))) is not None
+    ]
+    return {"stages": found, "fit": _fit(found, stages, slos)} if found else None
+
+
+def _read(records: RunRecords, stage: int) -> _Sessions | None:
+    everything = records.requests
+    rows = everything.take((everything.stage == stage) & (everything.attempt == 0))
+    ids = records.table["session_id"].take(rows.row)
+    named = np.asarray(pc.is_valid(ids).to_numpy(), dtype=np.bool_)
+    if not named.any():
+        return None
+    rows = rows.take(named)
+    names, of = np.unique(np.asarray(ids.filter(named).to_pylist(), dtype=object), return_inverse=True)
+    turn = pc.fill_null(records.table["turn"].take(rows.row), 0).to_numpy()
+    return _Sessions(rows, of.astype(np.int64), np.asarray(turn, dtype=np.int64), [str(n) for n in names])
+
+
+def _of_stage(
+    records: RunRecords, sessions: _Sessions, meta: Mapping[str, Any], stage: Mapping[str, Any], slos: Sequence[Slo]
+) -> dict[str, Any]:  # fmt: skip
+    r = sessions.requests
+    begin_ns, end_ns = sessions.first(r.scheduled_ns), sessions.last(r.ended_ns)
+    zero_s = (int(meta.get("start_ns") or 0) - records.origin_ns) * _NS
+    window_s = (zero_s + stage["window"]["start_s"], zero_s + stage["window"]["end_s"])
+    chosen = (begin_ns * _NS >= window_s[0]) & (begin_ns * _NS < window_s[1])
+    # the run says which sessions it cut; of a killed one nobody does
+    told = meta.get("sessions")
+    cut = sessions.any(r.has_status("unfinished"))
+    cut |= np.isin(sessions.ids, (told or {}).get("cut") or [])
+    failed = sessions.any(r.failed) & ~cut
+    complete = ~cut & ~failed
+    length_s = window_s[1] - window_s[0]
+    result: dict[str, Any] = {
+        "index": meta["index"], "sessions": int(chosen.sum()), "complete": int((chosen & complete).sum()),
+        "failed": int((chosen & failed).sum()), "cut": int((chosen & cut).sum()),
+        "arrived_per_s": float(chosen.sum() / length_s) if length_s > 0 else None,
+        "concurrent": _concurrent(begin_ns * _NS, end_ns * _NS, window_s),
+    }  # fmt: skip
+    if told is None:
+        result["cut_reason"] = "the run was killed: sessions that were still going on count as complete"
+    time_s, busy_s = (end_ns - begin_ns) * _NS, _busy_s(sessions)
+    for name, values in (("session_s", time_s), ("busy_s", busy_s)):
+        result[name] = percentiles(_observed(values, failed, cut, chosen))
+    counts = np.bincount(sessions.of, minlength=len(sessions)).astype(np.float64)
+    whole = chosen & complete
+    result |= {
+        "requests": _spread(counts[whole]),
+        "input_tokens": _spread(sessions.total(r.input_tokens)[whole]),
+        "output_tokens": _spread(sessions.total(r.output_tokens)[whole]),
+        "largest_prompt_tokens": _spread(sessions.last(r.input_tokens)[whole]),
+    }
+    result |= _goodput(records, sessions, slos, chosen, complete, length_s)
+    result["per_turn"] = _per_turn(sessions, chosen)
+    return result
+
+
+def _busy_s(sessions: _Sessions) -> Floats:
+    """How long at least one request of each session was under way: its time without pauses."""
+    r = sessions.requests
+    order = np.lexsort((r.scheduled_ns, sessions.of))
+    of, begin, end = sessions.of[order], r.scheduled_ns[order] * _NS, r.ended_ns[order] * _NS
+    end = np.where(np.isnan(end), begin, end)
+    shift = of * (2.0 * (end.max() - begin.min()) + 1.0)  # sessions one after the other on one axis
+    reached = np.maximum.accumulate(end + shift)
+    before = np.concatenate([[-np.inf], reached[:-1]])
+    new = np.maximum(end + shift - np.maximum(begin + shift, before), 0.0)
+    return np.asarray(np.bincount(of, new, minlength=len(sessions)), dtype=np.float64)
+
+
+def _observed(values: Floats, failed: Bools, cut: Bools, chosen: Bools) -> Observations:
+    """A failed session is infinitely long, one that was cut off is longer than it had become."""
+    finite = ~failed[chosen] & ~cut[chosen]
+    return Observations(
+        unit="sessions", values=values[chosen][finite], owner=np.flatnonzero(finite), weights=None,
+        infinite=failed[chosen].astype(np.float64),
+        censored=np.where(cut[chosen], np.maximum(values[chosen], 0.0), np.nan),
+    )  # fmt: skip
+
+
+def _concurrent(begin_s: Floats, end_s: Floats, window_s: tuple[float, float]) -> dict[str, Any]:
+    """Sessions that had begun and were not over, their pauses included: mean over the window, and most at once."""
+    inside = (end_s > window_s[0]) & (begin_s < window_s[1])
+    if not inside.any() or window_s[1] <= window_s[0]:
+        return {"mean": None, "max": None, "reason": "no session in the window"}
+    begin, end = np.maximum(begin_s[inside], window_s[0]), np.minimum(end_s[inside], window_s[1])
+    times = np.concatenate([begin, end])
+    change = np.concatenate([np.ones(len(begin)), -np.ones(len(end))])
+    at_once = np.cumsum(change[np.lexsort((change, times))])
+    mean = time_average_in_flight(window_s[0], window_s[1], begin_s, end_s)
+    return {"mean": mean, "max": int(at_once.max())}
+
+
+def _goodput(
+    records: RunRecords, sessions: _Sessions, slos: Sequence[Slo], chosen: Bools, complete: Bools, length_s: float
+) -> dict[str, Any]:  # fmt: skip
+    """Sessions per second that came to their end with every turn within every SLO."""
+    if not slos:
+        return {"goodput_per_s": None, "attainment": None, "goodput_per_s_reason": "no SLO given"}
+    r = sessions.requests
+    cohort = Cohort(r, read_chunks(records.table, r), 0, float(np.nanmax(r.ended_ns, initial=0.0)))
+    observed = observe_slos(cohort, slos)
+    unknown = next((o.reason for _, o in observed if o.reason), None)
+    if unknown:
+        return {"goodput_per_s": None, "attainment": None, "goodput_per_s_reason": unknown}
+    misses = ~requests_meeting(cohort, observed) & ~r.has_status(
+        "cancelled"
+    )  # who left by himself misses nothing
+    met = chosen & complete & ~sessions.any(misses)
+    n = int(chosen.sum())
+    return {
+        "goodput_per_s": float(met.sum() / length_s) if length_s > 0 else None,
+        "attainment": float(met.sum() / n) if n else None,
+    }
+
+
+def _per_turn(sessions: _Sessions, chosen: Bools) -> list[dict[str, Any]]:
+    """The requests of the cohort's sessions by their place in the session; values of good answers."""
+    r = sessions.requests
+    ttft, e2e = ttft_s(r, from_schedule=True), e2e_s(r, from_schedule=True)
+    found = []
+    for low, high in _TURNS:
+        here = chosen[sessions.of] & (sessions.turn >= low) & (sessions.turn <= high)
+        ok = here & r.has_status("ok")
+        if not here.any():
+            continue
+        said = ok & ~np.isnan(r.cached_tokens) & (r.input_tokens > 0)
+        found.append({
+            "turns": [low, min(high, int(sessions.turn[here].max()))], "requests": int(here.sum()), "ok": int(ok.sum()),
+            "input_tokens": _spread(r.input_tokens[ok]),
+            "cached_share": float(r.cached_tokens[said].sum() / r.input_tokens[said].sum()) if said.any() else None,
+            "ttft_from_schedule_s": _spread(ttft[ok]), "e2e_from_schedule_s": _spread(e2e[ok]),
+        })  # fmt: skip
+    return found
+
+
+def _spread(values: Floats) -> dict[str, Any]:
+    """Mean, median and p95 of a sample, null where it is empty."""
+    known = np.sort(values[np.isfinite(values)])
+    if not len(known):
+        return {"n": 0, "mean": None, "p50": None, "p95": None, "max": None}
+    return {
+        "n": len(known), "mean": float(known.mean()), "p50": float(known[quantile_rank(0.5, len(known)) - 1]),
+        "p95": float(known[quantile_rank(0.95, len(known)) - 1]), "max": float(known[-1]),
+    }  # fmt: skip
+
+
+def _fit(
+    found: Sequence[Mapping[str, Any]], stages: Sequence[Mapping[str, Any]], slos: Sequence[Slo]
+) -> dict[str, Any]:
+    """How many sessions at once were carried within the SLOs: the most of any stage that met them."""
+    none = {"concurrent_sessions": None, "sessions_per_s": None, "stage": None}
+    if not slos:
+        return none | {"reason": "no SLO given"}
+    met = {s["index"] for s in stages if s["slo_met"]}
+    fitting = [s for s in found if s["index"] in met and s["concurrent"]["mean"] is not None]
+    if not fitting:
+        return none | {"reason": "no stage met the SLOs"}
+    best = max(fitting, key=lambda s: float(s["concurrent"]["mean"]))
+    return {
+        "concurrent_sessions": best["concurrent"]["mean"], "sessions_per_s": best["arrived_per_s"],
+        "stage": best["index"], "reason": None,
+    }  # fmt: skip
