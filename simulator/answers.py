@@ -54,9 +54,9 @@ def reasoning_tokens(call: Call, choice: Choice, face: Face) -> int:
 
 def _final_usage(call: Call, face: Face, cached_tokens: int) -> dict[str, Any]:
     figures = usage(call, call.output_tokens)
-    if face.prompt_details:
+    if face.prompt_tokens_details:
         figures["prompt_tokens_details"] = {"cached_tokens": cached_tokens, "created_cache_tokens": 0}
-    if face.prompt_details or face.reasoning_share:
+    if face.prompt_tokens_details or face.reasoning_share:
         thought = sum(reasoning_tokens(call, choice, face) for choice in call.choices)
         figures["completion_tokens_details"] = {"reasoning_tokens": thought}
     return figures

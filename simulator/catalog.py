@@ -57,10 +57,6 @@ class Model:
             return self.layers * self.latent_elements * bytes_per_element
         return 2 * self.layers * self.kv_heads * self.head_size * bytes_per_element
 
-    def sequences_in(self, pool_bytes: float, tokens: int, bytes_per_element: float = 2.0) -> int:
-        """Sequences of that many tokens whose KV entries fit into a pool."""
-        return int(pool_bytes // (tokens * self.kv_bytes_per_token(bytes_per_element)))
-
     def kv_copies(self, tensor_parallel: int) -> float:
         """How often each KV entry is kept: KV heads are split over devices, then repeated; a latent is repeated."""
         shards = 1 if self.latent_elements is not None else min(self.kv_heads, tensor_parallel)

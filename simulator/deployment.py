@@ -8,7 +8,8 @@ from itertools import count
 
 from simulator import SimulatorError
 from simulator.engine import Engine, EngineConfig, Request, StepResult
-from simulator.routing import ROUTINGS, Router
+from simulator.options import ROUTINGS
+from simulator.routing import Router
 
 
 @dataclass(frozen=True, slots=True)

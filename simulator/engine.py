@@ -10,7 +10,7 @@ from simulator.adapters import AdapterSlots
 from simulator.batch import LockstepBatch, SpeculativeBatch
 from simulator.options import EngineConfig, Speculation
 from simulator.prefix_cache import BlockCache
-from simulator.queues import ArrivalQueue, DeadlineQueue
+from simulator.queues import WaitingQueue
 from simulator.request import NOT_JOINED, Request, StepResult
 
 __all__ = ["Engine", "EngineConfig", "Request", "Speculation", "StepResult"]
@@ -38,9 +38,7 @@ class Engine:
         if config.max_loras is not None:
             self.adapters = AdapterSlots(config.max_loras, config.adapter_load_s)
         self._cache = BlockCache(config.block_tokens) if config.prefix_caching else None
-        self._queue: ArrivalQueue | DeadlineQueue = ArrivalQueue()
-        if config.policy == "deadline":
-            self._queue = DeadlineQueue()
+        self._queue = WaitingQueue(by_deadline=config.policy == "deadline")
         self.batch = LockstepBatch(config.block_tokens)
         if config.speculation is not None:
             self.batch = SpeculativeBatch(config.block_tokens, config.speculation, config.seed)

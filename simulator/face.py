@@ -1,9 +1,9 @@
 """How the server shows its answers: what a gateway or another engine in front of it would change."""
 
-import math
-from typing import Literal, TypeVar
+from typing import Annotated, Literal, TypeVar
 
 import msgspec
+from msgspec import Meta
 
 from simulator import SimulatorError
 
@@ -11,31 +11,47 @@ T = TypeVar("T")
 
 
 class Face(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Options of the HTTP face; the defaults are vLLM's."""
+    """Options of the HTTP face; the defaults are vLLM's. Ranges are checked where it is read from JSON."""
 
-    adapters: tuple[str, ...] = ()  # names that are served as models beside the base model
-    natural_tokens: float | None = None  # mean length at which answers end by themselves; None: at the limit
-    chunk_tokens: int = 1  # the first token comes alone, then so many in one chunk (vLLM's stream_interval)
-    flush_s: float = (
-        0.0  # chunks are held back and written at multiples of this, as a gateway does; 0: at once
-    )
-    early_role: bool = False  # the role chunk comes before the prefill, not with the first token
-    reasoning_share: float = 0.0  # of a chat's tokens, ahead of the answer
-    reasoning_field: Literal["reasoning", "reasoning_content"] = "reasoning"
-    usage: Literal["full", "end", "none"] = "full"  # end: no continuous_usage_stats; none: never in a stream
-    done: bool = True  # whether a stream ends with [DONE]
-    prompt_details: bool = False  # usage has prompt_tokens_details (vLLM: --enable-prompt-tokens-details)
-    control: bool = False  # whether /control/faults is there
+    adapters: Annotated[
+        tuple[str, ...], Meta(description="LoRA adapters, served as models of these names.")
+    ] = ()
+    natural_tokens: Annotated[
+        Annotated[float, Meta(ge=1)] | None,
+        Meta(
+            description="Mean length at which answers end by themselves (geometric). Default: they run to max_tokens."
+        ),
+    ] = None
+    chunk_tokens: Annotated[
+        int, Meta(ge=1, description="Tokens in one chunk, after the first (vLLM's stream_interval).")
+    ] = 1
+    flush_ms: Annotated[
+        float,
+        Meta(
+            ge=0, le=60_000, description="Hold chunks back and write them at multiples of this, as a gateway."
+        ),
+    ] = 0.0
+    early_role: Annotated[
+        bool, Meta(description="Send the role chunk before the prefill, not with the first token.")
+    ] = False
+    reasoning_share: Annotated[
+        float,
+        Meta(ge=0, le=1, description="Share of a chat's tokens that are reasoning, ahead of the answer."),
+    ] = 0.0
+    reasoning_field: Annotated[
+        Literal["reasoning", "reasoning_content"], Meta(description="Where reasoning stands.")
+    ] = "reasoning"
+    usage: Annotated[
+        Literal["full", "end", "none"],
+        Meta(description="In streams: full as asked for; end without continuous_usage_stats; none."),
+    ] = "full"
+    done: Annotated[bool, Meta(description="End streams with [DONE].")] = True
+    prompt_tokens_details: Annotated[bool, Meta(description="Say cached_tokens in the usage.")] = False
+    control: Annotated[
+        bool, Meta(description="Let POST /control/faults change the plan of faults while it runs.")
+    ] = False
 
     def __post_init__(self) -> None:
-        if self.natural_tokens is not None and not 1 <= self.natural_tokens < math.inf:
-            raise SimulatorError(f"natural_tokens must be at least 1, got {self.natural_tokens}")
-        if self.chunk_tokens < 1:
-            raise SimulatorError(f"chunk_tokens must be at least 1, got {self.chunk_tokens}")
-        if not 0 <= self.flush_s <= 60:
-            raise SimulatorError(f"flush_s must be in [0, 60], got {self.flush_s}")
-        if not 0 <= self.reasoning_share <= 1:
-            raise SimulatorError(f"reasoning_share must be in [0, 1], got {self.reasoning_share}")
         if len(set(self.adapters)) < len(self.adapters) or not all(self.adapters):
             raise SimulatorError(f"adapters must have different names, got {', '.join(self.adapters)}")
 

@@ -67,7 +67,7 @@ class Generation:
         self._names_blocks = deployment.routing == "prefix-hash" or any(e.prefix_caching for e in engines)
         self._metrics = metrics
         self._face = face
-        self._flusher = Flusher(face.flush_s) if face.flush_s else None
+        self._flusher = Flusher(face.flush_ms / 1000) if face.flush_ms else None
 
     def close(self) -> None:
         if self._flusher is not None:
@@ -121,7 +121,7 @@ class Generation:
             strikes = fate.token(call.choices[0].ending.tokens)
             tokens[0] = _struck(fate.kind, strikes, tokens[0], write, transport, done)
         lives = self._lives(call, _session(request), tokens)
-        if self._face.prompt_details:
+        if self._face.prompt_tokens_details:
             stream.cached = lambda: _cached_tokens(call, lives)
         await self._run(lives, arrival_s, done)
         if fate.kind in ("reset_stream", "truncated"):
@@ -146,7 +146,7 @@ class Generation:
             LiveRequest(
                 len(call.prompts[choice.prompt]),
                 choice.ending.tokens,
-                give,
+                on_tokens=give,
                 finish_reason=choice.ending.finish_reason,
                 block_hashes=block_hashes(call, choice, self._block_tokens) if self._names_blocks else (),
                 adapter=adapter,

@@ -11,55 +11,10 @@ from dataclasses import replace
 from typing import Any
 
 from simulator import SimulatorError
-from simulator.catalog import (
-    A100_80,
-    B200,
-    BYTES_PER_ELEMENT,
-    DEEPSEEK_V3,
-    GIB,
-    H100,
-    H200,
-    HARDWARE,
-    L4,
-    LLAMA3_8B,
-    LLAMA3_70B,
-    MI300X,
-    MODELS,
-    QWEN3_8B,
-    QWEN3_32B,
-    QWEN25_1_5B,
-    T4,
-    Hardware,
-    Model,
-)
-from simulator.engine import EngineConfig, Speculation
+from simulator.catalog import BYTES_PER_ELEMENT, HARDWARE, MODELS, Hardware, Model
+from simulator.deployment import Deployment, Transfer
+from simulator.options import DEPLOYED, SCHEDULING, EngineConfig
 from simulator.steptime import Linear, Roofline
-
-__all__ = [
-    "A100_80",
-    "B200",
-    "DEEPSEEK_V3",
-    "GIB",
-    "H100",
-    "H200",
-    "HARDWARE",
-    "L4",
-    "LLAMA3_8B",
-    "LLAMA3_70B",
-    "MI300X",
-    "MODELS",
-    "PRESETS",
-    "QWEN3_8B",
-    "QWEN3_32B",
-    "QWEN25_1_5B",
-    "T4",
-    "Hardware",
-    "Model",
-    "engine_config",
-    "find_config",
-    "linear_config",
-    "roofline",
-]
 
 ALL_REDUCE_LATENCY_S = 10e-6  # of one all-reduce of a small tensor over NVLink; an assumption
 MEMORY_SHARE = 0.9  # of the device memory that the engine may use (vLLM's --gpu-memory-utilization)
@@ -166,101 +121,73 @@ def linear_config(
     )
 
 
-PRESETS: dict[str, EngineConfig] = {
-    config.name: config
-    for config in (
-        # Small enough to be light on the CPU in real time: 64 slots and steps of about 8 to 10 ms.
-        engine_config(
-            "demo",
-            L4,
-            QWEN25_1_5B,
-            precision="fp8",
-            max_num_seqs=64,
-            max_num_batched_tokens=2048,
-            max_model_len=8192,
-        ),
-        engine_config("qwen2.5-1.5b-l4", L4, QWEN25_1_5B, max_num_batched_tokens=2048),
-        engine_config("llama3-8b-l4", L4, LLAMA3_8B, max_num_batched_tokens=2048),
-        engine_config("llama3-8b-a100", A100_80, LLAMA3_8B),
-        engine_config("llama3-8b-h100", H100, LLAMA3_8B),
-        engine_config("llama3-70b-4xh100", H100, LLAMA3_70B, tensor_parallel=4),
-        engine_config("llama3-70b-fp8-2xh100", H100, LLAMA3_70B, precision="fp8", tensor_parallel=2),
-        engine_config("llama3-8b-h200", H200, LLAMA3_8B),
-        engine_config("llama3-8b-mi300x", MI300X, LLAMA3_8B),
-        engine_config("llama3-8b-int4-t4", T4, LLAMA3_8B, precision="int4", max_num_batched_tokens=2048),
-        engine_config("llama3-70b-4xa100", A100_80, LLAMA3_70B, tensor_parallel=4),
-        engine_config("llama3-70b-2xh200", H200, LLAMA3_70B, tensor_parallel=2),
-        engine_config("llama3-70b-2xmi300x", MI300X, LLAMA3_70B, tensor_parallel=2),
-        engine_config("llama3-70b-fp8-b200", B200, LLAMA3_70B, precision="fp8", kv_precision="fp8"),
-        engine_config("qwen3-32b-2xh100", H100, QWEN3_32B, tensor_parallel=2),
-        engine_config("deepseek-v3-fp8-8xh200", H200, DEEPSEEK_V3, precision="fp8", tensor_parallel=8),
-        engine_config("deepseek-v3-fp8-8xb200", B200, DEEPSEEK_V3, precision="fp8", tensor_parallel=8),
-    )
-}
-
-
-def _switch(text: str) -> bool:
-    return {"on": True, "off": False}[text]
-
-
-def _speculation(text: str) -> Speculation:
-    """DRAFTS:ACCEPTANCE[:DRAFT_S]"""
-    drafts, acceptance, *draft_s = text.split(":")
-    return Speculation(int(drafts), float(acceptance), *map(float, draft_s))
-
-
-# What may follow the name of an engine: how it is built, and how it schedules; and how each is read.
-_BUILT: dict[str, tuple[str, Callable[[str], Any]]] = {
+# What may follow the name of an engine, beside options.SCHEDULING and DEPLOYED: how it is built, and how that is read.
+BUILT: dict[str, tuple[str, Callable[[str], Any]]] = {
     "weights": ("precision", str),
     "kv": ("kv_precision", str),
     "bandwidth_factor": ("bandwidth_factor", float),
     "compute_factor": ("compute_factor", float),
     "overhead_s": ("overhead_s", float),
     "max_model_len": ("max_model_len", int),
-    "max_num_seqs": ("max_num_seqs", int),
-    "max_num_batched_tokens": ("max_num_batched_tokens", int),
-}
-_SCHEDULING: dict[str, Callable[[str], Any]] = {
-    "max_num_seqs": int,
-    "max_num_batched_tokens": int,
-    "policy": str,
-    "static_batching": _switch,
-    "prefix_caching": _switch,
-    "speculation": _speculation,
-    "max_loras": int,
-    "adapter_load_s": float,
 }
 
 
 def find_config(name: str) -> EngineConfig:
     """An engine by name, with settings: `BASE[,SETTING=VALUE...]`. Raises SimulatorError.
 
-    BASE is a preset, `MODEL@[Nx]HARDWARE` or `linear:ALPHA_S,BETA_S[,PREFILL_S]`. Settings are fields of
-    EngineConfig (`speculation=DRAFTS:ACCEPTANCE[:DRAFT_S]`, switches `on` or `off`); with MODEL@HARDWARE also
-    `weights`, `kv`, `bandwidth_factor`, `compute_factor`, `overhead_s`, `max_model_len`.
+    BASE is a preset, `MODEL@[Nx]HARDWARE` or `linear:ALPHA_S,BETA_S[,PREFILL_S]`. Settings are those of SCHEDULING,
+    with MODEL@HARDWARE also those of BUILT.
     """
-    if name in PRESETS:
-        return PRESETS[name]
+    deployment = find_deployment(name)
+    if deployment.engines > 1:
+        raise SimulatorError(f"preset {name!r}: one engine is wanted here, without {', '.join(DEPLOYED)}")
+    return deployment.config
+
+
+def find_deployment(name: str) -> Deployment:
+    """Engines by name, as `find_config`, with the settings of DEPLOYED too. Raises SimulatorError."""
     parts = name.split(",")
     base = ",".join(part for part in parts if "=" not in part)
     composed = "@" in base
     built: dict[str, Any] = {}
     scheduling: dict[str, Any] = {}
+    deployed: dict[str, Any] = {}
     for part in parts:
         key, equals, value = part.partition("=")
-        if not equals:
-            continue
         try:
-            if composed and key in _BUILT:
-                field, read = _BUILT[key]
-                built[field] = read(value)
-            else:
-                scheduling[key] = _SCHEDULING[key](value)
+            if composed and key in BUILT:
+                built[BUILT[key][0]] = BUILT[key][1](value)
+            elif key in DEPLOYED:
+                deployed[key] = DEPLOYED[key][0](value)
+            elif equals:
+                scheduling[key] = SCHEDULING[key][0](value)
         except (KeyError, ValueError, TypeError) as error:
-            known = ", ".join([*_BUILT, *_SCHEDULING] if composed else _SCHEDULING)
+            known = ", ".join([*(BUILT if composed else ()), *SCHEDULING, *DEPLOYED])
             raise SimulatorError(f"preset {name!r}: cannot read {part!r}; settings: {known}") from error
-    config = _compose(base, built) if composed else _named(base)
-    return replace(config, name=name, **scheduling)
+    if composed:
+        budget = {field: scheduling[field] for field in _BUDGET if field in scheduling}
+        config = _compose(base, built | budget)
+    else:
+        config = _named(base)
+    if name != config.name:
+        config = replace(config, name=name, **scheduling)
+    return _deployment(config, **deployed)
+
+
+_BUDGET = ("max_num_seqs", "max_num_batched_tokens")
+
+
+def _deployment(
+    config: EngineConfig, prefill_replicas: int = 0, transfer_gbs: float = 50.0, **options: Any
+) -> Deployment:
+    if not prefill_replicas:
+        return Deployment(config, **options)
+    step_time = config.step_time
+    kv_bytes = step_time.kv_bytes_per_token if isinstance(step_time, Roofline) else 0.0
+    if not transfer_gbs > 0:
+        raise SimulatorError(f"{config.name}: transfer_gbs must be > 0, got {transfer_gbs}")
+    transfer = Transfer(kv_bytes, transfer_gbs * 1e9)
+    return Deployment(config, **options, prefill=config, prefill_replicas=prefill_replicas, transfer=transfer)
 
 
 def _compose(base: str, options: dict[str, Any]) -> EngineConfig:
@@ -296,3 +223,27 @@ def _named(name: str) -> EngineConfig:
     raise SimulatorError(
         f"unknown preset {name!r}; known: {known}, MODEL@[Nx]HARDWARE, or linear:ALPHA_S,BETA_S[,PREFILL_S]"
     )
+
+
+# Under names of their own. `demo` is light on the CPU in real time: 64 slots and steps of about 8 to 10 ms.
+_PRESETS = {
+    "demo": "qwen2.5-1.5b@l4,weights=fp8,max_num_seqs=64,max_num_batched_tokens=2048,max_model_len=8192",
+    "qwen2.5-1.5b-l4": "qwen2.5-1.5b@l4,max_num_batched_tokens=2048",
+    "llama3-8b-l4": "llama3-8b@l4,max_num_batched_tokens=2048",
+    "llama3-8b-a100": "llama3-8b@a100-80",
+    "llama3-8b-h100": "llama3-8b@h100",
+    "llama3-70b-4xh100": "llama3-70b@4xh100",
+    "llama3-70b-fp8-2xh100": "llama3-70b@2xh100,weights=fp8",
+    "llama3-8b-h200": "llama3-8b@h200",
+    "llama3-8b-mi300x": "llama3-8b@mi300x",
+    "llama3-8b-int4-t4": "llama3-8b@t4,weights=int4,max_num_batched_tokens=2048",
+    "llama3-70b-4xa100": "llama3-70b@4xa100-80",
+    "llama3-70b-2xh200": "llama3-70b@2xh200",
+    "llama3-70b-2xmi300x": "llama3-70b@2xmi300x",
+    "llama3-70b-fp8-b200": "llama3-70b@b200,weights=fp8,kv=fp8",
+    "qwen3-32b-2xh100": "qwen3-32b@2xh100",
+    "deepseek-v3-fp8-8xh200": "deepseek-v3@8xh200,weights=fp8",
+    "deepseek-v3-fp8-8xb200": "deepseek-v3@8xb200,weights=fp8",
+}
+PRESETS: dict[str, EngineConfig] = {}
+PRESETS.update({name: replace(find_config(made), name=name) for name, made in _PRESETS.items()})

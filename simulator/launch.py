@@ -8,18 +8,14 @@ import subprocess
 import sys
 import tempfile
 import time
-import urllib.error
-import urllib.request
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import IO, Self
+from typing import IO, Any, Self
 
 import msgspec
 
 from simulator import SimulatorError
-from simulator.face import Face
-from simulator.faults import Plan
 
 _READY = re.compile(r"listening on (http://\S+/v1) model (.*)")
 
@@ -56,39 +52,14 @@ class Started:
         self.stop()
 
 
-def start_in_process(
-    preset: str = "demo",
-    *,
-    host: str = "127.0.0.1",
-    port: int = 0,
-    model_name: str | None = None,
-    max_num_seqs: int | None = None,
-    max_num_batched_tokens: int | None = None,
-    api_key_env: str | None = None,
-    face: Face | None = None,
-    faults: Plan | None = None,
-    seed: int = 0,
-    timeout_s: float = 30.0,
-) -> Started:
-    """Start `python -m simulator.server` and wait until /health answers.
+def start_in_process(preset: str = "demo", *, timeout_s: float = 30.0, **options: Any) -> Started:
+    """Start `python -m simulator.server` and wait until it listens.
 
-    preset: a name of hardware.PRESETS or linear:ALPHA_S,BETA_S[,PREFILL_S]. The child ends by itself when this
-    process is gone. Raises SimulatorError with the child's own words when it does not come up in time.
+    options: further fields of server.Start. The child ends by itself when this process is gone. Raises
+    SimulatorError with the child's own words when it does not come up in time.
     """
-    given = {
-        "--model-name": model_name,
-        "--max-num-seqs": max_num_seqs,
-        "--max-num-batched-tokens": max_num_batched_tokens,
-        "--api-key-env": api_key_env,
-    }
-    command = [sys.executable, "-P", "-m", "simulator.server", "--end-with-stdin", "--preset", preset]
-    command += ["--host", host, "--port", str(port), "--seed", str(seed)]
-    for option, struct in (("--face", face), ("--faults", faults)):
-        if struct is not None:
-            command += [option, msgspec.json.encode(struct).decode()]
-    for option, value in given.items():
-        if value is not None:
-            command += [option, str(value)]
+    start = msgspec.json.encode({"preset": preset, **options}).decode()
+    command = [sys.executable, "-P", "-m", "simulator.server", start]
     # The child finds this very package, whatever its working directory holds.
     here = str(Path(__file__).resolve().parent.parent)
     paths = [here, os.environ["PYTHONPATH"]] if os.environ.get("PYTHONPATH") else [here]
@@ -112,7 +83,6 @@ def start_in_process(
                     f"the simulator did not start: {_last_line(errors) or 'no answer in time'}"
                 )
             started = Started(process, found[1], found[2])
-            _wait_healthy(found[1].removesuffix("/v1") + "/health", deadline_s)
         except BaseException:
             started.stop()
             raise
@@ -139,15 +109,3 @@ def _last_line(file: IO[bytes]) -> str:
     file.seek(0)
     lines = file.read().decode("utf-8", "replace").strip().splitlines()
     return lines[-1].removeprefix("error: ") if lines else ""
-
-
-def _wait_healthy(url: str, deadline_s: float) -> None:
-    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
-    while True:
-        try:
-            with opener.open(url, timeout=max(0.1, deadline_s - time.monotonic())):
-                return
-        except (urllib.error.URLError, OSError) as error:
-            if time.monotonic() > deadline_s:
-                raise SimulatorError(f"the simulator does not answer on {url}: {error}") from error
-            time.sleep(0.02)

@@ -1,10 +1,13 @@
 """What an engine may use and how it schedules."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 from simulator import SimulatorError
 from simulator.steptime import StepTime
 
+ROUTINGS = ("round-robin", "least-request", "prefix-hash", "session-sticky")
 POLICIES = ("fcfs", "prefill-priority", "decode-priority", "deadline")
 
 
@@ -26,13 +29,6 @@ class Speculation:
             raise SimulatorError(
                 f"speculation: needs tokens >= 1, acceptance in [0, 1] and draft_s >= 0, got {self}"
             )
-
-    @property
-    def tokens_per_step(self) -> float:
-        """Expected, of one request."""
-        if self.acceptance == 1:
-            return self.tokens + 1.0
-        return (1 - self.acceptance ** (self.tokens + 1)) / (1 - self.acceptance)
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,3 +77,40 @@ class EngineConfig:
                 f"{self.name}: the KV cache holds {self.kv_blocks * self.block_tokens} tokens, less than "
                 f"max_model_len {self.max_model_len}; lower max_model_len or use more memory"
             )
+
+
+def _switch(text: str) -> bool:
+    return {"on": True, "off": False}[text]
+
+
+def _speculation(text: str) -> Speculation:
+    drafts, acceptance, *draft_s = text.split(":")
+    return Speculation(int(drafts), float(acceptance), *map(float, draft_s))
+
+
+Settings = dict[str, tuple[Callable[[str], Any], str, str]]
+"""By name: how a value is read, how it is written, what it means."""
+SCHEDULING: Settings = {
+    "max_num_seqs": (int, "N", "Sequences decoded together at most."),
+    "max_num_batched_tokens": (int, "N", "Token budget of one step."),
+    "policy": (str, "|".join(POLICIES), "How the scheduler shares steps between prompts and decoding."),
+    "static_batching": (_switch, "on|off", "A batch is filled only when the one before has finished."),
+    "prefix_caching": (_switch, "on|off", "Keep KV blocks for equal prefixes."),
+    "speculation": (
+        _speculation,
+        "K:A[:S]",
+        "K drafts a step, each accepted with probability A, made in S s.",
+    ),
+    "max_loras": (int, "N", "LoRA adapters on the device at once. Default: they cost nothing."),
+    "adapter_load_s": (float, "S", "Time to bring an adapter in."),
+}
+DEPLOYED: Settings = {
+    "replicas": (int, "N", "Engines behind a router."),
+    "routing": (str, "|".join(ROUTINGS), "Which replica gets a request; a session is its X-Session-Id."),
+    "prefill_replicas": (
+        int,
+        "N",
+        "Further engines that compute the prompts; the others only decode. Default: none.",
+    ),
+    "transfer_gbs": (float, "GB/s", "At which KV entries go from those to the others. Default: 50."),
+}

@@ -1,7 +1,7 @@
 """What became of each request of a run in virtual time, by the engine's own bookkeeping."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -57,22 +57,18 @@ class Outcome:
             [self.first_token_s[request : request + 1], self.step_end_s[first + 1 : last + 1]]
         )
 
-    def all_token_times_s(self) -> tuple[Floats, Integers]:
-        """(token times of all requests, one after the other; where each begins, and the end): request r has
-        times[offsets[r]:offsets[r + 1]]."""
-        offsets = np.concatenate([[0], np.cumsum(self.output_tokens)])
-        starts = offsets[:-1]
-        times = np.empty(int(offsets[-1]))
-        rank = np.arange(len(times)) - np.repeat(starts, self.output_tokens)
-        index = np.repeat(self.first_step, self.output_tokens) + rank
-        plain = np.ones(len(self.output_tokens), dtype=bool)
-        plain[list(self.explicit)] = False
-        later = np.repeat(plain, self.output_tokens) & (rank > 0)
-        times[later] = self.step_end_s[index[later]]
-        times[starts] = self.first_token_s
-        for request, explicit in self.explicit.items():
-            times[offsets[request] : offsets[request + 1]] = explicit
-        return times, offsets
+    def chunks(self, request: int) -> tuple[Floats, Integers]:
+        """(time in s of each chunk of one request, tokens in it): equal times are one chunk."""
+        return np.unique(self.token_times_s(request), return_counts=True)
+
+    def reordered(self, back: Integers) -> "Outcome":
+        """The same with request back[r] as request r."""
+        arrays = {
+            name: getattr(self, name)[back]
+            for name in ("arrival_s", "first_token_s", "finish_s", "output_tokens", "cached_tokens", "first_step", "last_step")
+        }  # fmt: skip
+        place = {int(old): new for new, old in enumerate(back)}
+        return replace(self, **arrays, explicit={place[r]: times for r, times in self.explicit.items()})
 
     def gaps_s(self, chosen: NDArray[np.bool_] | None = None) -> tuple[Floats, Integers]:
         """Gaps between tokens of the chosen requests, over all of them: (length in s, how many such gaps).
@@ -97,13 +93,6 @@ class Outcome:
             np.concatenate([lengths[used], more]),
             np.concatenate([per_step[used], np.ones(len(more), dtype=np.int64)]),
         )
-
-    def gap_quantile_s(self, quantile: float = 0.99) -> Floats:
-        """That quantile of each request's own gaps; NaN for requests of one token."""
-        found = np.full(len(self.arrival_s), np.nan)
-        for request in np.flatnonzero(self.output_tokens > 1):
-            found[request] = np.quantile(_gaps(self.token_times_s(int(request))), quantile)
-        return found
 
     def concurrency(self, start_s: float, end_s: float) -> float:
         """Time average of the number of requests between arrival and last token, over [start_s, end_s]."""

@@ -1,42 +1,15 @@
-"""One stage in virtual time: schedule in, the time of every token out."""
+"""One stage in virtual time: schedule in, the time of every token out (`Outcome`, in the order given)."""
 
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 
 from simulator import SimulatorError
 from simulator.deployment import Deployment
 from simulator.engine import EngineConfig, Request
 from simulator.outcome import Outcome, simulate_closed, simulate_requests
-
-Floats = NDArray[np.float64]
-Integers = NDArray[np.int64]
-
-
-@dataclass(frozen=True, slots=True)
-class StageTokens:
-    """A stage that ran to its end; arrays over requests in the order given, times in s on the schedule's clock.
-
-    Request r's tokens came at token_s[offsets[r]:offsets[r + 1]]; equal times are tokens of one chunk.
-    The engine starts at once: started_s is scheduled_s. preemptions is a count over the whole stage.
-    """
-
-    scheduled_s: Floats
-    started_s: Floats
-    first_token_s: Floats
-    last_token_s: Floats
-    finish_s: Floats
-    output_tokens: Integers
-    cached_tokens: Integers
-    token_s: Floats
-    offsets: Integers
-    preemptions: int
-
-    def chunks(self, request: int) -> tuple[Floats, Integers]:
-        """(time of each chunk in s, tokens in it) of one request."""
-        return np.unique(self.token_s[self.offsets[request] : self.offsets[request + 1]], return_counts=True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +34,7 @@ def run_stage(
     output_tokens: ArrayLike,
     seed: int = 0,
     traits: Traits | None = None,
-) -> StageTokens:
+) -> Outcome:
     """An open-loop stage on an engine that is idle before. The seed draws what the engine draws.
 
     scheduled_s need not be sorted. Raises SimulatorError for requests that cannot be served.
@@ -72,7 +45,7 @@ def run_stage(
         raise SimulatorError("scheduled_s, input_tokens and output_tokens must have the same length")
     order = np.argsort(scheduled, kind="stable")
     outcome = simulate_requests(_seeded(config, seed), scheduled[order], [requests[n] for n in order])
-    return _stage(outcome, np.argsort(order, kind="stable"))
+    return outcome.reordered(np.argsort(order, kind="stable"))
 
 
 def run_closed_stage(
@@ -83,14 +56,13 @@ def run_closed_stage(
     seed: int = 0,
     traits: Traits | None = None,
     think_s: float = 0.0,
-) -> StageTokens:
+) -> Outcome:
     """A closed loop of `concurrency` clients that send the requests in the order given, the first ones at 0 s.
 
-    scheduled_s is when each was sent. Raises SimulatorError for requests that cannot be served.
+    arrival_s is when each was sent. Raises SimulatorError for requests that cannot be served.
     """
     requests = make_requests(config, input_tokens, output_tokens, traits)
-    outcome = simulate_closed(_seeded(config, seed), concurrency, requests, think_s)
-    return _stage(outcome, np.arange(len(requests)))
+    return simulate_closed(_seeded(config, seed), concurrency, requests, think_s)
 
 
 def make_requests(
@@ -145,24 +117,3 @@ def _seeded(config: EngineConfig | Deployment, seed: int) -> EngineConfig | Depl
     if isinstance(config, EngineConfig):
         return replace(config, seed=seed)
     return replace(config, config=replace(config.config, seed=seed))
-
-
-def _stage(outcome: Outcome, back: Integers) -> StageTokens:
-    """Arrays in the order given; back[r] is the place of request r in the outcome."""
-    times, starts = outcome.all_token_times_s()
-    lengths = outcome.output_tokens[back]
-    offsets = np.concatenate([[0], np.cumsum(lengths)])
-    index = np.arange(len(times)) - np.repeat(offsets[:-1] - starts[:-1][back], lengths)
-    arrival_s, finish_s = outcome.arrival_s[back], outcome.finish_s[back]
-    return StageTokens(
-        scheduled_s=arrival_s,
-        started_s=arrival_s.copy(),
-        first_token_s=outcome.first_token_s[back],
-        last_token_s=finish_s,
-        finish_s=finish_s.copy(),
-        output_tokens=lengths,
-        cached_tokens=outcome.cached_tokens[back],
-        token_s=times[index],
-        offsets=offsets,
-        preemptions=outcome.preemptions,
-    )

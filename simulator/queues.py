@@ -8,54 +8,17 @@ from itertools import count
 from simulator.request import Request
 
 
-class ArrivalQueue:
-    """First come first served; what was preempted or passed over goes to the front."""
+class WaitingQueue:
+    """First come first served, or earliest deadline first among those that have arrived.
 
-    def __init__(self) -> None:
-        self._waiting: deque[Request] = deque()
-        self._aborted = 0
+    What was preempted or passed over goes before its equals.
+    """
 
-    def __len__(self) -> int:
-        return len(self._waiting) - self._aborted
-
-    def push(self, request: Request) -> None:
-        self._waiting.append(request)
-
-    def push_front(self, request: Request) -> None:
-        self._waiting.appendleft(request)
-
-    def note_abort(self) -> None:
-        """One of the waiting requests was marked aborted."""
-        self._aborted += 1
-
-    def head(self, now_s: float) -> Request | None:
-        """The next request, if it has arrived by now_s."""
-        waiting = self._waiting
-        while waiting:
-            request = waiting[0]
-            if not request.aborted:
-                return request if request.arrival_s <= now_s else None
-            waiting.popleft()
-            self._aborted -= 1
-        return None
-
-    def pop(self) -> None:
-        """Take the head."""
-        self._waiting.popleft()
-
-    def next_arrival_s(self) -> float | None:
-        """When the head arrives, or None when nothing waits."""
-        self.head(-math.inf)
-        return self._waiting[0].arrival_s if self._waiting else None
-
-
-class DeadlineQueue:
-    """Earliest deadline first among those that have arrived; ties in order of submission."""
-
-    def __init__(self) -> None:
+    def __init__(self, *, by_deadline: bool) -> None:
+        self._by_deadline = by_deadline
         self._coming: deque[Request] = deque()
         self._ready: list[tuple[float, int, Request]] = []
-        self._numbers = count()
+        self._numbers = count(1)
         self._aborted = 0
 
     def __len__(self) -> int:
@@ -65,24 +28,31 @@ class DeadlineQueue:
         self._coming.append(request)
 
     def push_front(self, request: Request) -> None:
-        heapq.heappush(self._ready, (request.deadline_s, -next(self._numbers), request))
+        self._make_ready(request, -next(self._numbers))
+
+    def _make_ready(self, request: Request, rank: int) -> None:
+        heapq.heappush(self._ready, (request.deadline_s if self._by_deadline else 0.0, rank, request))
 
     def note_abort(self) -> None:
+        """One of the waiting requests was marked aborted."""
         self._aborted += 1
 
     def head(self, now_s: float) -> Request | None:
-        while self._coming and self._coming[0].arrival_s <= now_s:
-            request = self._coming.popleft()
-            heapq.heappush(self._ready, (request.deadline_s, next(self._numbers), request))
-        while self._ready and self._ready[0][2].aborted:
-            heapq.heappop(self._ready)
+        """The next request of those that have arrived by now_s."""
+        coming, ready = self._coming, self._ready
+        while coming and coming[0].arrival_s <= now_s:
+            self._make_ready(coming.popleft(), next(self._numbers))
+        while ready and ready[0][2].aborted:
+            heapq.heappop(ready)
             self._aborted -= 1
-        return self._ready[0][2] if self._ready else None
+        return ready[0][2] if ready else None
 
     def pop(self) -> None:
+        """Take the head."""
         heapq.heappop(self._ready)
 
     def next_arrival_s(self) -> float | None:
+        """When the head has arrived or will, or None when nothing waits."""
         head = self.head(-math.inf)
         if head is not None:
             return head.arrival_s

@@ -11,6 +11,7 @@ import sys
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any, cast
 
 from simulator.deployment import Deployment, Run
@@ -22,26 +23,14 @@ PATIENCE_S = (
 )
 
 
+@dataclass(slots=True, eq=False)
 class LiveRequest(Request):
     """A request with a place to put its tokens: `on_tokens(count)` is called once a step and must not raise."""
 
-    __slots__ = ("finish_reason", "on_tokens", "prefill_s", "real_first_token_s")
-
-    def __init__(
-        self,
-        prompt_tokens: int,
-        output_tokens: int,
-        on_tokens: Callable[[int], None],
-        *,
-        finish_reason: str = "length",
-        **traits: Any,
-    ) -> None:
-        """traits: as of Request."""
-        super().__init__(prompt_tokens, output_tokens, **traits)
-        self.on_tokens = on_tokens
-        self.finish_reason = finish_reason
-        self.prefill_s = 0.0  # start of the step that ended its prompt
-        self.real_first_token_s = 0.0  # set once its first token was handed out
+    on_tokens: Callable[[int], None] = lambda count: None
+    finish_reason: str = "length"
+    prefill_s: float = 0.0  # start of the step that ended its prompt
+    real_first_token_s: float = 0.0  # set once its first token was handed out
 
 
 class DeadlineTimer:

@@ -5,9 +5,8 @@ from collections.abc import Hashable, Sequence
 
 from simulator import SimulatorError
 from simulator.engine import Engine
+from simulator.options import ROUTINGS
 from simulator.request import Request
-
-ROUTINGS = ("round-robin", "least-request", "prefix-hash", "session-sticky")
 
 
 class Router:

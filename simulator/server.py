@@ -1,6 +1,5 @@
-"""OpenAI-compatible HTTP face of the engine in real time: `python -m simulator.server --preset demo`."""
+"""OpenAI-compatible HTTP face of the engine in real time."""
 
-import argparse
 import asyncio
 import gc
 import hmac
@@ -12,9 +11,8 @@ import threading
 import time
 import zlib
 from collections.abc import Awaitable, Callable
-from dataclasses import replace
-from typing import Any
 
+import msgspec
 from aiohttp import web
 
 from simulator import SimulatorError
@@ -22,9 +20,9 @@ from simulator.apierrors import ApiError, invalid
 from simulator.deployment import Deployment
 from simulator.engine import EngineConfig, StepResult
 from simulator.face import Face, read_options
-from simulator.faults import Fate, Faults, Plan, read_plan
+from simulator.faults import Fate, Faults, Plan
 from simulator.generation import Generation, reset_connection
-from simulator.hardware import find_config
+from simulator.hardware import find_deployment
 from simulator.metrics import Metrics, render
 from simulator.modelcards import model_cards
 from simulator.protocol import decode, parse, words_of
@@ -165,7 +163,7 @@ class Server:
         """The plan is replaced as a whole: {} ends all faults. Its times count from now."""
         self._authorize(request)
         try:
-            plan = read_plan(await request.read())
+            plan = read_options(await request.read(), Plan, "faults")
         except SimulatorError as error:
             raise invalid("body", str(error)) from error
         self.faults = Faults(plan, time.monotonic())
@@ -213,36 +211,54 @@ async def _json_errors(request: web.Request, handler: Handler) -> web.StreamResp
         return web.json_response({"detail": error.reason}, status=error.status, headers=headers)
 
 
-def serve(
-    deployment: EngineConfig | Deployment,
-    *,
-    host: str = "127.0.0.1",
-    port: int = 8000,
-    model_name: str,
-    api_key: str | None = None,
-    face: Face | None = None,
-    faults: Plan | None = None,
-    seed: int = 0,
-    ready: Callable[[int], None] | None = None,
-) -> None:
-    """Serve until SIGTERM or SIGINT; call it in the main thread. `ready` gets the port once it listens.
+class Start(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What and where to serve."""
 
-    Raises SimulatorError when the address cannot be used.
+    preset: str = "demo"  # see hardware.find_deployment
+    host: str = "127.0.0.1"
+    port: int = 0  # 0: a free one
+    model_name: str | None = None  # None: the preset
+    api_key_env: str | None = None  # environment variable with the key that requests must carry
+    face: Face = Face()
+    faults: Plan = Plan()
+    seed: int = 0
+
+
+def serve(
+    start: Start,
+    deployment: EngineConfig | Deployment | None = None,
+    on_ready: Callable[[], None] = lambda: None,
+) -> None:
+    """Serve until SIGTERM or SIGINT; call it in the main thread. It prints where, once it listens.
+
+    deployment: instead of the preset. Raises SimulatorError when the options or the address cannot be used.
     """
-    server = Server(deployment, model_name=model_name, api_key=api_key, face=face, faults=faults, seed=seed)
+    api_key = os.environ.get(start.api_key_env) if start.api_key_env else None
+    if start.api_key_env and not api_key:
+        raise SimulatorError(
+            f"--api-key-env {start.api_key_env}: that environment variable is not set or empty"
+        )
+    model = start.model_name or start.preset
+    host = f"[{start.host}]" if ":" in start.host else start.host
+    server = Server(
+        deployment or find_deployment(start.preset),
+        model_name=model, api_key=api_key, face=start.face, faults=start.faults, seed=start.seed,
+    )  # fmt: skip
 
     async def main() -> None:
         stopped = asyncio.Event()
         for number in (signal.SIGTERM, signal.SIGINT):
             asyncio.get_running_loop().add_signal_handler(number, stopped.set)
         try:
-            bound = await server.start(host, port)
+            port = await server.start(start.host, start.port)
         except OSError as error:
-            raise SimulatorError(f"cannot listen on {host}:{port}: {error.strerror or error}") from error
+            raise SimulatorError(
+                f"cannot listen on {host}:{start.port}: {error.strerror or error}"
+            ) from error
         gc.collect()
         gc.freeze()  # what is loaded by now stays: collections need not look at it
-        if ready is not None:
-            ready(bound)
+        print(f"listening on http://{host}:{port}/v1 model {model}", flush=True)
+        on_ready()
         await stopped.wait()
         await server.stop()
 
@@ -259,16 +275,6 @@ def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
     return factory
 
 
-def configured(preset: str, **limits: Any) -> EngineConfig:
-    """A preset (see hardware.find_config) with fields of EngineConfig replaced where they are not None.
-
-    Raises SimulatorError.
-    """
-    return replace(
-        find_config(preset), **{name: value for name, value in limits.items() if value is not None}
-    )
-
-
 def _end_with_stdin() -> None:
     """End this process when the other end of stdin closes: a child must not outlive its parent."""
 
@@ -280,47 +286,10 @@ def _end_with_stdin() -> None:
     threading.Thread(target=watch, daemon=True).start()
 
 
-def main(arguments: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="python -m simulator.server", description=__doc__)
-    parser.add_argument("--preset", default="demo")
-    parser.add_argument("--host", default="127.0.0.1")
-    parser.add_argument("--port", type=int, default=8000, help="0 takes a free one")
-    parser.add_argument("--model-name", help="default: the preset's name")
-    parser.add_argument("--max-num-seqs", type=int)
-    parser.add_argument("--max-num-batched-tokens", type=int)
-    parser.add_argument("--api-key-env", metavar="NAME", help="environment variable that holds the API key")
-    parser.add_argument("--face", default="{}", metavar="JSON", help="fields of simulator.face.Face")
-    parser.add_argument("--faults", default="{}", metavar="JSON", help="fields of simulator.faults.Plan")
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--end-with-stdin", action="store_true", help=argparse.SUPPRESS)
-    options = parser.parse_args(arguments)
-    model = options.model_name or options.preset
-
-    def ready(port: int) -> None:
-        if options.end_with_stdin:
-            _end_with_stdin()
-        host = f"[{options.host}]" if ":" in options.host else options.host
-        print(f"listening on http://{host}:{port}/v1 model {model}", flush=True)
-
+def main() -> int:
+    """`python -m simulator.server START`, a `Start` in JSON; it ends with its standard input."""
     try:
-        api_key = os.environ.get(options.api_key_env) if options.api_key_env else None
-        if options.api_key_env and not api_key:
-            raise SimulatorError(f"environment variable {options.api_key_env} is not set or empty")
-        serve(
-            configured(
-                options.preset,
-                max_num_seqs=options.max_num_seqs,
-                max_num_batched_tokens=options.max_num_batched_tokens,
-            ),
-            host=options.host,
-            port=options.port,
-            model_name=model,
-            api_key=api_key,
-            face=read_options(options.face.encode(), Face, "face"),
-            faults=read_plan(options.faults.encode()),
-            seed=options.seed,
-            ready=ready,
-        )
+        serve(read_options(sys.argv[1].encode(), Start, "server"), on_ready=_end_with_stdin)
     except SimulatorError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2

@@ -9,6 +9,7 @@ import pytest
 from ampacity.cli import main
 from ampacity.config import ConfigError
 from ampacity.experiments.calibrate import calibrate_to_run
+from simulator.deployment import Deployment
 from simulator.hardware import find_config
 from simulator.steptime import Roofline
 
@@ -19,7 +20,7 @@ def measured(tmp_path_factory: pytest.TempPathFactory) -> Path:
     run = tmp_path_factory.mktemp("calibrate") / "run"
     with pytest.MonkeyPatch.context() as patch:
         slower = truth()
-        patch.setattr("simulator.hardware.find_config", lambda name: slower)
+        patch.setattr("simulator.hardware.find_deployment", lambda name: Deployment(slower))
         patch.setattr(sys, "argv", [
             "ampacity", "predict", "--preset", "any", "--input-tokens", "lognormal:p50=300,p99=900", "--output-tokens", "lognormal:p50=150,p99=600",
             "--concurrency", "1,2,3,4,6,8,12,16,24", "--duration", "10m", "--out", str(run),

@@ -11,7 +11,8 @@ from simulator import SimulatorError
 from simulator.calibrate import Level, calibrate, expected_latencies_s
 from simulator.engine import EngineConfig
 from simulator.hardware import PRESETS
-from simulator.predict import StageTokens, run_closed_stage, run_stage
+from simulator.outcome import Outcome
+from simulator.predict import run_closed_stage, run_stage
 from simulator.steptime import Roofline
 
 BASE = PRESETS["llama3-8b-h100"]
@@ -21,18 +22,14 @@ TRUE = replace(NOMINAL, bandwidth_bytes_s=2.1e12, compute_flops=360e12, overhead
 ENGINE: EngineConfig = replace(BASE, step_time=TRUE)
 
 
-def measured(stage: StageTokens) -> tuple[float, float, float]:
+def measured(stage: Outcome) -> tuple[float, float, float]:
     """Mean requests in flight, mean ITL and mean TTFT in the middle of a stage."""
-    n = len(stage.started_s)
+    n = len(stage.arrival_s)
     inside = slice(n // 4, n - n // 10)
-    start, end = np.sort(stage.started_s)[[n // 4, n - n // 10]]
-    overlap = np.minimum(stage.finish_s, end) - np.maximum(stage.started_s, start)
-    gaps = [
-        np.diff(stage.token_s[stage.offsets[r] : stage.offsets[r + 1]]) for r in range(*inside.indices(n))
-    ]
-    ttft = (stage.first_token_s - stage.started_s)[inside]
-    in_flight = np.maximum(overlap, 0).sum() / (end - start)
-    return float(in_flight), float(np.concatenate(gaps).mean()), float(ttft.mean())
+    start, end = np.sort(stage.arrival_s)[[n // 4, n - n // 10]]
+    gaps = [np.diff(stage.token_times_s(r)) for r in range(*inside.indices(n))]
+    ttft = stage.ttft_s[inside]
+    return stage.concurrency(start, end), float(np.concatenate(gaps).mean()), float(ttft.mean())
 
 
 def levels(closed: bool, noise: float) -> NDArray[np.float64]:

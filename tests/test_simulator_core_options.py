@@ -214,7 +214,6 @@ def test_conservation_under_every_option(
 )
 def test_tokens_per_speculative_step(drafts: int, acceptance: float, expected: float) -> None:
     speculation = Speculation(drafts, acceptance)
-    assert speculation.tokens_per_step == pytest.approx(expected)
     config = replace(linear_config(1.0, 0.0, max_num_seqs=64), speculation=speculation)
     tokens = 600
     outcome = simulate(config, np.zeros(64), np.ones(64), np.full(64, tokens))
@@ -355,4 +354,5 @@ def test_options_off_change_nothing() -> None:
     plain = simulate(base, arrivals, inputs, outputs)
     with_options = simulate(replace(base, prefix_caching=True, max_loras=4), arrivals, inputs, outputs)
     assert np.array_equal(plain.finish_s, with_options.finish_s)
-    assert np.array_equal(plain.all_token_times_s()[0], with_options.all_token_times_s()[0])
+    for request in range(300):
+        assert np.array_equal(plain.token_times_s(request), with_options.token_times_s(request))

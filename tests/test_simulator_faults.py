@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 
 from simulator import SimulatorError
 from simulator.apierrors import ApiError
-from simulator.faults import KINDS, Bucket, Drift, Fate, Faults, Limits, Plan, Spikes, Stall, read_plan
+from simulator.face import read_options
+from simulator.faults import KINDS, Bucket, Drift, Fate, Faults, Limits, Plan, Spikes, Stall
 
 
 def test_shares_of_errors_are_what_was_asked_for() -> None:
@@ -68,9 +69,11 @@ def test_where_a_fault_strikes() -> None:
     ],
 )
 def test_steps_are_stretched(start_s: float, end_s: float, really: float) -> None:
-    plan = read_plan(
+    plan = read_options(
         b'{"stalls": [{"at_s": 30, "for_s": 5}, {"at_s": 10, "for_s": 2}],'
-        b' "capacity": [{"at_s": 20, "factor": 2}, {"at_s": 40, "factor": 1}]}'
+        b' "capacity": [{"at_s": 20, "factor": 2}, {"at_s": 40, "factor": 1}]}',
+        Plan,
+        "faults",
     )
     assert Faults(plan, 1000.0).step_end(1000.0 + start_s, 1000.0 + end_s) == pytest.approx(1000.0 + really)
 
@@ -133,19 +136,19 @@ def test_limits_say_what_is_left_and_when_to_come_back() -> None:
     ("text", "words"),
     [
         ('{"errors": {"oops": 0.1}}', "errors has no kind 'oops'; there are 500, 503"),
-        ('{"errors": {"500": 1.5}}', "errors.500 must be in"),
+        ('{"errors": {"500": 1.5}}', r"`float` <= 1.0 - at `\$.errors\[...\]`"),
         ('{"errors": {"500": 0.6, "503": 0.6}}', "more than 1"),
         ('{"eror": {}}', "unknown field `eror`"),
         ('{"stalls": [{"at_s": 1}]}', r"missing required field `for_s` - at `\$.stalls\[0\]`"),
-        ('{"stalls": [{"at_s": -1, "for_s": 1}]}', "stalls.0.at_s must be in"),
-        ('{"capacity": [{"at_s": 1, "factor": 0}]}', "capacity.0.factor"),
-        ('{"spikes": {"share": 0.6}, "drift": {"share": 0.6}}', "drift.share must be in"),
-        ('{"limits": {"tokens_per_minute": 0}}', "limits.tokens_per_minute must be at least 1"),
+        ('{"stalls": [{"at_s": -1, "for_s": 1}]}', r">= 0.0 - at `\$.stalls\[0\].at_s`"),
+        ('{"capacity": [{"at_s": 1, "factor": 0}]}', r">= 0.01 - at `\$.capacity\[0\].factor`"),
+        ('{"spikes": {"share": 0.6}, "drift": {"share": 0.6}}', "spikes and drift add up to more than 1"),
+        ('{"limits": {"tokens_per_minute": 0}}', r">= 1.0 - at `\$.limits.tokens_per_minute`"),
         ("{", "not JSON"),
         ("[]", "Expected `object`"),
     ],
 )
 def test_a_bad_plan_is_refused_in_one_line(text: str, words: str) -> None:
     with pytest.raises(SimulatorError, match=words) as caught:
-        read_plan(text.encode())
+        read_options(text.encode(), Plan, "faults")
     assert "\n" not in str(caught.value)

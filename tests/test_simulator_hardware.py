@@ -4,8 +4,7 @@ import numpy as np
 import pytest
 
 from simulator import SimulatorError
-from simulator.engine import Speculation
-from simulator.hardware import (
+from simulator.catalog import (
     A100_80,
     DEEPSEEK_V3,
     H100,
@@ -15,16 +14,13 @@ from simulator.hardware import (
     LLAMA3_8B,
     LLAMA3_70B,
     MODELS,
-    PRESETS,
     QWEN3_32B,
     QWEN25_1_5B,
     Hardware,
     Model,
-    engine_config,
-    find_config,
-    linear_config,
-    roofline,
 )
+from simulator.engine import Speculation
+from simulator.hardware import PRESETS, engine_config, find_config, linear_config, roofline
 from simulator.steptime import Linear
 
 KIB, GIB = 1024, 1 << 30
@@ -48,9 +44,9 @@ def test_kv_bytes_per_token(model: Model, kib: int) -> None:
     [(2048, 223), (8192, 55), (32768, 13), (131072, 3)],
 )
 def test_sequences_that_fit_a_60_gb_pool(tokens: int, sequences: int) -> None:
-    assert LLAMA3_8B.sequences_in(60e9, tokens) == sequences
+    assert 60e9 // (tokens * LLAMA3_8B.kv_bytes_per_token()) == sequences
     # FP8 entries are half as large
-    assert LLAMA3_8B.sequences_in(60e9, tokens, 1.0) == int(60e9 // (tokens * 64 * KIB))
+    assert 60e9 // (tokens * LLAMA3_8B.kv_bytes_per_token(1.0)) == int(60e9 // (tokens * 64 * KIB))
 
 
 @pytest.mark.parametrize(
@@ -59,8 +55,8 @@ def test_sequences_that_fit_a_60_gb_pool(tokens: int, sequences: int) -> None:
     [(2048, 89, 178), (8192, 22, 44), (32768, 5, 11), (131072, 1, 2)],
 )
 def test_sequences_of_a_70b_that_fit_a_60_gb_pool(tokens: int, sequences: int, halved: int) -> None:
-    assert LLAMA3_70B.sequences_in(60e9, tokens) == sequences
-    assert LLAMA3_70B.sequences_in(60e9, tokens, 1.0) == halved
+    assert 60e9 // (tokens * LLAMA3_70B.kv_bytes_per_token()) == sequences
+    assert 60e9 // (tokens * LLAMA3_70B.kv_bytes_per_token(1.0)) == halved
 
 
 def test_dense_7b_has_a_floor_of_7_8_ms() -> None:

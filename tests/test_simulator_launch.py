@@ -51,11 +51,11 @@ def test_starts_answers_and_stops(monkeypatch: pytest.MonkeyPatch, tmp_path: Pat
     ("options", "words"),
     [
         ({"preset": "no-such"}, "unknown preset 'no-such'"),
-        ({"max_num_batched_tokens": 8}, "at least max_num_seqs"),
-        ({"api_key_env": "NOT_SET_ANYWHERE"}, "NOT_SET_ANYWHERE is not set"),
+        ({"preset": "demo,max_num_batched_tokens=8"}, "at least max_num_seqs"),
+        ({"api_key_env": "NOT_SET_ANYWHERE"}, "NOT_SET_ANYWHERE: that environment variable is not set"),
         ({"host": "192.0.2.1"}, "cannot listen on 192.0.2.1"),
-        ({"face": {"done": 3}}, "face: Expected `bool`"),
-        ({"faults": {"errors": {"500": 2}}}, "errors.500 must be in"),
+        ({"face": {"done": 3}}, r"Expected `bool`, got `int` - at `\$.face.done`"),
+        ({"faults": {"errors": {"500": 2}}}, r"<= 1.0 - at `\$.faults.errors"),
     ],
 )
 def test_says_why_it_did_not_start(options: dict[str, Any], words: str) -> None:
@@ -143,7 +143,7 @@ def test_the_command_line_sets_face_and_faults(tmp_path: Path) -> None:
         (["--faults", "no-such-file.json"], "give a file or a JSON object"),
         (["--faults", "{}", "--error-rate", "0.1"], "give the share in --faults"),
         (["--adapters", "a,a"], "different names"),
-        (["--flush-ms", "-1"], "flush_s must be in"),
+        (["--flush-ms", "-1"], r"`float` >= 0.0 - at `$.flush_ms`"),
     ],
 )
 def test_the_command_line_says_what_is_wrong(

@@ -215,7 +215,7 @@ def test_adapters_are_models() -> None:
 def test_prompt_details_and_prefix_cache() -> None:
     async def body() -> None:
         config = replace(FAST, prefix_caching=True, kv_blocks=1000)
-        async with served(config, face=Face(prompt_details=True)) as (_, url, session):
+        async with served(config, face=Face(prompt_tokens_details=True)) as (_, url, session):
             message = [{"role": "user", "content": "word " * 92}]  # 100 tokens: 6 full blocks of 16
             payload = {"messages": message, "max_tokens": 40, "seed": 1}
             first = await ask(session, url + CHAT, payload)
@@ -270,7 +270,7 @@ def test_gaps_in_the_metrics_are_the_gaps_of_the_requests() -> None:
         linear_config(1.0, 0.0, 0.5, max_num_seqs=8), policy="prefill-priority", max_num_batched_tokens=10
     )
     engine = Engine(config)
-    lives = [LiveRequest(10, 5, lambda count: None) for _ in range(3)]
+    lives = [LiveRequest(10, 5) for _ in range(3)]
     for live, arrival_s in zip(lives, (0.0, 2.0, 2.0), strict=True):
         engine.submit(live, arrival_s)
     now_s, last_s, gaps = 0.0, dict[LiveRequest, float](), list[float]()
@@ -321,7 +321,7 @@ def test_flush_by_time() -> None:
     """40 tokens in 200 ms, flushed every 50 ms: some five writes, none between two ticks."""
 
     async def body() -> None:
-        async with served(linear_config(0.005, 0.0), face=Face(flush_s=0.05)) as (_, url, _session):
+        async with served(linear_config(0.005, 0.0), face=Face(flush_ms=50)) as (_, url, _session):
             found = await reads(url, {"messages": HELLO, "max_tokens": 40})
             assert 2 <= len(found) <= 8  # a late loop makes fewer, the end of the body is one more
             data = b"".join(piece for _, piece in found)

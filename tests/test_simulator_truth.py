@@ -76,7 +76,6 @@ def test_outcome_of_two_requests_by_hand() -> None:
     assert outcome.ttft_s == pytest.approx([0.011, 0.018])
     assert outcome.e2e_s == pytest.approx([0.022, 0.029])
     assert outcome.tpot_s == pytest.approx([0.011, 0.011])
-    assert outcome.gap_quantile_s() == pytest.approx([0.011, 0.011])
     # In flight: 22 ms and 29 ms of 44 ms
     assert outcome.concurrency(0.0, 0.044) == pytest.approx(51 / 44)
     assert outcome.concurrency(0.015, 0.022) == pytest.approx(2.0)
@@ -88,7 +87,6 @@ def test_outcome_of_two_requests_by_hand() -> None:
 def test_a_request_of_one_token_has_no_gaps() -> None:
     outcome = simulate(linear_config(0.01, 0.0), [0.0], [1], [1])
     assert math.isnan(outcome.tpot_s[0])
-    assert math.isnan(outcome.gap_quantile_s()[0])
     assert outcome.gaps_s()[1].sum() == 0
 
 

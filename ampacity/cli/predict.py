@@ -3,25 +3,18 @@
 from __future__ import annotations
 
 import sys
-from typing import Annotated, Any
-
-import typer
+from typing import Any
 
 from ampacity.cli import options as o
+from ampacity.cli.engine_options import Preset, full_preset, with_engine
 
 
 @o.shares(o.VIRTUAL)
+@with_engine
 def predict(
     raw: dict[str, Any],
-    preset: Annotated[
-        str, typer.Option("--preset", help="Model and hardware, see 'ampacity simulate --preset list'.")
-    ] = "llama3-8b-a100",
-    max_num_seqs: Annotated[
-        int | None, typer.Option("--max-num-seqs", help="Sequences that are decoded together at most.", min=1)
-    ] = None,
-    max_num_batched_tokens: Annotated[
-        int | None, typer.Option("--max-num-batched-tokens", help="Token budget of one step.", min=1)
-    ] = None,
+    engine: dict[str, Any],
+    preset: Preset = "llama3-8b-a100",
     json: o.Json = False,
 ) -> None:
     """Sweep a simulated engine without waiting for it; every figure of the report is marked as predicted.
@@ -29,7 +22,6 @@ def predict(
     ampacity predict --preset llama3-70b-4xh100 --workload chat --slo ttft_p99=2s --slo itl_p99=50ms
     """
     import asyncio
-    from dataclasses import replace
 
     from rich.console import Console
 
@@ -37,15 +29,10 @@ def predict(
     from ampacity.config import make_settings
     from ampacity.experiments.predict import predict as experiment
     from ampacity.progress import Progress
-    from simulator.hardware import find_config
+    from simulator.hardware import find_deployment
 
-    config = find_config(preset)
-    config = replace(
-        config,
-        max_num_seqs=max_num_seqs or config.max_num_seqs,
-        max_num_batched_tokens=max_num_batched_tokens or config.max_num_batched_tokens,
-    )
+    deployment = find_deployment(full_preset(preset, engine))
     settings = make_settings({"duration": "5m", **raw, "url": "http://predicted.invalid/v1"})
     progress = Progress(Console(stderr=True, highlight=False))
-    path = asyncio.run(experiment(settings, config, command_line(sys.argv), progress))
+    path = asyncio.run(experiment(settings, deployment, command_line(sys.argv), progress))
     finish(path, as_json=json)

@@ -1,0 +1,89 @@
+"""The options of simulated engines, made from what the simulator says about its own settings."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from inspect import Parameter
+from typing import Annotated, Any, Literal, get_args, get_origin
+
+import msgspec
+import typer
+
+from ampacity.cli.options import gathers
+from simulator.face import Face
+from simulator.options import DEPLOYED, SCHEDULING
+
+Command = Callable[..., None]
+Preset = Annotated[
+    str,
+    typer.Option(
+        "--preset",
+        help="Model and hardware; 'ampacity simulate --preset list' shows them. Or MODEL@[Nx]HARDWARE[,SETTING=VALUE...], "
+        "or linear:ALPHA_S,BETA_S[,PREFILL_S].",
+    ),
+]
+
+
+def with_engine(command: Command) -> Command:
+    """Give a command the settings of an engine; its parameter ``engine`` gets those that were given."""
+    options = []
+    for panel, settings in (("Engine", SCHEDULING), ("Several engines", DEPLOYED)):
+        for name, (_, written, text) in settings.items():
+            switch = written == "on|off"
+            metavar = None if switch else written
+            shown = typer.Option(_flag(name), metavar=metavar, help=text, rich_help_panel=panel)
+            kind: Any = bool if switch else str | None
+            default = False if switch else None
+            options.append(
+                Parameter(name, Parameter.KEYWORD_ONLY, annotation=Annotated[kind, shown], default=default)
+            )
+    return gathers("engine", options)(command)
+
+
+def full_preset(preset: str, engine: dict[str, Any]) -> str:
+    """A preset with the settings that were given as options."""
+    given = [
+        f"{name}={'on' if value is True else value}" for name, value in engine.items() if value is not False
+    ]
+    return ",".join([preset, *given])
+
+
+def with_face(command: Command) -> Command:
+    """Give a command the options of the HTTP face; its parameter ``face`` gets their values."""
+    options = []
+    for field in msgspec.structs.fields(Face):
+        kind, meta = get_args(field.type)
+        metavar = None
+        if get_origin(kind) is Literal:
+            kind, metavar = str, "|".join(get_args(kind))
+        elif kind == tuple[str, ...]:
+            kind, metavar = str | None, "A,B"
+        elif kind is not bool and kind is not int:
+            kind = float | None if field.default is None else float
+        flags = (
+            f"{_flag(field.name)}/{_flag('no_' + field.name)}" if field.default is True else _flag(field.name)
+        )
+        shown = typer.Option(
+            flags,
+            metavar=metavar,
+            help=meta.description,
+            rich_help_panel="How answers look and are cut into chunks",
+        )
+        default = None if field.default == () else field.default
+        options.append(
+            Parameter(field.name, Parameter.KEYWORD_ONLY, annotation=Annotated[kind, shown], default=default)
+        )
+    return gathers("face", options)(command)
+
+
+def make_face(given: dict[str, Any]) -> Face:
+    """Raises SimulatorError for values out of range."""
+    from simulator.face import read_options
+
+    if "adapters" in given:
+        given = given | {"adapters": [name.strip() for name in given["adapters"].split(",")]}
+    return read_options(msgspec.json.encode(given), Face, "face")
+
+
+def _flag(name: str) -> str:
+    return "--" + name.replace("_", "-")
