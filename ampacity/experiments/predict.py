@@ -23,7 +23,6 @@ from loadgen.protocols import RequestShape
 from loadgen.records import RequestRecord, to_batch
 from loadgen.rundir import RunWriter
 from simulator.deployment import Deployment
-from simulator.deployment import Deployment
 from simulator.engine import EngineConfig
 from simulator.outcome import Outcome
 from simulator.predict import run_closed_stage, run_stage
