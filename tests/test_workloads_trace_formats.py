@@ -233,12 +233,15 @@ def test_a_file_without_times_is_taken_where_they_are_not_needed(tmp_path: Path)
     assert trace.clock == ""
 
 
-def test_progress_is_told_while_a_large_file_is_streamed(tmp_path: Path) -> None:
+def test_progress_is_told_while_a_large_file_is_streamed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("workloads.traces._REPORT_EVERY", 20_000)
     path = tmp_path / "t.csv.gz"
-    path.write_bytes(gzip.compress(b"timestamp,input_tokens,output_tokens\n" + b"1,5,1\n" * 450_000))
+    path.write_bytes(gzip.compress(b"timestamp,input_tokens,output_tokens\n" + b"1,5,1\n" * 45_000))
     told: list[tuple[int, float]] = []
-    assert len(read_trace(path, progress=lambda n, share: told.append((n, share)))) == 450_000
-    assert [n for n, _ in told] == [200_000, 400_000]
+    assert len(read_trace(path, progress=lambda n, share: told.append((n, share)))) == 45_000
+    assert [n for n, _ in told] == [20_000, 40_000]
     assert 0 < told[0][1] <= told[1][1] <= 1
 
 
@@ -284,6 +287,32 @@ def test_any_json_is_read_or_refused_in_one_line(
         read_trace(path, skip_bad_rows=skip)
     except WorkloadError as error:
         assert len(str(error).splitlines()) == 1  # noqa: PT017 - whether it raises is up to the input
+
+
+@pytest.mark.parametrize(
+    "document",
+    [
+        {"resourceSpans": [{"resource": [], "scopeSpans": 5}]},
+        {"resourceSpans": [{"scopeSpans": [{"spans": 5}, 7]}, 3]},
+        {"resourceSpans": [{"scopeSpans": [{"spans": [{"attributes": 5, "startTimeUnixNano": 1}, 4]}]}]},
+        {"spans": [{"attributes": [{"key": 1, "value": 2}, 3], "start_time": {}}]},
+        {"id": 1, "requests": [1, {"requests": [2]}]},
+        {"timestamp": {"a": {"b": {"c": {"d": {"e": 1}}}}}, "input_tokens": 1, "output_tokens": 1},
+    ],
+)
+def test_spans_that_are_no_spans_are_one_line(tmp_path: Path, document: object) -> None:
+    refusal(lines(tmp_path / "x.jsonl", [document]))
+
+
+def test_numbers_too_large_for_their_unit_are_one_line(tmp_path: Path) -> None:
+    path = tmp_path / "t.csv"
+    path.write_text("timestamp,input_tokens,output_tokens\n999999999999,1,1\n")
+    for unit in ("s", "ms", "us", "ns"):
+        try:
+            read_trace(path, time_unit=unit)
+        except WorkloadError as error:
+            assert unit == "s" and "too large for a time in seconds" in str(error)  # noqa: PT017, PT018
+    assert "too large" in refusal(path, time_unit="s")
 
 
 def test_public_spans() -> None:

@@ -49,6 +49,7 @@ _UNIT_WORDS = {"s": "seconds", "ms": "milliseconds", "us": "microseconds", "ns":
 _STAMP = re.compile(
     r"(\d{4}-\d\d-\d\d)[T ](\d\d:\d\d:\d\d)(?:[.,](\d+))?\s?(Z|UTC|[+-]\d\d:?\d\d)?", re.ASCII | re.IGNORECASE
 )
+_PLAIN_SECONDS = re.compile(r"([0-3]?\d{1,9})(?:\.(\d{1,30}))?", re.ASCII)  # up to 3,999,999,999
 _WHOLE = re.compile(r"[+-]?\d{1,18}(?:\.0*)?", re.ASCII)
 ZONED, LOCAL = "a date and time with a zone", "a date and time without a zone"
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
@@ -147,10 +148,9 @@ def time_ns(value: object, unit: str | None = None) -> tuple[int, str]:
     stamp = _STAMP.fullmatch(text) if len(text) > 18 else None
     if stamp:
         return _stamp_ns(stamp, text)
-    if (
-        unit and len(text) < 13 and text.isascii() and text.isdecimal()
-    ):  # as nearly all numbers of a large file
-        return int(text) * 10 ** UNITS[unit], f"a number of {_UNIT_WORDS[unit]}"
+    plain = _PLAIN_SECONDS.fullmatch(text) if unit in (None, "s") else None
+    if plain:  # as nearly all numbers of a large file
+        return int(plain[1]) * 1_000_000_000 + int(((plain[2] or "") + "0" * 9)[:9]), "a number of seconds"
     try:
         number = Decimal(text) if text.isascii() and "_" not in text else Decimal("NaN")
     except InvalidOperation:

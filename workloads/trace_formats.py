@@ -206,10 +206,15 @@ def _agent_run(run: Mapping[str, Any], session: str, scope: str) -> Iterator[Map
 def _otlp(resources: list[Any]) -> Iterator[Mapping[str, Any] | BadRow]:
     for resource in resources:
         held = resource if isinstance(resource, dict) else {}
-        about = _attributes((held.get("resource") or {}).get("attributes"))
-        for scope in held.get("scopeSpans") or []:
-            for span in scope.get("spans") or [] if isinstance(scope, dict) else []:
+        told = held.get("resource")
+        about = _attributes(told.get("attributes") if isinstance(told, dict) else None)
+        for scope in _list(held.get("scopeSpans")):
+            for span in _list(scope.get("spans") if isinstance(scope, dict) else None):
                 yield from _span(span, about)
+
+
+def _list(value: Any) -> list[Any]:
+    return value if isinstance(value, list) else []
 
 
 def _span(span: Any, resource: Mapping[str, Any] | None = None) -> Iterator[Mapping[str, Any] | BadRow]:
@@ -241,7 +246,7 @@ def _attributes(held: Any) -> dict[str, Any]:
     """Attributes as a mapping, from a mapping or from OTLP's list of keys and typed values."""
     if isinstance(held, dict):
         return held
-    pairs = [a for a in held or [] if isinstance(a, dict) and isinstance(a.get("value"), dict) and a["value"]]
+    pairs = [a for a in _list(held) if isinstance(a, dict) and isinstance(a.get("value"), dict) and a["value"]]
     return {str(a.get("key")): next(iter(a["value"].values())) for a in pairs}
 
 
