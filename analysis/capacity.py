@@ -14,6 +14,8 @@ from decimal import Decimal
 from itertools import pairwise
 from typing import Any
 
+from analysis.next_load import Finished, non_monotone
+from analysis.search import POOLED, estimate, judged_open
 from analysis.slo import Slo
 
 MEASURED_RATIO = 1.05
@@ -75,11 +77,39 @@ def levels_of(stages: Sequence[dict[str, Any]], kind: str) -> list[Level]:
     return sorted(levels, key=lambda level: level.load)
 
 
-def find_capacity(stages: Sequence[dict[str, Any]], slos: Sequence[Slo]) -> dict[str, Any]:
+def find_capacity(
+    stages: Sequence[dict[str, Any]], slos: Sequence[Slo], *, pooled: bool = False
+) -> dict[str, Any]:
     """The ``capacity`` object, with ``non_monotone`` where a stage broke below one that met.
 
-    Open stages are judged if there are any, else closed ones (then C_max is a set concurrency).
+    Open stages are judged if there are any, else closed ones (then C_max is a set concurrency); where there
+    are both, ``closed`` is that other view. ``pooled``: open stages are taken together (``analysis.search``).
     """
+    found = _bracketed(stages, slos)
+    if pooled:
+        found |= _pooled(stages, slos, found)
+    if found["c_max_basis"] == "open" and any(s["kind"] == "closed" for s in stages):
+        found["closed"] = _bracketed([s for s in stages if s["kind"] == "closed"], slos)
+    return found
+
+
+def _pooled(stages: Sequence[dict[str, Any]], slos: Sequence[Slo], bracket: dict[str, Any]) -> dict[str, Any]:
+    """What replaces the figures of the bracket; empty where the stages do not allow it."""
+    found = estimate(stages, slos)
+    judged = judged_open(stages)
+    doubtful = non_monotone(judged) if found else None
+    if found is None or isinstance(doubtful, Finished):
+        return {"reason": doubtful.why, "non_monotone": True} if isinstance(doubtful, Finished) else {}
+    nearest = min(judged, key=lambda s: abs(math.log(s["offered_rps"] / found.usable_rps)))
+    return {
+        "usable_rps": found.usable_rps, "usable_rps_ci": list(found.usable_rps_ci), "c_max": found.c_max,
+        "c_max_ci": found.c_max_ci and list(found.c_max_ci), "binding_slo": found.binding.text, "crossing": "pooled",
+        "stage": nearest["index"] if bracket["stage"] is None else bracket["stage"], "assumption": POOLED,
+        "reason": None, "non_monotone": False,
+    }  # fmt: skip
+
+
+def _bracketed(stages: Sequence[dict[str, Any]], slos: Sequence[Slo]) -> dict[str, Any]:
     kind = "open" if any(s["kind"] == "open" for s in stages) else "closed"
     result: dict[str, Any] = {
         "c_max": None, "c_max_ci": None, "c_max_basis": kind, "usable_rps": None, "usable_rps_ci": None,

@@ -136,8 +136,8 @@ def _looks(judged: Sequence[Mapping[str, Any]], slo: Slo) -> _Looks:
         rows.append((math.log(stage["offered_rps"]), n, 1 - verdict["attainment"], clustering))
     table = np.array(rows, dtype=np.float64).reshape(-1, 4)
     requests = sum(s["requests"] for s in judged) if slo.metric in GAP_METRICS else table[:, 1].sum()
-    x, n, share, clustering = table.T
-    return _Looks(x, n, share, clustering, float(n.sum() / max(requests, 1)))
+    load, samples, share, clustering = table.T
+    return _Looks(load, samples, share, clustering, float(samples.sum() / max(requests, 1)))
 
 
 def _pooled(judged: Sequence[Mapping[str, Any]], slo: Slo) -> Posterior | None:

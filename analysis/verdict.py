@@ -69,9 +69,10 @@ def _usable(summary: Mapping[str, Any]) -> str:
     else:
         binding = next(s for s in summary["slos"] if s["text"] == capacity["binding_slo"])
         upper = f"and {number_text(high)}" if high is not None else "and an unknown upper end"
-        sentence = (
-            f"One instance carries {rate} (between {number_text(low)} {upper}) with {_limits([binding])}"
-        )
+        between = f"between {number_text(low)} {upper}"
+        if capacity["crossing"] == "pooled":
+            between = f"95 % interval {number_text(low)} to {number_text(high)}"
+        sentence = f"One instance carries {rate} ({between}) with {_limits([binding])}"
         others = len(summary["slos"]) - 1
         if others:
             sentence += f" ({others} other SLO{'s' if others > 1 else ''} met there)"

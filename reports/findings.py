@@ -11,6 +11,7 @@ from reports.figures import DASH, counted, exact, interval, rate, reason_of, sec
 CROSSING = {
     "measured": "a stage was measured at this load",
     "interpolated": "interpolated between the stages on both sides of the limit",
+    "pooled": "from all open stages together, each by what it is worth",
     "lower_bound": "a lower bound: no stage broke the SLO",
     "none": "no stage met the SLO",
 }
@@ -56,7 +57,7 @@ def _usable_rate(summary: Mapping[str, Any]) -> Finding:
     note = _sentence(binding, CROSSING.get(str(held.get("crossing"))))
     bounds = interval(held.get("usable_rps_ci"), unit="req/s")
     return Finding(
-        "Usable rate", _bound(held) + rate(held["usable_rps"]), bounds and f"interval {bounds}", note
+        "Usable rate", _bound(held) + rate(held["usable_rps"]), bounds and f"{_interval(held)} {bounds}", note
     )
 
 
@@ -70,7 +71,17 @@ def _c_max(summary: Mapping[str, Any]) -> Finding:
     }.get(str(held.get("c_max_basis")), f"basis: {held.get('c_max_basis')}")
     bounds = interval(held.get("c_max_ci"), unit="in flight")
     value = f"{_bound(held)}{significant(held['c_max'])} in flight"
-    return Finding("C_max", value, bounds and f"interval {bounds}", basis)
+    other = held.get("closed") or {}
+    if other.get("c_max") is not None:
+        bound = _bound(other)
+        basis += (
+            f"; in a closed loop {bound}{significant(other['c_max'])} users at {rate(other['usable_rps'])}"
+        )
+    return Finding("C_max", value, bounds and f"{_interval(held)} {bounds}", basis)
+
+
+def _interval(capacity: Mapping[str, Any]) -> str:
+    return "95 % interval" if capacity.get("crossing") == "pooled" else "interval"
 
 
 def _knee(knee: Mapping[str, Any]) -> Finding:
