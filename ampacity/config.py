@@ -162,6 +162,8 @@ def make_settings(raw: dict[str, Any]) -> Settings:
         raise ConfigError(
             "--trace brings its own lengths and times: drop --workload, --input-tokens, --output-tokens, --arrivals and --duration"
         )
+    if "arrivals" in raw and settings.concurrency:
+        raise ConfigError("--arrivals goes with an open loop: with --concurrency a request follows the answer before it")
     if "think_time" in raw and not settings.concurrency:
         raise ConfigError("--think-time goes with --concurrency: in an open loop nobody waits for an answer")
     for name in ("time_scale", *_REPLAY_FLAGS):

@@ -325,6 +325,7 @@ def test_flags_replace_what_a_file_says_where_that_has_one_meaning(write: Any) -
         (CLIENTS, {"arrivals": "poisson"}, "superposes clients with arrivals of their own: drop --arrivals"),
         ("like: chat\n", {"arrivals": "gamma"}, "gamma lacks cv: write gamma:cv=3"),
         ("like: chat\nslo: ttft_p99=fast\n", {}, "ttft_p99=fast"),
+        ("like: chat\n", {"arrivals": "gamma:cv=3", "concurrency": "4"}, "--arrivals goes with an open loop"),
     ],
 )  # fmt: skip
 def test_conflicting_options_are_refused_with_one_line(
