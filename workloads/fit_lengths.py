@@ -30,7 +30,7 @@ SHOWN = (0.01, 0.05, 0.1, 0.25, 0.5, 0.75, 0.9, 0.95, 0.99, 0.999)
 def fit_lengths(values: Floats, weights: Floats, requests: int) -> dict[str, Any]:
     """What a profile says of one side: quantiles, mean, spikes, cap, families by their distance."""
     share = weights / weights.sum()
-    families = fit_families(values, share, requests)
+    families = fit_families(values, weights, requests)
     best = min(families, key=lambda f: float(f["ks"])) if families else None
     return {
         "mean": _round(float(values @ share)),
@@ -105,7 +105,7 @@ def spikes(values: Floats, share: Floats, requests: int) -> list[dict[str, Any]]
     return found
 
 
-def fit_families(values: Floats, share: Floats, requests: int) -> list[dict[str, Any]]:
+def fit_families(values: Floats, weights: Floats, requests: int) -> list[dict[str, Any]]:
     """Log-normal, gamma, Weibull and a mixture of two log-normals by maximum likelihood.
 
     ``ks``: Kolmogorov-Smirnov distance with continuity correction (F at k + 1/2); ``fits``: below the 5 % limit
@@ -116,12 +116,13 @@ def fit_families(values: Floats, share: Floats, requests: int) -> list[dict[str,
         return []
     from scipy import special
 
+    share = weights / weights.sum()
     logs = np.log(values)
     mean, mean_log = float(values @ share), float(logs @ share)
     sigma = math.sqrt(float((logs - mean_log) ** 2 @ share))
     shape = _gamma_shape(math.log(mean) - mean_log)
-    k, scale = _weibull(values, logs, share)
-    weight, mus, sigmas = _two_lognormals(logs, share)
+    k, scale = _weibull(logs, share)
+    part, mus, sigmas = _two_lognormals(logs, share)
     at = values + 0.5
 
     def lognormal_cdf(x: Floats) -> Floats:
@@ -135,7 +136,7 @@ def fit_families(values: Floats, share: Floats, requests: int) -> list[dict[str,
 
     def mixture_cdf(x: Floats) -> Floats:
         parts = special.ndtr((np.log(x)[:, None] - mus) / sigmas)
-        return np.asarray(parts @ weight)
+        return np.asarray(parts @ part)
 
     fitted: list[tuple[str, Any, Any]] = [
         ("lognormal", lognormal_cdf, {"lognormal": _p50_p99(mean_log, sigma)}),
@@ -143,7 +144,7 @@ def fit_families(values: Floats, share: Floats, requests: int) -> list[dict[str,
         ("weibull", weibull_cdf, None),
         ("two lognormals", mixture_cdf, {
             "mixture": [{"weight": _round(float(w)), "lognormal": _p50_p99(float(m), float(s))}
-                        for w, m, s in zip(weight, mus, sigmas, strict=True)]}),
+                        for w, m, s in zip(part, mus, sigmas, strict=True)]}),
     ]  # fmt: skip
     true_p99, cumulated = quantile(values, share, 0.99), np.cumsum(share)
     grid = np.geomspace(0.5, values[-1] * 100, 20_000)
@@ -179,7 +180,7 @@ def _gamma_shape(gap: float) -> float:
     return k
 
 
-def _weibull(values: Floats, logs: Floats, share: Floats) -> tuple[float, float]:
+def _weibull(logs: Floats, share: Floats) -> tuple[float, float]:
     """(shape, scale): sum w x^k ln x / sum w x^k - 1/k = mean of the logs, by bisection on ln k."""
     mean_log, top = float(logs @ share), float(logs[-1])
     low, high = math.log(1e-3), math.log(1e3)
@@ -197,7 +198,7 @@ def _two_lognormals(logs: Floats, share: Floats) -> tuple[Floats, Floats, Floats
     """(weights, mu, sigma), each float64[2], by expectation maximisation; the best of three beginnings."""
     if len(logs) > _EM_POINTS:
         place = np.minimum((logs - logs[0]) / (logs[-1] - logs[0]) * _EM_POINTS, _EM_POINTS - 1).astype(int)
-        logs, share = np.bincount(place, logs * share), np.bincount(place, share)
+        logs, share = (np.bincount(place, w).astype(np.float64) for w in (logs * share, share))
         logs, share = logs[share > 0] / share[share > 0], share[share > 0]
     cumulated = np.cumsum(share)
     spread = max(math.sqrt(float((logs - logs @ share) ** 2 @ share)), 1e-3)
