@@ -1,15 +1,18 @@
 """Workloads by name and by file."""
 
+import gzip
 import json
 from pathlib import Path
 
 import numpy as np
 import pytest
+from scipy import stats
 
 from workloads.archetypes import ARCHETYPES
 from workloads.errors import WorkloadError
 from workloads.lengths import Fixed, LogNormal
 from workloads.profile import Workload, load_workload
+from workloads.schedule import closed_schedule
 
 DATA = Path(__file__).parents[2] / "shared" / "data"
 
@@ -48,6 +51,44 @@ def test_measured_archetypes_agree_with_their_trace(name: str, trace: str) -> No
         assert lengths.mean() == pytest.approx(column.mean(), rel=0.04)
         for q in (0.5, 0.9, 0.95, 0.99):
             assert lengths.quantile(q) == pytest.approx(np.quantile(column, q), abs=0.5)
+
+
+def test_the_other_measured_archetypes_agree_with_their_trace() -> None:
+    files = ("mooncake_conversation.jsonl.gz", "vidur_arxiv_summarization_lengths.csv.gz")
+    if not all((DATA / name).is_file() for name in files):
+        pytest.skip("the traces are not here")
+    with gzip.open(DATA / files[0], "rt") as text:
+        rows = [json.loads(line) for line in text]
+    mooncake = np.array([[row["input_length"], row["output_length"]] for row in rows])
+    arxiv = np.loadtxt(DATA / files[1], delimiter=",", skiprows=1, usecols=(0, 1))
+    for name, table in (("mooncake-conversation", mooncake), ("arxiv-summarisation", arxiv)):
+        workload = load_workload(name)
+        for lengths, column in zip((workload.input_tokens, workload.output_tokens), table.T, strict=True):
+            assert lengths.mean() == pytest.approx(column.mean(), rel=0.02)
+            for q in (0.5, 0.9, 0.95, 0.99):
+                assert lengths.quantile(q) == pytest.approx(np.quantile(column, q), abs=0.5)
+        plan = closed_schedule(workload, requests=20_000, seed=1, stage=0)
+        drawn = stats.spearmanr(plan.input_tokens, plan.output_tokens).statistic
+        assert drawn == pytest.approx(stats.spearmanr(*table.T).statistic, abs=0.05)
+
+
+def test_reasoning_is_as_published() -> None:
+    workload = load_workload("servegen-reasoning")
+    levels = (0.01, 0.05, 0.1, 0.25, 0.5, 0.75, 0.9, 0.95, 0.99, 0.999, 1)
+    assert [workload.output_tokens.quantile(q) for q in levels] == [
+        141, 225, 287, 427, 792, 1499, 3432, 5701, 12607, 20833, 32768,
+    ]  # fmt: skip
+    assert workload.input_tokens.mean() == pytest.approx(1268, rel=0.07)
+    assert workload.output_tokens.mean() == pytest.approx(1527, rel=0.07)
+
+
+def test_an_agent_codes_in_sessions_as_long_as_those_measured() -> None:
+    workload = load_workload("agentic-coding")
+    assert workload.sessions is not None
+    assert workload.sessions.mean_requests() == pytest.approx(69, abs=1)
+    plan = closed_schedule(workload, requests=10_000, seed=1, stage=0)
+    assert plan.input_tokens.mean() == pytest.approx(122_379, rel=0.2)  # the trace's mean prompt
+    assert plan.output_tokens.mean() == pytest.approx(440, rel=0.05)
 
 
 @pytest.mark.parametrize("name", sorted(ARCHETYPES))
