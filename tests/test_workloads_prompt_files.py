@@ -1,0 +1,232 @@
+"""Real prompts from files, images as data URLs, shared text, and no prompt twice."""
+
+import base64
+import json
+import struct
+import zlib
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from workloads.errors import WorkloadError
+from workloads.images import Images, parse_images, png
+from workloads.lengths import Fixed
+from workloads.profile import Workload
+from workloads.prompt_files import load_prompts, read_prompts
+from workloads.prompts import PromptMaker
+from workloads.schedule import open_schedule
+from workloads.tokenizers import WordsTokenizer
+
+SHAREGPT = {
+    "id": "1",
+    "conversations": [
+        {"from": "gpt", "value": "an answer that nobody asked for"},
+        {"from": "human", "value": "one two three"},
+        {"from": "gpt", "value": "four five"},
+        {"from": "human", "value": "six"},
+        {"from": "gpt", "value": "seven eight nine"},
+        {"from": "human", "value": "ten eleven"},
+    ],
+}
+BATCH = {
+    "custom_id": "a", "method": "POST", "url": "/v1/chat/completions",
+    "body": {"model": "m", "max_tokens": 77, "messages": [
+        {"role": "system", "content": "be brief"}, {"role": "user", "content": [{"type": "text", "text": "hello there"}]},
+    ]},
+}  # fmt: skip
+
+
+class Words:
+    """Counts words, as a vocabulary would count its tokens."""
+
+    name = "vocabulary"
+
+    def count(self, text: str) -> int:
+        return len(text.split())
+
+
+def write(path: Path, *lines: Any) -> Path:
+    path.write_text(
+        "".join(json.dumps(line, ensure_ascii=False) + "\r\n" for line in lines), encoding="utf-8"
+    )
+    return path
+
+
+def test_every_form_is_read_with_all_its_turns(tmp_path: Path) -> None:
+    file = read_prompts(
+        write(
+            tmp_path / "p.jsonl", SHAREGPT, BATCH, {"prompt": "plain"}, "bare\u2028text",
+            {"messages": [{"role": "user", "content": "x"}]},
+        )
+    )  # fmt: skip
+    assert [len(entry.turns) for entry in file.entries] == [3, 1, 1, 1, 1]
+    assert [[m["content"] for m in turn] for turn in file.entries[0].turns] == [
+        ["one two three"],
+        ["six"],
+        ["ten eleven"],
+    ]
+    assert file.entries[0].answers == ("four five", "seven eight nine", None)
+    assert [m["role"] for m in file.turn(1, 0)] == ["system", "user"]
+    assert file.entries[1].limit_tokens == 77
+    assert file.turn(3, 0)[0]["content"] == "bare\u2028text"
+    assert file.describe() == {"file": "p.jsonl", "prompts": 5, "turns": 7}
+
+
+def test_plain_text_and_a_json_array(tmp_path: Path) -> None:
+    (tmp_path / "p.txt").write_text("first\n\nsecond", encoding="utf-8")
+    assert [e.turns[0][0]["content"] for e in read_prompts(tmp_path / "p.txt").entries] == ["first", "second"]
+    (tmp_path / "s.json").write_text(json.dumps([SHAREGPT, SHAREGPT]), encoding="utf-8")
+    assert len(read_prompts(tmp_path / "s.json").entries) == 2
+
+
+@pytest.mark.parametrize(
+    ("text", "complaint"),
+    [
+        ("", "there is no prompt in it"),
+        ('{"messages": []}\n', "p.jsonl:1: it has none of messages"),
+        ('{"prompt": "x"}\nnot json\n', "p.jsonl:2: this line is no JSON"),
+        ('{"messages": [{"role": "robot", "content": "x"}]}', "p.jsonl:1: the role 'robot' of a message"),
+        ('{"messages": [{"role": "user"}]}', "p.jsonl:1: a message has no content"),
+        ('{"messages": [{"role": "system", "content": "x"}]}', "p.jsonl:1: no message of a user"),
+        ("17", "p.jsonl:1: neither an object nor a text"),
+    ],
+)
+def test_a_bad_file_is_one_line_with_its_place(tmp_path: Path, text: str, complaint: str) -> None:
+    (tmp_path / "p.jsonl").write_text(text, encoding="utf-8")
+    with pytest.raises(WorkloadError) as caught:
+        read_prompts(tmp_path / "p.jsonl")
+    assert complaint in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+@given(st.recursive(st.none() | st.integers() | st.text(), lambda v: st.lists(v) | st.dictionaries(st.sampled_from(["messages", "role", "content", "body", "from", "value", "prompt"]), v), max_leaves=8))  # fmt: skip
+def test_whatever_a_line_holds_it_is_read_or_refused_in_one_line(value: object) -> None:
+    from workloads.prompt_files import _entry
+
+    try:
+        entry = _entry(value, "f:1")
+    except WorkloadError as error:
+        refused = str(error)
+    else:
+        refused = ""
+        assert all(turn for turn in entry.turns)
+    assert "\n" not in refused
+
+
+def test_conversations_become_sessions_with_growing_prompts(tmp_path: Path) -> None:
+    prompts = load_prompts(write(tmp_path / "p.jsonl", SHAREGPT), Words())
+    schedule = open_schedule(
+        Workload("w", Fixed(5), Fixed(50), arrivals="constant", prompts=prompts), rate_rps=3, duration_s=2, seed=1, stage=0
+    )  # fmt: skip
+    # 3 words; 3 + 2 answered + 1; 6 + 3 + 2; the last answer is not in the file
+    assert schedule.session is not None
+    one = schedule.take(np.flatnonzero(schedule.session == 0))
+    assert one.input_tokens.tolist() == [3, 6, 11]
+    assert one.output_tokens.tolist() == [2, 3, 50]
+    assert one.continues is not None
+    assert one.continues.tolist() == [-1, 0, 1]
+    assert len(schedule) == 6  # 3 requests/s for 2 s: two conversations
+
+
+def test_a_set_that_wraps_says_how_often(tmp_path: Path) -> None:
+    lines = [{"prompt": f"prompt number {i}"} for i in range(10)]
+    prompts = load_prompts(write(tmp_path / "p.jsonl", *lines), Words())
+    schedule = open_schedule(
+        Workload("w", Fixed(5), Fixed(5), arrivals="constant", prompts=prompts), rate_rps=100, duration_s=1, seed=1, stage=0
+    )  # fmt: skip
+    assert schedule.entry is not None
+    assert (
+        np.bincount(schedule.entry).tolist() == [10] * 10
+    )  # each ten times, and each once before any comes again
+    assert sorted(schedule.entry[:10]) == list(range(10))
+    assert prompts.file.reuse_factor(100) == 10.0
+    assert prompts.file.reuse_factor(4) == 1.0
+    assert load_prompts(tmp_path / "p.jsonl", WordsTokenizer()).new_tokens[0] == (4,)  # 15 characters
+
+
+# --- images ---
+
+
+def decode_png(data: bytes) -> np.ndarray[Any, Any]:
+    """The pixels of an 8-bit RGB image without filters, its checksums verified."""
+    assert data[:8] == b"\x89PNG\r\n\x1a\n"
+    at, chunks = 8, {}
+    while at < len(data):
+        (length,) = struct.unpack(">I", data[at : at + 4])
+        kind, body = data[at + 4 : at + 8], data[at + 8 : at + 8 + length]
+        assert struct.unpack(">I", data[at + 8 + length : at + 12 + length])[0] == zlib.crc32(kind + body)
+        chunks[kind], at = body, at + 12 + length
+    width, height = struct.unpack(">II", chunks[b"IHDR"][:8])
+    rows = np.frombuffer(zlib.decompress(chunks[b"IDAT"]), dtype=np.uint8).reshape(height, 1 + 3 * width)
+    assert (rows[:, 0] == 0).all()
+    return rows[:, 1:].reshape(height, width, 3)
+
+
+@pytest.mark.parametrize(("width", "height"), [(1, 1), (33, 64), (640, 50)])
+def test_generated_images_have_their_size_and_are_all_different(width: int, height: int) -> None:
+    assert decode_png(png(width, height, 1)).shape == (height, width, 3)
+    assert png(width, height, 1) == png(width, height, 1)
+    assert len({png(width, height, seed) for seed in range(50)}) == 50
+
+
+def test_image_parts_are_data_urls(tmp_path: Path) -> None:
+    images = parse_images({"count": 2, "sizes": ["8x4", "16x16"]}, "images")
+    parts = images.parts(3)
+    assert [p["type"] for p in parts] == ["image_url"] * 2
+    shapes = [decode_png(base64.b64decode(p["image_url"]["url"].split(",")[1])).shape for p in parts]
+    assert shapes == [(4, 8, 3), (16, 16, 3)]
+    assert images.parts(3) != images.parts(4)
+    (tmp_path / "a.png").write_bytes(png(2, 2, 1))
+    (tmp_path / "b.JPG").write_bytes(b"\xff\xd8\xff")
+    (tmp_path / "c.txt").write_text("no image")
+    folder = parse_images({"folder": str(tmp_path)}, "images")
+    assert len(folder.files) == 2
+    assert folder.parts(1)[0]["image_url"]["url"] == "data:image/jpeg;base64,/9j/"
+    assert isinstance(folder, Images)
+
+
+@pytest.mark.parametrize(
+    ("value", "complaint"),
+    [
+        ({}, "write 'sizes"),
+        ({"sizes": ["512"]}, "write WIDTHxHEIGHT"),
+        ({"sizes": ["0x5"]}, "write WIDTHxHEIGHT"),
+        ({"sizes": "8x8", "count": 0}, "count is 0"),
+        ({"folder": "/no/such"}, "folder /no/such cannot be read"),
+        ({"sizes": "8x8", "size": 1}, "key 'size' is not known"),
+    ],
+)
+def test_wrong_images_are_one_line(value: object, complaint: str) -> None:
+    with pytest.raises(WorkloadError) as caught:
+        parse_images(value, "w.yaml: images")
+    assert complaint in str(caught.value)
+
+
+# --- shared text ---
+
+
+def test_shared_text_is_the_same_and_the_rest_is_not() -> None:
+    maker = PromptMaker(WordsTokenizer(), "salt", overhead_tokens=10)
+    first, second = (maker.parts(i, 300, [(7, 100), (8, 50)]) for i in (1, 2))
+    assert first[0] == second[0]
+    assert len(first[0].split()) == 150
+    assert [len(own.split()) for _, own in (first, second)] == [140, 140]
+    assert first[1].split()[:4] != second[1].split()[:4]
+    longer, _ = maker.parts(3, 300, [(7, 120)])
+    assert longer.split()[:100] == first[0].split()[:100]  # a beginning of the same endless text
+    assert maker.parts(1, 60, [(7, 100)])[1] == ""  # the segment fills the prompt, as a trace's blocks may
+    assert PromptMaker(WordsTokenizer(), "other").parts(1, 300, [(7, 100)])[0] != first[0]
+
+
+def test_a_new_segment_drives_an_old_one_out_but_not_its_text(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("workloads.prompts.SEGMENT_CACHE_CHARS", 5000)
+    maker = PromptMaker(WordsTokenizer(), "salt")
+    before = maker.parts(1, 300, [(7, 200)])[0]
+    for segment in range(100, 140):
+        maker.parts(1, 300, [(segment, 200)])
+    assert len(maker._segments) <= 6
+    assert maker.parts(1, 300, [(7, 200)])[0] == before
