@@ -31,7 +31,7 @@ def judge_slo(observations: Observations, slo: Slo) -> dict[str, Any]:
     if not o.n:
         return result | {"reason": o.reason or "no request has a value"}
     misses, undecided = float(o.misses(slo.limit_s).sum()), o.undecided(slo.limit_s)
-    n_effective = o.effective_size(slo.limit_s)
+    n_effective, long_enough = o.tail_size(slo.quantile)
     judged = judge_share((misses, misses + undecided), o.n, n_effective, slo.quantile)
     low, high = o.quantile_bounds(slo.quantile)
     result |= {

@@ -1,14 +1,17 @@
 """How sure a share or a percentile is, when the samples of one run depend on each other.
 
 A queue makes neighbouring requests alike, so n requests tell less than n independent ones would. The
-effective sample size corrects for it: n_eff = n / (1 + 2 sum rho_k), with rho_k the autocorrelation of
-the exceedance indicator 1{x > D} in scheduled order. It then takes the place of n in the binomial
-formulas. ``ASSUMPTION`` says in words what that relies on.
+effective sample size says how much less: n_eff = n / tau, tau = 1 + 2 sum rho_k, with rho_k the
+autocorrelation of the exceedance indicator 1{x > D} in scheduled order. Exceedances come in clusters then:
+their number is taken as negative binomial with the variance n p (1-p) tau, which is a Poisson number of
+clusters of random size, and the binomial where tau is 1. ``ASSUMPTION`` says in words what that relies on;
+``benchmarks/coverage.py`` is the study behind the constants.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from statistics import NormalDist
 
@@ -19,11 +22,15 @@ Floats = npt.NDArray[np.float64]
 
 CONFIDENCE = 0.95
 ASSUMPTION = (
-    "within this run: requests in steady state, their dependence on each other measured by the "
-    "autocorrelation of 'slower than the limit' in scheduled order and charged as a smaller sample; "
-    "differences between runs, days or machines are not in it"
+    "within this run: requests in steady state, slow ones in clusters whose length is measured by the "
+    "autocorrelation of 'slower than a limit' in scheduled order, at levels from a fifth of the rarest to twenty "
+    "times the share in question; no upper end where the run lasts less than 120 correlation times; differences "
+    "between runs, days or machines are not in it"
 )
+LONG_ENOUGH = 120.0
+"""Correlation times (at the slowest fifth) that a run must last for its worst to have shown itself."""
 _MORE_LIMIT = 10**9
+_SERIES_BITS = 16
 
 
 _NORMAL = NormalDist()
@@ -73,16 +80,36 @@ def smallest_n(quantile: float, misses: int = 0, confidence: float = CONFIDENCE)
     return high
 
 
-def binomial_ppf(probability: float, n: int, p: float) -> int:
-    """Smallest k with P[Bin(n, p) <= k] >= probability."""
-    low, high = -1, n
-    while high - low > 1:
-        middle = (low + high) // 2
-        if prob_at_most(middle, n, p) >= probability:
-            high = middle
-        else:
-            low = middle
-    return high
+def clustered_at_most(misses: float, n: float, p: float, tau: float) -> float:
+    """P[X <= misses] where X of n samples exceed, each with probability p, with Var X = n p (1-p) tau.
+
+    Negative binomial where the variance is above the mean, I_{mean/var}(mean^2/(var - mean), misses + 1); else
+    (nearly independent) the binomial of n / tau samples.
+    """
+    mean, tau = n * p, max(tau, 1.0)
+    variance = mean * (1 - p) * tau
+    if variance <= mean * (1 + 1e-9):
+        return prob_at_most(misses / tau, n / tau, p)
+    if misses < 0:
+        return 0.0
+    return _betainc(mean**2 / (variance - mean), misses + 1.0, mean / variance)
+
+
+def clustered_at_least(misses: float, n: float, p: float, tau: float) -> float:
+    """P[X >= misses], see ``clustered_at_most``."""
+    tau = max(tau, 1.0)
+    if (1 - p) * tau <= 1 + 1e-9:
+        return prob_at_least(misses / tau, n / tau, p)
+    return 1.0 - clustered_at_most(misses - 1, n, p, tau)
+
+
+def unseen_tau(tau: float, n: float, p: float) -> float:
+    """tau with what one run may not have shown, for statements that the slow requests are few.
+
+    A run without its share of bad clusters has too few slow requests and too short a tau at once: it errs low,
+    never high. With m = n p / tau clusters' worth of exceedances, tau - 1 is taken 2 + 3/sqrt(m) times.
+    """
+    return 1 + (tau - 1) * (2 + 3 / math.sqrt(max(n * p / tau, 1e-9)))
 
 
 def order_statistic_ranks(
@@ -90,15 +117,27 @@ def order_statistic_ranks(
 ) -> tuple[int | None, int | None]:
     """1-based ranks (l, u) so that [x_(l), x_(u)] covers the quantile; None where n is too small for it.
 
-    l = ppf((1-c)/2), u = ppf((1+c)/2) + 1 of Bin(n, q) (Conover). With ``n_effective`` < n the ranks are
-    those of a sample of that size, stretched to n.
+    For independent samples those of Conover: l = ppf((1-c)/2), u = ppf((1+c)/2) + 1 of Bin(n, q). With
+    ``n_effective`` < n the number of samples over the quantile is clustered, and the upper rank is that of
+    ``unseen_tau``, n at most.
     """
-    m = n if n_effective is None else max(1, min(n, math.floor(n_effective)))
-    low = binomial_ppf((1 - confidence) / 2, m, quantile)
-    high = binomial_ppf((1 + confidence) / 2, m, quantile) + 1
-    low_rank = None if low < 1 else max(1, math.floor(low / m * n))
-    high_rank = None if high > m else min(n, math.ceil(high / m * n))
-    return low_rank or None, high_rank
+    p, alpha = 1 - quantile, (1 - confidence) / 2
+    tau = 1.0 if n_effective is None else max(1.0, n / max(n_effective, 1e-9))
+    most = _first(lambda c: clustered_at_least(c, n, p, tau) <= alpha, n + 1)
+    low = n + 1 - most
+    if clustered_at_most(0, n, p, tau) > alpha:
+        return (low if low > 0 else None), None
+    fewest = _first(lambda c: clustered_at_most(c, n, p, unseen_tau(tau, n, p)) > alpha, n) - 1
+    return (low if low > 0 else None), n - max(fewest, 0)
+
+
+def _first(holds: Callable[[int], bool], limit: int) -> int:
+    """Smallest c in 0 .. limit for which a condition that stays true holds; ``limit`` where none does."""
+    low, high = -1, limit
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (low, middle) if holds(middle) else (middle, high)
+    return high
 
 
 def autocorrelation_time(series: Floats) -> float:
@@ -132,6 +171,9 @@ def effective_size(misses: Floats, sizes: Floats) -> float:
         return 0.0
     p = float(misses.sum()) / total
     residuals = misses - p * sizes
+    merged = len(residuals) >> _SERIES_BITS
+    if merged:  # sums of neighbours have the same long-run variance and are quick to correlate
+        residuals = np.add.reduceat(residuals, np.arange(0, len(residuals), merged + 1))
     variance = float(residuals @ residuals) * autocorrelation_time(residuals)
     if variance <= 0 or not 0 < p < 1:
         return float(np.count_nonzero(sizes))  # nothing varies: each request is one look
@@ -147,38 +189,43 @@ class ShareVerdict:
 
 
 def judge_share(misses: tuple[float, float], n: float, n_effective: float, quantile: float) -> ShareVerdict:
-    """One-sided binomial tests at 95 % both ways, with the effective sample size.
+    """One-sided tests at 95 % both ways for a clustered share, tau = n / n_effective.
 
     ``misses`` are the fewest and the most that there may be (they differ by censored requests): "met" must
-    hold for the most, "broken" for the fewest.
+    hold for the most, with ``unseen_tau``, "broken" for the fewest.
     """
-    p0, alpha = 1 - quantile, 1 - CONFIDENCE
+    p0 = 1 - quantile
     if n <= 0 or n_effective <= 0:
         return ShareVerdict("undecided", None)
-    fewest, most = (m * n_effective / n for m in misses)
-    if prob_at_most(most, n_effective, p0) <= alpha:
+    tau = max(1.0, n / n_effective)
+    if _is_met(misses[1], n, tau, p0):
         return ShareVerdict("met", None)
-    if prob_at_least(fewest, n_effective, p0) <= alpha:
+    if clustered_at_least(misses[0], n, p0, tau) <= 1 - CONFIDENCE:
         return ShareVerdict("broken", None)
-    return ShareVerdict("undecided", _deciding_factor(misses[1] / n, n_effective, p0, alpha))
+    return ShareVerdict("undecided", _deciding_factor(misses[1] / n, n, tau, p0))
 
 
-def _deciding_factor(share: float, n_effective: float, p0: float, alpha: float) -> float | None:
+def _is_met(misses: float, n: float, tau: float, p0: float) -> bool:
+    return clustered_at_most(misses, n, p0, unseen_tau(tau, n, p0)) <= 1 - CONFIDENCE
+
+
+def _deciding_factor(share: float, n: float, tau: float, p0: float) -> float | None:
     """How many times as many samples with the same share of misses decide; None above 1e9 samples."""
 
     def decided(size: float) -> bool:
-        test = prob_at_most if share < p0 else prob_at_least
-        return test(share * size, size, p0) <= alpha
+        if share < p0:
+            return _is_met(share * size, size, tau, p0)
+        return clustered_at_least(share * size, size, p0, tau) <= 1 - CONFIDENCE
 
-    low, high = n_effective, 2 * n_effective
+    low, high = n, 2 * n
     while not decided(high):
         low, high = high, 2 * high
-        if high > _MORE_LIMIT:
+        if high > _MORE_LIMIT * tau:
             return None
     while high - low > max(0.5, 1e-3 * high):
         middle = (low + high) / 2
         low, high = (low, middle) if decided(middle) else (middle, high)
-    return high / n_effective
+    return high / n
 
 
 def normal_quantile(probability: float) -> float:

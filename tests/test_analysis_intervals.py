@@ -8,13 +8,15 @@ import pytest
 from analysis.attainment import judge_slo
 from analysis.intervals import (
     autocorrelation_time,
-    binomial_ppf,
+    clustered_at_least,
+    clustered_at_most,
     effective_size,
     judge_share,
     order_statistic_ranks,
     prob_at_least,
     prob_at_most,
     smallest_n,
+    unseen_tau,
 )
 from analysis.observations import Observations
 from analysis.slo import parse_slo
@@ -56,15 +58,18 @@ def test_order_statistic_ranks(n: int, quantile: float, ranks: tuple[int, int | 
 
 
 def test_a_smaller_effective_sample_gives_wider_ranks() -> None:
-    assert order_statistic_ranks(10000, 0.99, n_effective=1000) == (9830, 9970)
-    assert order_statistic_ranks(10000, 0.99, n_effective=300)[1] is None
+    low, high = order_statistic_ranks(10000, 0.99, n_effective=1000)
+    assert low is not None and high is not None
+    # the count over p99 has sd sqrt(10000 x 0.01 x 0.99 x 10) = 31, to the right more than two of them
+    assert low == pytest.approx(10000 - 100 - 2.2 * 31, abs=5)
+    assert 9970 < high < 10000
+    assert order_statistic_ranks(10000, 0.99, n_effective=50)[1] is None
 
 
 def test_binomial_tails_by_hand() -> None:
     assert prob_at_most(0, 2, 0.5) == pytest.approx(0.25)
     assert prob_at_least(2, 2, 0.5) == pytest.approx(0.25)
     assert prob_at_most(1, 3, 0.5) == pytest.approx(0.5)
-    assert binomial_ppf(0.5, 3, 0.5) == 1
 
 
 def test_fault_37_one_slow_of_sixty_is_not_enough_evidence() -> None:
@@ -87,9 +92,27 @@ def test_verdicts_at_the_edge_of_the_binomial_rule() -> None:
     assert judge_share((0, 4), 299, 299, 0.99).verdict == "undecided"  # four were cut off
 
 
+def test_clustered_counts_are_binomial_poisson_and_geometric_in_their_limits() -> None:
+    # independent: the binomial
+    assert clustered_at_most(3, 400, 0.5, 1.0) == pytest.approx(prob_at_most(3, 400, 0.5))
+    # variance = mean: Poisson, P[0] = exp(-3)
+    assert clustered_at_most(0, 300, 0.01, 1 / 0.99) == pytest.approx(np.exp(-3), rel=0.02)
+    # mean 10, variance 110: negative binomial with r = 1, that is geometric with P[X <= k] = 1 - (10/11)^(k+1)
+    assert clustered_at_most(4, 1000, 0.01, 11 / 0.99) == pytest.approx(1 - (10 / 11) ** 5)
+    assert clustered_at_least(5, 1000, 0.01, 11 / 0.99) == pytest.approx((10 / 11) ** 5)
+
+
+def test_what_one_run_may_not_have_shown() -> None:
+    assert unseen_tau(1.0, 300, 0.01) == 1.0
+    # m = 900 x 0.01 / 9 = 1 cluster's worth: tau - 1 = 8 counts 2 + 3 times
+    assert unseen_tau(9.0, 900, 0.01) == pytest.approx(41.0)
+
+
 def test_dependence_turns_met_into_undecided() -> None:
-    assert judge_share((0, 0), 1000, 250, 0.99).verdict == "undecided"
-    assert judge_share((0, 0), 1000, 300, 0.99).verdict == "met"
+    assert judge_share((0, 0), 1000, 1000, 0.99).verdict == "met"
+    assert judge_share((0, 0), 1000, 100, 0.99).verdict == "undecided"
+    assert judge_share((30, 30), 1000, 1000, 0.99).verdict == "broken"
+    assert judge_share((30, 30), 1000, 20, 0.99).verdict == "undecided"
 
 
 def test_autocorrelation_time_of_a_known_process() -> None:
@@ -131,7 +154,7 @@ def test_verdicts_of_a_queue_are_seldom_wrong(rate: float, right: str, wrong: st
     # p99 of M/M/1's sojourn time is ln(100)/(100 - rate): 77 ms at 40/s, 184 ms at 75/s
     rng = np.random.default_rng(17)
     verdicts = [
-        judge_slo(observations(_queue(rng, rate, 60)), parse_slo("ttft_p99=100ms"))["verdict"]
+        judge_slo(observations(_queue(rng, rate, 120)), parse_slo("ttft_p99=100ms"))["verdict"]
         for _ in range(60)
     ]
     assert verdicts.count(wrong) == 0
