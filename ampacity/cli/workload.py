@@ -160,7 +160,14 @@ def sample(
     workload = load_workload(name)
     if rate is None:
         measured = {} if name in ARCHETYPES else read_measured(Path(name))
-        rate = float((measured.get("arrivals") or {}).get("mean_rps", 1.0))
+        held = (
+            (measured.get("arrivals") or {}).get("mean_rps")
+            if isinstance(measured.get("arrivals"), dict)
+            else None
+        )
+        rate = float(held) if isinstance(held, int | float) else 1.0
+    if not 0 < rate < float("inf"):
+        raise WorkloadError(f"--rate {rate:g}: give requests/s above 0")
     if duration is not None:
         duration_s, n = parse_duration(duration, "--duration"), None
     else:
@@ -205,9 +212,15 @@ def _columns(texts: list[str]) -> dict[str, str]:
 def _draw(view: dict[str, Any], html: Path | None) -> None:
     from rich.console import Console
 
-    from reports.profile_page import render_profile, write_profile_page
+    from reports.profile_page import facts, render_profile, write_profile_page
     from workloads.errors import WorkloadError
 
+    try:
+        facts(view)
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise WorkloadError(
+            f"workload {view['name']}: 'measured' is not as 'ampacity workload fit' wrote it ({type(error).__name__} {error}): fit anew or drop it"
+        ) from None
     render_profile(view, Console(highlight=False))
     if html is not None:
         try:
