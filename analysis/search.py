@@ -227,3 +227,25 @@ def _concurrency(judged: Sequence[Mapping[str, Any]], x_star: Posterior) -> tupl
     middle = mean_y - slope * mean_x
     down, up = (math.hypot(1.96 * error, end - middle) for end in (low, high))
     return math.exp(middle - down), math.exp(middle), math.exp(middle + up)
+
+
+def summarise_search(
+    noted: Mapping[str, Any], stages: Sequence[Mapping[str, Any]], slos: Sequence[Slo]
+) -> dict[str, Any]:
+    """The ``search`` object: the path that was taken, with what was known after each stage."""
+    path = []
+    for step in noted.get("path") or []:
+        so_far = [s for s in stages if s["index"] <= step["stage"]]
+        stage = next((s for s in so_far if s["index"] == step["stage"]), None)
+        found = estimate(so_far, slos)
+        path.append({
+            **step, "requests": stage and stage["requests"] + stage["window"]["warmup_requests"],
+            "slo_met": stage and stage["slo_met"],
+            "usable_rps": found and found.usable_rps, "usable_rps_ci": found and list(found.usable_rps_ci),
+        })  # fmt: skip
+    return {
+        "precision": noted.get("precision"), "reached": bool(noted.get("reached")),
+        "requests": sum(step["requests"] or 0 for step in path),
+        "more_requests": noted.get("more_requests"), "reason": noted.get("ended") or "the run ended before the search did",
+        "path": path,
+    }  # fmt: skip

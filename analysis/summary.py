@@ -19,6 +19,7 @@ from analysis.knee import find_knee
 from analysis.lengths import output_deviation, realised
 from analysis.littles_law import summarise_gap
 from analysis.runmeta import check_figures
+from analysis.search import summarise_search
 from analysis.server import server_figures
 from analysis.sessions import NO_SESSIONS, summarise_sessions
 from analysis.sharing import compare_sharing
@@ -54,7 +55,7 @@ def summarise(run: Run) -> dict[str, Any]:
         **_counts(records.requests, metas),
         "stages": stages,
         "knee": find_knee(stages),
-        "capacity": find_capacity(stages, slos),
+        "capacity": find_capacity(stages, slos, pooled="search" in meta),
         "interval_assumption": ASSUMPTION,
         "goodput": peak_goodput(stages),
         "audit": _audit(metas, stages),
@@ -65,6 +66,8 @@ def summarise(run: Run) -> dict[str, Any]:
         summary["sessions_reason"] = NO_SESSIONS
     summary["littles_law"] = _gap(summary["capacity"], stages, slos)
     summary["fleet"] = _fleet(meta, summary["capacity"], stages)
+    if "search" in meta:
+        summary["search"] = summarise_search(meta["search"], stages, slos)
     prompts = (meta.get("workload") or {}).get("prompts")
     summary["warnings"] = find_caveats(summary, prompts, output_deviation(records.requests))
     summary["verdict"] = write_verdict(summary)
@@ -93,7 +96,9 @@ def _as_far_as_it_came(stage: dict[str, Any], table: pa.Table) -> dict[str, Any]
     ids = table.filter(pc.equal(table["stage"], stage["index"]))["request_id"]
     due = pc.max(ids).as_py() - pc.min(ids).as_py() + 1 if len(ids) else 0
     planned = stage.get("scheduled_requests")
-    if stage.get("played_sessions") or stage.get("sessions"):  # whose later turns are due when the earlier ones end: no number tells
+    if stage.get("played_sessions") or stage.get(
+        "sessions"
+    ):  # whose later turns are due when the earlier ones end: no number tells
         return {**stage, "scheduled_requests": len(ids)}
     return {**stage, "scheduled_requests": due if planned is None else min(due, planned)}
 

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import sys
-from typing import Any
+from typing import Annotated, Any
+
+import typer
 
 from ampacity.cli import options as o
 from ampacity.cli.engine_options import Preset, full_preset, with_engine
+from ampacity.cli.search import Closed, Precision, make_search
 
 
 @o.shares(o.VIRTUAL)
@@ -15,6 +18,14 @@ def predict(
     raw: dict[str, Any],
     engine: dict[str, Any],
     preset: Preset = "llama3-8b-a100",
+    search: Annotated[
+        bool,
+        typer.Option(
+            "--search", help="Search for the usable rate instead of sweeping, as 'ampacity search' does."
+        ),
+    ] = False,
+    precision: Precision = "5%",
+    closed: Closed = False,
     json: o.Json = False,
 ) -> None:
     """Sweep a simulated engine without waiting for it; every figure of the report is marked as predicted.
@@ -34,5 +45,8 @@ def predict(
     deployment = find_deployment(full_preset(preset, engine))
     settings = make_settings({"duration": "5m", **raw, "url": "http://predicted.invalid/v1"})
     progress = Progress(Console(stderr=True, highlight=False))
-    path = asyncio.run(experiment(settings, deployment, command_line(sys.argv), progress))
+    how: dict[str, Any] = {}
+    if search:
+        how = {"drive": make_search(precision, None, 0, closed).run, "experiment": "search"}
+    path = asyncio.run(experiment(settings, deployment, command_line(sys.argv), progress, **how))
     finish(path, as_json=json)

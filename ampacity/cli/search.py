@@ -1,0 +1,68 @@
+"""``ampacity search``: the usable rate and C_max of an endpoint, as precisely as was asked for."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+import typer
+
+from ampacity.cli import options as o
+
+Precision = Annotated[
+    str,
+    typer.Option(
+        "--precision", metavar="P", help="Half the 95 % interval, as a share of the usable rate: 5%"
+    ),
+]
+MaxDuration = Annotated[
+    str | None,
+    typer.Option(
+        "--max-duration", metavar="T", help="Stop after this time, as 30m, with what is known then."
+    ),
+]
+Repeats = Annotated[
+    int,
+    typer.Option(
+        "--repeats", metavar="N", min=0, max=20,
+        help="At the end run both ends of the interval N times more each, in random order.",
+    ),
+]  # fmt: skip
+Closed = Annotated[
+    bool, typer.Option("--closed", help="At the end run closed loops around C_max too: the other view of it.")
+]
+LOADS = ("rates", "concurrency", "duration", "think_time")  # a search finds these itself
+
+
+def make_search(precision: str, max_duration: str | None, repeats: int, closed: bool) -> Any:
+    """The search that was asked for. Raises ConfigError."""
+    from ampacity.config import ConfigError, parse_duration
+    from ampacity.experiments.search import Search, SearchPlan
+
+    try:
+        share = float(precision.strip().removesuffix("%")) / (100 if "%" in precision else 1)
+    except ValueError:
+        share = 0.0
+    if not 0.005 <= share <= 0.5:
+        raise ConfigError(f"--precision {precision}: write a share from 0.5% to 50%, as 5%")
+    limit_s = None if max_duration is None else parse_duration(max_duration, "--max-duration")
+    return Search(SearchPlan(share, limit_s, repeats, closed))
+
+
+@o.shares(tuple(name for name in o.ALL if name not in LOADS))
+def search(
+    url: o.Url,
+    raw: dict[str, Any],
+    precision: Precision = "5%",
+    max_duration: MaxDuration = None,
+    repeats: Repeats = 0,
+    closed: Closed = False,
+    json: o.Json = False,
+) -> None:
+    """Find the load at which an SLO stops to hold: bracket it, then narrow it until it is known well enough.
+
+    ampacity search http://127.0.0.1:8000/v1 --model M --workload chat --slo ttft_p99=2s --max-duration 1h
+    """
+    from ampacity.cli.experiment import run_experiment
+
+    drive = make_search(precision, max_duration, repeats, closed).run
+    run_experiment({"url": url, **raw}, experiment="search", drive=drive, as_json=json)
