@@ -115,11 +115,11 @@ class ScheduledRequests:
         return _whole(prefix, self._run_id, schedule.request_id(index), body)
 
     def wanted(self, index: int) -> bool:
-        """Whether somebody goes on with what the server answers to this request."""
+        """Whether the text of the answer will be told again."""
         return self._conversations is not None and self._conversations.wanted(index)
 
     def answered(self, index: int, text: str) -> None:
-        """What the server answered; for a history."""
+        """The request is over; ``text`` is what the server answered, if it was wanted."""
         if self._conversations is not None:
             self._conversations.answered(index, text)
 

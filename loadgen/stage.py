@@ -51,10 +51,10 @@ class Requests(Protocol):
         """A whole request for endpoint ``target``."""
 
     def wanted(self, index: int) -> bool:
-        """Whether somebody goes on with what the server answers to this request."""
+        """Whether the text of the answer will be told again."""
 
     def answered(self, index: int, text: str) -> None:
-        """What the server answered."""
+        """The request is over; ``text`` is what the server answered, if it was wanted."""
 
 
 @dataclass(frozen=True)
@@ -220,6 +220,7 @@ class StageRunner:
             async with StageWatch(beating, self._measures):
                 watcher = asyncio.create_task(self._watch())
                 following = asyncio.create_task(self._follow(self._due_sleeper))
+                following.add_done_callback(self._followed)
                 drive = self._drive_open if plan.kind == "open" else self._drive_closed
                 ended_early = await drive(start_ns, pacing)
                 end_ns = start_ns + int(plan.duration_s * 1e9)
@@ -325,12 +326,15 @@ class StageRunner:
             else:
                 await sleeper.until(due_ns - (0 if index in ready else TURN_AHEAD_NS))
 
+    def _followed(self, task: asyncio.Task[None]) -> None:
+        if not task.cancelled() and (error := task.exception()) is not None:
+            self.stop(f"a later turn could not be made: {error}")
+
     def _answered(self, index: int, exchange: Exchange) -> None:
         """The last attempt at a request has ended: whoever waited for it goes on, or never will."""
         record = exchange.record
         failed = record.status in FAILED_STATUSES
-        if self._requests.wanted(index):
-            self._requests.answered(index, exchange.said(self._plan.keep_reasoning))
+        self._requests.answered(index, exchange.said(self._plan.keep_reasoning))
         ended_ns = record.ended_ns or time.monotonic_ns()
         due, given_up = self._turns.ended(index, ended_ns, failed)
         if self._closing or record.status == "unfinished":

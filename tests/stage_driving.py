@@ -52,7 +52,7 @@ class Made:
         return False
 
     def answered(self, index: int, text: str) -> None:
-        raise AssertionError("nobody asked")
+        assert text == ""  # nobody asked
 
 
 def request_bytes(endpoint: Endpoint, output_tokens: int, fault: str = "ok", model: str = "m") -> bytes:
