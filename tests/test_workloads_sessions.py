@@ -1,22 +1,26 @@
 """Sessions as columns of a schedule: who waits for whom, how prompts grow, and what a cache would find."""
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 import yaml
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from workloads.errors import WorkloadError
 from workloads.lengths import Fixed
 from workloads.prefixes import (
     SharedPrefixes,
+    block_size,
     infinite_cache,
     parse_prefixes,
     prefixes_of_blocks,
 )
 from workloads.profile import Workload
-from workloads.schedule import Schedule, closed_schedule, open_schedule
+from workloads.schedule import Schedule, closed_schedule, open_schedule, trace_schedule
 from workloads.sessions import parse_sessions
+from workloads.traces import read_trace
 
 CHAT = "{turns: 3, think_ms: 2000, user_tokens: 20}"
 AGENT = """
@@ -126,6 +130,7 @@ def test_a_limit_keeps_whole_sessions() -> None:
     assert np.array_equal(tokens.input_tokens, cut.input_tokens)
 
 
+@settings(max_examples=30)
 @given(st.integers(1, 200), st.integers(0, 10**6), st.integers(1, 9))
 def test_shares_of_workers_are_closed_and_complete(limit: int, seed: int, workers: int) -> None:
     schedule = open_schedule(workload(AGENT), rate_rps=35, duration_s=2, seed=seed, stage=0)
@@ -199,14 +204,28 @@ def test_the_infinite_cache_agrees_with_comparing_every_token(prompts: list[list
 
 def test_hash_ids_make_the_tree_that_they_describe() -> None:
     lengths = np.array([6758, 7322, 6700])
-    ids = [list(range(14)), [0, *range(14, 28)], list(range(14))]
-    shared = prefixes_of_blocks(ids, 512, lengths)
+    ids = np.array([*range(14), 0, *range(14, 28), *range(14)])
+    start = np.array([0, 14, 29, 43])
+    assert block_size(lengths, start) == 512
+    shared = prefixes_of_blocks(ids, start, lengths)
+    assert shared is not None
     assert shared.totals().tolist() == [6758, 7322, 6700]
     assert shared.of(0)[-1] == (13, 6758 - 13 * 512)
     # the second has block 0 in common, the third all but the token that is always computed
     assert infinite_cache(lengths, shared).tolist() == [0, 512, 6699 // 16 * 16]
-    with pytest.raises(WorkloadError, match="row 1: 14 hash_ids of 512 tokens do not fit 512 input tokens"):
-        prefixes_of_blocks(ids[:1], 512, np.array([512]))
+    assert block_size(np.array([100, 100]), np.array([0, 1, 3])) is None  # 100 in one block, and in two
+
+
+def test_the_public_conversation_trace_has_its_known_share() -> None:
+    path = Path(__file__).parents[2] / "shared" / "data" / "mooncake_conversation.jsonl.gz"
+    if not path.is_file():
+        pytest.skip("the trace is not here")
+    schedule = trace_schedule(read_trace(path))
+    cached = infinite_cache(schedule.input_tokens, schedule.shared, block_tokens=1)
+    # 37 % by leading runs of block ids that came before, capped at the prompt's length
+    assert cached.sum() / schedule.input_tokens.sum() == pytest.approx(0.37, abs=0.01)
+    assert schedule.shared is not None
+    assert schedule.shared.totals().tolist() == schedule.input_tokens.tolist()
 
 
 @pytest.mark.parametrize("target", [0.1, 0.45, 0.8])

@@ -154,22 +154,31 @@ def _longest_before(chosen: Ints, length: Ints) -> Ints:
     return found // BLOCK_TOKENS * BLOCK_TOKENS
 
 
-def prefixes_of_blocks(
-    hash_ids: list[list[int]], block_tokens: int, input_tokens: Ints, stage: int = 0
-) -> SharedPrefixes:
-    """Trees of shared blocks as Mooncake's ``hash_ids`` describe: block k of a prompt holds its tokens from
-    ``k * block_tokens`` on, the last one what is left. Raises WorkloadError where ids and length disagree."""
-    count = np.array([len(ids) for ids in hash_ids], dtype=np.int64)
-    wrong = np.flatnonzero(count > -(-input_tokens // block_tokens))
-    if len(wrong):
-        row = int(wrong[0])
-        raise WorkloadError(
-            f"row {row + 1}: {count[row]} hash_ids of {block_tokens} tokens do not fit {input_tokens[row]} input tokens"
-        )
-    start = np.concatenate([[0], np.cumsum(count)]).astype(np.int64)
-    ids = np.fromiter((i for some in hash_ids for i in some), dtype=np.int64, count=int(start[-1]))
+def block_size(input_tokens: Ints, start: Ints) -> int | None:
+    """Tokens of a block where a prompt of n tokens has ceil(n / size) block ids; None where no size fits all prompts.
+
+    Of several that fit, the power of two, as engines have them, else the least.
+    """
+    count = np.diff(start)
+    has = count > 0
+    least = int((-(-input_tokens[has] // count[has])).max(initial=1))
+    several = count > 1
+    most = int(((input_tokens[several] - 1) // (count[several] - 1)).min(initial=2**31))
+    if least > most:
+        return None
+    power = 1 << (least - 1).bit_length()
+    return power if power <= most else least
+
+
+def prefixes_of_blocks(ids: Ints, start: Ints, input_tokens: Ints, stage: int = 0) -> SharedPrefixes | None:
+    """Trees of shared blocks as Mooncake's ``hash_ids`` describe: ids[start[i]:start[i + 1]] are the blocks of prompt
+    i, all of one size but its last one, which holds what is left. None where the lengths say otherwise."""
+    size = block_size(input_tokens, start)
+    if size is None:
+        return None
+    count = np.diff(start)
     place = np.arange(len(ids)) - np.repeat(start[:-1], count)
-    tokens = np.minimum(np.repeat(input_tokens, count) - place * block_tokens, block_tokens)
+    tokens = np.minimum(np.repeat(input_tokens, count) - place * size, size)
     return SharedPrefixes(start, ids + (stage << _STAGE_SHIFT), tokens)
 
 

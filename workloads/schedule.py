@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from workloads.arrivals import arrival_times
 from workloads.errors import WorkloadError
 from workloads.mix import ARRIVALS, class_columns, draw_stage
-from workloads.prefixes import SharedPrefixes, infinite_cache, take_lists
+from workloads.prefixes import SharedPrefixes, infinite_cache, prefixes_of_blocks, take_lists
 from workloads.profile import Workload
 from workloads.sessions import draw_sessions
 from workloads.traces import Trace, scale_time
@@ -231,9 +231,14 @@ def closed_schedule(
 
 
 def trace_schedule(trace: Trace, *, time_scale: float = 1.0, first_request_id: int = 0) -> Schedule:
-    """The trace's own times and lengths; ``time_scale`` 2 plays it twice as fast. Raises WorkloadError."""
+    """The trace's own times, lengths and shared blocks; ``time_scale`` 2 plays it twice as fast. Raises WorkloadError."""
     scaled = scale_time(trace, time_scale)
-    return Schedule(scaled.arrival_s, scaled.input_tokens, scaled.output_tokens, first_request_id)
+    shared = None
+    if scaled.blocks is not None:
+        shared = prefixes_of_blocks(scaled.blocks.ids, scaled.blocks.start, scaled.input_tokens)
+    return Schedule(
+        scaled.arrival_s, scaled.input_tokens, scaled.output_tokens, first_request_id, shared=shared
+    )
 
 
 def _lone(

@@ -69,7 +69,7 @@ def run_meta(
             "connections": settings.connections, "timestamps": settings.timestamps, "think_s": settings.think_s,
         },
         "workload": _workload_meta(settings, trace, probe.calibration),
-        "slos": [{"metric": s.metric, "quantile": s.quantile, "limit_s": s.limit_s, "text": s.text} for s in settings.slos],
+        "slos": [slo.as_dict() for slo in settings.slos],
         "seed": settings.seed, "salt": salt, "workers": settings.workers or 1, "warmup_requests": settings.warmup_requests,
         "notes": list(probe.notes),
         "stages": [],
@@ -89,7 +89,8 @@ def _workload_meta(settings: Settings, trace: Trace | None, calibration: Calibra
     else:
         found["trace"] = None
     found["tokenizer"] = {"name": settings.tokenizer, **asdict(calibration)}
-    found["prompts"] = _prompts_text(settings)
+    blocks = trace is not None and trace.blocks is not None
+    found["prompts"] = "shared blocks as in the trace" if blocks else _prompts_text(settings)
     return found
 
 
