@@ -199,6 +199,7 @@ def _records(schedule: Schedule, tokens: Outcome, stage: int, start_ns: int) -> 
         first_ns, last_ns = int(times_ns[0]), int(times_ns[-1])
         records.append(RequestRecord(
             request_id=schedule.first_request_id + i, stage=stage, scheduled_ns=due_ns, status="ok", target="predicted",
+            class_=schedule.class_name(i),
             dispatched_ns=due_ns, connected_ns=due_ns, started_ns=due_ns, sent_ns=due_ns, headers_ns=first_ns,
             first_event_ns=first_ns, first_token_ns=first_ns, first_answer_ns=first_ns, last_token_ns=last_ns,
             ended_ns=last_ns, http_status=200, finish_reason="length",
