@@ -18,8 +18,8 @@ import yaml
 from analysis.slo import Slo, parse_slos
 from loadgen.endpoint import Endpoint, parse_endpoint
 from loadgen.http import Reuse, Stamps
+from loadgen.plan import Limits
 from loadgen.protocols import Api
-from loadgen.stage import Limits
 from workloads.arrivals import arrivals_text
 from workloads.lengths import parse_lengths
 from workloads.profile import Workload, load_workload
@@ -109,13 +109,15 @@ def make_settings(raw: dict[str, Any]) -> Settings:
     for name in _TEXTS & raw.keys():
         _text(raw[name], name)
     endpoints = _endpoints(raw)
-    slos = tuple(parse_slos([str(text) for text in _items(raw.get("slo", ()))]))
+    workload = _workload(raw)
+    of_classes = [f"{kind.name}:{text}" for kind in workload.classes for text in kind.slos]
+    slos = tuple(parse_slos([str(text) for text in [*_items(raw.get("slo", ())), *of_classes]]))
     settings = Settings(
         endpoint=endpoints[0],
         replicas=endpoints[1:],
         sticky=_flag(raw, "sticky"),
         salt=raw.get("salt"),
-        workload=_workload(raw),
+        workload=workload,
         model=raw.get("model"),
         api=_choice(raw.get("api", "chat"), get_args(Api), "--api"),
         extra_body=_extra_body(raw.get("extra_body", {})),
@@ -294,8 +296,6 @@ def _workload(raw: dict[str, Any]) -> Workload:
             raise ConfigError("--prompts brings its own texts: use a workload without prefixes and steps")
         prompts = load_prompts(Path(raw["prompts"]), load_tokenizer(str(raw.get("tokenizer", "words"))))
         workload = dataclasses.replace(workload, prompts=prompts)
-    for kind in workload.classes:
-        parse_slos(list(kind.slos))
     return workload.with_arrivals(arrivals_text(raw["arrivals"])) if "arrivals" in raw else workload
 
 

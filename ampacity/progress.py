@@ -12,8 +12,8 @@ from rich.console import Console
 from rich.text import Text
 
 from loadgen.generator import Generator
+from loadgen.plan import LIVE_TTFTS, Live, StagePlan
 from loadgen.protocols import printable
-from loadgen.stage import LIVE_TTFTS, Live, StagePlan
 
 PAINT_EVERY_S = 0.5
 PLAIN_EVERY_S = 10.0

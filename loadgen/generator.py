@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from loadgen.http import Client
-from loadgen.stage import Live, StagePlan, StageResult
+from loadgen.plan import Live, StagePlan, StageResult
 from loadgen.worker import Setup, Sink
 from loadgen.workers import Workers
 

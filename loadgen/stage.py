@@ -9,12 +9,10 @@ from __future__ import annotations
 
 import asyncio
 import gc
-import heapq
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
-from typing import Any, Literal, Protocol
+from typing import Any
 
 import numpy as np
 
@@ -22,11 +20,12 @@ from loadgen.answers import Answer
 from loadgen.audit import Measures, StageWatch
 from loadgen.endpoint import redact
 from loadgen.exchange import Exchange
+from loadgen.follower import Follower
 from loadgen.http import Client
-from loadgen.pacer import YIELD_EVERY, Sleeper, pace
+from loadgen.pacer import Sleeper, pace
+from loadgen.plan import Limits, Live, Requests, StagePlan, StageResult, record_of
 from loadgen.records import FAILED_STATUSES, RequestRecord
 from loadgen.turns import Turns
-from workloads.schedule import Schedule
 
 LEAD_S = 0.1  # between the call and the first deadline
 WATCH_S = 0.1  # how often time limits are looked at
@@ -35,93 +34,8 @@ RETRIED_HTTP = (429, 502, 503, 504)
 RETRY_PAUSE_S = 0.5  # doubled with each attempt, where the server names no Retry-After
 RETRY_PAUSE_MAX_S = 60.0
 DEAD_SERVER_PAUSE_S = 0.1  # a virtual user of a closed loop that found no server
-LIVE_TTFTS = 400  # first tokens that the live percentiles rest on
 READY_MAX = 512  # requests prepared ahead of their deadline ...
 READY_MAX_BYTES = 16 * 2**20  # ... and how much they may weigh
-TURN_AHEAD_NS = 5_000_000  # a later turn is made ready so long before it is due
-
-
-class Requests(Protocol):
-    """Makes the bytes of a schedule's requests."""
-
-    def prepare(self, schedule: Schedule) -> None:
-        """The schedule that the next requests are of."""
-
-    def make(self, index: int, target: int) -> bytes:
-        """A whole request for endpoint ``target``."""
-
-    def wanted(self, index: int) -> bool:
-        """Whether the text of the answer will be told again."""
-
-    def answered(self, index: int, text: str) -> None:
-        """The request is over; ``text`` is what the server answered, if it was wanted."""
-
-
-@dataclass(frozen=True)
-class StagePlan:
-    """One load level. ``offered_rps`` of an open stage, ``concurrency`` of a closed one."""
-
-    index: int
-    kind: Literal["open", "closed"]
-    schedule: Schedule
-    duration_s: float
-    offered_rps: float | None = None
-    concurrency: int | None = None
-    max_requests: int | None = None  # closed loop: the budget's end
-    max_tokens: int | None = None
-    think_s: float = 0.0  # closed loop: a virtual user's pause between an answer and its next request
-    drain_s: float = 30.0  # how long answers are waited for after the last deadline
-    finish_s: float = 60.0  # how long after its end sessions are played on
-    end_on_failure: bool = True  # a failed turn ends its session
-    keep_reasoning: bool = False  # in the histories of sessions
-    sticky: bool = False  # with several targets: a session stays with one of them
-
-
-@dataclass(frozen=True)
-class Limits:
-    """The client's own time limits. None: no limit."""
-
-    total_s: float | None = None
-    idle_s: float | None = 120.0  # without a single byte from the server
-    in_flight: int | None = None  # more than so many at once are shed: recorded, never sent
-    retries: int = 0  # further attempts after 429, 502, 503, 504, no connection or a reset; each is a row
-
-
-@dataclass
-class Live:
-    """Counters of the stage that is going on, for the progress line."""
-
-    stage: int = 0
-    kind: str = "open"
-    level: float = 0.0  # offered requests/s, or the set concurrency
-    began_s: float = 0.0
-    duration_s: float = 0.0
-    released: int = 0
-    ended: int = 0
-    failed: int = 0
-    tokens: int = 0
-    ttft_s: list[float] = field(default_factory=list)
-
-    def counts(self) -> tuple[int, int, int, int, list[float]]:
-        """Released, ended, failed, tokens, and the latest TTFTs: what a worker tells its parent."""
-        return self.released, self.ended, self.failed, self.tokens, self.ttft_s[-LIVE_TTFTS:]
-
-    @property
-    def in_flight(self) -> int:
-        """Requests released and not ended."""
-        return self.released - self.ended
-
-
-@dataclass(frozen=True)
-class StageResult:
-    """``meta`` is the stage's object in run.json, but for its audit, which is judged from ``measures``.
-
-    ``ids_used``: request ids from the schedule's first on that are taken now.
-    """
-
-    meta: dict[str, Any]
-    measures: Measures
-    ids_used: int
 
 
 class StageRunner:
@@ -182,8 +96,9 @@ class StageRunner:
         self._plan = plan
         self._first = plan.schedule.first_requests()  # that wait for no other
         self._turns = Turns(plan.schedule, plan.end_on_failure)
-        self._due: list[tuple[int, int]] = []  # heap of (when, request) whose predecessors have all ended
-        self._due_sleeper: Sleeper | None = None
+        self._follower = Follower(
+            lambda index: self._requests.make(index, self._target_of(index)), self._send
+        )
         self._rows = self._ids_used = 0
         self._requests.prepare(plan.schedule)
         self._ready: deque[bytes] = deque()
@@ -215,11 +130,11 @@ class StageRunner:
         gc.collect()
         gc.freeze()  # what lives now is not looked at again in every collection of the stage
         shortages = sum(client.shortages for client in self._clients)
-        pacing, beating, self._due_sleeper = Sleeper(), Sleeper(), Sleeper()
+        pacing, beating = Sleeper(), Sleeper()
         try:
             async with StageWatch(beating, self._measures):
                 watcher = asyncio.create_task(self._watch())
-                following = asyncio.create_task(self._follow(self._due_sleeper))
+                following = asyncio.create_task(self._follower.run())
                 following.add_done_callback(self._followed)
                 drive = self._drive_open if plan.kind == "open" else self._drive_closed
                 ended_early = await drive(start_ns, pacing)
@@ -233,8 +148,8 @@ class StageRunner:
             self._measures.shortages = sum(client.shortages for client in self._clients) - shortages
         finally:
             gc.unfreeze()
-            for sleeper in (pacing, beating, self._due_sleeper):
-                sleeper.close()
+            pacing.close()
+            beating.close()
         meta: dict[str, Any] = {
             "index": plan.index, "kind": plan.kind, "offered_rps": plan.offered_rps, "concurrency": plan.concurrency,
             "start_ns": start_ns, "end_ns": end_ns, "scheduled_requests": self._rows,
@@ -305,27 +220,6 @@ class StageRunner:
 
     # -- requests that wait for others -------------------------------------------------------------
 
-    async def _follow(self, sleeper: Sleeper) -> None:
-        """Send what became due because answers came, each made ready shortly before."""
-        ready: dict[int, bytes] = {}
-        in_a_row = 0
-        while True:
-            now_ns = time.monotonic_ns()
-            if not self._due:
-                await sleeper.until(now_ns + 1_000_000_000)
-                continue
-            due_ns, index = self._due[0]
-            if index not in ready and due_ns - now_ns <= TURN_AHEAD_NS:
-                ready[index] = self._requests.make(index, self._target_of(index))
-            elif due_ns <= now_ns:
-                heapq.heappop(self._due)
-                self._send(index, due_ns, now_ns, ready.pop(index))
-                in_a_row += 1
-                if in_a_row % YIELD_EVERY == 0:
-                    await asyncio.sleep(0)
-            else:
-                await sleeper.until(due_ns - (0 if index in ready else TURN_AHEAD_NS))
-
     def _followed(self, task: asyncio.Task[None]) -> None:
         if not task.cancelled() and (error := task.exception()) is not None:
             self.stop(f"a later turn could not be made: {error}")
@@ -339,10 +233,7 @@ class StageRunner:
         due, given_up = self._turns.ended(index, ended_ns, failed)
         if self._closing or record.status == "unfinished":
             return
-        for later, due_ns in due:
-            heapq.heappush(self._due, (due_ns, later))
-        if due and self._due_sleeper is not None:
-            self._due_sleeper.wake()
+        self._follower.push(due)
         for later in given_up:  # a row each: they were in the schedule
             given = self._record(later, ended_ns)
             given.status, given.ended_ns = "cancelled", ended_ns
@@ -356,7 +247,7 @@ class StageRunner:
             waiting = any(self._turns.followed(index) for index in self._in_flight.values()) or (
                 self._retrying and self._plan.schedule.after_start is not None
             )
-            if not waiting and not (self._due and self._due[0][0] < until_ns):
+            if not waiting and not self._follower.due_before(until_ns):
                 return
             await asyncio.sleep(0.02)
 
@@ -519,17 +410,3 @@ def _overdue(exchange: Exchange, limits: Limits, now_ns: int) -> str | None:
     if limits.idle_s is not None and now_ns - last_ns > limits.idle_s * 1e9:
         return f"nothing received for {limits.idle_s:g} s"
     return None
-
-
-def record_of(plan: StagePlan, index: int, scheduled_ns: int) -> RequestRecord:
-    """The row of a request of the schedule, before anything has happened to it."""
-    schedule = plan.schedule
-    session = -1 if schedule.session is None else int(schedule.session[index])
-    return RequestRecord(
-        request_id=schedule.request_id(index), stage=plan.index, scheduled_ns=scheduled_ns, status="unfinished",
-        class_=schedule.class_name(index),
-        session_id=f"{plan.index}-{session}" if session >= 0 else None,
-        turn=int(schedule.turn[index]) if session >= 0 and schedule.turn is not None else None,
-        input_tokens_planned=int(schedule.input_tokens[index]),
-        output_tokens_planned=int(schedule.output_tokens[index]),
-    )  # fmt: skip

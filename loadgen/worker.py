@@ -22,12 +22,13 @@ from typing import Any, BinaryIO, Protocol
 from loadgen.answers import ANSWERS
 from loadgen.endpoint import SECRET_MIN, Endpoint
 from loadgen.http import Client, Reuse, Stamps
+from loadgen.plan import Limits, StagePlan
 from loadgen.protocols import RequestShape
 from loadgen.proxy import Proxy
 from loadgen.records import RequestRecord
 from loadgen.requests import ScheduledRequests
 from loadgen.rundir import StreamWriter
-from loadgen.stage import Limits, StagePlan, StageRunner
+from loadgen.stage import StageRunner
 from workloads.classes import RequestClass
 from workloads.images import Images
 from workloads.prompt_files import read_prompts

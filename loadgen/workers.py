@@ -21,9 +21,9 @@ import numpy as np
 import pyarrow.compute as pc
 
 from loadgen.audit import Measures
+from loadgen.plan import Live, StagePlan, StageResult, record_of
 from loadgen.records import RequestRecord
 from loadgen.rundir import read_stream
-from loadgen.stage import Live, StagePlan, StageResult, record_of
 from loadgen.worker import Setup, pack_message, unpack_length, unpack_message
 
 START_TIMEOUT_S = 30.0

@@ -12,9 +12,10 @@ import numpy as np
 
 from loadgen.endpoint import Endpoint, parse_endpoint
 from loadgen.http import Client
+from loadgen.plan import Limits, StagePlan
 from loadgen.protocols import RequestShape
 from loadgen.records import STATUSES, RequestRecord
-from loadgen.stage import Limits, StagePlan, StageRunner
+from loadgen.stage import StageRunner
 from workloads.schedule import Schedule
 
 

@@ -18,8 +18,8 @@ from faults import FAULTS
 from stage_driving import Driven, check_complete, on_loop, run_stage, schedule_at
 
 from loadgen.http import Client, Connection
+from loadgen.plan import Limits
 from loadgen.records import RequestRecord
-from loadgen.stage import Limits
 
 TOKENS = 4
 EACH = 3  # requests with each fault

@@ -211,8 +211,9 @@ def test_a_stopped_stage_ends_soon_with_what_was_in_flight_unfinished() -> None:
 
     from loadgen.endpoint import parse_endpoint
     from loadgen.http import Client
+    from loadgen.plan import StagePlan
     from loadgen.records import RequestRecord
-    from loadgen.stage import StagePlan, StageRunner
+    from loadgen.stage import StageRunner
 
     async def main(url: str) -> tuple[Driven, float]:
         endpoint = parse_endpoint(url)

@@ -15,11 +15,12 @@ from stage_driving import on_loop, schedule_at
 
 from loadgen.endpoint import Endpoint, EndpointError, parse_endpoint
 from loadgen.http import Client
+from loadgen.plan import StagePlan
 from loadgen.protocols import RequestShape
 from loadgen.proxy import Proxy, proxy_for
 from loadgen.records import RequestRecord
 from loadgen.requests import ScheduledRequests
-from loadgen.stage import StagePlan, StageRunner
+from loadgen.stage import StageRunner
 from workloads.prompts import PromptMaker
 from workloads.tokenizers import load_tokenizer
 

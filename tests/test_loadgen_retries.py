@@ -9,8 +9,9 @@ from stage_driving import Made, request_bytes, schedule_at
 
 from loadgen.endpoint import parse_endpoint
 from loadgen.http import Client
+from loadgen.plan import Limits, StagePlan
 from loadgen.records import RequestRecord
-from loadgen.stage import Limits, StagePlan, StageRunner
+from loadgen.stage import StageRunner
 
 OK = (
     b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nConnection: close\r\n\r\n"

@@ -15,10 +15,11 @@ from stage_driving import Driven, on_loop
 from loadgen.answers import ANSWERS
 from loadgen.endpoint import parse_endpoint
 from loadgen.http import Client
+from loadgen.plan import StagePlan
 from loadgen.protocols import RequestShape
 from loadgen.records import RequestRecord
 from loadgen.requests import ScheduledRequests
-from loadgen.stage import StagePlan, StageRunner
+from loadgen.stage import StageRunner
 from loadgen.turns import Turns
 from loadgen.workers import deal
 from workloads.classes import RequestClass

@@ -14,9 +14,9 @@ import pytest
 
 from loadgen.endpoint import parse_endpoint
 from loadgen.generator import Generator
+from loadgen.plan import Limits, StagePlan
 from loadgen.protocols import RequestShape
 from loadgen.rundir import RunWriter, load_run
-from loadgen.stage import Limits, StagePlan
 from loadgen.worker import Route, Setup
 from loadgen.workers import deal
 from simulator.launch import Started, start_in_process

@@ -35,13 +35,13 @@ from loadgen.endpoint import Endpoint, EndpointError, is_loopback
 from loadgen.generator import Generator
 from loadgen.host import OWN_FILES, raise_open_files_limit, room_for_connections
 from loadgen.http import Client
+from loadgen.plan import StagePlan
 from loadgen.probe import Probe, ask, calibrate, choose_model, find_dialect, look
 from loadgen.protocols import RequestShape
 from loadgen.proxy import proxy_for
 from loadgen.records import RequestRecord
 from loadgen.requests import RequestMaker
 from loadgen.rundir import RunWriter, check_new
-from loadgen.stage import StagePlan
 from loadgen.telemetry import Telemetry
 from loadgen.token_census import SLOWEST_S, census_by_tokenize, census_by_usage
 from loadgen.worker import Route, Setup
