@@ -148,14 +148,13 @@ def _whole_choice(call: Call, choice: Choice, face: Face) -> dict[str, Any]:
 class Stream:
     """What the choices of one streamed request share: the head of each chunk, the roles and the end."""
 
-    __slots__ = ("_head", "cached", "call", "continuous_usage", "face", "include_usage", "unfinished")
-
     def __init__(self, call: Call, face: Face, created: int) -> None:
         self.call = call
         self.face = face
         self.include_usage = call.include_usage and face.usage != "none"
         self.continuous_usage = call.continuous_usage and face.usage == "full"
         self.unfinished = len(call.choices)
+        self._opened = face.early_role
         self.cached: Callable[[], int] = lambda: 0  # prompt tokens that a prefix cache had
         kind = "chat.completion.chunk" if call.chat else "text_completion"
         self._head = (
@@ -164,8 +163,12 @@ class Stream:
 
     def choices(self) -> list["ChoiceFrames"]:
         """One for each choice. The role chunks come with the first token, or are asked for before (`roles`)."""
-        shared = _Opening(self, done=not self.call.chat or self.face.early_role)
-        return [ChoiceFrames(self, choice, shared) for choice in self.call.choices]
+        return [ChoiceFrames(self, choice) for choice in self.call.choices]
+
+    def opening(self) -> bytes:
+        """The role chunks, if they are not out yet: the first token of any choice brings all of them."""
+        due, self._opened = not self._opened, True
+        return self.roles() if due else b""
 
     def roles(self) -> bytes:
         """The chunks that say who speaks; a chat has one for each choice."""
@@ -220,42 +223,12 @@ class Stream:
         return b',"usage":' + msgspec.json.encode(figures)
 
 
-class _Opening:
-    """Whether the role chunks are out: the first token of any choice brings all of them."""
-
-    __slots__ = ("done", "stream")
-
-    def __init__(self, stream: Stream, *, done: bool) -> None:
-        self.stream = stream
-        self.done = done
-
-    def take(self) -> bytes:
-        if self.done:
-            return b""
-        self.done = True
-        return self.stream.roles()
-
-
 class ChoiceFrames:
     """The frames of one choice, token by token. What surrounds a plain token is built once."""
 
-    __slots__ = (
-        "_choice",
-        "_opening",
-        "_plain_from",
-        "_plain_to",
-        "_post",
-        "_pre",
-        "_shown",
-        "_stream",
-        "_thought",
-        "made",
-    )
-
-    def __init__(self, stream: Stream, choice: Choice, opening: _Opening) -> None:
+    def __init__(self, stream: Stream, choice: Choice) -> None:
         self._stream = stream
         self._choice = choice
-        self._opening = opening
         self._thought = reasoning_tokens(stream.call, choice, stream.face)
         self.made = 0  # tokens that were pushed
         self._shown = 0  # of them in chunks
@@ -274,7 +247,7 @@ class ChoiceFrames:
         stream, total = self._stream, self._choice.ending.tokens
         start = self._shown
         made = self.made = min(self.made + count, total)
-        parts = [self._opening.take()]
+        parts = [stream.opening()]
         last = made == total
         turns = start < self._thought <= made
         if last or turns or start == 0 or made - start >= stream.face.chunk_tokens:

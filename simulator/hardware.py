@@ -71,12 +71,14 @@ def engine_config(
     kv_precision: str = "fp16",
     tensor_parallel: int = 1,
     overhead_s: float = 2e-3,
-    max_num_seqs: int = 256,
-    max_num_batched_tokens: int = 8192,
     max_model_len: int | None = None,
     block_tokens: int = 16,
+    **limits: Any,
 ) -> EngineConfig:
-    """An engine with the KV pool that the device memory leaves. Raises SimulatorError if nothing is left."""
+    """An engine with the KV pool that the device memory leaves; limits: max_num_seqs and max_num_batched_tokens.
+
+    Raises SimulatorError if no memory is left.
+    """
     free = tensor_parallel * (hardware.memory_bytes * MEMORY_SHARE - ACTIVATION_BYTES)
     free -= model.parameters * BYTES_PER_ELEMENT[precision]
     blocks = int(free // (block_tokens * _kv_bytes(model, kv_precision, tensor_parallel)))
@@ -95,11 +97,10 @@ def engine_config(
             tensor_parallel=tensor_parallel,
             overhead_s=overhead_s,
         ),
-        max_num_seqs=max_num_seqs,
-        max_num_batched_tokens=max_num_batched_tokens,
         max_model_len=min(wanted_len, blocks * block_tokens),
         kv_blocks=blocks,
         block_tokens=block_tokens,
+        **limits,
     )
 
 

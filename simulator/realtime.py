@@ -148,7 +148,7 @@ class LiveRun(Run):
     def _start(self, number: int, now_s: float) -> None:
         self._busy[number] = True
         start_s = max(now_s, self._free_s[number])
-        self._push(start_s + self._patience_s[number], number, start_s)
+        self._push(max(start_s, time.monotonic()) + self._patience_s[number], number, start_s)
 
     def _step_end_s(self, result: StepResult) -> float:
         return self._stretched(result.start_s, result.end_s)

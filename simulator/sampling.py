@@ -1,9 +1,9 @@
 """The sampling parameters of a request and its token limit, with vLLM's checks and words. No I/O."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 from simulator.apierrors import ApiError, bad_value, invalid
 
@@ -125,23 +125,31 @@ def _too_long(prompt_tokens: int, max_model_len: int, what: str) -> ApiError:
 
 
 def flag(body: Mapping[str, Any], field: str, parent: str = "body.") -> bool:
-    value = body.get(field)
-    if value is not None and not isinstance(value, bool):
-        raise invalid(parent + field, "Input should be a valid boolean", value, kind="bool_type")
-    return bool(value)
+    return bool(_typed(body, field, "boolean", "bool_type", lambda value: isinstance(value, bool), parent))
 
 
 def integer(body: Mapping[str, Any], field: str) -> int | None:
-    value = body.get(field)
-    if value is not None and type(value) is not int:
-        raise invalid(f"body.{field}", "Input should be a valid integer", value, kind="int_type")
+    value: int | None = _typed(body, field, "integer", "int_type", lambda value: type(value) is int)
     return value
 
 
 def _number(body: Mapping[str, Any], field: str) -> float | None:
+    def finite(value: object) -> bool:
+        return type(value) in (int, float) and math.isfinite(cast(float, value))
+
+    value = _typed(body, field, "number", "float_type", finite)
+    return None if value is None else float(value)
+
+
+def _typed(
+    body: Mapping[str, Any],
+    field: str,
+    noun: str,
+    kind: str,
+    fits: Callable[[object], bool],
+    parent: str = "body.",
+) -> Any:
     value = body.get(field)
-    if value is None:
-        return None
-    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
-        raise invalid(f"body.{field}", "Input should be a valid number", value, kind="float_type")
-    return float(value)
+    if value is not None and not fits(value):
+        raise invalid(parent + field, f"Input should be a valid {noun}", value, kind=kind)
+    return value

@@ -17,6 +17,7 @@ import pytest
 from ampacity.cli import main
 from simulator import SimulatorError
 from simulator.launch import start_in_process
+from simulator.server import main as serve_from_argv
 
 
 def alive(pid: int) -> bool:
@@ -47,21 +48,35 @@ def test_starts_answers_and_stops(monkeypatch: pytest.MonkeyPatch, tmp_path: Pat
     started.stop()
 
 
+def test_says_why_it_did_not_start() -> None:
+    with pytest.raises(SimulatorError, match="unknown preset 'no-such'") as caught:
+        start_in_process("no-such")
+    assert "\n" not in str(caught.value)
+
+
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({"preset": "no-such"}, "unknown preset 'no-such'"),
         ({"preset": "demo,max_num_batched_tokens=8"}, "at least max_num_seqs"),
         ({"api_key_env": "NOT_SET_ANYWHERE"}, "NOT_SET_ANYWHERE: that environment variable is not set"),
         ({"host": "192.0.2.1"}, "cannot listen on 192.0.2.1"),
-        ({"face": {"done": 3}}, r"Expected `bool`, got `int` - at `\$.face.done`"),
-        ({"faults": {"errors": {"500": 2}}}, r"<= 1.0 - at `\$.faults.errors"),
+        ({"face": {"done": 3}}, r"Expected `bool`, got `int` - at `$.face.done`"),
+        ({"faults": {"errors": {"500": 2}}}, r"<= 1.0 - at `$.faults.errors"),
+        ({"replicas": 3}, "unknown field `replicas`"),
     ],
 )
-def test_says_why_it_did_not_start(options: dict[str, Any], words: str) -> None:
-    with pytest.raises(SimulatorError, match=words) as caught:
-        start_in_process(**options)
-    assert "\n" not in str(caught.value)
+def test_a_server_says_in_one_line_why_it_does_not_start(
+    options: dict[str, Any],
+    words: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["server", json.dumps(options)])
+    assert serve_from_argv() == 2
+    said = capsys.readouterr().err
+    assert words in said
+    assert said.startswith("error: ")
+    assert said.count("\n") == 1
 
 
 def test_sigint_ends_it_with_streams_under_way() -> None:

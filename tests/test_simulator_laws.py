@@ -193,9 +193,9 @@ def test_prefix_hits_raise_capacity() -> None:
 
     def requests(rate: float, seed: int) -> tuple[NDArray[np.float64], list[Request]]:
         rng = np.random.default_rng(seed)
-        arrivals = np.cumsum(rng.exponential(1.0, 700)) / rate
+        arrivals = np.cumsum(rng.exponential(1.0, 400)) / rate
         names = [prefix_hashes(p, 3600) for p in range(10)]
-        return arrivals, [Request(4000, 4, block_hashes=names[p]) for p in rng.integers(0, 10, 700)]
+        return arrivals, [Request(4000, 4, block_hashes=names[p]) for p in rng.integers(0, 10, 400)]
 
     slos = [("ttft", 0.95, 0.5)]
     found = [

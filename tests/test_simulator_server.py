@@ -424,10 +424,10 @@ def test_disconnect_frees_the_slot() -> None:
 def test_real_time_follows_virtual_time() -> None:
     """The same schedule over HTTP and in virtual time: medians agree. A busy machine gets three tries."""
     rng = np.random.default_rng(2)
-    arrivals = np.cumsum(rng.exponential(0.05, 40))
-    outputs = rng.integers(5, 30, 40)
+    arrivals = np.cumsum(rng.exponential(0.05, 20))
+    outputs = rng.integers(5, 30, 20)
     config = linear_config(0.02, 0.001, max_num_seqs=8)
-    expected = simulate(config, arrivals, np.full(40, PROMPT_TOKENS), outputs)
+    expected = simulate(config, arrivals, np.full(20, PROMPT_TOKENS), outputs)
 
     async def one(
         session: aiohttp.ClientSession, url: str, start_s: float, number: int
@@ -444,7 +444,7 @@ def test_real_time_follows_virtual_time() -> None:
     async def medians() -> tuple[float, float]:
         async with served(config) as (_, url, session):
             start_s = time.monotonic() + 0.1
-            found = np.array(await asyncio.gather(*(one(session, url, start_s, n) for n in range(40))))
+            found = np.array(await asyncio.gather(*(one(session, url, start_s, n) for n in range(20))))
         return float(np.median(found[:, 0])), float(np.median(found[:, 1]))
 
     wanted = (
@@ -480,7 +480,7 @@ bodies = some | some.map(
 )
 
 
-@settings(deadline=None)
+@settings(deadline=None, max_examples=60)
 @given(bodies, st.booleans(), st.text(max_size=10))
 def test_whatever_is_asked_is_answered_or_refused(body: dict[str, Any], chat: bool, header: str) -> None:
     """Any JSON object gives a servable call or an ApiError with a JSON body; streamed frames are JSON too."""

@@ -28,6 +28,7 @@ BOUNDS = (
     (0.5, 0.03),
     (0.99, 0.10),
 )  # quantile of the latencies, and most by which real and virtual time may differ
+HOPELESS_S = 0.005  # a timer that is later than this (p99) in a second before: nothing could be said
 TOKEN = b'"delta":{"content":"'
 
 
@@ -127,6 +128,10 @@ async def drive(
 
 @pytest.mark.slow
 def test_real_time_and_virtual_time_agree() -> None:
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        late_s = float(np.quantile(runner.run(lateness(time.monotonic() + 1)), 0.99))
+    if late_s > HOPELESS_S:
+        pytest.skip(f"the machine is disturbed: a timer is {late_s * 1000:.1f} ms late (p99)")
     rng = np.random.default_rng(5)
     arrivals = np.cumsum(rng.exponential(1 / RATE_RPS, int(2 * RATE_RPS * DURATION_S)))
     arrivals = arrivals[arrivals < DURATION_S]
