@@ -1,0 +1,58 @@
+"""Token deadlines: is every token there when a reader who began on time comes to it?
+
+The first token is due ``first_s`` after the schedule, every further one ``each_s`` later, so that time gained early
+may be spent later (a buffer), which no percentile of gaps sees.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from analysis.metrics import Chunks, Floats, Requests
+
+
+def token_times_s(requests: Requests, chunks: Chunks) -> tuple[Floats, Floats]:
+    """(arrival after the schedule in s, tokens of the request that came before) of every chunk."""
+    delay_s = (requests.started_ns - requests.scheduled_ns) * 1e-9
+    tokens = np.ones(len(chunks.at_us)) if chunks.tokens is None else chunks.tokens.astype(np.float64)
+    before = np.cumsum(tokens) - tokens
+    has = chunks.count > 0
+    base = np.zeros(len(requests))
+    base[has] = before[chunks.starts[:-1][has]]
+    return np.repeat(delay_s, chunks.count) + chunks.at_us * 1e-6, before - np.repeat(base, chunks.count)
+
+
+def needed_pace_s(requests: Requests, chunks: Chunks, first_s: float) -> Floats:
+    """Least ``each_s`` per token that every token of a request keeps, shape (n,), s.
+
+    max over tokens i >= 1 of (arrival_i - first_s) / i; infinite where the first token itself was late, 0 where
+    all came within first_s, NaN without a chunk. A chunk is due with its first token.
+    """
+    at_s, index = token_times_s(requests, chunks)
+    late = at_s - first_s
+    with np.errstate(divide="ignore", invalid="ignore"):
+        pace = np.where(index > 0, np.maximum(late, 0.0) / index, np.where(late > 0, np.inf, 0.0))
+    result, has = np.full(len(requests), np.nan), chunks.count > 0
+    if has.any():
+        result[has] = np.maximum.reduceat(pace, chunks.starts[:-1][has])
+    return result
+
+
+def fluidity_index(ttft_s: Floats, gaps_s: Floats, first_s: float, each_s: float) -> Floats:
+    """Share of deadlines kept by each of n requests: 1 - missed/total (Etalon/Metron, arXiv 2407.07000).
+
+    ``gaps_s`` has shape (n, tokens - 1), NaN after the last token. A token in time adds what it was early to the
+    slack of the next; a late one misses floor((gap - slack - deadline) / each_s) + 1 deadlines and starts anew.
+    """
+    n = len(ttft_s)
+    slack, missed, total = np.zeros(n), np.zeros(n), np.zeros(n)
+    for i, column in enumerate([ttft_s, *gaps_s.T]):
+        due = first_s if i == 0 else each_s
+        known = ~np.isnan(column)
+        over = np.where(known, column - due - slack, 0.0)
+        late = known & (over > 1e-12)
+        misses = np.where(late, np.floor(np.maximum(over, 0.0) / each_s + 1e-9) + 1, 0.0)
+        total += np.where(late, misses, known)
+        missed += misses
+        slack = np.where(late, 0.0, np.where(known, slack + due - column, slack))
+    return 1 - missed / np.maximum(total, 1)
