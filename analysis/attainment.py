@@ -12,7 +12,7 @@ from analysis.intervals import judge_share, smallest_n
 from analysis.metrics import Bools
 from analysis.observations import Cohort, Observations, observations_for_slo
 from analysis.percentiles import between_bounds, finite
-from analysis.slo import GAP_METRICS, Slo
+from analysis.slo import ERROR_RATE, GAP_METRICS, Slo
 
 EDGE_FACTOR = 20.0
 """More times the requests that it has, and that its percentile needs at least: on the edge, not too short."""
@@ -31,16 +31,26 @@ def judge_slo(observations: Observations, slo: Slo) -> dict[str, Any]:
     if not o.n:
         return result | {"reason": o.reason or "no request has a value"}
     misses, undecided = float(o.misses(slo.limit_s).sum()), o.undecided(slo.limit_s)
-    n_effective, long_enough = o.tail_size(slo.quantile)
+    n_effective, lengths = o.tail_size(slo.quantile)
     judged = judge_share((misses, misses + undecided), o.n, n_effective, slo.quantile)
     low, high = o.quantile_bounds(slo.quantile)
+    rate = slo.metric == ERROR_RATE
     result |= {
         "verdict": judged.verdict,
-        "value_s": finite(low) if low == high else None,
-        **({} if low == high or math.isinf(low) else {"value_s_reason": between_bounds(o, low, high)}),
+        "value_s": finite(low) if low == high and not rate else None,
+        **(
+            {} if low == high or math.isinf(low) or rate else {"value_s_reason": between_bounds(o, low, high)}
+        ),
         "attainment": 1 - (misses + undecided) / o.n,
         "requests_effective": math.floor(n_effective),
     }
+    if judged.verdict == "met" and lengths > 1:
+        reason = (
+            f"{misses:.0f} of {o.n} {o.unit} over the limit, but too short to know its worst: slow {o.unit} come in "
+            f"clusters of {o.n / n_effective:.0f}"
+        )
+        more = max(1, math.ceil(o.n_owners * (lengths - 1)))
+        return result | {"verdict": "undecided", "reason": reason, "more_requests": more}
     if judged.verdict == "undecided":
         reason = f"{misses:.0f} of {o.n} {o.unit} over the limit, worth {n_effective:.0f} independent ones"
         if n_effective < smallest_n(slo.quantile):
@@ -52,8 +62,12 @@ def judge_slo(observations: Observations, slo: Slo) -> dict[str, Any]:
         else:
             result["more_requests"] = max(1, math.ceil(o.n_owners * (judged.factor - 1)))
         result["reason"] = reason
+    elif rate:
+        result["reason"] = f"{misses:.0f} of {o.n} requests failed"
     elif math.isinf(low):
-        result["reason"] = f"infinite: {o.n_infinite} of {o.n} {o.unit} failed"
+        late = f"the first token of {misses:.0f} of {o.n} requests was late or missing"
+        failed = f"infinite: {o.n_infinite} of {o.n} {o.unit} failed"
+        result["reason"] = late if slo.metric == "fluidity" else failed
     return result
 
 
@@ -62,7 +76,7 @@ def _on_the_edge(factor: float, n_effective: float, quantile: float) -> bool:
 
 
 def requests_meeting(cohort: Cohort, observed: Sequence[tuple[Slo, Observations]]) -> Bools:
-    """Which requests of the cohort meet every SLO, shape (n,). Failed and unfinished ones miss.
+    """Which requests of the cohort meet every SLO of their class, shape (n,). Failed and unfinished ones miss.
 
     A request meets ``itl_p99=50ms`` when the p99 of its own gaps does. A metric that a good answer does
     not have (no text, a single token) cannot be missed by it.
@@ -70,20 +84,22 @@ def requests_meeting(cohort: Cohort, observed: Sequence[tuple[Slo, Observations]
     r = cohort.requests
     meets = r.has_status("ok")
     for slo, o in observed:
-        misses = o.misses(slo.limit_s)[: len(r)]
+        which = np.flatnonzero(cohort.in_class(slo.class_))
+        misses = o.misses(slo.limit_s)[: len(which)]
         if slo.metric in GAP_METRICS:
-            sizes = o.sizes[: len(r)]
+            sizes = o.sizes[: len(which)]
             allowed = sizes - np.maximum(np.ceil(slo.quantile * sizes - 1e-9), 0)
-            meets = meets & (misses <= allowed)
+            meets[which] &= misses <= allowed
         else:
-            meets = meets & (misses == 0)
+            meets[which] &= misses == 0
     return meets
 
 
 def observe_slos(cohort: Cohort, slos: Sequence[Slo]) -> list[tuple[Slo, Observations]]:
     """The observations that each SLO is judged by."""
-    cache: dict[str, Observations] = {}
+    cache: dict[tuple[Any, ...], Observations] = {}
     for slo in slos:
-        if slo.metric not in cache:
-            cache[slo.metric] = observations_for_slo(cohort, slo.metric)
-    return [(slo, cache[slo.metric]) for slo in slos]
+        key = slo.metric, slo.class_, slo.first_s
+        if key not in cache:
+            cache[key] = observations_for_slo(cohort, slo)
+    return [(slo, cache[slo.metric, slo.class_, slo.first_s]) for slo in slos]

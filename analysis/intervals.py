@@ -104,7 +104,7 @@ def clustered_at_least(misses: float, n: float, p: float, tau: float) -> float:
 
 
 def unseen_tau(tau: float, n: float, p: float) -> float:
-    """tau with what one run may not have shown, for statements that the slow requests are few.
+    """tau with what one run may not have shown, for the upper end of an interval.
 
     A run without its share of bad clusters has too few slow requests and too short a tau at once: it errs low,
     never high. With m = n p / tau clusters' worth of exceedances, tau - 1 is taken 2 + 3/sqrt(m) times.
@@ -192,7 +192,7 @@ def judge_share(misses: tuple[float, float], n: float, n_effective: float, quant
     """One-sided tests at 95 % both ways for a clustered share, tau = n / n_effective.
 
     ``misses`` are the fewest and the most that there may be (they differ by censored requests): "met" must
-    hold for the most, with ``unseen_tau``, "broken" for the fewest.
+    hold for the most, "broken" for the fewest.
     """
     p0 = 1 - quantile
     if n <= 0 or n_effective <= 0:
@@ -206,7 +206,7 @@ def judge_share(misses: tuple[float, float], n: float, n_effective: float, quant
 
 
 def _is_met(misses: float, n: float, tau: float, p0: float) -> bool:
-    return clustered_at_most(misses, n, p0, unseen_tau(tau, n, p0)) <= 1 - CONFIDENCE
+    return clustered_at_most(misses, n, p0, tau) <= 1 - CONFIDENCE
 
 
 def _deciding_factor(share: float, n: float, tau: float, p0: float) -> float | None:

@@ -51,6 +51,7 @@ class Requests:
     output_tokens_planned: Floats
     output_tokens: Floats
     reasoning_tokens: Floats
+    class_: npt.NDArray[np.object_]  # the workload's class of each request
     stopped: Bools  # finish_reason "stop": the model ended by itself, with a token that has no text
 
     def __len__(self) -> int:
@@ -82,6 +83,7 @@ def read_requests(table: pa.Table, origin_ns: int) -> Requests:
         "stage": _integers(table, "stage"),
         "attempt": _integers(table, "attempt"),
         "status": _status_codes(table),
+        "class_": _classes(table),
         "stopped": np.asarray(
             pc.fill_null(pc.equal(table["finish_reason"], "stop"), False).to_numpy(), dtype=np.bool_
         ),
@@ -101,6 +103,13 @@ def _times(table: pa.Table, name: str, origin_ns: int) -> Floats:
 
 def _integers(table: pa.Table, name: str) -> Ints:
     return np.asarray(pc.fill_null(table[name], 0).to_numpy(), dtype=np.int64)
+
+
+def _classes(table: pa.Table) -> npt.NDArray[np.object_]:
+    """One Python string per name, however many rows."""
+    column = pc.fill_null(table["class"], "default").combine_chunks().dictionary_encode()
+    names = np.array(column.dictionary.to_pylist(), dtype=np.object_)
+    return np.asarray(names[column.indices.to_numpy()] if len(names) else names, dtype=np.object_)
 
 
 def _status_codes(table: pa.Table) -> Ints:
@@ -131,6 +140,13 @@ class Chunks:
     def owner(self) -> npt.NDArray[np.int32]:
         """Request of each chunk."""
         return np.repeat(np.arange(len(self.known), dtype=np.int32), self.count)
+
+    def take(self, which: Bools) -> Chunks:
+        """The chunks of the requests under a mask."""
+        kept = np.repeat(which, self.count)
+        starts = np.concatenate([[0], np.cumsum(self.count[which])]).astype(np.int64)
+        tokens = None if self.tokens is None else self.tokens[kept]
+        return Chunks(starts, self.at_us[kept], tokens, self.known[which])
 
     def tokens_in(self) -> Floats:
         """Tokens in the chunks of each request, a chunk of unknown size taken as one."""

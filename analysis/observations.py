@@ -14,7 +14,9 @@ import numpy as np
 import numpy.typing as npt
 
 from analysis.intervals import LONG_ENOUGH, effective_size, order_statistic_ranks
+from analysis.fluidity import needed_pace_s
 from analysis.metrics import (
+    Bools,
     Chunks,
     Floats,
     Gaps,
@@ -27,6 +29,7 @@ from analysis.metrics import (
     ttft_s,
     visible_tokens,
 )
+from analysis.slo import ERROR_RATE, Slo
 
 MIN_KNOWN_SHARE = 0.99
 """ITL is given when the tokens of each chunk are known for at least this share of the answers."""
@@ -100,12 +103,12 @@ class Observations:
                 misses = self.misses(level)
         return effective_size(misses, self.sizes)
 
-    def tail_size(self, quantile: float) -> tuple[float, bool]:
-        """(n_eff for statements about a quantile, whether the run is long enough to know its upper end).
+    def tail_size(self, quantile: float) -> tuple[float, float]:
+        """(n_eff for statements about a quantile, how many times as long the run must be to know its upper end).
 
         The least n_eff over levels around it, from rarer ones, whose slow samples cluster most, to commoner ones,
-        where there are more of them to see it by. Long enough: ``LONG_ENOUGH`` correlation times of the slowest
-        fifth, or no correlation to speak of.
+        where there are more of them to see it by. It should last ``LONG_ENOUGH`` correlation times of the slowest
+        fifth: long enough at 1 and below.
         """
         key = 1 - quantile
         if key not in self._tails:
@@ -113,14 +116,14 @@ class Observations:
             sizes = {share: self._size_at(share) for share in shares}
             bulk = self.n / max(sizes[_BULK], 1e-9) if np.isfinite(sizes[_BULK]) else 1.0
             unit = self.n / max(self.n_owners, 1)  # the gaps of a request are alike, however long the run is
-            long_enough = self.n >= LONG_ENOUGH * (bulk - unit)
+            lengths = LONG_ENOUGH * (bulk - unit) / self.n
             least = min(sizes.values())
             least = least if np.isfinite(least) else float(np.count_nonzero(self.sizes))
-            self._tails[key] = least, long_enough
+            self._tails[key] = least, lengths
         return self._tails[key]
 
     @cached_property
-    def _tails(self) -> dict[float, tuple[float, bool]]:
+    def _tails(self) -> dict[float, tuple[float, float]]:
         return {}
 
     def _size_at(self, share: float) -> float:
@@ -159,11 +162,11 @@ class Observations:
 
     def confidence_interval(self, quantile: float) -> tuple[float, float]:
         """95 % order-statistic interval for clustered samples; NaN where an end is unknown."""
-        n_effective, long_enough = self.tail_size(quantile)
+        n_effective, lengths = self.tail_size(quantile)
         low, high = order_statistic_ranks(self.n, quantile, n_effective=n_effective)
         return (
             self.rank_bounds(low)[0] if low else float("nan"),
-            self.rank_bounds(high)[1] if high and long_enough else float("nan"),
+            self.rank_bounds(high)[1] if high and lengths <= 1 else float("nan"),
         )
 
     def mean(self) -> float:
@@ -210,6 +213,35 @@ class Cohort:
             "requests", values[finite], owner, None, failed.astype(np.float64), censored, assumption
         )
 
+    def of_class(self, name: str | None) -> Cohort:
+        """The requests of one class (None: all); records that were lost in a kill are of no known class."""
+        if name is None:
+            return self
+        which = self.in_class(name)
+        return Cohort(self.requests.take(which), self.chunks.take(which), 0, self.now_ns)
+
+    def in_class(self, name: str | None) -> Bools:
+        """Which requests are of a class, shape (n,)."""
+        n = len(self.requests)
+        return (
+            np.ones(n, dtype=np.bool_)
+            if name is None
+            else np.asarray(self.requests.class_ == name, dtype=np.bool_)
+        )
+
+    def errors(self) -> Observations:
+        """0 for every answer, infinite for every failure; what was cut off may still have been either."""
+        ok = self.requests.has_status("ok")
+        return self.per_request(np.where(ok, 0.0, np.nan), None)
+
+    def fluidity(self, first_s: float) -> Observations:
+        """Pace in s per token that each request kept (analysis/fluidity.py)."""
+        unknown = self._chunks_unknown()
+        if unknown:
+            return _unknown("requests", unknown)
+        pace = needed_pace_s(self.requests, self.chunks, first_s)
+        return self.per_request(np.where(self.requests.has_status("ok"), pace, np.nan), None)
+
     def ttft(self, *, from_schedule: bool) -> Observations:
         return self.per_request(ttft_s(self.requests, from_schedule=from_schedule), self._zero(from_schedule))
 
@@ -241,19 +273,20 @@ class Cohort:
 
     @cached_property
     def itl(self) -> Observations:
+        unknown = self._chunks_unknown()
+        return _unknown("gaps", unknown) if unknown else self._of_gaps(token_gaps(self.chunks), None)
+
+    def _chunks_unknown(self) -> str | None:
+        """Why there are no figures per token."""
         r, chunks = self.requests, self.chunks
         answers = r.has_status("ok") & (chunks.count > 0) & ~((visible_tokens(r) == 1) & (chunks.count == 1))
         n, known = int(np.count_nonzero(answers)), int(np.count_nonzero(answers & chunks.known))
-        if n and known < MIN_KNOWN_SHARE * n:
-            reason = (
-                f"tokens per chunk unknown in {n - known} of {n} answers (the server sends chunks, not tokens, and "
-                "does not say how many tokens each holds): see icl_s and tpot_s"
-            )
-            empty = np.empty(0)
-            return Observations(
-                "gaps", empty, empty.astype(np.int64), None, np.zeros(0), np.full(0, np.nan), reason=reason
-            )
-        return self._of_gaps(token_gaps(chunks), None)
+        if not n or known >= MIN_KNOWN_SHARE * n:
+            return None
+        return (
+            f"tokens per chunk unknown in {n - known} of {n} answers (the server sends chunks, not tokens, and "
+            "does not say how many tokens each holds): see icl_s and tpot_s"
+        )
 
     def _of_gaps(self, gaps: Gaps, assumption: str | None) -> Observations:
         r, chunks = self.requests, self.chunks
@@ -296,14 +329,24 @@ class Cohort:
         return Observations(unit, values, owner, weights, infinite, censored, assumption=assumption)
 
 
-def observations_for_slo(cohort: Cohort, metric: str) -> Observations:
-    """What an SLO on ``metric`` is judged by: TTFT, first answer and E2E count from the schedule."""
-    if metric == "ttft":
+def _unknown(unit: str, reason: str) -> Observations:
+    empty = np.empty(0)
+    return Observations(unit, empty, empty.astype(np.int64), None, np.zeros(0), np.zeros(0), reason=reason)
+
+
+def observations_for_slo(cohort: Cohort, slo: Slo) -> Observations:
+    """What an SLO is judged by: TTFT, first answer, fluidity and E2E count from the schedule."""
+    cohort = cohort.of_class(slo.class_)
+    if slo.metric == ERROR_RATE:
+        return cohort.errors()
+    if slo.metric == "fluidity":
+        return cohort.fluidity(slo.first_s or 0.0)
+    if slo.metric == "ttft":
         return cohort.ttft(from_schedule=True)
-    if metric == "first_answer":
+    if slo.metric == "first_answer":
         return cohort.first_answer(from_schedule=True)
-    if metric == "e2e":
+    if slo.metric == "e2e":
         return cohort.e2e(from_schedule=True)
-    if metric == "tpot":
+    if slo.metric == "tpot":
         return cohort.tpot
-    return cohort.itl if metric == "itl" else cohort.icl
+    return cohort.itl if slo.metric == "itl" else cohort.icl

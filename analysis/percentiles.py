@@ -36,15 +36,21 @@ def percentiles(observations: Observations) -> dict[str, Any]:
         low, high = o.confidence_interval(0.99)
         result["p99_ci"] = [finite(low), finite(high)]
         if finite(high) is None or finite(low) is None:
-            result["p99_ci_reason"] = (
-                "the upper end is among the failed requests" if np.isinf(high) else "an end is unknown: too few "
-                f"independent {o.unit} (effective size {o.effective_size(result['p99']):.0f} of {o.n})"
-            )  # fmt: skip
+            result["p99_ci_reason"] = _unknown_end(o, high)
     else:
         result["p99_ci_reason"] = result["p99_reason"]
     if o.assumption:
         result["assumption"] = o.assumption
     return result
+
+
+def _unknown_end(o: Observations, high: float) -> str:
+    if np.isinf(high):
+        return "the upper end is among the failed requests"
+    n_effective, lengths = o.tail_size(0.99)
+    if lengths > 1:
+        return f"too short: slow {o.unit} come in clusters, and the upper end needs about {lengths * o.n_owners:.0f} requests"
+    return f"an end is unknown: too few independent {o.unit} (effective size {n_effective:.0f} of {o.n})"
 
 
 def _supported(

@@ -1,16 +1,37 @@
-"""Service level objectives as people write them: ``ttft_p99=2s``."""
+"""Service level objectives as people write them: ``ttft_p99=2s``, ``chat:itl_p99=50ms``, ``error_rate=1%``."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from decimal import Decimal
 from typing import Any
 
-METRICS: tuple[str, ...] = ("ttft", "itl", "icl", "tpot", "e2e", "first_answer")
+METRICS: tuple[str, ...] = ("ttft", "itl", "icl", "tpot", "e2e", "first_answer", "fluidity")
 GAP_METRICS: frozenset[str] = frozenset({"itl", "icl"})
 """Metrics whose percentile is over gaps; the others have one value per request."""
+ERROR_RATE = "error_rate"
+_MLPERF = "MLPerf Inference, Server scenario, mlperf.conf of 2026-08-20 (mlcommons/inference)"
+SLO_SETS: dict[str, tuple[tuple[str, ...], str]] = {
+    **{
+        f"mlperf-{name}": ((f"ttft_p99={ttft}ms", f"tpot_p99={tpot}ms"), _MLPERF)
+        for name, ttft, tpot in (
+            ("llama2-70b", 2000, 200), ("llama2-70b-interactive", 450, 40), ("mixtral-8x7b", 2000, 200),
+            ("llama3.1-8b", 2000, 100), ("llama3.1-8b-interactive", 500, 30), ("llama3.1-405b", 6000, 175),
+            ("llama3.1-405b-interactive", 4500, 80), ("deepseek-r1", 2000, 80), ("deepseek-r1-interactive", 1500, 15),
+            ("gpt-oss-120b", 3000, 80), ("gpt-oss-120b-interactive", 2000, 15),
+        )
+    },
+    "mlperf-gptj": (("e2e_p99=20s",), _MLPERF),
+    "mlperf-qwen3-vl-235b": (("e2e_p99=12s",), _MLPERF),
+    "interactive": (
+        ("ttft_p99=2s", "tpot_p99=100ms"),
+        "people: attention holds for 1 to 10 s (Nielsen 1993), and 10 tokens/s is faster than reading (4 words/s)",
+    ),
+    "batch": (("error_rate=1%",), "offline work: no latency matters, the answers must come and the queue must not grow"),
+}  # fmt: skip
+"""Named sets for ``--slo``: (SLOs, where the limits come from)."""
 
 _UNITS_S = {
     "us": Decimal("1e-6"),
@@ -29,11 +50,19 @@ class SloError(ValueError):
 
 @dataclass(frozen=True)
 class Slo:
-    """At least a share ``quantile`` of the samples of ``metric`` is within ``limit_s`` seconds."""
+    """At least a share ``quantile`` of the samples of ``metric`` is within ``limit_s`` seconds.
+
+    ``class_``: of the requests of that class only. ``first_s`` (fluidity): the first token is due so long after the
+    schedule, every further one ``limit_s`` later. Of an ``error_rate`` the quantile is the share that must be
+    answered, and ``limit_s`` says nothing.
+    """
 
     metric: str
     quantile: float
     limit_s: float
+    class_: str | None = None
+    first_s: float | None = None
+    source: str | None = field(default=None, compare=False)
 
     @property
     def percentile(self) -> str:
@@ -42,17 +71,29 @@ class Slo:
 
     @property
     def name(self) -> str:
-        """``ttft_p99``."""
-        return f"{self.metric}_{self.percentile}"
+        """``ttft_p99``, ``chat:ttft_p99``, ``error_rate``."""
+        bare = self.metric if self.metric == ERROR_RATE else f"{self.metric}_{self.percentile}"
+        return f"{self.class_}:{bare}" if self.class_ else bare
+
+    @property
+    def limit_text(self) -> str:
+        """``2s``, ``2s+50ms`` (fluidity) or ``1%``."""
+        if self.metric == ERROR_RATE:
+            return f"{((1 - Decimal(repr(self.quantile))) * 100).normalize():f}%"
+        first = f"{duration_text(self.first_s)}+" if self.first_s is not None else ""
+        return first + duration_text(self.limit_s)
 
     @property
     def text(self) -> str:
         """The canonical form, which ``parse_slo`` reads back: ``ttft_p99=2s``."""
-        return f"{self.name}={duration_text(self.limit_s)}"
+        return f"{self.name}={self.limit_text}"
 
     def as_dict(self) -> dict[str, Any]:
-        """The entry of ``slos`` in run.json and summary.json."""
-        return {"metric": self.metric, "quantile": self.quantile, "limit_s": self.limit_s, "text": self.text}
+        """The entry of ``slos`` in run.json and summary.json; ``limit_s`` is null for an error rate."""
+        extra = {"class": self.class_, "first_s": self.first_s, "source": self.source}
+        limit_s = None if self.metric == ERROR_RATE else self.limit_s
+        known = {"metric": self.metric, "quantile": self.quantile, "limit_s": limit_s, "text": self.text}
+        return known | {name: value for name, value in extra.items() if value is not None}
 
 
 def duration_text(seconds: float) -> str:
@@ -83,42 +124,93 @@ def parse_duration(text: str, what: str = "a duration") -> float:
 
 
 def parse_slo(text: str) -> Slo:
-    """Read ``metric_pQQ=limit``. Raises SloError with one line that says what is allowed."""
+    """Read ``[class:]metric_pQQ=limit``, ``fluidity_pQQ=first+each`` or ``error_rate=N%``.
+
+    Raises SloError with one line that says what is allowed.
+    """
     name, equals, limit = text.strip().partition("=")
     if not equals:
         raise SloError(f"SLO {text!r} has no '=': write metric_pQQ=limit, {_EXAMPLE}")
-    metric, underscore, percentile = name.strip().rpartition("_p")
+    class_, colon, bare = name.strip().rpartition(":")
+    if colon and not class_.strip():
+        raise SloError(f"SLO {text!r} names no class before ':': write chat:ttft_p99=2s, {_EXAMPLE}")
+    slo = _parse_bare(text, bare.strip(), limit.strip())
+    return replace(slo, class_=class_.strip() or None)
+
+
+def _parse_bare(text: str, name: str, limit: str) -> Slo:
+    if name == ERROR_RATE:
+        return Slo(ERROR_RATE, _answered_share(text, limit), 1.0)
+    metric, underscore, percentile = name.rpartition("_p")
     if not underscore:
-        bare = name.strip()
-        hint = f"write {bare}_p99={limit.strip()}" if bare in METRICS else f"metrics are {', '.join(METRICS)}"
+        hint = f"write {name}_p99={limit}" if name in METRICS else f"metrics are {', '.join(METRICS)}"
         raise SloError(f"SLO {text!r} names no percentile: {hint}, {_EXAMPLE}")
     if metric not in METRICS:
-        raise SloError(
-            f"SLO {text!r}: unknown metric {metric!r}: allowed are {', '.join(METRICS)}, {_EXAMPLE}"
-        )
+        allowed = ", ".join((*METRICS, ERROR_RATE))
+        raise SloError(f"SLO {text!r}: unknown metric {metric!r}: allowed are {allowed}, {_EXAMPLE}")
     if not re.fullmatch(r"\d{2}(\.\d{1,3})?", percentile) or not 50 <= Decimal(percentile) <= Decimal("99.9"):
         raise SloError(f"SLO {text!r}: percentile p{percentile} is not between p50 and p99.9, {_EXAMPLE}")
-    return Slo(metric, float(Decimal(percentile) / 100), parse_duration(limit, f"SLO {text!r}"))
+    quantile, where = float(Decimal(percentile) / 100), f"SLO {text!r}"
+    if metric != "fluidity":
+        return Slo(metric, quantile, parse_duration(limit, where))
+    first, plus, each = limit.partition("+")
+    if not plus:
+        raise SloError(
+            f"{where}: fluidity needs two limits: write fluidity_p99=2s+50ms (first token + each further one), {_EXAMPLE}"
+        )
+    return Slo(metric, quantile, parse_duration(each, where), first_s=parse_duration(first, where))
+
+
+def _answered_share(text: str, limit: str) -> float:
+    match = re.fullmatch(r"(\d{1,2}(?:\.\d{1,3})?)\s*%", limit)
+    if not match or not Decimal("0.1") <= Decimal(match[1]) <= 50:
+        raise SloError(
+            f"SLO {text!r}: an error rate is a share from 0.1% to 50%: write error_rate=1%, {_EXAMPLE}"
+        )
+    return float(1 - Decimal(match[1]) / 100)
 
 
 def parse_slos(texts: Iterable[str]) -> list[Slo]:
-    """Read several SLOs; the same one twice counts once, two limits for one percentile are refused."""
+    """Read several SLOs or names of ``SLO_SETS``; the same one twice counts once, two limits for one are refused."""
     slos: dict[str, Slo] = {}
-    for slo in map(parse_slo, texts):
+    for slo in (slo for text in texts for slo in _expand(text)):
         known = slos.setdefault(slo.name, slo)
-        if known.limit_s != slo.limit_s:
-            raise SloError(
-                f"SLO {slo.name} is given as {duration_text(known.limit_s)} and as {duration_text(slo.limit_s)}: keep one"
-            )
+        if known != slo:
+            raise SloError(f"SLO {slo.name} is given as {known.limit_text} and as {slo.limit_text}: keep one")
     return list(slos.values())
+
+
+def _expand(text: str) -> list[Slo]:
+    class_, colon, name = text.strip().rpartition(":")
+    if "=" in text or (name not in SLO_SETS and "_" in name):
+        return [parse_slo(text)]
+    if name not in SLO_SETS or (colon and not class_):
+        raise SloError(f"SLO {text!r} has no '=' and is no named set ({', '.join(SLO_SETS)}), {_EXAMPLE}")
+    texts, source = SLO_SETS[name]
+    return [replace(parse_slo(one), class_=class_ or None, source=source) for one in texts]
 
 
 def slo_from_dict(value: Mapping[str, Any]) -> Slo:
     """Read an entry of run.json's ``slos``. Raises SloError."""
     try:
-        slo = Slo(str(value["metric"]), float(value["quantile"]), float(value["limit_s"]))
+        limit_s = 1.0 if value["metric"] == ERROR_RATE else float(value["limit_s"])
+        first_s = value.get("first_s")
+        slo = Slo(
+            str(value["metric"]), float(value["quantile"]), limit_s,
+            None if value.get("class") is None else str(value["class"]), None if first_s is None else float(first_s),
+            None if value.get("source") is None else str(value["source"]),
+        )  # fmt: skip
     except (KeyError, TypeError, ValueError) as error:
         raise SloError(f"run.json: slos holds {value!r}, which needs metric, quantile and limit_s") from error
-    if slo.metric not in METRICS or not 0.5 <= slo.quantile <= 0.999 or not 0 < slo.limit_s < float("inf"):
+    positive = all(
+        0 < limit < float("inf") for limit in (slo.limit_s, 1.0 if first_s is None else slo.first_s or 0)
+    )
+    known = slo.metric in METRICS or slo.metric == ERROR_RATE
+    if (
+        not known
+        or not 0.5 <= slo.quantile <= 0.999
+        or not positive
+        or (slo.metric == "fluidity") != (first_s is not None)
+    ):
         raise SloError(f"run.json: slos holds {value!r}, whose metric, quantile or limit_s is out of range")
     return slo

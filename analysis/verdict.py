@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Any
 
 from analysis.capacity import number_text
-from analysis.slo import Slo, duration_text
+from analysis.slo import slo_from_dict
 
 STATUS_WORDS = {"unfinished": "were cut off unfinished", "cancelled": "were cancelled by the workload"}
 
@@ -27,6 +28,8 @@ def _finding(summary: Mapping[str, Any]) -> str:
         return _nothing_answered(summary)
     if all(s["client_limited"] for s in stages):
         return "No finding: the client could not keep up with the load in any stage, so nothing says what the server can do."
+    if summary.get("burst"):
+        return _burst(summary["burst"])
     if not summary["slos"]:
         best = max((s for s in stages if not s["client_limited"]), key=lambda s: s["achieved_rps"])
         return (
@@ -36,6 +39,28 @@ def _finding(summary: Mapping[str, Any]) -> str:
     if capacity["usable_rps"] is None:
         return _nothing_usable(summary)
     return _usable(summary)
+
+
+def _burst(burst: Mapping[str, Any]) -> str:
+    base, high = burst["phases"][0], burst["phases"][1]
+    length = number_text(high["end_s"] - high["start_s"])
+    sentence = f"A burst from {number_text(base['offered_rps'])} to {number_text(high['offered_rps'])} requests/s for {length} s"
+    recovery_s = [burst["ttft_s_recovery_s"], burst["in_flight_recovery_s"]]
+    if burst["peak_ttft_s"] is not None:
+        sentence += f" took TTFT up to {number_text(burst['peak_ttft_s'])} s"
+    if None in recovery_s:
+        reason = burst["ttft_s_recovery_reason"] or burst["in_flight_recovery_reason"]
+        sentence += f" and was not got over: {reason}"
+    elif max(recovery_s) == 0:
+        sentence += " and was carried: TTFT and queue were within the base band when it ended"
+    else:
+        sentence += (
+            f"; {number_text(max(recovery_s))} s after it TTFT and queue were back in the base band for good"
+        )
+    lost = burst["lost"] + burst["unfinished"]
+    if burst["slo_misses"] is not None:
+        sentence += f"; {burst['slo_misses']} requests broke an SLO"
+    return sentence + (f"; {lost} were lost." if lost else "; none was lost.")
 
 
 def _nothing_answered(summary: Mapping[str, Any]) -> str:
@@ -96,10 +121,10 @@ def _nothing_usable(summary: Mapping[str, Any]) -> str:
 
 
 def _limits(slos: list[dict[str, Any]]) -> str:
-    named = [(Slo(s["metric"], s["quantile"], s["limit_s"]), s["limit_s"]) for s in slos]
-    return " and ".join(f"{slo.name} ≤ {_spaced(duration_text(limit))}" for slo, limit in named)
+    named = [slo_from_dict(s) for s in slos]
+    return " and ".join(f"{slo.name} ≤ {_spaced(slo.limit_text)}" for slo in named)
 
 
-def _spaced(duration: str) -> str:
-    unit = duration.lstrip("0123456789.")
-    return f"{duration.removesuffix(unit)} {unit}"
+def _spaced(limit: str) -> str:
+    """``2 s``, ``2 s + 50 ms``: a space before each unit."""
+    return " + ".join(re.sub(r"^([\d.]+)", r"\1 ", part) for part in limit.split("+"))

@@ -110,7 +110,7 @@ def test_what_one_run_may_not_have_shown() -> None:
 
 def test_dependence_turns_met_into_undecided() -> None:
     assert judge_share((0, 0), 1000, 1000, 0.99).verdict == "met"
-    assert judge_share((0, 0), 1000, 100, 0.99).verdict == "undecided"
+    assert judge_share((0, 0), 1000, 50, 0.99).verdict == "undecided"
     assert judge_share((30, 30), 1000, 1000, 0.99).verdict == "broken"
     assert judge_share((30, 30), 1000, 20, 0.99).verdict == "undecided"
 

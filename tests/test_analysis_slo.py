@@ -6,7 +6,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from analysis.slo import METRICS, Slo, SloError, parse_duration, parse_slo, parse_slos, slo_from_dict
+from analysis.slo import (
+    METRICS,
+    SLO_SETS,
+    Slo,
+    SloError,
+    parse_duration,
+    parse_slo,
+    parse_slos,
+    slo_from_dict,
+)
 
 
 @pytest.mark.parametrize(
@@ -63,9 +72,11 @@ def test_the_same_slo_twice_counts_once_and_two_limits_are_refused() -> None:
     st.integers(500, 999),
     st.integers(1, 10**7),
     st.sampled_from(["us", "ms", "s", "m"]),
+    st.sampled_from(["", "chat:", "a b:"]),
 )
-def test_canonical_text_is_read_back(metric: str, permille: int, number: int, unit: str) -> None:
-    slo = parse_slo(f"{metric}_p{permille / 10:g}={number}{unit}")
+def test_canonical_text_is_read_back(metric: str, permille: int, number: int, unit: str, of: str) -> None:
+    first = "2s+" if metric == "fluidity" else ""
+    slo = parse_slo(f"{of}{metric}_p{permille / 10:g}={first}{number}{unit}")
     assert parse_slo(slo.text) == slo
     assert slo_from_dict(slo.as_dict()) == slo
 
@@ -86,3 +97,45 @@ def test_broken_entry_of_run_json_is_named() -> None:
         slo_from_dict({"metric": "ttft", "quantile": 0.99})
     with pytest.raises(SloError, match="out of range"):
         slo_from_dict({"metric": "ttft", "quantile": 99, "limit_s": 2})
+
+
+def test_classes_error_rates_and_token_deadlines() -> None:
+    assert parse_slo("chat:ttft_p99=2s") == Slo("ttft", 0.99, 2.0, "chat")
+    rate = parse_slo("error_rate=0.5%")
+    assert (rate.metric, rate.quantile, rate.text) == ("error_rate", pytest.approx(0.995), "error_rate=0.5%")
+    assert rate.as_dict()["limit_s"] is None
+    assert slo_from_dict(rate.as_dict()) == rate
+    fluid = parse_slo("fluidity_p95=2s+50ms")
+    assert (fluid.first_s, fluid.limit_s, fluid.text) == (2.0, 0.05, "fluidity_p95=2s+50ms")
+    names = [s.name for s in parse_slos(["ttft_p99=2s", "chat:ttft_p99=1s", "error_rate=1%"])]
+    assert names == ["ttft_p99", "chat:ttft_p99", "error_rate"]
+
+
+@pytest.mark.parametrize(
+    ("text", "advice"),
+    [
+        ("error_rate=1", "write error_rate=1%"), ("error_rate=0%", "from 0.1% to 50%"), ("error_rate=90%", "from 0.1% to 50%"),
+        ("fluidity_p99=2s", "write fluidity_p99=2s+50ms"), (":ttft_p99=2s", "names no class"),
+        ("interactiv", "is no named set"),
+    ],
+)  # fmt: skip
+def test_refuses_what_is_half_an_slo(text: str, advice: str) -> None:
+    with pytest.raises(SloError, match="^SLO") as caught:
+        parse_slos([text])
+    assert advice in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_named_sets_are_the_table_with_its_source() -> None:
+    # mlperf.conf: llama2-70b Server 2000/200 ms, interactive 450/40 ms; gptj 20 s end to end
+    found = parse_slos(["mlperf-llama2-70b"])
+    assert [s.text for s in found] == ["ttft_p99=2s", "tpot_p99=200ms"]
+    assert "mlperf.conf" in str(found[0].as_dict()["source"])
+    assert [s.text for s in parse_slos(["mlperf-llama2-70b-interactive"])] == [
+        "ttft_p99=450ms",
+        "tpot_p99=40ms",
+    ]
+    assert [s.text for s in parse_slos(["chat:mlperf-gptj"])] == ["chat:e2e_p99=20s"]
+    assert [s.text for s in parse_slos(["batch"])] == ["error_rate=1%"]
+    for name, (_, source) in SLO_SETS.items():
+        assert parse_slos([name]) and source

@@ -8,7 +8,7 @@ from synthetic import at_ns, cohort, request
 from analysis.attainment import judge_slo, observe_slos, requests_meeting
 from analysis.observations import Cohort, observations_for_slo
 from analysis.percentiles import percentiles
-from analysis.slo import parse_slo, parse_slos
+from analysis.slo import Slo, parse_slo, parse_slos
 from loadgen.records import FAILED_STATUSES, RequestRecord
 
 TTFT = parse_slo("ttft_p99=2s")
@@ -28,7 +28,7 @@ def test_failed_is_infinitely_slow_and_misses(status: str, got_tokens: bool) -> 
     failed = request(999, 5.0, ttft_s=0.01 if got_tokens else None, status=status)
     c = cohort(*good(99), failed)
     for metric in ("ttft", "first_answer", "e2e", "tpot"):
-        o = observations_for_slo(c, metric)
+        o = observations_for_slo(c, Slo(metric, 0.99, 1.0))
         assert (o.n, o.n_infinite) == (100, 1), metric
         assert o.quantile_bounds(0.995) == (float("inf"), float("inf")), metric
     assert o.quantile_bounds(0.99)[1] < 1
@@ -58,7 +58,7 @@ def test_ok_without_text_has_no_ttft_but_ends() -> None:
 def test_cancelled_is_left_out() -> None:
     c = cohort(*good(9), request(999, 5.0, ttft_s=3.0, gaps_s=[9.0], status="cancelled"))
     for metric in ("ttft", "e2e", "tpot", "itl", "icl"):
-        assert observations_for_slo(c, metric).n in (9, 36), metric
+        assert observations_for_slo(c, Slo(metric, 0.99, 1.0)).n in (9, 36), metric
     assert meeting(c, "ttft_p99=2s") == 9
 
 
