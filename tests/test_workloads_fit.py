@@ -106,6 +106,8 @@ def test_each_family_is_found_by_its_own_samples() -> None:
     lognormal = own["lognormal"]["lengths"]["lognormal"]  # type: ignore[index]
     assert lognormal["p50"] == pytest.approx(math.exp(7), rel=0.02)
     assert lognormal["p99"] == pytest.approx(math.exp(7 + 2.3263 * 0.8), rel=0.03)
+    assert own["two lognormals"]["fits"]  # it holds the single one, which is named as it is simpler
+    assert fit_lengths(*counted(np.rint(rng.lognormal(7, 0.8, n)).astype(int)), n)["best_family"] == "lognormal"
     own = families(np.maximum(np.rint(rng.gamma(2.5, 400, n)), 1).astype(int))
     assert own["gamma"]["fits"]
     assert not own["lognormal"]["fits"]
@@ -129,6 +131,7 @@ def test_a_mixture_of_two_lognormals_is_found() -> None:
     assert (low["lognormal"]["p50"], high["lognormal"]["p50"]) == (
         pytest.approx(math.exp(4), rel=0.03), pytest.approx(math.exp(7), rel=0.03),
     )  # fmt: skip
+    assert fit_lengths(*counted(samples), len(samples))["best_family"] == "two lognormals"
     parse_lengths(own["two lognormals"]["lengths"], "t")  # a workload file takes it as it is
 
 

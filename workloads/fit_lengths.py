@@ -24,6 +24,7 @@ SPIKE_SHARE = 0.01  # a length is called a spike from this share on, where it st
 _SPIKE_FACTOR = 5.0  # ... so much against lengths within a tenth of it
 _SPIKE_REQUESTS = 10
 _EM_POINTS = 2000  # more distinct lengths than these are put together by their logarithm
+_MIXTURE = "two lognormals"
 SHOWN = (0.01, 0.05, 0.1, 0.25, 0.5, 0.75, 0.9, 0.95, 0.99, 0.999)
 
 
@@ -31,7 +32,8 @@ def fit_lengths(values: Floats, weights: Floats, requests: int) -> dict[str, Any
     """What a profile says of one side: quantiles, mean, spikes, cap, families by their distance."""
     share = weights / weights.sum()
     families = fit_families(values, weights, requests)
-    best = min(families, key=lambda f: float(f["ks"])) if families else None
+    fitting = [f for f in families if f["fits"]]
+    best = min(fitting, key=lambda f: (f["family"] == _MIXTURE, f["ks"]), default=None)  # the simpler one first
     return {
         "mean": _round(float(values @ share)),
         "min": int(values[0]),
@@ -40,7 +42,7 @@ def fit_lengths(values: Floats, weights: Floats, requests: int) -> dict[str, Any
         "spikes": spikes(values, share, requests),
         "share_at_max": _round(float(share[-1])),
         "families": families,
-        "best_family": best["family"] if best and best["fits"] else None,
+        "best_family": best["family"] if best else None,
         "ks_limit": _round(1.36 / math.sqrt(requests)),
     }
 
@@ -142,7 +144,7 @@ def fit_families(values: Floats, weights: Floats, requests: int) -> list[dict[st
         ("lognormal", lognormal_cdf, {"lognormal": _p50_p99(mean_log, sigma)}),
         ("gamma", gamma_cdf, {"gamma": {"mean": _round(mean), "cv": _round(1 / math.sqrt(shape))}}),
         ("weibull", weibull_cdf, None),
-        ("two lognormals", mixture_cdf, {
+        (_MIXTURE, mixture_cdf, {
             "mixture": [{"weight": _round(float(w)), "lognormal": _p50_p99(float(m), float(s))}
                         for w, m, s in zip(part, mus, sigmas, strict=True)]}),
     ]  # fmt: skip
