@@ -18,9 +18,8 @@ from simulator.deployment import Deployment, Run
 from simulator.engine import Request, StepResult
 
 GIVE_UP_S = 0.25  # a step that is later than this moves the timetable instead of hurrying after it
-PATIENCE_S = (
-    0.002  # from the beginning of a step until it is planned; a quarter of the step before if that is less
-)
+# From the beginning of a step until it is planned; a quarter of the step before if that is less.
+PATIENCE_S = 0.002
 
 
 @dataclass(slots=True, eq=False)
