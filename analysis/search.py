@@ -28,9 +28,9 @@ POOLED = (
     "unknown, flat priors, 95 % of the posterior), each stage counts by its effective sample size"
 )
 NEAR = 0.2  # in ln(load): the distance over which the model is trusted to be a straight line
-MEMORY = 3.0  # requests in a cluster, per (rho / (1 - rho))^2
+MEMORY = 2.5  # requests in a cluster, per (rho / (1 - rho))^2
 CLUSTER_GROWTH = 8.0  # per ln(load)
-SPREAD = 0.25  # standard deviation of a stage's log-odds beyond its sample: runs differ, n_eff is an estimate
+SPREAD = 0.2  # standard deviation of a stage's log-odds beyond its sample: runs differ, n_eff is an estimate
 SLOPES = np.exp(np.linspace(math.log(4.0), math.log(200.0), 16))
 UNSTABLE_SLOPE = 60.0  # log-odds that a stage has no steady state, per ln(load) above x*
 _GRID = 81

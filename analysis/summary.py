@@ -10,6 +10,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from analysis.burst import summarise_burst
 from analysis.capacity import find_capacity
 from analysis.caveats import find_caveats, repeated_undisturbed
 from analysis.fleet import summarise_fleet
@@ -66,6 +67,8 @@ def summarise(run: Run) -> dict[str, Any]:
         summary["sessions_reason"] = NO_SESSIONS
     summary["littles_law"] = _gap(summary["capacity"], stages, slos)
     summary["fleet"] = _fleet(meta, summary["capacity"], stages)
+    if "burst" in meta and metas:
+        summary["burst"] = summarise_burst(meta["burst"], metas[0], records, slos, run.server)
     if "search" in meta:
         summary["search"] = summarise_search(meta["search"], stages, slos)
     prompts = (meta.get("workload") or {}).get("prompts")
@@ -177,7 +180,7 @@ def _plain(value: Any) -> Any:
     """JSON's own types; a figure that is no finite number is no figure."""
     if isinstance(value, Mapping):
         return {str(k): _plain(v) for k, v in value.items()}
-    if isinstance(value, (list, tuple)):
+    if isinstance(value, (list, tuple, np.ndarray)):
         return [_plain(v) for v in value]
     if isinstance(value, (np.bool_, np.integer, np.floating)):
         value = value.item()

@@ -7,7 +7,20 @@ from typing import Annotated
 import typer
 
 from ampacity import __version__
-from ampacity.cli import baseline, demo, gate, plan, predict, report, run, search, simulate, sweep, workload
+from ampacity.cli import (
+    baseline,
+    burst,
+    demo,
+    gate,
+    plan,
+    predict,
+    report,
+    run,
+    search,
+    simulate,
+    sweep,
+    workload,
+)
 
 app = typer.Typer(
     name="ampacity",
@@ -37,6 +50,7 @@ def _root(
 app.command("demo")(demo.demo)
 app.command("sweep")(sweep.sweep)
 app.command("search")(search.search)
+app.command("burst")(burst.burst)
 app.command("run")(run.run)
 app.command("report")(report.report)
 app.command("plan")(plan.plan)

@@ -1,0 +1,54 @@
+"""``ampacity burst``: what a sudden load does, and how long an endpoint takes to get over it."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+import typer
+
+from ampacity.cli import options as o
+
+OWN = ("rates", "concurrency", "duration", "think_time", "arrivals", "warmup")  # the burst sets these
+
+
+@o.shares(tuple(name for name in o.ALL if name not in OWN))
+def burst(
+    url: o.Url,
+    raw: dict[str, Any],
+    base_rps: Annotated[
+        float,
+        typer.Option("--base-rps", metavar="R", help="Requests/s before and after.", show_default=False),
+    ],
+    factor: Annotated[
+        float, typer.Option("--factor", metavar="F", help="Height of the burst over the base.")
+    ] = 3.0,
+    base_duration: Annotated[
+        str, typer.Option("--base-duration", metavar="T", help="Length of the base load before the burst.")
+    ] = "60s",
+    burst_duration: Annotated[
+        str, typer.Option("--burst-duration", metavar="T", help="Length of the burst.")
+    ] = "30s",
+    recovery_duration: Annotated[
+        str, typer.Option("--recovery-duration", metavar="T", help="How long the base load is held after it.")
+    ] = "2m",
+    shape: Annotated[
+        str, typer.Option("--shape", help="step, ramp, or factors of equal parts of the burst, as 2/3/2.")
+    ] = "step",
+    json: o.Json = False,
+) -> None:
+    """Hold a base load, step it up, go back, and measure how long TTFT and the queue take to come back.
+
+    ampacity burst http://127.0.0.1:8000/v1 --model M --base-rps 5 --factor 3 --slo ttft_p99=2s
+    """
+    from ampacity.cli.experiment import run_experiment
+    from ampacity.config import ConfigError, parse_duration
+    from ampacity.experiments.burst import BurstPlan
+
+    for name, value, least in (("--base-rps", base_rps, 0.0), ("--factor", factor, 1.0)):
+        if not least < value < 1e6:
+            raise ConfigError(f"{name} {value:g}: give a number above {least:g}")
+    lengths = {"base_s": base_duration, "burst_s": burst_duration, "recovery_s": recovery_duration}
+    seconds = {name: parse_duration(text, f"--{name[:-2]}-duration") for name, text in lengths.items()}
+    plan = BurstPlan(base_rps=base_rps, factor=factor, shape=shape, **seconds)
+    own = {"url": url, "rates": plan.mean_rps, "arrivals": plan.arrivals, "warmup": 0}
+    run_experiment({**raw, **own}, experiment="burst", drive=plan.run, as_json=json)

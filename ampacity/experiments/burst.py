@@ -1,0 +1,63 @@
+"""The burst: base load, a step (or another shape), back to base, as one continuous open-loop stage."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+
+from ampacity.config import ConfigError
+from ampacity.experiments.sweep import Rig
+
+RAMP = (1 / 3, 2 / 3, 1.0, 2 / 3, 1 / 3)  # of the step's height
+SHAPES = ("step", "ramp")
+
+
+@dataclass(frozen=True)
+class BurstPlan:
+    """Rates in requests/s, lengths in s. ``shape``: step, ramp, or factors as 2/3/2, each for an equal part."""
+
+    base_rps: float
+    factor: float = 3.0
+    base_s: float = 60.0
+    burst_s: float = 30.0
+    recovery_s: float = 120.0
+    shape: str = "step"
+
+    @property
+    def factors(self) -> tuple[float, ...]:
+        """Rate over the base's in each equal part of the burst. Raises ConfigError."""
+        if self.shape == "step":
+            return (self.factor,)
+        if self.shape == "ramp":
+            return tuple(1 + (self.factor - 1) * part for part in RAMP)
+        try:
+            given = tuple(float(part) for part in self.shape.split("/"))
+        except ValueError:
+            given = ()
+        if not given or not all(0 < part < 1e6 for part in given):
+            raise ConfigError(
+                f"--shape {self.shape}: write {', '.join(SHAPES)}, or factors above 0, as 2/3/2"
+            )
+        return given
+
+    @property
+    def duration_s(self) -> float:
+        """Of the whole stage."""
+        return self.base_s + self.burst_s + self.recovery_s
+
+    @property
+    def mean_rps(self) -> float:
+        """Over the whole stage."""
+        mean = sum(self.factors) / len(self.factors)
+        return self.base_rps * (self.base_s + mean * self.burst_s + self.recovery_s) / self.duration_s
+
+    @property
+    def arrivals(self) -> str:
+        """The arrival process: Poisson, its rate in steps."""
+        rates = "/".join(f"{rate:.12g}" for rate in (1.0, *self.factors, 1.0))
+        part = f"/{self.burst_s / len(self.factors):.12g}" * len(self.factors)
+        return f"steps:rates={rates},lengths={self.base_s:.12g}{part}/{self.recovery_s:.12g}"
+
+    async def run(self, rig: Rig) -> None:
+        """The one stage."""
+        rig.note_down("burst", asdict(self))
+        await rig.open_stage(self.mean_rps, self.duration_s)

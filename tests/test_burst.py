@@ -1,0 +1,135 @@
+"""A burst whose queue can be worked out by hand: the fluid model of one server that takes 0.1 s for each request."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from synthetic import Stage, at_ns, make_run, request
+
+from ampacity.config import ConfigError
+from ampacity.experiments.burst import BurstPlan
+from analysis.summary import summarise
+from loadgen.rundir import Run
+from workloads.arrivals import arrival_times
+
+PLAN = {"base_rps": 5.0, "factor": 3.0, "base_s": 30.0, "burst_s": 10.0, "recovery_s": 50.0, "shape": "step"}
+
+
+def burst_run(
+    path: Path, *, service_s: float = 0.1, fail_above_s: float = np.inf, recovery_s: float = 50.0
+) -> Run:
+    """5/s for 30 s, 15/s for 10 s, 5/s again, evenly spaced, in front of one server in order of arrival."""
+    end = 40 + recovery_s
+    times = np.concatenate([np.arange(0, 30, 0.2), np.arange(30, 40, 1 / 15), np.arange(40, end, 0.2)])
+    free, records = 0.0, []
+    for i, t in enumerate(times.tolist()):
+        if max(free, t) + service_s - t > fail_above_s:  # the server refuses what would wait too long
+            records.append(request(i, t, ttft_s=None, status="http_error"))
+            continue
+        free = max(free, t) + service_s
+        records.append(request(i, t, ttft_s=free - t))
+    plan = PLAN | {"recovery_s": recovery_s}
+    stage = Stage(records, end, offered_rps=len(records) / end)
+    return make_run(path, [stage], ["ttft_p99=2s"], burst=plan, warmup_requests=0, experiment="burst")
+
+
+def test_the_fluid_model_says_when_it_is_over(tmp_path: Path) -> None:
+    summary = summarise(burst_run(tmp_path / "run"))
+    b = summary["burst"]
+    # (15 - 10) x 10 s = 50 pile up, the last of the burst waits 50 x 0.1 s, and 50 / (10 - 5) = 10 s drain it
+    assert [p["requests"] for p in b["phases"]] == [150, 150, 250]
+    assert b["peak_ttft_s"] == pytest.approx(5.1, abs=0.1)
+    assert b["peak_ttft_at_s"] == pytest.approx(40, abs=0.2)
+    assert b["peak_in_flight"] == pytest.approx(50, abs=2)
+    assert b["resolution_s"] == 2.0
+    assert b["ttft_s_recovery_s"] == pytest.approx(10, abs=2.0)
+    assert b["in_flight_recovery_s"] == pytest.approx(10, abs=2.0)
+    assert b["server_queue_recovery_s"] is None
+    assert b["backlog"]["served_rps"] == pytest.approx(10, rel=0.03)
+    assert b["backlog"]["at_end_of_burst"] == pytest.approx(
+        45, abs=2
+    )  # mean over its last two seconds: 40 to 50
+    assert b["backlog"]["expected_drain_s"] == pytest.approx(9, abs=0.7)
+    assert b["backlog"]["drained"] is True
+    # TTFT passes 2 s once 20 wait: 4 s into the burst, until the queue is down to 20 again, 6 s after it
+    misses = [p["slo_misses"] for p in b["phases"]]
+    assert misses[0] == 0
+    assert misses[1] == pytest.approx(6 * 15, abs=4)
+    assert misses[2] == pytest.approx(6 * 5, abs=3)
+    assert b["slo_misses"] == misses[1] + misses[2]
+    assert (b["lost"], b["unfinished"]) == (0, 0)
+    # 2 s less the 0.1 s that an idle server takes may be waited: 15 x 10 / (10 + 1.9) would have been enough
+    assert b["headroom"]["needed_rps"] == pytest.approx(150 / 11.9, rel=0.01)
+    assert b["headroom"]["factor"] == pytest.approx(150 / 11.9 / 10, rel=0.03)
+    assert b["headroom"]["enough"] is False
+    assert b["breaker"]["max_depth"] == pytest.approx(19, abs=1)  # 1.9 s x 10/s
+    assert b["breaker"]["open_at"] == [
+        b["breaker"]["max_depth"] * 8 // 10,
+        b["breaker"]["max_depth"] * 9 // 10,
+    ]
+    assert "burst" in summary["verdict"]
+    assert "10" in summary["verdict"]
+
+
+def test_a_server_with_room_to_spare_shows_nothing(tmp_path: Path) -> None:
+    b = summarise(burst_run(tmp_path / "run", service_s=0.05))["burst"]
+    assert (b["ttft_s_recovery_s"], b["in_flight_recovery_s"]) == (0.0, 0.0)
+    assert b["backlog"]["drained"] is True
+    assert b["backlog"]["served_rps"] is None
+    assert b["headroom"]["enough"] is True
+    assert b["slo_misses"] == 0
+
+
+def test_a_backlog_that_does_not_drain_has_no_recovery_time(tmp_path: Path) -> None:
+    # 1/0.19 = 5.26/s are served: (15 - 5.26) x 10 = 97 pile up, of which 0.26/s drain: 370 s, and the run lasts 50
+    b = summarise(burst_run(tmp_path / "run", service_s=0.19))["burst"]
+    assert b["ttft_s_recovery_s"] is None
+    assert "still above" in b["ttft_s_recovery_reason"]
+    assert b["backlog"]["drained"] is False
+
+
+def test_what_was_refused_is_lost_and_misses_its_slo(tmp_path: Path) -> None:
+    b = summarise(burst_run(tmp_path / "run", fail_above_s=1.05))["burst"]
+    # ten may wait, which takes 2 s to come to; then a third of 15/s is refused for 8 s
+    assert b["lost"] == pytest.approx(5 * 8, abs=5)
+    assert b["slo_misses"] == b["lost"]
+    assert b["phases"][1]["errors"] == {"http_error": b["lost"]}
+    assert b["phases"][1]["ttft_s"]["max"] is None  # a refusal is infinitely slow
+    assert b["peak_ttft_s"] == pytest.approx(1.05, abs=0.1)  # of those that were answered
+
+
+def test_the_servers_own_queue_is_seen_to_empty(tmp_path: Path) -> None:
+    run = burst_run(tmp_path / "run")
+    at = np.arange(0.5, 90, 1.0)
+    waiting = np.interp(at, [0, 30, 40, 50, 90], [0, 0, 50, 0, 0])
+    server = pa.table({
+        "at_ns": pa.array([at_ns(t) for t in at.tolist()], pa.int64()), "running": np.ones(len(at)), "waiting": waiting,
+    })  # fmt: skip
+    found = summarise(Run(run.path, run.meta, run.requests, server, True))["burst"]
+    assert found["server_queue_recovery_s"] == pytest.approx(10, abs=2.0)
+
+
+@pytest.mark.parametrize(
+    ("shape", "mean"), [("step", 3.0), ("ramp", (5 / 3 + 7 / 3 + 3 + 7 / 3 + 5 / 3) / 5), ("2/4", 3.0)]
+)
+def test_the_plan_is_one_stage_with_the_right_rates(shape: str, mean: float) -> None:
+    plan = BurstPlan(base_rps=50, factor=3, base_s=100, burst_s=100, recovery_s=100, shape=shape)
+    assert plan.mean_rps == pytest.approx(50 * (1 + mean + 1) / 3)
+    times = arrival_times(plan.arrivals, plan.mean_rps, plan.duration_s, np.random.default_rng(1))
+    counts = np.histogram(times, [0, 100, 200, 300])[0]
+    expected = np.array([5000, 5000 * mean, 5000])
+    assert np.all(np.abs(counts - expected) < 4 * np.sqrt(expected))
+    with pytest.raises(ConfigError, match="factors above 0"):
+        _ = BurstPlan(base_rps=5, shape="2/-1").factors
+
+
+def test_a_run_that_was_killed_in_the_base_phase_is_still_reported(tmp_path: Path) -> None:
+    stage = Stage([request(i, i * 0.2) for i in range(20)], 90.0, offered_rps=10.0)
+    found: dict[str, Any] = summarise(
+        make_run(tmp_path / "run", [stage], ["ttft_p99=2s"], killed=True, burst=PLAN)
+    )["burst"]
+    assert [p["requests"] for p in found["phases"]] == [20, 0, 0]
