@@ -21,6 +21,7 @@ from loadgen.protocols import RequestShape, error_text, printable
 from workloads.prompts import built_in_words
 
 _TIMEOUT_S = 20.0
+_SAME_VOCABULARY = 0.03
 _WORST_TOKENS_PER_WORD = 4.0
 SLOWEST_S = 0.5  # a server that needs longer for the probe's 32 words is not asked for 2,048
 
@@ -32,6 +33,16 @@ def shuffled_words() -> list[str]:
     words = list(built_in_words())
     random.shuffle(words)
     return words
+
+
+def by_vocabulary(rough: Calibration, tokenizer: str) -> tuple[Calibration, list[str]]:
+    """The calibration of a vocabulary, whose own count is exact unless the server counts otherwise: then it is said."""
+    if not rough.measured or abs(rough.tokens_per_word - 1) <= _SAME_VOCABULARY:
+        return dataclasses.replace(rough, tokens_per_word=1.0), []
+    return rough, [
+        f"the server counts {rough.tokens_per_word:.2f} tokens for each of {tokenizer}: that is not its vocabulary; "
+        "prompts are made shorter or longer by this factor"
+    ]
 
 
 async def census_by_usage(

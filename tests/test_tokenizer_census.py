@@ -15,7 +15,7 @@ from stage_driving import on_loop
 
 from loadgen.endpoint import EndpointError, parse_endpoint
 from loadgen.probe import Calibration
-from loadgen.token_census import census_by_tokenize
+from loadgen.token_census import by_vocabulary, census_by_tokenize
 from simulator.launch import start_in_process
 from simulator.protocol import CHAT_OVERHEAD_TOKENS
 from workloads.prompts import built_in_words
@@ -88,6 +88,15 @@ def test_the_carried_vocabulary_needs_no_network(tmp_path: Path) -> None:
     )
     assert done.stdout.strip() == "2", done.stderr
     assert [p.name for p in (tmp_path / "new").iterdir()] == ["9b5ad71b2ce5302211f9c61530b329a4922fc6a4"]
+
+
+def test_a_vocabulary_that_is_not_the_servers_is_corrected_and_named() -> None:
+    """Prompts five times as long as planned would be the result of trusting it."""
+    assert by_vocabulary(Calibration(1.01, 5, True), "cl100k_base") == (Calibration(1.0, 5, True), [])
+    assert by_vocabulary(Calibration(), "cl100k_base") == (Calibration(), [])
+    found, notes = by_vocabulary(Calibration(5.0, 5, True), "cl100k_base")
+    assert found.tokens_per_word == 5
+    assert "5.00 tokens for each of cl100k_base" in notes[0]
 
 
 def test_none_and_server_count_words() -> None:

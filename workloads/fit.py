@@ -40,7 +40,7 @@ def fit(trace: Trace, name: str, *, seed: int = 1) -> dict[str, Any]:
         "clock_step_s": trace.clock_step_s,
         "input_tokens": _side(trace.input_tokens),
         "output_tokens": _side(trace.output_tokens),
-        "correlation": float(f"{spearman(trace.input_tokens, trace.output_tokens):.4f}"),
+        "correlation": round(spearman(trace.input_tokens, trace.output_tokens), 4),
         "arrivals": arrivals,
         "clients": None
         if trace.client is None

@@ -33,17 +33,19 @@ def fit_lengths(values: Floats, weights: Floats, requests: int) -> dict[str, Any
     share = weights / weights.sum()
     families = fit_families(values, weights, requests)
     fitting = [f for f in families if f["fits"]]
-    best = min(fitting, key=lambda f: (f["family"] == _MIXTURE, f["ks"]), default=None)  # the simpler one first
+    best = min(
+        fitting, key=lambda f: (f["family"] == _MIXTURE, f["ks"]), default=None
+    )  # the simpler one first
     return {
-        "mean": _round(float(values @ share)),
+        "mean": rounded(float(values @ share)),
         "min": int(values[0]),
         "max": int(values[-1]),
-        "quantiles": {f"p{q * 100:g}": _round(quantile(values, share, q)) for q in SHOWN},
+        "quantiles": {f"p{q * 100:g}": rounded(quantile(values, share, q)) for q in SHOWN},
         "spikes": spikes(values, share, requests),
-        "share_at_max": _round(float(share[-1])),
+        "share_at_max": rounded(float(share[-1])),
         "families": families,
         "best_family": best["family"] if best else None,
-        "ks_limit": _round(1.36 / math.sqrt(requests)),
+        "ks_limit": rounded(1.36 / math.sqrt(requests)),
     }
 
 
@@ -103,7 +105,7 @@ def spikes(values: Floats, share: Floats, requests: int) -> list[dict[str, Any]]
         low, high = np.searchsorted(values, [values[i] - reach, values[i] + reach])
         around = (share[low:high].sum() - share[i]) / (2 * reach)
         if share[i] >= _SPIKE_FACTOR * around:
-            found.append({"tokens": int(values[i]), "share": _round(float(share[i]))})
+            found.append({"tokens": int(values[i]), "share": rounded(float(share[i]))})
     return found
 
 
@@ -142,10 +144,10 @@ def fit_families(values: Floats, weights: Floats, requests: int) -> list[dict[st
 
     fitted: list[tuple[str, Any, Any]] = [
         ("lognormal", lognormal_cdf, {"lognormal": _p50_p99(mean_log, sigma)}),
-        ("gamma", gamma_cdf, {"gamma": {"mean": _round(mean), "cv": _round(1 / math.sqrt(shape))}}),
+        ("gamma", gamma_cdf, {"gamma": {"mean": rounded(mean), "cv": rounded(1 / math.sqrt(shape))}}),
         ("weibull", weibull_cdf, None),
         (_MIXTURE, mixture_cdf, {
-            "mixture": [{"weight": _round(float(w)), "lognormal": _p50_p99(float(m), float(s))}
+            "mixture": [{"weight": rounded(float(w)), "lognormal": _p50_p99(float(m), float(s))}
                         for w, m, s in zip(part, mus, sigmas, strict=True)]}),
     ]  # fmt: skip
     true_p99, cumulated = quantile(values, share, 0.99), np.cumsum(share)
@@ -157,14 +159,14 @@ def fit_families(values: Floats, weights: Floats, requests: int) -> list[dict[st
         )
         p99 = float(grid[min(int(np.searchsorted(cdf(grid), 0.99)), len(grid) - 1)])
         found.append({
-            "family": name, "ks": _round(ks), "fits": ks <= 1.36 / math.sqrt(requests),
-            "p99_ratio": _round(p99 / true_p99), "lengths": lengths,
+            "family": name, "ks": rounded(ks), "fits": ks <= 1.36 / math.sqrt(requests),
+            "p99_ratio": rounded(p99 / true_p99), "lengths": lengths,
         })  # fmt: skip
     return found
 
 
 def _p50_p99(mu: float, sigma: float) -> dict[str, float]:
-    return {"p50": _round(math.exp(mu)), "p99": _round(math.exp(mu + 2.3263478740408408 * sigma))}
+    return {"p50": rounded(math.exp(mu)), "p99": rounded(math.exp(mu + 2.3263478740408408 * sigma))}
 
 
 def _gamma_shape(gap: float) -> float:
@@ -246,5 +248,6 @@ def spearman(a: NDArray[np.int64], b: NDArray[np.int64]) -> float:
     return float(np.corrcoef(ranks[0], ranks[1])[0, 1])
 
 
-def _round(value: float) -> float:
+def rounded(value: float) -> float:
+    """Five digits: what a log can say, and no more than a profile has to tell."""
     return float(f"{value:.5g}")

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from workloads.fit_lengths import rounded
 from workloads.traces import Blocks, Trace
 
 _BLOCK_SIZES = (16, 32, 64, 128, 256, 512, 1024)
@@ -22,14 +23,14 @@ def fit_sharing(trace: Trace) -> dict[str, Any] | None:
         hit = np.minimum(leading_hits(trace.blocks) * size, trace.input_tokens)
         found = {
             "block_tokens": size,
-            "cached_share_infinite": _round(float(hit.sum() / trace.input_tokens.sum())),
-            "requests_with_hit": _round(float(np.mean(hit > 0))),
+            "cached_share_infinite": rounded(float(hit.sum() / trace.input_tokens.sum())),
+            "requests_with_hit": rounded(float(np.mean(hit > 0))),
             "hit_share_by_request": _quantiles(hit / trace.input_tokens),
         }
     if trace.cached_tokens is not None:
         known = trace.cached_tokens >= 0
         cached = np.minimum(trace.cached_tokens[known], trace.input_tokens[known])
-        found["cached_share_reported"] = _round(float(cached.sum() / trace.input_tokens[known].sum()))
+        found["cached_share_reported"] = rounded(float(cached.sum() / trace.input_tokens[known].sum()))
     return found or None
 
 
@@ -67,8 +68,8 @@ def fit_sessions(trace: Trace) -> dict[str, Any] | None:
     inputs = trace.input_tokens[order]
     found: dict[str, Any] = {
         "sessions": len(turns),
-        "requests_in_sessions": _round(len(order) / len(trace)),
-        "turns": _quantiles(turns) | {"mean": _round(float(turns.mean()))},
+        "requests_in_sessions": rounded(len(order) / len(trace)),
+        "turns": _quantiles(turns) | {"mean": rounded(float(turns.mean()))},
         "first_input_tokens": _quantiles(inputs[np.flatnonzero(np.diff(session, prepend=-1))]),
     }
     if len(later):
@@ -84,7 +85,7 @@ def _turn_to_turn(trace: Trace, order: NDArray[np.int64], later: NDArray[np.int6
     """Share of the blocks of turns after the first that are those of the turn before, from the beginning on."""
     if trace.shared_blocks is not None:
         pairs = trace.shared_blocks[order[later]]
-        return _round(float(pairs[:, 0].sum() / pairs[:, 1].sum()))
+        return rounded(float(pairs[:, 0].sum() / pairs[:, 1].sum()))
     if trace.blocks is None:
         return None
     ids, start = trace.blocks.ids, trace.blocks.start
@@ -96,12 +97,8 @@ def _turn_to_turn(trace: Trace, order: NDArray[np.int64], later: NDArray[np.int6
         differ = np.flatnonzero(a[:common] != b[:common])
         shared += int(differ[0]) if len(differ) else common
         total += len(b)
-    return _round(shared / total) if total else None
+    return rounded(shared / total) if total else None
 
 
 def _quantiles(values: NDArray[Any]) -> dict[str, float]:
-    return {f"p{q * 100:g}": _round(float(np.quantile(values, q))) for q in _QUANTILES}
-
-
-def _round(value: float) -> float:
-    return float(f"{value:.5g}")
+    return {f"p{q * 100:g}": rounded(float(np.quantile(values, q))) for q in _QUANTILES}

@@ -14,7 +14,7 @@ import numpy as np
 
 from workloads.errors import WorkloadError
 from workloads.fit import arrivals_text
-from workloads.fit_lengths import fit_lengths, quantile_table
+from workloads.fit_lengths import fit_lengths, quantile_table, rounded
 
 _WINDOW_S = 600
 _ENDINGS = ("-trace.csv", "-dataset.json")
@@ -58,8 +58,8 @@ def fit_servegen(path: Path) -> dict[str, Any]:
     measured: dict[str, Any] = {
         "requests": round(requests),
         "arrivals": {
-            "mean_rps": float(f"{rates.mean():.5g}"), "gap_cv": float(f"{middle:.5g}"),
-            "peak_to_mean": {f"{_WINDOW_S}s": float(f"{rates.max() / rates.mean():.5g}")},
+            "mean_rps": rounded(float(rates.mean())), "gap_cv": rounded(float(middle)),
+            "peak_to_mean": {f"{_WINDOW_S}s": rounded(float(rates.max() / rates.mean()))},
             "span_s": float(len(rates) * _WINDOW_S),
         },
         "notes": ["ServeGen gives rates by 600 s and histograms: input and output are drawn independently, and P95 and P99 RPS are not known"],

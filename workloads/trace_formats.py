@@ -246,7 +246,9 @@ def _attributes(held: Any) -> dict[str, Any]:
     """Attributes as a mapping, from a mapping or from OTLP's list of keys and typed values."""
     if isinstance(held, dict):
         return held
-    pairs = [a for a in _list(held) if isinstance(a, dict) and isinstance(a.get("value"), dict) and a["value"]]
+    pairs = [
+        a for a in _list(held) if isinstance(a, dict) and isinstance(a.get("value"), dict) and a["value"]
+    ]
     return {str(a.get("key")): next(iter(a["value"].values())) for a in pairs}
 
 

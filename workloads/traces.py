@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from workloads.errors import WorkloadError
+from workloads.prefixes import take_lists
 from workloads.trace_fields import LOCAL, ZONED, Columns, find_columns, time_ns, tokens
 from workloads.trace_formats import BadRow, open_records
 
@@ -32,9 +33,7 @@ class Blocks:
 
     def take(self, index: NDArray[np.int64]) -> Blocks:
         """The chains of the requests ``index``, in that order."""
-        lengths = np.diff(self.start)[index]
-        start = np.concatenate([[0], np.cumsum(lengths)])
-        places = np.repeat(self.start[index] - start[:-1], lengths) + np.arange(start[-1])
+        places, start = take_lists(self.start, index)
         return Blocks(self.ids[places], start)
 
 

@@ -43,7 +43,7 @@ from loadgen.records import RequestRecord
 from loadgen.requests import RequestMaker
 from loadgen.rundir import RunWriter, check_new
 from loadgen.telemetry import Telemetry
-from loadgen.token_census import SLOWEST_S, census_by_tokenize, census_by_usage
+from loadgen.token_census import SLOWEST_S, by_vocabulary, census_by_tokenize, census_by_usage
 from loadgen.worker import Route, Setup
 from workloads.profile import Workload
 from workloads.prompts import PromptMaker
@@ -464,8 +464,8 @@ async def _probe(
     shape, short, notes = await find_dialect(client, endpoint, shape, served, send)
     calibration, record = await calibrate(client, shape, short, send)
     if settings.tokenizer not in WORD_TOKENIZERS:
-        if calibration.measured:
-            calibration = replace(calibration, tokens_per_word=1.0)  # a vocabulary's own count is exact
+        calibration, said = by_vocabulary(calibration, settings.tokenizer)
+        notes += said
     elif settings.tokenizer == "server":
         calibration = await census_by_tokenize(session, endpoint, shape.model, calibration)
     elif calibration.measured and calibration.tokens_per_word != 1 and _e2e_s(short) <= SLOWEST_S:
