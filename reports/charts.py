@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from reports.burst import burst_queue, burst_ttft
 from reports.distributions import (
     errors_by_stage,
     input_lengths,
@@ -43,7 +44,7 @@ def charts(summary: Mapping[str, Any]) -> list[Chart]:
     from altair.utils.schemapi import debug_mode
 
     drawn: list[Callable[[Mapping[str, Any]], Chart | None]] = [
-        latency_by_rate, latency_by_concurrency, achieved_by_offered, ttft_percentiles, itl_percentiles,
+        burst_ttft, burst_queue, latency_by_rate, latency_by_concurrency, achieved_by_offered, ttft_percentiles, itl_percentiles,
         goodput_by_load, errors_by_stage, input_lengths, output_lengths,
     ]  # fmt: skip
     with debug_mode(False):  # Altair's own checks take seconds; a test makes them instead

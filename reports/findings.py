@@ -30,6 +30,10 @@ class Finding:
 
 
 def findings(summary: Mapping[str, Any]) -> list[Finding]:
+    if summary.get("burst"):
+        from reports.burst import burst_findings  # which is made of Findings
+
+        return [*burst_findings(summary["burst"]), _client(summary.get("audit") or {})]
     return [
         _usable_rate(summary),
         _c_max(summary),

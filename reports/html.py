@@ -14,6 +14,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from reports.burst import phases_table
 from reports.charts import charts
 from reports.figures import NO_FAILURES, by_load, count, ended_otherwise, exact, failures, share, significant
 from reports.findings import error_bound, findings
@@ -54,6 +55,7 @@ def render_report(summary: dict[str, Any], meta: dict[str, Any]) -> str:
         partial=partial_reason(summary, meta),
         findings=findings(summary),
         figures={chart.name: _figure(chart) for chart in charts(summary)},
+        phases=phases_table(summary["burst"]) if summary.get("burst") else None,
         stages=stages_table(summary),
         bound=error_bound(summary),
         slos=slo_table(summary),

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+from reports.burst import phases_table
 from reports.figures import NO_FAILURES, count, cut_off, ended_otherwise, failures, printable
 from reports.findings import error_bound, findings
 from reports.tables import Cell, Column, Table, stages_table
@@ -23,7 +24,7 @@ def render_table(summary: dict[str, Any], console: Console) -> None:
     _print(console, str(summary.get("verdict") or "no verdict"), "bold")
     for line in _state_lines(summary):
         _print(console, line, "yellow")
-    table = stages_table(summary)
+    table = phases_table(summary["burst"]) if summary.get("burst") else stages_table(summary)
     if table.rows:
         console.print()
         _print_stages(console, table)

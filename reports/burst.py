@@ -1,0 +1,200 @@
+"""A burst for people: its key figures, its phases as a table, and TTFT and queue over time."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from reports.figures import DASH, count, rate, reason_of, seconds, share, significant
+from reports.findings import Finding
+from reports.marks import NARROW, Chart, Key, Plot, linear_axis, seconds_axis
+from reports.tables import Cell, Column, Table
+
+
+def burst_findings(burst: Mapping[str, Any]) -> list[Finding]:
+    """The key figures, in the order in which they are asked for."""
+    return [
+        _peak(burst),
+        *_recoveries(burst),
+        _backlog(burst["backlog"]),
+        _harm(burst),
+        _headroom(burst),
+        _breaker(burst["breaker"]),
+    ]
+
+
+def _peak(burst: Mapping[str, Any]) -> Finding:
+    note = f"{count(burst['peak_in_flight'])} requests in flight at most"
+    if burst["peak_ttft_s"] is None:
+        return Finding("Peak TTFT", DASH, None, "nothing was answered from the burst on")
+    at = f"of a request due {significant(burst['peak_ttft_at_s'])} s after the start, from schedule; {note}"
+    return Finding("Peak TTFT", seconds(burst["peak_ttft_s"]), None, at)
+
+
+def _recoveries(burst: Mapping[str, Any]) -> list[Finding]:
+    found = []
+    within = f"within the base band for good, to {significant(burst['resolution_s'])} s"
+    for name, label, unit in (
+        ("ttft_s", "TTFT back after", "s"), ("in_flight", "Queue back after", "in flight"),
+        ("server_queue", "Server's queue back after", "in its own count"),
+    ):  # fmt: skip
+        value, reason = burst[f"{name}_recovery_s"], burst[f"{name}_recovery_reason"]
+        if name == "server_queue" and value is None and name not in burst["band"]:
+            continue
+        band = burst["band"].get(name)
+        note = reason or f"{within}: up to {significant(band)} {unit}"
+        text = (
+            DASH if value is None else f"{significant(value)} s" if value else "0 s: never out when it ended"
+        )
+        found.append(Finding(label, text, None, note, "bad" if value is None else ""))
+    return found
+
+
+def _backlog(backlog: Mapping[str, Any]) -> Finding:
+    if backlog["served_rps"] is None:
+        return Finding("Backlog", "none" if backlog["drained"] else DASH, None, str(backlog["reason"]))
+    value = f"{significant(backlog['at_end_of_burst'])} requests"
+    said = f"when the burst ended; {rate(backlog['served_rps'])} were served"
+    drain = backlog["expected_drain_s"]
+    said += (
+        f", so {significant(drain)} s to drain at the base load"
+        if drain is not None
+        else f"; {backlog['reason']}"
+    )
+    said += "; it drained" if backlog["drained"] else "; it had not drained when the run ended"
+    return Finding("Backlog", value, None, said, "" if backlog["drained"] else "bad")
+
+
+def _harm(burst: Mapping[str, Any]) -> Finding:
+    lost = burst["lost"] + burst["unfinished"]
+    missed = (
+        "no SLO was given" if burst["slo_misses"] is None else f"{count(burst['slo_misses'])} broke an SLO"
+    )
+    harmed = lost or burst["slo_misses"]
+    return Finding(
+        "Requests harmed",
+        f"{missed}, {count(lost)} lost",
+        None,
+        "of those due from the burst on",
+        "bad" if harmed else "good",
+    )
+
+
+def _headroom(burst: Mapping[str, Any]) -> Finding:
+    held = burst["headroom"]
+    if held["factor"] is None:
+        return Finding("Head-room", "enough" if held["enough"] else DASH, None, str(held["reason"]))
+    value = f"{significant(held['factor'])} times what was served"
+    note = f"{rate(held['needed_rps'])} would have carried the burst {held['reason']}"
+    return Finding("Head-room needed", value, None, note, "good" if held["enough"] else "bad")
+
+
+def _breaker(breaker: Mapping[str, Any]) -> Finding:
+    if breaker["open_at"] is None:
+        return Finding("Circuit breaker", DASH, None, reason_of(breaker, "open_at"))
+    low, high = breaker["open_at"]
+    note = (
+        f"80 to 90 % of a queue of {breaker['max_depth']}: {significant(breaker['acceptable_wait_s'])} s of acceptable wait "
+        f"x {rate(breaker['rate_rps'])}"
+    )
+    return Finding("Circuit breaker", f"opens at {low} to {high} waiting", None, note)
+
+
+def phases_table(burst: Mapping[str, Any]) -> Table:
+    """One row for each phase, by the time at which its requests were due."""
+    columns = [
+        Column("phase", text=True), Column("offered", "req/s"), Column("answered", "req/s"), Column("in flight", "mean"),
+        Column("TTFT p50", "schedule"), Column("TTFT p95", "schedule"), Column("TTFT max", "schedule"), Column("requests"),
+        Column("errors"), Column("SLO met", "share"),
+    ]  # fmt: skip
+    rows = []
+    for phase in burst["phases"]:
+        ttft, errors = phase["ttft_s"], sum(phase["errors"].values())
+        span = f"{phase['name']}, {significant(phase['start_s'])} to {significant(phase['end_s'])} s"
+        attained = phase["slo_attainment"]
+        texts = [
+            span, significant(phase["offered_rps"]), significant(phase["achieved_rps"]), significant(phase["concurrency"]),
+            *(DASH if ttft[p] is None else seconds(ttft[p]) for p in ("p50", "p95", "max")), count(phase["requests"]),
+            count(errors), DASH if attained is None else share(attained),
+        ]  # fmt: skip
+        rows.append([Cell(text) for text in texts])
+    return Table("Phases of the burst", columns, rows)
+
+
+def burst_ttft(summary: Mapping[str, Any]) -> Chart | None:
+    """Median TTFT over time."""
+    burst = summary.get("burst") or {}
+    if not burst:
+        return None
+    rows = _rows(burst, "ttft_s")
+    limits = [s for s in summary.get("slos") or [] if s["metric"] == "ttft"]
+    heights = [r["y"] for r in rows] + [s["limit_s"] for s in limits]
+    if len(rows) < 2:
+        return None
+    plot = Plot(
+        linear_axis("Seconds after the start", [burst["series"]["end_s"][-1]]),
+        seconds_axis("TTFT from schedule", heights),
+    )
+    keys = _frame(plot, burst, "ttft_s", "TTFT")
+    plot.line(rows, "ttft")
+    keys.append(Key("median TTFT", "ttft", "line"))
+    for slo in limits:
+        plot.y_rule(slo["limit_s"], "bad", f"SLO {slo['text']}")
+        keys.append(Key(f"SLO {slo['text']}", "bad", "dots"))
+    title = _title(burst, "ttft_s", "TTFT")
+    return Chart("burst-ttft", title, f"Median TTFT over time. {title}.", plot.spec(NARROW, 290), keys)
+
+
+def burst_queue(summary: Mapping[str, Any]) -> Chart | None:
+    """Requests in flight over time, as this end and as the server counts them, with the offered rate."""
+    burst = summary.get("burst") or {}
+    rows = _rows(burst, "in_flight") if burst else []
+    if len(rows) < 2:
+        return None
+    server = _rows(burst, "server_queue")
+    top = [r["y"] for r in rows + server]
+    plot = Plot(
+        linear_axis("Seconds after the start", [burst["series"]["end_s"][-1]]),
+        linear_axis("Requests in flight", top),
+    )
+    keys = _frame(plot, burst, "in_flight", "queue")
+    plot.line(rows, "e2e")
+    keys.append(Key("requests in flight", "e2e", "line"))
+    if server:
+        plot.line(server, "planned", [5, 4])
+        keys.append(Key("running and waiting, by the server's count", "planned", "dash"))
+    title = _title(burst, "in_flight", "the queue")
+    return Chart(
+        "burst-queue", title, f"Requests in flight over time. {title}.", plot.spec(NARROW, 290), keys
+    )
+
+
+def _rows(burst: Mapping[str, Any], name: str) -> list[dict[str, Any]]:
+    series = burst["series"]
+    middles = [(a + b) / 2 for a, b in zip(series["start_s"], series["end_s"], strict=True)]
+    return [{"x": x, "y": y} for x, y in zip(middles, series.get(name) or [], strict=False) if y is not None]
+
+
+def _frame(plot: Plot, burst: Mapping[str, Any], name: str, what: str) -> list[Key]:
+    """The burst as a band over time, the upper end of the base band, and when it was back for good."""
+    phase = burst["phases"][1]
+    plot.x_band([phase["start_s"], phase["end_s"]], "usable", "burst")
+    keys = [Key("burst", "usable", "band")]
+    if burst["band"].get(name) is not None:
+        plot.y_rule(burst["band"][name], "muted", "base band")
+        keys.append(Key("upper end of the base band", "muted", "dots"))
+    if burst[f"{name}_recovery_s"]:
+        plot.x_rule(phase["end_s"] + burst[f"{name}_recovery_s"], "good", f"{what} back")
+        keys.append(Key("back for good", "good", "line"))
+    return keys
+
+
+def _title(burst: Mapping[str, Any], name: str, what: str) -> str:
+    recovery_s = burst[f"{name}_recovery_s"]
+    if recovery_s is None:
+        return f"{what[0].upper()}{what[1:]} did not come back to the base band"
+    if recovery_s == 0:
+        return f"{what[0].upper()}{what[1:]} stayed in the base band, or was back in it when the burst ended"
+    return (
+        f"{what[0].upper()}{what[1:]} was back in the base band {significant(recovery_s)} s after the burst"
+    )
