@@ -271,7 +271,7 @@ def _items(value: Any) -> list[Any]:
 
 def _workload(raw: dict[str, Any]) -> Workload:
     fixed = [name for name in ("input_tokens", "output_tokens") if name in raw]
-    if len(fixed) == 1 and "workload" not in raw:
+    if len(fixed) == 1 and "workload" not in raw and "prompts" not in raw:
         other = "--output-tokens" if fixed == ["input_tokens"] else "--input-tokens"
         raise ConfigError(
             f"--{fixed[0].replace('_', '-')} alone is half a workload: give {other} too, or a --workload"

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from workloads.errors import WorkloadError
 from workloads.images import Images, parse_images, png
 from workloads.lengths import Fixed
+from workloads.prefixes import infinite_cache
 from workloads.profile import Workload
 from workloads.prompt_files import load_prompts, read_prompts
 from workloads.prompts import PromptMaker
@@ -144,6 +145,8 @@ def test_a_set_that_wraps_says_how_often(tmp_path: Path) -> None:
     )  # each ten times, and each once before any comes again
     assert sorted(schedule.entry[:10]) == list(range(10))
     assert prompts.file.reuse_factor(100) == 10.0
+    assert schedule.planned_cached_tokens().sum() == 0  # 3 tokens each: no whole block
+    assert infinite_cache(schedule.input_tokens, schedule.shared, block_tokens=1).sum() == 90 * 2  # all but the last token
     assert prompts.file.reuse_factor(4) == 1.0
     assert load_prompts(tmp_path / "p.jsonl", WordsTokenizer()).new_tokens[0] == (4,)  # 15 characters
 

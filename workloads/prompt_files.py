@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from workloads.errors import WorkloadError
 from workloads.lengths import Lengths
-from workloads.prefixes import in_time_order
+from workloads.prefixes import SharedPrefixes, in_time_order
 from workloads.tokenizers import Tokenizer
 
 Message = dict[str, Any]
@@ -195,11 +195,13 @@ class Prompts:
             inputs[i] += inputs[i - 1] + outputs[i - 1]
             due_s[i] = due_s[i - 1] + pause_s[i]
         columns = {"scheduled_s": due_s, "input_tokens": inputs, "output_tokens": outputs, "entry": entry}
+        # a prompt that comes again is known to a cache
+        shared = SharedPrefixes(np.arange(len(entry) + 1), entry, new)
         if turns.max(initial=1) == 1:
-            return columns
+            return columns | {"shared": shared}
         columns |= {"new_tokens": new, "session": session, "turn": turn.astype(np.int32), "think_s": pause_s}
         before = np.where(turn > 0, np.arange(len(entry)) - 1, -1)
-        return in_time_order(columns, before, [[b] if b >= 0 else [] for b in before.tolist()], None)
+        return in_time_order(columns, before, [[b] if b >= 0 else [] for b in before.tolist()], shared)
 
 
 def load_prompts(path: Path, tokenizer: Tokenizer) -> Prompts:

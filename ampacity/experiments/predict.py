@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from ampacity.config import Settings
+from ampacity.config import ConfigError, Settings
 from ampacity.experiments.provenance import out_path, run_meta, utc_now
 from ampacity.experiments.sweep import LOOKS, Enough, sweep
 from ampacity.progress import Progress
@@ -232,6 +232,11 @@ async def predict(
     drive: Drive = sweep, experiment: str = "predict",
 ) -> Path:  # fmt: skip
     """Sweep the engine (or ``drive`` it otherwise) in virtual time; gives the run directory back."""
+    if settings.workload.sessions is not None or settings.workload.prompts is not None:
+        raise ConfigError(
+            f"workload {settings.workload.name} has sessions or real prompts, which virtual time does not play: practise on "
+            "'ampacity simulate', with 'ampacity sweep URL'"
+        )
     out = out_path(settings, experiment)
     deployment = Deployment(engine) if isinstance(engine, EngineConfig) else engine
     config = deployment.config
