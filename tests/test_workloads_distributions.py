@@ -274,9 +274,7 @@ def test_a_bad_distribution_is_one_line_that_names_place_and_culprit(spec: objec
 
 @settings(deadline=None, max_examples=60)
 @given(
-    st.lists(
-        st.tuples(st.floats(0.01, 10), st.integers(1, 5000), st.floats(1, 30)), min_size=1, max_size=4
-    ),
+    st.lists(st.tuples(st.floats(0.01, 10), st.integers(1, 5000), st.floats(1, 30)), min_size=1, max_size=4),
     st.sampled_from([0.0, 1.0]) | st.floats(1e-12, 1 - 1e-12),
 )
 def test_quantiles_of_any_mixture_rise_and_stay_within_its_parts(

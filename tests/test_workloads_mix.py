@@ -11,6 +11,8 @@ import pytest
 from scipy import stats
 
 from ampacity.config import ConfigError, make_settings
+from loadgen.stage import StagePlan
+from loadgen.workers import deal
 from workloads.classes import zipf_weights
 from workloads.errors import WorkloadError
 from workloads.lengths import Clipped, LogNormal, Mixture
@@ -355,3 +357,30 @@ def test_max_keys_reach_the_class(write: Any) -> None:
     ).classes[0]
     assert isinstance(kind.output_tokens, Clipped)
     assert kind.output_tokens.describe()["truncated_share"] == pytest.approx(math.exp(-50 / 90))
+
+
+@pytest.mark.parametrize("workers", [1, 3, 8])
+def test_any_number_of_workers_sends_the_same_requests(write: Any, workers: int) -> None:
+    plan = stage(load_workload(write(TENANTS)), 20, 100)
+
+    def rows(part: Schedule) -> list[tuple[Any, ...]]:
+        numbers = np.arange(len(part)) if part.numbers is None else part.numbers
+        figures = (
+            part.scheduled_s,
+            part.input_tokens,
+            part.output_tokens,
+            np.nan_to_num(part.cancel_after_s, nan=-1),
+        )
+        return [
+            (
+                part.first_request_id + int(k),
+                part.class_name(i),
+                part.model_name(i),
+                *(float(f[i]) for f in figures),
+            )
+            for i, k in enumerate(numbers)
+        ]
+
+    shares = deal(StagePlan(index=0, kind="open", schedule=plan, duration_s=100.0, offered_rps=20.0), workers)
+    assert len(shares) == workers
+    assert sorted(row for share in shares for row in rows(share.schedule)) == rows(plan)
