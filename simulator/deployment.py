@@ -164,9 +164,9 @@ class Run:
         return True
 
 
-def drive_one(config: EngineConfig, requests: Sequence[Request], arrivals_s: Sequence[float]) -> Run:
+def drive_one(deployment: Deployment, requests: Sequence[Request], arrivals_s: Sequence[float]) -> Run:
     """The same as a `Run` of one engine, in a loop that is twice as fast. Arrivals must be sorted."""
-    run = Run(Deployment(config))
+    run = Run(deployment)
     engine, ticks = run.engines[0], run.ticks[0]
     now_s = -math.inf
     submitted, total = 0, len(requests)

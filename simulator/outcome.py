@@ -131,10 +131,11 @@ def simulate_requests(
     arrivals = np.asarray(arrivals_s, dtype=np.float64)
     if len(arrivals) == 0 or np.any(np.diff(arrivals) < 0) or len(arrivals) != len(requests):
         raise SimulatorError("arrivals_s must hold one time for each request, at least one, and be sorted")
-    if isinstance(config, EngineConfig):
-        run = drive_one(config, requests, arrivals.tolist())
+    deployment = Deployment(config) if isinstance(config, EngineConfig) else config
+    if deployment.engines == 1:
+        run = drive_one(deployment, requests, arrivals.tolist())
     else:
-        run = Run(config)
+        run = Run(deployment)
         for request, arrival_s in zip(requests, arrivals.tolist(), strict=True):
             run.arrive(request, arrival_s)
         run.advance()

@@ -10,7 +10,7 @@ from simulator import SimulatorError
 from simulator.deployment import Deployment, Run, Transfer
 from simulator.engine import EngineConfig, Request, Speculation
 from simulator.hardware import PRESETS, linear_config
-from simulator.outcome import simulate, simulate_closed, simulate_requests
+from simulator.outcome import outcome_of, simulate, simulate_closed, simulate_requests
 from simulator.prefix_cache import prefix_hashes
 from simulator.steptime import Roofline
 from simulator.truth import true_capacity
@@ -50,7 +50,12 @@ def test_one_replica_is_the_plain_engine() -> None:
     arrivals = np.cumsum(rng.exponential(0.05, 300))
     inputs, outputs = rng.integers(1, 4000, 300), rng.integers(1, 400, 300)
     alone = simulate(PRESETS["llama3-8b-l4"], arrivals, inputs, outputs)
-    routed = simulate(Deployment(PRESETS["llama3-8b-l4"]), arrivals, inputs, outputs)
+    run = Run(Deployment(PRESETS["llama3-8b-l4"]))
+    requests = [Request(int(prompt), int(output)) for prompt, output in zip(inputs, outputs, strict=True)]
+    for request, at_s in zip(requests, arrivals, strict=True):
+        run.arrive(request, float(at_s))
+    run.advance()
+    routed = outcome_of(run, requests)
     assert alone.preemptions > 0
     for request in range(300):
         assert np.array_equal(alone.token_times_s(request), routed.token_times_s(request))
