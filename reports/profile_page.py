@@ -83,7 +83,7 @@ def _facts(view: Mapping[str, Any], measured: Mapping[str, Any]) -> Iterator[tup
     yield from _measured_arrivals(measured.get("arrivals") or {})
     for side, held in view["sides"].items():
         known = measured.get(f"{side}_tokens") or {}
-        spikes = known.get("spikes") or held["spikes"]
+        spikes = known.get("spikes", held["spikes"])
         if spikes:
             yield (
                 f"Spikes, {side}",

@@ -65,6 +65,8 @@ def test_a_table_of_a_few_lengths_is_the_step_function() -> None:
 def test_one_length_and_two_requests() -> None:
     assert set(quantile_table(np.array([7.0]), np.array([3.0])).values()) == {7}
     profile = fit(trace([0, 1], [5, 5], [1, 9]), "p")
+    assert profile["arrivals"] == "poisson"  # nothing is known of two
+    assert fit(trace([0, 1, 2, 3], [5, 5, 6, 6], [1, 9, 1, 2]), "p")["arrivals"] == "constant"
     assert profile["measured"]["input_tokens"]["families"] == []
     with pytest.raises(WorkloadError, match="too few for a profile"):
         fit(trace([0], [5], [1]), "p")

@@ -17,6 +17,7 @@ from workloads.replay import spread
 from workloads.traces import Trace
 
 _POISSON_CV = (0.85, 1.2)  # gaps of a log that are called Poisson
+_CONSTANT_CV = 0.02
 _SESSION_TURNS = 1.5  # mean turns, and ...
 _SESSION_SHARE = 0.9  # ... share of the requests in sessions, from which on the profile is one of sessions
 
@@ -73,7 +74,9 @@ def fit(trace: Trace, name: str, *, seed: int = 1) -> dict[str, Any]:
 def arrivals_text(gap_cv: float) -> str:
     """The arrival process with gaps of this coefficient of variation, as a workload file writes it."""
     low, high = _POISSON_CV
-    return "poisson" if low <= gap_cv <= high else f"gamma:cv={gap_cv:.3g}"
+    if gap_cv < _CONSTANT_CV:
+        return "constant"
+    return "poisson" if low <= gap_cv <= high else f"gamma:cv={min(gap_cv, 100):.3g}"
 
 
 def write_profile(path: Path, profile: dict[str, Any]) -> None:

@@ -347,6 +347,8 @@ async def conduct(
     if settings.trace:
         read = read_trace(settings.trace, skip_bad_rows=settings.skip_bad_rows)
         trace = prepare(read, settings.replay, settings.seed)
+        if trace.as_schedule:
+            read_schedule(settings.trace)  # refused now, if it is to be refused
         for note in trace.notes:
             progress.note(note)
     tokenizer = load_tokenizer(settings.tokenizer)
