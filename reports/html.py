@@ -20,6 +20,7 @@ from reports.figures import NO_FAILURES, by_load, count, ended_otherwise, exact,
 from reports.findings import error_bound, findings
 from reports.marks import Chart
 from reports.palette import style_sheet
+from reports.sessions import session_findings, session_tables
 from reports.svg import to_svg
 from reports.tables import (
     all_percentiles,
@@ -53,7 +54,7 @@ def render_report(summary: dict[str, Any], meta: dict[str, Any]) -> str:
         subject=_subject(summary, meta),
         style=style_sheet(),
         partial=partial_reason(summary, meta),
-        findings=findings(summary),
+        findings=[*findings(summary), *session_findings(summary)],
         figures={chart.name: _figure(chart) for chart in charts(summary)},
         phases=phases_table(summary["burst"]) if summary.get("burst") else None,
         stages=stages_table(summary),
@@ -64,6 +65,7 @@ def render_report(summary: dict[str, Any], meta: dict[str, Any]) -> str:
         lengths=lengths_table(summary),
         windows=windows_table(summary, meta),
         server=server_table(summary),
+        sessions=session_tables(summary),
         itl_reason=_itl_reason(summary),
         errors=_errors_sentence(summary),
         workload=_workload_facts(summary),

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from reports.burst import phases_table
 from reports.figures import NO_FAILURES, count, cut_off, ended_otherwise, failures, printable
 from reports.findings import error_bound, findings
+from reports.sessions import session_findings
 from reports.tables import Cell, Column, Table, stages_table
 
 if TYPE_CHECKING:
@@ -31,7 +32,7 @@ def render_table(summary: dict[str, Any], console: Console) -> None:
         if bound := error_bound(summary):
             _print(console, bound, "dim")
     console.print()
-    for finding in findings(summary):
+    for finding in [*findings(summary), *session_findings(summary)]:
         value = f"{finding.value} ({finding.interval})" if finding.interval else finding.value
         _print_entry(console, finding.label, value, finding.note, STYLES[finding.state])
     errors = {name: n for name, n in (summary.get("errors") or {}).items() if n}
