@@ -13,7 +13,7 @@ from workloads.errors import WorkloadError
 from workloads.fit import fit, write_profile
 from workloads.fit_arrivals import counts, fit_arrivals, fit_clients
 from workloads.fit_lengths import fit_families, fit_lengths, quantile_table, spearman
-from workloads.fit_sharing import block_size, fit_sessions, leading_hits
+from workloads.fit_sharing import fit_sessions, leading_hits
 from workloads.lengths import parse_lengths
 from workloads.profile import load_workload
 from workloads.schedule import open_schedule
@@ -109,7 +109,9 @@ def test_each_family_is_found_by_its_own_samples() -> None:
     assert lognormal["p50"] == pytest.approx(math.exp(7), rel=0.02)
     assert lognormal["p99"] == pytest.approx(math.exp(7 + 2.3263 * 0.8), rel=0.03)
     assert own["two lognormals"]["fits"]  # it holds the single one, which is named as it is simpler
-    assert fit_lengths(*counted(np.rint(rng.lognormal(7, 0.8, n)).astype(int)), n)["best_family"] == "lognormal"
+    assert (
+        fit_lengths(*counted(np.rint(rng.lognormal(7, 0.8, n)).astype(int)), n)["best_family"] == "lognormal"
+    )
     own = families(np.maximum(np.rint(rng.gamma(2.5, 400, n)), 1).astype(int))
     assert own["gamma"]["fits"]
     assert not own["lognormal"]["fits"]
@@ -215,9 +217,9 @@ def test_leading_hits_by_hand() -> None:
     chains = [[1, 2, 3], [1, 2, 9], [7, 2, 3], [1, 2, 9]]
     blocks = Blocks(np.concatenate(chains), np.array([0, 3, 6, 9, 12]))
     assert leading_hits(blocks).tolist() == [0, 2, 0, 3]
-    assert block_size(blocks, np.array([48, 33, 40, 40])) == 16
     profile = fit(trace([0, 1, 2, 3], [48, 33, 40, 40], [1, 2, 3, 4], blocks=blocks), "p")
     sharing = profile["measured"]["sharing"]
+    assert sharing["block_tokens"] == 16
     assert sharing["cached_share_infinite"] == pytest.approx(
         (32 + 40) / 161, rel=1e-4
     )  # 48 hit, of only 40 tokens
@@ -235,6 +237,7 @@ def test_sessions_by_hand() -> None:
     assert found["input_growth_tokens"]["p50"] == 25  # between 20 and 30
     assert found["turn_to_turn_share"] == pytest.approx((2 + 2) / (3 + 4), rel=1e-4)
     profile = fit(held, "p")
+    assert profile["arrivals"] == "poisson"  # of the two sessions, of which nothing is known
     assert profile["sessions"].keys() == {"turns", "user_tokens", "think_ms"}
     assert parse_lengths(profile["sessions"]["user_tokens"], "t").quantile(0) == 15  # 40 - 20 - 5
     assert parse_lengths(profile["input_tokens"], "t").quantile(1) == 20  # of first messages: 20 and 9

@@ -60,7 +60,7 @@ def fit(trace: Trace, name: str, *, seed: int = 1) -> dict[str, Any]:
         and sessions["turns"]["mean"] >= _SESSION_TURNS
         and sessions["requests_in_sessions"] >= _SESSION_SHARE
     ):
-        profile |= _session_workload(trace)
+        profile |= _session_workload(trace, timed)
     else:
         profile |= {"input_tokens": _table(trace.input_tokens), "output_tokens": _table(trace.output_tokens)}
         if abs(measured["correlation"]) >= 0.01:
@@ -98,8 +98,8 @@ def _table(tokens: NDArray[np.int64]) -> dict[str, Any]:
     return {"quantiles": quantile_table(values.astype(float), counts.astype(float))}
 
 
-def _session_workload(trace: Trace) -> dict[str, Any]:
-    """The keys of a workload of sessions; a pause is from one turn's start to the next, so it holds the answer too."""
+def _session_workload(trace: Trace, timed: bool) -> dict[str, Any]:
+    """The keys of a workload of sessions, arrivals being those of sessions; a pause is from one turn's start to the next, so it holds the answer too."""
     assert trace.session is not None
     member = np.flatnonzero(trace.session >= 0)
     order = member[np.lexsort((trace.arrival_s[member], trace.session[member]))]
@@ -108,7 +108,12 @@ def _session_workload(trace: Trace) -> dict[str, Any]:
     first = np.flatnonzero(np.diff(session, prepend=-1))
     said = inputs[later] - inputs[later - 1] - outputs[later - 1]
     gaps_ms = np.rint(np.diff(trace.arrival_s[order])[later - 1] * 1e3).astype(np.int64)
+    begun = np.sort(trace.arrival_s[order][first])
+    arrivals = fit_arrivals(begun - begun[0]) if timed else None
     sessions = {"turns": _table(np.unique(session, return_counts=True)[1])}
     if len(later):
         sessions |= {"user_tokens": _table(said), "think_ms": _table(gaps_ms)}
-    return {"input_tokens": _table(inputs[first]), "output_tokens": _table(outputs), "sessions": sessions}
+    return {
+        "arrivals": arrivals_text(arrivals["gap_cv"]) if arrivals else "poisson",
+        "input_tokens": _table(inputs[first]), "output_tokens": _table(outputs), "sessions": sessions,
+    }  # fmt: skip

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from workloads.fit_lengths import rounded
+from workloads.prefixes import block_size
 from workloads.traces import Blocks, Trace
 
-_BLOCK_SIZES = (16, 32, 64, 128, 256, 512, 1024)
 _QUANTILES = (0.1, 0.25, 0.5, 0.75, 0.9, 0.99)
 
 
@@ -19,7 +18,10 @@ def fit_sharing(trace: Trace) -> dict[str, Any] | None:
     """Share of prompt tokens that an infinite cache would hold, from block ids or reported cached tokens."""
     found: dict[str, Any] = {}
     if trace.blocks is not None:
-        size = block_size(trace.blocks, trace.input_tokens)
+        chains = trace.blocks
+        size = block_size(trace.input_tokens, chains.start) or max(
+            round(trace.input_tokens.sum() / len(chains.ids)), 1
+        )
         hit = np.minimum(leading_hits(trace.blocks) * size, trace.input_tokens)
         found = {
             "block_tokens": size,
@@ -32,16 +34,6 @@ def fit_sharing(trace: Trace) -> dict[str, Any] | None:
         cached = np.minimum(trace.cached_tokens[known], trace.input_tokens[known])
         found["cached_share_reported"] = rounded(float(cached.sum() / trace.input_tokens[known].sum()))
     return found or None
-
-
-def block_size(blocks: Blocks, input_tokens: NDArray[np.int64]) -> int:
-    """Tokens of a block: the size with which most requests have ceil(input / size) blocks."""
-    lengths = np.diff(blocks.start)
-    agree = [int(np.count_nonzero(-(-input_tokens // size) == lengths)) for size in _BLOCK_SIZES]
-    if max(agree) * 2 >= len(lengths):
-        return _BLOCK_SIZES[int(np.argmax(agree))]
-    ratio = float(input_tokens.sum() / max(lengths.sum(), 1))
-    return min(_BLOCK_SIZES, key=lambda size: abs(math.log(size / max(ratio, 1.0))))
 
 
 def leading_hits(blocks: Blocks) -> NDArray[np.int64]:
