@@ -20,8 +20,10 @@ from loadgen.rundir import RunWriter, load_run
 from loadgen.worker import Route, Setup
 from loadgen.workers import deal
 from simulator.launch import Started, start_in_process
-from workloads.profile import load_workload
+from workloads.lengths import Fixed
+from workloads.profile import Workload, load_workload
 from workloads.schedule import Schedule, closed_schedule, open_schedule
+from workloads.sessions import Sessions
 
 
 @pytest.fixture(scope="module")
@@ -116,6 +118,35 @@ def test_records_are_the_same_for_any_number_of_workers(server: Started, tmp_pat
         assert set(pc.unique(run.requests["worker"]).to_pylist()) == set(range(workers))
     assert len(found[1]) == sum(len(p.schedule) for p in plans)
     assert found[1] == found[3]
+
+
+def test_sessions_over_workers_are_the_same_and_stay_with_one(server: Started, tmp_path: Path) -> None:
+    workload = Workload("w", Fixed(60), Fixed(4), sessions=Sessions(turns=Fixed(3), think_ms=Fixed(50)))
+    schedule = open_schedule(workload, rate_rps=60, duration_s=1.5, seed=7, stage=0)
+    found = {}
+    for workers in (1, 3):
+        plan = StagePlan(0, "open", schedule, 1.5, offered_rps=60.0)
+        run, results, _ = run_stages(server, tmp_path / f"sessions{workers}", [plan], workers)
+        rows = run.requests.to_pylist()
+        names = (
+            "request_id",
+            "session_id",
+            "turn",
+            "status",
+            "input_tokens_planned",
+            "input_tokens",
+            "output_tokens",
+        )
+        found[workers] = [tuple(row[name] for name in names) for row in rows]
+        assert len(rows) == results[0].meta["scheduled_requests"] == len(schedule)
+        assert results[0].meta["sessions"] == {"begun": len(rows) // 3, "cut": []}
+        assert len({(row["session_id"], row["worker"]) for row in rows}) == len(rows) // 3
+        ends = {(row["session_id"], row["turn"]): row["ended_ns"] for row in rows}
+        for row in rows:
+            before = ends.get((row["session_id"], row["turn"] - 1))
+            assert before is None or row["scheduled_ns"] == before + 50_000_000
+    assert found[1] == found[3]
+    assert {row[3] for row in found[1]} == {"ok"}
 
 
 def test_closed_loop_over_workers_keeps_its_concurrency_and_its_ids(server: Started, tmp_path: Path) -> None:
