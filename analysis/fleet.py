@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from decimal import Decimal
 from fractions import Fraction
@@ -100,3 +101,123 @@ def summarise_fleet(
         "instances": fleet.instances, "instances_before_safety": fleet.instances_before_safety, "gpus": fleet.gpus,
         "one_replica_down": fleet.one_replica_down,
     }  # fmt: skip
+
+
+STEADY, BURSTY = 1.2, 1.5
+STEADY_CV = 0.3  # of the requests/s of whole minutes
+HISTORY_S = 7 * 86_400.0  # less does not show a week's own rhythm
+
+
+@dataclass(frozen=True)
+class Traffic:
+    """What the fleet has to carry. Rates in requests/s; None: not known."""
+
+    peak_rps: float
+    mean_rps: float | None = None
+    rate_cv: float | None = None  # of the rate over whole minutes (or the longest windows that there are)
+    history_s: float | None = None
+    source: str = "given"
+
+
+def traffic_of_profile(profile: Mapping[str, Any], peak_rps: float | None = None) -> Traffic:
+    """Peak (P99 of the requests in a second), mean and variance from a profile of ``workload fit``. Raises FleetError.
+
+    With index of dispersion I = variance / mean of the counts in windows of w seconds, the rate's coefficient of
+    variation is sqrt(I / (rate w)), that of a Poisson process included.
+    """
+    measured = profile.get("measured") if isinstance(profile, Mapping) else None
+    held = (measured or {}).get("arrivals") if isinstance(measured or {}, Mapping) else None
+    if not isinstance(held, Mapping) or not all(_positive(held.get(k)) for k in ("mean_rps", "rps_p99")):
+        raise FleetError(
+            "the profile holds no measured arrivals (measured: arrivals: mean_rps, rps_p99): make one with 'ampacity workload fit'"
+        )
+    mean, dispersion, cv = float(held["mean_rps"]), held.get("dispersion") or {}, None
+    for width in ("1s", "10s", "60s"):
+        if isinstance(dispersion, Mapping) and _positive(dispersion.get(width)):
+            cv = math.sqrt(float(dispersion.get(width, 0.0)) / (mean * float(width[:-1])))
+    span = held.get("span_s") or 0.0
+    history = float(span) if _positive(span) else None
+    return Traffic(peak_rps or float(held["rps_p99"]), mean, cv, history, "profile")
+
+
+def _positive(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and 0 < value < math.inf
+
+
+def choose_safety(traffic: Traffic) -> tuple[float, str]:
+    """(1.2 or 1.5, why): 20 % on top where a week of history shows a steady rate, 50 % where it does not."""
+    if traffic.rate_cv is None and traffic.history_s is None:
+        return (
+            STEADY,
+            "20 %: nothing is known of the traffic's variance (--profile); take 1.5 where it comes in bursts",
+        )
+    if traffic.rate_cv is None:
+        return BURSTY, "50 %: the history is too short to show how much the rate varies"
+    varies = f"the rate varies by {100 * traffic.rate_cv:.0f} % (coefficient of variation over windows of up to a minute)"
+    if traffic.rate_cv > STEADY_CV:
+        return BURSTY, f"50 %: {varies}, more than {100 * STEADY_CV:.0f} %"
+    if traffic.history_s is None or traffic.history_s < HISTORY_S:
+        days = (traffic.history_s or 0.0) / 86_400
+        return BURSTY, f"50 %: {varies}, but {days:.2g} days of history do not show a week"
+    return STEADY, f"20 %: {varies}, over {traffic.history_s / 86_400:.3g} days of history"
+
+
+@dataclass(frozen=True)
+class Carried:
+    """What one instance carries at its usable rate. Tokens are means of a request, ``good_share`` those within the SLOs."""
+
+    usable_rps: float
+    usable_rps_ci: tuple[float | None, float | None]
+    input_tokens: float | None
+    output_tokens: float | None
+    good_share: float | None
+
+
+def plan_fleet(
+    traffic: Traffic,
+    carried: Carried,
+    tensor_parallel: int = 1,
+    safety: float | None = None,
+    gpu_hour_usd: float | None = None,
+) -> dict[str, Any]:
+    """The fleet for a peak, its interval, utilisation and cost. Raises FleetError.
+
+    utilisation = mean load / (instances x usable rate); the fleet is paid for whether it is used or not, so a cost
+    per token is hourly cost / tokens really served in an hour. Input, output and all tokens each bear the whole cost.
+    """
+    chosen, why = choose_safety(traffic)
+    factor, why = (chosen, why) if safety is None else (safety, "as given")
+    fleet = size_fleet(traffic.peak_rps, carried.usable_rps, factor, tensor_parallel)
+    ends = [
+        None if not end else size_fleet(traffic.peak_rps, end, factor, tensor_parallel)
+        for end in carried.usable_rps_ci
+    ]
+    load = traffic.peak_rps if traffic.mean_rps is None else traffic.mean_rps
+    result: dict[str, Any] = {
+        "peak_rps": traffic.peak_rps, "mean_rps": traffic.mean_rps, "traffic": traffic.source, "usable_rps": carried.usable_rps,
+        "usable_rps_ci": list(carried.usable_rps_ci), "safety_factor": factor, "safety_reason": why,
+        "instances_before_safety": fleet.instances_before_safety, "instances": fleet.instances,
+        "instances_ci": [ends[1] and ends[1].instances, ends[0] and ends[0].instances],  # the high end needs the fewest
+        "tensor_parallel": tensor_parallel, "gpus": fleet.gpus, "one_replica_down": fleet.one_replica_down,
+        "one_replica_down_gpus": fleet.one_replica_down * tensor_parallel, "gpu_hours_per_day": 24 * fleet.gpus,
+        "utilisation": load / (fleet.instances * carried.usable_rps),
+        "utilisation_at": "the peak: no mean load is known" if traffic.mean_rps is None else "the mean load",
+    }  # fmt: skip
+    return result | _costs(fleet.gpus, gpu_hour_usd, load, carried)
+
+
+def _costs(gpus: int, gpu_hour_usd: float | None, load_rps: float, carried: Carried) -> dict[str, Any]:
+    hourly = None if gpu_hour_usd is None else gpus * gpu_hour_usd
+    tokens = {"input_tokens": carried.input_tokens, "output_tokens": carried.output_tokens}
+    both = [t for t in tokens.values() if t is not None]
+    tokens["tokens"] = sum(both) if len(both) == 2 else None
+    costs: dict[str, Any] = {"cost_per_hour": hourly}
+    for name, each in tokens.items():
+        costs[f"cost_per_million_{name}"] = (
+            hourly / (3600 * load_rps * each) * 1e6 if hourly and each else None
+        )
+    good = carried.good_share
+    costs["cost_per_good_request"] = (
+        hourly / (3600 * load_rps * good) if hourly is not None and good else None
+    )
+    return costs

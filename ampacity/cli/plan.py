@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -11,66 +12,142 @@ from ampacity.cli import options as o
 
 
 def plan(
-    run: Annotated[Path, typer.Argument(help="Run directory of a sweep.", show_default=False)],
-    peak_rps: Annotated[
-        float,
+    run: Annotated[Path, typer.Argument(help="Run directory of a search or a sweep.", show_default=False)],
+    peak_rps: o.PeakRps = None,
+    mean_rps: Annotated[
+        float | None,
         typer.Option(
-            "--peak-rps", metavar="R", help="Peak load that the fleet has to carry.", show_default=False
+            "--mean-rps", metavar="R", help="Mean load, for the utilisation and what a token really costs."
         ),
-    ],
+    ] = None,
+    profile: Annotated[
+        Path | None,
+        typer.Option(
+            "--profile",
+            metavar="FILE",
+            help="Profile of 'ampacity workload fit': peak, mean and variance of the traffic.",
+        ),
+    ] = None,
     tp: o.TensorParallel = None,
-    safety: o.Safety = None,
+    safety: Annotated[
+        float | None,
+        typer.Option(
+            "--safety",
+            metavar="F",
+            help="Safety factor. Default: 1.2 or 1.5, as the traffic's variance asks for.",
+        ),
+    ] = None,
     gpu_hour: o.GpuHour = None,
     json: Annotated[bool, typer.Option("--json", help="Print the plan as JSON.")] = False,
 ) -> None:
-    """Size a fleet for a peak load from what one instance carried in a sweep.
+    """Size a fleet for a peak load from what one instance carried.
 
-    ampacity plan runs/sweep --peak-rps 120 --tp 4 --gpu-hour 2.50
+    ampacity plan runs/search --profile traffic.yaml --tp 4 --gpu-hour 2.50
     """
     import json as json_module
     from dataclasses import replace
 
-    from ampacity.config import fleet_inputs
-    from analysis.fleet import FleetError, size_fleet
+    from ampacity.config import ConfigError, fleet_inputs
+    from analysis.fleet import FleetError, plan_fleet
     from analysis.summary import summarise
     from loadgen.rundir import load_run
 
+    if peak_rps is None and profile is None:
+        raise ConfigError(
+            "say what the fleet has to carry: --peak-rps R, or --profile FILE of 'ampacity workload fit'"
+        )
     inputs = fleet_inputs(peak_rps=peak_rps, tp=tp or 1, safety=safety or 1.2, gpu_hour=gpu_hour)
+    traffic = _traffic(peak_rps, mean_rps, profile)
     loaded = load_run(run)
     summary = summarise(replace(loaded, meta={**loaded.meta, "fleet_inputs": inputs}))
-    fleet, capacity = summary["fleet"], summary["capacity"]
-    if fleet["instances"] is None:
-        raise FleetError(f"{run}: no fleet can be sized from this run: {fleet['reason']}")
-    low, high = capacity["usable_rps_ci"] or (None, None)
-    if low:  # the careful end of the interval buys the most instances
-        careful = size_fleet(peak_rps, low, inputs["safety_factor"], inputs["tensor_parallel"])
-        fleet = {
-            **fleet,
-            "usable_rps": capacity["usable_rps"],
-            "usable_rps_ci": [low, high],
-            "instances_at_low_end": careful.instances,
-        }
+    carried = _carried(summary)
+    if carried is None:
+        raise FleetError(f"{run}: no fleet can be sized from this run: {summary['fleet']['reason']}")
+    fleet = plan_fleet(traffic, carried, inputs["tensor_parallel"], safety, inputs["gpu_hour_usd"])
     if json:
         typer.echo(json_module.dumps(fleet, indent=2, allow_nan=False))
         return
-    for line in _lines(fleet, capacity):
+    for line in _lines(fleet, summary["capacity"]):
         typer.echo(line)
 
 
-def _lines(fleet: dict[str, Any], capacity: dict[str, Any]) -> list[str]:
+def _traffic(peak_rps: float | None, mean_rps: float | None, profile: Path | None) -> Any:
+    from dataclasses import replace
+
+    import yaml
+
+    from ampacity.config import ConfigError
+    from analysis.fleet import FleetError, Traffic, traffic_of_profile
+
+    if profile is None:
+        assert peak_rps is not None
+        traffic = Traffic(peak_rps)
+    else:
+        try:
+            traffic = traffic_of_profile(yaml.safe_load(profile.read_text(encoding="utf-8")), peak_rps)
+        except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+            raise ConfigError(
+                f"--profile {profile} cannot be read: {' '.join(str(error).split())}"
+            ) from error
+        except FleetError as error:
+            raise ConfigError(f"--profile {profile}: {error}") from error
+    if mean_rps is None:
+        return traffic
+    if not 0 < mean_rps <= traffic.peak_rps:
+        raise ConfigError(
+            f"--mean-rps {mean_rps:g}: give a number above 0 and at most the peak of {traffic.peak_rps:g}"
+        )
+    return replace(traffic, mean_rps=mean_rps)
+
+
+def _carried(summary: Mapping[str, Any]) -> Any:
+    """What one instance carries, from the stage that stands for its usable rate; None where there is no such rate."""
+    from analysis.fleet import Carried
+
+    capacity = summary["capacity"]
+    if not capacity["usable_rps"]:
+        return None
+    stage = next((s for s in summary["stages"] if s["index"] == capacity["stage"]), None)
+    rate = stage["achieved_rps"] if stage else 0.0
+    tokens = {
+        name: stage[f"{name}_per_s"] / rate if stage and rate else None
+        for name in ("input_tokens", "output_tokens")
+    }
+    low, high = capacity["usable_rps_ci"] or (None, None)
+    return Carried(
+        capacity["usable_rps"], (low, high), **tokens, good_share=stage and stage["slo_attainment"]
+    )
+
+
+def _lines(fleet: dict[str, Any], capacity: Mapping[str, Any]) -> list[str]:
     """The plan in words, with the arithmetic shown."""
-    low, high = fleet.get("usable_rps_ci", (None, None))
+    low, high = fleet["usable_rps_ci"]
     between = f" (between {low:.3g} and {'?' if high is None else format(high, '.3g')})" if low else ""
+    fewest, most = fleet["instances_ci"]
     lines = [
         f"{fleet['instances']} instances, {fleet['gpus']} GPUs for {fleet['peak_rps']:g} requests/s",
         f"  one instance carries {capacity['usable_rps']:.3g} requests/s{between}, {capacity['crossing'].replace('_', ' ')}",
         f"  {fleet['instances_before_safety']} instances carry the peak, × {fleet['safety_factor']:g} safety = {fleet['instances']}"
         f", × {fleet['tensor_parallel']} GPUs each = {fleet['gpus']}",
-        f"  with one replica down: {fleet['one_replica_down']} instances",
+        f"  safety {fleet['safety_reason']}",
+        f"  with one replica down: {fleet['one_replica_down']} instances, {fleet['one_replica_down_gpus']} GPUs",
     ]
-    if fleet.get("instances_at_low_end", fleet["instances"]) != fleet["instances"]:
-        lines.append(f"  at the low end of the interval: {fleet['instances_at_low_end']} instances")
-    cost = fleet["cost_per_million_output_tokens"]
-    if cost is not None:
-        lines.append(f"  ${cost:.3g} for a million output tokens, every instance at its usable rate")
+    if most is not None and (fewest, most) != (fleet["instances"], fleet["instances"]):
+        lines.append(
+            f"  over the interval of the usable rate: {'?' if fewest is None else fewest} to {most} instances"
+        )
+    lines.append(
+        f"  {fleet['gpu_hours_per_day']} GPU-hours a day, utilisation {100 * fleet['utilisation']:.0f} % at {fleet['utilisation_at']}"
+    )
+    if fleet["cost_per_hour"] is not None:
+        lines.append(
+            f"  ${fleet['cost_per_hour']:,.2f} an hour; at that utilisation, each of these bears the whole cost:"
+        )
+        names = {
+            "cost_per_million_output_tokens": "a million output tokens", "cost_per_million_input_tokens": "a million input tokens",
+            "cost_per_million_tokens": "a million tokens of both", "cost_per_good_request": "a good request",
+        }  # fmt: skip
+        lines += [
+            f"    ${fleet[key]:.3g} for {what}" for key, what in names.items() if fleet[key] is not None
+        ]
     return lines

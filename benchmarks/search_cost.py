@@ -1,0 +1,256 @@
+"""What does a search cost, and is it right? Seeded searches in virtual time against a known capacity.
+
+    .venv/bin/python -m benchmarks.search_cost                     # 100 searches on an M/M/1 queue, and the fixed grid
+    .venv/bin/python -m benchmarks.search_cost --engine --seeds 20 # on the simulated engine; truth by its own bookkeeping
+
+M/M/1: TTFT is the sojourn time, exponential with rate mu - lambda, so the usable rate is mu - ln(1/(1-q))/limit exactly,
+and C_max = rho/(1-rho) + lambda x decoding time by Little's law. The fixed grid has ten loads, evenly spaced up to
+saturation, with as many requests each as it takes to be as accurate; both are judged by the same estimator.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import math
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+
+from ampacity.experiments.search import Search, SearchPlan
+from ampacity.experiments.sweep import LOOKS, Enough
+from analysis.attainment import judge_slo
+from analysis.observations import Observations
+from analysis.search import Estimate, estimate
+from analysis.slo import Slo, parse_slo
+from analysis.steady import find_window, judge_stability, time_average_in_flight
+
+MU = 10.0  # requests/s that the queue serves
+DECODE_S = 0.5
+GRID = np.arange(1, 11) * MU / 10
+GRID_REQUESTS = (5_000, 10_000, 20_000, 40_000, 80_000)
+
+
+class QueueRig:
+    """A rig whose endpoint is an M/M/1 queue in front of the first token; judged by the modules that judge a run."""
+
+    def __init__(self, slo: Slo, seed: int) -> None:
+        self.settings: Any = SimpleNamespace(
+            slos=(slo,), rates=None, concurrency=None, trace=None, seed=seed, duration_s=30.0
+        )
+        self.stages: list[dict[str, Any]] = []
+        self.ended: tuple[str, str] | None = None
+        self.typical_e2e_s = 1 / MU + DECODE_S
+        self.sent = 0
+        self.noted: dict[str, Any] = {}
+        self._slo = slo
+
+    def note_down(self, name: str, value: Any) -> None:
+        self.noted[name] = value
+
+    async def closed_stage(self, concurrency: int) -> dict[str, Any] | None:
+        raise NotImplementedError("the study has no closed loop")
+
+    async def open_stage(
+        self, rate_rps: float, duration_s: float | None = None, enough: Enough | None = None
+    ) -> dict[str, Any] | None:
+        length_s = duration_s or self.settings.duration_s
+        rng = np.random.default_rng([self.settings.seed, len(self.stages)])
+        arrival = np.sort(rng.uniform(0, length_s, rng.poisson(rate_rps * length_s)))
+        done = np.cumsum(rng.exponential(1 / MU, len(arrival)))
+        before = np.concatenate([[0.0], done[:-1]])
+        ttft = done + np.maximum.accumulate(arrival - before) - arrival
+        for look in LOOKS if enough else ():
+            now = look * length_s
+            seen = arrival < now - self._slo.limit_s
+            if (
+                enough
+                and seen.any()
+                and enough(self._judge(rate_rps, arrival[seen], ttft[seen], now - self._slo.limit_s, now))
+            ):
+                arrival, ttft, length_s = arrival[arrival < now], ttft[arrival < now], now
+                break
+        self.sent += len(arrival)
+        self.stages.append(self._judge(rate_rps, arrival, ttft, length_s, math.inf))
+        return self.stages[-1]
+
+    def _judge(self, rate_rps: float, arrival: Any, ttft: Any, end_s: float, now_s: float) -> dict[str, Any]:
+        ended = arrival + ttft + DECODE_S
+        ended_known = np.where(ended > now_s, np.nan, ended)
+        known = arrival + ttft <= now_s
+        window = find_window(0.0, end_s, arrival, ended_known, np.where(known, ttft, np.nan), None)
+        stability = judge_stability(0.0, end_s, arrival, ended_known, np.minimum(ended, now_s) - arrival)
+        inside = (arrival >= window.start_s) & (arrival < window.end_s)
+        values, given = ttft[inside], known[inside]
+        age = np.where(given, np.nan, now_s - arrival[inside])
+        observed = Observations(
+            "requests", values[given], np.flatnonzero(given), None, np.zeros(len(values)), age
+        )
+        verdict = judge_slo(observed, self._slo)
+        met = (
+            {"met": True, "broken": False}.get(verdict["verdict"]) if stability.stable is not False else False
+        )
+        concurrency = time_average_in_flight(window.start_s, window.end_s, arrival, np.minimum(ended, now_s))
+        return {
+            "index": len(self.stages), "kind": "open", "offered_rps": rate_rps, "requests": len(values), "slo_verdicts": [verdict],
+            "client_limited": False, "ended_early": None, "stable": stability.stable, "stable_reason": stability.reason,
+            "slo_met": met, "concurrency": concurrency, "achieved_rps": rate_rps, "window": {"end_s": end_s, "warmup_requests": window.warmup_requests},
+        }  # fmt: skip
+
+
+def queue_truth(slo: Slo) -> tuple[float, float]:
+    rate = MU - math.log(1 / (1 - slo.quantile)) / slo.limit_s
+    return rate, rate / (MU - rate) + rate * DECODE_S
+
+
+def search_queue(slo: Slo, precision: float, seed: int) -> tuple[Estimate | None, int, bool, int]:
+    """(estimate, requests, precision reached, stages)."""
+    rig = QueueRig(slo, seed)
+    asyncio.run(Search(SearchPlan(precision)).run(rig))
+    return estimate(rig.stages, [slo]), rig.sent, bool(rig.noted["search"]["reached"]), len(rig.stages)
+
+
+def search_engine(slo: Slo, precision: float, seed: int) -> tuple[Estimate | None, int, bool, int]:
+    from dataclasses import replace
+
+    from rich.console import Console
+
+    from ampacity.experiments.predict import VirtualRig, predict
+    from ampacity.progress import Progress
+
+    found: list[VirtualRig] = []
+    search = Search(SearchPlan(precision))
+
+    async def drive(rig: VirtualRig) -> None:
+        found.append(rig)
+        await search.run(rig)
+
+    settings, config = _engine(slo)
+    with tempfile.TemporaryDirectory() as folder:
+        settings = replace(settings, seed=seed, out=Path(folder) / "run")
+        asyncio.run(
+            predict(settings, config, [], Progress(Console(stderr=True), quiet=True), drive, "search")
+        )
+    rig = found[0]
+    sent = sum(s["requests"] + s["window"]["warmup_requests"] for s in rig.stages)
+    found_now = estimate(rig.stages, [slo])
+    reached = found_now is not None and found_now.relative_error <= precision
+    return found_now, sent, reached, len(rig.stages)
+
+
+def _engine(slo: Slo) -> tuple[Any, Any]:
+    from ampacity.config import make_settings
+    from simulator.hardware import find_deployment
+
+    raw = {
+        "url": "http://x.invalid/v1",
+        "input_tokens": 10,
+        "output_tokens": "gamma:mean=20,cv=1",
+        "slo": [slo.text],
+    }
+    return make_settings(raw), find_deployment("linear:0.01,0.001,max_num_seqs=16")
+
+
+def engine_truth(slo: Slo, requests: int = 60_000, replications: int = 8) -> tuple[float, float]:
+    from simulator.truth import true_capacity
+    from workloads.schedule import open_schedule
+
+    settings, config = _engine(slo)
+
+    def make(rate_rps: float, seed: int) -> Any:
+        s = open_schedule(
+            settings.workload, rate_rps=rate_rps, duration_s=requests / rate_rps, seed=seed + 10_000, stage=0
+        )
+        return s.scheduled_s, s.input_tokens, s.output_tokens
+
+    found = true_capacity(
+        config, make, [(slo.metric, slo.quantile, slo.limit_s)], replications=replications, warmup_share=0.05
+    )
+    print(
+        f"truth: {found.usable_rps:.4g} ± {found.usable_rps_se:.2g}, C_max {found.c_max:.4g} ± {found.c_max_se:.2g}"
+    )
+    return found.usable_rps, found.c_max
+
+
+def study(
+    search: Callable[[Slo, float, int], Any],
+    truth: tuple[float, float],
+    slo: Slo,
+    precision: float,
+    seeds: int,
+) -> float:
+    """Print the figures of ``seeds`` searches; gives the 95th percentile of the relative error of those that got there."""
+    rows = []
+    for seed in range(seeds):
+        found, sent, reached, stages = search(slo, precision, seed)
+        if found is None:
+            continue
+        (low, high), (c_low, c_high) = found.usable_rps_ci, found.c_max_ci or (0.0, 0.0)
+        rows.append(
+            (
+                found.usable_rps / truth[0] - 1,
+                low <= truth[0] <= high,
+                c_low <= truth[1] <= c_high,
+                sent,
+                reached,
+                stages,
+            )
+        )
+        if seed % 10 == 9:
+            print(f"... {seed + 1}", flush=True)
+    table = np.array(rows, dtype=float)
+    got = table[table[:, 4] == 1]
+    error = np.abs(got[:, 0])
+    print(
+        f"{slo.text}, precision {precision:.0%}: {len(table)} of {seeds} searches with an estimate, {len(got)} reached the precision\n"
+        f"  of these within {precision:.0%} of the truth: {np.mean(error <= precision):.1%}; error p50 {np.median(error):.2%}, p95 "
+        f"{np.quantile(error, 0.95):.2%}, bias {got[:, 0].mean():+.2%}\n"
+        f"  interval holds the truth: usable {table[:, 1].mean():.1%}, C_max {table[:, 2].mean():.1%}\n"
+        f"  requests p50 {np.median(table[:, 3]):,.0f}, mean {table[:, 3].mean():,.0f}; stages p50 {np.median(table[:, 5]):.0f}",
+        flush=True,
+    )
+    return float(np.quantile(error, 0.95))
+
+
+def grid(slo: Slo, seeds: int) -> None:
+    """The error of a fixed grid of ten loads, by the requests of each stage."""
+    truth = queue_truth(slo)[0]
+    for requests in GRID_REQUESTS:
+        errors = []
+        for seed in range(seeds):
+            rig = QueueRig(slo, 10_000 + seed)
+            for rate in GRID:
+                asyncio.run(rig.open_stage(float(rate), requests / float(rate)))
+            found = estimate(rig.stages, [slo])
+            errors.append(1.0 if found is None else abs(found.usable_rps / truth - 1))
+        print(
+            f"grid, 10 x {requests:,}: error p50 {np.median(errors):.2%}, p95 {np.quantile(errors, 0.95):.2%}",
+            flush=True,
+        )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--slo", default=None)
+    parser.add_argument("--precision", type=float, default=0.05)
+    parser.add_argument("--seeds", type=int, default=100)
+    parser.add_argument("--engine", action="store_true")
+    parser.add_argument("--grid", type=int, default=40, metavar="SEEDS")
+    given = parser.parse_args()
+    slo = parse_slo(given.slo or ("ttft_p95=100ms" if given.engine else "ttft_p95=1s"))
+    if given.engine:
+        study(search_engine, engine_truth(slo), slo, given.precision, given.seeds)
+        return
+    study(search_queue, queue_truth(slo), slo, given.precision, given.seeds)
+    if given.grid:
+        grid(slo, given.grid)
+
+
+if __name__ == "__main__":
+    main()
