@@ -161,8 +161,10 @@ def _quantile(found: Sequence[Observations], q: float, tolerance: float | None) 
     if not math.isfinite(value):
         return "infinite: failed requests reach into it"
     base = [blocks_over(o, value, split) for o in found]
-    slower = [blocks_over(o, value * (1 + ASSUMED_NOISE)) for o in found]
-    noise = max(0.0, 1 - q - sum(b.over.sum() for b in slower) / sum(b.size.sum() for b in slower))
+    # how far the share moves per ASSUMED_NOISE, by the secant over the tolerance: a plateau has no other slope
+    slower = [blocks_over(o, value * (1 + DEFAULT_TOLERANCE)) for o in found]
+    moved = 1 - q - sum(b.over.sum() for b in slower) / sum(b.size.sum() for b in slower)
+    noise = max(0.0, moved) * ASSUMED_NOISE / DEFAULT_TOLERANCE
     tolerances: dict[str, float | None] = {"same_schedule": tolerance, "other_schedule": tolerance}
     if tolerance is None:
         tolerances = _allowed(found, value, q, base, float(noise))

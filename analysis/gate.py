@@ -122,13 +122,13 @@ def judge_gate(
 def _sanity(run: Judged, name: str) -> list[Check]:
     """What no comparison of latencies can make good: a load that the candidate does not carry, and errors."""
     stage = run.levels()[name][1]
-    failed = sum(n for status, n in stage["errors"].items() if status != "cancelled")
-    share = failed / stage["requests"] if stage["requests"] else 1.0
+    failures = read_level(run, name, 0).failed  # those of the warm-up too
+    failed, share = int(failures.sum()), float(failures.mean()) if len(failures) else 1.0
     checks = []
     if stage["stable"] is False:
         checks.append(Check("stability", "sanity", name, "regression", reason=f"no steady state at this load any more: {stage['stable_reason']}"))  # fmt: skip
     if share > ERROR_SHARE:
-        checks.append(Check("errors", "sanity", name, "inconclusive", candidate=share, reason=f"{failed} of {stage['requests']} requests failed: with more than {ERROR_SHARE:.0%} nothing passes"))  # fmt: skip
+        checks.append(Check("errors", "sanity", name, "inconclusive", candidate=share, reason=f"{failed} of {len(failures)} requests failed: with more than {ERROR_SHARE:.0%} nothing passes"))  # fmt: skip
     return checks
 
 

@@ -2,7 +2,7 @@
 
     .venv/bin/python -m benchmarks.gate_rates --pairs 200 --load 0.6 --json rates.json
 
-Every pair has its own seed. Engine steps take their time times a log-normal factor (10 % by default) that is
+Every pair has its own seed. Engine steps take their time times a log-normal factor (3 % by default) that is
 drawn anew in each run, and each run is faster or slower as a whole by --run-noise. "same schedule" pairs sent
 the same requests at the same times, "other schedule" pairs share nothing but the workload.
 """
@@ -114,7 +114,9 @@ def study(options: argparse.Namespace, note: Callable[[str], None]) -> dict[str,
             seed = options.first_seed + pair
             runs = []
             kinds = (
-                [None] * options.baseline_runs + [None] + ([] if options.only_aa else ["steps", "prefill"])
+                [None] * options.baseline_runs
+                + [None]
+                + (["steps", "prefill"] if pair < options.changed_pairs else [])
             )
             for slower in kinds:
                 number += 1
@@ -145,10 +147,12 @@ def main() -> None:
     parser.add_argument("--rate", type=float, default=0.0, help="requests/s, in place of --load")
     parser.add_argument("--requests", type=int, default=2000, help="the default length of a predicted stage")
     parser.add_argument("--baseline-runs", type=int, default=1)
-    parser.add_argument("--jitter", type=float, default=0.1)
+    parser.add_argument("--jitter", type=float, default=0.03)
     parser.add_argument("--run-noise", type=float, default=0.0)
     parser.add_argument("--change", type=float, default=0.1)
-    parser.add_argument("--only-aa", action="store_true")
+    parser.add_argument(
+        "--changed-pairs", type=int, default=200, help="so many of the pairs have changed runs too"
+    )
     parser.add_argument("--first-seed", type=int, default=1)
     parser.add_argument("--preset", default="llama3-8b-a100")
     parser.add_argument("--workload", default="chat")

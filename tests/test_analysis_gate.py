@@ -1,0 +1,342 @@
+"""Baseline and gate: pass, regression or inconclusive, on runs made by hand."""
+
+from __future__ import annotations
+
+import base64
+import json
+import struct
+import zlib
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from synthetic import Stage, make_run, request
+
+from analysis.baseline import make_baseline, read_baseline, write_baseline
+from analysis.blocks import Blocks
+from analysis.comparable import CompareError, Judged, prepare
+from analysis.gate import judge_gate, parse_tolerances, slos_of, twice_as_slow
+from analysis.hdr import encode_seconds
+from analysis.regression import Estimate, between_runs, compare_shares, holm, times_longer
+
+RATE = 20.0
+
+
+def stage(
+    ttft_s: Sequence[float], *, gap_s: float = 0.01, failed: int = 0, failed_at: int = 0, **options: Any
+) -> Stage:
+    """Evenly spaced requests with these TTFTs, five tokens each; some of them fail."""
+    records = [
+        request(i, i / RATE, ttft_s=float(t), gaps_s=[gap_s] * 4) if not failed_at <= i < failed_at + failed
+        else request(i, i / RATE, ttft_s=None, status="http_error", output_tokens_planned=5)
+        for i, t in enumerate(ttft_s)
+    ]  # fmt: skip
+    return Stage(records, len(ttft_s) / RATE, offered_rps=RATE, **options)
+
+
+def ttfts(seed: int, n: int = 1000, scale: float = 1.0) -> np.ndarray[Any, np.dtype[np.float64]]:
+    return scale * np.random.default_rng(seed).lognormal(np.log(0.1), 0.3, n)
+
+
+def run(path: Path, stages: Stage | list[Stage], slos: Sequence[str] = (), **meta: Any) -> Judged:
+    listed = stages if isinstance(stages, list) else [stages]
+    return prepare(make_run(path, listed, slos, **({"run_id": path.name} | meta)))
+
+
+def reread(base: dict[str, Any]) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(write_baseline(base))
+    return found
+
+
+def checks(found: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    return {c["name"]: c for c in found["checks"]}
+
+
+# --- the pieces ------------------------------------------------------------------------------------------------
+
+
+def test_holm_rejects_step_by_step() -> None:
+    """Of four at 5 %: 0.01 ≤ 0.05/4, 0.016 ≤ 0.05/3, 0.03 > 0.05/2 stops, though 0.04 ≤ 0.05."""
+    assert holm([0.04, 0.01, 0.03, 0.016], 0.05) == [False, True, False, True]
+
+
+def test_holm_holds_the_family_wise_error_of_correlated_tests() -> None:
+    from scipy.special import ndtr
+
+    rng = np.random.default_rng(7)
+    z = 0.7 * rng.standard_normal((4000, 1)) + np.sqrt(1 - 0.49) * rng.standard_normal((4000, 14))
+    false = np.mean([any(holm(p.tolist(), 0.05)) for p in 1 - ndtr(z)])
+    assert 0.005 < false < 0.06
+
+
+def test_share_test_is_exact_under_no_change() -> None:
+    """Independent samples, 10 % over in both: p-values are uniform; the 5 % test errs in about 5 % of cases."""
+    rng = np.random.default_rng(3)
+    size = np.full(20, 100.0)
+
+    def draw() -> Blocks:
+        return Blocks(rng.binomial(100, 0.1, 20).astype(float), size, 2000.0)
+
+    p = []
+    for _ in range(1500):
+        base, candidate = draw(), draw()
+        p.append(compare_shares([base], [candidate], base.share, paired=False, noise=0.0).p_regression)
+    assert 0.025 < np.mean(np.array(p) < 0.05) < 0.06
+    assert 0.4 < np.mean(p) < 0.6
+
+
+def test_pairing_takes_away_what_the_blocks_have_in_common() -> None:
+    """Blocks differ by ±10 in both runs alike; only the shift of 1 in 100 is left, without variance."""
+    over = np.array([10.0, 30.0] * 10)
+    size = np.full(20, 100.0)
+    e = compare_shares(
+        [Blocks(over, size, 2000)], [Blocks(over + 1, size, 2000)], 0.2, paired=True, noise=0.0
+    )
+    assert e.worse == pytest.approx(0.01)
+    assert e.within == pytest.approx(0.0, abs=1e-18)
+    apart = compare_shares([Blocks(over, size, 2000)], [Blocks(over + 1, size, 2000)], 0.2, paired=False, noise=0.0)  # fmt: skip
+    # per side var((10, 30) x 10, ddof 1)/100²/20 = 2000/19/10⁴/20
+    assert apart.within == pytest.approx(2 * 2000 / 19 / 1e4 / 20, rel=1e-6)
+
+
+def test_noise_between_runs_is_moderated() -> None:
+    """var(1, 2, 3) = 1, less 0.25 inside a run, with two degrees of freedom, beside 0.5² with four: (4 x 0.25 + 2 x 0.75)/6."""
+    variance, df = between_runs(np.array([1.0, 2.0, 3.0]), 0.25, 0.5)
+    assert variance == pytest.approx(2.5 / 6)
+    assert df == 6
+    assert between_runs(np.array([1.0]), 0.25, 0.5) == (0.25, float("inf"))
+
+
+def test_further_requests_are_those_that_decide() -> None:
+    """At t = 0.82 standard errors; z(0.95) = 1.645 needs (1.645/0.8225)² = 4 times the length."""
+    e = Estimate(-0.8224, 1.0, 0.0, float("inf"))
+    assert times_longer(e, 0.05, 0.01) == pytest.approx(4.0, rel=1e-3)
+    assert times_longer(replace(e, between=1.0), 0.05, 0.01) is None  # noise between runs: no length helps
+
+
+def test_histogram_is_what_other_hdr_libraries_read() -> None:
+    """Made by another implementation of the format from 1, 5 (301 times), 1000, 2047, 2048, 2049, 5·10⁶, 4·10⁹ µs."""
+    theirs = "HISTFAAAADJ4nJNpmSzMwMAgwgABzFCaEUT8BwL7D1ABJtZbLIf5mVYLMLG0bmZkuj2LkQkAHEgLuA=="
+    values = np.array([1, 5, 1000, 2047, 2048, 2049, 5_000_000, 4_000_000_000]) * 1e-6
+    ours = encode_seconds(values, np.array([1.0, 301, 1, 1, 1, 1, 1, 1]))
+
+    def counts(text: str) -> bytes:
+        raw = base64.b64decode(text)
+        assert struct.unpack(">II", raw[:8]) == (0x1C849314, len(raw) - 8)
+        data = zlib.decompress(raw[8:])
+        assert struct.unpack(">IIIIQ", data[:24]) == (0x1C849313, len(data) - 40, 0, 3, 1)
+        return data[40:]
+
+    assert counts(ours) == counts(theirs)
+
+
+# --- verdicts --------------------------------------------------------------------------------------------------
+
+
+def test_same_figures_pass_and_ten_percent_more_is_a_regression(tmp_path: Path) -> None:
+    base = reread(make_baseline([run(tmp_path / "base", stage(ttfts(1, 1500)))]))
+    same = judge_gate(base, [run(tmp_path / "same", stage(ttfts(1, 1500)))], {})
+    assert same["verdict"] == "pass", same["sentence"]
+    slower = judge_gate(base, [run(tmp_path / "slow", stage(ttfts(1, 1500, 1.1)))], {})
+    assert slower["verdict"] == "regression"
+    found = checks(slower)
+    assert found["ttft_p50"]["change"] == pytest.approx(0.1, abs=1e-6)
+    assert found["ttft_p50"]["verdict"] == "regression"
+    assert found["itl_p50"]["verdict"] == found["tpot_p90"]["verdict"] == "pass"
+
+
+def test_a_change_inside_its_tolerance_passes_and_one_beyond_does_not(tmp_path: Path) -> None:
+    base = reread(make_baseline([run(tmp_path / "base", stage(ttfts(1, 1500)))]))
+    slower = run(tmp_path / "slow", stage(ttfts(1, 1500, 1.1)))
+    wide = parse_tolerances(["ttft=20%", "e2e=20%"])
+    assert judge_gate(base, [slower], wide)["verdict"] == "pass"
+    assert judge_gate(base, [slower], parse_tolerances(["ttft=2%"]))["verdict"] == "regression"
+
+
+def test_few_requests_are_inconclusive_and_say_how_many_are_missing(tmp_path: Path) -> None:
+    base = reread(make_baseline([run(tmp_path / "base", stage(ttfts(1, 300)))]))
+    found = judge_gate(base, [run(tmp_path / "other", stage(ttfts(2, 300)), seed=2)], {})
+    assert found["verdict"] == "inconclusive"
+    assert found["same_schedule"] is False
+    assert any("--seed" in note for note in found["notes"])
+    assert any(c["more_requests"] for c in found["checks"] if c["verdict"] == "inconclusive")
+
+
+def test_a_shape_turned_bimodal_is_found_although_the_median_stays(tmp_path: Path) -> None:
+    base = reread(make_baseline([run(tmp_path / "base", stage(ttfts(1, 1500)))]))
+    values = ttfts(1, 1500)
+    values[values > np.quantile(values, 0.8)] *= 3  # the median and all below it are untouched
+    found = judge_gate(base, [run(tmp_path / "two", stage(values))], {})
+    assert found["verdict"] == "regression"
+    assert checks(found)["ttft_p50"]["verdict"] == "pass"
+    assert checks(found)["ttft_p90"]["verdict"] == "regression"
+
+
+def test_equal_values_everywhere_are_no_change(tmp_path: Path) -> None:
+    """A plateau: every TTFT and every gap is the same; 4 % more of one of them is found."""
+    base = reread(make_baseline([run(tmp_path / "base", stage(np.full(600, 0.1)))]))
+    assert judge_gate(base, [run(tmp_path / "same", stage(np.full(600, 0.1)))], {})["verdict"] == "pass"
+    found = judge_gate(base, [run(tmp_path / "gap", stage(np.full(600, 0.1), gap_s=0.0104))], {})
+    assert checks(found)["itl_p50"]["verdict"] == checks(found)["tpot_p50"]["verdict"] == "regression"
+    assert checks(found)["ttft_p50"]["verdict"] == "pass"
+
+
+def test_noise_is_learned_from_several_baseline_runs(tmp_path: Path) -> None:
+    """Runs of one schedule that differ by ±4 %: a candidate 6 % slower is no regression; beside one run it is."""
+    scales = (0.96, 1.0, 1.04, 0.98, 1.03, 0.97)
+    several = [run(tmp_path / f"b{i}", stage(ttfts(1, 1500, s))) for i, s in enumerate(scales)]
+    slower = run(tmp_path / "slow", stage(ttfts(1, 1500, 1.06)))
+    assert judge_gate(reread(make_baseline(several[1:2])), [slower], {})["verdict"] == "regression"
+    found = judge_gate(reread(make_baseline(several)), [slower], {})
+    assert found["verdict"] == "inconclusive"
+    assert "more runs" in checks(found)["ttft_p50"]["reason"]
+
+
+def test_false_alarms_over_all_metrics_together(tmp_path: Path) -> None:
+    """Pairs that share nothing but the workload: of 16 at 5 % each, four would come once in 120."""
+    verdicts = []
+    for seed in range(16):
+        pair = [
+            run(tmp_path / f"{seed}-{arm}", stage(ttfts(10 * seed + arm, 300)), seed=2 * seed + arm)
+            for arm in (0, 1)
+        ]
+        verdicts.append(judge_gate(reread(make_baseline(pair[:1])), pair[1:], {})["verdict"])
+    assert verdicts.count("regression") <= 3
+
+
+# --- never a pass ----------------------------------------------------------------------------------------------
+
+
+def test_half_of_the_requests_failed_is_a_regression(tmp_path: Path) -> None:
+    base = reread(make_baseline([run(tmp_path / "base", stage(ttfts(1)))]))
+    found = judge_gate(base, [run(tmp_path / "bad", stage(ttfts(1), failed=500))], {})
+    assert found["verdict"] == "regression"
+    assert checks(found)["error_rate"]["verdict"] == "regression"
+
+
+def test_more_errors_than_one_percent_never_pass(tmp_path: Path) -> None:
+    """Not even when they all lie in the warm-up, which is cut."""
+    base = reread(make_baseline([run(tmp_path / "base", stage(ttfts(1)))]))
+    found = judge_gate(base, [run(tmp_path / "bad", stage(ttfts(1), failed=15))], {"error_rate": 0.5})
+    assert found["verdict"] != "pass"
+    assert "nothing passes" in checks(found)["errors"]["reason"]
+
+
+@pytest.mark.parametrize(
+    ("how", "says"),
+    [
+        ("killed", "killed before it could finish"), ("interrupted", "is interrupted"), ("aborted", "is aborted"),
+        ("limited", "limited by its client"), ("missing", "truncated: stage 0 has 1000 of 1200"), ("empty", "is empty"),
+        ("twice", "holds a request twice"),
+    ],
+)  # fmt: skip
+def test_a_run_that_is_no_evidence_cannot_be_compared(tmp_path: Path, how: str, says: str) -> None:
+    made, meta = stage(ttfts(1)), {}
+    if how in ("interrupted", "aborted"):
+        meta = {"status": how, "status_reason": None}
+    if how == "limited":
+        made.client_limited = True
+    if how == "missing":
+        made.scheduled_requests = 1200
+    if how == "empty":
+        made.records = []
+    if how == "twice":
+        made.records[5].request_id = 4
+    found = make_run(tmp_path / how, [made], killed=how == "killed", **meta)
+    with pytest.raises(CompareError, match=says) as error:
+        prepare(found)
+    assert "\n" not in str(error.value)
+
+
+def test_other_experiments_are_refused_and_what_differs_is_listed(tmp_path: Path) -> None:
+    base = reread(make_baseline([run(tmp_path / "base", stage(ttfts(1)))]))
+    workload = {"name": "synthetic", "arrivals": "constant", "prompts": "unique"}
+    with pytest.raises(CompareError, match=r"workload\.arrivals is 'constant', in the baseline 'poisson'"):
+        judge_gate(base, [run(tmp_path / "a", stage(ttfts(1)), workload=workload)], {})
+    faster = stage(ttfts(1))
+    faster.offered_rps = 30.0
+    with pytest.raises(CompareError, match="lacks the load level 20/s"):
+        judge_gate(base, [run(tmp_path / "b", faster)], {})
+    longer = stage(ttfts(1))
+    for record in longer.records:
+        record.output_tokens = 6
+    with pytest.raises(CompareError, match="6 output tokens a request on average, the baseline 5"):
+        judge_gate(base, [run(tmp_path / "c", longer)], {})
+
+
+def test_a_run_given_twice_teaches_no_noise(tmp_path: Path) -> None:
+    one = run(tmp_path / "one", stage(ttfts(1)))
+    with pytest.raises(CompareError, match="given twice"):
+        make_baseline([one, one])
+
+
+def test_baselines_that_cannot_be_used(tmp_path: Path) -> None:
+    text = write_baseline(make_baseline([run(tmp_path / "base", stage(ttfts(1)))]))
+    for changed, says in (
+        (text[:5000], "cut off"), (text.replace('"seed": 1', '"seed": 2'), "changed by hand"), ("{}", "is no baseline"),
+        (text.replace('"schema_version": 1', '"schema_version": 2'), "schema_version 2"),
+        (text.replace('"schema_version": 1', '"schema_version": 0'), "schema_version 0"),
+    ):  # fmt: skip
+        (tmp_path / "base.json").write_text(changed)
+        with pytest.raises(CompareError, match=says) as error:
+            read_baseline(tmp_path / "base.json")
+        assert "\n" not in str(error.value)
+    with pytest.raises(CompareError, match="does not exist"):
+        read_baseline(tmp_path / "none.json")
+
+
+def test_baseline_file_is_small_and_made_the_same_twice(tmp_path: Path) -> None:
+    made = run(tmp_path / "base", stage(ttfts(1)))
+    text = write_baseline(make_baseline([made]))
+    assert text == write_baseline(make_baseline([made]))
+    assert len(text) < 30_000
+    (tmp_path / "base.json").write_text(text)
+    assert read_baseline(tmp_path / "base.json")["levels"]["20/s"]["offered_rps"] == 20.0
+
+
+# --- SLOs, self-test, tolerances -------------------------------------------------------------------------------
+
+
+def test_an_absolute_slo_is_judged_beside_the_changes(tmp_path: Path) -> None:
+    base = reread(make_baseline([run(tmp_path / "base", stage(ttfts(1, 1500)), ["ttft_p90=1s"])]))
+    same = make_run(tmp_path / "same", [stage(ttfts(1, 1500))])
+    assert judge_gate(base, [prepare(same, slos_of(base, []))], {})["verdict"] == "pass"
+    found = judge_gate(base, [prepare(same, slos_of(base, ["ttft_p90=120ms"]))], {})
+    assert found["verdict"] == "regression"
+    assert checks(found)["ttft_p90=120ms"]["verdict"] == "broken"
+    assert "ttft_p90=1s" not in checks(found)  # the limit that was given wins
+
+
+def test_twice_as_slow_is_found(tmp_path: Path) -> None:
+    made = make_run(tmp_path / "run", [stage(ttfts(1))])
+    base = reread(make_baseline([prepare(made)]))
+    found = checks(judge_gate(base, [prepare(twice_as_slow(made))], {}))
+    for metric in ("ttft_p50", "itl_p50", "tpot_p50", "e2e_p90"):
+        assert found[metric]["verdict"] == "regression"
+        assert found[metric]["change"] == pytest.approx(1.0, abs=0.01)
+
+
+def test_closed_loop_throughput_is_tracked(tmp_path: Path) -> None:
+    """The same answers at half the pace of the loop: half the tokens per second."""
+
+    def loop(pace_s: float) -> Stage:
+        records = [request(i, i * pace_s, ttft_s=0.1, gaps_s=[0.01] * 4) for i in range(400)]
+        return Stage(records, 400 * pace_s, concurrency=4)
+
+    base = reread(make_baseline([run(tmp_path / "base", loop(0.05))]))
+    assert list(base["levels"]) == ["4 in flight"]
+    found = checks(judge_gate(base, [run(tmp_path / "half", loop(0.1))], {}))["output_tokens_per_s"]
+    assert found["verdict"] == "regression"
+    assert found["change"] == pytest.approx(-0.5, abs=1e-6)
+
+
+def test_tolerances_as_people_write_them() -> None:
+    assert parse_tolerances(["ttft_p99=10%", "error_rate=0.5%"]) == {"ttft_p99": 0.1, "error_rate": 0.005}
+    assert parse_tolerances(["itl=4%"]) == {"itl_p50": 0.04, "itl_p90": 0.04, "itl_p99": 0.04}
+    assert set(parse_tolerances(["p99=20%"])) == {"ttft_p99", "itl_p99", "tpot_p99", "e2e_p99"}
+    for wrong in ("ttft_p99", "ttft_p99=10", "latency=3%", "ttft_p99=0%", "=3%", "ttft_p95=3%"):
+        with pytest.raises(CompareError, match="--tolerance"):
+            parse_tolerances([wrong])
