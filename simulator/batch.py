@@ -8,8 +8,6 @@ tick's number. `SpeculativeBatch` draws how many tokens each gets, and pays for 
 import math
 from collections import defaultdict
 
-import numpy as np
-
 from simulator.options import Speculation
 from simulator.request import NOT_JOINED, Request
 
@@ -85,6 +83,8 @@ class SpeculativeBatch(LockstepBatch):
     """As many tokens a tick as drafts are accepted, and one."""
 
     def __init__(self, block_tokens: int, speculation: Speculation, seed: int) -> None:
+        import numpy as np  # a server without speculation starts faster
+
         super().__init__(block_tokens)
         self.width = speculation.tokens + 1
         self.drafted = 0
@@ -97,6 +97,8 @@ class SpeculativeBatch(LockstepBatch):
         self._latest: dict[Request, int] = {}
 
     def _draw(self) -> dict[Request, int]:
+        import numpy as np
+
         drafts, acceptance = self._speculation.tokens, self._speculation.acceptance
         uniform = 1.0 - self._random.random(self.size)  # in (0, 1]; P[u <= a^j] = a^j: j drafts accepted
         if 0 < acceptance < 1:

@@ -23,7 +23,7 @@ def measured(tmp_path_factory: pytest.TempPathFactory) -> Path:
         patch.setattr("simulator.hardware.find_deployment", lambda name: Deployment(slower))
         patch.setattr(sys, "argv", [
             "ampacity", "predict", "--preset", "any", "--input-tokens", "lognormal:p50=300,p99=900", "--output-tokens", "lognormal:p50=150,p99=600",
-            "--concurrency", "1,2,3,4,6,8,12,16,24", "--duration", "10m", "--out", str(run),
+            "--concurrency", "1,2,3,4,6,8,12,16,24", "--duration", "5m", "--out", str(run),
         ])  # fmt: skip
         with pytest.raises(SystemExit) as ended:
             main()

@@ -112,7 +112,7 @@ lengths = st.lists(
 )
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(lengths, st.integers(1, 6), st.integers(6, 40), st.integers(16, 40))
 def test_same_token_times_as_a_naive_engine(
     rows: list[tuple[float, int, int]], seqs: int, budget: int, blocks: int

@@ -32,7 +32,7 @@ def by_reading(seed: int, limit: int, min_tokens: int, stop: list[str], natural:
 pieces = st.text(alphabet="aeiolmnr bdz", min_size=1, max_size=7)
 
 
-@settings(deadline=None, max_examples=300)
+@settings(deadline=None, max_examples=150)
 @given(
     st.integers(0, 2000),
     st.integers(1, 2600),
