@@ -132,7 +132,7 @@ def test_an_agents_run_with_blocks_of_its_own(tmp_path: Path) -> None:
 
 def test_vllm_log_with_and_without_the_answers_tokens(tmp_path: Path) -> None:
     received = (
-        "INFO 11-27 20:41:{s} [logger.py:42] Received request chatcmpl-{i}: prompt: 'secret', params: SamplingParams(n=1, "
+        "INFO 11-27 20:41:{s} [logger.py:42] Received request chatcmpl-{i}: prompt: 'secret params: max_tokens=9, prompt_token_ids: [1]', params: SamplingParams(n=1, "
         "max_tokens={m}, min_tokens=0), prompt_token_ids: {ids}, prompt_embeds shape: None, lora_request: None.\n"
     )
     log = (

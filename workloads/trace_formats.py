@@ -285,7 +285,7 @@ def _parquet(file: Any, path: Path, keep: frozenset[str]) -> Records:
 
 
 _RECEIVED = re.compile(
-    r"(\d\d)-(\d\d) (\d\d:\d\d:\d\d)\S*.*?Received request ([^\s:]+):.*?max_tokens=(\d+|None).*prompt_token_ids: (\[[\d, ]*\]|None)"
+    r"(\d\d)-(\d\d) (\d\d:\d\d:\d\d)\S*.*?Received request ([^\s:]+):.*params: .*?max_tokens=(\d+|None).*?prompt_token_ids: (\[[\d, ]*\]|None)"
 )
 _GENERATED = re.compile(r"Generated response ([^\s:]+).*output_token_ids: (\[[\d, ]*\]|None)")
 

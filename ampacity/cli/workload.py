@@ -101,6 +101,9 @@ def fit(
     if context is not None and context < 1:
         raise WorkloadError(f"--context {context}: give 1 or more")
     stem = file.name.split(".")[0] or "profile"
+    path = out or Path(f"{stem}.yaml")
+    if path.exists() and (out is None or path.resolve() == file.resolve()):
+        raise WorkloadError(f"{path} is there already: name another file with -o")
     if is_servegen(file):
         if columns or time_unit or context or skip_bad_rows:
             raise WorkloadError(
@@ -117,7 +120,6 @@ def fit(
             profile["measured"].setdefault("notes", []).append(
                 f"{file.name}: no column of time: nothing is known of arrivals"
             )
-    path = out or Path(f"{stem}.yaml")
     write_profile(path, profile)
     _draw(view(load_workload(str(path)), profile["measured"]), html)
     typer.echo(path)
