@@ -165,9 +165,12 @@ def make_settings(raw: dict[str, Any]) -> Settings:
             "--trace brings its own lengths and times: drop --workload, --input-tokens, --output-tokens, --arrivals and --duration"
         )
     if "arrivals" in raw and settings.concurrency:
-        raise ConfigError("--arrivals goes with an open loop: with --concurrency a request follows the answer before it")
+        raise ConfigError(
+            "--arrivals goes with an open loop: with --concurrency a request follows the answer before it"
+        )
     if "think_time" in raw and not settings.concurrency:
         raise ConfigError("--think-time goes with --concurrency: in an open loop nobody waits for an answer")
+    _check_conversations(settings)
     for name in ("time_scale", *_REPLAY_FLAGS):
         if name in raw and not settings.trace:
             raise ConfigError(f"--{name.replace('_', '-')} goes with --trace")
@@ -297,6 +300,19 @@ def _workload(raw: dict[str, Any]) -> Workload:
         prompts = load_prompts(Path(raw["prompts"]), load_tokenizer(str(raw.get("tokenizer", "words"))))
         workload = dataclasses.replace(workload, prompts=prompts)
     return workload.with_arrivals(arrivals_text(raw["arrivals"])) if "arrivals" in raw else workload
+
+
+def _check_conversations(settings: Settings) -> None:
+    """Raises ConfigError where the API cannot carry what the workload says, or the trace brings no prompts of its own."""
+    workload = settings.workload
+    if settings.api == "embeddings" and (workload.sessions or workload.images):
+        raise ConfigError("--api embeddings has no conversation: use a workload without sessions and images")
+    if workload.images and settings.api != "chat":
+        raise ConfigError(f"--api {settings.api}: images are sent in chat messages: use --api chat")
+    if workload.prompts and settings.trace:
+        raise ConfigError("--trace brings its own lengths, --prompts its own texts: give one of them")
+    if settings.sticky and not settings.replicas:
+        raise ConfigError("--sticky goes with several URLs, parted by commas")
 
 
 def _endpoints(raw: dict[str, Any]) -> tuple[Endpoint, ...]:

@@ -86,18 +86,22 @@ class Conversations:
         if index not in self._continued and index not in self._joined:
             return
         if self._planned:
-            tokens = self._prompts.own_tokens(int(self._schedule.output_tokens[index]))
-            text = self._prompts.text(self._schedule.request_id(index) + _ANSWER_KEY, tokens)
+            text = self._planned_answer(index)
         self._answers[index] = text
-
-    def forget(self, index: int) -> None:
-        """A request that will never be sent, or that nobody will go on with."""
-        self._told.pop(index, None)
-        self._answers.pop(index, None)
 
     def wanted(self, index: int) -> bool:
         """Whether what the server answers to this request is going to be told again."""
         return not self._planned and (index in self._continued or index in self._joined)
+
+    def _planned_answer(self, index: int) -> str:
+        """The recorded answer of a prompt file, else text of the planned length."""
+        schedule = self._schedule
+        if self._file is not None and schedule.entry is not None and schedule.turn is not None:
+            answers = self._file.entries[int(schedule.entry[index])].answers
+            if recorded := answers[int(schedule.turn[index])]:
+                return recorded
+        tokens = self._prompts.own_tokens(int(schedule.output_tokens[index]))
+        return self._prompts.text(schedule.request_id(index) + _ANSWER_KEY, tokens)
 
     def _after(self, index: int) -> list[int]:
         schedule = self._schedule

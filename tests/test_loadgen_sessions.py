@@ -5,6 +5,7 @@ import hashlib
 import json
 from collections import Counter
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -23,9 +24,11 @@ from loadgen.stage import StageRunner
 from loadgen.turns import Turns
 from loadgen.workers import deal
 from workloads.classes import RequestClass
+from workloads.images import parse_images
 from workloads.lengths import Fixed
 from workloads.prefixes import parse_prefixes
 from workloads.profile import Workload
+from workloads.prompt_files import load_prompts
 from workloads.prompts import PromptMaker
 from workloads.schedule import Schedule, open_schedule
 from workloads.sessions import Sessions
@@ -348,3 +351,46 @@ def test_turns_without_a_clock() -> None:
     assert failing.ended(2, 3, True) == ([], [])  # the join is given up once
     assert failing.over(2)
     assert failing.cut() == []
+
+
+def bodies(schedule: Schedule, **how: Any) -> list[Any]:
+    """The bodies of a schedule's requests in their order, every answer "said"."""
+    endpoint = parse_endpoint("http://127.0.0.1:1/v1")
+    maker = ScheduledRequests(
+        [(endpoint, None)], RequestShape("chat", "m"), PromptMaker(WordsTokenizer(), "s"), "run", **how
+    )
+    maker.prepare(schedule)
+    found = []
+    for i in range(len(schedule)):
+        found.append(json.loads(maker.make(i).split(b"\r\n\r\n", 1)[1]))
+        maker.answered(i, "said" if maker.wanted(i) else "")
+    return found
+
+
+@pytest.mark.parametrize("planned", [False, True])
+def test_every_turn_of_a_recorded_conversation_is_the_beginning_of_the_next(
+    tmp_path: Path, planned: bool
+) -> None:
+    told = ["one two", "recorded answer", "three", "recorded too", "four"]
+    turns = [{"from": "human" if k % 2 == 0 else "gpt", "value": text} for k, text in enumerate(told)]
+    (tmp_path / "p.jsonl").write_text(json.dumps({"conversations": turns}))
+    prompts = load_prompts(tmp_path / "p.jsonl", WordsTokenizer())
+    workload = Workload("w", Fixed(5), Fixed(5), arrivals="constant", prompts=prompts)
+    schedule = open_schedule(workload, rate_rps=3, duration_s=1, seed=1, stage=0)
+    found = [b["messages"] for b in bodies(schedule, file=prompts.file, planned_histories=planned)]
+    assert [len(m) for m in found] == [1, 3, 5]
+    assert found[2][:3] == found[1]
+    assert found[1][:1] == found[0]
+    answers = ["recorded answer", "recorded too"] if planned else ["said", "said"]
+    assert [m["content"] for m in found[2]] == ["one two", answers[0], "three", answers[1], "four"]
+
+
+def test_images_are_parts_of_the_message() -> None:
+    schedule = Schedule(np.zeros(2), np.full(2, 9), np.full(2, 2), 0)
+    found = bodies(schedule, images=parse_images({"count": 2, "sizes": ["8x8"]}, "images"))
+    (message,) = found[0]["messages"]
+    assert [part["type"] for part in message["content"]] == ["text", "image_url", "image_url"]
+    assert len(message["content"][0]["text"].split()) == 9
+    urls = [part["image_url"]["url"] for body in found for part in body["messages"][0]["content"][1:]]
+    assert len(set(urls)) == 4
+    assert all(url.startswith("data:image/png;base64,") for url in urls)

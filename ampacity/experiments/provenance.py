@@ -12,6 +12,7 @@ import ampacity
 from ampacity.config import Settings
 from loadgen.host import host_facts
 from loadgen.probe import Calibration, Probe
+from workloads.schedule import open_schedule
 from workloads.traces import Trace
 
 
@@ -24,6 +25,12 @@ def announcement(settings: Settings, trace: Trace | None) -> str:
     elif settings.rates:
         count = round(sum(settings.rates) * settings.duration_s)
         total = count * tokens
+        if settings.workload.sessions is not None or settings.workload.prompts is not None:  # histories grow
+            stages = (
+                open_schedule(settings.workload, rate_rps=rate, duration_s=settings.duration_s, seed=settings.seed, stage=k)
+                for k, rate in enumerate(settings.rates)
+            )  # fmt: skip
+            total = float(sum(stage.planned_tokens() for stage in stages))
     else:
         limit = (
             f"--max-requests {settings.max_requests}" if settings.max_requests else "no --max-requests is set"
