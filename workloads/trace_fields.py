@@ -33,7 +33,7 @@ ROLES: dict[str, tuple[str, ...]] = {
         "response.usage.prompt_tokens_details.cached_tokens", "gen_ai.usage.cache_read.input_tokens",
     ),
     "session": ("session id", "session_id", "session", "conversation_id", "chat_id", "gen_ai.conversation.id", "session.id"),
-    "client": ("client_id", "client", "end_user", "user_id", "user", "tenant", "api_key", "service.name"),
+    "client": ("client_id", "client", "tenant", "api_key", "end_user", "user_id", "user", "service.name"),
     "hash_ids": ("hash_ids",),
     "blocks": ("input_blocks", "input_blocks64"),
     "shared_blocks": ("shared_blocks", "blocks_shared_with_prev_turn"),
