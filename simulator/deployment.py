@@ -41,9 +41,11 @@ class Deployment:
     transfer: Transfer | None = None
 
     def __post_init__(self) -> None:
-        if self.routing not in ROUTINGS or min(self.replicas, self.prefill_replicas) < 1:
+        if self.routing not in ROUTINGS:
+            raise SimulatorError(f"unknown routing {self.routing!r}; known: {', '.join(ROUTINGS)}")
+        if min(self.replicas, self.prefill_replicas) < 1:
             raise SimulatorError(
-                f"deployment: needs at least one replica and a routing of {', '.join(ROUTINGS)}, got {self}"
+                f"replicas must be at least 1, got {self.replicas} and {self.prefill_replicas} for prompts"
             )
         if (self.prefill is None) != (self.transfer is None):
             raise SimulatorError("deployment: prefill and transfer go together; give both or neither")

@@ -162,9 +162,14 @@ def find_deployment(name: str) -> Deployment:
                 deployed[key] = DEPLOYED[key][0](value)
             elif equals:
                 scheduling[key] = SCHEDULING[key][0](value)
-        except (KeyError, ValueError, TypeError) as error:
+        except KeyError as error:
             known = ", ".join([*(BUILT if composed else ()), *SCHEDULING, *DEPLOYED])
-            raise SimulatorError(f"preset {name!r}: cannot read {part!r}; settings: {known}") from error
+            raise SimulatorError(f"preset {name!r}: unknown setting in {part!r}; known: {known}") from error
+        except (ValueError, TypeError) as error:
+            _, written, text = {**SCHEDULING, **DEPLOYED}.get(key, (None, "NUMBER", ""))
+            raise SimulatorError(
+                f"preset {name!r}: cannot read {part!r}; write {key}={written}. {text}"
+            ) from error
     if composed:
         budget = {field: scheduling[field] for field in _BUDGET if field in scheduling}
         config = _compose(base, built | budget)

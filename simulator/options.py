@@ -80,7 +80,7 @@ class EngineConfig:
 
 
 def _switch(text: str) -> bool:
-    return {"on": True, "off": False}[text]
+    return bool(("off", "on").index(text))
 
 
 def _speculation(text: str) -> Speculation:

@@ -3,9 +3,7 @@
 import zlib
 from collections.abc import Hashable, Sequence
 
-from simulator import SimulatorError
 from simulator.engine import Engine
-from simulator.options import ROUTINGS
 from simulator.request import Request
 
 
@@ -17,10 +15,6 @@ class Router:
     """
 
     def __init__(self, routing: str, replicas: int, hash_block: int = 0) -> None:
-        if routing not in ROUTINGS:
-            raise SimulatorError(f"unknown routing {routing!r}; known: {', '.join(ROUTINGS)}")
-        if replicas < 1:
-            raise SimulatorError(f"replicas must be at least 1, got {replicas}")
         self._routing = routing
         self._replicas = replicas
         self._hash_block = hash_block
