@@ -126,9 +126,11 @@ class Server:
             arrival_s = time.monotonic()  # the engine sees it only now
         await self._fail_at_once(request, fate, call.stream)
         self.metrics[0].on_call(call)
-        if call.stream:
-            return await self._generation.stream(request, call, arrival_s, fate, headers)
-        return await self._generation.whole(request, call, arrival_s, fate, headers)
+        answer = self._generation.stream if call.stream else self._generation.whole
+        try:
+            return await answer(request, call, arrival_s, fate, headers)
+        except ConnectionResetError as error:  # the client went away between two writes: nothing to report
+            raise asyncio.CancelledError from error
 
     async def _fail_at_once(self, request: web.Request, fate: Fate, stream: bool) -> None:
         """The faults that leave nothing of the answer. Raises ApiError, or waits for the end of the connection."""
