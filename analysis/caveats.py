@@ -15,6 +15,8 @@ WARNING_CODES: tuple[str, ...] = (
     "errors",  # more than 1 % of the requests failed
     "unstable_lowest",  # even the lowest load has no steady state
     "never_settled",  # a stage that kept changing
+    "drift",  # the tail moved on while averages stood still
+    "two_modes",  # some rounds were slow, others not
     "too_few_requests",  # an SLO could not be decided
     "too_short",  # a stage shorter than its requests
     "non_monotone",  # an SLO broke at a load below one at which it held
@@ -45,6 +47,8 @@ def find_caveats(
         ("errors", _errors(summary)),
         ("unstable_lowest", _unstable_lowest(summary)),
         ("never_settled", _never_settled(summary)),
+        ("drift", _drift(stages)),
+        ("two_modes", _two_modes(stages)),
         ("too_few_requests", _too_few(summary)),
         ("too_short", _too_short(summary)),
         ("non_monotone", _non_monotone(summary["capacity"])),
@@ -131,6 +135,29 @@ def _never_settled(summary: Mapping[str, Any]) -> str | None:
     return (
         f"{_stages(unsettled).capitalize()} never settled: the figures are of the second half, still drifting. "
         f"{_longer(summary)}."
+    )
+
+
+def _drift(stages: Sequence[dict[str, Any]]) -> str | None:
+    moved = [s for s in stages if s["drift"]["drifting"] and s["stable"] is not False]
+    if not moved:
+        return None
+    d = max(moved, key=lambda s: abs(math.log(s["drift"]["change"])))["drift"]
+    return (
+        f"In {_stages(moved)} the slow tail moved all along: p99 of TTFT went from {d['p99_first_s']:.3g} s in the first third "
+        f"to {d['p99_last_s']:.3g} s in the last. The figures are averages over that; look for a cache that fills, memory, or heat."
+    )
+
+
+def _two_modes(stages: Sequence[dict[str, Any]]) -> str | None:
+    found = [s for s in stages if s["modes"]["two"] and s["stable"] is not False]
+    if not found:
+        return None
+    m = found[-1]["modes"]
+    return (
+        f"In {_stages(found)} requests took one of two times: median E2E {m['fast_p50_s']:.3g} s, and {m['slow_p50_s']:.3g} s in "
+        f"{m['slow_share']:.0%} of the stage, back and forth ({m['switches']} switches). No single percentile describes that; look for "
+        "neighbours on the machine, clocks, or replicas that differ."
     )
 
 

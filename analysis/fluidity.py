@@ -38,21 +38,44 @@ def needed_pace_s(requests: Requests, chunks: Chunks, first_s: float) -> Floats:
     return result
 
 
-def fluidity_index(ttft_s: Floats, gaps_s: Floats, first_s: float, each_s: float) -> Floats:
-    """Share of deadlines kept by each of n requests: 1 - missed/total (Etalon/Metron, arXiv 2407.07000).
-
-    ``gaps_s`` has shape (n, tokens - 1), NaN after the last token. A token in time adds what it was early to the
-    slack of the next; a late one misses floor((gap - slack - deadline) / each_s) + 1 deadlines and starts anew.
-    """
-    n = len(ttft_s)
+def fluidity_of(requests: Requests, chunks: Chunks, first_s: float, each_s: float) -> Floats:
+    """``fluidity_index`` of requests with chunks, shape (n,), over chunks: one of k tokens is due k deadlines later."""
+    at_s, index = token_times_s(requests, chunks)
+    n, count = len(requests), chunks.count
     slack, missed, total = np.zeros(n), np.zeros(n), np.zeros(n)
-    for i, column in enumerate([ttft_s, *gaps_s.T]):
-        due = first_s if i == 0 else each_s
-        known = ~np.isnan(column)
-        over = np.where(known, column - due - slack, 0.0)
-        late = known & (over > 1e-12)
-        misses = np.where(late, np.floor(np.maximum(over, 0.0) / each_s + 1e-9) + 1, 0.0)
-        total += np.where(late, misses, known)
-        missed += misses
-        slack = np.where(late, 0.0, np.where(known, slack + due - column, slack))
-    return 1 - missed / np.maximum(total, 1)
+    order = np.argsort(-count, kind="stable")  # the longest first, so that a step is a slice
+    starts, alive = chunks.starts[:-1][order], n
+    descending = count[order]
+    for i in range(int(count.max(initial=0))):
+        while alive and descending[alive - 1] <= i:
+            alive -= 1
+        here = starts[:alive] + i
+        gap = at_s[here] if i == 0 else at_s[here] - at_s[here - 1]
+        due = np.full(alive, first_s) if i == 0 else each_s * (index[here] - index[here - 1])
+        _step(gap, due, each_s, slack[:alive], missed[:alive], total[:alive])
+    result = np.empty(n)
+    result[order] = 1 - missed / np.maximum(total, 1)
+    return result
+
+
+def fluidity_index(gaps_s: Floats, first_s: float, each_s: float) -> float:
+    """Share of deadlines kept by one request: 1 - missed/total (Etalon/Metron, arXiv 2407.07000).
+
+    ``gaps_s``: time to the first token, then the gap before each further one, s. A token in time adds what it was
+    early to the slack of the next; a late one misses floor((gap - slack - deadline) / each_s) + 1 deadlines and
+    starts anew.
+    """
+    slack, missed, total = np.zeros(1), np.zeros(1), np.zeros(1)
+    for i, gap in enumerate(gaps_s):
+        _step(np.array([gap]), np.array([first_s if i == 0 else each_s]), each_s, slack, missed, total)
+    return float(1 - missed[0] / max(total[0], 1))
+
+
+def _step(gap: Floats, due: Floats, each_s: float, slack: Floats, missed: Floats, total: Floats) -> None:
+    """One token of many requests; the last three are changed in place."""
+    over = gap - due - slack
+    late = over > 1e-12
+    misses = np.where(late, np.floor(np.maximum(over, 0.0) / each_s + 1e-9) + 1, 0.0)
+    total += np.where(late, misses, 1.0)
+    missed += misses
+    slack[:] = np.where(late, 0.0, slack + due - gap)

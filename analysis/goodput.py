@@ -1,9 +1,22 @@
-"""Goodput: requests per second that met every SLO; failed requests are in the denominator of attainment."""
+"""Goodput: requests per second that met every SLO, of those that were offered; and what a checker accepted of them."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import csv
+import json
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
+
+import numpy as np
+
+from analysis.metrics import Bools, Floats, Ints
+from analysis.slo import ERROR_RATE, Slo
+
+_YES, _NO = {"true", "1", "yes", "accepted"}, {"false", "0", "no", "rejected"}
+
+
+class LabelsError(ValueError):
+    """A file of labels that cannot be read; one line that names the file and the line."""
 
 
 def goodput_rps(met: int, window_s: float) -> float:
@@ -22,3 +35,116 @@ def peak_goodput(stages: Sequence[dict[str, Any]]) -> dict[str, Any]:
         }
     best = max(usable, key=lambda s: s["goodput_rps"])
     return {"peak_rps": best["goodput_rps"], "at_offered_rps": best["offered_rps"], "reason": None}
+
+
+def parse_labels(lines: Iterable[str], where: str) -> dict[int, bool]:
+    """request_id -> accepted, from JSON lines or CSV with a header. Raises LabelsError."""
+    rows = [(number, line.strip()) for number, line in enumerate(lines, 1) if line.strip()]
+    if not rows:
+        raise LabelsError(
+            f'{where}: the file is empty; write lines such as {{"request_id": 0, "accepted": true}}'
+        )
+    found: dict[int, bool] = {}
+    for number, row in _json_rows(rows, where) if rows[0][1].startswith("{") else _csv_rows(rows, where):
+        at = f"{where}:{number}"
+        try:
+            request_id, text = int(str(row["request_id"])), str(row["accepted"]).strip().lower()
+        except (KeyError, ValueError, TypeError):
+            raise LabelsError(
+                f"{at}: needs request_id, a whole number, and accepted, true or false"
+            ) from None
+        if text not in _YES | _NO:
+            raise LabelsError(f"{at}: accepted is {text!r}: write true or false")
+        if found.setdefault(request_id, text in _YES) != (text in _YES):
+            raise LabelsError(f"{at}: request {request_id} is labelled twice, once each way")
+    return found
+
+
+def _json_rows(rows: list[tuple[int, str]], where: str) -> Iterable[tuple[int, Mapping[str, Any]]]:
+    for number, line in rows:
+        try:
+            value = json.loads(line)
+        except (ValueError, RecursionError) as error:
+            raise LabelsError(f"{where}:{number}: this is no JSON: {error}") from None
+        if not isinstance(value, dict):
+            raise LabelsError(f"{where}:{number}: this is no JSON object")
+        yield number, value
+
+
+def _csv_rows(rows: list[tuple[int, str]], where: str) -> Iterable[tuple[int, Mapping[str, Any]]]:
+    header = next(csv.reader([rows[0][1]]))
+    if not {"request_id", "accepted"} <= {name.strip() for name in header}:
+        raise LabelsError(
+            f"{where}:{rows[0][0]}: the header must name request_id and accepted, it is {rows[0][1]!r:.60}"
+        )
+    names = [name.strip() for name in header]
+    for number, line in rows[1:]:
+        yield number, dict(zip(names, next(csv.reader([line])), strict=False))
+
+
+def accepted_goodput(
+    request_ids: Ints, meets: Bools | None, output_tokens: Floats, labels: Mapping[int, bool] | None, window_s: float, cost_usd: float | None
+) -> dict[str, Any]:  # fmt: skip
+    """The ``accepted`` object: requests inside every SLO whose answer was accepted, per second, and what one cost.
+
+    Unlabelled answers count as not accepted, and are counted. ``cost_usd`` is that of the whole window.
+    """
+    result: dict[str, Any] = {
+        "requests": None, "rps": None, "share": None, "output_tokens_per_s": None, "unlabelled": None,
+        "cost_per_result_usd": None, "cost_per_million_output_tokens": None, "reason": None,
+    }  # fmt: skip
+    if labels is None:
+        return result | {"reason": "nobody judged the answers (ampacity report --labels FILE)"}
+    if meets is None:
+        return result | {"reason": "an SLO could not be judged"}
+    known = np.array([labels.get(int(i)) is not None for i in request_ids], dtype=np.bool_)
+    good = np.array([labels.get(int(i), False) for i in request_ids], dtype=np.bool_) & meets
+    n, tokens = int(np.count_nonzero(good)), float(np.nansum(output_tokens[good]))
+    return result | {
+        "requests": n, "rps": goodput_rps(n, window_s), "share": n / len(request_ids) if len(request_ids) else None,
+        "output_tokens_per_s": tokens / window_s if window_s > 0 else 0.0,
+        "unlabelled": int(np.count_nonzero(~known)),
+        "cost_per_result_usd": cost_usd / n if cost_usd is not None and n else None,
+        "cost_per_million_output_tokens": cost_usd / tokens * 1e6 if cost_usd is not None and tokens else None,
+    }  # fmt: skip
+
+
+def window_cost_usd(fleet_inputs: Mapping[str, Any], window_s: float) -> float | None:
+    """GPU-hours of one instance over the window times their price; None where no price is known."""
+    price = fleet_inputs.get("gpu_hour_usd")
+    return (
+        None
+        if price is None
+        else float(price) * int(fleet_inputs.get("tensor_parallel") or 1) * window_s / 3600
+    )
+
+
+def offline_throughput(
+    stages: Sequence[dict[str, Any]], slos: Sequence[Slo], fleet_inputs: Mapping[str, Any]
+) -> dict[str, Any]:
+    """The ``offline`` object, for work without a latency SLO: the highest throughput that can be kept up, and its cost.
+
+    Of the stages that have a steady state, were not limited by the client and broke no error rate, the one with most
+    output tokens per second.
+    """
+    result: dict[str, Any] = {
+        "stage": None, "achieved_rps": None, "output_tokens_per_s": None, "output_tokens_per_s_ci": None,
+        "cost_per_million_output_tokens": None, "cost_per_thousand_requests": None, "reason": None,
+    }  # fmt: skip
+    if any(slo.metric != ERROR_RATE for slo in slos):
+        return result | {"reason": "a latency SLO is given: see capacity"}
+    kept_up = [
+        s for s in stages
+        if s["stable"] and s["ok"] and s["slo_met"] is not False and not s["client_limited"] and not s["ended_early"]
+    ]  # fmt: skip
+    if not kept_up:
+        return result | {"reason": "no stage kept its load up"}
+    best = max(kept_up, key=lambda s: (s["output_tokens_per_s"], s["achieved_rps"]))
+    rate, tokens_per_s = best["achieved_rps"], best["output_tokens_per_s"]
+    per_s = window_cost_usd(fleet_inputs, 1.0)
+    return result | {
+        "stage": best["index"], "achieved_rps": rate, "output_tokens_per_s": tokens_per_s,
+        "output_tokens_per_s_ci": best.get("output_tokens_per_s_ci"),
+        "cost_per_million_output_tokens": per_s / tokens_per_s * 1e6 if per_s is not None and tokens_per_s else None,
+        "cost_per_thousand_requests": per_s / rate * 1e3 if per_s is not None and rate else None,
+    }  # fmt: skip

@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from analysis.intervals import LONG_ENOUGH, effective_size, order_statistic_ranks
 from analysis.fluidity import needed_pace_s
+from analysis.intervals import LONG_ENOUGH, effective_size, order_statistic_ranks
 from analysis.metrics import (
     Bools,
     Chunks,

@@ -10,9 +10,19 @@ import numpy as np
 import pyarrow as pa
 
 from analysis.attainment import judge_slo, observe_slos, requests_meeting
-from analysis.goodput import goodput_rps
+from analysis.drift import (
+    RATE_BATCHES,
+    events_per_batch,
+    rate_interval,
+    spread_per_batch,
+    tail_trend,
+    two_modes,
+)
+from analysis.fluidity import fluidity_of
+from analysis.goodput import accepted_goodput, goodput_rps, window_cost_usd
 from analysis.littles_law import consistency
 from analysis.metrics import (
+    Bools,
     Chunks,
     Floats,
     Requests,
@@ -46,9 +56,9 @@ def read_records(table: pa.Table, origin_ns: int) -> RunRecords:
 
 def analyse_stage(
     table: pa.Table | RunRecords, meta: Mapping[str, Any], slos: Sequence[Slo], warmup_requests: int | None = None,
-    *, run_complete: bool = True,
+    *, run_complete: bool = True, labels: Mapping[int, bool] | None = None, fleet_inputs: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:  # fmt: skip
-    """The stage object of docs/summary.md.
+    """The stage object of docs/summary.md; ``labels``: request_id -> accepted, for its ``accepted`` object.
 
     ``table`` holds at least the rows of the stage, ``meta`` is the stage's entry in run.json. Where the
     stage ended early, or the run was killed, the window ends with the last thing that happened.
@@ -68,14 +78,28 @@ def analyse_stage(
     stability = _stability(meta, scheduled, start_s, end_s, now_s)
     result = _load(meta, cohort, window, start_s, rows, everything)
     result |= {"output_tokens_per_s": tokens_per_s, "input_tokens_per_s": _input_rate(rows, window)}
+    result |= _rate_intervals(rows, window)
     result |= _latencies(cohort)
+    result |= {
+        "drift": tail_trend(cohort.ttft(from_schedule=True)),
+        "modes": two_modes(cohort.e2e(from_schedule=False)),
+    }
     result |= {
         "stable": stability.stable,
         "stable_reason": stability.reason,
         "growth_rps": stability.growth_rps,
     }
     result |= _client(meta, cohort)
-    result |= _slo_findings(cohort, slos, window, stability, result["client_limited"])
+    observed = observe_slos(cohort, slos)
+    result |= _slo_findings(cohort, observed, window, stability, result["client_limited"])
+    known = bool(observed) and not any(o.reason for _, o in observed)
+    meets = requests_meeting(cohort, observed) if known or not observed else None
+    result["classes"] = _classes(cohort, meets if observed else None, window)
+    result["fluidity"] = _fluidity(cohort, slos)
+    result["accepted"] = accepted_goodput(
+        table["request_id"].to_numpy()[cohort.requests.row], meets,
+        cohort.requests.output_tokens, labels, window.length_s, window_cost_usd(fleet_inputs or {}, window.length_s),
+    )  # fmt: skip
     return result
 
 
@@ -150,6 +174,53 @@ def _input_rate(rows: Requests, window: Window) -> float:
     done = np.where(np.isnan(rows.first_token_ns) & rows.has_status("ok"), rows.ended_ns, rows.first_token_ns)
     tokens = np.where(np.isnan(rows.input_tokens), rows.input_tokens_planned, rows.input_tokens)
     return float(np.nansum(tokens[_inside(done, window)]) / window.length_s)
+
+
+def _rate_intervals(rows: Requests, window: Window) -> dict[str, Any]:
+    """95 % intervals by batch means; a request's tokens are taken to come evenly from its first to its last."""
+    start_s, end_s = window.start_s, window.end_s
+    ended = rows.ended_ns[rows.has_status("ok")] * _NS
+    first, last = rows.first_token_ns * _NS, rows.last_token_ns * _NS
+    tokens = spread_per_batch(rows.output_tokens, first, last, start_s, end_s)
+    batch_s = window.length_s / RATE_BATCHES
+    return {
+        "achieved_rps_ci": rate_interval(events_per_batch(ended, start_s, end_s), batch_s) if batch_s > 0 else None,
+        "output_tokens_per_s_ci": rate_interval(tokens, batch_s),
+    }  # fmt: skip
+
+
+def _classes(cohort: Cohort, meets: Bools | None, window: Window) -> dict[str, dict[str, Any]]:
+    """Figures of each class of a workload that has several; ``meets``: every SLO of all and of the class, (n,)."""
+    names = sorted(set(cohort.requests.class_))
+    found: dict[str, dict[str, Any]] = {}
+    if len(names) < 2:
+        return found
+    for name in names:
+        part, inside = cohort.of_class(name), cohort.in_class(name)
+        judged = int(np.count_nonzero(inside)) - int(np.count_nonzero(part.requests.has_status("cancelled")))
+        met = None if meets is None else int(np.count_nonzero(meets & inside))
+        counts = part.requests.status_counts()
+        found[name] = {
+            "requests": len(part.requests), "ok": counts.pop("ok"), "errors": counts,
+            "goodput_rps": None if met is None else goodput_rps(met, window.length_s),
+            "slo_attainment": met / judged if met is not None and judged else None,
+            "ttft_from_schedule_s": percentiles(part.ttft(from_schedule=True)), "tpot_s": percentiles(part.tpot),
+            "icl_s": percentiles(part.icl), "e2e_from_schedule_s": percentiles(part.e2e(from_schedule=True)),
+        }  # fmt: skip
+    return found
+
+
+def _fluidity(cohort: Cohort, slos: Sequence[Slo]) -> dict[str, Any]:
+    """Fluidity indices for the deadlines of the first fluidity SLO."""
+    slo = next((s for s in slos if s.metric == "fluidity"), None)
+    part = cohort.of_class(slo.class_) if slo else cohort
+    ok = part.requests.has_status("ok") & (part.chunks.count > 0)
+    if slo is None or slo.first_s is None or not ok.any():
+        return {"slo": None, "mean_index": None, "share_at_least_0.9": None}
+    index = fluidity_of(part.requests.take(ok), part.chunks.take(ok), slo.first_s, slo.limit_s)
+    return {
+        "slo": slo.text, "mean_index": float(index.mean()), "share_at_least_0.9": float(np.mean(index >= 0.9)),
+    }  # fmt: skip
 
 
 def _inside(at_ns: Floats, window: Window) -> Any:
@@ -242,14 +313,13 @@ def _client(meta: Mapping[str, Any], cohort: Cohort) -> dict[str, Any]:
 
 
 def _slo_findings(
-    cohort: Cohort, slos: Sequence[Slo], window: Window, stability: Stability, client_limited: bool
-) -> dict[str, Any]:
+    cohort: Cohort, observed: Sequence[tuple[Slo, Observations]], window: Window, stability: Stability, client_limited: bool
+) -> dict[str, Any]:  # fmt: skip
     result: dict[str, Any] = {
         "goodput_rps": None, "slo_attainment": None, "slo_met": None, "slo_met_reason": None, "slo_verdicts": [],
     }  # fmt: skip
-    if not slos:
+    if not observed:
         return result | {"slo_met_reason": "no SLO given", "goodput_rps_reason": "no SLO given"}
-    observed = observe_slos(cohort, slos)
     verdicts = [judge_slo(o, slo) for slo, o in observed]
     result["slo_verdicts"] = verdicts
     result["slo_met"], result["slo_met_reason"] = _overall(verdicts, stability, client_limited)

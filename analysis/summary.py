@@ -14,7 +14,7 @@ from analysis.burst import summarise_burst
 from analysis.capacity import find_capacity
 from analysis.caveats import find_caveats, repeated_undisturbed
 from analysis.fleet import summarise_fleet
-from analysis.goodput import peak_goodput
+from analysis.goodput import offline_throughput, peak_goodput
 from analysis.intervals import ASSUMPTION
 from analysis.knee import find_knee
 from analysis.lengths import output_deviation, realised
@@ -32,8 +32,11 @@ from loadgen.rundir import Run
 SCHEMA_VERSION = 1
 
 
-def summarise(run: Run) -> dict[str, Any]:
-    """The dict of summary.json for a run, complete or not. Raises SloError or RecordsError on a broken run."""
+def summarise(run: Run, labels: Mapping[int, bool] | None = None) -> dict[str, Any]:
+    """The dict of summary.json for a run, complete or not; ``labels``: request_id -> accepted.
+
+    Raises SloError or RecordsError on a broken run.
+    """
     meta = run.meta
     check_figures(meta)
     slos = [slo_from_dict(s) for s in meta.get("slos") or []]
@@ -42,7 +45,18 @@ def summarise(run: Run) -> dict[str, Any]:
     warmup = None if meta.get("warmup_requests") is None else int(meta["warmup_requests"])
     if not run.complete:
         metas = [_as_far_as_it_came(m, run.requests) for m in metas]
-    stages = [analyse_stage(records, m, slos, warmup, run_complete=run.complete) for m in metas]
+    stages = [
+        analyse_stage(
+            records,
+            m,
+            slos,
+            warmup,
+            run_complete=run.complete,
+            labels=labels,
+            fleet_inputs=meta.get("fleet_inputs"),
+        )
+        for m in metas
+    ]
     for stage, stage_meta in zip(stages, metas, strict=True):
         stage["server"] = _server(run, stage, stage_meta)
     summary: dict[str, Any] = {
@@ -59,6 +73,7 @@ def summarise(run: Run) -> dict[str, Any]:
         "capacity": find_capacity(stages, slos, pooled="search" in meta),
         "interval_assumption": ASSUMPTION,
         "goodput": peak_goodput(stages),
+        "offline": offline_throughput(stages, slos, meta.get("fleet_inputs") or {}),
         "audit": _audit(metas, stages),
     }
     summary["sharing"] = compare_sharing(records.requests, metas)

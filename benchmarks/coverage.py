@@ -93,10 +93,10 @@ def _serve(arrival: Floats, tokens: Floats, slots: int, step_s: list[float]) -> 
 
 def preset_server() -> Server:
     """Llama 3 8B on an A100 as the simulator has it, prompts of 512 tokens and answers of 128 in the median."""
-    from simulator.catalog import engine_config
+    from simulator.hardware import find_config
     from simulator.truth import saturation_rps, simulate
 
-    config = engine_config("llama3-8b-a100")
+    config = find_config("llama3-8b-a100")
 
     def lengths(n: int, rng: np.random.Generator) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
         inputs, outputs = rng.lognormal(np.log(512), 0.6, n), rng.lognormal(np.log(128), 0.6, n)
@@ -202,12 +202,16 @@ def main() -> None:
     parser.add_argument("--server", choices=SERVERS, default="batch")
     parser.add_argument("--runs", type=int, default=125, help="at each load")
     parser.add_argument("--requests", type=int, default=20_000, help="of a run")
-    parser.add_argument("--capacity", type=float, default=0.8, help="share of saturation at which the SLO's limit is put")
+    parser.add_argument(
+        "--capacity", type=float, default=0.8, help="share of saturation at which the SLO's limit is put"
+    )
     args = parser.parse_args()  # fmt: skip
     server = SERVERS[args.server]()
     size = TRUE_REQUESTS if args.server != "preset" else 100_000
     known = cache(lambda load: truth(server, load, size))
-    print(f"{server.name}: saturated at {server.most_rps:.4g} requests/s; {args.runs} runs of {args.requests}")
+    print(
+        f"{server.name}: saturated at {server.most_rps:.4g} requests/s; {args.runs} runs of {args.requests}"
+    )
     print("load   truth s  right  covered  refused  width  oracle")
     for load in LOADS:
         c = cover(server, load, args.requests, args.runs, known(load))
@@ -217,9 +221,7 @@ def main() -> None:
     print(f"SLO ttft_p99 = {limit_s:.4g} s: capacity at {args.capacity:.2f} of saturation")
     for share in VERDICT_LOADS:
         found = verdicts(server, share * args.capacity, limit_s, args.requests, args.runs)
-        print(
-            f"{share:4.2f} of capacity: " + ", ".join(f"{k} {v:.3f}" for k, v in found.items()), flush=True
-        )
+        print(f"{share:4.2f} of capacity: " + ", ".join(f"{k} {v:.3f}" for k, v in found.items()), flush=True)
 
 
 if __name__ == "__main__":

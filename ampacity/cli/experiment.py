@@ -40,7 +40,7 @@ def run_experiment(
     return path
 
 
-def finish(path: Path, *, as_json: bool) -> str:
+def finish(path: Path, *, as_json: bool, labels: Path | None = None) -> str:
     """Write summary.json and report.html of a run and print the findings; gives the run's status."""
     from rich.console import Console
 
@@ -50,7 +50,7 @@ def finish(path: Path, *, as_json: bool) -> str:
     from reports.terminal import render_table
 
     run = load_run(path)
-    summary = summarise(run)
+    summary = summarise(run, None if labels is None else _read_labels(labels))
     write_json(path / "summary.json", summary)
     write_report(path / "report.html", summary, run.meta)
     if as_json:
@@ -60,6 +60,16 @@ def finish(path: Path, *, as_json: bool) -> str:
         print(f"report: {path / 'report.html'}")
         print(path)
     return str(run.meta.get("status"))
+
+
+def _read_labels(path: Path) -> dict[int, bool]:
+    """request_id -> accepted. Raises LabelsError with one line."""
+    from analysis.goodput import LabelsError, parse_labels
+
+    try:
+        return parse_labels(path.read_text(encoding="utf-8-sig").splitlines(), str(path))
+    except (OSError, UnicodeDecodeError) as error:
+        raise LabelsError(f"--labels {path} cannot be read: {error}") from None
 
 
 def command_line(argv: list[str]) -> list[str]:
