@@ -39,12 +39,13 @@ def needed_pace_s(requests: Requests, chunks: Chunks, first_s: float) -> Floats:
 
 
 def fluidity_of(requests: Requests, chunks: Chunks, first_s: float, each_s: float) -> Floats:
-    """``fluidity_index`` of requests with chunks, shape (n,), over chunks: one of k tokens is due k deadlines later."""
+    """``fluidity_index`` of requests with chunks, shape (n,), over chunks; the k - 1 tokens beside a chunk's first are in time."""
     at_s, index = token_times_s(requests, chunks)
     n, count = len(requests), chunks.count
     slack, missed, total = np.zeros(n), np.zeros(n), np.zeros(n)
     order = np.argsort(-count, kind="stable")  # the longest first, so that a step is a slice
     starts, alive = chunks.starts[:-1][order], n
+    beside = None if chunks.tokens is None else np.maximum(chunks.tokens - 1, 0)
     descending = count[order]
     for i in range(int(count.max(initial=0))):
         while alive and descending[alive - 1] <= i:
@@ -53,6 +54,8 @@ def fluidity_of(requests: Requests, chunks: Chunks, first_s: float, each_s: floa
         gap = at_s[here] if i == 0 else at_s[here] - at_s[here - 1]
         due = np.full(alive, first_s) if i == 0 else each_s * (index[here] - index[here - 1])
         _step(gap, due, each_s, slack[:alive], missed[:alive], total[:alive])
+        if beside is not None:
+            total[:alive] += beside[here]
     result = np.empty(n)
     result[order] = 1 - missed / np.maximum(total, 1)
     return result

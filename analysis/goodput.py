@@ -72,14 +72,20 @@ def _json_rows(rows: list[tuple[int, str]], where: str) -> Iterable[tuple[int, M
 
 
 def _csv_rows(rows: list[tuple[int, str]], where: str) -> Iterable[tuple[int, Mapping[str, Any]]]:
-    header = next(csv.reader([rows[0][1]]))
-    if not {"request_id", "accepted"} <= {name.strip() for name in header}:
+    names = _cells(rows[0], where)
+    if not {"request_id", "accepted"} <= set(names):
         raise LabelsError(
             f"{where}:{rows[0][0]}: the header must name request_id and accepted, it is {rows[0][1]!r:.60}"
         )
-    names = [name.strip() for name in header]
-    for number, line in rows[1:]:
-        yield number, dict(zip(names, next(csv.reader([line])), strict=False))
+    for row in rows[1:]:
+        yield row[0], dict(zip(names, _cells(row, where), strict=False))
+
+
+def _cells(row: tuple[int, str], where: str) -> list[str]:
+    try:
+        return [cell.strip() for cell in next(csv.reader([row[1]]))]
+    except csv.Error as error:
+        raise LabelsError(f"{where}:{row[0]}: this is no CSV: {error}") from None
 
 
 def accepted_goodput(

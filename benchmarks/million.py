@@ -52,7 +52,9 @@ def write_run(path: Path, requests: int, tokens: int, stages: int) -> None:
     (path / "run.json").write_text(json.dumps(meta))
 
 
-def _table(rng: np.random.Generator, scheduled: np.ndarray, stage: int, first_id: int, tokens: int) -> pa.Table:
+def _table(
+    rng: np.random.Generator, scheduled: np.ndarray, stage: int, first_id: int, tokens: int
+) -> pa.Table:
     n = len(scheduled)
     gaps = rng.lognormal(np.log(0.02), 0.3, (n, tokens)).astype(np.float32)
     gaps[:, 0] = rng.lognormal(np.log(0.2), 0.5, n)
