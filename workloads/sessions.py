@@ -308,7 +308,10 @@ def _mapping(value: object, known: tuple[str, ...], where: str, needed: tuple[st
 
 
 def _lengths(given: Mapping[str, Any], name: str, where: str) -> Lengths | None:
-    return None if given.get(name) is None else parse_lengths(given[name], f"{where}: {name}")
+    value = given.get(name)
+    if value is None or (name in ("think_ms", "delay_ms") and value == 0):  # no pause
+        return None
+    return parse_lengths(value, f"{where}: {name}")
 
 
 def _one_of(given: Mapping[str, Any], name: str, allowed: tuple[str, ...], where: str) -> str:
