@@ -9,9 +9,12 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from array import array
-from typing import Any, Literal
+from collections.abc import Iterable
+from operator import sub
+from typing import Any, Literal, cast
 
 import msgspec
+import numpy as np
 
 from loadgen.protocols import Api, error_text, excerpt
 
@@ -62,7 +65,7 @@ class Answer:
     __slots__ = (
         "_chunk_tokens", "_finished_choices", "_usage", "_usage_per_chunk", "_usage_totals", "bad_json",
         "cached_tokens", "chunk_at_ns", "done", "error", "finish_reason", "first_answer_ns", "first_event_ns",
-        "input_tokens", "merged_events", "reasoning_chunks", "reasoning_tokens", "said", "whole_ns",
+        "input_tokens", "reasoning_chunks", "reasoning_tokens", "said", "whole_ns",
     )  # fmt: skip
 
     def __init__(self) -> None:
@@ -83,8 +86,47 @@ class Answer:
         self.bad_json: str | None = None
         self.done = False
         self.whole_ns: int | None = None  # when an answer that has no tokens by its nature was complete
-        self.merged_events = 0  # token events that shared their read with the one before
         self.said: list[tuple[Kind, str]] | None = None  # a list, where somebody wants the text
+
+    def on_events(self, events: Iterable[tuple[int, bytes]]) -> None:
+        """Events in their order. What is nothing but text of one choice, with a running total of tokens or
+        without, takes a short way here: it would be appended by ``_on_json``, and nothing else."""
+        append_at, append_tokens = self.chunk_at_ns.append, self._chunk_tokens.append
+        for at_ns, data in events:
+            try:
+                chunk = _decode(data)
+            except _BAD_JSON:
+                chunk = None
+            if (
+                chunk is not None
+                and chunk.error is None
+                and chunk.choices is not None
+                and len(chunk.choices) == 1
+            ):
+                choice, usage = chunk.choices[0], chunk.usage
+                if (
+                    self.first_answer_ns is not None
+                    and self.said is None
+                    and choice.delta is not None
+                    and choice.delta.content
+                    and not choice.finish_reason
+                    and choice.logprobs is None
+                    and choice.token_ids is None
+                    and (usage is None or self._usage is not None)
+                ):
+                    total = None
+                    if usage is not None:
+                        self._usage, total = usage, _count(usage.completion_tokens) or None
+                        self._usage_per_chunk = self._usage_per_chunk or total is not None
+                    append_at(at_ns)
+                    append_tokens(total)
+                    continue
+            self.on_event(at_ns, data)
+
+    def each_event(self, events: Iterable[tuple[int, bytes]]) -> None:
+        """Events in their order, each by ``on_event``."""
+        for at_ns, data in events:
+            self.on_event(at_ns, data)
 
     def on_event(self, at_ns: int, data: bytes) -> None:
         """One SSE event that was completed at ``at_ns``."""
@@ -157,8 +199,6 @@ class Answer:
             self._append(at_ns, counted)
 
     def _append(self, at_ns: int, tokens: int | None) -> None:
-        if self.chunk_at_ns and self.chunk_at_ns[-1] == at_ns:
-            self.merged_events += 1
         self.chunk_at_ns.append(at_ns)
         self._chunk_tokens.append(tokens)
 
@@ -182,13 +222,20 @@ class Answer:
     @property
     def chunk_tokens(self) -> list[int] | None:
         """Tokens in each token-bearing chunk, or None where the server did not say."""
-        known = [t for t in self._chunk_tokens if t is not None]
-        if not known or len(known) != len(self._chunk_tokens):
+        counts = self._chunk_tokens
+        if not counts or None in counts:
             return None
+        known = cast("list[int]", counts)
         if not self._usage_per_chunk:
             return known
-        gains = [after - before for before, after in zip([0, *known[:-1]], known, strict=True)]
+        gains = list(map(sub, known, [0, *known[:-1]]))
         return gains if min(gains) >= 1 else None  # counts that stand still or fall are no counts
+
+    @property
+    def merged_events(self) -> int:
+        """Token events that shared their read with the one before."""
+        at_ns = np.frombuffer(self.chunk_at_ns, dtype=np.int64)
+        return int(np.count_nonzero(at_ns[1:] == at_ns[:-1]))
 
     def finish(self) -> None:
         """The answer is over: take what its latest usage says."""
@@ -250,8 +297,7 @@ def _tokens_in(choice: _Choice) -> int | None:
 
 def _count(value: Any) -> int | None:
     """A number of tokens; what is none, or cannot be one, is not believed."""
-    believable = isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= TOKENS_MAX
-    return value if believable else None
+    return value if type(value) is int and 0 <= value <= TOKENS_MAX else None  # a bool is of another type
 
 
 def _detail(details: Any, name: str, before: int | None) -> int | None:
@@ -287,6 +333,7 @@ class _TypedAnswer(Answer, ABC):
     """An API whose events name their type; none of them says how many tokens a chunk holds."""
 
     __slots__ = ()
+    on_events = Answer.each_event
 
     def _on_json(self, at_ns: int, data: bytes) -> None:
         try:
@@ -381,6 +428,7 @@ class EmbeddingsAnswer(Answer):
     """A vector: no token comes out, and the whole body is the answer."""
 
     __slots__ = ()
+    on_events = Answer.each_event
 
     def _on_json(self, at_ns: int, data: bytes) -> None:
         try:

@@ -2,13 +2,14 @@
 
 This is the seam of the design: whatever reads the socket (a Protocol, a recvmsg reader, a test)
 calls ``feed(at_ns, data)`` and ``eof(at_ns)`` and nothing else. Reads are stamped by the caller
-before any parsing; events are split and JSON is decoded later, in batches.
+before any parsing. While a stream goes on, a read that cannot be its end is only put aside: framing,
+events and JSON are parsed later, in batches, while the code that does it is in the cache.
 """
 
 from __future__ import annotations
 
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import httptools
@@ -19,9 +20,10 @@ from loadgen.protocols import error_text, excerpt
 from loadgen.records import CHUNK_AT_MAX_US, RequestRecord
 from loadgen.sse import EventSplitter
 
-DECODE_AT_BYTES = 16_384  # so much body waits undecoded at most, per stream
+PARSE_AT_BYTES = 16_384  # so much waits unparsed at most, per stream
 WHOLE_BODY_BYTES = 64 * 2**20  # a body that is no stream may be so long, and one event of a stream too
 ERROR_BODY_BYTES = 65_536  # so much of an error body is read for its message
+_LF = 10
 _REQUEST_ID_HEADERS = {b"x-request-id", b"x-litellm-call-id", b"request-id"}
 
 
@@ -29,9 +31,10 @@ class Exchange:
     """The life of one request, from dispatch to its final status. Ends exactly once."""
 
     __slots__ = (
-        "_answer", "_at_ns", "_body_bytes", "_content_type", "_framed", "_gunzip", "_headers_done", "_informational", "_new_answer", "_on_end",
-        "_parser", "_pieces", "_splitter", "_whole", "cancel_after_tokens", "close_after", "ended", "last_read_ns", "listening", "received_bytes", "record",
-        "request", "retried",
+        "_answer", "_at_ns", "_bodies", "_body_stamps", "_chunked", "_complete_at", "_content_type", "_gunzip", "_headers_done",
+        "_informational", "_length_known", "_may_wait", "_new_answer", "_on_end", "_parsed_bytes", "_parser", "_reads",
+        "_splitter", "_stamps", "_undecoded_bytes", "_waiting_bytes", "_whole", "_whole_bytes", "cancel_after_tokens",
+        "close_after", "ended", "listening", "on_body", "record", "request", "retried",
     )  # fmt: skip
 
     def __init__(
@@ -49,8 +52,6 @@ class Exchange:
         self.ended = False
         self.retried = False  # once, when a kept-alive connection turned out to be dead
         self.close_after = True  # whether the connection must not be used again
-        self.last_read_ns: int | None = None
-        self.received_bytes = 0
         self.cancel_after_tokens = 0  # the user leaves after so many; 0: stays
         self.listening = False  # whether somebody wants to know what the answer says
         self._reset_response()
@@ -65,20 +66,28 @@ class Exchange:
         return "".join(text for kind, text in self._answer.said or () if reasoning or kind == "answer")
 
     def _reset_response(self) -> None:
+        self._reads: list[bytes] = []  # not yet parsed
+        self._stamps: list[int] = []  # of _reads
+        self._waiting_bytes = self._parsed_bytes = 0
+        self._may_wait = False  # an event stream in chunks is going on
+        self._bodies: list[bytes] = []  # the body as httptools gives it, not yet decoded
+        self._body_stamps: list[int] = []  # of _bodies
+        self._undecoded_bytes = 0
+        self.on_body: Callable[[bytes], None] = self._bodies.append  # the parser calls it: no frame of Python
         self._parser: Any = httptools.HttpResponseParser(self)
         self._answer = self._new_answer()
         if self.listening:
             self._answer.said = []
         self._splitter: EventSplitter | None = None
         self._whole: list[bytes] = []  # a body that is no event stream
-        self._pieces: list[tuple[int, bytes]] = []  # stamped, not yet split
-        self._body_bytes = 0
+        self._whole_bytes = 0
         self._content_type = b""
         self._gunzip: Any = None
         self._headers_done = False
-        self._framed = False  # by Content-Length or chunks; else the close ends the body
+        self._chunked = self._length_known = False  # neither: the close ends the body
         self._informational = False
-        self._at_ns = 0
+        self._complete_at: int | None = None  # the response has ended with so many of _bodies
+        self._at_ns: int | None = None  # of the read that was parsed last
 
     @property
     def merged_events(self) -> int:
@@ -89,65 +98,70 @@ class Exchange:
 
     def feed(self, at_ns: int, data: bytes) -> None:
         """``data`` was read from the socket at ``at_ns``."""
-        if self.ended:
-            self.close_after = True  # bytes after the end of the response: not HTTP that we asked for
+        self._stamps.append(at_ns)
+        self._reads.append(data)
+        size = len(data)
+        self._waiting_bytes = waiting = self._waiting_bytes + size
+        # a response in chunks ends with CR LF CR LF; a read that ends "event LF LF CR LF" is not its end
+        if self._may_wait and size > 3 and data[-4] == _LF and waiting < PARSE_AT_BYTES:
             return
-        self._at_ns = self.last_read_ns = at_ns
-        self.received_bytes += len(data)
-        try:
-            self._parser.feed_data(data)
-        except httptools.HttpParserCallbackError as error:
-            if not isinstance(error.__context__, zlib.error):
-                raise
-            self.fail("protocol_error", f"broken compressed body: {error.__context__}", at_ns)
-        except (httptools.HttpParserError, httptools.HttpParserUpgrade) as error:
-            self.close_after = True
-            self.fail("protocol_error", f"not HTTP: {error}: {excerpt(data)}", at_ns)
+        self._parse()
+
+    @property
+    def last_read_ns(self) -> int | None:
+        """When the socket last gave something, or None."""
+        return self._stamps[-1] if self._stamps else self._at_ns
+
+    @property
+    def received_bytes(self) -> int:
+        """Bytes of the response so far, framing included."""
+        return self._parsed_bytes + self._waiting_bytes
 
     def eof(self, at_ns: int, error: str | None = None) -> None:
         """The peer closed or broke the connection."""
+        self._parse()
         if self.ended:
             return
+        framed = self._chunked or self._length_known
         if not self._headers_done:
-            self.fail("reset", error or "connection closed before the response headers", at_ns)
-        elif (error is None and not self._framed) or (self.record.http_status or 0) >= 300:
+            self._give_up("reset", error or "connection closed before the response headers", at_ns)
+        elif (error is None and not framed) or (self.record.http_status or 0) >= 300:
             self._conclude(at_ns)  # the close ends an unframed body (RFC 9112, 6.3); a refusal stays one
         else:
-            self.fail("truncated", error or "connection closed in the middle of the body", at_ns)
+            self._give_up("truncated", error or "connection closed in the middle of the body", at_ns)
 
     def fail(self, status: str, error: str, at_ns: int) -> None:
-        """End with ``status``; what arrived so far stays in the record."""
-        if self.ended:
-            return
-        self._decode_pending()
-        self._answer.finish()
-        self._end(status, error, at_ns)
+        """End with ``status``, unless what has arrived ends it otherwise; that stays in the record."""
+        self._parse()
+        if not self.ended:
+            self._give_up(status, error, at_ns)
 
     def restart(self) -> None:
         """Forget an attempt that received nothing on a dead kept-alive connection."""
         self.retried = True
         self.record.connected_ns = self.record.started_ns = self.record.sent_ns = None
-        self.received_bytes = 0
         self._reset_response()
 
     # -- httptools' callbacks ----------------------------------------------------------------
 
     def on_message_begin(self) -> None:
         """A second response to one request: nobody asked for it."""
-        if self.ended:
+        if self._complete_at is not None:
             self.close_after = True
 
     def on_header(self, name: bytes, value: bytes) -> None:
         """Keep the few headers that matter."""
-        if self.ended:
+        if self._complete_at is not None:
             return
         name = name.lower()
         if name == b"content-type":
             self._content_type = value.lower()
         elif name == b"content-encoding" and value.lower() in (b"gzip", b"deflate"):
             self._gunzip = zlib.decompressobj(zlib.MAX_WBITS | 32)
-        elif name == b"content-length" or (name == b"transfer-encoding" and b"chunked" in value.lower()):
-            self._framed = True
+        elif name == b"content-length":
+            self._length_known = True
+        elif name == b"transfer-encoding" and b"chunked" in value.lower():
+            self._chunked = True
         elif name == b"retry-after":
             self.record.retry_after_s = _retry_after(value)
         elif name in _REQUEST_ID_HEADERS and self.record.server_request_id is None:
@@ -155,7 +169,7 @@ class Exchange:
 
     def on_headers_complete(self) -> None:
         """The status line and all headers are there."""
-        if self.ended:
+        if self._complete_at is not None:
             return
         status = self._parser.get_status_code()
         self._informational = status < 200
@@ -166,50 +180,112 @@ class Exchange:
         self._headers_done = True
         if status < 300 and b"json" not in self._content_type:
             self._splitter = EventSplitter()
-
-    def on_body(self, body: bytes) -> None:
-        """A piece of the body: stamped and put aside."""
-        if self.ended:
-            return
-        if self._gunzip is not None:
-            body = self._gunzip.decompress(body)
-        self._body_bytes += len(body)
-        if self._splitter is None:
-            if self.record.http_status == 200 or self._body_bytes <= ERROR_BODY_BYTES:
-                self._whole.append(body)
-            if self._body_bytes > WHOLE_BODY_BYTES:
-                self.fail("protocol_error", f"a body of more than {WHOLE_BODY_BYTES >> 20} MiB", self._at_ns)
-            return
-        self._pieces.append((self._at_ns, body))
-        if self.cancel_after_tokens:
-            self._decode_pending()
-            if not self.ended and self._answer.tokens_so_far() >= self.cancel_after_tokens:
-                self.fail("cancelled", f"the user left after {self.cancel_after_tokens} tokens", self._at_ns)
-        elif self._body_bytes >= DECODE_AT_BYTES:
-            self._decode_pending()
+            self._may_wait = self._chunked and not self.cancel_after_tokens
 
     def on_message_complete(self) -> None:
         """The response has its proper end."""
-        if self._informational or self.ended:
+        if self._informational or self._complete_at is not None:
             self._informational = False
             return
         self.close_after = not self._parser.should_keep_alive()
-        self._conclude(self._at_ns)
+        self._complete_at = len(self._bodies)
 
     # -- reading and judging -----------------------------------------------------------------
 
-    def _decode_pending(self) -> None:
-        if self._splitter is None:
+    def _parse(self) -> None:
+        """Take the HTTP framing off the reads that wait, each with its own time; decode if that is due."""
+        reads, stamps = self._reads, self._stamps
+        if not reads:
             return
-        answer = self._answer
-        for at_ns, piece in self._pieces:
-            for event_ns, data in self._splitter.feed(at_ns, piece):
-                answer.on_event(event_ns, data)
-        self._pieces.clear()
-        self._body_bytes = 0
-        if self._splitter.waiting_bytes > WHOLE_BODY_BYTES and not self.ended:
-            self._splitter = EventSplitter()  # what waits is no event any more
-            self.fail("protocol_error", f"an event of more than {WHOLE_BODY_BYTES >> 20} MiB", self._at_ns)
+        self._reads, self._stamps = [], []
+        self._parsed_bytes += self._waiting_bytes
+        self._undecoded_bytes += self._waiting_bytes
+        self._waiting_bytes = 0
+        if self._parser is None:  # ended
+            self.close_after = True  # bytes after the end of the response: not HTTP that we asked for
+            return
+        parse, bodies, body_stamps = self._parser.feed_data, self._bodies, self._body_stamps
+        at_ns, data = 0, b""
+        broken: str | None = None
+        try:
+            for at_ns, data in zip(stamps, reads, strict=True):
+                self._at_ns = at_ns
+                parse(data)
+                while len(body_stamps) < len(bodies):
+                    body_stamps.append(at_ns)
+        except (httptools.HttpParserError, httptools.HttpParserUpgrade) as error:
+            broken = f"not HTTP: {error}: {excerpt(data)}"
+            body_stamps += [at_ns] * (len(bodies) - len(body_stamps))
+        complete = self._complete_at is not None
+        now = complete or len(reads) > 1 or self._splitter is None or self.cancel_after_tokens > 0
+        if now or self._undecoded_bytes >= PARSE_AT_BYTES:
+            self._decode()
+        if broken is not None:
+            self.close_after = True
+        if self.ended:
+            return
+        if complete:
+            self._conclude(at_ns)
+        elif broken is not None:
+            self._give_up("protocol_error", broken, at_ns)
+
+    def _decode(self) -> None:
+        """Read what the parser gave of the body; of a body that is no event stream only keep it."""
+        bodies, stamps = self._bodies[: self._complete_at], self._body_stamps[: self._complete_at]
+        self._bodies.clear()
+        self._body_stamps.clear()
+        self._undecoded_bytes = 0
+        at_ns, wrong = self._at_ns or 0, None
+        if self._gunzip is not None:
+            bodies, wrong = self._decompressed(bodies)
+        left = False
+        if self._splitter is not None:
+            events = self._splitter.feed_all(stamps, bodies)
+            if self.cancel_after_tokens:
+                left = self._leaves_within(events)
+            else:
+                self._answer.on_events(events)
+            if self._splitter.waiting_bytes > WHOLE_BODY_BYTES:
+                self._splitter = EventSplitter()  # what waits is no event any more
+                wrong = f"an event of more than {WHOLE_BODY_BYTES >> 20} MiB"
+        else:
+            for body in bodies:
+                self._whole_bytes += len(body)
+                if self.record.http_status == 200 or self._whole_bytes <= ERROR_BODY_BYTES:
+                    self._whole.append(body)
+            if self._whole_bytes > WHOLE_BODY_BYTES:
+                wrong = f"a body of more than {WHOLE_BODY_BYTES >> 20} MiB"
+        if not self.ended and (left or wrong is not None):
+            self._answer.finish()
+            if left:
+                self.close_after = True
+                self._end("cancelled", f"the user left after {self.cancel_after_tokens} tokens", at_ns)
+            else:
+                self._end("protocol_error", wrong, at_ns)
+
+    def _leaves_within(self, events: Iterable[tuple[int, bytes]]) -> bool:
+        """Whether the user leaves at one of these events; what comes after it is not read."""
+        for event in events:
+            self._answer.on_events((event,))
+            if self._answer.tokens_so_far() >= self.cancel_after_tokens:
+                return True
+        return False
+
+    def _decompressed(self, bodies: list[bytes]) -> tuple[list[bytes], str | None]:
+        """The pieces decompressed, up to one that is broken; and what is wrong with that."""
+        plain: list[bytes] = []
+        try:
+            for body in bodies:
+                plain.append(self._gunzip.decompress(body))
+        except zlib.error as error:
+            return plain, f"broken compressed body: {error}"
+        return plain, None
+
+    def _give_up(self, status: str, error: str, at_ns: int) -> None:
+        self._decode()
+        if not self.ended:
+            self._answer.finish()
+            self._end(status, error, at_ns)
 
     def _conclude(self, at_ns: int) -> None:
         """A proper end of HTTP: judge what it brought."""
@@ -218,7 +294,9 @@ class Exchange:
             where = "redirect: give the final URL" if status < 400 else error_text(b"".join(self._whole))
             self._end("http_error", f"HTTP {status}: {where}", at_ns)
             return
-        self._decode_pending()
+        self._decode()
+        if self.ended:
+            return
         answer = self._answer
         if self._splitter is not None:
             for event_ns, data in self._splitter.finish(at_ns):
@@ -264,7 +342,7 @@ class Exchange:
             record.chunk_at_us = np.minimum(at_us, CHUNK_AT_MAX_US).tolist()
             record.chunk_tokens = answer.chunk_tokens
         self.ended = True
-        self._pieces = []
+        self._may_wait = False
         self._whole = []
         self._parser = None  # it holds a reference back to us
         self._on_end(self)

@@ -18,6 +18,8 @@ from array import array
 from typing import Protocol
 
 READ_BYTES = 65_536
+_BUFFER = memoryview(bytearray(READ_BYTES))  # one for all: it is copied from before the next read
+_BUFFERS = [_BUFFER]
 _SO_TIMESTAMPNS = 35
 _TIMESPEC = struct.Struct("@qq")
 _ANCILLARY_BYTES = 64  # one cmsg header and a timespec, with room
@@ -89,16 +91,17 @@ class KernelWire:
 
     def _on_readable(self) -> None:
         try:
-            data, ancillary, _, _ = self._socket.recvmsg(READ_BYTES, _ANCILLARY_BYTES)
+            size, ancillary, _, _ = self._socket.recvmsg_into(_BUFFERS, _ANCILLARY_BYTES)
         except (BlockingIOError, InterruptedError):
             return
         except OSError as error:
             self._lose(error)
             return
         at_ns = time.monotonic_ns()
-        if not data:
+        if not size:
             self._lose(None)
             return
+        data = bytes(_BUFFER[:size])
         for level, kind, content in ancillary:
             if level == socket.SOL_SOCKET and kind == _SO_TIMESTAMPNS:
                 seconds, nanoseconds = _TIMESPEC.unpack_from(content)

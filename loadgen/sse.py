@@ -6,6 +6,8 @@ with a blank line; its time is that of the read that brought that blank line.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 _BOM = b"\xef\xbb\xbf"
 
 
@@ -33,7 +35,7 @@ class EventSplitter:
             and data.endswith(b"\n")
             and not self._buffer
             and not self._swallow_lf
-            and b"\r" not in data
+            and data.find(b"\r") < 0
         ):
             return [(at_ns, data[6:-2])]
         if self._swallow_lf or b"\r" in data:
@@ -48,6 +50,25 @@ class EventSplitter:
             if event is not None:
                 events.append((at_ns, event))
         return events
+
+    def feed_all(self, stamps: list[int], pieces: list[bytes]) -> Iterable[tuple[int, bytes]]:
+        """``feed`` for many pieces at once; where each is one whole event of one line, they are cut in one go."""
+        body = b"".join(pieces)
+        if (
+            not self._buffer
+            and not self._swallow_lf
+            and body.startswith(b"data: ")
+            and body.endswith(b"\n\n")
+            and body.count(b"\n") == 2 * len(pieces)
+            and body.find(b"\r") < 0
+        ):
+            events = body[6:-2].split(b"\n\ndata: ")
+            if list(map(len, events)) == [len(piece) - 8 for piece in pieces]:
+                self._began = True  # without a byte order mark
+                return zip(stamps, events, strict=True)
+        return [
+            event for at_ns, piece in zip(stamps, pieces, strict=False) for event in self.feed(at_ns, piece)
+        ]
 
     @property
     def waiting_bytes(self) -> int:
