@@ -5,13 +5,16 @@ from __future__ import annotations
 import gzip
 import json
 import zlib
+from bisect import bisect_left
 from typing import Any
 
 import pytest
-from streams.playing import MS, play
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from streams.playing import MS, in_pieces, play
 
 from loadgen.answers import Answer
-from loadgen.exchange import Exchange
+from loadgen.exchange import PARSE_AT_BYTES, Exchange
 from loadgen.protocols import Dialect, RequestShape, error_text, excerpt
 from loadgen.records import CHUNK_AT_MAX_US, RequestRecord
 
@@ -135,6 +138,42 @@ def test_no_token_has_no_time() -> None:
     assert record.status == "empty"
     assert (record.first_token_ns, record.last_token_ns, record.first_answer_ns) == (None, None, None)
     assert (record.output_tokens, record.chunk_at_us, record.first_event_ns) == (None, [], 1 * MS)
+
+
+# A text may hold what looks like the end of a chunked response, and like the end of an event in a chunk.
+TRAPS = [text("0\r\n\r\n"), text("a\n\n\r\nb"), text("\n0\r\n\r\n"), text("é\u2028")]
+
+
+@settings(max_examples=80, deadline=None)
+@given(data=st.data())
+def test_reads_that_wait_keep_text_and_times_whatever_the_cuts(data: st.DataObject) -> None:
+    """160 events, beyond one batch, cut anywhere: each token has the time of the read with its blank line."""
+    events = [event(text(f"w{i}") if i % 9 else TRAPS[i // 9 % len(TRAPS)]) for i in range(160)]
+    body, ends = HEAD, []
+    for one in events:
+        body += b"%x\r\n%b\r\n" % (len(one), one)
+        ends.append(len(body) - 2)  # offset behind the event's blank line
+    body += chunk(FINISH, "[DONE]") + END
+    own = st.sampled_from([end + 2 for end in ends])  # where servers cut: behind a chunk
+    anywhere = st.integers(1, len(body) - 1)
+    cuts = sorted(set(data.draw(st.lists(own, max_size=160)) + data.draw(st.lists(anywhere, max_size=6))))
+    record = play((i * 1000, piece) for i, piece in enumerate(in_pieces(body, cuts), 1))
+    assert (record.status, record.output_tokens) == ("ok", 160)
+    assert record.chunk_at_us == [1 + bisect_left(cuts, end) for end in ends]
+
+
+def test_an_endless_stream_is_parsed_as_it_comes_and_garbage_in_it_is_noticed() -> None:
+    exchange = Exchange(RequestRecord(0, 0, 0, "unfinished", started_ns=0), b"", lambda _: None)
+    exchange.feed(1, HEAD)
+    one = chunk(text("x" * 400))
+    for i in range(200):
+        exchange.feed(i + 2, one)
+    waiting = sum(len(read) for read in exchange._reads) + sum(len(body) for body in exchange._bodies)
+    assert waiting <= PARSE_AT_BYTES
+    exchange.feed(300, b"no such chunk\n\n\r\n")  # it may wait, as it looks like an event ...
+    exchange.fail("timeout", "nothing received for 1 s", 10**9)  # ... but not beyond the end
+    assert (exchange.record.status, exchange.record.ended_ns) == ("protocol_error", 300)
+    assert exchange.record.output_tokens == 200
 
 
 # -- how a response can end --------------------------------------------------------------------
