@@ -14,12 +14,15 @@ from typing import Any
 import numpy as np
 
 from analysis.metrics import Floats
+from analysis.scalability import corner_of_bounds, fit_usl
 
 MIN_STAGES = 4
 DIVERGENCE_FACTOR = 2.0
 MIN_RISE = 1.3  # of the mean time in flight over the sweep; below it throughput is proportional to load
 MAX_SPAN = 8.0  # of a region: a factor beyond which it names no load
 MAX_SPAN_RPS = 2.0
+MIN_USL = 6
+RESAMPLES = 60
 
 
 @dataclass(frozen=True)
@@ -71,12 +74,18 @@ def find_knee(stages: Sequence[dict[str, Any]]) -> dict[str, Any]:
     straight = _straight(usable)
     if straight:
         return _no_knee(straight)
-    methods = {"p99_p50_divergence": _divergence(usable), "kneedle": _kneedle(usable)}
+    methods = {
+        "p99_p50_divergence": _divergence(usable), "kneedle": _kneedle(usable), "usl": _usl(usable), "bounds": _bounds(usable),
+    }  # fmt: skip
+    for name, method in methods.items():
+        if method["concurrency"] is not None:
+            _widen(method, name, usable)
     found = [m for m in methods.values() if m["concurrency"] is not None]
     if not found:
         reasons = "; ".join(f"{name}: {m['reason']}" for name, m in methods.items())
         return _no_knee(reasons) | {"methods": methods}
-    return _region(found) | {"methods": methods}
+    group, disagreement = _agreeing({n: m for n, m in methods.items() if m["concurrency"] is not None})
+    return _region(group) | {"disagreement": disagreement, "methods": methods}
 
 
 def _straight(stages: list[dict[str, Any]]) -> str | None:
@@ -96,6 +105,104 @@ def _straight(stages: list[dict[str, Any]]) -> str | None:
         "no SLO broke and throughput is still proportional to the requests in flight: their mean time in flight at "
         f"the top is {rise:.2f} times that at low load (a bend needs {MIN_RISE:g}); try higher loads"
     )
+
+
+def _agreeing(found: dict[str, dict[str, Any]]) -> tuple[list[dict[str, Any]], str | None]:
+    """The largest group of methods whose ranges have a load in common, if it is more than half; else all of them."""
+    ends = [end for m in found.values() for end in m["range"]]
+    common = max(ends, key=lambda at: sum(m["range"][0] <= at <= m["range"][1] for m in found.values()))
+    group = {n: m for n, m in found.items() if m["range"][0] <= common <= m["range"][1]}
+    if len(group) == len(found):
+        return list(found.values()), None
+    said = "; ".join(f"{n} {m['range'][0]:.3g} to {m['range'][1]:.3g} in flight" for n, m in found.items())
+    if 2 * len(group) > len(found):
+        apart = ", ".join(n for n in found if n not in group)
+        return list(group.values()), f"{apart} sees the bend elsewhere and is left out of the region: {said}"
+    return list(found.values()), f"the methods disagree, so the region spans them all: {said}"
+
+
+def _widen(method: dict[str, Any], name: str, stages: list[dict[str, Any]]) -> None:
+    """Stretch a method's range to the 95 % of ``RESAMPLES`` parametric bootstrap samples of the stages' own noise."""
+    x = np.array([s["concurrency"] for s in stages])
+    y = np.array([s["achieved_rps"] for s in stages])
+    metric, tail = _best_percentile(stages)
+    ratio = np.array([_ratio(s[metric], tail) if metric else math.inf for s in stages])
+    noise = np.array([1 / math.sqrt(max(s["requests"], 1)) for s in stages])
+    spread = np.array([_log_spread(s[metric]) if metric else 0.0 for s in stages])
+    rng, found = np.random.default_rng(1), []
+    unstable = [s["stable"] is False for s in stages]
+    for _ in range(RESAMPLES):
+        near_x = x * np.exp(3 * noise * rng.standard_normal(len(x)))  # queues remember: more than Poisson
+        near_y = y * np.exp(noise * rng.standard_normal(len(y)))
+        again = [
+            {**s, "concurrency": float(a), "achieved_rps": float(b), "_ratio": float(r)}
+            for s, a, b, r in zip(stages, near_x, near_y, ratio * np.exp(spread * rng.standard_normal(len(x))), strict=True)
+        ]  # fmt: skip
+        order = np.argsort(near_x, kind="stable")
+        at = _point(name, [again[i] for i in order], near_x[order], near_y[order], any(unstable))
+        if at is not None:
+            found.append(at)
+    if len(found) >= RESAMPLES // 2:
+        low, high = np.quantile(found, [0.025, 0.975])
+        method["range"] = [min(method["range"][0], float(low)), max(method["range"][1], float(high))]
+        method["range_rps"] = sorted(float(np.interp(end, x, y)) for end in method["range"])
+
+
+def _point(name: str, stages: list[dict[str, Any]], x: Floats, y: Floats, saturated: bool) -> float | None:
+    if name == "usl":
+        law = fit_usl(x, y)
+        return law.corner(float(x[-1])) if law else None
+    if name == "bounds":
+        return corner_of_bounds(x, y, saturated)
+    found = _kneedle(stages) if name == "kneedle" else _divergence(stages)
+    return found["concurrency"] if found["concurrency"] is None else float(found["concurrency"])
+
+
+def _log_spread(figures: dict[str, Any]) -> float:
+    """Standard deviation of ln p99, from its interval where it has one."""
+    low, high = figures.get("p99_ci") or (None, None)
+    return math.log(high / low) / 3.92 if low and high and high > low else 0.1
+
+
+def _usl(stages: list[dict[str, Any]]) -> dict[str, Any]:
+    """The corner of the Universal Scalability Law fitted to throughput against concurrency."""
+    x, y = (np.array([s[name] for s in stages]) for name in ("concurrency", "achieved_rps"))
+    if len(stages) < MIN_USL:
+        return _no_method(f"{len(stages)} loads are too few for three parameters (needs {MIN_USL})")
+    law = fit_usl(x, y)
+    if law is None:
+        return _no_method("the Universal Scalability Law does not fit")
+    corner = law.corner(float(x[-1]))
+    if corner > x[-1] / MIN_RISE:
+        return _no_method("throughput shows neither contention nor coherency in the loads that were tried")
+    error = float(np.sqrt(np.mean((law.at(x) / y - 1) ** 2)))
+    what = f"gamma N meets the highest throughput of gamma N / (1 + {law.alpha:.3g} (N - 1) + {law.beta:.3g} N (N - 1)), fitted to {100 * error:.2g} %"
+    range_ = [corner * (1 - 2 * error), corner * (1 + 2 * error)]  # the law is no better than its fit
+    return _at(corner, x, y) | {"range": range_, "definition": what, "alpha": law.alpha, "beta": law.beta, "gamma": law.gamma,
+                                    "peak": law.peak if math.isfinite(law.peak) else None}  # fmt: skip
+
+
+def _bounds(stages: list[dict[str, Any]]) -> dict[str, Any]:
+    """Where the lines of the asymptotic bounds meet."""
+    x, y = (np.array([s[name] for s in stages]) for name in ("concurrency", "achieved_rps"))
+    corner = corner_of_bounds(x, y, any(s["stable"] is False for s in stages))
+    if corner is None:
+        return _no_method("throughput was still growing at the top: no ceiling is known")
+    if not x[0] <= corner <= x[-1]:
+        return _no_method(f"the bounds meet at {corner:.3g} in flight, outside the loads that were tried")
+    return _at(corner, x, y) | {"definition": "time in flight at low load x the highest throughput"}
+
+
+def _at(concurrency: float, x: Floats, y: Floats) -> dict[str, Any]:
+    """A method's entry for a knee that lies between levels."""
+    rps = float(np.interp(concurrency, x, y))
+    return {
+        "concurrency": concurrency,
+        "rps": rps,
+        "range": [concurrency, concurrency],
+        "range_rps": [rps, rps],
+        "reason": None,
+    }
 
 
 def _region(found: list[dict[str, Any]]) -> dict[str, Any]:
@@ -124,6 +231,7 @@ def _no_knee(reason: str) -> dict[str, Any]:
         "region": None,
         "region_rps": None,
         "reason": reason,
+        "disagreement": None,
         "methods": {},
     }
 
@@ -138,7 +246,7 @@ def _divergence(stages: list[dict[str, Any]]) -> dict[str, Any]:
     if metric is None:
         return _no_method("no latency percentile is supported in enough stages")
     points = [
-        _Point(s["concurrency"], s["achieved_rps"], _ratio(s[metric], tail), s["stable"] is not False)
+        _Point(s["concurrency"], s["achieved_rps"], _ratio_of(s, metric, tail), s["stable"] is not False)
         for s in stages
         if s[metric].get("p50") or s["stable"] is False
     ]
@@ -174,6 +282,12 @@ def _best_percentile(stages: list[dict[str, Any]]) -> tuple[str | None, str]:
             if sum(1 for s in stages if s[metric].get("p50") and s[metric].get(tail)) >= MIN_STAGES - 1:
                 return metric, tail
     return None, "p99"
+
+
+def _ratio_of(stage: dict[str, Any], metric: str, tail: str) -> float:
+    """Tail over median of a stage; of a resampled one, as it was drawn."""
+    drawn = stage.get("_ratio")
+    return _ratio(stage[metric], tail) if drawn is None else float(drawn)
 
 
 def _ratio(figures: dict[str, Any], tail: str) -> float:

@@ -15,7 +15,12 @@ CROSSING = {
     "lower_bound": "a lower bound: no stage broke the SLO",
     "none": "no stage met the SLO",
 }
-METHODS = {"p99_p50_divergence": "p99/p50 divergence", "kneedle": "Kneedle"}
+METHODS = {
+    "p99_p50_divergence": "p99/p50 divergence",
+    "kneedle": "Kneedle",
+    "usl": "Universal Scalability Law",
+    "bounds": "asymptotic bounds",
+}
 
 
 @dataclass(frozen=True)
@@ -98,7 +103,12 @@ def _knee(knee: Mapping[str, Any]) -> Finding:
     region = ", ".join(text for span, unit in spans if (text := interval(span, unit=unit)))
     methods = [_method(name, found) for name, found in (knee.get("methods") or {}).items()]
     moves = "a region, not a limit: it moves with the loads that were swept"
-    return Finding("Knee", " at ".join(at), region and f"region {region}", _sentence(*methods, moves))
+    return Finding(
+        "Knee",
+        " at ".join(at),
+        region and f"region {region}",
+        _sentence(*methods, knee.get("disagreement"), moves),
+    )
 
 
 def _method(name: str, found: Mapping[str, Any]) -> str:

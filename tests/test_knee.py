@@ -1,0 +1,121 @@
+"""Knees with a known place: laws of throughput, the asymptotic bounds, and the region that the methods agree on."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+
+from analysis.knee import find_knee, kneedle
+from analysis.scalability import Usl, corner_of_bounds, fit_usl
+
+LEVELS = np.array([1, 2, 4, 6, 8, 12, 16, 24, 32, 48.0])
+
+
+def closed_network(users: int, demands_s: tuple[float, ...], delay_s: float) -> float:
+    """Exact throughput of a closed network of queues and a delay by mean value analysis (Reiser and Lavenberg 1980)."""
+    queue = np.zeros(len(demands_s))
+    rate = 0.0
+    for n in range(1, users + 1):
+        stay = np.array(demands_s) * (1 + queue)
+        rate = n / (delay_s + stay.sum())
+        queue = rate * stay
+    return rate
+
+
+def stages_of(x: Any, y: Any, requests: int, rng: np.random.Generator | None = None) -> list[dict[str, Any]]:
+    """Stages with the noise of counts in throughput and three times that in concurrency; TTFT rises past the corner."""
+    corner = float(np.max(y)) * float(x[0] / y[0])
+    found = []
+    for i, (n, rate) in enumerate(zip(x.tolist(), y.tolist(), strict=True)):
+        noise = (rng.standard_normal(3) if rng else np.zeros(3)) / math.sqrt(requests)
+        ratio = 2.0 * (1 + (n / corner) ** 3) * math.exp(5 * noise[2])
+        figures = {"p50": 0.1, "p95": 0.1 * ratio, "p99": 0.1 * ratio, "p99_ci": [0.08 * ratio, 0.12 * ratio]}
+        found.append({
+            "index": i, "kind": "closed", "client_limited": False, "requests": requests, "stable": True, "slo_met": True,
+            "concurrency": n * math.exp(3 * noise[0]), "achieved_rps": rate * math.exp(noise[1]),
+            "ttft_from_schedule_s": figures, "e2e_from_schedule_s": figures,
+        })  # fmt: skip
+    return found
+
+
+def test_usl_of_the_published_example() -> None:
+    law = Usl(1.0, 0.03, 0.0005)
+    assert law.peak == pytest.approx(44.05, abs=0.01)
+    assert float(law.at(np.array(law.peak))) == pytest.approx(13.60, abs=0.01)
+
+
+def test_usl_is_found_again_without_and_with_noise() -> None:
+    law = Usl(2.0, 0.03, 0.0005)
+    again = fit_usl(LEVELS, law.at(LEVELS))
+    assert again is not None
+    assert (again.gamma, again.alpha, again.beta) == pytest.approx((2.0, 0.03, 0.0005), rel=1e-6)
+    rng = np.random.default_rng(4)
+    fits = [fit_usl(LEVELS, law.at(LEVELS) * np.exp(0.01 * rng.standard_normal(10))) for _ in range(200)]
+    peaks = [fit.peak for fit in fits if fit]
+    assert len(peaks) == 200
+    assert np.median(peaks) == pytest.approx(44.05, rel=0.03)
+
+
+def test_usl_without_coherency_is_amdahl_and_a_line_has_no_corner() -> None:
+    amdahl = fit_usl(LEVELS, Usl(2.0, 0.1, 0.0).at(LEVELS))
+    assert amdahl is not None
+    assert amdahl.corner(48.0) == pytest.approx(48 / 5.7, rel=1e-3)  # 48 / (1 + 0.1 x 47)
+    line = fit_usl(LEVELS, 3 * LEVELS)
+    assert line is not None
+    assert line.corner(48.0) == pytest.approx(48.0, rel=1e-3)
+
+
+def test_bounds_meet_at_demand_over_the_bottleneck() -> None:
+    # bottleneck 0.1 s, 0.9 s elsewhere without queueing: N* = 1.0 / 0.1 = 10
+    x = np.array([1, 2, 3, 5, 10, 20, 40, 80.0])
+    y = np.minimum(10.0, x / 1.0)
+    assert corner_of_bounds(x, y, saturated=False) == pytest.approx(10.0)
+    assert corner_of_bounds(x[:4], y[:4], saturated=False) is None  # still growing
+
+
+def test_kneedle_depends_on_the_range_and_says_so() -> None:
+    # M/M/1 response time against load: the knee is where the curve was cut off
+    for top, knee_at in ((0.95, 0.80), (0.99, 0.90)):
+        rho = np.linspace(0, top, 400)
+        response = 1 / (1 - rho)
+        flipped = kneedle(
+            1 - rho[::-1] / top, response.max() - response[::-1]
+        )  # convex increasing, turned round
+        assert flipped is not None
+        assert float(rho[::-1][flipped.index]) == pytest.approx(knee_at, abs=0.05)
+    stages = stages_of(LEVELS, np.array([closed_network(int(n), (0.1,), 0.9) for n in LEVELS]), 10**6)
+    assert "swept from concurrency 1 to 48" in find_knee(stages)["methods"]["kneedle"]["definition"]
+
+
+def test_the_knee_of_noisy_curves_is_in_its_region() -> None:
+    """Closed networks with one bottleneck: the corner is N* = (D + Z) / D_max."""
+    rng = np.random.default_rng(7)
+    hits = named = 0
+    widths = []
+    for _ in range(24):
+        corner = rng.uniform(5, 20)
+        demand = 1.0 / corner
+        y = np.array([closed_network(int(n), (demand,), 1 - demand) for n in LEVELS])
+        knee = find_knee(stages_of(LEVELS, y, 1000, rng))
+        if knee["region"] is None:
+            continue
+        named += 1
+        hits += knee["region"][0] <= corner <= knee["region"][1]
+        widths.append(knee["region"][1] / knee["region"][0])
+    assert named >= 22
+    assert hits >= 0.9 * named
+    assert np.median(widths) < 4
+
+
+def test_methods_that_disagree_are_named() -> None:
+    y = np.array([closed_network(int(n), (0.1,), 0.9) for n in LEVELS])
+    stages = stages_of(LEVELS, y, 10**6)
+    for stage in stages:  # the tail runs away far earlier than throughput bends
+        late = {"p50": 0.1, "p95": 0.2, "p99": 0.2 if stage["concurrency"] < 2.5 else 9.0}
+        stage |= {"ttft_from_schedule_s": late, "e2e_from_schedule_s": late}
+    knee = find_knee(stages)
+    assert "p99_p50_divergence" in knee["disagreement"]
+    assert knee["region"][0] > 4  # three of four agree: the region is theirs
