@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import aiohttp
+import msgspec
 
 from loadgen.answers import ANSWERS
 from loadgen.endpoint import Endpoint, EndpointError, redact
@@ -174,6 +175,25 @@ async def ask(client: Client, api: Api, request: bytes, timeout_s: float = ANSWE
     except TimeoutError:
         exchange.fail("timeout", f"no complete answer within {timeout_s:g} s", time.monotonic_ns())
     return record
+
+
+async def count_message_overhead(
+    client: Client, shape: RequestShape, send: Callable[[RequestShape, str | msgspec.Raw, int], bytes]
+) -> int:
+    """Tokens that the server's chat template adds to each message but the first; 0 where it cannot be told.
+
+    The same words once as one message and once as three, of which one is an answer.
+    """
+    if shape.api not in ("chat", "messages", "responses"):
+        return 0
+    parts = ("please count these words", "there are four of them", "and how many are these")
+    roles = ("user", "assistant", "user")
+    messages = [{"role": role, "content": text} for role, text in zip(roles, parts, strict=True)]
+    one = await ask(client, shape.api, send(shape, " ".join(parts), 1))
+    three = await ask(client, shape.api, send(shape, msgspec.Raw(msgspec.json.encode(messages)), 1))
+    if one.input_tokens is None or three.input_tokens is None:
+        return 0
+    return max(round((three.input_tokens - one.input_tokens) / 2), 0)
 
 
 def _dialects() -> list[Dialect]:

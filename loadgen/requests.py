@@ -55,7 +55,7 @@ class RequestMaker:
         self._number += 1
         return self.make(shape, self._number, input_tokens, output_tokens)
 
-    def saying(self, shape: RequestShape, text: str, output_tokens: int) -> bytes:
+    def saying(self, shape: RequestShape, text: str | msgspec.Raw, output_tokens: int) -> bytes:
         """A probing request with this prompt."""
         self._number += 1
         prefix = self._endpoint.request_prefix(shape.api, self._through_proxy)

@@ -17,9 +17,10 @@ from loadgen.answers import ANSWERS
 from loadgen.endpoint import parse_endpoint
 from loadgen.http import Client
 from loadgen.plan import StagePlan
+from loadgen.probe import count_message_overhead
 from loadgen.protocols import RequestShape
 from loadgen.records import RequestRecord
-from loadgen.requests import ScheduledRequests
+from loadgen.requests import RequestMaker, ScheduledRequests
 from loadgen.stage import StageRunner
 from loadgen.turns import Turns
 from loadgen.workers import deal
@@ -394,3 +395,39 @@ def test_images_are_parts_of_the_message() -> None:
     urls = [part["image_url"]["url"] for body in found for part in body["messages"][0]["content"][1:]]
     assert len(set(urls)) == 4
     assert all(url.startswith("data:image/png;base64,") for url in urls)
+
+
+@pytest.mark.parametrize(("each", "expected"), [(0, 0), (5, 5), (None, 0)])
+def test_the_templates_tokens_for_each_message_are_measured(each: int | None, expected: int) -> None:
+    """A server that counts words, 3 tokens for the whole and ``each`` for every message; None: it does not count."""
+
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        head = await reader.readuntil(b"\r\n\r\n")
+        length = int(head.lower().split(b"content-length: ")[1].split(b"\r\n")[0])
+        messages = json.loads(await reader.readexactly(length))["messages"]
+        words = sum(len(m["content"].split()) for m in messages)
+        usage = (
+            None
+            if each is None
+            else {"prompt_tokens": words + 3 + each * len(messages), "completion_tokens": 1}
+        )
+        choice = {"message": {"role": "assistant", "content": "x"}, "finish_reason": "length"}
+        body = json.dumps({"choices": [choice], "usage": usage}).encode()
+        writer.write(
+            b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n%b"
+            % (len(body), body)
+        )
+        await writer.drain()
+        writer.close()
+
+    async def main() -> int:
+        server = await asyncio.start_server(answer, "127.0.0.1", 0)
+        endpoint = parse_endpoint(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/v1")
+        client = Client(endpoint, endpoint.addresses(), None)
+        maker = RequestMaker(endpoint, PromptMaker(WordsTokenizer(), "s"), "run")
+        found = await count_message_overhead(client, RequestShape("chat", "m"), maker.saying)
+        await client.close()
+        server.close()
+        return found
+
+    assert on_loop("asyncio", main()) == expected

@@ -63,7 +63,9 @@ class Sessions:
     on_failed_turn: str = "end"  # or "continue"
     limit_tokens: int | None = None  # a longer conversation is compacted: it begins anew with a summary
     summary_tokens: Lengths | None = None
-    message_tokens: int = 0  # what the server's chat template adds to each message but the first
+    message_tokens: int | None = (
+        None  # what the chat template adds to each message but the first; None: not known, 0
+    )
     finish_s: float = 60.0  # how long after the stage sessions are played on
     steps: Steps | None = None
 
@@ -211,7 +213,7 @@ def _histories(
     sessions: Sessions, plan: _Plan, new: Ints, outputs: Ints, system: Ints, summaries: Ints | None
 ) -> tuple[Ints, Ints, Ints]:
     """(whole prompts, what each continues after compaction, what each says that is new), all int64[n]."""
-    extra = sessions.message_tokens
+    extra = sessions.message_tokens or 0
     inputs, continues, said = [0] * len(new), list(plan.continues), new.tolist()
     fresh, answers = system.tolist(), outputs.tolist()
     for i, before in enumerate(continues):
@@ -260,7 +262,7 @@ def parse_sessions(value: object, where: str) -> Sessions:
         on_failed_turn=_one_of(given, "on_failed_turn", ("end", "continue"), where),
         limit_tokens=_whole(given, "limit_tokens", where),
         summary_tokens=_lengths(given, "summary_tokens", where),
-        message_tokens=_whole(given, "message_tokens", where) or 0,
+        message_tokens=_whole(given, "message_tokens", where),
         finish_s=float(_whole(given, "finish_s", where) if "finish_s" in given else 60),  # type: ignore[arg-type]
         steps=None if given.get("steps") is None else _steps(given["steps"], f"{where}: steps"),
     )

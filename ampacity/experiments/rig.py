@@ -36,7 +36,7 @@ from loadgen.generator import Generator
 from loadgen.host import OWN_FILES, raise_open_files_limit, room_for_connections
 from loadgen.http import Client
 from loadgen.plan import StagePlan
-from loadgen.probe import Probe, ask, calibrate, choose_model, find_dialect, look
+from loadgen.probe import Probe, ask, calibrate, choose_model, count_message_overhead, find_dialect, look
 from loadgen.protocols import RequestShape
 from loadgen.proxy import proxy_for
 from loadgen.records import RequestRecord
@@ -364,6 +364,14 @@ async def conduct(
                 RequestMaker(endpoint, PromptMaker(tokenizer, f"{salt}-probe"), f"{run_id}-probe", proxy),
                 trace,
             )
+            sessions = settings.workload.sessions
+            if sessions is not None and sessions.message_tokens is None:
+                say = RequestMaker(
+                    endpoint, PromptMaker(tokenizer, salt), f"{run_id}-probe-messages", proxy
+                ).saying
+                extra = await count_message_overhead(clients[0], probe.shape, say)
+                sessions = replace(sessions, message_tokens=extra)
+                settings = replace(settings, workload=replace(settings.workload, sessions=sessions))
             for note in probe.notes:
                 progress.note(note)
             if not addresses or not is_loopback(addresses):
