@@ -13,6 +13,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from workloads.class_spec import check_keys
 from workloads.errors import WorkloadError
 
 _KINDS = {
@@ -76,9 +77,7 @@ def parse_images(value: object, where: str) -> Images:
     """The ``images`` of a workload file: ``{count: 2, sizes: [512x512]}`` or ``{folder: PATH}``. Raises WorkloadError."""
     if not isinstance(value, Mapping) or bool(value.get("sizes")) == bool(value.get("folder")):
         raise WorkloadError(f"{where}: write 'sizes: [512x512]' or 'folder: PATH', and 'count: 1'")
-    for key in value:
-        if key not in ("count", "sizes", "folder"):
-            raise WorkloadError(f"{where}: key {key!r} is not known: the keys are count, sizes, folder")
+    check_keys(value, ("count", "sizes", "folder"), where)
     count = value.get("count", 1)
     if isinstance(count, bool) or not isinstance(count, int) or not 1 <= count <= 100:
         raise WorkloadError(f"{where}: count is {count!r}: give a whole number from 1 to 100")

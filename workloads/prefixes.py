@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from workloads.class_spec import check_keys
 from workloads.errors import WorkloadError
 from workloads.lengths import Lengths, parse_lengths
 
@@ -247,7 +248,7 @@ def parse_prefixes(value: object, where: str) -> Prefixes:
     """The ``prefixes`` of a workload file: a list of pools, or a mapping with cached_share. Raises WorkloadError."""
     if isinstance(value, Mapping) and "cached_share" in value:
         known = ("cached_share", "pool", "zipf")
-        _check_keys(value, known, where)
+        check_keys(value, known, where)
         share = _number(value["cached_share"], f"{where}: cached_share", 0.0, 0.999)
         pool = _pool({"tokens": 1, **{k: v for k, v in value.items() if k != "cached_share"}}, where)
         return Prefixes((replace(pool, name="documents"),), share)
@@ -261,7 +262,7 @@ def parse_prefixes(value: object, where: str) -> Prefixes:
 def _pool(item: object, where: str) -> Pool:
     if not isinstance(item, Mapping) or "tokens" not in item:
         raise WorkloadError(f"{where}: write a pool as '{{name: system, tokens: 800, pool: 5, zipf: 1}}'")
-    _check_keys(item, ("name", "tokens", "pool", "zipf", "share"), where)
+    check_keys(item, ("name", "tokens", "pool", "zipf", "share"), where)
     size = _number(item.get("pool", 1), f"{where}: pool", 1, POOL_MAX)
     if size != int(size):
         raise WorkloadError(f"{where}: pool is {size:g}: give a whole number of texts")
@@ -272,12 +273,6 @@ def _pool(item: object, where: str) -> Pool:
         zipf=_number(item.get("zipf", 0.0), f"{where}: zipf", 0.0, 10.0),
         share=_number(item.get("share", 1.0), f"{where}: share", 0.0, 1.0),
     )
-
-
-def _check_keys(value: Mapping[Any, Any], known: tuple[str, ...], where: str) -> None:
-    for key in value:
-        if key not in known:
-            raise WorkloadError(f"{where}: key {key!r} is not known: the keys are {', '.join(known)}")
 
 
 def _number(value: object, where: str, least: float, most: float) -> float:

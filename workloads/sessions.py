@@ -7,13 +7,13 @@ What is drawn here is columns of a schedule; the pauses, lengths and branches ar
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from difflib import get_close_matches
+from dataclasses import dataclass, fields
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from workloads.class_spec import check_keys
 from workloads.errors import WorkloadError
 from workloads.lengths import Lengths, parse_lengths
 from workloads.prefixes import Prefixes, in_time_order
@@ -79,28 +79,14 @@ class Sessions:
         return self.turns.mean() * per_turn
 
     def describe(self) -> dict[str, Any]:
-        """JSON-able description, ``workload.sessions`` in run.json."""
+        """JSON-able description, ``workload.sessions`` in run.json: every field by its name."""
+        return {**_told(self), "mean_requests": self.mean_requests()}
 
-        def told(lengths: Lengths | None) -> Any:
-            return None if lengths is None else lengths.describe()
 
-        found: dict[str, Any] = {
-            "turns": told(self.turns), "user_tokens": told(self.user_tokens), "think_ms": told(self.think_ms),
-            "history": self.history, "keep_reasoning": self.keep_reasoning, "on_failed_turn": self.on_failed_turn,
-            "limit_tokens": self.limit_tokens, "summary_tokens": told(self.summary_tokens),
-            "message_tokens": self.message_tokens, "finish_s": self.finish_s,
-            "mean_requests": self.mean_requests(), "steps": None,
-        }  # fmt: skip
-        if (steps := self.steps) is not None:
-            found["steps"] = {
-                "calls": told(steps.calls), "result_tokens": told(steps.result_tokens), "delay_ms": told(steps.delay_ms),
-                "branches": None,
-            }  # fmt: skip
-            if (branches := steps.branches) is not None:
-                found["steps"]["branches"] = {
-                    "share": branches.share, "width": told(branches.width), "task_tokens": told(branches.task_tokens),
-                }  # fmt: skip
-        return found
+def _told(value: Any) -> Any:
+    if isinstance(value, Sessions | Steps | Branches):
+        return {f.name: _told(getattr(value, f.name)) for f in fields(value)}
+    return value.describe() if hasattr(value, "describe") else value
 
 
 @dataclass
@@ -295,18 +281,12 @@ def _steps(value: object, where: str) -> Steps:
     )
 
 
-def _mapping(value: object, known: tuple[str, ...], where: str, needed: tuple[str, ...]) -> Mapping[str, Any]:
-    if not isinstance(value, Mapping):
-        raise WorkloadError(f"{where}: this is no mapping; write lines such as '{needed[0]}: 5'")
-    for key in value:
-        if key not in known:
-            close = get_close_matches(str(key), known, n=1)
-            hint = f" (did you mean {close[0]}?)" if close else ""
-            raise WorkloadError(f"{where}: key {key!r} is not known{hint}: the keys are {', '.join(known)}")
+def _mapping(value: object, known: tuple[str, ...], where: str, needed: tuple[str, ...]) -> dict[str, Any]:
+    given = check_keys(value, known, where)
     for key in needed:
-        if value.get(key) is None:
+        if given.get(key) is None:
             raise WorkloadError(f"{where}: key {key} is missing; write for example '{key}: 5'")
-    return value
+    return given
 
 
 def _lengths(given: Mapping[str, Any], name: str, where: str) -> Lengths | None:
