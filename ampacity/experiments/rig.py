@@ -40,6 +40,7 @@ from loadgen.probe import Probe, ask, calibrate, choose_model, count_message_ove
 from loadgen.protocols import RequestShape
 from loadgen.proxy import proxy_for
 from loadgen.records import RequestRecord
+from loadgen.redirects import final_endpoint
 from loadgen.requests import RequestMaker
 from loadgen.rundir import RunWriter, check_new
 from loadgen.telemetry import Telemetry
@@ -336,9 +337,10 @@ async def conduct(
     settings: Settings, *, experiment: str, drive: Drive, command_line: list[str], progress: Progress
 ) -> Path:
     """Set up, drive, close. Gives the run directory back. Raises a ValueError of one line before the load begins."""
-    endpoint = settings.endpoint
     out = out_path(settings, experiment)
     check_new(out)
+    settings = await _followed(settings, progress)
+    endpoint = settings.endpoint
     routes = tuple(_route(target) for target in (endpoint, *settings.replicas))
     addresses, proxy = routes[0].addresses, routes[0].proxy
     raise_open_files_limit()
@@ -420,6 +422,17 @@ def _check_open_files(settings: Settings) -> None:
             f"--concurrency {wanted} needs {wanted + OWN_FILES} open files and the limit is {room + OWN_FILES} in each "
             f"process: raise it (ulimit -n {wanted + OWN_FILES}), or spread the load with --workers"
         )
+
+
+async def _followed(settings: Settings, progress: Progress) -> Settings:
+    """The settings with the URL that the endpoint redirects to, and a note of it. Raises EndpointError."""
+    endpoint = settings.endpoint
+    proxy = _route(endpoint).proxy
+    async with aiohttp.ClientSession(trust_env=proxy is not None) as session:
+        final = await final_endpoint(session, endpoint)
+    if final != endpoint:
+        progress.note(f"{endpoint.url} redirects: the load goes to {final.url}")
+    return replace(settings, endpoint=final)
 
 
 def _route(endpoint: Endpoint) -> Route:
