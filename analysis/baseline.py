@@ -161,17 +161,24 @@ def _quantile(found: Sequence[Observations], q: float, tolerance: float | None) 
     if not math.isfinite(value):
         return "infinite: failed requests reach into it"
     base = [blocks_over(o, value, split) for o in found]
-    # how far the share moves per ASSUMED_NOISE, by the secant over the tolerance: a plateau has no other slope
-    slower = [blocks_over(o, value * (1 + DEFAULT_TOLERANCE)) for o in found]
-    moved = 1 - q - sum(b.over.sum() for b in slower) / sum(b.size.sum() for b in slower)
-    noise = max(0.0, moved) * ASSUMED_NOISE / DEFAULT_TOLERANCE
+    noise = assumed_noise(found, value, q)
     tolerances: dict[str, float | None] = {"same_schedule": tolerance, "other_schedule": tolerance}
     if tolerance is None:
-        tolerances = _allowed(found, value, q, base, float(noise))
+        tolerances = _allowed(found, value, q, base, noise)
     return {
         "value_s": value, "noise": float(f"{noise:.4g}"), "tolerance": tolerances,
         "runs": [as_dict(b) for b in base],
     }  # fmt: skip
+
+
+def assumed_noise(found: Sequence[Observations], value_s: float, q: float) -> float:
+    """How far the share over ``value_s`` moves when a run is slower by ASSUMED_NOISE.
+
+    By the secant over the default tolerance: a plateau has no other slope.
+    """
+    slower = [blocks_over(o, value_s * (1 + DEFAULT_TOLERANCE)) for o in found]
+    moved = 1 - q - sum(b.over.sum() for b in slower) / sum(b.size.sum() for b in slower)
+    return float(max(0.0, moved) * ASSUMED_NOISE / DEFAULT_TOLERANCE)
 
 
 def _allowed(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -61,8 +61,11 @@ def level_name(stage: Mapping[str, Any]) -> str:
     return f"{stage['offered_rps']:.6g}/s"
 
 
-def prepare(run: Run, slos: list[Slo] | None = None) -> Judged:
-    """Judge a run, with other SLOs than its own where given. Raises CompareError where it is no evidence."""
+def prepare(run: Run, slos: list[Slo] | None = None, *, limited_too: bool = False) -> Judged:
+    """Judge a run, with other SLOs than its own where given. Raises CompareError where it is no evidence.
+
+    ``limited_too``: take a run whose client was the limit in some stage; the caller leaves those stages out.
+    """
     status = run.meta.get("status")
     if not run.complete:
         raise CompareError(f"{run.path} was killed before it could finish: run it again")
@@ -77,7 +80,7 @@ def prepare(run: Run, slos: list[Slo] | None = None) -> Judged:
     judged = Judged(run, summarise(run), read_records(run.requests, min(starts, default=0)))
     _check_rows(judged)
     audit = judged.summary["audit"]
-    if audit["client_limited"]:
+    if audit["client_limited"] and not limited_too:
         limited = next(s for s in judged.summary["stages"] if s["client_limited"])
         raise CompareError(
             f"{run.path} is limited by its client ({limited['client_limited_reason']}): nothing in it is a finding; "
@@ -134,10 +137,15 @@ def realised(judged: Judged) -> dict[str, float | None]:
     }  # fmt: skip
 
 
+def unlike_keys(found: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Names whose values are not the same in all; a name that is missing is null."""
+    keys = sorted(set().union(*found))
+    return [k for k in keys if any(f.get(k) != found[0].get(k) for f in found)]
+
+
 def check_same(base: Mapping[str, Any], other: Mapping[str, Any], name: str) -> None:
     """Raises CompareError that lists what differs between two identities."""
-    keys = sorted(base.keys() | other.keys())
-    unlike = [k for k in keys if base.get(k) != other.get(k)]
+    unlike = unlike_keys([base, other])
     if unlike:
         listed = "; ".join(f"{k} is {other.get(k)!r}, in the baseline {base.get(k)!r}" for k in unlike[:5])
         more = f"; and {len(unlike) - 5} more" if len(unlike) > 5 else ""
