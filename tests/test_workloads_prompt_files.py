@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from workloads.errors import WorkloadError
@@ -104,6 +104,7 @@ def test_a_bad_file_is_one_line_with_its_place(tmp_path: Path, text: str, compla
     assert "\n" not in str(caught.value)
 
 
+@settings(max_examples=50)
 @given(st.recursive(st.none() | st.integers() | st.text(), lambda v: st.lists(v) | st.dictionaries(st.sampled_from(["messages", "role", "content", "body", "from", "value", "prompt"]), v), max_leaves=8))  # fmt: skip
 def test_whatever_a_line_holds_it_is_read_or_refused_in_one_line(value: object) -> None:
     from workloads.prompt_files import _entry
@@ -146,7 +147,9 @@ def test_a_set_that_wraps_says_how_often(tmp_path: Path) -> None:
     assert sorted(schedule.entry[:10]) == list(range(10))
     assert prompts.file.reuse_factor(100) == 10.0
     assert schedule.planned_cached_tokens().sum() == 0  # 3 tokens each: no whole block
-    assert infinite_cache(schedule.input_tokens, schedule.shared, block_tokens=1).sum() == 90 * 2  # all but the last token
+    assert (
+        infinite_cache(schedule.input_tokens, schedule.shared, block_tokens=1).sum() == 90 * 2
+    )  # all but the last token
     assert prompts.file.reuse_factor(4) == 1.0
     assert load_prompts(tmp_path / "p.jsonl", WordsTokenizer()).new_tokens[0] == (4,)  # 15 characters
 

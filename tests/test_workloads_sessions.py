@@ -189,6 +189,7 @@ def naive_cache(prompts: list[list[tuple[int, int]]]) -> list[int]:
     return found
 
 
+@settings(max_examples=50)
 @given(
     st.lists(st.lists(st.tuples(st.integers(0, 2), st.integers(1, 4)), max_size=4), min_size=1, max_size=12)
 )
