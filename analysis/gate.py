@@ -113,7 +113,7 @@ def judge_gate(
     return {
         "schema_version": GATE_SCHEMA_VERSION, "verdict": verdict, "sentence": _sentence(verdict, checks),
         "same_schedule": all(paired.values()), "family": sum(c.kind == "change" for c in checks), "alpha": ALPHA, "looks": looks,
-        "baseline_runs": len(base["runs"]), "candidate_runs": len(runs), "notes": _notes(base, all(paired.values())),
+        "baseline_runs": len(base["runs"]), "candidate_runs": len(runs), "notes": _notes(base, all(paired.values()), tolerances),
         "untracked": {f"{metric} at {n}": why for n, lv in base["levels"].items() for metric, why in lv["untracked"].items()},
         "checks": [c.as_dict() for c in checks],
     }  # fmt: skip
@@ -269,7 +269,7 @@ def _slos(base: Mapping[str, Any], runs: Sequence[Judged], name: str) -> list[Ch
     return checks
 
 
-def _notes(base: Mapping[str, Any], paired: bool) -> list[str]:
+def _notes(base: Mapping[str, Any], paired: bool, given: Mapping[str, float]) -> list[str]:
     notes = []
     if len(base["runs"]) == 1:
         notes.append(f"One baseline run shows no noise from run to run: {ASSUMED_NOISE:.1%} is assumed. Give several to measure it.")  # fmt: skip
@@ -278,7 +278,9 @@ def _notes(base: Mapping[str, Any], paired: bool) -> list[str]:
         notes.append(f"Baseline and candidate sent other requests (baseline seed {', '.join(seeds)}): the draw of lengths and arrivals counts as noise. With the same --seed far smaller changes can be told.")  # fmt: skip
     key = "same_schedule" if paired else "other_schedule"
     for name, level in base["levels"].items():
-        wide = [m for m, entry in level["quantiles"].items() if entry["tolerance"][key] is None]
+        wide = [
+            m for m, entry in level["quantiles"].items() if entry["tolerance"][key] is None and m not in given
+        ]
         if wide:
             notes.append(f"Not judged at {name} unless a --tolerance is given: {', '.join(wide)}; even a doubling could be noise at this length.")  # fmt: skip
     return notes

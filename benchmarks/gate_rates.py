@@ -14,7 +14,6 @@ import asyncio
 import io
 import json
 import math
-import os
 import random
 import tempfile
 from collections import Counter
@@ -23,6 +22,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import pyarrow as pa
 from rich.console import Console
 
 from ampacity.config import make_settings
@@ -31,12 +32,17 @@ from ampacity.progress import Progress
 from analysis.baseline import make_baseline, write_baseline
 from analysis.comparable import Judged, prepare
 from analysis.gate import judge_gate
-from loadgen.rundir import load_run
+from loadgen.records import SCHEMA
+from loadgen.rundir import Run, load_run
 from simulator.hardware import find_config
+from simulator.predict import run_stage
 from simulator.steptime import Roofline, StepTime
+from workloads.profile import load_workload
+from workloads.schedule import open_schedule
 
 URL = "http://predicted.invalid/v1"
 SLO = "ttft_p99=2s"
+ORIGIN_NS = 1_000_000_000
 
 
 class Unsteady:
@@ -52,10 +58,8 @@ class Unsteady:
         return factor * self._inner.seconds(sequences, tokens, kv_tokens, attended_pairs, prompts)
 
 
-def simulate(
-    out: Path, options: argparse.Namespace, seed: int, noise_seed: int, slower: str | None = None
-) -> Judged:
-    """One run; ``slower``: "steps" (all of them by 10 %) or "prefill" (10 % less compute)."""
+def simulate(options: argparse.Namespace, seed: int, noise_seed: int, slower: str | None = None) -> Judged:
+    """One run, without a disk; ``slower``: "steps" (all of them by 10 %) or "prefill" (10 % less compute)."""
     config = find_config(options.preset)
     step = config.step_time
     if slower == "prefill":
@@ -64,16 +68,48 @@ def simulate(
     speed = math.exp(random.Random(noise_seed + 10**6).gauss(0.0, options.run_noise))
     speed *= 1 + options.change if slower == "steps" else 1.0
     config = replace(config, step_time=Unsteady(step, speed, options.jitter, noise_seed))
-    raw = {
-        "url": URL,
-        "rates": str(options.rate),
-        "seed": seed,
-        "out": str(out),
-        "workload": options.workload,
-    }
-    raw["duration"] = f"{options.requests / options.rate:.6f}s"
-    asyncio.run(predict(make_settings(raw), config, ["ampacity"], Progress(Console(file=io.StringIO()))))
-    return prepare(load_run(out))
+    duration_s = options.requests / options.rate
+    workload = load_workload(options.workload)
+    schedule = open_schedule(workload, rate_rps=options.rate, duration_s=duration_s, seed=seed, stage=0)
+    outputs = np.minimum(schedule.output_tokens, config.max_model_len // 2)
+    inputs = np.minimum(schedule.input_tokens, config.max_model_len - outputs)
+    tokens = run_stage(config, schedule.scheduled_s, inputs, outputs, noise_seed)
+    stage = {
+        "index": 0, "kind": "open", "offered_rps": options.rate, "concurrency": None, "start_ns": ORIGIN_NS,
+        "end_ns": ORIGIN_NS + int(duration_s * 1e9), "scheduled_requests": len(schedule),
+        "drained_ns": int(_ns(tokens.finish_s).max()), "ended_early": None, "audit": None,
+    }  # fmt: skip
+    meta = {
+        "run_id": f"{seed}-{noise_seed}", "started_utc": "", "status": "complete", "predicted": True, "seed": seed,
+        "stages": [stage], "slos": [], "workload": workload.describe(), "warmup_requests": None,
+    }  # fmt: skip
+    return prepare(Run(Path(meta["run_id"]), meta, _table(tokens, inputs), None, True))
+
+
+def _ns(seconds: Any) -> Any:
+    return ORIGIN_NS + np.round(seconds * 1e9).astype(np.int64)
+
+
+def _table(tokens: Any, inputs: Any) -> pa.Table:
+    """The records of a predicted stage, one token a chunk, as ``ampacity predict`` would write them."""
+    n = len(tokens.arrival_s)
+    due, first, last = _ns(tokens.arrival_s), _ns(tokens.first_token_s), _ns(tokens.finish_s)
+    times = [tokens.token_times_s(i) for i in range(n)]
+    offsets = np.concatenate([[0], np.cumsum([len(t) for t in times])])
+    at_us = (_ns(np.concatenate(times)) - np.repeat(due, np.diff(offsets))) // 1000
+    known: dict[str, Any] = {
+        "request_id": np.arange(n), "stage": np.zeros(n, int), "attempt": np.zeros(n, int), "scheduled_ns": due,
+        "dispatched_ns": due, "started_ns": due, "first_token_ns": first, "first_answer_ns": first, "last_token_ns": last,
+        "ended_ns": last, "status": ["ok"] * n, "finish_reason": ["length"] * n, "token_source": ["usage"] * n,
+        "input_tokens_planned": inputs, "input_tokens": inputs, "cached_tokens": tokens.cached_tokens,
+        "output_tokens_planned": tokens.output_tokens, "output_tokens": tokens.output_tokens,
+        "chunk_at_us": pa.ListArray.from_arrays(pa.array(offsets, pa.int32()), pa.array(at_us, pa.uint32())),
+    }  # fmt: skip
+    columns = [
+        (known[f.name] if isinstance(known[f.name], pa.Array) else pa.array(known[f.name]).cast(f.type))
+        if f.name in known else pa.nulls(n, f.type) for f in SCHEMA
+    ]  # fmt: skip
+    return pa.Table.from_arrays(columns, schema=SCHEMA)
 
 
 def capacity_rps(options: argparse.Namespace, folder: Path) -> float:
@@ -109,7 +145,7 @@ def study(options: argparse.Namespace, note: Callable[[str], None]) -> dict[str,
         folder = Path(name)
         rate = options.rate or round(options.load * capacity_rps(options, folder), 3)
         options.rate = rate
-        number, last = 0, None
+        last = None
         for pair in range(options.pairs):
             seed = options.first_seed + pair
             runs = []
@@ -119,8 +155,7 @@ def study(options: argparse.Namespace, note: Callable[[str], None]) -> dict[str,
                 + (["steps", "prefill"] if pair < options.changed_pairs else [])
             )
             for slower in kinds:
-                number += 1
-                runs.append(simulate(folder / str(number), options, seed, 1000 * seed + len(runs), slower))
+                runs.append(simulate(options, seed, 1000 * seed + len(runs), slower))
             base = json.loads(write_baseline(make_baseline(runs[: options.baseline_runs])))
             equal, *changed = runs[options.baseline_runs :]
             for kind, earlier in (("same schedule", base), ("other schedule", last)):
@@ -130,7 +165,6 @@ def study(options: argparse.Namespace, note: Callable[[str], None]) -> dict[str,
                 for slower, run in zip(("steps", "prefill"), changed, strict=False):
                     count(f"{slower} {options.change:.0%} slower, {kind}", earlier, run)
             last = base
-            os.system(f"rm -rf {folder}/[0-9]*")
             note(f"{pair + 1}: { ({k: dict(v) for k, v in verdicts.items()}) }")
     return {
         "options": vars(options), "verdicts": {k: dict(v) for k, v in verdicts.items()},

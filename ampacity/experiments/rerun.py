@@ -16,7 +16,7 @@ class RerunError(ValueError):
 
 
 def rerun(meta: Mapping[str, Any], out: Path, seed: int) -> Path:
-    """Repeat a run into ``out`` with ``seed``; what it prints goes to stderr. Raises RerunError.
+    """Repeat a run into ``out`` with ``seed``; its progress goes to stderr. Raises RerunError.
 
     Relative paths of the command are taken from the present directory; keys come from the environment.
     """
@@ -28,7 +28,7 @@ def rerun(meta: Mapping[str, Any], out: Path, seed: int) -> Path:
             "--retry: the command had a --header, whose value is not written down: take the samples yourself"
         )
     command = [sys.executable, "-m", "ampacity", *words[1:], "--seed", str(seed), "--out", str(out)]
-    done = subprocess.run(command, stdout=sys.stderr.fileno(), check=False)
+    done = subprocess.run(command, stdout=subprocess.DEVNULL, check=False)
     if done.returncode:
         raise RerunError(
             f"--retry: the repeated run ended with exit status {done.returncode}: {' '.join(words)[:200]}"
