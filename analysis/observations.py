@@ -274,7 +274,11 @@ class Cohort:
     @cached_property
     def itl(self) -> Observations:
         unknown = self._chunks_unknown()
-        return _unknown("gaps", unknown) if unknown else self._of_gaps(token_gaps(self.chunks), None)
+        if unknown:
+            return _unknown("gaps", unknown)
+        if self.chunks.tokens is None and self.chunks.known.all():
+            return self.icl  # every chunk is one token: the same gaps, which are many
+        return self._of_gaps(token_gaps(self.chunks), None)
 
     def _chunks_unknown(self) -> str | None:
         """Why there are no figures per token."""
