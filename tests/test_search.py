@@ -1,0 +1,250 @@
+"""The search: its decisions on hand-made stages, its estimate on a queue with a known capacity, its stages ended early."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import math
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from fault_server import FaultServer
+from stage_driving import Made, request_bytes, schedule_at
+
+from ampacity.cli import main
+from analysis.capacity import find_capacity
+from analysis.next_load import Finished, Goal, Step, next_step, told_enough
+from analysis.search import estimate, is_over
+from analysis.slo import parse_slos
+from loadgen.endpoint import parse_endpoint
+from loadgen.http import Client
+from loadgen.stage import StagePlan, StageRunner
+
+SLOS = parse_slos(["ttft_p95=1s"])
+GOAL = Goal(tuple(SLOS), 0.05, 1.0)
+
+
+def stage(
+    load: float, attainment: float, *, n: int = 4000, effective: int = 800, stable: bool = True, limited: bool = False,
+    met: bool | None = None, index: int = 0, concurrency: float | None = None,
+) -> dict[str, Any]:  # fmt: skip
+    return {
+        "index": index, "kind": "open", "offered_rps": load, "requests": n, "client_limited": limited, "ended_early": None,
+        "stable": stable, "stable_reason": None if stable else "it kept growing", "slo_met": met if stable else False,
+        "slo_met_reason": None, "concurrency": 2 * load if concurrency is None else concurrency, "achieved_rps": load,
+        "carried_rps": load, "window": {"warmup_requests": 0, "end_s": n / load},
+        "slo_verdicts": [{"slo": "ttft_p95=1s", "value_s": 1.0, "attainment": attainment, "requests_effective": effective}],
+    }  # fmt: skip
+
+
+def true_share(load: float, x_star: float = 10.0, slope: float = 20.0) -> float:
+    """Within the limit when the log-odds of a miss rise by ``slope`` per ln(load) and 95 % hold at ``x_star``."""
+    return 1 / (1 + math.exp(math.log(0.05 / 0.95) + slope * math.log(load / x_star)))
+
+
+def test_it_doubles_until_something_breaks_and_halves_until_something_holds() -> None:
+    first = next_step([], GOAL)
+    assert isinstance(first, Step)
+    assert (first.load_rps, first.requests) == (1.0, 60)  # three misses allowed at p95
+    up = next_step([stage(1, 1.0), stage(2, 0.99)], GOAL)
+    assert isinstance(up, Step)
+    assert up.load_rps == 4.0
+    down = next_step([stage(1, 0.5)], GOAL)
+    assert isinstance(down, Step)
+    assert down.load_rps == 0.5
+    lowest = [stage(2.0**-k, 0.1) for k in range(9)]
+    assert isinstance(next_step(lowest, GOAL), Finished)
+
+
+def test_between_both_it_goes_where_the_limit_is_and_asks_for_what_the_interval_lacks() -> None:
+    stages = [stage(4, true_share(4)), stage(8, true_share(8)), stage(16, true_share(16))]
+    step = next_step(stages, GOAL)
+    assert isinstance(step, Step)
+    assert 8 < step.load_rps < 14
+    for load in (9.6, 10.2, 9.9, 10.4, 10.0):
+        stages.append(stage(load, true_share(load), n=40_000, effective=20_000))
+    done = next_step(stages, GOAL)
+    assert isinstance(done, Finished)
+    assert done.reached
+    found = estimate(stages, SLOS)
+    assert found is not None
+    assert found.usable_rps == pytest.approx(10.0, rel=0.01)
+    assert found.usable_rps_ci[0] < 10 < found.usable_rps_ci[1]
+    assert found.c_max == pytest.approx(20.0, rel=0.02)  # two in flight for each request/s
+    few = estimate(
+        [
+            s | {"requests": 400, "slo_verdicts": [s["slo_verdicts"][0] | {"requests_effective": 40}]}
+            for s in stages
+        ],
+        SLOS,
+    )
+    assert few is not None
+    assert few.relative_error > 2 * found.relative_error
+
+
+def test_one_estimate_of_two_slos_is_that_of_the_tighter() -> None:
+    slos = parse_slos(["ttft_p95=1s", "e2e_p95=5s"])
+    stages = []
+    for load in (4, 8, 9, 10, 11, 16):
+        both = stage(load, true_share(load, 12.0), n=40_000, effective=20_000)
+        other = {
+            "slo": "e2e_p95=5s",
+            "value_s": 1.0,
+            "attainment": true_share(load, 9.0),
+            "requests_effective": 20_000,
+        }
+        both["slo_verdicts"].append(other)
+        stages.append(both)
+    found = estimate(stages, slos)
+    assert found is not None
+    assert found.usable_rps == pytest.approx(9.0, rel=0.02)
+    assert found.binding.text == "e2e_p95=5s"
+
+
+def test_an_answer_that_does_not_fall_with_the_load_is_run_again_and_then_refused() -> None:
+    stages = [stage(8, 0.80, met=False), stage(10, 0.99, met=True), stage(20, 0.2, met=False)]
+    again = next_step(stages, GOAL)
+    assert isinstance(again, Step)
+    assert again.load_rps == 8
+    assert "once more" in again.why
+    stages.append(stage(8, 0.82, met=False))
+    higher = next_step(stages, GOAL)
+    assert isinstance(higher, Step)
+    assert higher.load_rps == 10
+    stages.append(stage(10, 0.985, met=True))
+    refused = next_step(stages, GOAL)
+    assert isinstance(refused, Finished)
+    assert "twice each" in refused.why
+    numbered = [s | {"index": i} for i, s in enumerate(stages)]
+    found = find_capacity(numbered, SLOS, pooled=True)
+    assert found["non_monotone"] is True
+    assert found["crossing"] != "pooled"
+    # where the second look agrees with the rest, it was chance
+    assert isinstance(next_step([*stages[:3], stage(8, 0.99, met=True)], GOAL), Step)
+
+
+def test_a_client_that_cannot_keep_up_ends_it() -> None:
+    ended = next_step([stage(1, 1.0), stage(2, 1.0, limited=True)], GOAL)
+    assert isinstance(ended, Finished)
+    assert "could not keep up" in ended.why
+
+
+def test_a_stage_on_its_way_is_ended_when_it_is_clear() -> None:
+    known = [stage(4, 1.0), stage(8, 0.99)]
+    assert "clearly broken" in str(told_enough([], stage(16, 0.5, n=200, effective=50), GOAL))
+    assert "no steady state" in str(told_enough(known, stage(16, 0.9, stable=False), GOAL))
+    assert "elsewhere" in str(told_enough(known, stage(16, 0.5, n=200, effective=50), GOAL))
+    assert told_enough([], stage(16, 0.93, n=200, effective=50), GOAL) is None
+    sure = [stage(x, true_share(x), n=40_000, effective=20_000) for x in (4, 9.6, 10.2, 20)]
+    assert "elsewhere" in str(told_enough(sure, stage(14, true_share(14)), GOAL)) or "known to" in str(
+        told_enough(sure, stage(14, true_share(14)), GOAL)
+    )
+    assert told_enough([], stage(4, 1.0) | {"slo_verdicts": []}, GOAL) is None
+
+
+def test_is_over_goes_by_the_share_and_the_steady_state() -> None:
+    assert not is_over(stage(4, 0.95))
+    assert is_over(stage(4, 0.949))
+    assert is_over(stage(4, 1.0, stable=False))
+
+
+def test_clustered_misses_are_charged_even_where_a_stage_saw_none() -> None:
+    """A short stage without a miss beside one whose misses came in clusters says little."""
+    clustered = stage(10.0, 0.95, n=4000, effective=40)  # clusters of 100
+    lucky = stage(10.2, 1.0, n=400, effective=400)
+    base = [stage(5, 1.0), stage(20, 0.2), clustered]
+    alone, both = estimate(base, SLOS), estimate([*base, lucky], SLOS)
+    assert alone is not None
+    assert both is not None
+    assert (
+        both.usable_rps / alone.usable_rps < 1.04
+    )  # as 400 independent requests it would have moved it far more
+
+
+async def _finished_early(url: str) -> tuple[dict[str, Any], list[Any]]:
+    endpoint = parse_endpoint(url)
+    client = Client(endpoint, endpoint.addresses(), endpoint.ssl_context())
+    records: list[Any] = []
+    runner = StageRunner([client], Made(lambda _, n: request_bytes(endpoint, n)), records.append)
+    times = np.arange(0, 30, 0.05)
+    plan = StagePlan(0, "open", schedule_at(times.tolist()), duration_s=30.0, offered_rps=20.0, drain_s=10.0)
+
+    def soon(start_ns: int) -> None:
+        asyncio.get_running_loop().call_later(0.6, runner.finish_stage, "it has told enough")
+
+    first = await runner.run(plan, soon)
+    second = await runner.run(
+        StagePlan(
+            1,
+            "open",
+            schedule_at([0.0, 0.05], first_request_id=first.ids_used),
+            duration_s=0.1,
+            offered_rps=20.0,
+        )
+    )
+    await client.close()
+    return first.meta | {"second": second.meta}, records
+
+
+def test_a_stage_that_has_told_enough_is_drained_and_the_next_one_runs() -> None:
+    with FaultServer() as server:
+        meta, records = asyncio.run(_finished_early(server.url))
+    assert meta["decided_early"] == "it has told enough"
+    assert meta["ended_early"] is None
+    sent = meta["scheduled_requests"]
+    assert 2 <= sent < 300
+    assert (meta["end_ns"] - meta["start_ns"]) / 1e9 < 20
+    assert [r.status for r in records] == ["ok"] * (sent + 2)
+    assert meta["second"]["decided_early"] is None
+
+
+def test_a_search_in_virtual_time_finds_the_capacity_of_the_batching_server(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """16 slots, steps of 10 + b ms, about 5 tokens: p90 of TTFT within 100 ms breaks below saturation."""
+    run = tmp_path / "run"
+    arguments = (
+        "predict --preset linear:0.01,0.001,max_num_seqs=16 --input-tokens 10 --output-tokens gamma:mean=5,cv=1 "
+        f"--slo ttft_p90=100ms --search --precision 25% --out {run}"
+    )
+    monkeypatch.setattr(sys, "argv", ["ampacity", *arguments.split()])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    assert ended.value.code == 0
+    found: dict[str, Any] = json.loads((run / "summary.json").read_text())
+    capacity, search = found["capacity"], found["search"]
+    assert capacity["crossing"] == "pooled"
+    low, high = capacity["usable_rps_ci"]
+    assert low < capacity["usable_rps"] < high
+    # whole tokens of that gamma have mean 1/(1 - e^-0.2) = 5.5 or a little less: 1/(5 x 0.001625) = 123/s saturate it
+    assert 70 < capacity["usable_rps"] < 123
+    assert search["reached"] is True
+    assert (high - low) / 2 / capacity["usable_rps"] <= 0.25
+    assert search["requests"] == found["requests"]
+    assert [step["stage"] for step in search["path"]] == [s["index"] for s in found["stages"]]
+    assert search["path"][-1]["usable_rps"] == pytest.approx(capacity["usable_rps"])
+    assert "95 % interval" in found["verdict"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [("--precision none", "--precision"), ("--max-duration 5", "--max-duration"), ("", "--slo")],
+)
+def test_what_cannot_be_searched_is_one_line(
+    arguments: str,
+    said: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with FaultServer() as server:
+        slo = "" if said == "--slo" else "--slo ttft_p99=2s"
+        monkeypatch.setattr(sys, "argv", f"ampacity search {server.url} --model m {slo} {arguments}".split())
+        with pytest.raises(SystemExit) as ended:
+            main()
+    assert ended.value.code == 2
+    assert said in capsys.readouterr().err
