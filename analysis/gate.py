@@ -163,7 +163,7 @@ def _quantile_check(
         check.reason = unknown
         return check
     base = [from_dict(b) for b in entry["runs"]]
-    ours = [blocks_over(o, value * (1 + tolerance)) for o in found]
+    ours = [blocks_over(o, value * (1 + tolerance), paired=paired) for o in found]
     check.estimate = e = compare_shares(base, ours, 1 - q, paired=paired, noise=entry["noise"])
     reach = student_quantile(0.975, e.df) * e.se
     low, middle, high = (_mean_quantile(found, x) for x in (q - reach, q, q + reach))
