@@ -296,8 +296,10 @@ class Cohort:
         r, chunks = self.requests, self.chunks
         unfinished = r.has_status("unfinished")
         counted = r.has_status("ok") | r.failed | unfinished
-        keep = counted[gaps.owner]
-        weights = None if gaps.weight is None else gaps.weight[keep]
+        if not counted.all():  # a copy of all gaps costs, so only where some are left out
+            keep = counted[gaps.owner]
+            weight = None if gaps.weight is None else gaps.weight[keep]
+            gaps = Gaps(gaps.value_s[keep], weight, gaps.owner[keep])
         received = np.where(np.isnan(r.output_tokens), chunks.count, r.output_tokens)
         missing = np.maximum(np.nan_to_num(r.output_tokens_planned) - received, 1.0)
         has, last_us = chunks.count > 0, chunks.last_us()
@@ -307,9 +309,9 @@ class Cohort:
         censored = np.where(unfinished, np.where(has, waited, 0.0), np.nan)
         return self._observations(
             "gaps",
-            gaps.value_s[keep],
-            gaps.owner[keep],
-            weights,
+            gaps.value_s,
+            gaps.owner,
+            gaps.weight,
             np.where(r.failed, missing, 0.0),
             censored,
             assumption,
