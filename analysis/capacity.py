@@ -88,6 +88,7 @@ def find_capacity(
     found = _bracketed(stages, slos)
     if pooled:
         found |= _pooled(stages, slos, found)
+    found["closed"] = None
     if found["c_max_basis"] == "open" and any(s["kind"] == "closed" for s in stages):
         found["closed"] = _bracketed([s for s in stages if s["kind"] == "closed"], slos)
     return found

@@ -178,8 +178,7 @@ def _usl(stages: list[dict[str, Any]]) -> dict[str, Any]:
     error = float(np.sqrt(np.mean((law.at(x) / y - 1) ** 2)))
     what = f"gamma N meets the highest throughput of gamma N / (1 + {law.alpha:.3g} (N - 1) + {law.beta:.3g} N (N - 1)), fitted to {100 * error:.2g} %"
     range_ = [corner * (1 - 2 * error), corner * (1 + 2 * error)]  # the law is no better than its fit
-    return _at(corner, x, y) | {"range": range_, "definition": what, "alpha": law.alpha, "beta": law.beta, "gamma": law.gamma,
-                                    "peak": law.peak if math.isfinite(law.peak) else None}  # fmt: skip
+    return _at(corner, x, y) | {"range": range_, "definition": what}
 
 
 def _bounds(stages: list[dict[str, Any]]) -> dict[str, Any]:
@@ -237,7 +236,14 @@ def _no_knee(reason: str) -> dict[str, Any]:
 
 
 def _no_method(reason: str) -> dict[str, Any]:
-    return {"concurrency": None, "rps": None, "range": None, "range_rps": None, "reason": reason}
+    return {
+        "concurrency": None,
+        "rps": None,
+        "range": None,
+        "range_rps": None,
+        "reason": reason,
+        "definition": None,
+    }
 
 
 def _divergence(stages: list[dict[str, Any]]) -> dict[str, Any]:

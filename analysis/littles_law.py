@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -47,6 +48,41 @@ def consistency(
     }  # fmt: skip
 
 
+SERVER_TOLERANCE = 0.2  # of the mean in flight: gauges are sampled once a second
+SERVER_FEW = 2.0  # requests by which they may differ in any case
+
+
+def against_server(concurrency: float, server: Mapping[str, Any] | None) -> dict[str, Any] | None:
+    """Requests in flight by this end against the server's running + waiting; None where it shows no such gauges.
+
+    ``ok`` is False where they differ by more than ``SERVER_TOLERANCE`` and ``SERVER_FEW`` requests; ``reason`` says what
+    is likely then.
+    """
+    if not server or server.get("running") is None or not server.get("samples"):
+        return None
+    level = float(server["running"]) + float(server.get("waiting") or 0.0)
+    difference = level - concurrency
+    result: dict[str, Any] = {
+        "server_l": level,
+        "ratio": level / concurrency if concurrency > 0 else None,
+        "ok": True,
+        "reason": None,
+    }
+    if abs(difference) <= max(SERVER_TOLERANCE * concurrency, SERVER_FEW):
+        return result
+    if difference > 0:
+        why = "somebody else is using it, or it still works on requests that this client has given up"
+    else:
+        why = (
+            "requests wait before it counts them (a gateway, a connection limit, tokenizing), or its gauges show one of "
+            "several replicas only"
+        )
+    said = (
+        f"the server counts {level:.3g} running and waiting, this client {concurrency:.3g} in flight: {why}"
+    )
+    return result | {"ok": False, "reason": said}
+
+
 @dataclass(frozen=True)
 class Gap:
     """ceiling = C_max / limit (requests/s); gap = ceiling / usable; ``representative`` None where it says nothing."""
@@ -82,8 +118,9 @@ def gap(c_max: float, limit_s: float, usable_rps: float, metric: str) -> Gap:
         return Gap(ceiling, value, True, None)
     if metric == "e2e":
         reason = (
-            f"gap {value:.3g} is above 2: the ceiling is not what this endpoint delivers; likely causes are "
-            "batching that slows each request, a queue, or a limit that other SLOs bind before"
+            f"gap {value:.3g} is above 2, not representative: requests are in flight for {value:.3g} times the limit on "
+            "average, so C_max / limit is not what this endpoint delivers; likely causes are a queue in front of the batch, "
+            "batching that slows each request, or answers longer than those the limit was made for"
         )
         return Gap(ceiling, value, False, reason)
     reason = (

@@ -18,7 +18,7 @@ from analysis.goodput import offline_throughput, peak_goodput
 from analysis.intervals import ASSUMPTION
 from analysis.knee import find_knee
 from analysis.lengths import output_deviation, realised
-from analysis.littles_law import summarise_gap
+from analysis.littles_law import against_server, summarise_gap
 from analysis.runmeta import check_figures
 from analysis.search import summarise_search
 from analysis.server import server_figures
@@ -59,6 +59,7 @@ def summarise(run: Run, labels: Mapping[int, bool] | None = None) -> dict[str, A
     ]
     for stage, stage_meta in zip(stages, metas, strict=True):
         stage["server"] = _server(run, stage, stage_meta)
+        stage["littles_law"]["server"] = against_server(stage["concurrency"], stage["server"])
     summary: dict[str, Any] = {
         "schema_version": SCHEMA_VERSION,
         "verdict": "",
@@ -80,7 +81,7 @@ def summarise(run: Run, labels: Mapping[int, bool] | None = None) -> dict[str, A
     summary["sessions"] = summarise_sessions(records, metas, stages, slos)
     if summary["sessions"] is None:
         summary["sessions_reason"] = NO_SESSIONS
-    summary["littles_law"] = _gap(summary["capacity"], stages, slos)
+    summary["littles_law"] = _gap(summary["capacity"], stages, slos) | {"server": _worst_server(stages)}
     summary["fleet"] = _fleet(meta, summary["capacity"], stages)
     if "burst" in meta and metas:
         summary["burst"] = summarise_burst(meta["burst"], metas[0], records, slos, run.server)
@@ -147,6 +148,12 @@ def _partial(run: Run, stages: int) -> str | None:
     if reason and str(reason).startswith(f"{word} "):  # "interrupted by Ctrl-C"
         return f"{word}{at}{str(reason).removeprefix(word)}"
     return f"{word}{at}" + (f": {reason}" if reason else "")
+
+
+def _worst_server(stages: list[dict[str, Any]]) -> dict[str, Any] | None:
+    """The steady stage in which the server's own count is furthest from ours; None where it shows none."""
+    held = [law for s in stages if s["stable"] and (law := s["littles_law"]["server"]) and law["ratio"]]
+    return max(held, key=lambda law: abs(math.log(max(law["ratio"], 1e-3))), default=None)
 
 
 def _gap(capacity: dict[str, Any], stages: list[dict[str, Any]], slos: list[Slo]) -> dict[str, Any]:

@@ -134,6 +134,10 @@ def _gap(law: Mapping[str, Any]) -> Finding:
     consistency = None
     if law.get("consistency") is not None:
         consistency = f"L ÷ λW is {significant(law['consistency'])}"
+    server = law.get("server") or {}
+    if server.get("ratio") is not None:
+        agrees = f"the server's own count is {significant(server['ratio'])} times that of this client"
+        consistency = _sentence(consistency, server.get("reason") or agrees)
     return Finding(
         label,
         significant(law["gap"]),

@@ -12,6 +12,7 @@ from synthetic import Stage, at_ns, make_run, request
 
 from ampacity.config import ConfigError
 from ampacity.experiments.burst import BurstPlan
+from analysis.littles_law import against_server, gap
 from analysis.summary import summarise
 from loadgen.rundir import Run
 from workloads.arrivals import arrival_times
@@ -133,3 +134,29 @@ def test_a_run_that_was_killed_in_the_base_phase_is_still_reported(tmp_path: Pat
         make_run(tmp_path / "run", [stage], ["ttft_p99=2s"], killed=True, burst=PLAN)
     )["burst"]
     assert [p["requests"] for p in found["phases"]] == [20, 0, 0]
+
+
+@pytest.mark.parametrize(
+    ("client", "server", "ok", "why"),
+    [
+        (10.0, {"samples": 30, "running": 8.0, "waiting": 1.5}, True, None),
+        (1.0, {"samples": 30, "running": 2.5, "waiting": 0.0}, True, None),  # two more or less say nothing
+        (10.0, {"samples": 30, "running": 8.0, "waiting": 7.0}, False, "somebody else"),
+        (20.0, {"samples": 30, "running": 8.0, "waiting": None}, False, "before it counts them"),
+    ],
+)
+def test_littles_law_against_the_servers_own_count(
+    client: float, server: dict[str, Any], ok: bool, why: str | None
+) -> None:
+    found = against_server(client, server)
+    assert found is not None
+    assert found["ok"] is ok
+    assert found["reason"] is None if why is None else why in found["reason"]
+    assert against_server(client, None) is None
+    assert against_server(client, {"samples": 3, "running": None}) is None
+
+
+def test_a_gap_above_two_is_not_representative_and_says_why() -> None:
+    found = gap(c_max=60, limit_s=5.0, usable_rps=4.0, metric="e2e")  # ceiling 12, gap 3
+    assert (found.ceiling_rps, found.gap, found.representative) == (12.0, 3.0, False)
+    assert "likely causes" in str(found.reason)
