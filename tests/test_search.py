@@ -6,21 +6,27 @@ import asyncio
 import json
 import math
 import sys
+import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 from fault_server import FaultServer
 from stage_driving import Made, request_bytes, schedule_at
+from synthetic import ORIGIN_NS, request, run_meta
 
 from ampacity.cli import main
+from ampacity.experiments.on_the_way import judge_so_far
+from ampacity.experiments.search import Search, SearchPlan
 from analysis.capacity import find_capacity
 from analysis.next_load import Finished, Goal, Step, next_step, told_enough
 from analysis.search import estimate, is_over
 from analysis.slo import parse_slos
 from loadgen.endpoint import parse_endpoint
 from loadgen.http import Client
+from loadgen.rundir import RunWriter
 from loadgen.stage import StagePlan, StageRunner
 
 SLOS = parse_slos(["ttft_p95=1s"])
@@ -248,3 +254,84 @@ def test_what_cannot_be_searched_is_one_line(
             main()
     assert ended.value.code == 2
     assert said in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("served_s", "stable"), [(0.05, True), (0.4, False)])
+def test_a_stage_is_judged_on_its_way_by_what_must_have_ended(
+    tmp_path: Path, served_s: float, stable: bool
+) -> None:
+    """10/s for 30 s in front of one server: 0.05 s each is carried, 0.4 s each piles up. Only what has ended is recorded."""
+    now_ns = time.monotonic_ns()
+    start_ns, times, free = now_ns - 30 * 10**9, np.arange(0, 60, 0.1), 0.0
+    with RunWriter(tmp_path / "run", run_meta([])) as writer:
+        for i, t in enumerate(times.tolist()):
+            free = max(free, t) + served_s
+            if free < 30:
+                record = request(i, t, ttft_s=free - t)
+                shift = start_ns - ORIGIN_NS
+                for name in ("scheduled_ns", "dispatched_ns", "connected_ns", "started_ns", "sent_ns", "first_token_ns",
+                             "first_answer_ns", "last_token_ns", "ended_ns"):  # fmt: skip
+                    setattr(record, name, getattr(record, name) + shift)
+                writer.append(record)
+        writer.flush()
+        meta = {"index": 0, "kind": "open", "offered_rps": 10.0, "concurrency": None, "start_ns": start_ns, "end_ns": 0,
+                "drained_ns": None, "scheduled_requests": 600, "ended_early": None, "audit": None}  # fmt: skip
+        judged = judge_so_far(tmp_path / "run", schedule_at(times.tolist()), meta, SLOS, 0)
+        assert (
+            judge_so_far(tmp_path / "run", schedule_at(times.tolist()), meta | {"index": 1}, SLOS, 0) is None
+        )
+    assert judged is not None
+    assert judged["stable"] is stable
+    if stable:
+        assert judged["slo_verdicts"][0]["attainment"] == 1.0
+        assert judged["requests"] == pytest.approx(300, abs=3)
+
+
+class ScriptedRig:
+    """Stages that come out as the law of ``true_share`` has it, each worth a third of its requests."""
+
+    def __init__(self) -> None:
+        self.settings = SimpleNamespace(slos=tuple(SLOS), rates=None, concurrency=None, trace=None, seed=3)
+        self.stages: list[dict[str, Any]] = []
+        self.ended: tuple[str, str] | None = None
+        self.typical_e2e_s = 0.1
+        self.noted: dict[str, Any] = {}
+        self.closed: list[int] = []
+
+    def note_down(self, name: str, value: Any) -> None:
+        self.noted[name] = value
+
+    async def open_stage(
+        self, rate_rps: float, duration_s: float | None = None, enough: Any = None
+    ) -> dict[str, Any]:
+        n = round(rate_rps * (duration_s or 30.0))
+        judged = stage(rate_rps, true_share(rate_rps), n=n, effective=max(n // 3, 1), index=len(self.stages))
+        self.stages.append(judged)
+        return judged
+
+    async def closed_stage(self, concurrency: int) -> dict[str, Any]:
+        self.closed.append(concurrency)
+        return {}
+
+
+def test_repeats_are_both_ends_in_random_order_and_the_closed_view_is_around_c_max() -> None:
+    rig = ScriptedRig()
+    asyncio.run(Search(SearchPlan(0.05, repeats=3, closed=True)).run(rig))  # type: ignore[arg-type]
+    noted = rig.noted["search"]
+    assert noted["reached"] is True
+    repeats = [step["offered_rps"] for step in noted["path"] if "repeat" in step["why"]]
+    low, high = sorted(set(repeats))
+    assert (repeats.count(low), repeats.count(high)) == (3, 3)
+    assert repeats != sorted(repeats)
+    assert low < 10 < high
+    assert min(rig.closed) < 20 < max(rig.closed)  # C_max is 20 at 10/s
+
+
+def test_the_time_that_was_allowed_ends_it_with_what_is_lacking() -> None:
+    rig = ScriptedRig()
+    asyncio.run(Search(SearchPlan(0.01, max_duration_s=600.0)).run(rig))  # type: ignore[arg-type]
+    noted = rig.noted["search"]
+    assert noted["reached"] is False
+    assert "--max-duration" in noted["ended"]
+    assert noted["more_requests"] > 0
+    assert sum(s["window"]["end_s"] for s in rig.stages) <= 601

@@ -17,6 +17,7 @@ from loadgen.records import SCHEMA, RequestRecord, to_batch
 from loadgen.rundir import read_streams
 from workloads.schedule import Schedule
 
+AGE = 1 / 3
 PATIENCE = 0.5  # of the time that has passed: where requests last longer, percentiles must wait
 
 
@@ -26,7 +27,8 @@ def judge_so_far(
     """The stage object as of now, or None before there is anything to judge.
 
     A request in flight has no record yet and may have its first token or not. So what is judged ends as
-    long before now as the longest request lasted; only whether there is a steady state is judged up to now.
+    long before now as the longest request lasted. Whether there is a steady state is judged by ages too, which
+    say something only of requests that are old enough: the last third of the time is left out.
     """
     now_ns = time.monotonic_ns()
     table = read_streams(path)
@@ -36,7 +38,7 @@ def judge_so_far(
     start_ns = int(meta["start_ns"])
     owed = _in_flight(table, schedule, int(meta["index"]), start_ns, now_ns)
     whole = pa.concat_tables([table, pa.Table.from_batches([to_batch(owed)], schema=SCHEMA)])
-    judged = _judge(whole, meta, now_ns, now_ns, slos, warmup)
+    judged = _judge(whole, meta, now_ns - round(AGE * (now_ns - start_ns)), now_ns, slos, warmup)
     if judged["stable"] is False:
         return judged
     longest_ns = pc.max(pc.subtract(table["ended_ns"], table["scheduled_ns"])).as_py() or 0
@@ -61,13 +63,14 @@ def _judge(
 def _in_flight(
     table: pa.Table, schedule: Schedule, stage: int, start_ns: int, now_ns: int
 ) -> list[RequestRecord]:
-    """Rows for the requests that were due and have no record."""
+    """Rows for the requests that were due and have no record; of those that wait for others nothing is known."""
     due_ns = start_ns + np.round(schedule.scheduled_s * 1e9).astype(np.int64)
-    ids = schedule.first_request_id + np.arange(len(schedule))
-    owed = np.flatnonzero((due_ns <= now_ns) & ~np.isin(ids, table["request_id"].to_numpy()))
+    first = schedule.first_requests()
+    recorded = set(table["request_id"].to_pylist())
+    owed = [i for i in first[due_ns[first] <= now_ns].tolist() if schedule.request_id(i) not in recorded]
     return [
         RequestRecord(
-            request_id=int(ids[i]), stage=stage, scheduled_ns=int(due_ns[i]), status="unfinished",
+            request_id=schedule.request_id(i), stage=stage, scheduled_ns=int(due_ns[i]), status="unfinished",
             dispatched_ns=int(due_ns[i]), started_ns=int(due_ns[i]), ended_ns=now_ns,
         )
         for i in owed
