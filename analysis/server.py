@@ -32,8 +32,8 @@ def server_figures(samples: pa.Table | None, start_ns: int, end_ns: int) -> dict
     def column(name: str) -> Floats:
         if name not in samples.column_names:  # a run directory of an older version
             return np.full(int(inside.sum()), np.nan)
-        values: Floats = np.asarray(samples[name].to_numpy(zero_copy_only=False), dtype=np.float64)
-        return values[inside]
+        values: Floats = np.asarray(samples[name].to_numpy(zero_copy_only=False)[inside], dtype=np.float64)
+        return values
 
     found: dict[str, Any] = {"samples": int(inside.sum())}
     found |= {name: _fold(column(name), np.mean) for name in _GAUGES}

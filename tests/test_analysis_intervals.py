@@ -59,7 +59,8 @@ def test_order_statistic_ranks(n: int, quantile: float, ranks: tuple[int, int | 
 
 def test_a_smaller_effective_sample_gives_wider_ranks() -> None:
     low, high = order_statistic_ranks(10000, 0.99, n_effective=1000)
-    assert low is not None and high is not None
+    assert low is not None
+    assert high is not None
     # the count over p99 has sd sqrt(10000 x 0.01 x 0.99 x 10) = 31, to the right more than two of them
     assert low == pytest.approx(10000 - 100 - 2.2 * 31, abs=5)
     assert 9970 < high < 10000

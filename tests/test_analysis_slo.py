@@ -120,7 +120,7 @@ def test_classes_error_rates_and_token_deadlines() -> None:
     ],
 )  # fmt: skip
 def test_refuses_what_is_half_an_slo(text: str, advice: str) -> None:
-    with pytest.raises(SloError, match="^SLO") as caught:
+    with pytest.raises(SloError, match=r"^SLO") as caught:
         parse_slos([text])
     assert advice in str(caught.value)
     assert "\n" not in str(caught.value)
@@ -138,4 +138,5 @@ def test_named_sets_are_the_table_with_its_source() -> None:
     assert [s.text for s in parse_slos(["chat:mlperf-gptj"])] == ["chat:e2e_p99=20s"]
     assert [s.text for s in parse_slos(["batch"])] == ["error_rate=1%"]
     for name, (_, source) in SLO_SETS.items():
-        assert parse_slos([name]) and source
+        assert parse_slos([name])
+        assert source

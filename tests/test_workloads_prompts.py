@@ -219,7 +219,10 @@ def test_the_text_of_a_special_token_is_ordinary_text(vocabularies: dict[str, To
 @pytest.mark.parametrize(
     ("name", "complaint"),
     [
-        ("cl100k", "tokenizer 'cl100k' is not known: use words, none, server, cl100k_base, o200k_base or hf:PATH"),
+        (
+            "cl100k",
+            "tokenizer 'cl100k' is not known: use words, none, server, cl100k_base, o200k_base or hf:PATH",
+        ),
         ("hf:/no/such/folder", "there is no file /no/such/folder"),
     ],
 )
