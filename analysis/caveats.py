@@ -11,6 +11,7 @@ from analysis.capacity import stage_rate
 WARNING_CODES: tuple[str, ...] = (
     "partial",  # the run ended before its schedule
     "no_requests",  # nothing was recorded
+    "imported",  # another tool measured, by other definitions
     "client_limited",  # the client was the bottleneck in a stage
     "errors",  # more than 1 % of the requests failed
     "unstable_lowest",  # even the lowest load has no steady state
@@ -43,6 +44,7 @@ def find_caveats(
             "no_requests",
             None if summary["requests"] else "No request was recorded: there is nothing to judge.",
         ),
+        ("imported", _imported(summary.get("imported"))),
         ("client_limited", _client_limited(summary)),
         ("errors", _errors(summary)),
         ("unstable_lowest", _unstable_lowest(summary)),
@@ -79,6 +81,16 @@ def _is_replay(summary: Mapping[str, Any]) -> bool:
 def _longer(summary: Mapping[str, Any]) -> str:
     """How to get more requests at the same load."""
     return "Replay a longer trace" if _is_replay(summary) else "Use a longer --duration"
+
+
+def _imported(imported: Mapping[str, Any] | None) -> str | None:
+    if not imported:
+        return None
+    differs = "; ".join(f"{d['what']}: {d['theirs']}" for d in imported.get("definitions") or [])
+    said = "".join(f" {note}." for note in imported.get("notes") or [])
+    return (
+        f"Measured by {imported.get('tool')}, not by ampacity; compare only with imports of the same tool. It differs in: {differs}.{said}"
+    )
 
 
 def _client_limited(summary: Mapping[str, Any]) -> str | None:

@@ -256,13 +256,14 @@ def tpot_s(requests: Requests, chunks: Chunks) -> tuple[Floats, Bools]:
     """TPOT per request, NaN where undefined, and where the first chunk's tokens had to be estimated.
 
     (last token - first token) / (tokens - tokens in the first chunk). Where the first chunk's tokens are
-    unknown they are taken as the request's mean tokens per chunk.
+    unknown they are taken as the request's mean tokens per chunk; as 1 where no chunk has a time.
     """
     visible, first = visible_tokens(requests), chunks.first_tokens()
     tokens = np.where(np.isnan(visible) & chunks.known, chunks.tokens_in(), visible)
     with np.errstate(divide="ignore", invalid="ignore"):
-        mean_chunk = visible / chunks.count
-    estimated = np.isnan(first) & (chunks.count > 1) & (visible > 0)
+        mean_chunk = np.where(chunks.count > 0, visible / chunks.count, 1.0)
+    untimed = (chunks.count == 0) & (requests.last_token_ns > requests.first_token_ns)
+    estimated = np.isnan(first) & ((chunks.count > 1) | untimed) & (visible > 0)
     divisor = tokens - np.where(estimated, mean_chunk, first)
     defined = divisor > 0
     span_s = (requests.last_token_ns - requests.first_token_ns) * _NS

@@ -263,13 +263,16 @@ class Cohort:
         ok = self.requests.has_status("ok")
         n = int(np.count_nonzero(estimated & ok))
         assumption = (
-            f"{n} answers: tokens of the first chunk taken as the mean tokens per chunk" if n else None
+            f"{n} answers: tokens of the first chunk taken as the mean tokens per chunk, or as one where no chunk has a time"
+            if n
+            else None
         )
         return self.per_request(np.where(ok, values, np.nan), None, assumption)
 
     @cached_property
     def icl(self) -> Observations:
-        return self._of_gaps(chunk_gaps(self.chunks), None)
+        unknown = self._without_chunk_times()
+        return _unknown("gaps", unknown) if unknown else self._of_gaps(chunk_gaps(self.chunks), None)
 
     @cached_property
     def itl(self) -> Observations:
@@ -283,6 +286,9 @@ class Cohort:
     def _chunks_unknown(self) -> str | None:
         """Why there are no figures per token."""
         r, chunks = self.requests, self.chunks
+        untimed = self._without_chunk_times()
+        if untimed:
+            return untimed
         answers = r.has_status("ok") & (chunks.count > 0) & ~((visible_tokens(r) == 1) & (chunks.count == 1))
         n, known = int(np.count_nonzero(answers)), int(np.count_nonzero(answers & chunks.known))
         if not n or known >= MIN_KNOWN_SHARE * n:
@@ -291,6 +297,16 @@ class Cohort:
             f"tokens per chunk unknown in {n - known} of {n} answers (the server sends chunks, not tokens, and "
             "does not say how many tokens each holds): see icl_s and tpot_s"
         )
+
+    def _without_chunk_times(self) -> str | None:
+        """Why there are no gaps at all: records of another tool may lack the times of chunks."""
+        r = self.requests
+        answers = r.has_status("ok") & ~np.isnan(r.first_token_ns) & (r.last_token_ns > r.first_token_ns)
+        untimed = int(np.count_nonzero(answers & (self.chunks.count == 0)))
+        n = int(np.count_nonzero(answers))
+        if not untimed or n - untimed >= MIN_KNOWN_SHARE * n:
+            return None
+        return f"{untimed} of {n} answers have no times of their chunks, only of the first and the last token: see tpot_s"
 
     def _of_gaps(self, gaps: Gaps, assumption: str | None) -> Observations:
         r, chunks = self.requests, self.chunks

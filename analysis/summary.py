@@ -65,6 +65,7 @@ def summarise(run: Run, labels: Mapping[int, bool] | None = None) -> dict[str, A
         "verdict": "",
         "partial": _partial(run, len(metas)),
         "predicted": bool(meta.get("predicted", False)),
+        "imported": _imported(meta),
         "warnings": [],
         "workload": {**(meta.get("workload") or {}), "realised": realised(run.requests, records.requests)},
         "slos": [slo.as_dict() for slo in slos],
@@ -75,7 +76,7 @@ def summarise(run: Run, labels: Mapping[int, bool] | None = None) -> dict[str, A
         "interval_assumption": ASSUMPTION,
         "goodput": peak_goodput(stages),
         "offline": offline_throughput(stages, slos, meta.get("fleet_inputs") or {}),
-        "audit": _audit(metas, stages),
+        "audit": _audit(metas, stages, imported=bool(meta.get("imported"))),
     }
     summary["sharing"] = compare_sharing(records.requests, metas)
     summary["sessions"] = summarise_sessions(records, metas, stages, slos)
@@ -180,7 +181,16 @@ def _fleet(meta: Mapping[str, Any], capacity: dict[str, Any], stages: list[dict[
     return summarise_fleet(dict(meta.get("fleet_inputs") or {}), capacity["usable_rps"], tokens_per_s)
 
 
-def _audit(metas: list[dict[str, Any]], stages: list[dict[str, Any]]) -> dict[str, Any]:
+def _imported(meta: Mapping[str, Any]) -> dict[str, Any] | None:
+    """Which tool measured an imported run, where it defines things otherwise, and what it left out."""
+    held = meta.get("imported")
+    if not isinstance(held, Mapping):
+        return None
+    notes = meta.get("notes")
+    return {**held, "notes": list(notes) if isinstance(notes, list) else []}
+
+
+def _audit(metas: list[dict[str, Any]], stages: list[dict[str, Any]], *, imported: bool) -> dict[str, Any]:
     """The client over the whole run; a limited stage that was repeated undisturbed limits nothing."""
     limited = [s["index"] for s in stages if s["client_limited"]]
     repeated = [s["index"] for s in repeated_undisturbed(stages)]
@@ -194,7 +204,8 @@ def _audit(metas: list[dict[str, Any]], stages: list[dict[str, Any]]) -> dict[st
     return {
         "slip_p99_s": max(slips, default=None), "loop_lag_p99_s": worst("loop_lag_p99_s"),
         "receive_delay_p99_s": worst("receive_delay_p99_s"), "cpu_fraction": worst("cpu_fraction"),
-        "client_limited": len(limited) > len(repeated), "client_limited_stages": limited, "repeated_stages": repeated,
+        "client_limited": None if imported else len(limited) > len(repeated),
+        **({"client_limited_reason": "the other tool's files do not say whether its client kept up"} if imported else {}), "client_limited_stages": limited, "repeated_stages": repeated,
     }  # fmt: skip
 
 

@@ -24,6 +24,7 @@ from reports.sessions import session_findings, session_tables
 from reports.svg import to_svg
 from reports.tables import (
     all_percentiles,
+    imported_tables,
     lengths_table,
     server_table,
     slo_table,
@@ -46,7 +47,7 @@ def render_report(summary: dict[str, Any], meta: dict[str, Any]) -> str:
     Raises ValueError where the summary holds NaN or infinity, which JSON has not.
     """
     embedded = embedded_json(summary)
-    page: str = _template().render(
+    page: str = page_template("report.html.j2").render(
         title=f"{meta.get('name') or 'run'} – ampacity",
         verdict=str(summary.get("verdict") or "no verdict"),
         predicted=bool(summary.get("predicted")),
@@ -55,7 +56,7 @@ def render_report(summary: dict[str, Any], meta: dict[str, Any]) -> str:
         style=style_sheet(),
         partial=partial_reason(summary, meta),
         findings=[*findings(summary), *session_findings(summary)],
-        figures={chart.name: _figure(chart) for chart in charts(summary)},
+        figures={chart.name: drawn(chart) for chart in charts(summary)},
         phases=phases_table(summary["burst"]) if summary.get("burst") else None,
         stages=stages_table(summary),
         bound=error_bound(summary),
@@ -70,6 +71,7 @@ def render_report(summary: dict[str, Any], meta: dict[str, Any]) -> str:
         errors=_errors_sentence(summary),
         workload=_workload_facts(summary),
         provenance=_provenance(meta),
+        imported=imported_tables(summary.get("imported")),
         embedded=embedded,
     )
     return page
@@ -101,7 +103,8 @@ def embedded_json(value: Any) -> str:
 
 
 @cache
-def _template() -> Any:
+def page_template(name: str) -> Any:
+    """A jinja2 template of the reports; everything is escaped."""
     import jinja2
 
     environment = jinja2.Environment(
@@ -111,10 +114,10 @@ def _template() -> Any:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    return environment.get_template("report.html.j2")
+    return environment.get_template(name)
 
 
-def _figure(chart: Chart) -> dict[str, Any]:
+def drawn(chart: Chart) -> dict[str, Any]:
     """A chart with its SVG; where it has a narrow form as well, the page shows the one that fits."""
     pictures = [("", chart.spec)]
     if chart.narrow_spec is not None:

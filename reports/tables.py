@@ -309,3 +309,21 @@ def all_percentiles(summary: Mapping[str, Any]) -> list[Table]:
     """The percentile table of every metric that any stage of the summary holds."""
     stages: Sequence[Mapping[str, Any]] = by_load(summary)
     return [percentile_table(summary, m) for m in METRICS if any(stage.get(m) for stage in stages)]
+
+
+def imported_tables(imported: Mapping[str, Any] | None) -> list[Table]:
+    """How the tool that measured an imported run defines things, and what its files do not hold."""
+    if not imported:
+        return []
+    tool = str(imported.get("tool"))
+    differs = Table(
+        f"Where {tool} differs",
+        [Column("figure", text=True), Column(tool, text=True), Column("ampacity", text=True)],
+        [[Cell(str(d.get(k))) for k in ("what", "theirs", "ours")] for d in imported.get("definitions") or []],
+    )
+    missing = Table(
+        "Not in its files",
+        [Column("column", text=True), Column("why it is null, or how it was made", text=True)],
+        [[Cell(str(name)), Cell(str(why))] for name, why in (imported.get("missing") or {}).items()],
+    )
+    return [differs, missing]

@@ -8,10 +8,13 @@ import typer
 
 from ampacity import __version__
 from ampacity.cli import (
+    ab,
     baseline,
     burst,
+    compare,
     demo,
     gate,
+    import_,
     plan,
     predict,
     report,
@@ -54,8 +57,11 @@ app.command("burst")(burst.burst)
 app.command("run")(run.run)
 app.command("report")(report.report)
 app.command("plan")(plan.plan)
+app.command("compare")(compare.compare)
+app.command("ab")(ab.ab)
 app.command("baseline")(baseline.baseline)
 app.command("gate")(gate.gate)
+app.command("import")(import_.import_)
 app.command("predict")(predict.predict)
 app.command("simulate")(simulate.simulate)
 app.add_typer(workload.app, name="workload")

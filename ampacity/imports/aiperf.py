@@ -1,0 +1,131 @@
+"""aiperf: ``profile_export.jsonl``, one object a request; ``profile_export_aiperf.json`` beside it has the settings."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from ampacity.imports.results import (
+    CONNECTING,
+    FAILURES_LEFT_OUT,
+    Fields,
+    ImportedFileError,
+    Request,
+    Result,
+    Stage,
+    failure_status,
+)
+
+TOOL = "aiperf"
+SETTINGS_NAME = "profile_export_aiperf.json"
+_TO_SECONDS = {"ns": 1e-9, "us": 1e-6, "ms": 1e-3, "s": 1.0, "sec": 1.0}
+_DEFINITIONS = [
+    CONNECTING,
+    ("ITL", "one mean per request: (latency - TTFT) / (output tokens - tokens of the first chunk)", "that is TPOT here; ITL is per token, over all gaps"),
+    ("Output tokens", "counted by the client's tokenizer unless told to take the server's usage", "by the server's usage where it gives one"),
+    FAILURES_LEFT_OUT,
+]  # fmt: skip
+
+
+def recognises(records: Any) -> bool:
+    """``records``: the rows of a JSONL file."""
+    return (
+        isinstance(records, list) and bool(records)
+        and all(isinstance(r, Mapping) and isinstance(r.get("metadata"), Mapping) and isinstance(r.get("metrics"), Mapping) for r in records[:5])
+        and "request_start_ns" in records[0]["metadata"]
+    )  # fmt: skip
+
+
+def read(records: Sequence[Mapping[str, Any]], where: str, settings: Mapping[str, Any] | None) -> Result:
+    """``settings``: the summary file, where there is one. Raises ImportedFileError."""
+    rows = [Fields(r, f"{where}record {i}: ") for i, r in enumerate(records, start=1)]
+    kept = [r for r in rows if r.object("metadata").held.get("benchmark_phase") != "warmup"]
+    if not kept:
+        raise ImportedFileError(f"{where}only warm-up requests are in it")
+    first_ns = min(_ns(r.object("metadata"), "request_start_ns") for r in kept)
+    requests = [_request(r, first_ns) for r in kept]
+    rate, concurrency, facts = _load(Fields(settings or {}, SETTINGS_NAME + ": "))
+    notes = [] if settings else [f"{SETTINGS_NAME} is not beside the file: the load asked for is not known"]
+    if len(kept) < len(rows):
+        notes.append(f"{len(rows) - len(kept)} warm-up requests are left out")
+    missing = {
+        "dispatched_ns": "the schedule is not in the file, only when a request was let go: how late the client was cannot be told",
+        "chunk_tokens": "tokens per chunk are not in the file", "output_tokens_planned": "not in the file",
+    }  # fmt: skip
+    if all(r.gaps_s is None for r in requests):
+        missing["chunk_at_us"] = "times of chunks are not in the file"
+    closed = concurrency if rate is None else None
+    return Result(
+        TOOL, [Stage(requests, rate, closed)], _DEFINITIONS, missing, notes=notes,
+        arrivals="closed loop" if closed else facts.pop("arrivals", None), **facts,
+    )  # fmt: skip
+
+
+def _ns(metadata: Fields, name: str) -> int:
+    value = metadata.held.get(name)
+    if isinstance(value, bool) or not isinstance(value, int) or not 0 < value < 2**63:
+        raise metadata.error(name, "a time in ns")
+    return value
+
+
+def _request(row: Fields, first_ns: int) -> Request:
+    metadata, metrics, failure = row.object("metadata"), row.object("metrics"), row.object("error")
+    start_ns, end_ns = _ns(metadata, "request_start_ns"), _ns(metadata, "request_end_ns")
+    if end_ns < start_ns:
+        raise metadata.error("request_end_ns", "at or after request_start_ns")
+    scheduled = None
+    if metadata.held.get("credit_issued_ns") is not None:
+        scheduled = min(_ns(metadata, "credit_issued_ns"), start_ns)
+    status, error, code = "ok", None, None
+    if metadata.held.get("was_cancelled"):
+        status = "cancelled"
+    elif failure.held:
+        code = failure.tokens("code")
+        error = f"{failure.text('type') or ''} {failure.text('message') or ''}".strip()
+        status = failure_status(error, code)
+    good = status == "ok"
+    return Request(
+        (start_ns - first_ns) / 1e9, status, None if scheduled is None else (scheduled - first_ns) / 1e9,
+        ttft_s=_seconds(metrics, "time_to_first_token"), e2e_s=_seconds(metrics, "request_latency") if good else None,
+        ended_s=(end_ns - start_ns) / 1e9, gaps_s=_gaps(metrics), input_tokens=_tokens(metrics, "input_sequence_length"),
+        output_tokens=_tokens(metrics, "output_sequence_length"), reasoning_tokens=_tokens(metrics, "reasoning_token_count"),
+        http_status=code if code and code >= 400 else None, error=error and error[:300],
+    )  # fmt: skip
+
+
+def _seconds(metrics: Fields, name: str) -> float | None:
+    metric = metrics.object(name)
+    value = metric.number("value")
+    return None if value is None else value * _unit(metric)
+
+
+def _unit(metric: Fields) -> float:
+    unit = metric.text("unit") or ""
+    if unit not in _TO_SECONDS:
+        raise metric.error("unit", f"one of {', '.join(_TO_SECONDS)}")
+    return _TO_SECONDS[unit]
+
+
+def _tokens(metrics: Fields, name: str) -> int | None:
+    return metrics.object(name).tokens("value")
+
+
+def _gaps(metrics: Fields) -> list[float] | None:
+    metric = metrics.object("inter_chunk_latency")
+    if not isinstance(metric.held.get("value"), list):
+        return None
+    factor = _unit(metric)
+    return [Fields({"gap": g}, metric.where).needed("gap") * factor for g in metric.list("value")]
+
+
+def _load(settings: Fields) -> tuple[float | None, int | None, dict[str, Any]]:
+    """(requests per second, concurrency, further facts for Result) that the run was asked for."""
+    given = settings.object("input_config")
+    endpoint, load = given.object("endpoint"), given.object("loadgen")
+    names, urls = endpoint.held.get("model_names"), endpoint.held.get("urls")
+    arrivals = load.text("arrival_pattern") or load.text("request_rate_mode")
+    return load.number("request_rate"), load.tokens("concurrency"), {
+        "version": settings.text("aiperf_version"), "model": str(names[0]) if isinstance(names, list) and names else None,
+        "url": str(urls[0]) if isinstance(urls, list) and urls else endpoint.text("url"), "api": endpoint.text("type"),
+        "started_utc": settings.text("start_time"), "arrivals": arrivals,
+    }  # fmt: skip

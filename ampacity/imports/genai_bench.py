@@ -1,0 +1,70 @@
+"""genai-bench's JSON of one run: figures over all, and of each request its durations, without the time at which it began."""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Mapping
+from typing import Any
+
+from ampacity.imports.results import CONNECTING, FAILURES_LEFT_OUT, Fields, ImportedFileError, Request, Result, Stage, failure_status
+
+TOOL = "genai-bench"
+_DEFINITIONS = [
+    CONNECTING,
+    ("TPOT", "(end of the response - first token) / (output tokens - 1): the end includes usage and [DONE]", "to the last token"),
+    ("E2E", "to the end of the response", "to the last token"),
+    ("Output tokens", "the server's usage, else the client's tokenizer", "says which, for each request"),
+    FAILURES_LEFT_OUT,
+]  # fmt: skip
+
+
+def recognises(document: Any) -> bool:
+    return isinstance(document, Mapping) and {"aggregated_metrics", "individual_request_metrics"} <= document.keys()
+
+
+def read(document: Mapping[str, Any], where: str) -> Result:
+    """Raises ImportedFileError."""
+    top = Fields(document, where)
+    total = top.object("aggregated_metrics")
+    users = total.tokens("num_concurrency") or 0
+    if users < 1:
+        raise ImportedFileError(f"{where}aggregated_metrics.num_concurrency is not above 0: only closed-loop runs of {TOOL} are read")
+    unit = 1e-3 if top.text("_time_unit") == "ms" else 1.0
+    free = [0.0] * min(users, 100_000)  # when each user is free again
+    requests = []
+    for row in top.objects("individual_request_metrics"):
+        started = heapq.heappop(free)
+        request = _request(row, started, unit)
+        heapq.heappush(free, started + (request.ended_s or 0.0))
+        requests.append(request)
+    notes = [
+        f"When a request began is not in the file: they are laid out in its order over {users} users who never pause. Percentiles are as "
+        "measured; rates, steady state, drift and requests in flight are only as good as that. What genai-bench measured over all: "
+        f"{total.number('requests_per_second') or 0:.4g} requests/s in {total.number('run_duration') or 0:.4g} s"
+    ]
+    return Result(
+        TOOL, [Stage(requests, concurrency=users)], _DEFINITIONS, _MISSING, workload=total.text("scenario"),
+        arrivals="closed loop", notes=notes,
+    )  # fmt: skip
+
+
+_MISSING = {
+    "scheduled_ns": "no times in the file, only durations: laid out in order over the users",
+    "chunk_at_us": "times of chunks are not in the file", "chunk_tokens": "tokens per chunk are not in the file",
+    "last_token_ns": "taken as the end of the response", "output_tokens_planned": "not in the file",
+    "token_source": "the server's usage or the client's tokenizer: the file does not say which",
+}  # fmt: skip
+
+
+def _request(row: Fields, started_s: float, unit: float) -> Request:
+    code, text = row.tokens("error_code"), row.text("error_message") or ""
+    if code is not None:
+        http = code if 400 <= code <= 599 else None
+        return Request(started_s, failure_status(text, http), ended_s=0.0, input_tokens=row.tokens("num_input_tokens"), http_status=http, error=text[:300])  # fmt: skip
+    ttft, e2e = row.needed("ttft") * unit, row.needed("e2e_latency") * unit
+    if ttft > e2e:
+        raise row.error("ttft", f"at most e2e_latency ({e2e:g} s)")
+    return Request(
+        started_s, "ok", ttft_s=ttft, e2e_s=e2e, ended_s=e2e, input_tokens=row.tokens("num_input_tokens"),
+        output_tokens=row.tokens("num_output_tokens"), reasoning_tokens=row.tokens("num_reasoning_tokens"),
+    )  # fmt: skip

@@ -1,0 +1,170 @@
+"""From files of other tools to a run directory: recognise them, lay their requests on one clock, say what is missing."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import ampacity
+from ampacity.imports import aiperf, genai_bench, guidellm, vllm_bench
+from ampacity.imports.results import Fields, ImportedFileError, Request, Result, Stage
+from loadgen.records import CHUNK_AT_MAX_US, RequestRecord
+from loadgen.rundir import RunWriter
+
+FORMATS: dict[str, ModuleType] = {
+    "vllm": vllm_bench, "aiperf": aiperf, "guidellm": guidellm, "genai-bench": genai_bench,
+}  # fmt: skip
+LARGEST_BYTES = 2 * 2**30
+_ORIGIN_NS, _BETWEEN_NS = 1_000_000_000, 60_000_000_000  # of the clock that stages are laid out on
+
+
+def read_file(path: Path, format_name: str | None = None) -> Result:
+    """What a file holds. Raises ImportedFileError with one line."""
+    if format_name is not None and format_name not in FORMATS:
+        raise ImportedFileError(f"--format {format_name!r} is not known: {', '.join(FORMATS)}")
+    document = _load(path)
+    module = FORMATS[format_name] if format_name else next((m for m in FORMATS.values() if m.recognises(document)), None)
+    if module is None or not module.recognises(document):
+        wanted = module.TOOL if module else ", ".join(m.TOOL for m in FORMATS.values())
+        hint = f"; give {path.with_name('profile_export.jsonl').name}" if path.name == aiperf.SETTINGS_NAME else ""
+        raise ImportedFileError(f"{path} is no result of {wanted}{hint}")
+    where = f"{path}: "
+    result: Result = module.read(document, where, _settings(path)) if module is aiperf else module.read(document, where)
+    if not any(stage.requests for stage in result.stages):
+        raise ImportedFileError(f"{path}: {result.tool} measured no request in it")
+    return result
+
+
+def _load(path: Path) -> Any:
+    """A JSON document, or the list of the rows of a JSONL file."""
+    try:
+        if path.stat().st_size > LARGEST_BYTES:
+            raise ImportedFileError(f"{path} is larger than {LARGEST_BYTES // 2**30} GiB: import a shorter run")
+        text = path.read_text(encoding="utf-8-sig")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ImportedFileError(f"{path} cannot be read: {error}") from error
+    try:
+        document = json.loads(text)
+        return [document] if path.suffix == ".jsonl" else document
+    except (ValueError, RecursionError) as whole:
+        rows = []
+        for number, line in enumerate(text.splitlines(), start=1):
+            try:
+                if line.strip():
+                    rows.append(json.loads(line))
+            except (ValueError, RecursionError) as error:
+                cause, at = (error, f" line {number}:") if rows else (whole, "")
+                raise ImportedFileError(f"{path}:{at} neither JSON nor JSON lines: {cause}") from None
+        return rows
+
+
+def _settings(path: Path) -> dict[str, Any] | None:
+    beside = path.with_name(aiperf.SETTINGS_NAME)
+    found = _load(beside) if beside.is_file() else None
+    return found if isinstance(found, dict) else None
+
+
+def write_run(out: Path, paths: Sequence[Path], results: Sequence[Result], slos: list[dict[str, Any]], facts: dict[str, Any]) -> None:  # fmt: skip
+    """Write a run directory with a stage for each stage of ``results``, all of one tool. Raises ImportedFileError, RunDirError.
+
+    ``facts``: further entries of run.json.
+    """
+    tools = {r.tool for r in results}
+    if len(tools) > 1:
+        raise ImportedFileError(f"files of {' and '.join(sorted(tools))} in one run: import each tool by itself, then compare")
+    records: list[RequestRecord] = []
+    stages: list[dict[str, Any]] = []
+    start_ns = _ORIGIN_NS
+    for stage in (s for r in results for s in r.stages):
+        made, meta = _lay_out(stage, len(stages), start_ns, len(records))
+        records += made
+        stages.append(meta)
+        start_ns = meta["drained_ns"] + _BETWEEN_NS
+    with RunWriter(out, _meta(out, paths, results, stages, slos) | facts) as writer:
+        for record in records:
+            writer.append(record)
+        writer.finish()
+
+
+def _lay_out(stage: Stage, index: int, start_ns: int, first_id: int) -> tuple[list[RequestRecord], dict[str, Any]]:
+    """The records of a stage and its entry in run.json, the first request due at ``start_ns``."""
+    due = [_due(r) for r in stage.requests]
+    origin_s = min(due)
+    order = sorted(range(len(due)), key=due.__getitem__)
+    records = [
+        _record(stage.requests[i], index, first_id + number, origin_s, start_ns) for number, i in enumerate(order)
+    ]
+    ends = [r.ended_ns for r in records if r.ended_ns is not None]
+    last_ns, drained_ns = records[-1].scheduled_ns, max([records[-1].scheduled_ns + 1, *ends])
+    n = len(records)
+    if stage.concurrency is None:
+        end_ns = last_ns + max(1, round((last_ns - start_ns) / (n - 1))) if n > 1 else drained_ns
+    else:  # users that begin only once are busy until the end
+        end_ns = last_ns + 1 if n > 2 * stage.concurrency else drained_ns
+    return records, {
+        "index": index, "kind": "open" if stage.concurrency is None else "closed", "offered_rps": stage.offered_rps,
+        "concurrency": stage.concurrency, "start_ns": start_ns, "end_ns": end_ns, "scheduled_requests": n,
+        "drained_ns": max(end_ns, drained_ns), "ended_early": None, "audit": None,
+    }  # fmt: skip
+
+
+def _due(request: Request) -> float:
+    return request.started_s if request.scheduled_s is None else request.scheduled_s
+
+
+def _record(r: Request, stage: int, request_id: int, origin_s: float, start_ns: int) -> RequestRecord:
+    started_ns = start_ns + round((r.started_s - origin_s) * 1e9)
+
+    def after(duration_s: float | None) -> int | None:
+        return None if duration_s is None else started_ns + round(duration_s * 1e9)
+
+    at_us: list[int] = []
+    if r.gaps_s is not None and r.ttft_s is not None:
+        at_s = r.ttft_s
+        at_us = [round(at_s * 1e6)]
+        for gap in r.gaps_s:
+            at_s += gap
+            at_us.append(round(at_s * 1e6))
+        at_us = [min(at, CHUNK_AT_MAX_US) for at in at_us]
+    ended_s = r.ended_s if r.ended_s is not None else r.e2e_s
+    return RequestRecord(
+        request_id, stage, start_ns + round((_due(r) - origin_s) * 1e9), r.status, worker=0,
+        dispatched_ns=started_ns if r.slip_known else None, started_ns=started_ns, first_token_ns=after(r.ttft_s),
+        first_answer_ns=after(r.ttft_s) if not r.reasoning_tokens else None, last_token_ns=after(r.e2e_s),
+        ended_ns=after(ended_s), http_status=r.http_status, error=r.error, input_tokens=r.input_tokens,
+        output_tokens=r.output_tokens, cached_tokens=r.cached_tokens, reasoning_tokens=r.reasoning_tokens,
+        token_source=r.token_source, chunk_at_us=at_us,
+    )  # fmt: skip
+
+
+def _meta(
+    out: Path, paths: Sequence[Path], results: Sequence[Result], stages: list[dict[str, Any]], slos: list[dict[str, Any]]
+) -> dict[str, Any]:  # fmt: skip
+    """run.json; what no file of the tool can tell is null."""
+    first = results[0]
+    digests = [hashlib.sha256(p.read_bytes()).hexdigest() for p in paths]
+    files = [{"name": p.name, "sha256": d} for p, d in zip(paths, digests, strict=True)]
+    lengths = {"kind": "imported", "text": "as the other tool chose them"}
+    notes = list(dict.fromkeys(note for r in results for note in r.notes))
+    return {
+        "run_id": hashlib.sha256("".join(digests).encode()).hexdigest()[:16], "name": out.name, "experiment": "import",
+        "status": "complete", "status_reason": None, "tool": {"name": "ampacity", "version": ampacity.__version__},
+        "started_utc": first.started_utc, "ended_utc": None, "clock": None,
+        "endpoint": {"url": first.url, "api": first.api, "model": first.model, "server": None},
+        "locked": {"engine": None, "engine_version": None, "quantization": None, "hardware": None, **first.engine},
+        "workload": {
+            "name": first.workload or "not known", "source": ", ".join(p.name for p in paths), "arrivals": first.arrivals, "trace": None,
+            "input_tokens": lengths, "output_tokens": lengths, "tokenizer": None, "prompts": "as the other tool made them",
+        },
+        "slos": slos, "seed": None, "salt": None, "workers": None, "warmup_requests": None, "notes": notes,
+        "imported": {
+            "tool": first.tool, "tool_version": first.version, "files": files,
+            "definitions": [{"what": w, "theirs": t, "ours": o} for w, t, o in first.definitions],
+            "missing": dict(first.missing),
+        },
+        "stages": stages, "host": None, "fleet_inputs": None,
+    }  # fmt: skip
