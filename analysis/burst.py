@@ -53,7 +53,7 @@ def summarise_burst(
         "in_flight": in_flight,
         "server_queue": _gauges(edges, server, meta),
     }
-    bands = {name: _band(edges, values, times[1]) for name, values in series.items()}
+    bands = {name: _band(edges, values, times[1], counts=name != "ttft_s") for name, values in series.items()}
     result: dict[str, Any] = {
         **{k: plan.get(k) for k in ("base_rps", "factor", "shape")}, "phases": phases, "resolution_s": float(edges[1] - edges[0]),
         "band": {name: band for name, band in bands.items() if band is not None},
@@ -150,14 +150,20 @@ def _smooth(values: Floats) -> Floats:
     return np.where(known == 0, np.nan, three[np.maximum(known - 1, 0) // 2, np.arange(len(values))])
 
 
-def _band(edges: Floats, values: Floats | None, base_end_s: float) -> float | None:
-    """Upper end of what the base phase shows once it has settled: its highest smoothed bin, and a tenth."""
+def _band(edges: Floats, values: Floats | None, base_end_s: float, *, counts: bool) -> float | None:
+    """Upper end of what the base phase shows once it has settled: its highest smoothed bin, and a tenth.
+
+    Of ``counts`` at least mean + 2 sqrt(mean): a short base shows less than chance alone may bring later.
+    """
     if values is None:
         return None
     base = (edges[:-1] >= SETTLE_SHARE * base_end_s) & (edges[1:] <= base_end_s + 1e-9)
     held = _smooth(values)[base]
     held = held[np.isfinite(held)]
-    return BAND_MARGIN * float(held.max()) if len(held) else None
+    if not len(held):
+        return None
+    chance = float(held.mean() + 2 * math.sqrt(held.mean())) if counts else 0.0
+    return max(BAND_MARGIN * float(held.max()), chance)
 
 
 def _recovery(
@@ -213,7 +219,7 @@ def _backlog(
     }  # fmt: skip
     if band is None:
         return result | {"reason": "the base phase is too short to know its requests in flight"}
-    result["drained"] = bool(_smooth(in_flight)[-1] <= band)
+    result["drained"] = _recovery(edges, in_flight, band, burst_s, over_s)[0] is not None
     unqueued = phases[1]["offered_rps"] * (phases[0]["e2e_s"]["p50"] or 0.0)  # Little: at the base's pace
     if at_end <= max(band, unqueued + 3 * math.sqrt(unqueued)):
         return result | {"reason": "nothing piled up: the burst was carried"}

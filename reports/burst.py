@@ -36,7 +36,7 @@ def _recoveries(burst: Mapping[str, Any]) -> list[Finding]:
     within = f"within the base band for good, to {significant(burst['resolution_s'])} s"
     for name, label, unit in (
         ("ttft_s", "TTFT back after", "s"), ("in_flight", "Queue back after", "in flight"),
-        ("server_queue", "Server's queue back after", "in its own count"),
+        ("server_queue", "Server's queue", "in its own count"),
     ):  # fmt: skip
         value, reason = burst[f"{name}_recovery_s"], burst[f"{name}_recovery_reason"]
         if name == "server_queue" and value is None and name not in burst["band"]:
