@@ -18,7 +18,7 @@ _SIGNS = {
 def gate_markdown(result: Mapping[str, Any]) -> str:
     """Verdict, table, the changes drawn as text, and what to know about them."""
     sign = {"pass": "✅", "inconclusive": "❔"}.get(result["verdict"], "❌")
-    found = [f"## {sign} ampacity gate", "", _cell(result["sentence"]), ""]
+    found = [f"## {sign} ampacity gate", "", escaped(result["sentence"]), ""]
     if result["checks"]:
         found += [
             "| check | baseline | candidate | change (95 % interval) | tolerance | verdict |",
@@ -34,17 +34,17 @@ def gate_markdown(result: Mapping[str, Any]) -> str:
             tolerance,
             _SIGNS[c["verdict"]],
         )
-        found.append(f"| {' | '.join(_cell(cell) for cell in cells)} |")
+        found.append(f"| {' | '.join(escaped(cell) for cell in cells)} |")
     drawn = chart(result)
     if drawn:
         found += ["", "```text", *drawn, "```"]
     said = [f"{title(c)}: {c['reason']}" for c in result["checks"] if c["reason"] and c["verdict"] != "pass"]
     said += [f"Not tracked: {name}, {reason}" for name, reason in result.get("untracked", {}).items()]
-    notes = [f"- {_cell(text)}" for text in [*said, *result.get("notes", [])]]
+    notes = [f"- {escaped(text)}" for text in [*said, *result.get("notes", [])]]
     return "\n".join([*found, *([""] if notes else []), *notes]) + "\n"
 
 
-def _cell(text: str) -> str:
+def escaped(text: str) -> str:
     """Text that cannot end a table cell, open a tag or start a link."""
     for sign in "\\|<[`*":
         text = text.replace(sign, f"\\{sign}")

@@ -28,7 +28,7 @@ def render_table(summary: dict[str, Any], console: Console) -> None:
     table = phases_table(summary["burst"]) if summary.get("burst") else stages_table(summary)
     if table.rows:
         console.print()
-        _print_stages(console, table)
+        print_table(console, table)
         if bound := error_bound(summary):
             _print(console, bound, "dim")
     console.print()
@@ -101,7 +101,8 @@ def _kept(columns: list[Column], widths: list[int], room: int) -> list[int]:
     return kept
 
 
-def _print_stages(console: Console, table: Table) -> None:
+def print_table(console: Console, table: Table) -> None:
+    """As many columns as fit; footnotes below."""
     from rich.table import Table as Grid
 
     kept = _kept(table.columns, _widths(table), console.width)

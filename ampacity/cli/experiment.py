@@ -40,8 +40,8 @@ def run_experiment(
     return path
 
 
-def finish(path: Path, *, as_json: bool, labels: Path | None = None) -> str:
-    """Write summary.json and report.html of a run and print the findings; gives the run's status."""
+def finish(path: Path, *, as_json: bool, labels: Path | None = None, quiet: bool = False) -> str:
+    """Write summary.json and report.html of a run and print the findings (unless ``quiet``); gives the run's status."""
     from rich.console import Console
 
     from analysis.summary import summarise
@@ -50,9 +50,11 @@ def finish(path: Path, *, as_json: bool, labels: Path | None = None) -> str:
     from reports.terminal import render_table
 
     run = load_run(path)
-    summary = summarise(run, None if labels is None else _read_labels(labels))
+    summary = summarise(run, None if labels is None else read_labels(labels))
     write_json(path / "summary.json", summary)
     write_report(path / "report.html", summary, run.meta)
+    if quiet:
+        return str(run.meta.get("status"))
     if as_json:
         print(json.dumps(summary, indent=2, ensure_ascii=False, allow_nan=False))
     else:
@@ -62,7 +64,7 @@ def finish(path: Path, *, as_json: bool, labels: Path | None = None) -> str:
     return str(run.meta.get("status"))
 
 
-def _read_labels(path: Path) -> dict[int, bool]:
+def read_labels(path: Path) -> dict[int, bool]:
     """request_id -> accepted. Raises LabelsError with one line."""
     from analysis.goodput import LabelsError, parse_labels
 

@@ -65,6 +65,8 @@ GROW_CPU_FRACTION = (
 
 Drive = Callable[["Rig"], Awaitable[None]]
 
+_going: list[Generator] = []  # what a signal ends: one, or both arms of an A/B
+
 
 class Rig:
     """Runs stages and judges them. Made by ``conduct``."""
@@ -90,7 +92,7 @@ class Rig:
         self._telemetry = telemetry
         self._progress = progress
         self._first_request_id = 0
-        self._repeats_left = REPEATS_MAX
+        self.repeats_left = REPEATS_MAX  # stages that may yet be run again after a disturbance
         self._left_requests = settings.max_requests
         self._left_tokens = settings.max_tokens
         self.stages: list[dict[str, Any]] = []  # judged, in the order in which they ran
@@ -123,8 +125,8 @@ class Rig:
         A client that was busy with the load itself would only be busy again.
         """
         judged = await once()
-        while judged and not self.ended and self._disturbed(judged) and self._repeats_left > 0:
-            self._repeats_left -= 1
+        while judged and not self.ended and self._disturbed(judged) and self.repeats_left > 0:
+            self.repeats_left -= 1
             self._progress.note(f"stage {judged['index']} is repeated: {judged['client_limited_reason']}")
             judged = await once()
         return judged
@@ -532,12 +534,14 @@ def _e2e_s(record: RequestRecord) -> float:
 def _interruptible(generator: Generator, progress: Progress) -> Iterator[None]:
     """The first Ctrl-C (or SIGTERM) ends the run cleanly, the second one at once."""
     loop = asyncio.get_running_loop()
+    _going.append(generator)
 
     def on_signal(name: str) -> None:
         if generator.stopped:
             raise KeyboardInterrupt
         progress.note(f"{name}: ending the run, the report follows")
-        generator.stop(f"interrupted by {name}")
+        for one in _going:
+            one.stop(f"interrupted by {name}")
 
     handled = [(signal.SIGINT, "Ctrl-C"), (signal.SIGTERM, "SIGTERM")] if sys.platform != "win32" else []
     for number, name in handled:
@@ -545,7 +549,8 @@ def _interruptible(generator: Generator, progress: Progress) -> Iterator[None]:
     try:
         yield
     finally:
-        for number, _ in handled:
+        _going.remove(generator)
+        for number, _ in handled if not _going else []:
             loop.remove_signal_handler(number)
 
 

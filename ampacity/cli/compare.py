@@ -1,0 +1,137 @@
+"""``ampacity compare``: two or more runs side by side, if they can be compared at all."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
+
+import typer
+
+if TYPE_CHECKING:
+    from analysis.arms import Arm
+
+T = TypeVar("T")
+Html = Annotated[Path | None, typer.Option("--html", metavar="FILE", help="Write one HTML page with the curves.", show_default=False)]  # fmt: skip
+Markdown = Annotated[Path | None, typer.Option("--markdown", metavar="FILE", help="Write the tables as Markdown.", show_default=False)]  # fmt: skip
+Csv = Annotated[Path | None, typer.Option("--csv", metavar="FILE", help="Write every figure as CSV.", show_default=False)]  # fmt: skip
+Json = Annotated[bool, typer.Option("--json", help="Print the comparison as JSON, and nothing else.")]
+
+
+def compare(
+    runs: Annotated[list[Path], typer.Argument(help="Run directories: A, B, C ...", show_default=False)],
+    anyway: Annotated[bool, typer.Option("--anyway", help="Go on where the runs are not comparable; what differs stands in the result.")] = False,
+    gpus: Annotated[list[str] | None, typer.Option("--gpus", metavar="RUN=N", help="GPUs of one instance, as B=4 or N for all. Default: --tp of the run.")] = None,
+    gpu_hour: Annotated[list[str] | None, typer.Option("--gpu-hour", metavar="RUN=USD", help="Price of a GPU hour, as A=2.5 or USD for all. Default: that of the run.")] = None,
+    labels: Annotated[list[str] | None, typer.Option("--labels", metavar="RUN=FILE", help="What a checker accepted, as for 'ampacity report --labels'.")] = None,
+    html: Html = None, markdown: Markdown = None, csv: Csv = None, json: Json = False,
+) -> None:  # fmt: skip
+    """Compare runs: capacity, cost, latency by quantile. A run wins a line only where the difference is real.
+
+    ampacity compare runs/vllm runs/sglang --gpu-hour 2.5 --gpus B=2 --html compare.html
+    """
+    from analysis.compare import compare as judge
+    from analysis.compare import differences
+
+    names = [chr(ord("A") + i) for i in range(len(runs))]
+    given: list[dict[str, Any]] = [
+        per_run(gpus, names, runs, "--gpus", int),
+        per_run(gpu_hour, names, runs, "--gpu-hour", float),
+        per_run(labels, names, runs, "--labels", Path),
+    ]
+    arms = [
+        load_arm(name, path, *(g.get(name) for g in given)) for name, path in zip(names, runs, strict=True)
+    ]
+    unlike = differences(arms)
+    if unlike and not anyway:
+        _refuse(unlike, names)
+    show(judge(arms), html, markdown, csv, as_json=json)
+
+
+def _refuse(unlike: Sequence[dict[str, Any]], names: Sequence[str]) -> None:
+    """All that differs on stderr, and one line that says so."""
+    import sys
+
+    from analysis.comparable import CompareError
+
+    for row in unlike if len(unlike) > 1 else []:
+        print(f"  {row['variable']}: {_values(row, names)}", file=sys.stderr)
+    first = f"{unlike[0]['variable']}: {_values(unlike[0], names)}"
+    what = first if len(unlike) == 1 else f"{len(unlike)} variables, from {unlike[0]['variable']} to {unlike[-1]['variable']}"  # fmt: skip
+    raise CompareError(
+        f"the runs are not comparable, they differ in {what} (--anyway compares them all the same)"
+    )
+
+
+def _values(row: dict[str, Any], names: Sequence[str]) -> str:
+    return ", ".join(f"{name} {value!r:.80}" for name, value in zip(names, row["values"], strict=True))
+
+
+def load_arm(name: str, path: Path, gpus: int | None = None, gpu_hour: float | None = None, labels: Path | None = None) -> Arm:  # fmt: skip
+    """A run directory, judged; what is not given is as the run has it. Raises a ValueError of one line."""
+    from dataclasses import replace
+
+    from ampacity.cli.experiment import read_labels
+    from analysis.arms import Arm
+    from analysis.comparable import prepare
+    from analysis.summary import summarise
+    from loadgen.rundir import load_run
+
+    judged = prepare(load_run(path), limited_too=True)
+    inputs = judged.run.meta.get("fleet_inputs") or {}
+    found = None if labels is None else read_labels(labels)
+    if found is not None:
+        judged = replace(judged, summary=summarise(judged.run, found))
+    return Arm(name, judged, gpus or int(inputs.get("tensor_parallel") or 1), gpu_hour or inputs.get("gpu_hour_usd"), found)  # fmt: skip
+
+
+def per_run(texts: Sequence[str] | None, names: Sequence[str], runs: Sequence[Path], flag: str, convert: Callable[[str], T]) -> dict[str, T]:  # fmt: skip
+    """``B=4``, ``vllm=4`` (the directory's name) or ``4`` for all, as name to value. Raises CompareError."""
+    from analysis.comparable import CompareError
+
+    found: dict[str, T] = {}
+    for text in texts or []:
+        which, equals, content = text.rpartition("=")
+        targets = [
+            n for n, run in zip(names, runs, strict=True) if not equals or which in (n, run.name, str(run))
+        ]
+        try:
+            value = convert(content)
+            if not targets or (not isinstance(value, Path) and not 0 < float(str(value)) < float("inf")):
+                raise ValueError
+        except ValueError:
+            raise CompareError(f"{flag} {text}: write RUN=VALUE with a run of {', '.join(names)} or a directory's name, and a value above 0") from None  # fmt: skip
+        found |= dict.fromkeys(targets, value)
+    return found
+
+
+def show(
+    result: dict[str, Any], html: Path | None, markdown: Path | None, csv: Path | None, *, as_json: bool
+) -> None:
+    """Write the files that are wanted and print the comparison. Raises RunDirError where a file cannot be written."""
+    import json
+
+    from rich.console import Console
+
+    from ampacity.cli.gate import write_text
+    from loadgen.rundir import RunDirError
+    from reports.compare import (
+        comparison_csv,
+        comparison_markdown,
+        render_comparison,
+        write_comparison_page,
+    )
+
+    if markdown:
+        write_text(markdown, comparison_markdown(result))
+    if csv:
+        write_text(csv, comparison_csv(result))
+    if html:
+        try:
+            write_comparison_page(html, result)
+        except OSError as error:
+            raise RunDirError(f"{html} cannot be written: {error.strerror}") from error
+    if as_json:
+        print(json.dumps(result, indent=2, ensure_ascii=False, allow_nan=False))
+    else:
+        render_comparison(result, Console(highlight=False))

@@ -1,0 +1,66 @@
+"""A/B: two endpoints (or one twice) under the same load in turns, A B B A, so that a drift touches both alike."""
+
+from __future__ import annotations
+
+import secrets
+from dataclasses import replace
+from pathlib import Path
+
+from ampacity.config import ConfigError, Settings
+from ampacity.experiments.provenance import out_path
+from ampacity.experiments.rig import Rig as RealRig
+from ampacity.experiments.rig import conduct
+from ampacity.experiments.sweep import Rig
+from ampacity.progress import Progress
+
+ORDER = (0, 1, 1, 0)  # of one round
+NAMES = ("a", "b")
+
+
+def arms(a: Settings, b: Settings) -> tuple[Settings, Settings]:
+    """The settings of both: one load level, a run directory each below the one given, texts that no other arm sent.
+
+    Raises ConfigError.
+    """
+    levels = a.rates or a.concurrency or ()
+    if len(levels) != 1:
+        raise ConfigError("give one load level: --rate R or --concurrency N")
+    out = out_path(a, "ab")
+    first, second = (
+        replace(s, out=out / name, salt=f"{s.salt}-{name}" if s.salt else None)
+        for s, name in zip((a, b), NAMES, strict=True)
+    )
+    return first, second
+
+
+async def interleave(rigs: tuple[Rig, Rig], rounds: int, *, aa: bool) -> None:
+    """``rounds`` times A B B A. Stage k of both has the same lengths and arrivals; one that ends ends the other."""
+    pair = secrets.token_hex(6)
+    for rig, name in zip(rigs, NAMES, strict=True):
+        rig.note_down("ab", {"pair": pair, "arm": name, "rounds": rounds, "aa": aa})
+    for arm in ORDER * rounds:
+        rig = rigs[arm]
+        rates, concurrency = rig.settings.rates, rig.settings.concurrency
+        judged = await (rig.open_stage(rates[0]) if rates else rig.closed_stage((concurrency or (1,))[0]))
+        ended = rig.ended
+        if judged is None or ended:
+            rigs[1 - arm].ended = ended
+            return
+
+
+async def run_ab(
+    a: Settings, b: Settings, rounds: int, aa: bool, command_line: list[str], progress: Progress
+) -> Path:
+    """Both rigs open at once, their stages in turns; gives the directory of both run directories."""
+
+    async def with_both(first: RealRig, second: RealRig) -> None:
+        for rig in (first, second):
+            rig.repeats_left = 0  # a stage that only one arm repeats would part the schedules
+        await interleave((first, second), rounds, aa=aa)
+
+    async def with_first(first: RealRig) -> None:
+        how = {"experiment": "ab", "command_line": command_line, "progress": progress}
+        await conduct(b, drive=lambda second: with_both(first, second), **how)  # type: ignore[arg-type]
+
+    path = await conduct(a, experiment="ab", drive=with_first, command_line=command_line, progress=progress)
+    return path.parent

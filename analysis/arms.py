@@ -1,0 +1,183 @@
+"""The runs of a comparison: what each delivers at its best stage, and the changes from one to another."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+
+from analysis.attainment import observe_slos, requests_meeting
+from analysis.baseline import REQUESTS_MIN
+from analysis.blocks import Blocks, LevelRecords, blocks_of, level_records
+from analysis.comparable import Judged, level_name
+from analysis.shift import Change, Pair, Quantile, between_rounds, log_change, quantile_change, rate_change
+from analysis.slo import slo_from_dict
+
+RATES = ("good", "accepted", "tokens")  # per second of a stage's window
+NO_LEVEL = f"no load level that every run has, steady and with {REQUESTS_MIN} requests: give all the same --rates or --concurrency"
+Stage = Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Arm:
+    """One run, and what its hardware costs. ``labels``: request_id to accepted, where the answers were judged."""
+
+    name: str
+    judged: Judged
+    gpus: int = 1
+    gpu_hour_usd: float | None = None
+    labels: Mapping[int, bool] | None = None
+
+    @property
+    def usd_per_s(self) -> float | None:
+        """Of one instance."""
+        return None if self.gpu_hour_usd is None else self.gpu_hour_usd * self.gpus / 3600
+
+    @cached_property
+    def stages(self) -> list[Stage]:
+        """Those that say something of the server: not limited by the client, nor cut short."""
+        left_out = self.judged.summary["audit"]["repeated_stages"]
+        return [
+            s for s in self.judged.summary["stages"]
+            if not s["client_limited"] and not s["ended_early"] and s["index"] not in left_out and s["requests"]
+        ]  # fmt: skip
+
+    @cached_property
+    def best(self) -> Stage | None:
+        """The stage with the highest goodput; without SLOs the steady one with most output tokens/s."""
+        good = [s for s in self.stages if s["goodput_rps"] is not None]
+        steady = [s for s in self.stages if s["stable"] is not False]
+        most = max(steady, key=lambda s: s["output_tokens_per_s"], default=None)
+        return max(good, key=lambda s: s["goodput_rps"], default=most)
+
+    def meta_of(self, stage: Stage) -> Mapping[str, Any]:
+        """Its entry in run.json."""
+        metas = enumerate(self.judged.run.meta["stages"])
+        return next(m for i, m in metas if m.get("index", i) == stage["index"])
+
+    def read(self, stage: Stage, skipped: int) -> LevelRecords:
+        """The records of a stage without its first requests."""
+        meta = self.meta_of(stage)
+        now_ns = float((meta.get("drained_ns") or meta["end_ns"]) - self.judged.origin_ns)
+        return level_records(self.judged.records, stage["index"], skipped, now_ns)
+
+    def counted(self, stage: Stage, basis: str) -> Blocks:
+        """What a rate counts, in blocks of the stage's requests."""
+        level = self.read(stage, skipped_of(stage))
+        if basis == "tokens":
+            rates = level.rates(stage["kind"])
+            return Blocks(rates, np.ones(len(rates)), math.inf)
+        slos = [slo_from_dict(s) for s in self.judged.summary["slos"]]
+        met = requests_meeting(level.cohort, observe_slos(level.cohort, slos))
+        if basis == "accepted":
+            ids = self.judged.run.requests["request_id"].to_numpy()[level.cohort.requests.row]
+            met = met & np.array([(self.labels or {}).get(int(i), False) for i in ids], dtype=np.bool_)
+        return blocks_of(met.astype(np.float64))
+
+    def rate(self, stage: Stage, basis: str) -> float | str:
+        """Per second, as the summary has it, or why there is none."""
+        holder, name = (stage["accepted"], "rps") if basis == "accepted" else (stage, {"good": "goodput_rps", "tokens": "output_tokens_per_s"}[basis])  # fmt: skip
+        if holder[name] is None:
+            return str(holder.get(f"{name}_reason") or holder.get("reason"))
+        return float(holder[name])
+
+
+def skipped_of(stage: Stage) -> int:
+    return int(stage["window"]["warmup_requests"] or 0)
+
+
+class Pairing:
+    """Two runs, a against b. ``stages``: pairs of stages at one load; of an A/B in ``rounds`` all, else one pair at most."""
+
+    def __init__(self, a: Arm, b: Arm, stages: list[tuple[Stage, Stage]], *, rounds: bool) -> None:
+        self.a, self.b, self.stages, self.rounds = a, b, stages, rounds
+        self._quantiles: dict[tuple[str, float], Quantile | str] = {}
+
+    def _pair(self, s: Stage, t: Stage) -> Pair:
+        skipped = max(skipped_of(s), skipped_of(t))
+        first, second = self.a.read(s, skipped), self.b.read(t, skipped)
+        seeds = [arm.judged.run.meta.get("seed") for arm in (self.a, self.b)]
+        same = first.schedule == second.schedule and seeds[0] == seeds[1] and s["index"] == t["index"]
+        after = self.b.meta_of(t)["start_ns"] - self.a.meta_of(s)["start_ns"]
+        return Pair(first, second, same and s["kind"] != "closed", 1.0 if after > 0 else -1.0)
+
+    @cached_property
+    def pairs(self) -> list[Pair]:
+        return [self._pair(s, t) for s, t in self.stages]
+
+    def quantile(self, metric: str, q: float) -> Quantile | str:
+        """One quantile of both with its change, or the reason why there is none."""
+        if (metric, q) not in self._quantiles:
+            self._quantiles[metric, q] = quantile_change(self.pairs, metric, q) if self.pairs else NO_LEVEL
+        return self._quantiles[metric, q]
+
+    def value(self, basis: str, side: int) -> float | str:
+        """The basis of a figure (a rate, ``ttft_p99``, ``ttft_tail``: p99 / p50) for a (0) or b (1), or why there is none."""
+        arm = (self.a, self.b)[side]
+        if basis in RATES:
+            stages = [pair[side] for pair in self.stages] if self.rounds else [s for s in [arm.best] if s]
+            rates = [arm.rate(s, basis) for s in stages] or [
+                "no stage was steady and free of the client's limits"
+            ]
+            return next((r for r in rates if isinstance(r, str)), "") or float(
+                np.mean([float(r) for r in rates])
+            )
+        metric, kind = basis.split("_")
+        p99, p50 = self.quantile(metric, 0.99), self.quantile(metric, 0.5)
+        if isinstance(p99, str) or isinstance(p50, str):
+            return p99 if isinstance(p99, str) else str(p50)
+        return p99.values[side] / (p50.values[side] if kind == "tail" else 1.0)
+
+    def change(self, basis: str) -> Change | None:
+        """Of the basis, from a to b; None where it cannot be told."""
+        if basis in RATES:
+            return self._rate_change(basis)
+        metric, kind = basis.split("_")
+        p99, p50 = self.quantile(metric, 0.99), self.quantile(metric, 0.5)
+        if isinstance(p99, str) or isinstance(p50, str):
+            return None
+        if kind != "tail":
+            return p99.change
+        high, low = (
+            p99.change,
+            p50.change,
+        )  # they move together: taken as independent, the interval errs on the wide side
+        return log_change(high.log_ratio - low.log_ratio, math.hypot(high.se, low.se), min(high.df, low.df))
+
+    def _rate_change(self, basis: str) -> Change | None:
+        if self.rounds:
+            rates = [(self.a.rate(s, basis), self.b.rate(t, basis)) for s, t in self.stages]
+            known = [
+                (x, y) for x, y in rates if isinstance(x, float) and isinstance(y, float) and x > 0 and y > 0
+            ]
+            if len(known) < len(rates):
+                return None
+            return between_rounds(np.log([y / x for x, y in known]), np.array([p.order for p in self.pairs]))
+        s, t, x, y = self.a.best, self.b.best, self.value(basis, 0), self.value(basis, 1)
+        if s is None or t is None or isinstance(x, str) or isinstance(y, str) or min(x, y) <= 0:
+            return None
+        if min(s["requests"], t["requests"]) < REQUESTS_MIN:
+            return None
+        same = self._pair(s, t).same_schedule and skipped_of(s) == skipped_of(t)
+        return rate_change(math.log(y / x), self.a.counted(s, basis), self.b.counted(t, basis), paired=same)
+
+
+def pairings(arms: list[Arm]) -> dict[tuple[int, int], Pairing]:
+    """Every two of the arms (i < j), at the highest load that all have; an A/B by its rounds."""
+    marks = [a.judged.run.meta.get("ab") or {} for a in arms]
+    rounds = len(arms) == 2 and bool(marks[0]) and marks[0].get("pair") == marks[1].get("pair")
+    both = range(len(arms))
+    if rounds:
+        of_b = {s["index"]: s for s in arms[1].stages}
+        stages = [[s for s in arms[0].stages if s["index"] in of_b]]
+        stages.append([of_b[s["index"]] for s in stages[0]])
+    else:
+        fit = [{level_name(s): s for s in a.stages if s["stable"] is not False and s["requests"] >= REQUESTS_MIN} for a in arms]  # fmt: skip
+        shared = set(fit[0]).intersection(*fit[1:])
+        top = sorted(shared, key=lambda n: fit[0][n]["offered_rps"] or fit[0][n]["concurrency_set"])[-1:]
+        stages = [[f[name] for name in top] for f in fit]
+    return {(i, j): Pairing(arms[i], arms[j], list(zip(stages[i], stages[j], strict=True)), rounds=rounds) for i in both for j in both if i < j}  # fmt: skip

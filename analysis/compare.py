@@ -1,0 +1,255 @@
+"""The scorecard of two or more runs: are they comparable, what does each deliver and cost, which differences are real?"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from analysis.arms import Arm, Pairing, pairings
+from analysis.blocks import METRICS
+from analysis.comparable import (  # fmt: skip
+    CACHED_POINTS,
+    LENGTHS_SHARE,
+    CompareError,
+    identity,
+    level_name,
+    realised,
+    unlike_keys,
+)
+from analysis.regression import ALPHA, holm
+from analysis.shift import QUANTILES, Change, as_dict, log_change
+
+COMPARE_SCHEMA_VERSION = 1
+NO_PRICE = "no price of a GPU hour (--gpu-hour)"
+Row = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Figure:
+    """A line of the scorecard: the arm's ``factor`` times its ``basis``, or over it where ``power`` is -1."""
+
+    question: str
+    name: str
+    label: str
+    higher: bool
+    basis: str  # see Pairing.value
+    factor: Callable[[Arm], float | None] = lambda arm: 1.0
+    power: int = 1
+
+
+def _usd(times: float) -> Callable[[Arm], float | None]:
+    return lambda arm: None if arm.usd_per_s is None else arm.usd_per_s * times
+
+
+FIGURES = (
+    Figure("capacity", "goodput_rps", "goodput per instance, req/s", True, "good"),
+    Figure("capacity", "goodput_rps_per_gpu", "goodput per GPU, req/s", True, "good", lambda arm: 1 / arm.gpus),
+    Figure("capacity", "output_tokens_per_s_per_gpu", "output tokens/s per GPU", True, "tokens", lambda arm: 1 / arm.gpus),
+    Figure("cost", "usd_per_million_output_tokens", "USD per million output tokens", False, "tokens", _usd(1e6), -1),
+    Figure("cost", "usd_per_thousand_good_requests", "USD per 1,000 good requests", False, "good", _usd(1e3), -1),
+    Figure("cost", "usd_per_thousand_accepted_requests", "USD per 1,000 accepted requests", False, "accepted", _usd(1e3), -1),
+    Figure("cost", "ttft_p99_s_x_usd_per_hour", "TTFT per dollar (p99 in s × USD/h)", False, "ttft_p99", _usd(3600.0)),
+    Figure("tail", "ttft_p99_over_p50", "TTFT p99 / p50", False, "ttft_tail"),
+    Figure("tail", "e2e_p99_over_p50", "E2E p99 / p50", False, "e2e_tail"),
+)  # fmt: skip
+
+
+def differences(arms: Sequence[Arm]) -> list[Row]:
+    """What must be equal and is not: ``variable`` and the ``values`` of the runs; [] where they are comparable."""
+    found = [identity(a.judged) for a in arms]
+    for known, arm in zip(found, arms, strict=True):
+        summary = arm.judged.summary
+        known["slos"] = sorted(s["text"] for s in summary["slos"])
+        known["client.limited_stages"] = summary["audit"]["client_limited_stages"] if summary["audit"]["client_limited"] else []  # fmt: skip
+    if all(f["predicted"] for f in found):
+        for known in found:
+            del known["model"]  # in virtual time it is the name of the engine
+    rows = [{"variable": k, "values": [f.get(k) for f in found]} for k in unlike_keys(found)]
+    lengths = [realised(a.judged) for a in arms]
+    for name in ("input_tokens", "output_tokens", "cached_token_share"):
+        values = [x[name] or 0.0 for x in lengths]
+        allowed = CACHED_POINTS if name == "cached_token_share" else LENGTHS_SHARE * min(values)
+        if max(values) - min(values) > allowed:
+            rows.append({"variable": f"realised.{name}", "values": [x[name] for x in lengths]})
+    return rows
+
+
+def compare(arms: list[Arm]) -> dict[str, Any]:
+    """The whole comparison (docs/compare.md). Raises CompareError where there are not two different runs."""
+    if len(arms) < 2:
+        raise CompareError("give two run directories or more")
+    if len({a.judged.run.path.resolve() for a in arms}) < len(arms):
+        raise CompareError("a run is given twice: compare different runs (or one endpoint with itself: ampacity ab --aa)")  # fmt: skip
+    made = pairings(arms)
+    first = made[0, 1]
+    aa = first.rounds and bool(arms[0].judged.run.meta["ab"].get("aa"))
+    shift = _shift(arms, made)
+    rows = [*([] if first.rounds else _usable_rows(arms)), *_figure_rows(arms, made), *_burst_rows(arms)]
+    against = [made[0, j] for j in range(1, len(arms))]
+    return {
+        "schema_version": COMPARE_SCHEMA_VERSION, "sentence": _sentence(rows, shift, arms, aa), "aa": aa,
+        "level": level_name(first.stages[0][0]) if first.stages else None, "interleaved_pairs": len(first.pairs) if first.rounds else None,
+        "same_schedule": bool(first.stages) and all(p.same_schedule for pairing in against for p in pairing.pairs),
+        "slos": [s["text"] for s in arms[0].judged.summary["slos"]], "runs": [_origin(a) for a in arms],
+        "differences": differences(arms), "scorecard": rows, "shift": shift,
+        "curves": [{"run": a.name, "stages": _curve(a)} for a in arms],
+    }  # fmt: skip
+
+
+def _origin(arm: Arm) -> Row:
+    meta, summary = arm.judged.run.meta, arm.judged.summary
+    locked = {k: (meta.get("locked") or {}).get(k) for k in ("engine", "engine_version", "hardware", "quantization")}  # fmt: skip
+    return {
+        "name": arm.name, "path": str(arm.judged.run.path), "run_id": meta.get("run_id"), "started_utc": meta.get("started_utc"), "seed": meta.get("seed"),
+        **{k: (meta.get("endpoint") or {}).get(k) for k in ("model", "url")}, **locked, "gpus": arm.gpus, "gpu_hour_usd": arm.gpu_hour_usd,
+        "requests": summary["requests"], "failed": sum(n for k, n in summary["errors"].items() if k not in ("cancelled", "unfinished")),
+        "best_stage": level_name(arm.best) if arm.best else None, "predicted": summary["predicted"], **realised(arm.judged),
+    }  # fmt: skip
+
+
+def _curve(arm: Arm) -> list[Row]:
+    found = [
+        {"load": level_name(s), "achieved_rps": s["achieved_rps"], "stable": s["stable"],
+         **{f"ttft_{p}_s": s["ttft_from_schedule_s"].get(p) for p in ("p50", "p99")}}
+        for s in arm.stages
+    ]  # fmt: skip
+    return sorted(found, key=lambda s: float(s["achieved_rps"]))
+
+
+def _shift(arms: Sequence[Arm], made: Mapping[tuple[int, int], Pairing]) -> list[Row]:
+    """Every run against the first, by metric and quantile; 5 % false findings over all of them together (Holm)."""
+    cells = [(j, m, q, made[0, j].quantile(m, q)) for j in range(1, len(arms)) for m in METRICS for q in QUANTILES]  # fmt: skip
+    tested = [found.change.p for *_, found in cells if not isinstance(found, str)]
+    real = iter(holm(tested, ALPHA))
+    tables: dict[tuple[int, str], list[Row]] = {}
+    for j, metric, q, found in cells:
+        is_real = not isinstance(found, str) and next(real)
+        tables.setdefault((j, metric), []).append(as_dict(q, found, is_real, len(tested)))
+    return [
+        {"metric": m, "reference": arms[0].name, "other": arms[j].name, "quantiles": rows}
+        for (j, m), rows in tables.items()
+    ]
+
+
+def _row(arms: Sequence[Arm], question: str, name: str, label: str, higher: bool, values: list[float | str], brackets: Any = None, note: str | None = None) -> Row:  # fmt: skip
+    """A figure of every run: ``values`` hold a number, or the reason why there is none."""
+    numbers = [None if isinstance(v, str) else v for v in values]
+    known = [v for v in numbers if v is not None]
+    best = (max if higher else min)(known, default=None)
+    alone = len(known) > 1 and known.count(best or 0.0) == 1
+    return {
+        "question": question, "name": name, "label": label, "higher_is_better": higher, "values": numbers, "brackets": brackets,
+        "reasons": [v if isinstance(v, str) else None for v in values], "best": arms[numbers.index(best)].name if alone else None,
+        "changes": [None] * len(arms), "verdict": "open" if len(known) == len(arms) else "unknown", "winner": None, "smallest_seen": None, "note": note,
+    }  # fmt: skip
+
+
+def _figure_rows(arms: Sequence[Arm], made: Mapping[tuple[int, int], Pairing]) -> list[Row]:
+    """The best of a line wins where it differs from every other; 5 % false winners over all lines together (Holm)."""
+    rows, tests = [], []
+    for f in FIGURES:
+        values = [_figure(f, arm, made[0, 1].value(f.basis, 0) if i == 0 else made[0, i].value(f.basis, 1)) for i, arm in enumerate(arms)]  # fmt: skip
+        row = _row(arms, f.question, f.name, f.label, f.higher, values)
+        rows.append(row)
+        if None in row["values"]:
+            continue
+        changes = {(i, j): _change(f, pairing) for (i, j), pairing in made.items()}
+        row["changes"][1:] = [_plain(changes[0, j]) for j in range(1, len(arms))]
+        best = row["values"].index((max if f.higher else min)(row["values"]))
+        tests.append((row, [change for pair, change in changes.items() if best in pair]))
+    real = iter(holm([c.p if c else 1.0 for _, against in tests for c in against], ALPHA))
+    for row, against in tests:
+        verdicts = {c.verdict(is_real) if c else "open" for c, is_real in zip(against, real, strict=False)}
+        row["verdict"] = verdicts.pop() if len(verdicts) == 1 else "open"
+        row["winner"] = row["best"] if row["verdict"] == "differs" else None
+        seen = [c.smallest_seen(len(tests) * len(against)) if c else None for c in against]
+        row["smallest_seen"] = None if None in seen else max(x for x in seen if x is not None)
+    return rows
+
+
+def _figure(f: Figure, arm: Arm, basis: float | str) -> float | str:
+    factor = f.factor(arm)
+    if isinstance(basis, str) or factor is None:
+        return basis if isinstance(basis, str) else NO_PRICE
+    return "no request counts" if basis == 0 and f.power < 0 else factor * basis**f.power
+
+
+def _change(f: Figure, pairing: Pairing) -> Change | None:
+    found, a, b = pairing.change(f.basis), f.factor(pairing.a), f.factor(pairing.b)
+    if found is None or not a or not b:
+        return None
+    if f.power == 1 and a == b:
+        return found
+    return log_change(f.power * found.log_ratio + math.log(b / a), found.se, found.df)
+
+
+def _plain(change: Change | None) -> Row | None:
+    return change and {"change": change.change, "change_ci": list(change.ci), "p": change.p}  # type: ignore[return-value]
+
+
+def _usable_rows(arms: Sequence[Arm]) -> list[Row]:
+    """Usable rates have a bracket of tested loads, no interval: one wins whose bracket is above all others."""
+    rows, capacities = [], [a.judged.summary["capacity"] for a in arms]
+    for name, label, per in (
+        ("usable_rps", "usable rate per instance, req/s", [1] * len(arms)),
+        ("usable_rps_per_gpu", "usable rate per GPU, req/s", [a.gpus for a in arms]),
+    ):
+        values = [c["usable_rps"] / n if c["usable_rps"] else str(c["reason"] or "none was found") for c, n in zip(capacities, per, strict=True)]  # fmt: skip
+        brackets = [[None if end is None else end / n for end in c["usable_rps_ci"] or (None, None)] for c, n in zip(capacities, per, strict=True)]  # fmt: skip
+        row = _row(
+            arms, "capacity", name, label, True, values, brackets, "brackets of tested loads, no intervals"
+        )
+        for i, (low, _) in enumerate(brackets):
+            others = [high for k, (_, high) in enumerate(brackets) if k != i]
+            if (
+                low is not None
+                and None not in row["values"]
+                and all(h is not None and h < low for h in others)
+            ):
+                row["winner"], row["verdict"] = arms[i].name, "differs"
+        rows.append(row)
+    return rows
+
+
+def _burst_rows(arms: Sequence[Arm]) -> list[Row]:
+    bursts = [a.judged.summary.get("burst") or {} for a in arms]
+    if not all(bursts):
+        return []
+    rows = []
+    for what, label in (
+        ("ttft_s", "TTFT back after the burst, s"),
+        ("in_flight", "queue back after the burst, s"),
+    ):
+        values = [str(b[f"{what}_recovery_reason"]) if b[f"{what}_recovery_s"] is None else b[f"{what}_recovery_s"] for b in bursts]  # fmt: skip
+        rows.append(
+            _row(
+                arms, "burst", f"{what}_recovery_s", label, False, values, note="one burst each: no interval"
+            )
+        )
+    return rows
+
+
+def _sentence(rows: Sequence[Row], shift: Sequence[Row], arms: Sequence[Arm], aa: bool) -> str:
+    """The winners; where no difference is real, that."""
+    won = {
+        a.name: [r["label"].split(",")[0].split(" (")[0] for r in rows if r["winner"] == a.name] for a in arms
+    }
+    moved: dict[str, list[str]] = {}
+    for table in shift:
+        signs = {q["change"] > 0 for q in table["quantiles"] if q["verdict"] == "differs"}
+        if signs:
+            word = "mixed" if len(signs) > 1 else "slower" if True in signs else "faster"
+            moved.setdefault(f"{table['other']} is {word}", []).append(table["metric"].upper())
+    if aa and (moved or any(won.values())):
+        return "A/A: the endpoint differs from itself: it, or this rig, is not steady enough to compare with."
+    if aa:
+        return "A/A: no difference between the endpoint and itself."
+    parts = [f"{name} is better in {', '.join(labels)}" for name, labels in won.items() if labels]
+    parts += [f"{who} than {arms[0].name} in {', '.join(metrics)}" for who, metrics in moved.items()]
+    return (
+        "; ".join(parts) + "."
+        if parts
+        else f"No difference between {' and '.join(a.name for a in arms)} is shown."
+    )

@@ -1,0 +1,192 @@
+"""How one run differs from another, quantile by quantile (the shift function; Doksum 1974), and how sure that is.
+
+One stage against one stage: which share of the other's samples is above the reference's quantile, in twenty
+blocks (analysis.regression). Interleaved stages (ampacity ab): the log ratio of each pair of stages is one
+observation, and what the order of the two does is taken out by regression, so that a drift over the run cancels.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from analysis.baseline import DEFAULT_TOLERANCE
+from analysis.blocks import BLOCKS, Blocks, LevelRecords, blocks_over, pooled_quantile
+from analysis.intervals import smallest_n
+from analysis.observations import Observations
+from analysis.percentiles import finite
+from analysis.regression import ASSUMED_NOISE, compare_shares, student_cdf, student_quantile
+
+Floats = npt.NDArray[np.float64]
+
+QUANTILES = (*(k / 10 for k in range(1, 10)), 0.95, 0.99)
+EQUAL = DEFAULT_TOLERANCE  # a difference whose whole interval is smaller is none that matters
+LEAST = 0.015  # and one that is not beyond this is none, however sure: twice what two runs of one thing may differ by
+OUT_OF_RANGE = "infinite (failed requests reach into it) or 0 (tokens that came together)"
+_POWER = 0.8
+_RUN_TO_RUN = math.sqrt(2) * ASSUMED_NOISE  # between two runs, where nothing shows their noise
+
+
+@dataclass(frozen=True)
+class Change:
+    """The other over the reference, as a log ratio. ``p`` is two-sided, ``ci`` the 95 % interval of the ratio - 1."""
+
+    log_ratio: float
+    se: float
+    df: float
+    p: float
+    ci: tuple[float | None, float | None]
+
+    @property
+    def change(self) -> float | None:
+        return None if not math.isfinite(self.log_ratio) else math.expm1(self.log_ratio)
+
+    def verdict(self, real: bool) -> str:
+        """differs | equal | open; ``real``: it has survived the correction over all tests."""
+        if real and abs(self.log_ratio) >= math.log1p(LEAST):
+            return "differs"
+        low, high = self.ci
+        return "equal" if low is not None and high is not None and max(-low, high) < EQUAL else "open"
+
+    def smallest_seen(self, tests: int) -> float | None:
+        """The relative difference that a comparison with this noise finds in 8 of 10 cases, 5 % over ``tests`` together."""
+        if not math.isfinite(self.se):
+            return None
+        needed = student_quantile(1 - 0.025 / tests, self.df) + student_quantile(_POWER, self.df)
+        return finite(math.expm1(min(needed * self.se, 700.0)))
+
+
+def log_change(log_ratio: float, se: float, df: float) -> Change:
+    """By Student's t; without any scatter a difference is certain, and none is none."""
+    if not math.isfinite(se):
+        return Change(log_ratio, se, df, 1.0, (None, None))
+    if se == 0:
+        p, reach = float(log_ratio == 0), 0.0
+    else:
+        p, reach = 2 * student_cdf(-abs(log_ratio) / se, df), student_quantile(0.975, df) * se
+    ends = (math.expm1(min(log_ratio + sign * reach, 700.0)) for sign in (-1, 1))
+    low, high = ends
+    return Change(log_ratio, se, df, p, (low, high))
+
+
+@dataclass(frozen=True)
+class Quantile:
+    """``values``: of the reference and the other, s."""
+
+    values: tuple[float, float]
+    change: Change
+
+
+@dataclass(frozen=True)
+class Pair:
+    """A stage of the reference and one of the other; ``order`` is 1 where the reference's ran first, -1 where last."""
+
+    reference: LevelRecords
+    other: LevelRecords
+    same_schedule: bool
+    order: float = 1.0
+
+
+def between_rounds(log_ratios: Floats, order: Floats) -> Change | None:
+    """Mean of the log ratios of pairs of stages; their order's effect is a second coefficient where it varies."""
+    n = len(log_ratios)
+    columns = [np.ones(n)] + ([order] if len(set(order.tolist())) > 1 else [])
+    df = n - len(columns)
+    if df < 1:
+        return None
+    design = np.stack(columns, axis=1)
+    inverse = np.linalg.inv(design.T @ design)
+    beta = inverse @ design.T @ log_ratios
+    residual = log_ratios - design @ beta
+    se = math.sqrt(float(residual @ residual) / df * inverse[0, 0])
+    scale = 1e-12  # rounding is no scatter
+    return log_change(float(beta[0]) if abs(beta[0]) > scale else 0.0, se if se > scale else 0.0, float(df))
+
+
+def quantile_change(pairs: Sequence[Pair], metric: str, q: float) -> Quantile | str:
+    """One quantile of both, or the reason why there is none."""
+    found = [(p.reference.metrics[metric], p.other.metrics[metric]) for p in pairs]
+    for side in range(2):
+        reason = next((o[side].reason or "no request has a value" for o in found if o[side].reason or not o[side].n), None)  # fmt: skip
+        if reason:
+            return reason
+        needed, has = max(smallest_n(q), smallest_n(1 - q)), sum(o[side].n_owners for o in found)
+        if has < needed:
+            return f"needs {needed} requests, has {has}"
+    if len(pairs) == 1:
+        return _by_shares(*found[0], q, pairs[0].same_schedule)
+    values = np.array([[o.quantile_bounds(q)[1] for o in pair] for pair in found])
+    if not np.isfinite(values).all() or not values.all():
+        return OUT_OF_RANGE
+    change = between_rounds(np.log(values[:, 1] / values[:, 0]), np.array([p.order for p in pairs]))
+    if change is None:
+        return "too few pairs of stages: use more --rounds"
+    a, b = np.exp(np.log(values).mean(axis=0)).tolist()
+    return Quantile((a, b), change)
+
+
+def _by_shares(a: Observations, b: Observations, q: float, paired: bool) -> Quantile | str:
+    value, split = pooled_quantile([a], q)
+    other = b.quantile_bounds(q)[1]
+    if not (0 < value < math.inf and 0 < other < math.inf):
+        return OUT_OF_RANGE
+    slower, faster = (
+        compare_shares(
+            [blocks_over(a, value, split)], [blocks_over(b, limit)], 1 - q, paired=paired, noise=0.0
+        )
+        for limit in (value * (1 + LEAST), value / (1 + LEAST))
+    )
+    p = min(1.0, 2 * min(slower.p_regression, faster.p_equivalence))
+    at_its_own = blocks_over(
+        b, *pooled_quantile([b], q)
+    )  # the interval: of shares over each one's own quantile
+    e = compare_shares([blocks_over(a, value, split)], [at_its_own], 1 - q, paired=paired, noise=0.0)
+    t, middle = student_quantile(0.975, e.df), math.log(other / value)
+    low, high = (
+        b.quantile_bounds(min(max(x, 0.0), 1.0))[1] if x < 1 else math.inf
+        for x in (q - t * e.se, q + t * e.se)
+    )
+    down, up = (
+        math.hypot(math.log(x), t * _RUN_TO_RUN) if x > 0 else math.inf
+        for x in (other / max(low, 1e-12), high / other)
+    )
+    ends = (finite(math.expm1(middle - down)), finite(math.expm1(middle + up)))
+    return Quantile((value, other), Change(middle, (down + up) / (2 * t), e.df, p, ends))
+
+
+def rate_change(log_ratio: float, a: Blocks, b: Blocks, *, paired: bool) -> Change | None:
+    """Of a rate whose counts per block scatter as these do; with the noise assumed from one run to the next."""
+    if not (a.over.sum() > 0 and b.over.sum() > 0):
+        return None
+    ours, theirs = _relative(b), _relative(a)
+    if paired:
+        within = _variance(ours - theirs)
+    else:
+        within = sum(max(_variance(r), (1 - x.share) / (x.share * max(x.effective, 1.0))) for r, x in ((ours, b), (theirs, a)))  # fmt: skip
+    between = _RUN_TO_RUN**2
+    df = (within + between) ** 2 / max(within**2 / (BLOCKS - 1), 1e-300)
+    return log_change(log_ratio, math.sqrt(within + between), df)
+
+
+def _relative(x: Blocks) -> Floats:
+    return np.asarray((x.over - x.share * x.size) / (x.share * x.size.mean()), dtype=np.float64)
+
+
+def _variance(residuals: Floats) -> float:
+    return float(residuals.var(ddof=1) / len(residuals))
+
+
+def as_dict(q: float, found: Quantile | str, real: bool, tests: int) -> dict[str, Any]:
+    """One quantile for the file."""
+    if isinstance(found, str):
+        return {"q": q, "reference_s": None, "other_s": None, "change": None, "change_ci": None, "p": None, "smallest_seen": None, "verdict": "unknown", "reason": found}  # fmt: skip
+    (a, b), change = found.values, found.change
+    return {
+        "q": q, "reference_s": a, "other_s": b, "change": change.change, "change_ci": list(change.ci), "p": change.p,
+        "smallest_seen": change.smallest_seen(tests), "verdict": change.verdict(real), "reason": None,
+    }  # fmt: skip

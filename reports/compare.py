@@ -1,0 +1,301 @@
+"""A comparison (analysis.compare) as tables and charts: for a terminal, as Markdown, as CSV, as one HTML file."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from reports.figures import DASH, printable, seconds, significant
+from reports.html import drawn, embedded_json, page_template
+from reports.markdown import escaped
+from reports.marks import NARROW, WIDE, Axis, Chart, Key, Plot, linear_axis, seconds_axis
+from reports.palette import style_sheet
+from reports.tables import Cell, Column, Table
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+COLOURS = ("ttft", "e2e", "good", "bad", "knee", "step4", "planned", "ink")  # of the runs, in their order
+SHORT = (0.1, 0.5, 0.9, 0.95, 0.99)  # what a terminal shows of the shift function
+WIDE_TERMINAL = 110
+HOW = (
+    "A run wins a line where its advantage is at least 1.5 % and not chance: 5 % of error over all lines together (Holm). "
+    "Equal: the whole 95 % interval lies within 3 %. Open: neither is shown; the run in brackets leads. "
+    "The quantiles are a family of their own. Intervals are not widened for the number of tests."
+)  # fmt: skip
+
+
+def tables(result: Mapping[str, Any], *, short: bool = False, narrow: bool = False) -> list[Table]:
+    """Runs, what differs between them, scorecard, noise floor of an A/A, quantiles (``short``: the main ones). ``narrow``: without intervals."""
+    found = [_runs(result), _differences(result), _scorecard(result, narrow)]
+    found += [_noise_floor(result)] if result["aa"] else []
+    return [t for t in [*found, *_shifts(result, short)] if t.rows]
+
+
+def _runs(result: Mapping[str, Any]) -> Table:
+    names = (
+        "path",
+        "engine",
+        "model",
+        "hardware",
+        "gpus",
+        "gpu_hour_usd",
+        "requests",
+        "failed",
+        "best_stage",
+    )
+    heads = (
+        "run",
+        "engine",
+        "model",
+        "hardware",
+        "GPUs",
+        "USD per GPU-hour",
+        "requests",
+        "failed",
+        "best stage",
+    )
+    table = Table("Runs", [Column(""), *(Column(h, priority=i) for i, h in enumerate(heads))])
+    for run in result["runs"]:
+        run = {**run, "path": run["path"][-60:]}
+        table.rows.append([Cell(run["name"]), *(Cell(_plain(run[n])) for n in names)])
+    return table
+
+
+def _differences(result: Mapping[str, Any]) -> Table:
+    runs = [Column(r["name"], text=True) for r in result["runs"]]
+    table = Table("Not the same in these runs", [Column("variable", text=True), *runs])
+    for row in result["differences"]:
+        table.rows.append([Cell(row["variable"], state="unsure"), *(Cell(_plain(v)) for v in row["values"])])
+    return table
+
+
+def _plain(value: Any) -> str:
+    if value is None:
+        return DASH
+    text = (
+        f"{value:.4g}" if isinstance(value, float) else value if isinstance(value, str) else json.dumps(value)
+    )
+    return text if len(text) <= 60 else f"{text[:57]}..."
+
+
+def per_cent(value: float | None) -> str:
+    return "?" if value is None else f"{100 * value:+.1f}"
+
+
+def _change(held: Mapping[str, Any] | None, short: bool = False) -> str:
+    if held is None or held["change"] is None:
+        return DASH
+    low, high = held["change_ci"]
+    return f"{per_cent(held['change'])} %" + ("" if short else f" ({per_cent(low)} to {per_cent(high)})")
+
+
+def _scorecard(result: Mapping[str, Any], narrow: bool) -> Table:
+    names = [r["name"] for r in result["runs"]]
+    columns = [Column("figure", text=True), *(Column(n) for n in names), *(Column(f"{n} against {names[0]}", "" if narrow else "95 % interval", 2) for n in names[1:])]  # fmt: skip
+    table = Table("Scorecard", [*columns, Column("better", text=True)])
+    for row in result["scorecard"]:
+        cells = [Cell(row["label"], table.footnote(row["note"]) if row["note"] and row["best"] else None)]
+        for value, reason, bracket in zip(row["values"], row["reasons"], row["brackets"] or [None] * len(names), strict=True):  # fmt: skip
+            text = DASH if value is None else significant(value)
+            if value is not None and bracket and bracket[0] is not None and not narrow:
+                text += (
+                    f" [{significant(bracket[0])}, {'?' if bracket[1] is None else significant(bracket[1])}]"
+                )
+            cells.append(Cell(text, table.footnote(reason) if reason else None))
+        cells += [Cell(_change(c, narrow)) for c in row["changes"][1:]]
+        table.rows.append([*cells, _better(row)])
+    return table
+
+
+def _better(row: Mapping[str, Any]) -> Cell:
+    if row["winner"]:
+        return Cell(row["winner"], state="good")
+    if row["verdict"] == "open":
+        return Cell(f"open ({row['best']})" if row["best"] else "open", state="unsure")
+    return Cell("equal" if row["verdict"] == "equal" else DASH)
+
+
+def _noise_floor(result: Mapping[str, Any]) -> Table:
+    table = Table("Smallest difference that this rig sees", [Column("metric", text=True), *(Column(f"p{100 * q:.0f}") for q in SHORT)])  # fmt: skip
+    for shift in result["shift"]:
+        by_q = {q["q"]: q for q in shift["quantiles"]}
+        cells = [Cell(DASH, table.footnote(by_q[q]["reason"] or "no interval")) if by_q[q]["smallest_seen"] is None else Cell(f"{100 * by_q[q]['smallest_seen']:.2g} %") for q in SHORT]  # fmt: skip
+        table.rows.append([Cell(shift["metric"].upper()), *cells])
+    blank = [Cell("")] * (len(SHORT) - 1)
+    table.rows += [[Cell(r["label"].split(",")[0]), Cell(f"{100 * r['smallest_seen']:.2g} %"), *blank] for r in result["scorecard"] if r["smallest_seen"] is not None]  # fmt: skip
+    return table
+
+
+def _shifts(result: Mapping[str, Any], short: bool) -> list[Table]:
+    found = []
+    for shift in result["shift"]:
+        a, b = shift["reference"], shift["other"]
+        table = Table(f"{shift['metric'].upper()} of {b} against {a} at {result['level']}", [Column("quantile"), Column(a), Column(b), Column("change", "95 % interval"), Column("", text=True)])  # fmt: skip
+        for q in shift["quantiles"]:
+            if short and q["q"] not in SHORT:
+                continue
+            name = f"p{100 * q['q']:.0f}"
+            if q["reason"]:
+                table.rows.append([Cell(name), *[Cell(DASH, table.footnote(q["reason"]))] * 3, Cell(DASH)])
+                continue
+            state = {"differs": "bad" if q["change"] > 0 else "good", "open": "unsure"}.get(q["verdict"], "")
+            values = [Cell(seconds(q["reference_s"])), Cell(seconds(q["other_s"])), Cell(_change(q))]
+            table.rows.append([Cell(name), *values, Cell(_word(q), state=state)])
+        if all(q["reason"] for q in shift["quantiles"]):  # one line says it
+            table.rows = [[Cell("all"), *table.rows[-1][1:]]]
+        found.append(table)
+    return found
+
+
+def _word(q: Mapping[str, Any]) -> str:
+    return str({"differs": "slower" if q["change"] > 0 else "faster"}.get(q["verdict"], q["verdict"]))
+
+
+def render_comparison(result: Mapping[str, Any], console: Console) -> None:
+    """Print it; readable without colour."""
+    from reports.terminal import print_table
+
+    console.print(printable(result["sentence"]), style="bold", highlight=False, markup=False)
+    for table in tables(result, short=True, narrow=console.width < WIDE_TERMINAL):
+        console.print(f"\n{printable(table.title)}", style="bold", highlight=False, markup=False)
+        print_table(console, table)
+    console.print(f"\n{HOW}", style="dim", highlight=False)
+
+
+def comparison_markdown(result: Mapping[str, Any]) -> str:
+    """The same tables as Markdown."""
+    parts = [f"## {escaped(result['sentence'])}"]
+    for table in tables(result, short=True):
+        heads = [f"{c.head} ({c.unit})" if c.unit else c.head for c in table.columns]
+        lines = [heads, ["---" if c.text else "---:" for c in table.columns]]
+        lines += [[c.text + (f" [{c.note}]" if c.note else "") for c in row] for row in table.rows]
+        parts += [f"### {escaped(table.title)}", "\n".join(f"| {' | '.join(x if i == 1 else escaped(x) for x in line)} |" for i, line in enumerate(lines))]  # fmt: skip
+        parts += [f"\\[{i}\\] {escaped(note)}" for i, note in enumerate(table.notes, 1)]
+    return "\n\n".join([*parts, HOW]) + "\n"
+
+
+def comparison_csv(result: Mapping[str, Any]) -> str:
+    """One line per figure and run, and per quantile and run; changes are against the first run."""
+    out = io.StringIO()
+    write = csv.writer(out, lineterminator="\n").writerow
+    write(
+        ["kind", "name", "run", "value", "change", "change_low", "change_high", "verdict", "winner", "reason"]
+    )
+    for row in result["scorecard"]:
+        for run, value, change, reason in zip(result["runs"], row["values"], row["changes"], row["reasons"], strict=True):  # fmt: skip
+            change = change or {"change": None, "change_ci": [None, None]}
+            write([row["question"], row["name"], run["name"], value, change["change"], *change["change_ci"], row["verdict"], row["winner"], reason])  # fmt: skip
+    for shift in result["shift"]:
+        for q in shift["quantiles"]:
+            name = f"{shift['metric']}_p{100 * q['q']:.0f}_s"
+            write(["quantile", name, shift["reference"], q["reference_s"], None, None, None, q["verdict"], None, q["reason"]])  # fmt: skip
+            write(["quantile", name, shift["other"], q["other_s"], q["change"], *(q["change_ci"] or [None, None]), q["verdict"], None, q["reason"]])  # fmt: skip
+    return out.getvalue()
+
+
+def charts(result: Mapping[str, Any]) -> list[Chart]:
+    """The latency-throughput curves overlaid, and for each metric its quantiles and the shift function."""
+    found = [_curves(result)]
+    for metric in dict.fromkeys(s["metric"] for s in result["shift"]):
+        shifts = [s for s in result["shift"] if s["metric"] == metric]
+        found += [_quantiles(metric, shifts, result), _shift_chart(metric, shifts, result)]
+    return [chart for chart in found if chart]
+
+
+def _colour(result: Mapping[str, Any], name: str) -> str:
+    return COLOURS[[r["name"] for r in result["runs"]].index(name) % len(COLOURS)]
+
+
+def _curves(result: Mapping[str, Any]) -> Chart | None:
+    series = [
+        (c["run"], p, [{"x": s["achieved_rps"], "y": s[f"ttft_{p}_s"], "text": f"{c['run']} at {s['load']}: TTFT {p} {seconds(s[f'ttft_{p}_s'])}"} for s in c["stages"] if s[f"ttft_{p}_s"]])
+        for c in result["curves"] for p in ("p50", "p99")
+    ]  # fmt: skip
+    points = [row for *_, rows in series for row in rows]
+    if result["interleaved_pairs"] or all(len(rows) < 2 for *_, rows in series):
+        return None
+    plot = Plot(linear_axis("Achieved rate (requests/s)", [r["x"] for r in points]), seconds_axis("TTFT from schedule", [r["y"] for r in points]))  # fmt: skip
+    keys = []
+    for name, p, rows in series:
+        if rows:
+            plot.line(rows, _colour(result, name), None if p == "p99" else [5, 4])
+            plot.points(rows, _colour(result, name), filled=p == "p99")
+            keys.append(Key(f"{name} {p}", _colour(result, name), "line-dot" if p == "p99" else "dash-ring"))
+    alt = f"TTFT against the achieved rate of {len(result['runs'])} runs, on a logarithmic axis."
+    return Chart("curves", "TTFT against the achieved rate", alt, plot.spec(WIDE, 380), keys, "", plot.spec(NARROW, 340))  # fmt: skip
+
+
+def _known(shift: Mapping[str, Any]) -> list[dict[str, Any]]:
+    return [q for q in shift["quantiles"] if q["change"] is not None]
+
+
+def _quantiles(metric: str, shifts: Sequence[Mapping[str, Any]], result: Mapping[str, Any]) -> Chart | None:
+    sides = [
+        (shifts[0]["reference"], "reference_s", shifts[0]),
+        *((s["other"], "other_s", s) for s in shifts),
+    ]
+    series = {name: [{"x": q["q"], "y": q[side], "text": f"{name} p{100 * q['q']:.0f}: {seconds(q[side])}"} for q in _known(s)] for name, side, s in sides}  # fmt: skip
+    heights = [r["y"] for rows in series.values() for r in rows]
+    if not heights:
+        return None
+    plot = Plot(Axis("Quantile", 0.0, 1.0), seconds_axis(metric.upper(), heights))
+    for name, rows in series.items():
+        plot.line(rows, _colour(result, name))
+        plot.points(rows, _colour(result, name), size=30)
+    title = f"{metric.upper()} at {result['level']}: quantiles"
+    return Chart(f"{metric}-quantiles", title, f"{title} of {', '.join(series)}.", plot.spec(NARROW, 260), [Key(n, _colour(result, n), "line-dot") for n in series])  # fmt: skip
+
+
+def _shift_chart(metric: str, shifts: Sequence[Mapping[str, Any]], result: Mapping[str, Any]) -> Chart | None:
+    ends = [
+        100 * x for s in shifts for q in _known(s) for x in (q["change"], *q["change_ci"]) if x is not None
+    ]
+    if not ends:
+        return None
+    reach = max(*map(abs, ends), 1.0) * 1.1
+    reach = min(reach, 4 * max(*(100 * abs(q["change"]) for s in shifts for q in _known(s)), 5.0))
+    plot = Plot(
+        Axis("Quantile", 0.0, 1.0), Axis(f"Change against {shifts[0]['reference']} (%)", -reach, reach)
+    )
+    plot.line([{"x": 0, "y": 0}, {"x": 1, "y": 0}], "axis", None, 1)
+    keys = []
+    for s in shifts:
+        colour, rows = _colour(result, s["other"]), []
+        for q in _known(s):
+            low, high = (sign * reach if end is None else 100 * end for sign, end in zip((-1, 1), q["change_ci"], strict=True))  # fmt: skip
+            text = f"{s['other']} p{100 * q['q']:.0f}: {_change(q)}, {_word(q)}"
+            rows.append({"x": q["q"], "y": 100 * q["change"], "low": low, "high": high, "text": text, "real": q["verdict"] == "differs"})  # fmt: skip
+        plot.bars_between([{"x": r["x"], "y": r["low"], "y2": r["high"]} for r in rows], colour)
+        for real in (True, False):
+            plot.points([r for r in rows if r["real"] is real], colour, filled=real)
+        keys += [
+            Key(f"{s['other']}: differs", colour, "line-dot"),
+            Key("not shown to differ", colour, "dash-ring"),
+        ]
+    title = f"{metric.upper()} at {result['level']}: change against {shifts[0]['reference']}"
+    return Chart(
+        f"{metric}-shift", title, f"{title}, by quantile, with 95 % intervals.", plot.spec(NARROW, 260), keys
+    )
+
+
+def write_comparison_page(path: Path, result: Mapping[str, Any]) -> None:
+    """One HTML file that needs no network; whole or not at all. Raises OSError."""
+    from altair.utils.schemapi import debug_mode
+
+    with debug_mode(False):
+        figures = {c.name: drawn(c) for c in charts(result)}
+    main = tables({**result, "shift": []})
+    page = page_template("compare.html.j2").render(
+        title="Comparison – ampacity", sentence=result["sentence"], style=style_sheet(), figures=figures, predicted=any(r["predicted"] for r in result["runs"]),
+        runs=result["runs"], slos=", ".join(result["slos"]) or "none", tables=main, shifts=_shifts(result, False),
+        metrics=list(dict.fromkeys(s["metric"] for s in result["shift"])), how=HOW, embedded=embedded_json(result),
+    )  # fmt: skip
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    temporary.write_text(page, encoding="utf-8")
+    temporary.replace(path)

@@ -1,0 +1,400 @@
+"""``ampacity compare``: what makes runs comparable, the scorecard by hand, the shift function, what is no evidence."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import re
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from synthetic import Stage, make_run, request
+
+from ampacity.cli import main
+from analysis.arms import Arm
+from analysis.comparable import CompareError, prepare
+from analysis.compare import compare, differences
+from analysis.shift import between_rounds, log_change
+from reports.compare import comparison_csv, comparison_markdown
+
+RATE = 20.0
+Floats = np.ndarray[Any, np.dtype[np.float64]]
+
+
+def ttfts(seed: int, n: int = 1000, scale: float = 1.0) -> Floats:
+    return scale * np.random.default_rng(seed).lognormal(np.log(0.1), 0.3, n)
+
+
+def stage(values: Sequence[float] | Floats, rate: float = RATE, **options: Any) -> Stage:
+    records = [request(i, i / rate, ttft_s=float(t), gaps_s=[0.01] * 4) for i, t in enumerate(values)]
+    return Stage(records, len(values) / rate, offered_rps=rate, **options)
+
+
+def arm(path: Path, stages: Stage | list[Stage], slos: Sequence[str] = (), *, gpus: int = 1, usd: float | None = None, **meta: Any) -> Arm:  # fmt: skip
+    made = make_run(
+        path, stages if isinstance(stages, list) else [stages], slos, **({"run_id": path.name} | meta)
+    )
+    return Arm(path.name.upper(), prepare(made, limited_too=True), gpus, usd)
+
+
+def rows(result: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    return {r["name"]: r for r in result["scorecard"]}
+
+
+def quantiles(result: dict[str, Any], metric: str) -> dict[float, dict[str, Any]]:
+    table = next(s for s in result["shift"] if s["metric"] == metric)
+    return {q["q"]: q for q in table["quantiles"]}
+
+
+@pytest.fixture
+def ampacity(monkeypatch: pytest.MonkeyPatch) -> Any:
+    def call(*arguments: str | Path) -> object:
+        monkeypatch.setattr(sys, "argv", ["ampacity", *map(str, arguments)])
+        with pytest.raises(SystemExit) as ended:
+            main()
+        return ended.value.code
+
+    return call
+
+
+# --- the scorecard by hand -------------------------------------------------------------------------------------
+
+
+def route(path: Path, hundreds: int, late: int, failed: int, usd_per_10_s: float) -> Arm:
+    """10 requests/s; of every 100 some answer late (over 1 s) and some fail, spread at random."""
+    rng, records = np.random.default_rng(5), []
+    for h in range(hundreds):
+        fates = rng.permutation(["late"] * late + ["failed"] * failed + ["good"] * (100 - late - failed))
+        for k, fate in enumerate(fates):
+            i = 100 * h + k
+            if fate == "failed":
+                records.append(request(i, i / 10, ttft_s=None, status="http_error", output_tokens_planned=5))
+            else:
+                records.append(request(i, i / 10, ttft_s=0.1 if fate == "good" else 1.5, gaps_s=[0.01] * 4))
+    made = make_run(
+        path,
+        [Stage(records, 10.0 * hundreds, offered_rps=10.0)],
+        ["ttft_p99=1s"],
+        run_id=path.name,
+        warmup_requests=0,
+    )
+    return Arm(path.name.upper(), prepare(made), 1, usd_per_10_s * 360)  # 360 times 10 s is an hour
+
+
+def test_a_cheaper_accepted_result_beats_more_tokens_per_second(tmp_path: Path) -> None:
+    """A: 58 good of 100 in 10 s at 1.10 USD, none failed; B: 85 at 1.45, 15 failed. 1.10/58 > 1.45/85, and A has more tokens."""
+    result = compare([route(tmp_path / "a", 1, 42, 0, 1.10), route(tmp_path / "b", 1, 0, 15, 1.45)])
+    found = rows(result)
+    assert found["goodput_rps"]["values"] == pytest.approx([5.8, 8.5])
+    cost = found["usd_per_thousand_good_requests"]
+    assert cost["values"] == pytest.approx([1100 / 58, 1450 / 85])
+    assert cost["best"] == "B"
+    tokens = found["output_tokens_per_s_per_gpu"]
+    assert tokens["best"] == "A"
+    assert tokens["values"][1] == pytest.approx(42.5, rel=0.02)  # an answer ends past the window
+    assert cost["winner"] is None  # a tenth cheaper in 100 requests may be chance
+
+
+def test_with_more_requests_the_same_advantage_is_real(tmp_path: Path) -> None:
+    result = compare([route(tmp_path / "a", 20, 42, 0, 1.10), route(tmp_path / "b", 20, 0, 15, 1.45)])
+    cost = rows(result)["usd_per_thousand_good_requests"]
+    assert cost["winner"] == "B"
+    assert cost["changes"][1]["change"] == pytest.approx((1.45 / 85) / (1.10 / 58) - 1)
+    low, high = cost["changes"][1]["change_ci"]
+    assert low < -0.1 < high < 0
+    assert "B is better in" in result["sentence"]
+    assert rows(result)["usd_per_million_output_tokens"]["winner"] == "A"
+
+
+def test_accepted_answers_are_those_that_a_checker_accepted(
+    tmp_path: Path, ampacity: Any, capsys: Any
+) -> None:
+    """Of 100 answers inside the SLO 50 and 80 are accepted; 10 s of a GPU at 360 USD/h cost 1 USD: 20 and 12.5 USD for 1,000."""
+    for name, accepted in (("a", 50), ("b", 80)):
+        make_run(tmp_path / name, [stage([0.1] * 100, 10.0)], ["ttft_p99=1s"], run_id=name, warmup_requests=0)
+        lines = [json.dumps({"request_id": i, "accepted": i < accepted}) for i in range(100)]
+        (tmp_path / f"{name}.jsonl").write_text("\n".join(lines))
+    labels = [x for n in "ab" for x in ("--labels", f"{n}={tmp_path}/{n}.jsonl")]
+    assert ampacity("compare", tmp_path / "a", tmp_path / "b", "--gpu-hour", "360", *labels, "--json") == 0
+    found = rows(json.loads(capsys.readouterr().out))
+    assert found["usd_per_thousand_accepted_requests"]["values"] == pytest.approx([20.0, 12.5])
+
+
+def test_figures_per_gpu_and_per_dollar(tmp_path: Path) -> None:
+    """B has twice the GPUs at the same price and the same speed: half the goodput per GPU, twice the TTFT × USD/h."""
+    made = [
+        arm(tmp_path / n, stage(ttfts(1)), ["ttft_p99=1s"], gpus=g, usd=2.0) for n, g in (("a", 1), ("b", 2))
+    ]
+    found = rows(compare(made))
+    assert found["goodput_rps_per_gpu"]["values"][0] == pytest.approx(
+        2 * found["goodput_rps_per_gpu"]["values"][1]
+    )
+    assert found["goodput_rps_per_gpu"]["winner"] == "A"
+    assert found["goodput_rps"]["verdict"] == "equal"
+    per_dollar = found["ttft_p99_s_x_usd_per_hour"]
+    assert per_dollar["values"] == pytest.approx([2 * np.quantile(ttfts(1), 0.99), 4 * np.quantile(ttfts(1), 0.99)], rel=0.03)  # fmt: skip
+    assert per_dollar["winner"] == "A"
+    assert found["ttft_p99_over_p50"]["verdict"] == "equal"
+    assert found["ttft_p99_over_p50"]["winner"] is None
+
+
+def test_usable_rates_win_only_where_their_brackets_are_apart(tmp_path: Path) -> None:
+    def sweep(name: str, slow_at: float) -> Arm:
+        stages, start = [], 0.0
+        for rate in (10.0, 20.0, 40.0):
+            values = ttfts(1, 1500) * (1.0 if rate < slow_at else 30.0)
+            made = stage(values, rate, start_s=start)
+            for r in made.records:
+                r.request_id += 1500 * len(stages)
+                for field in ("scheduled_ns", "dispatched_ns", "connected_ns", "started_ns", "sent_ns", "first_token_ns", "first_answer_ns", "last_token_ns", "ended_ns"):  # fmt: skip
+                    setattr(r, field, getattr(r, field) + round(start * 1e9))
+            stages.append(made)
+            start += 1500 / rate + 60
+        return arm(tmp_path / name, stages, ["ttft_p90=500ms"])
+
+    a, b, c = sweep("a", 15), sweep("b", 30), sweep("c", 100)
+    assert rows(compare([a, b]))["usable_rps"]["verdict"] == "open"  # [10, 20] and [20, 40] touch
+    found = rows(compare([a, b, c]))["usable_rps"]
+    assert found["brackets"][0] == [pytest.approx(10, rel=0.05), 20.0]
+    assert found["winner"] is None
+    assert rows(compare([a, c]))["usable_rps"]["winner"] == "C"
+
+
+# --- the shift function ----------------------------------------------------------------------------------------
+
+
+def test_equal_runs_are_equal_and_ten_percent_is_found_at_every_quantile(tmp_path: Path) -> None:
+    a = arm(tmp_path / "a", stage(ttfts(1, 2000)))
+    same = compare([a, arm(tmp_path / "b", stage(ttfts(1, 2000)))])
+    assert same["sentence"] == "No difference between A and B is shown."
+    assert same["same_schedule"] is True
+    assert quantiles(same, "ttft")[0.5]["verdict"] == "equal"
+    found = quantiles(compare([a, arm(tmp_path / "c", stage(ttfts(1, 2000, 1.1)))]), "ttft")
+    assert list(found) == [0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 0.99]
+    for q, held in found.items():
+        assert held["change"] == pytest.approx(0.1, abs=1e-6)
+        assert held["change_ci"][0] < 0.1 < held["change_ci"][1]
+        assert held["verdict"] == "differs" or q > 0.95
+
+
+def test_noise_is_open_not_a_finding(tmp_path: Path) -> None:
+    """Known fault: noise hides and invents regressions. 300 requests each, 4 % apart, other seeds: the interval holds 0."""
+    a = arm(tmp_path / "a", stage(ttfts(1, 300)), seed=1)
+    result = compare([a, arm(tmp_path / "b", stage(ttfts(2, 300, 1.02)), seed=2)])
+    found = quantiles(result, "ttft")[0.5]
+    assert found["change_ci"][0] < 0 < found["change_ci"][1]
+    assert found["verdict"] == "open"
+    assert result["same_schedule"] is False
+    assert rows(result)["ttft_p99_over_p50"]["winner"] is None
+
+
+def test_two_modes_with_the_same_median_are_found(tmp_path: Path) -> None:
+    """Known fault: the mean stays while the shape turns bimodal. Half at 60 ms, half at 140 ms, around 100 ms."""
+    rng = np.random.default_rng(4)
+    one = rng.normal(0.1, 0.002, 2000)
+    two = np.where(rng.random(2000) < 0.5, 0.06, 0.14) + rng.normal(0, 0.002, 2000)
+    two[two.argsort()[950:1050]] = 0.1  # a bridge, so that the median is 100 ms
+    assert np.mean(one) == pytest.approx(np.mean(two), rel=0.02)
+    found = quantiles(compare([arm(tmp_path / "a", stage(one)), arm(tmp_path / "b", stage(two))]), "ttft")
+    assert found[0.5]["verdict"] != "differs"
+    assert found[0.2]["verdict"] == found[0.8]["verdict"] == "differs"
+    assert found[0.2]["change"] < -0.3 < 0.3 < found[0.8]["change"]
+
+
+def test_false_findings_stay_rare_over_all_quantiles_and_metrics_together(tmp_path: Path) -> None:
+    """16 A/A pairs of independent seeds; with 5 % at most, 4 or more have a chance below 0.8 %."""
+    false = 0
+    for k in range(16):
+        pair = [
+            arm(tmp_path / f"{n}{k}", stage(ttfts(2 * k + i, 400)), seed=2 * k + i)
+            for i, n in enumerate("ab")
+        ]
+        result = compare(pair)
+        false += any(q["verdict"] == "differs" for s in result["shift"] for q in s["quantiles"])
+    assert false <= 3
+
+
+def test_failed_requests_make_a_quantile_unknown_not_fast(tmp_path: Path) -> None:
+    records = stage(ttfts(1)).records
+    failing = [r if i % 4 else request(i, i / RATE, ttft_s=None, status="http_error", output_tokens_planned=5) for i, r in enumerate(records)]  # fmt: skip
+    b = arm(tmp_path / "b", Stage(failing, 50.0, offered_rps=RATE))
+    found = quantiles(compare([arm(tmp_path / "a", stage(ttfts(1))), b]), "ttft")[0.9]
+    assert found["verdict"] == "unknown"
+    assert "failed requests reach into it" in found["reason"]
+
+
+def test_rounds_take_out_what_the_order_does() -> None:
+    """Log ratios 0.02 ± 0.1 by order: mean 0.02 without scatter. In one order only, the 0.12 cannot be told apart."""
+    order = np.array([1.0, -1.0, 1.0, -1.0])
+    change = between_rounds(0.02 + 0.1 * order, order)
+    assert change is not None
+    assert change.log_ratio == pytest.approx(0.02)
+    assert change.se == 0.0
+    assert change.df == 2.0
+    naive = between_rounds(0.02 + 0.1 * np.ones(4), np.ones(4))
+    assert naive is not None
+    assert naive.log_ratio == pytest.approx(0.12)
+    assert between_rounds(np.array([0.1, 0.2]), np.array([1.0, -1.0])) is None
+
+
+def test_student_interval_and_smallest_difference() -> None:
+    """Four degrees of freedom: t(0.975) = 2.776, t(0.8) = 0.941; se 0.01: 2.82 % either side, 3.79 % seen in 8 of 10 cases."""
+    change = log_change(0.0, 0.01, 4.0)
+    assert change.ci == pytest.approx((np.expm1(-0.02776), np.expm1(0.02776)), abs=1e-5)
+    assert change.p == 1.0
+    assert change.smallest_seen(1) == pytest.approx(np.expm1(0.03717), abs=1e-4)
+    assert log_change(0.0, 0.01, 4.0).verdict(real=False) == "equal"
+    assert log_change(0.01, 1e-6, 4.0).verdict(real=True) == "equal"  # sure, and too small to matter
+
+
+# --- are they comparable? --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("variable", "change"),
+    [
+        ("workload.name", {"workload": {"name": "other", "arrivals": "poisson", "prompts": "unique"}}),
+        ("workload.output_tokens.text", {"workload": {"name": "synthetic", "arrivals": "poisson", "prompts": "unique", "output_tokens": {"text": "64"}}}),
+        ("workload.tokenizer.name", {"workload": {"name": "synthetic", "arrivals": "poisson", "prompts": "unique", "tokenizer": {"name": "server"}}}),
+        ("model", {"endpoint": {"api": "chat", "model": "N"}}),
+        ("api", {"endpoint": {"api": "completions", "model": "M"}}),
+        ("client.connections", {"locked": {"connections": "new"}}),
+        ("client.timestamps", {"locked": {"timestamps": "kernel"}}),
+        ("client.think_s", {"locked": {"think_s": 1.0}}),
+        ("extra_body.max_tokens", {"locked": {"extra_body": {"max_tokens": 64}}}),
+        ("predicted", {"predicted": True}),
+    ],
+)  # fmt: skip
+def test_what_differs_is_named_and_nothing_is_compared(
+    tmp_path: Path, ampacity: Any, capsys: Any, variable: str, change: dict[str, Any]
+) -> None:
+    make_run(tmp_path / "a", [stage(ttfts(1, 200))], run_id="a")
+    make_run(tmp_path / "b", [stage(ttfts(1, 200))], run_id="b", **change)
+    assert ampacity("compare", tmp_path / "a", tmp_path / "b") == 2
+    said = capsys.readouterr()
+    assert said.out == ""
+    assert f"differ in {variable}" in said.err
+    assert said.err.count("\n") == 1
+    assert ampacity("compare", tmp_path / "a", tmp_path / "b", "--anyway", "--json") == 0
+    listed = json.loads(capsys.readouterr().out)["differences"]
+    assert [row["variable"] for row in listed] == [variable]
+
+
+def test_slos_lengths_and_cache_that_differ_are_named(tmp_path: Path) -> None:
+    def changed(path: Path, slos: Sequence[str] = ("ttft_p99=1s",), **columns: Any) -> Arm:
+        records = [request(i, i / RATE, ttft_s=0.1, gaps_s=[0.01] * 4, **columns) for i in range(200)]
+        return arm(path, Stage(records, 10.0, offered_rps=RATE), slos)
+
+    a = changed(tmp_path / "a", cached_tokens=0)
+    for name, other in (
+        ("slos", changed(tmp_path / "b", ["ttft_p99=2s"], cached_tokens=0)),
+        ("realised.input_tokens", changed(tmp_path / "c", input_tokens=120, cached_tokens=0)),
+        ("realised.output_tokens", changed(tmp_path / "d", output_tokens=7, cached_tokens=0)),
+        ("realised.cached_token_share", changed(tmp_path / "e", cached_tokens=50)),
+    ):
+        assert [row["variable"] for row in differences([a, other])] == [name]
+    close = changed(tmp_path / "f", input_tokens=105, cached_tokens=2)  # 5 % longer, 2 points of cache
+    assert differences([a, close]) == []
+
+
+def test_several_differences_are_listed_each(tmp_path: Path, ampacity: Any, capsys: Any) -> None:
+    make_run(tmp_path / "a", [stage(ttfts(1, 200))], run_id="a")
+    make_run(tmp_path / "b", [stage(ttfts(1, 200))], run_id="b", endpoint={"api": "chat", "model": "N"}, locked={"timestamps": "kernel"})  # fmt: skip
+    assert ampacity("compare", tmp_path / "a", tmp_path / "b") == 2
+    lines = capsys.readouterr().err.splitlines()
+    assert lines[0] == "  client.timestamps: A None, B 'kernel'"
+    assert lines[1] == "  model: A 'M', B 'N'"
+    assert "2 variables" in lines[2]
+
+
+def test_stages_that_the_client_limited_are_left_out_and_said(tmp_path: Path) -> None:
+    slow = stage(ttfts(1, 400, 3.0), 40.0, client_limited=True, start_s=100.0)
+    for r in slow.records:
+        r.request_id += 1000
+    a = arm(tmp_path / "a", [stage(ttfts(1)), slow])
+    b = arm(tmp_path / "b", stage(ttfts(1)))
+    assert [row["variable"] for row in differences([a, b])] == ["client.limited_stages"]
+    result = compare([a, b])
+    assert result["level"] == "20/s"
+    assert len(result["curves"][0]["stages"]) == 1
+
+
+# --- what is no evidence, and the files ------------------------------------------------------------------------
+
+
+def broken(path: Path, how: str) -> Path:
+    make_run(path, [stage(ttfts(1, 200))], run_id="b", killed=how == "killed")
+    meta = json.loads((path / "run.json").read_text())
+    parquet = path / "requests.parquet"
+    if how == "truncated":
+        parquet.write_bytes(parquet.read_bytes()[:3000])
+    elif how == "tampered":
+        meta["stages"][0]["scheduled_requests"] = 300
+    elif how == "newer":
+        meta["schema_version"] = 9
+    elif how == "empty":
+        meta["stages"] = []
+    elif how == "aborted":
+        meta["status"] = "aborted"
+    elif how == "no run":
+        return path / "nothing"
+    (path / "run.json").write_text(json.dumps(meta))
+    return path
+
+
+@pytest.mark.parametrize(
+    ("how", "says"),
+    [("truncated", "requests.parquet cannot be read"), ("tampered", "200 of 300"), ("newer", "schema_version 9"), ("empty", "is empty"),
+     ("aborted", "is aborted"), ("killed", "was killed"), ("no run", "no run directory")],
+)  # fmt: skip
+def test_a_run_that_is_no_evidence_is_one_clear_line(tmp_path: Path, ampacity: Any, capsys: Any, how: str, says: str) -> None:  # fmt: skip
+    make_run(tmp_path / "a", [stage(ttfts(1, 200))], run_id="a")
+    assert ampacity("compare", tmp_path / "a", broken(tmp_path / "b", how), "--anyway") == 2
+    said = capsys.readouterr().err
+    assert says in said
+    assert said.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [(["--gpus", "C=2"], "--gpus C=2"), (["--gpus", "B=x"], "--gpus B=x"), (["--gpu-hour", "0"], "--gpu-hour 0"),
+     (["--labels", "A=none.jsonl"], "none.jsonl"), (["--html", "no/such/dir.html"], "cannot be written")],
+)  # fmt: skip
+def test_options_that_mean_nothing_are_one_clear_line(tmp_path: Path, ampacity: Any, capsys: Any, options: list[str], says: str) -> None:  # fmt: skip
+    for name in "ab":
+        make_run(tmp_path / name, [stage(ttfts(1, 200))], run_id=name)
+    assert ampacity("compare", tmp_path / "a", tmp_path / "b", *options) == 2
+    assert says in capsys.readouterr().err
+
+
+def test_one_run_or_a_run_twice_is_refused(tmp_path: Path, ampacity: Any, capsys: Any) -> None:
+    make_run(tmp_path / "a", [stage(ttfts(1, 200))])
+    assert ampacity("compare", tmp_path / "a") == 2
+    assert ampacity("compare", tmp_path / "a", tmp_path / "a") == 2
+    assert "given twice" in capsys.readouterr().err
+    with pytest.raises(CompareError, match="two run directories"):
+        compare([arm(tmp_path / "x", stage(ttfts(1, 200)))])
+
+
+def test_markdown_and_csv_hold_the_figures(tmp_path: Path) -> None:
+    made = [
+        arm(tmp_path / n, stage(ttfts(1, 1000, s)), ["ttft_p99=1s"], usd=2.0)
+        for n, s in (("a", 1.0), ("b|<i>", 1.2))
+    ]
+    result = compare([Arm("A", made[0].judged, 1, 2.0), Arm("B", made[1].judged, 1, 2.0)])
+    text = comparison_markdown(result)
+    assert "b\\|\\<i>" in text
+    for block in text.split("\n\n"):
+        lines = block.splitlines()
+        if lines[0].startswith("|"):
+            assert len({len(re.findall(r"(?<!\\)\|", line)) for line in lines}) == 1
+    read = list(csv.DictReader(io.StringIO(comparison_csv(result))))
+    line = next(r for r in read if r["name"] == "ttft_p50_s" and r["run"] == "B")
+    assert float(line["change"]) == pytest.approx(0.2, abs=1e-5)
+    assert line["verdict"] == "differs"
+    assert {r["run"] for r in read} == {"A", "B"}
