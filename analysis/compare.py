@@ -234,7 +234,8 @@ def _burst_rows(arms: Sequence[Arm]) -> list[Row]:
 def _sentence(rows: Sequence[Row], shift: Sequence[Row], arms: Sequence[Arm], aa: bool) -> str:
     """The winners; where no difference is real, that."""
     won = {
-        a.name: [r["label"].split(",")[0].split(" (")[0] for r in rows if r["winner"] == a.name] for a in arms
+        a.name: [r["label"].split(" (")[0].replace(", req/s", "") for r in rows if r["winner"] == a.name]
+        for a in arms
     }
     moved: dict[str, list[str]] = {}
     for table in shift:

@@ -47,10 +47,11 @@ class Change:
         return None if not math.isfinite(self.log_ratio) else math.expm1(self.log_ratio)
 
     def verdict(self, real: bool) -> str:
-        """differs | equal | open; ``real``: it has survived the correction over all tests."""
-        if real and abs(self.log_ratio) >= math.log1p(LEAST):
-            return "differs"
+        """differs | equal | open; ``real``: it has survived the correction over all tests. The interval must say so too."""
         low, high = self.ci
+        apart = (low is not None and low > 0) or (high is not None and high < 0)
+        if real and apart and abs(self.log_ratio) >= math.log1p(LEAST):
+            return "differs"
         return "equal" if low is not None and high is not None and max(-low, high) < EQUAL else "open"
 
     def smallest_seen(self, tests: int) -> float | None:

@@ -60,7 +60,7 @@ def _runs(result: Mapping[str, Any]) -> Table:
         "failed",
         "best stage",
     )
-    table = Table("Runs", [Column(""), *(Column(h, priority=i) for i, h in enumerate(heads))])
+    table = Table("Runs", [Column(""), *(Column(h, priority=i, text=i < 4) for i, h in enumerate(heads))])
     for run in result["runs"]:
         run = {**run, "path": run["path"][-60:]}
         table.rows.append([Cell(run["name"]), *(Cell(_plain(run[n])) for n in names)])
@@ -253,35 +253,34 @@ def _quantiles(metric: str, shifts: Sequence[Mapping[str, Any]], result: Mapping
 
 
 def _shift_chart(metric: str, shifts: Sequence[Mapping[str, Any]], result: Mapping[str, Any]) -> Chart | None:
-    ends = [
-        100 * x for s in shifts for q in _known(s) for x in (q["change"], *q["change_ci"]) if x is not None
-    ]
-    if not ends:
+    changes = [100 * q["change"] for s in shifts for q in _known(s)]
+    if not changes:
         return None
-    reach = max(*map(abs, ends), 1.0) * 1.1
-    reach = min(reach, 4 * max(*(100 * abs(q["change"]) for s in shifts for q in _known(s)), 5.0))
-    plot = Plot(
-        Axis("Quantile", 0.0, 1.0), Axis(f"Change against {shifts[0]['reference']} (%)", -reach, reach)
-    )
+    ends = [100 * x for s in shifts for q in _known(s) for x in q["change_ci"] if x is not None]
+    reach = 3 * max(*map(abs, changes), 3.0)  # an interval may be cut off, so that the changes stay legible
+    bottom, top = max(min(*ends, *changes, -1.0), -reach), min(max(*ends, *changes, 1.0), reach)
+    air, reference = 0.06 * (top - bottom), shifts[0]["reference"]
+    y = Axis(f"Change against {reference} (%)", bottom - air, top + air)
+    plot, keys = Plot(Axis("Quantile", 0.0, 1.0), y), []
     plot.line([{"x": 0, "y": 0}, {"x": 1, "y": 0}], "axis", None, 1)
-    keys = []
-    for s in shifts:
-        colour, rows = _colour(result, s["other"]), []
+    for k, s in enumerate(shifts):
+        colour, aside = _colour(result, s["other"]), 0.01 * (k - (len(shifts) - 1) / 2)
         for q in _known(s):
-            low, high = (sign * reach if end is None else 100 * end for sign, end in zip((-1, 1), q["change_ci"], strict=True))  # fmt: skip
+            x, (low, high) = q["q"] + aside, q["change_ci"]
+            bar = {
+                "x": x,
+                "y": y.low if low is None else 100 * low,
+                "y2": y.high if high is None else 100 * high,
+            }
+            plot.bars_between([bar], colour)
             text = f"{s['other']} p{100 * q['q']:.0f}: {_change(q)}, {_word(q)}"
-            rows.append({"x": q["q"], "y": 100 * q["change"], "low": low, "high": high, "text": text, "real": q["verdict"] == "differs"})  # fmt: skip
-        plot.bars_between([{"x": r["x"], "y": r["low"], "y2": r["high"]} for r in rows], colour)
-        for real in (True, False):
-            plot.points([r for r in rows if r["real"] is real], colour, filled=real)
-        keys += [
-            Key(f"{s['other']}: differs", colour, "line-dot"),
-            Key("not shown to differ", colour, "dash-ring"),
-        ]
-    title = f"{metric.upper()} at {result['level']}: change against {shifts[0]['reference']}"
-    return Chart(
-        f"{metric}-shift", title, f"{title}, by quantile, with 95 % intervals.", plot.spec(NARROW, 260), keys
-    )
+            plot.points(
+                [{"x": x, "y": 100 * q["change"], "text": text}], colour, filled=q["verdict"] == "differs"
+            )
+        keys.append(Key(f"{s['other']} differs", colour, "line-dot"))
+    keys.append(Key("not shown to differ", "muted", "dash-ring"))
+    title = f"{metric.upper()} at {result['level']}: change against {reference}"
+    return Chart(f"{metric}-shift", title, f"{title}, by quantile, with 95 % intervals.", plot.spec(NARROW, 260), keys)  # fmt: skip
 
 
 def write_comparison_page(path: Path, result: Mapping[str, Any]) -> None:

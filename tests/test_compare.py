@@ -6,6 +6,7 @@ import csv
 import io
 import json
 import re
+import shlex
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -398,3 +399,30 @@ def test_markdown_and_csv_hold_the_figures(tmp_path: Path) -> None:
     assert float(line["change"]) == pytest.approx(0.2, abs=1e-5)
     assert line["verdict"] == "differs"
     assert {r["run"] for r in read} == {"A", "B"}
+
+
+# --- docs/compare.md -------------------------------------------------------------------------------------------
+
+
+def test_the_worked_example_of_the_docs_says_what_the_docs_say(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ampacity: Any, capsys: Any
+) -> None:
+    text = (Path(__file__).parent.parent / "docs/compare.md").read_text()
+    first, *commands = re.findall(r"^```sh\n(.*?)^```", text, re.S | re.M)[0].splitlines()
+    monkeypatch.chdir(tmp_path)
+    for command in [*commands, "ampacity compare runs/a runs/b --json"]:
+        capsys.readouterr()
+        program, *words = shlex.split(
+            command.replace("$common", shlex.split(first)[0].removeprefix("common="))
+        )
+        assert program == "ampacity"
+        assert ampacity(*words) == 0
+    result = json.loads(capsys.readouterr().out)
+    assert "B is slower than A in TTFT, ITL, TPOT, E2E" in result["sentence"]
+    cost = rows(result)["usd_per_thousand_good_requests"]
+    assert cost["winner"] == "B"
+    assert cost["changes"][1]["change"] == pytest.approx(-0.25, abs=0.01)
+    for metric in ("itl", "tpot", "e2e"):
+        assert 0.04 < quantiles(result, metric)[0.5]["change"] < 0.1
+    assert "B is slower" in Path("compare.md").read_text()
+    assert "B is slower" in Path("compare.html").read_text()
