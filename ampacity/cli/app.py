@@ -22,6 +22,7 @@ from ampacity.cli import (
     search,
     simulate,
     sweep,
+    validate,
     workload,
 )
 
@@ -61,6 +62,7 @@ app.command("compare")(compare.compare)
 app.command("ab")(ab.ab)
 app.command("baseline")(baseline.baseline)
 app.command("gate")(gate.gate)
+app.command("validate")(validate.validate)
 app.command("import")(import_.import_)
 app.command("predict")(predict.predict)
 app.command("simulate")(simulate.simulate)

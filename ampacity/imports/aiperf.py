@@ -22,7 +22,7 @@ _TO_SECONDS = {"ns": 1e-9, "us": 1e-6, "ms": 1e-3, "s": 1.0, "sec": 1.0}
 _DEFINITIONS = [
     CONNECTING,
     ("ITL", "one mean per request: (latency - TTFT) / (output tokens - tokens of the first chunk)", "that is TPOT here; ITL is per token, over all gaps"),
-    ("Output tokens", "counted by the client's tokenizer unless told to take the server's usage", "by the server's usage where it gives one"),
+    ("Output tokens", "counted by the client's tokenizer unless told otherwise", "the server's usage where the file has it, as here"),
     FAILURES_LEFT_OUT,
 ]  # fmt: skip
 
@@ -84,11 +84,14 @@ def _request(row: Fields, first_ns: int) -> Request:
         error = f"{failure.text('type') or ''} {failure.text('message') or ''}".strip()
         status = failure_status(error, code)
     good = status == "ok"
+    counted, usage = _tokens(metrics, "output_sequence_length"), _tokens(metrics, "usage_completion_tokens")
     return Request(
         (start_ns - first_ns) / 1e9, status, None if scheduled is None else (scheduled - first_ns) / 1e9,
         ttft_s=_seconds(metrics, "time_to_first_token"), e2e_s=_seconds(metrics, "request_latency") if good else None,
-        ended_s=(end_ns - start_ns) / 1e9, gaps_s=_gaps(metrics), input_tokens=_tokens(metrics, "input_sequence_length"),
-        output_tokens=_tokens(metrics, "output_sequence_length"), reasoning_tokens=_tokens(metrics, "reasoning_token_count"),
+        ended_s=(end_ns - start_ns) / 1e9, gaps_s=_gaps(metrics),
+        input_tokens=_tokens(metrics, "input_sequence_length" if usage is None else "usage_prompt_tokens"),
+        output_tokens=counted if usage is None else usage, token_source=None if not good else "tokenizer" if usage is None else "usage",
+        reasoning_tokens=_tokens(metrics, "reasoning_token_count"),
         http_status=code if code and code >= 400 else None, error=error and error[:300],
     )  # fmt: skip
 
@@ -115,7 +118,7 @@ def _gaps(metrics: Fields) -> list[float] | None:
     if not isinstance(metric.held.get("value"), list):
         return None
     factor = _unit(metric)
-    return [Fields({"gap": g}, metric.where).needed("gap") * factor for g in metric.list("value")]
+    return [Fields({"gap": g}, metric.where).needed("gap") * factor for g in metric.array("value")]
 
 
 def _load(settings: Fields) -> tuple[float | None, int | None, dict[str, Any]]:
@@ -123,8 +126,12 @@ def _load(settings: Fields) -> tuple[float | None, int | None, dict[str, Any]]:
     given = settings.object("input_config")
     endpoint, load = given.object("endpoint"), given.object("loadgen")
     names, urls = endpoint.held.get("model_names"), endpoint.held.get("urls")
-    arrivals = load.text("arrival_pattern") or load.text("request_rate_mode")
-    return load.number("request_rate"), load.tokens("concurrency"), {
+    if "phases" in given.held:  # since schema 1.4
+        load = next((p for p in given.objects("phases") if p.held.get("kind") != "warmup"), load)
+        names = [m.text("name") for m in given.object("models").objects("items")]
+    arrivals = load.text("type") or load.text("arrival_pattern") or load.text("request_rate_mode")
+    rate = load.number("rate") or load.number("request_rate") or None
+    return rate, load.tokens("concurrency") or None, {
         "version": settings.text("aiperf_version"), "model": str(names[0]) if isinstance(names, list) and names else None,
         "url": str(urls[0]) if isinstance(urls, list) and urls else endpoint.text("url"), "api": endpoint.text("type"),
         "started_utc": settings.text("start_time"), "arrivals": arrivals,

@@ -6,7 +6,16 @@ import heapq
 from collections.abc import Mapping
 from typing import Any
 
-from ampacity.imports.results import CONNECTING, FAILURES_LEFT_OUT, Fields, ImportedFileError, Request, Result, Stage, failure_status
+from ampacity.imports.results import (
+    CONNECTING,
+    FAILURES_LEFT_OUT,
+    Fields,
+    ImportedFileError,
+    Request,
+    Result,
+    Stage,
+    failure_status,
+)
 
 TOOL = "genai-bench"
 _DEFINITIONS = [
@@ -19,7 +28,10 @@ _DEFINITIONS = [
 
 
 def recognises(document: Any) -> bool:
-    return isinstance(document, Mapping) and {"aggregated_metrics", "individual_request_metrics"} <= document.keys()
+    return (
+        isinstance(document, Mapping)
+        and {"aggregated_metrics", "individual_request_metrics"} <= document.keys()
+    )
 
 
 def read(document: Mapping[str, Any], where: str) -> Result:
@@ -28,7 +40,9 @@ def read(document: Mapping[str, Any], where: str) -> Result:
     total = top.object("aggregated_metrics")
     users = total.tokens("num_concurrency") or 0
     if users < 1:
-        raise ImportedFileError(f"{where}aggregated_metrics.num_concurrency is not above 0: only closed-loop runs of {TOOL} are read")
+        raise ImportedFileError(
+            f"{where}aggregated_metrics.num_concurrency is not above 0: only closed-loop runs of {TOOL} are read"
+        )
     unit = 1e-3 if top.text("_time_unit") == "ms" else 1.0
     free = [0.0] * min(users, 100_000)  # when each user is free again
     requests = []

@@ -6,7 +6,15 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from ampacity.imports.results import CONNECTING, FAILURES_LEFT_OUT, Fields, Request, Result, Stage, failure_status
+from ampacity.imports.results import (
+    CONNECTING,
+    FAILURES_LEFT_OUT,
+    Fields,
+    Request,
+    Result,
+    Stage,
+    failure_status,
+)
 
 TOOL = "guidellm"
 _ENDS = {"successful": "ok", "incomplete": "unfinished", "errored": ""}
@@ -41,7 +49,9 @@ def read(document: Mapping[str, Any], where: str) -> Result:
         arrives = strategy.text("type_") in ("constant", "poisson", "trace")
         found = [r for r in (_request(status, row, arrives) for status, row in rows) if r is not None]
         if len(found) < len(rows):
-            notes.append(f"{len(rows) - len(found)} requests of {strategy.text('type_')} were never sent and are left out")
+            notes.append(
+                f"{len(rows) - len(found)} requests of {strategy.text('type_')} were never sent and are left out"
+            )
         if found:
             found.sort(key=lambda r: r.started_s)
             stages.append(_stage(strategy, found))

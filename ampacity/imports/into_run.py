@@ -11,7 +11,7 @@ from typing import Any
 
 import ampacity
 from ampacity.imports import aiperf, genai_bench, guidellm, vllm_bench
-from ampacity.imports.results import Fields, ImportedFileError, Request, Result, Stage
+from ampacity.imports.results import ImportedFileError, Request, Result, Stage
 from loadgen.records import CHUNK_AT_MAX_US, RequestRecord
 from loadgen.rundir import RunWriter
 
@@ -27,13 +27,23 @@ def read_file(path: Path, format_name: str | None = None) -> Result:
     if format_name is not None and format_name not in FORMATS:
         raise ImportedFileError(f"--format {format_name!r} is not known: {', '.join(FORMATS)}")
     document = _load(path)
-    module = FORMATS[format_name] if format_name else next((m for m in FORMATS.values() if m.recognises(document)), None)
+    module = (
+        FORMATS[format_name]
+        if format_name
+        else next((m for m in FORMATS.values() if m.recognises(document)), None)
+    )
     if module is None or not module.recognises(document):
         wanted = module.TOOL if module else ", ".join(m.TOOL for m in FORMATS.values())
-        hint = f"; give {path.with_name('profile_export.jsonl').name}" if path.name == aiperf.SETTINGS_NAME else ""
+        hint = (
+            f"; give {path.with_name('profile_export.jsonl').name}"
+            if path.name == aiperf.SETTINGS_NAME
+            else ""
+        )
         raise ImportedFileError(f"{path} is no result of {wanted}{hint}")
     where = f"{path}: "
-    result: Result = module.read(document, where, _settings(path)) if module is aiperf else module.read(document, where)
+    result: Result = (
+        module.read(document, where, _settings(path)) if module is aiperf else module.read(document, where)
+    )
     if not any(stage.requests for stage in result.stages):
         raise ImportedFileError(f"{path}: {result.tool} measured no request in it")
     return result
@@ -43,7 +53,9 @@ def _load(path: Path) -> Any:
     """A JSON document, or the list of the rows of a JSONL file."""
     try:
         if path.stat().st_size > LARGEST_BYTES:
-            raise ImportedFileError(f"{path} is larger than {LARGEST_BYTES // 2**30} GiB: import a shorter run")
+            raise ImportedFileError(
+                f"{path} is larger than {LARGEST_BYTES // 2**30} GiB: import a shorter run"
+            )
         text = path.read_text(encoding="utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
         raise ImportedFileError(f"{path} cannot be read: {error}") from error
@@ -75,7 +87,9 @@ def write_run(out: Path, paths: Sequence[Path], results: Sequence[Result], slos:
     """
     tools = {r.tool for r in results}
     if len(tools) > 1:
-        raise ImportedFileError(f"files of {' and '.join(sorted(tools))} in one run: import each tool by itself, then compare")
+        raise ImportedFileError(
+            f"files of {' and '.join(sorted(tools))} in one run: import each tool by itself, then compare"
+        )
     records: list[RequestRecord] = []
     stages: list[dict[str, Any]] = []
     start_ns = _ORIGIN_NS
@@ -90,13 +104,16 @@ def write_run(out: Path, paths: Sequence[Path], results: Sequence[Result], slos:
         writer.finish()
 
 
-def _lay_out(stage: Stage, index: int, start_ns: int, first_id: int) -> tuple[list[RequestRecord], dict[str, Any]]:
+def _lay_out(
+    stage: Stage, index: int, start_ns: int, first_id: int
+) -> tuple[list[RequestRecord], dict[str, Any]]:
     """The records of a stage and its entry in run.json, the first request due at ``start_ns``."""
     due = [_due(r) for r in stage.requests]
     origin_s = min(due)
     order = sorted(range(len(due)), key=due.__getitem__)
     records = [
-        _record(stage.requests[i], index, first_id + number, origin_s, start_ns) for number, i in enumerate(order)
+        _record(stage.requests[i], index, first_id + number, origin_s, start_ns)
+        for number, i in enumerate(order)
     ]
     ends = [r.ended_ns for r in records if r.ended_ns is not None]
     last_ns, drained_ns = records[-1].scheduled_ns, max([records[-1].scheduled_ns + 1, *ends])

@@ -32,7 +32,9 @@ class Request:
     started_s: float
     status: str  # one of loadgen.records.STATUSES
     scheduled_s: float | None = None  # None: the file does not say
-    slip_known: bool = False  # scheduled_s is the schedule itself, so that started - scheduled is the client's lateness
+    slip_known: bool = (
+        False  # scheduled_s is the schedule itself, so that started - scheduled is the client's lateness
+    )
     ttft_s: float | None = None
     e2e_s: float | None = None  # to the last token
     ended_s: float | None = None  # how long until the request ended, where that is another moment
@@ -117,7 +119,7 @@ class Fields:
             raise self.error(name, "an object")
         return Fields(value or {}, f"{self.where}{name}.")
 
-    def list(self, name: str, length: int | None = None) -> list[Any]:
+    def array(self, name: str, length: int | None = None) -> list[Any]:
         value = self.held.get(name)
         if not isinstance(value, list):
             raise self.error(name, "a list")
@@ -128,7 +130,7 @@ class Fields:
         return value
 
     def objects(self, name: str) -> list[Fields]:
-        found = self.list(name)
+        found = self.array(name)
         if not all(isinstance(item, Mapping) for item in found):
             raise self.error(name, "a list of objects")
         return [Fields(item, f"{self.where}{name}[{i}].") for i, item in enumerate(found)]

@@ -37,13 +37,15 @@ def read(document: Mapping[str, Any], where: str) -> Result:
     """Raises ImportedFileError."""
     top = Fields(document, where)
     if "ttfts" not in document:
-        raise ImportedFileError(f"{where}no single requests are in this result of {TOOL}: run it again with --save-detailed")
+        raise ImportedFileError(
+            f"{where}no single requests are in this result of {TOOL}: run it again with --save-detailed"
+        )
     starts = _starts(top)
     n = len(starts)
-    ttfts = seconds(top.list("ttfts", n), f"{where}ttfts")
-    lists = [seconds(g, f"{where}itls[{i}]") for i, g in enumerate(top.list("itls", n))]
-    errors, inputs, outputs = top.list("errors", n), top.list("input_lens", n), top.list("output_lens", n)
-    waits = seconds(top.list("queue_times", n), f"{where}queue_times") if "queue_times" in document else None
+    ttfts = seconds(top.array("ttfts", n), f"{where}ttfts")
+    lists = [seconds(g, f"{where}itls[{i}]") for i, g in enumerate(top.array("itls", n))]
+    errors, inputs, outputs = top.array("errors", n), top.array("input_lens", n), top.array("output_lens", n)
+    waits = seconds(top.array("queue_times", n), f"{where}queue_times") if "queue_times" in document else None
     rate, limit = _rate(top), top.tokens("max_concurrency")
     closed = rate is None  # there, waiting for one's turn is no lateness
     requests = []
@@ -74,8 +76,10 @@ def read(document: Mapping[str, Any], where: str) -> Result:
 
 def _starts(top: Fields) -> list[float]:
     if "start_times" not in top.held:
-        raise ImportedFileError(f"{top.where}start_times are missing: this version of {TOOL} does not write them, use a newer one")
-    return seconds(top.list("start_times"), f"{top.where}start_times")
+        raise ImportedFileError(
+            f"{top.where}start_times are missing: this version of {TOOL} does not write them, use a newer one"
+        )
+    return seconds(top.array("start_times"), f"{top.where}start_times")
 
 
 def _rate(top: Fields) -> float | None:
@@ -103,7 +107,9 @@ def _missing(waits: bool) -> dict[str, str]:
         "output_tokens_planned": "not in the file", "cached_tokens": "not in the file",
         "headers_ns": "not in the file", "token_source": "the server's usage or the client's tokenizer: the file does not say which",
     }  # fmt: skip
-    return found if waits else {**found, "scheduled_ns": "taken as the start: this version has no queue_times"}
+    return (
+        found if waits else {**found, "scheduled_ns": "taken as the start: this version has no queue_times"}
+    )
 
 
 def _notes(requests: list[Request], rate: float | None, limit: int | None, waits: bool) -> list[str]:
@@ -117,7 +123,9 @@ def _notes(requests: list[Request], rate: float | None, limit: int | None, waits
         )
     if rate is not None and limit:
         told = "is counted from the schedule on" if waits else "is not in the file and hides the queue"
-        notes.append(f"An open loop held to {limit} in flight: the time that requests waited for their turn {told}")
+        notes.append(
+            f"An open loop held to {limit} in flight: the time that requests waited for their turn {told}"
+        )
     if rate is None and not limit:
         notes.append("Sent all at once (rate inf, no limit): shown as a closed loop of that many requests")
     if len(answers) < len(requests):

@@ -1,0 +1,92 @@
+"""``ampacity validate``: does production keep what the benchmark promised?"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+
+def validate(
+    run: Annotated[Path, typer.Argument(help="Run directory of the benchmark.", show_default=False)],
+    production: Annotated[list[str], typer.Option("--production", metavar="FILE|URL", help="Metrics page (file or URL) of each replica, repeatable; or one log of requests.", show_default=False)],
+    before: Annotated[list[str] | None, typer.Option("--before", metavar="FILE", help="The same pages, scraped --over earlier: only what came in between counts.")] = None,
+    over: Annotated[str | None, typer.Option("--over", metavar="TIME", help="Time between the two scrapes; URLs are scraped twice, so far apart.")] = None,
+    instances: Annotated[int, typer.Option("--instances", metavar="N", help="Replicas that share what production shows.", min=1)] = 1,
+    stage: Annotated[int | None, typer.Option("--stage", metavar="N", help="Stage to compare with. Default: nearest to production's rate, else that of the usable rate.")] = None,
+    json: Annotated[bool, typer.Option("--json", help="Print the findings as JSON.")] = False,
+) -> None:  # fmt: skip
+    """Hold production against a benchmark. Exit 0: all that can be told is kept; 1: an assumption broke; 2: cannot compare.
+
+    ampacity validate runs/search --production http://127.0.0.1:8000/metrics --over 5m
+    """
+    import json as json_module
+
+    from ampacity.imports import production as source
+    from analysis.slo import parse_duration
+    from analysis.summary import summarise
+    from analysis.validate import ValidateError, choose_stage
+    from analysis.validate import validate as judge
+    from loadgen.rundir import load_run
+
+    loaded = load_run(run)
+    summary = summarise(loaded)
+    held = source.production(production, before or [], parse_duration(over, "--over") if over else None)
+    if stage is not None and not any(s["index"] == stage for s in summary["stages"]):
+        raise ValidateError(f"{run} has no stage {stage}")
+    chosen = next((s for s in summary["stages"] if s["index"] == stage), None) or choose_stage(
+        summary["stages"], summary["capacity"], held.rps and held.rps / instances
+    )
+    findings = judge(_benchmark(loaded, chosen), held, instances)
+    broken = [f for f in findings if f["verdict"] == "broken"]
+    if json:
+        answer = {
+            "stage": chosen["index"],
+            "production": held.source,
+            "broken": [f["name"] for f in broken],
+            "findings": findings,
+        }
+        print(json_module.dumps(answer, indent=2, ensure_ascii=False, allow_nan=False))
+    else:
+        print(*_lines(findings, chosen, held.source), sep="\n")
+    raise typer.Exit(1 if broken else 0)
+
+
+def _benchmark(run: Any, stage: dict[str, Any]) -> Any:
+    import numpy as np
+
+    from analysis.metrics import read_requests
+    from analysis.validate import Benchmark
+
+    requests = read_requests(run.requests, 0)
+    requests = requests.take((requests.stage == stage["index"]) & (requests.attempt == 0))
+    answers = requests.take(requests.has_status("ok"))
+    sent, received = (v[~np.isnan(v)] for v in (answers.input_tokens, answers.output_tokens))
+    gaps_s = np.diff(requests.scheduled_ns) * 1e-9 if stage["kind"] == "open" else np.empty(0)
+    return Benchmark(stage, sent, received, gaps_s)
+
+
+def _lines(findings: list[dict[str, Any]], stage: dict[str, Any], source: str) -> list[str]:
+    marks = {"broken": "BROKEN ", "kept": "kept   ", "unknown": "unknown"}
+    found = [f"{source} against stage {stage['index']} ({stage['achieved_rps']:.3g} requests/s)"]
+    for f in sorted(findings, key=lambda f: ("broken", "kept", "unknown").index(f["verdict"])):
+        found.append(f"{marks[f['verdict']]} {f['name']}: {f['assumption']}")
+        bounds = f["production_bounds"]
+        between = (
+            f" (between {_figure(bounds[0])} and {_figure(bounds[1])})"
+            if bounds and f["name"][:3] in ("ttf", "itl")
+            else ""
+        )
+        figures = f"benchmark {_figure(f['benchmark'])}, production {_figure(f['production'])}{between}; "
+        found.append(f"        {figures if f['benchmark'] is not None else ''}{f['reason']}")
+    broken = sum(f["verdict"] == "broken" for f in findings)
+    found.append(
+        "Latencies of metrics pages are the engine's own, without network and gateways: users wait longer than that."
+    )
+    found.append(f"{broken} assumptions broke" if broken else "No assumption that can be told broke")
+    return found
+
+
+def _figure(value: float | None) -> str:
+    return "not known" if value is None else f"{value:.4g}"

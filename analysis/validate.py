@@ -1,0 +1,284 @@
+"""Does production keep what the benchmark assumed? Each assumption is kept, broken, or cannot be told.
+
+Production figures come from histograms whose buckets are all that is known: a percentile is somewhere in its bucket, and
+nothing is called broken (or kept) unless every value in that bucket, and in the 95 % interval of its rank, is.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from analysis.intervals import order_statistic_ranks
+from analysis.metrics import Floats
+
+TTFT_P99_FACTOR, TTFT_P95_FACTOR, ITL_P95_FACTOR = 1.3, 2.0, 3.0
+SHARE_POINTS = 0.20
+KS_DISTANCE = 0.15  # of distributions of lengths and of gaps; smaller ones do not matter to capacity
+CV_FACTOR = 1.5
+LOAD_FACTOR = 1.2
+FEWEST = 100  # requests
+_KS_AT_1_PERCENT = 1.628  # Kolmogorov's distribution: P(sqrt(n) D > 1.628) = 1 %
+
+
+class ValidateError(ValueError):
+    """Production figures that cannot be compared with a run; one line."""
+
+
+@dataclass(frozen=True)
+class Histogram:
+    """``counts[i]`` samples in (bounds[i - 1], bounds[i]], the first from 0; the last bound is infinity."""
+
+    bounds: Floats
+    counts: Floats
+    total: float | None = None  # sum of the samples
+    exact: bool = False  # all samples of a bucket are at its upper bound
+
+    @property
+    def n(self) -> int:
+        return round(float(self.counts.sum()))
+
+    def at_rank(self, rank: int) -> tuple[float, float]:
+        """The bucket that holds the sample of 1-based ``rank``: its bounds."""
+        i = int(np.searchsorted(np.cumsum(self.counts), rank - 0.5))
+        return (float(self.bounds[i - 1]) if i else 0.0), float(self.bounds[i])
+
+    def quantile(self, q: float) -> tuple[float | None, float, float]:
+        """(interpolated in its bucket, least, greatest): the bucket's bounds, widened to the 95 % interval of the rank.
+
+        The value is None in the last bucket, which has no upper bound. As in Prometheus' histogram_quantile.
+        """
+        rank = max(1, math.ceil(q * self.n - 1e-9))
+        low, high = self.at_rank(rank)
+        below, inside = (
+            float(self.counts[self.bounds <= low].sum()),
+            float(self.counts[self.bounds == high].sum()),
+        )
+        value = low + (high - low) * (q * self.n - below) / inside if math.isfinite(high) else None
+        first, last = order_statistic_ranks(self.n, q)
+        return value, self.at_rank(first)[0] if first else 0.0, self.at_rank(last)[1] if last else math.inf
+
+
+def of_samples(values: Floats) -> Histogram:
+    """A bucket for each value."""
+    bounds, counts = np.unique(values, return_counts=True)
+    return Histogram(np.append(bounds, np.inf), np.append(counts, 0.0), float(values.sum()), exact=True)
+
+
+@dataclass(frozen=True)
+class Production:
+    """What is known of production. Latencies in s; the rate and ``running`` are of all replicas together."""
+
+    source: str
+    latencies: Mapping[str, Histogram] = field(default_factory=dict)  # ttft, itl, tpot, e2e
+    lengths: Mapping[str, Histogram] = field(default_factory=dict)  # input_tokens, output_tokens
+    shares: Mapping[str, float] = field(
+        default_factory=dict
+    )  # gpu_utilization, kv_cache_usage_max, prefix_hit_rate
+    rps: float | None = None
+    gaps_s: Floats | None = None  # between arrivals
+
+
+@dataclass(frozen=True)
+class Benchmark:
+    """The stage that production is held against: its object in summary.json, and what was sent in it."""
+
+    stage: Mapping[str, Any]
+    input_tokens: Floats
+    output_tokens: Floats
+    gaps_s: Floats  # between scheduled arrivals; empty in a closed loop
+
+
+def validate(benchmark: Benchmark, production: Production, instances: int = 1) -> list[dict[str, Any]]:
+    """One finding per assumption: ``verdict`` kept, broken or unknown, with both figures and the limit. Raises ValidateError."""
+    stage = benchmark.stage
+    found = [
+        _load(stage, production.rps, instances),
+        _latency("ttft", 0.99, TTFT_P99_FACTOR, stage["ttft_s"], production),
+        _latency("ttft", 0.95, TTFT_P95_FACTOR, stage["ttft_s"], production),
+        _latency("itl", 0.95, ITL_P95_FACTOR, stage["itl_s"] if stage["itl_s"]["n"] else stage["icl_s"], production),
+        *(_share(name, stage.get("server") or {}, production) for name in ("gpu_utilization", "kv_cache_usage_max", "prefix_hit_rate")),
+        _lengths("input_tokens", benchmark.input_tokens, production),
+        _lengths("output_tokens", benchmark.output_tokens, production),
+        _arrivals(benchmark.gaps_s, production.gaps_s),
+    ]  # fmt: skip
+    if all(f["verdict"] == "unknown" for f in found):
+        reasons = "; ".join(f"{f['name']}: {f['reason']}" for f in found)
+        raise ValidateError(f"nothing of {production.source} can be compared with this run: {reasons}")
+    return found
+
+
+def choose_stage(
+    stages: Sequence[dict[str, Any]], capacity: Mapping[str, Any], rps: float | None
+) -> dict[str, Any]:
+    """The stage whose rate is nearest to production's per instance, else the one that stands for the usable rate. Raises ValidateError."""
+    fit = [s for s in stages if s["ok"] and not s["client_limited"]]
+    if not fit:
+        raise ValidateError(
+            "the run has no stage that was answered and not limited by its client: run it again"
+        )
+    if rps:
+        return min(fit, key=lambda s: abs(math.log(max(s["achieved_rps"], 1e-9) / rps)))
+    return next((s for s in fit if s["index"] == capacity.get("stage")), fit[-1])
+
+
+ASSUMPTIONS = {
+    "load": "production asks no more of an instance than this stage of the benchmark",
+    "ttft_p99": "users wait for the first token as long as in the benchmark, in the tail",
+    "ttft_p95": "users wait for the first token as long as in the benchmark",
+    "itl_p95": "tokens follow each other as fast as in the benchmark",
+    "gpu_utilization": "the GPUs are as busy as in the benchmark",
+    "kv_cache_usage_max": "the KV cache is as full as in the benchmark",
+    "prefix_hit_rate": "the prefix cache answers as much as in the benchmark",
+    "input_tokens": "prompts are as long as those of the benchmark",
+    "output_tokens": "answers are as long as those of the benchmark",
+    "arrivals": "requests arrive as evenly as in the benchmark",
+}
+
+
+def _finding(name: str, verdict: str, reason: str, **figures: Any) -> dict[str, Any]:
+    empty = {"benchmark": None, "production": None, "production_bounds": None, "limit": None}
+    return (
+        {"name": name, "assumption": ASSUMPTIONS[name], "verdict": verdict, "reason": reason}
+        | empty
+        | figures
+    )
+
+
+def _judge(name: str, low: float, high: float, limit: float, **figures: Any) -> dict[str, Any]:
+    """Broken where all of [low, high] is above the limit, kept where none of it is."""
+    bounds = [low, high if math.isfinite(high) else None]
+    if low >= limit:  # a bucket holds what is above its lower bound
+        verdict, reason = "broken", "above the limit"
+    elif high <= limit:
+        verdict, reason = "kept", "within the limit"
+    else:
+        verdict, reason = (
+            "unknown",
+            f"production is between {low:.4g} and {high:.4g}, on both sides of the limit {limit:.4g}: finer buckets or more requests would tell",
+        )
+    return _finding(name, verdict, reason, production_bounds=bounds, limit=limit, **figures)
+
+
+def _latency(
+    metric: str, q: float, factor: float, held: Mapping[str, Any], production: Production
+) -> dict[str, Any]:
+    level = f"p{round(100 * q)}"
+    name, histogram = f"{metric}_{level}", production.latencies.get(metric)
+    base = held.get(level)
+    if base is None:
+        return _finding(
+            name, "unknown", f"not in the benchmark: {held.get(f'{level}_reason') or held.get('reason')}"
+        )
+    if histogram is None or histogram.n < FEWEST:
+        return _finding(
+            name,
+            "unknown",
+            f"{histogram.n if histogram else 'no'} samples of it in production, {FEWEST} are needed",
+            benchmark=base,
+        )
+    value, low, high = histogram.quantile(q)
+    finding = _judge(name, low, high, factor * base, benchmark=base, production=value)
+    worst = (held.get(f"{level}_ci") or [None, None])[1]
+    if finding["verdict"] == "broken" and worst and low < factor * worst:
+        return finding | {
+            "verdict": "unknown",
+            "reason": f"the benchmark's own {level} may be as high as {worst:.4g}: measure it longer",
+        }
+    return finding
+
+
+def _load(stage: Mapping[str, Any], rps: float | None, instances: int) -> dict[str, Any]:
+    if rps is None:
+        return _finding(
+            "load", "unknown", "one scrape has no rate: give two, or a log", benchmark=stage["achieved_rps"]
+        )
+    each = rps / instances
+    return _judge(
+        "load",
+        each,
+        each,
+        LOAD_FACTOR * stage["achieved_rps"],
+        benchmark=stage["achieved_rps"],
+        production=each,
+    )
+
+
+def _share(name: str, server: Mapping[str, Any], production: Production) -> dict[str, Any]:
+    base, value = server.get(name), production.shares.get(name)
+    if base is None or value is None:
+        return _finding(
+            name,
+            "unknown",
+            f"not in the {'benchmark' if base is None else 'production figures'}",
+            benchmark=base,
+            production=value,
+        )
+    off = abs(value - base) > SHARE_POINTS + 1e-9
+    reason = f"{100 * (value - base):+.0f} points, {100 * SHARE_POINTS:.0f} are allowed"
+    return _finding(
+        name, "broken" if off else "kept", reason, benchmark=base, production=value, limit=SHARE_POINTS
+    )
+
+
+def _lengths(name: str, sent: Floats, production: Production) -> dict[str, Any]:
+    histogram = production.lengths.get(name)
+    if len(sent) < FEWEST or histogram is None or histogram.n < FEWEST:
+        short = f"{len(sent)} in the benchmark, {histogram.n if histogram else 0} in production"
+        return _finding(name, "unknown", f"too few lengths are known ({short}, {FEWEST} are needed)")
+    mean = None if histogram.total is None else histogram.total / histogram.n
+    least, most = ks_distance(sent, histogram)
+    return _drift(name, least, most, len(sent), histogram.n, benchmark=float(sent.mean()), production=mean)
+
+
+def ks_distance(values: Floats, histogram: Histogram) -> tuple[float, float]:
+    """Least and greatest Kolmogorov-Smirnov distance that the buckets allow; equal where ``exact``.
+
+    At a bucket's bound both distribution functions are known. Inside, theirs may rise at once or not before its end.
+    """
+    ours = np.sort(values)
+    at = np.searchsorted(ours, histogram.bounds, side="right") / len(ours)
+    short_of = np.searchsorted(ours, histogram.bounds, side="left") / len(ours)
+    theirs = np.cumsum(histogram.counts) / histogram.counts.sum()
+    before = np.concatenate([[0.0], theirs[:-1]])
+    known = float(np.abs(at - theirs).max())
+    if histogram.exact:
+        known = max(known, float(np.abs(short_of - before).max()))
+        return known, known
+    at_once = theirs - np.concatenate([[0.0], at[:-1]])
+    return known, max(known, float((short_of - before).max()), float(at_once.max()))
+
+
+def _drift(name: str, least: float, most: float, n: int, m: int, **figures: Any) -> dict[str, Any]:
+    limit = max(KS_DISTANCE, _KS_AT_1_PERCENT * math.sqrt((n + m) / (n * m)))
+    finding = _judge(name, least, most, limit, **figures)
+    return finding | {
+        "reason": f"KS distance {least:.2f}{'' if most - least < 0.005 else f' to {most:.2f}'}, {limit:.2f} is allowed"
+    }
+
+
+def _arrivals(sent: Floats, gaps: Floats | None) -> dict[str, Any]:
+    """The coefficient of variation of the gaps: 0 of a metronome, 1 of a Poisson process, more in bursts."""
+    if gaps is None:
+        return _finding("arrivals", "unknown", "only a log has the times of arrivals")
+    if min(len(sent), len(gaps)) < FEWEST or not sent.mean() or not gaps.mean():
+        return _finding(
+            "arrivals",
+            "unknown",
+            f"{len(sent)} gaps in the benchmark's open loop, {len(gaps)} in production: {FEWEST} are needed",
+        )
+    base, value = float(sent.std() / sent.mean()), float(gaps.std() / gaps.mean())
+    off = value > CV_FACTOR * max(base, 0.1)
+    reason = f"coefficient of variation of the gaps {value:.2f}, {CV_FACTOR * max(base, 0.1):.2f} is allowed"
+    return _finding(
+        "arrivals",
+        "broken" if off else "kept",
+        reason,
+        benchmark=base,
+        production=value,
+        limit=CV_FACTOR * max(base, 0.1),
+    )

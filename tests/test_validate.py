@@ -1,0 +1,307 @@
+"""``ampacity validate``: buckets, drift, the findings, and exit states, against figures worked out by hand."""
+
+from __future__ import annotations
+
+import json
+import math
+import sys
+import threading
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from synthetic import Stage, make_run, request
+
+from ampacity.cli import main
+from ampacity.imports.production import between, fetch, read_page
+from analysis.validate import (
+    ASSUMPTIONS,
+    Benchmark,
+    Histogram,
+    Production,
+    ValidateError,
+    ks_distance,
+    of_samples,
+    validate,
+)
+
+INF = math.inf
+
+
+def histogram(bounds: list[float], counts: list[float], total: float | None = None) -> Histogram:
+    return Histogram(np.array(bounds), np.array(counts, dtype=float), total)
+
+
+def page(name: str, cumulative: dict[str, int], total: float = 0.0, labels: str = 'model="m"') -> str:
+    lines = [f'{name}_bucket{{{labels},le="{le}"}} {count}' for le, count in cumulative.items()]
+    return "\n".join([f"# TYPE {name} histogram", *lines, f"{name}_sum{{{labels}}} {total}", ""])
+
+
+# ---- buckets
+
+
+def test_quantile_is_interpolated_and_bounded_by_its_bucket() -> None:
+    # 100 samples: 50 up to 1, 40 in (1, 2], 10 in (2, 4]. p90 is the last of the second bucket; p95 = 2 + 2 * 5/10
+    held = histogram([1, 2, 4, INF], [5000, 4000, 1000, 0])
+    value, low, high = held.quantile(0.95)
+    assert value == pytest.approx(3.0)
+    assert (low, high) == (2.0, 4.0)
+    assert held.quantile(0.25)[0] == pytest.approx(0.5)
+
+
+def test_last_bucket_has_no_upper_bound_and_a_short_tail_widens_to_the_buckets_of_its_ranks() -> None:
+    assert histogram([1, INF], [0, 1000]).quantile(0.99) == (None, 1.0, INF)
+    # p99 of 200: ranks 195 .. none (0.99^200 = 13 % > 2.5 %), so nothing bounds it from above
+    _, low, high = histogram([1, 2, INF], [190, 10, 0]).quantile(0.99)
+    assert (low, high) == (1.0, INF)
+
+
+def test_ks_distance_is_exact_at_the_bounds_and_a_range_inside_them() -> None:
+    values = np.array([1.0, 2.0, 3.0, 4.0])
+    # both have half at 2 and all at 4: no distance is proved; inside (2, 4] all of it could sit just above 2: 0.5
+    assert ks_distance(values, histogram([2, 4, INF], [5, 5, 0])) == (0.0, pytest.approx(0.5))
+    assert ks_distance(values, histogram([2, 4, INF], [0, 10, 0]))[0] == pytest.approx(0.5)
+    least, most = ks_distance(values, of_samples(np.array([1.0, 2.0, 3.0, 9.0])))
+    assert least == most == pytest.approx(0.25)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.lists(st.integers(1, 30), min_size=1, max_size=40),
+    st.lists(st.integers(1, 30), min_size=1, max_size=40),
+)
+def test_ks_range_of_buckets_holds_the_true_distance(a: list[int], b: list[int]) -> None:
+    xs, ys = np.sort(np.array(a, dtype=float)), np.array(b, dtype=float)
+    grid = np.arange(0, 31)
+    truth = max(abs(np.mean(xs <= g) - np.mean(ys <= g)) for g in grid)
+    edges = np.array([5.0, 10.0, 20.0, INF])
+    counts = np.diff([np.sum(ys <= e) for e in edges], prepend=0).astype(float)
+    least, most = ks_distance(xs, Histogram(edges, counts))
+    assert least <= truth + 1e-12 <= most + 2e-12
+
+
+def test_replicas_are_added_bucket_by_bucket_never_averaged() -> None:
+    name = "vllm:time_to_first_token_seconds"
+    both = page(name, {"0.1": 90, "1.0": 100, "+Inf": 100}, 9.0) + page(
+        name, {"0.1": 0, "1.0": 10, "+Inf": 10}, 5.0, 'model="n"'
+    )
+    found = read_page(both)["ttft"]
+    assert found.counts.tolist() == [90, 20, 0]
+    assert (found.n, found.total) == (110, 14.0)
+
+
+def test_two_scrapes_leave_what_came_in_between() -> None:
+    name = "sglang:time_to_first_token_seconds"
+    early, late = (read_page(page(name, c)) for c in ({"1": 100, "+Inf": 100}, {"1": 130, "+Inf": 140}))
+    assert between(early, late)["ttft"].counts.tolist() == [30, 10]
+    with pytest.raises(ValidateError, match="restarted"):
+        between(late, early)
+
+
+@pytest.mark.parametrize("line", ['_bucket{le="x"} 3', '_bucket{le="1"} NaN', '_bucket{le="1"} 5\nvllm:time_to_first_token_seconds_bucket{le="+Inf"} 3', '_bucket{le="1"} 5'])  # fmt: skip
+def test_damaged_page_is_one_line(line: str) -> None:
+    with pytest.raises(ValidateError):
+        read_page("vllm:time_to_first_token_seconds" + line)
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.text(max_size=200), st.integers(0, 300))
+def test_no_page_ends_in_a_traceback(noise: str, cut: int) -> None:
+    whole = page("vllm:time_to_first_token_seconds", {"0.1": 5, "1.0": 9, "+Inf": 10}, 3.0)
+    try:
+        read_page(whole[:cut] + noise + whole[cut:])
+    except ValidateError as error:
+        assert "\n" not in str(error) or noise
+
+
+# ---- findings
+
+STAGE: dict[str, Any] = {
+    "index": 0, "achieved_rps": 10.0, "ttft_s": {"p95": 0.2, "p99": 0.5, "n": 1000}, "itl_s": {"p95": 0.02, "n": 9000},
+    "icl_s": {"n": 0}, "server": {"gpu_utilization": 0.6, "kv_cache_usage_max": None, "prefix_hit_rate": 0.5},
+}  # fmt: skip
+RNG = np.random.default_rng(5)
+BENCH = Benchmark(STAGE, RNG.normal(1000, 100, 2000), RNG.normal(200, 20, 2000), RNG.exponential(0.1, 2000))
+
+
+def verdicts(production: Production, instances: int = 1) -> dict[str, str]:
+    return {f["name"]: f["verdict"] for f in validate(BENCH, production, instances)}
+
+
+def ttft(bounds: list[float], counts: list[float]) -> Production:
+    return Production("p", {"ttft": histogram(bounds, counts)}, rps=1.0)
+
+
+def test_breach_is_claimed_only_where_the_whole_bucket_is_above() -> None:
+    # limit of p99: 1.3 * 0.5 = 0.65; of p95: 2 * 0.2 = 0.4
+    assert verdicts(ttft([0.7, 2, INF], [9000, 1000, 0]))["ttft_p99"] == "broken"  # p99 in (0.7, 2]
+    assert verdicts(ttft([0.6, 2, INF], [9000, 1000, 0]))["ttft_p99"] == "unknown"  # (0.6, 2] holds 0.65
+    assert verdicts(ttft([0.6, 2, INF], [10000, 0, 0]))["ttft_p99"] == "kept"
+    assert verdicts(ttft([0.4, 2, INF], [9000, 1000, 0]))["ttft_p95"] == "broken"
+    assert verdicts(ttft([0.3, 2, INF], [9000, 1000, 0]))["ttft_p95"] == "unknown"
+    few = verdicts(Production("p", {"ttft": histogram([0.7, 2, INF], [0, 99, 0])}, rps=1.0))
+    assert few["ttft_p99"] == "unknown"  # 99 samples
+
+
+def test_a_benchmark_that_is_itself_uncertain_breaks_nothing() -> None:
+    slow = Production("p", {"ttft": histogram([0.7, 2, INF], [9000, 1000, 0])}, rps=1.0)
+    for upper, verdict in ((0.53, "broken"), (0.6, "unknown")):  # 1.3 * 0.53 = 0.689, 1.3 * 0.6 = 0.78
+        stage = STAGE | {"ttft_s": {"p95": 0.2, "p99": 0.5, "p99_ci": [0.4, upper]}}
+        found = validate(Benchmark(stage, BENCH.input_tokens, BENCH.output_tokens, BENCH.gaps_s), slow)
+        assert {f["name"]: f["verdict"] for f in found}["ttft_p99"] == verdict
+
+
+def test_both_figures_and_the_limit_stand_in_a_finding() -> None:
+    found = {f["name"]: f for f in validate(BENCH, ttft([0.7, 2, INF], [9000, 1000, 0]))}["ttft_p99"]
+    assert (found["benchmark"], found["limit"], found["production_bounds"]) == (0.5, 0.65, [0.7, 2.0])
+    assert found["production"] == pytest.approx(0.7 + 1.3 * 0.9)
+    assert found["assumption"] == ASSUMPTIONS["ttft_p99"]
+
+
+def test_itl_three_times_shares_twenty_points_load_per_instance() -> None:
+    slow = Production(
+        "p",
+        {"itl": histogram([0.06, 1, INF], [900, 100, 0])},
+        shares={"gpu_utilization": 0.81, "prefix_hit_rate": 0.31},
+        rps=25.0,
+    )
+    found = verdicts(slow, instances=2)
+    assert found["itl_p95"] == "broken"  # above 3 * 20 ms
+    assert found["gpu_utilization"] == "broken" and found["prefix_hit_rate"] == "kept"  # 21 points, 19 points
+    assert found["kv_cache_usage_max"] == "unknown"
+    assert found["load"] == "broken"  # 12.5 of each, 1.2 * 10 tested
+    assert verdicts(slow, instances=3)["load"] == "kept"
+    exactly = Production("p", shares={"gpu_utilization": 0.8})
+    assert verdicts(exactly)["gpu_utilization"] == "kept"
+
+
+def test_drift_of_lengths_and_bursts() -> None:
+    rng = np.random.default_rng(6)
+    same = Production(
+        "p",
+        lengths={"input_tokens": of_samples(rng.normal(1000, 100, 1000))},
+        gaps_s=rng.exponential(2.0, 1000),
+    )
+    found = verdicts(same)
+    assert found["input_tokens"] == "kept" and found["arrivals"] == "kept"  # another rate is no burst
+    longer = Production(
+        "p",
+        lengths={"input_tokens": of_samples(rng.normal(1080, 100, 1000))},
+        gaps_s=rng.gamma(0.25, 1.0, 1000),
+    )
+    found = verdicts(longer)
+    # 0.8 standard deviations apart: KS = 2 Phi(0.4) - 1 = 0.31; gamma of shape 1/4: coefficient of variation 2
+    assert found["input_tokens"] == "broken" and found["arrivals"] == "broken"
+
+
+def test_nothing_comparable_is_an_error() -> None:
+    with pytest.raises(ValidateError, match="nothing of p can be compared"):
+        validate(BENCH, Production("p"))
+
+
+# ---- the command
+
+
+@pytest.fixture
+def ampacity(monkeypatch: pytest.MonkeyPatch) -> Any:
+    def call(*arguments: str | Path) -> object:
+        monkeypatch.setattr(sys, "argv", ["ampacity", *map(str, arguments)])
+        with pytest.raises(SystemExit) as ended:
+            main()
+        return ended.value.code
+
+    return call
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Path:
+    values = np.random.default_rng(1).lognormal(np.log(0.1), 0.3, 1000)
+    records = [request(i, i / 20, ttft_s=float(t), gaps_s=[0.01] * 4) for i, t in enumerate(values)]
+    make_run(tmp_path / "run", [Stage(records, 50.0, offered_rps=20.0)])
+    return tmp_path / "run"
+
+
+NAME = "vllm:time_to_first_token_seconds"
+
+
+def test_exit_states(run: Path, tmp_path: Path, ampacity: Any, capsys: Any) -> None:
+    good, bad, none = (tmp_path / n for n in ("good.prom", "bad.prom", "none.prom"))
+    good.write_text(page(NAME, {"0.2": 10_000, "+Inf": 10_000}))
+    bad.write_text(page(NAME, {"0.5": 100, "1.0": 10_000, "+Inf": 10_000}))
+    none.write_text("# TYPE other counter\nother 1\n")
+    assert ampacity("validate", run, "--production", good) == 0
+    assert "No assumption that can be told broke" in capsys.readouterr().out
+    assert ampacity("validate", run, "--production", bad, "--json") == 1
+    assert json.loads(capsys.readouterr().out)["broken"] == ["ttft_p99", "ttft_p95"]
+    for bad_place in (none, tmp_path / "missing", "http://127.0.0.1:9/metrics"):
+        assert ampacity("validate", run, "--production", bad_place) == 2
+        assert len(capsys.readouterr().err.strip().splitlines()) == 1
+    assert ampacity("validate", run, "--production", good, "--stage", "7") == 2
+
+
+def test_log_shows_lengths_and_arrivals(run: Path, tmp_path: Path, ampacity: Any, capsys: Any) -> None:
+    log = tmp_path / "log.csv"
+    rng = np.random.default_rng(2)
+    rows = [
+        f"{t:.6f},{n},4"
+        for t, n in zip(np.cumsum(rng.exponential(0.05, 500)), rng.integers(5000, 9000, 500), strict=True)
+    ]
+    log.write_text("\n".join(["arrived_at,num_prefill_tokens,num_decode_tokens", *rows]))
+    assert ampacity("validate", run, "--production", log, "--json") == 1
+    found = {f["name"]: f for f in json.loads(capsys.readouterr().out)["findings"]}
+    assert found["input_tokens"]["verdict"] == "broken"
+    assert found["arrivals"]["verdict"] == "broken"  # a metronome was benchmarked, a Poisson process came
+    assert found["load"]["verdict"] == "kept"  # about 20/s
+    assert found["ttft_p99"]["verdict"] == "unknown"
+
+
+def test_url_is_scraped_twice(run: Path, ampacity: Any, capsys: Any) -> None:
+    pages = [
+        page(NAME, {"0.2": 0, "9": 5000, "+Inf": 5000}),
+        page(NAME, {"0.2": 4000, "9": 9000, "+Inf": 9000}),
+    ]
+
+    class Metrics(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_response(200)
+            self.end_headers()
+            self.wfile.write(pages.pop(0).encode())
+
+        def log_message(self, *_: Any) -> None:
+            pass
+
+    server = HTTPServer(("127.0.0.1", 0), Metrics)
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    try:
+        url = f"http://127.0.0.1:{server.server_port}/metrics"
+        # what came in between is fast, although the page as a whole is slow; 4000 in 0.2 s are more than was tested
+        assert ampacity("validate", run, "--production", url, "--over", "200ms", "--json") == 1
+    finally:
+        server.shutdown()
+        thread.join()
+        server.server_close()
+    answer = json.loads(capsys.readouterr().out)
+    assert answer["broken"] == ["load"]
+    assert {f["name"]: f["verdict"] for f in answer["findings"]}["ttft_p99"] == "kept"
+
+
+def test_password_of_a_url_is_not_written() -> None:
+    with pytest.raises(ValidateError) as error:
+        fetch("http://me:secret@127.0.0.1:9/metrics")
+    assert "secret" not in str(error.value)
+
+
+SAMPLES = Path(__file__).parent.parent.parent / "shared" / "samples"
+
+
+@pytest.mark.skipif(not SAMPLES.is_dir(), reason="captures of real engines are not beside the project")
+@pytest.mark.parametrize(("engine", "known"), [("vllm", {"ttft", "itl", "e2e", "input_tokens", "output_tokens"}), ("sglang", {"ttft", "input_tokens", "output_tokens"})])  # fmt: skip
+def test_pages_of_real_engines(engine: str, known: set[str]) -> None:
+    for path in (SAMPLES / engine).glob("*.prom"):
+        found = read_page(path.read_text())
+        assert found.keys() >= known or "under-load" not in path.name
