@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import sys
@@ -112,10 +113,8 @@ def test_damaged_page_is_one_line(line: str) -> None:
 @given(st.text(max_size=200), st.integers(0, 300))
 def test_no_page_ends_in_a_traceback(noise: str, cut: int) -> None:
     whole = page("vllm:time_to_first_token_seconds", {"0.1": 5, "1.0": 9, "+Inf": 10}, 3.0)
-    try:
+    with contextlib.suppress(ValidateError):  # the one error that it may raise
         read_page(whole[:cut] + noise + whole[cut:])
-    except ValidateError as error:
-        assert "\n" not in str(error) or noise
 
 
 # ---- findings
@@ -171,7 +170,8 @@ def test_itl_three_times_shares_twenty_points_load_per_instance() -> None:
     )
     found = verdicts(slow, instances=2)
     assert found["itl_p95"] == "broken"  # above 3 * 20 ms
-    assert found["gpu_utilization"] == "broken" and found["prefix_hit_rate"] == "kept"  # 21 points, 19 points
+    assert found["gpu_utilization"] == "broken"
+    assert found["prefix_hit_rate"] == "kept"
     assert found["kv_cache_usage_max"] == "unknown"
     assert found["load"] == "broken"  # 12.5 of each, 1.2 * 10 tested
     assert verdicts(slow, instances=3)["load"] == "kept"
@@ -187,7 +187,8 @@ def test_drift_of_lengths_and_bursts() -> None:
         gaps_s=rng.exponential(2.0, 1000),
     )
     found = verdicts(same)
-    assert found["input_tokens"] == "kept" and found["arrivals"] == "kept"  # another rate is no burst
+    assert found["input_tokens"] == "kept"
+    assert found["arrivals"] == "kept"
     longer = Production(
         "p",
         lengths={"input_tokens": of_samples(rng.normal(1080, 100, 1000))},
@@ -195,7 +196,8 @@ def test_drift_of_lengths_and_bursts() -> None:
     )
     found = verdicts(longer)
     # 0.8 standard deviations apart: KS = 2 Phi(0.4) - 1 = 0.31; gamma of shape 1/4: coefficient of variation 2
-    assert found["input_tokens"] == "broken" and found["arrivals"] == "broken"
+    assert found["input_tokens"] == "broken"
+    assert found["arrivals"] == "broken"
 
 
 def test_nothing_comparable_is_an_error() -> None:

@@ -19,6 +19,7 @@ FORMATS: dict[str, ModuleType] = {
     "vllm": vllm_bench, "aiperf": aiperf, "guidellm": guidellm, "genai-bench": genai_bench,
 }  # fmt: skip
 LARGEST_BYTES = 2 * 2**30
+LONGEST_S = 1e7  # of a stage
 _ORIGIN_NS, _BETWEEN_NS = 1_000_000_000, 60_000_000_000  # of the clock that stages are laid out on
 
 
@@ -110,6 +111,11 @@ def _lay_out(
     """The records of a stage and its entry in run.json, the first request due at ``start_ns``."""
     due = [_due(r) for r in stage.requests]
     origin_s = min(due)
+    lasts = (r.ended_s or r.e2e_s or 0.0 for r in stage.requests)
+    if max(d + last for d, last in zip(due, lasts, strict=True)) - origin_s > LONGEST_S:
+        raise ImportedFileError(
+            f"stage {index} lasts more than {LONGEST_S:g} s by its times: the file is damaged"
+        )
     order = sorted(range(len(due)), key=due.__getitem__)
     records = [
         _record(stage.requests[i], index, first_id + number, origin_s, start_ns)

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-_LARGEST = 1e12
+_LARGEST = 4e9  # seconds since 1970 until 2096
 CONNECTING = (
     "TTFT begins",
     "when the client calls its HTTP library: waiting for a connection and connecting are inside",
