@@ -26,7 +26,7 @@ Floats = npt.NDArray[np.float64]
 
 QUANTILES = (*(k / 10 for k in range(1, 10)), 0.95, 0.99)
 EQUAL = DEFAULT_TOLERANCE  # a difference whose whole interval is smaller is none that matters
-LEAST = 0.015  # and one that is not beyond this is none, however sure: twice what two runs of one thing may differ by
+LEAST = 0.02  # and one that is not beyond this is none, however sure: two runs of one thing differ by as much (2.8 s.d.)
 OUT_OF_RANGE = "infinite (failed requests reach into it) or 0 (tokens that came together)"
 _POWER = 0.8
 _RUN_TO_RUN = math.sqrt(2) * ASSUMED_NOISE  # between two runs, where nothing shows their noise

@@ -24,7 +24,7 @@ COLOURS = ("ttft", "e2e", "good", "bad", "knee", "step4", "planned", "ink")  # o
 SHORT = (0.1, 0.5, 0.9, 0.95, 0.99)  # what a terminal shows of the shift function
 WIDE_TERMINAL = 110
 HOW = (
-    "A run wins a line where its advantage is at least 1.5 % and not chance: 5 % of error over all lines together (Holm). "
+    "A run wins a line where its advantage is at least 2 % and not chance: 5 % of error over all lines together (Holm). "
     "Equal: the whole 95 % interval lies within 3 %. Open: neither is shown; the run in brackets leads. "
     "The quantiles are a family of their own. Intervals are not widened for the number of tests."
 )  # fmt: skip
