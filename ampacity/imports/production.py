@@ -93,7 +93,7 @@ def from_pages(
     figures = read_page(text)
     if early:
         figures = between(read_page("\n".join(early)), figures)
-    counted = figures.get("e2e") or figures.get("ttft")
+    served = max((figures[k].n for k in ("ttft", "e2e") if k in figures), default=0)
     gauges = read_metrics([page.encode() for page in late])
     old = read_metrics([page.encode() for page in early or ()])
     shares = {
@@ -111,7 +111,7 @@ def from_pages(
         raise ValidateError(f"{source} has none of the metrics of vLLM, SGLang or TGI")
     return Production(
         source, {k: h for k, h in figures.items() if k not in _LENGTHS}, {k: h for k, h in figures.items() if k in _LENGTHS},
-        {k: v for k, v in shares.items() if v is not None}, counted.n / over_s if counted and over_s else None,
+        {k: v for k, v in shares.items() if v is not None}, served / over_s if served and over_s else None,
     )  # fmt: skip
 
 
