@@ -113,6 +113,7 @@ def identity(judged: Judged) -> dict[str, Any]:
         "model": endpoint.get("model"),
         "api": endpoint.get("api"),
         "predicted": bool(meta.get("predicted")),
+        "imported": (meta.get("imported") or {}).get("tool"),  # another tool defines its figures otherwise
     }
     found |= {f"client.{name}": locked.get(name) for name in ("connections", "timestamps", "think_s")}
     return found | {f"extra_body.{k}": v for k, v in _flat(locked.get("extra_body") or {}).items()}

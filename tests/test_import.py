@@ -117,6 +117,13 @@ def test_client_of_another_tool_is_not_said_to_have_kept_up(tmp_path: Path) -> N
     assert next(w["code"] for w in summary["warnings"]) == "imported"
 
 
+def test_two_tools_are_not_compared_unasked(tmp_path: Path, ampacity: Any, capsys: Any) -> None:
+    for tool in ("vllm bench serve", "guidellm"):
+        assert ampacity("import", FILES[tool], "--out", tmp_path / tool[:4]) == 0
+    assert ampacity("compare", tmp_path / "vllm", tmp_path / "guid") == 2
+    assert "imported" in capsys.readouterr().err
+
+
 # ---- made by hand
 
 
@@ -186,6 +193,15 @@ def test_files_are_load_levels_and_feed_capacity_gate_and_baseline(
     ]  # fmt: skip
     assert ampacity("import", *worse, "--out", tmp_path / "worse") == 0
     assert ampacity("gate", tmp_path / "worse", "--baseline", tmp_path / "base.json") == 1
+    again = ["--retry", "1", "--tolerance", "ttft_p50=0.1%"]  # another tool's run cannot be repeated
+    assert ampacity("gate", tmp_path / "run", "--baseline", tmp_path / "base.json", *again) in (0, 2)
+
+
+def test_credentials_in_a_url_are_not_kept(tmp_path: Path) -> None:
+    document = json.loads(FILES["guidellm"].read_text())
+    document["config"]["spec"]["backend"]["target"] = "http://me:secret@host:1"
+    imported(tmp_path, written(tmp_path / "g.json", document))
+    assert "secret" not in (tmp_path / "run" / "run.json").read_text()
 
 
 # ---- what is refused

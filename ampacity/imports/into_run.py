@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from types import ModuleType
@@ -177,8 +178,8 @@ def _meta(
         "run_id": hashlib.sha256("".join(digests).encode()).hexdigest()[:16], "name": out.name, "experiment": "import",
         "status": "complete", "status_reason": None, "tool": {"name": "ampacity", "version": ampacity.__version__},
         "started_utc": first.started_utc, "ended_utc": None, "clock": None,
-        "endpoint": {"url": first.url, "api": first.api, "model": first.model, "server": None},
-        "locked": {"engine": None, "engine_version": None, "quantization": None, "hardware": None, **first.engine},
+        "endpoint": {"url": first.url and re.sub(r"//[^/@]*@", "//", first.url), "api": first.api, "model": first.model, "server": None},
+        "locked": {"engine": None, "engine_version": None, "quantization": None, "hardware": None},
         "workload": {
             "name": first.workload or "not known", "source": ", ".join(p.name for p in paths), "arrivals": first.arrivals, "trace": None,
             "input_tokens": lengths, "output_tokens": lengths, "tokenizer": None, "prompts": "as the other tool made them",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 _LARGEST = 4e9  # seconds since 1970 until 2096
@@ -33,7 +33,7 @@ class Request:
     status: str  # one of loadgen.records.STATUSES
     scheduled_s: float | None = None  # None: the file does not say
     slip_known: bool = (
-        False  # scheduled_s is the schedule itself, so that started - scheduled is the client's lateness
+        False  # scheduled_s is the schedule itself: started - scheduled is the client's lateness
     )
     ttft_s: float | None = None
     e2e_s: float | None = None  # to the last token
@@ -72,7 +72,6 @@ class Result:
     started_utc: str | None = None
     workload: str | None = None
     arrivals: str | None = None
-    engine: Mapping[str, str] = field(default_factory=dict)
     notes: Sequence[str] = ()
 
 
