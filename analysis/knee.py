@@ -205,9 +205,13 @@ def _at(concurrency: float, x: Floats, y: Floats) -> dict[str, Any]:
 
 
 def _region(found: list[dict[str, Any]]) -> dict[str, Any]:
-    """The region of both methods; what spans too wide a range of loads is no finding."""
-    region = [min(m["range"][0] for m in found), max(m["range"][1] for m in found)]
-    region_rps = [min(m["range_rps"][0] for m in found), max(m["range_rps"][1] for m in found)]
+    """The region of all methods, in flight of most where that is too wide; what still spans too many loads is no finding."""
+    region, region_rps = (
+        [min(m[name][0] for m in found), max(m[name][1] for m in found)] for name in ("range", "range_rps")
+    )
+    if len(found) > 2 and region[1] > MAX_SPAN * region[0]:
+        # past capacity the requests in flight have no level: a method whose range ends there must not silence the others
+        region = [float(np.median([m["range"][end] for m in found])) for end in (0, 1)]
     wide = f"the loads around the bend are too far apart ({region[0]:.3g} to {region[1]:.3g} in flight): put more loads there"
     if region[1] > MAX_SPAN * region[0] and region_rps[1] > MAX_SPAN_RPS * region_rps[0]:
         return _no_knee(wide)
