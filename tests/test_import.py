@@ -59,6 +59,11 @@ def test_vllm_percentiles_are_those_of_vllm(tmp_path: Path) -> None:
     waits = [(r["started_ns"] - r["scheduled_ns"]) / 1e9 for r in rows]
     assert sorted(waits) == pytest.approx(sorted(theirs["queue_times"]), abs=1e-8)
     assert sum(r["output_tokens"] for r in rows) == theirs["total_output_tokens"]
+    # in a chat its first "token" is the message that names the role: eight tokens in nine messages
+    assert any(
+        "24 of 24 answers have one message more than tokens" in n
+        for n in load_run(tmp_path / "run").meta["notes"]
+    )
 
 
 def test_known_fault_73_the_report_lists_what_is_defined_otherwise(

@@ -298,9 +298,12 @@ def test_url_is_scraped_twice(run: Path, ampacity: Any, capsys: Any) -> None:
 
 
 def test_password_of_a_url_is_not_written() -> None:
-    with pytest.raises(ValidateError) as error:
-        fetch("http://me:secret@127.0.0.1:9/metrics")
-    assert "secret" not in str(error.value)
+    for url in ("http://me:secret@127.0.0.1:9/metrics", "http://me:secret@host/"):
+        with pytest.raises(ValidateError) as error:
+            fetch(url)
+        assert "secret" not in str(error.value)
+    with pytest.raises(ValidateError):
+        fetch("http://127.0.0.1:x/")
 
 
 SAMPLES = Path(__file__).parent.parent.parent / "shared" / "samples"

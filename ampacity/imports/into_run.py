@@ -29,23 +29,15 @@ def read_file(path: Path, format_name: str | None = None) -> Result:
     if format_name is not None and format_name not in FORMATS:
         raise ImportedFileError(f"--format {format_name!r} is not known: {', '.join(FORMATS)}")
     document = _load(path)
-    module = (
-        FORMATS[format_name]
-        if format_name
-        else next((m for m in FORMATS.values() if m.recognises(document)), None)
-    )
-    if module is None or not module.recognises(document):
-        wanted = module.TOOL if module else ", ".join(m.TOOL for m in FORMATS.values())
-        hint = (
-            f"; give {path.with_name('profile_export.jsonl').name}"
-            if path.name == aiperf.SETTINGS_NAME
-            else ""
-        )
+    allowed = [FORMATS[format_name]] if format_name else list(FORMATS.values())
+    module = next((m for m in allowed if m.recognises(document)), None)
+    if module is None:
+        wanted = ", ".join(m.TOOL for m in allowed)
+        hint = "; give profile_export.jsonl" if path.name == aiperf.SETTINGS_NAME else ""
         raise ImportedFileError(f"{path} is no result of {wanted}{hint}")
     where = f"{path}: "
-    result: Result = (
-        module.read(document, where, _settings(path)) if module is aiperf else module.read(document, where)
-    )
+    beside = [_settings(path)] if module is aiperf else []
+    result: Result = module.read(document, where, *beside)
     if not any(stage.requests for stage in result.stages):
         raise ImportedFileError(f"{path}: {result.tool} measured no request in it")
     return result

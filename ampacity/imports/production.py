@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 import re
 import time
-import urllib.error
 import urllib.request
 from collections.abc import Mapping, Sequence
+from http.client import HTTPException
 from pathlib import Path
 
 import numpy as np
@@ -126,14 +126,8 @@ def from_log(path: Path) -> Production:
         "output_tokens": of_samples(trace.output_tokens.astype(float)),
     }
     span_s = float(trace.arrival_s[-1])
-    return Production(
-        str(path),
-        {},
-        lengths,
-        {},
-        (n - 1) / span_s if span_s > 0 else None,
-        None if trace.clock_step_s else gaps,
-    )
+    rps = (n - 1) / span_s if span_s > 0 else None
+    return Production(str(path), lengths=lengths, rps=rps, gaps_s=None if trace.clock_step_s else gaps)
 
 
 def is_page(text: str) -> bool:
@@ -143,6 +137,10 @@ def is_page(text: str) -> bool:
 def fetch(where: str) -> str:
     """A file's text, or the page at an http(s) URL. Raises ValidateError."""
     shown = re.sub(r"//[^/@]*@", "//", where)
+    if shown != where:
+        raise ValidateError(
+            f"{shown}: credentials do not belong on a command line: save the page to a file and give that"
+        )
     try:
         if re.match(r"https?://", where):
             opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
@@ -150,7 +148,7 @@ def fetch(where: str) -> str:
                 return str(answer.read(PAGE_MAX_BYTES).decode("utf-8", "replace"))
         with Path(where).open("rb") as file:
             return file.read(PAGE_MAX_BYTES).decode("utf-8", "replace")
-    except (OSError, ValueError, urllib.error.URLError) as error:
+    except (OSError, ValueError, HTTPException) as error:
         raise ValidateError(f"{shown} cannot be read: {error}") from error
 
 
@@ -161,7 +159,7 @@ def production(places: Sequence[str], before: Sequence[str], over_s: float | Non
         early = [fetch(p) for p in places]
         time.sleep(over_s)
     texts = [fetch(p) for p in places]
-    source = re.sub(r"//[^/@]*@", "//", ", ".join(places))
+    source = ", ".join(places)
     if all(is_page(t) for t in texts):
         if before and not over_s:
             raise ValidateError("--before needs --over: how long before, as --over 5m")
