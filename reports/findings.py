@@ -107,8 +107,16 @@ def _knee(knee: Mapping[str, Any]) -> Finding:
         "Knee",
         " at ".join(at),
         region and f"region {region}",
-        _sentence(*methods, knee.get("disagreement"), moves),
+        _sentence(*methods, _disagreement(knee), moves),
     )
+
+
+def _disagreement(knee: Mapping[str, Any]) -> str | None:
+    """Which methods see the bend elsewhere; their ranges are in the summary."""
+    said = str(knee.get("disagreement") or "").partition(": ")[0]
+    for name, label in METHODS.items():
+        said = said.replace(name, label)
+    return said or None
 
 
 def _method(name: str, found: Mapping[str, Any]) -> str:
@@ -134,15 +142,12 @@ def _gap(law: Mapping[str, Any]) -> Finding:
     consistency = None
     if law.get("consistency") is not None:
         consistency = f"L ÷ λW is {significant(law['consistency'])}"
-    server = law.get("server") or {}
-    if server.get("ratio") is not None:
-        agrees = f"the server's own count is {significant(server['ratio'])} times that of this client"
-        consistency = _sentence(consistency, server.get("reason") or agrees)
+    counted_there = (law.get("server") or {}).get("reason")  # only where it is another figure than ours
     return Finding(
         label,
         significant(law["gap"]),
         None,
-        _sentence(verdict, law.get("reason"), ceiling, consistency),
+        _sentence(verdict, law.get("reason"), ceiling, consistency, counted_there),
         state,
     )
 
