@@ -12,7 +12,7 @@ import numpy as np
 
 from analysis.attainment import observe_slos, requests_meeting
 from analysis.baseline import REQUESTS_MIN
-from analysis.blocks import Blocks, LevelRecords, blocks_of, level_records
+from analysis.blocks import Blocks, LevelRecords, blocks_of, in_blocks, level_records
 from analysis.comparable import Judged, level_name
 from analysis.shift import Change, Pair, Quantile, between_rounds, log_change, quantile_change, rate_change
 from analysis.slo import slo_from_dict
@@ -65,18 +65,22 @@ class Arm:
         now_ns = float((meta.get("drained_ns") or meta["end_ns"]) - self.judged.origin_ns)
         return level_records(self.judged.records, stage["index"], skipped, now_ns)
 
-    def counted(self, stage: Stage, basis: str) -> Blocks:
-        """What a rate counts, in blocks of the stage's requests."""
+    def counted(self, stage: Stage, basis: str, *, same_schedule: bool) -> Blocks:
+        """What a rate counts, in blocks of the stage's requests: per request (token) of the schedule, or else per second."""
         level = self.read(stage, skipped_of(stage))
         if basis == "tokens":
-            rates = level.rates(stage["kind"])
+            rates = level.rates("open" if same_schedule else "closed")
             return Blocks(rates, np.ones(len(rates)), math.inf)
         slos = [slo_from_dict(s) for s in self.judged.summary["slos"]]
         met = requests_meeting(level.cohort, observe_slos(level.cohort, slos))
         if basis == "accepted":
             ids = self.judged.run.requests["request_id"].to_numpy()[level.cohort.requests.row]
             met = met & np.array([(self.labels or {}).get(int(i), False) for i in ids], dtype=np.bool_)
-        return blocks_of(met.astype(np.float64))
+        if same_schedule:
+            return blocks_of(met.astype(np.float64))
+        due_s = level.cohort.requests.scheduled_ns * 1e-9
+        gaps_s = np.diff(due_s, append=due_s[-1] + np.ptp(due_s) / (level.n - 1))
+        return Blocks(in_blocks(met.astype(np.float64)), in_blocks(gaps_s), math.inf)
 
     def rate(self, stage: Stage, basis: str) -> float | str:
         """Per second, as the summary has it, or why there is none."""
@@ -163,7 +167,8 @@ class Pairing:
         if min(s["requests"], t["requests"]) < REQUESTS_MIN:
             return None
         same = self._pair(s, t).same_schedule and skipped_of(s) == skipped_of(t)
-        return rate_change(math.log(y / x), self.a.counted(s, basis), self.b.counted(t, basis), paired=same)
+        a, b = self.a.counted(s, basis, same_schedule=same), self.b.counted(t, basis, same_schedule=same)
+        return rate_change(math.log(y / x), a, b, paired=same)
 
 
 def pairings(arms: list[Arm]) -> dict[tuple[int, int], Pairing]:

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from analysis.baseline import DEFAULT_TOLERANCE
+from analysis.baseline import DEFAULT_TOLERANCE, assumed_noise
 from analysis.blocks import BLOCKS, Blocks, LevelRecords, blocks_over, pooled_quantile
 from analysis.intervals import smallest_n
 from analysis.observations import Observations
@@ -28,6 +28,7 @@ QUANTILES = (*(k / 10 for k in range(1, 10)), 0.95, 0.99)
 EQUAL = DEFAULT_TOLERANCE  # a difference whose whole interval is smaller is none that matters
 LEAST = 0.02  # and one that is not beyond this is none, however sure: two runs of one thing differ by as much (2.8 s.d.)
 OUT_OF_RANGE = "infinite (failed requests reach into it) or 0 (tokens that came together)"
+NOISE_MOST = 0.03  # of a share: the noise of a run's speed says little where all samples are nearly equal
 _POWER = 0.8
 _RUN_TO_RUN = math.sqrt(2) * ASSUMED_NOISE  # between two runs, where nothing shows their noise
 
@@ -136,17 +137,14 @@ def _by_shares(a: Observations, b: Observations, q: float, paired: bool) -> Quan
     other = b.quantile_bounds(q)[1]
     if not (0 < value < math.inf and 0 < other < math.inf):
         return OUT_OF_RANGE
+    base, noise = [blocks_over(a, value, split)], min(assumed_noise([a], value, q), NOISE_MOST)
     slower, faster = (
-        compare_shares(
-            [blocks_over(a, value, split)], [blocks_over(b, limit)], 1 - q, paired=paired, noise=0.0
-        )
+        compare_shares(base, [blocks_over(b, limit)], 1 - q, paired=paired, noise=noise)
         for limit in (value * (1 + LEAST), value / (1 + LEAST))
     )
     p = min(1.0, 2 * min(slower.p_regression, faster.p_equivalence))
-    at_its_own = blocks_over(
-        b, *pooled_quantile([b], q)
-    )  # the interval: of shares over each one's own quantile
-    e = compare_shares([blocks_over(a, value, split)], [at_its_own], 1 - q, paired=paired, noise=0.0)
+    at_its_own = blocks_over(b, *pooled_quantile([b], q))  # the interval: shares over each one's own quantile
+    e = compare_shares(base, [at_its_own], 1 - q, paired=paired, noise=0.0)
     t, middle = student_quantile(0.975, e.df), math.log(other / value)
     low, high = (
         b.quantile_bounds(min(max(x, 0.0), 1.0))[1] if x < 1 else math.inf
