@@ -265,18 +265,21 @@ def _shift_chart(metric: str, shifts: Sequence[Mapping[str, Any]], result: Mappi
     plot.line([{"x": 0, "y": 0}, {"x": 1, "y": 0}], "axis", None, 1)
     for k, s in enumerate(shifts):
         colour, aside = _colour(result, s["other"]), 0.01 * (k - (len(shifts) - 1) / 2)
+        bars, points = [], {True: [], False: []}  # type: ignore[var-annotated]
         for q in _known(s):
             x, (low, high) = q["q"] + aside, q["change_ci"]
-            bar = {
-                "x": x,
-                "y": y.low if low is None else 100 * low,
-                "y2": y.high if high is None else 100 * high,
-            }
-            plot.bars_between([bar], colour)
-            text = f"{s['other']} p{100 * q['q']:.0f}: {_change(q)}, {_word(q)}"
-            plot.points(
-                [{"x": x, "y": 100 * q["change"], "text": text}], colour, filled=q["verdict"] == "differs"
+            bars.append(
+                {
+                    "x": x,
+                    "y": y.low if low is None else 100 * low,
+                    "y2": y.high if high is None else 100 * high,
+                }
             )
+            text = f"{s['other']} p{100 * q['q']:.0f}: {_change(q)}, {_word(q)}"
+            points[q["verdict"] == "differs"].append({"x": x, "y": 100 * q["change"], "text": text})
+        plot.bars_between(bars, colour)
+        for real, rows in points.items():
+            plot.points(rows, colour, filled=real)
         keys.append(Key(f"{s['other']} differs", colour, "line-dot"))
     keys.append(Key("not shown to differ", "muted", "dash-ring"))
     title = f"{metric.upper()} at {result['level']}: change against {reference}"
