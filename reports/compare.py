@@ -265,7 +265,8 @@ def _shift_chart(metric: str, shifts: Sequence[Mapping[str, Any]], result: Mappi
     plot.line([{"x": 0, "y": 0}, {"x": 1, "y": 0}], "axis", None, 1)
     for k, s in enumerate(shifts):
         colour, aside = _colour(result, s["other"]), 0.01 * (k - (len(shifts) - 1) / 2)
-        bars, points = [], {True: [], False: []}  # type: ignore[var-annotated]
+        bars: list[dict[str, Any]] = []
+        points: dict[bool, list[dict[str, Any]]] = {True: [], False: []}
         for q in _known(s):
             x, (low, high) = q["q"] + aside, q["change_ci"]
             bars.append(

@@ -146,7 +146,8 @@ def test_figures_per_gpu_and_per_dollar(tmp_path: Path) -> None:
 
 def test_usable_rates_win_only_where_their_brackets_are_apart(tmp_path: Path) -> None:
     def sweep(name: str, slow_at: float) -> Arm:
-        stages, start = [], 0.0
+        stages: list[Stage] = []
+        start = 0.0
         for rate in (10.0, 20.0, 40.0):
             values = ttfts(1, 1500) * (1.0 if rate < slow_at else 30.0)
             made = stage(values, rate, start_s=start)
