@@ -59,7 +59,13 @@ FIGURES = (
 def differences(arms: Sequence[Arm]) -> list[Row]:
     """What must be equal and is not: ``variable`` and the ``values`` of the runs; [] where they are comparable."""
     found = [identity(a.judged) for a in arms]
-    for known, arm in zip(found, arms, strict=True):
+    told = [
+        (a.judged.run.meta.get("imported") or {}).get("definitions") or [] for a in arms
+    ]  # by other tools
+    ours = {d["what"]: d["ours"] for definitions in told for d in definitions}
+    for known, arm, definitions in zip(found, arms, told, strict=True):
+        theirs = {**ours, **{d["what"]: d["theirs"] for d in definitions}}
+        known |= {f"definition of {what}": text for what, text in theirs.items()}
         summary = arm.judged.summary
         known["slos"] = sorted(s["text"] for s in summary["slos"])
         known["client.limited_stages"] = summary["audit"]["client_limited_stages"] if summary["audit"]["client_limited"] else []  # fmt: skip

@@ -304,6 +304,20 @@ def test_slos_lengths_and_cache_that_differ_are_named(tmp_path: Path) -> None:
     assert differences([a, close]) == []
 
 
+def test_another_tools_definitions_are_listed_beside_ours(tmp_path: Path) -> None:
+    """Known fault: two tools give very different TTFT for one server and nobody can say why."""
+    told = {
+        "tool": "X",
+        "definitions": [{"what": "TTFT", "theirs": "first chunk, role or not", "ours": "first token"}],
+    }
+    a = arm(tmp_path / "a", stage(ttfts(1, 200)))
+    b = arm(tmp_path / "b", stage(ttfts(1, 200)), imported=told)
+    assert differences([a, b]) == [
+        {"variable": "definition of TTFT", "values": ["first token", "first chunk, role or not"]}
+    ]
+    assert differences([b, arm(tmp_path / "c", stage(ttfts(1, 200)), imported=told)]) == []
+
+
 def test_several_differences_are_listed_each(tmp_path: Path, ampacity: Any, capsys: Any) -> None:
     make_run(tmp_path / "a", [stage(ttfts(1, 200))], run_id="a")
     make_run(tmp_path / "b", [stage(ttfts(1, 200))], run_id="b", endpoint={"api": "chat", "model": "N"}, locked={"timestamps": "kernel"})  # fmt: skip
