@@ -60,7 +60,7 @@ class Change:
         if not math.isfinite(self.se):
             return None
         needed = student_quantile(1 - 0.025 / tests, self.df) + student_quantile(_POWER, self.df)
-        return finite(math.expm1(min(needed * self.se, 700.0)))
+        return finite(max(math.expm1(min(needed * self.se, 700.0)), LEAST))
 
 
 def log_change(log_ratio: float, se: float, df: float) -> Change:

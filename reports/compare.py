@@ -125,10 +125,10 @@ def _noise_floor(result: Mapping[str, Any]) -> Table:
     table = Table("Smallest difference that this rig sees", [Column("metric", text=True), *(Column(f"p{100 * q:.0f}") for q in SHORT)])  # fmt: skip
     for shift in result["shift"]:
         by_q = {q["q"]: q for q in shift["quantiles"]}
-        cells = [Cell(DASH, table.footnote(by_q[q]["reason"] or "no interval")) if by_q[q]["smallest_seen"] is None else Cell(f"{100 * by_q[q]['smallest_seen']:.2g} %") for q in SHORT]  # fmt: skip
+        cells = [Cell(DASH, table.footnote(by_q[q]["reason"] or "no interval")) if by_q[q]["smallest_seen"] is None else Cell(f"{significant(100 * by_q[q]['smallest_seen'], 2)} %") for q in SHORT]  # fmt: skip
         table.rows.append([Cell(shift["metric"].upper()), *cells])
     blank = [Cell("")] * (len(SHORT) - 1)
-    table.rows += [[Cell(r["label"].split(",")[0]), Cell(f"{100 * r['smallest_seen']:.2g} %"), *blank] for r in result["scorecard"] if r["smallest_seen"] is not None]  # fmt: skip
+    table.rows += [[Cell(r["label"].split(",")[0]), Cell(f"{significant(100 * r['smallest_seen'], 2)} %"), *blank] for r in result["scorecard"] if r["smallest_seen"] is not None]  # fmt: skip
     return table
 
 

@@ -119,13 +119,14 @@ def test_a_real_difference_is_found_through_the_drift(tmp_path: Path) -> None:
 
 def test_the_noise_floor_is_said_per_metric(tmp_path: Path) -> None:
     from reports.compare import tables
+    from reports.figures import significant
 
     result = virtual_ab(tmp_path / "run", (0, 1, 1, 0), drift=0.1)
     floor = next(t for t in tables(result) if t.title.startswith("Smallest difference"))
     assert [row[0].text for row in floor.rows][:4] == ["TTFT", "ITL", "TPOT", "E2E"]
     p50 = next(q for s in result["shift"] if s["metric"] == "e2e" for q in s["quantiles"] if q["q"] == 0.5)
-    assert 0 < p50["smallest_seen"] < 0.05
-    assert floor.rows[3][2].text == f"{100 * p50['smallest_seen']:.2g} %"
+    assert 0.02 <= p50["smallest_seen"] < 0.05
+    assert floor.rows[3][2].text == f"{significant(100 * p50['smallest_seen'], 2)} %"
 
 
 def settings(**raw: Any) -> Settings:
