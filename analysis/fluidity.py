@@ -28,6 +28,13 @@ def needed_pace_s(requests: Requests, chunks: Chunks, first_s: float) -> Floats:
     max over tokens i >= 1 of (arrival_i - first_s) / i; infinite where the first token itself was late, 0 where
     all came within first_s, NaN without a chunk. A chunk is due with its first token.
     """
+    found = np.empty(len(requests))
+    for where, part in chunks.parts():
+        found[where] = _needed_pace_s(requests.take(where), part, first_s)
+    return found
+
+
+def _needed_pace_s(requests: Requests, chunks: Chunks, first_s: float) -> Floats:
     at_s, index = token_times_s(requests, chunks)
     late = at_s - first_s
     with np.errstate(divide="ignore", invalid="ignore"):
@@ -40,6 +47,13 @@ def needed_pace_s(requests: Requests, chunks: Chunks, first_s: float) -> Floats:
 
 def fluidity_of(requests: Requests, chunks: Chunks, first_s: float, each_s: float) -> Floats:
     """``fluidity_index`` of requests with chunks, shape (n,), over chunks; the k - 1 tokens beside a chunk's first are in time."""
+    found = np.empty(len(requests))
+    for where, part in chunks.parts():
+        found[where] = _fluidity_of(requests.take(where), part, first_s, each_s)
+    return found
+
+
+def _fluidity_of(requests: Requests, chunks: Chunks, first_s: float, each_s: float) -> Floats:
     at_s, index = token_times_s(requests, chunks)
     n, count = len(requests), chunks.count
     slack, missed, total = np.zeros(n), np.zeros(n), np.zeros(n)

@@ -1,4 +1,4 @@
-"""Per-request vectors and per-gap vectors from the records; the definitions of TTFT, ITL, ICL, TPOT, E2E.
+"""Per-request vectors and chunk times from the records; the definitions of TTFT, TPOT, E2E (of ITL and ICL: gaps.py).
 
 Times are float64 nanoseconds after ``origin_ns`` (exact below 104 days), NaN where something did not
 happen. No Python loop runs over requests or gaps.
@@ -6,6 +6,7 @@ happen. No Python loop runs over requests or gaps.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, fields
 from functools import cached_property
 from typing import Any
@@ -24,6 +25,7 @@ Bools = npt.NDArray[np.bool_]
 _CODE = {status: code for code, status in enumerate(STATUSES)}
 _FAILED = np.array([status in FAILED_STATUSES for status in STATUSES])
 _NS = 1e-9
+PART_CHUNKS = 1 << 21
 
 
 class RecordsError(ValueError):
@@ -57,8 +59,10 @@ class Requests:
     def __len__(self) -> int:
         return len(self.row)
 
-    def take(self, which: npt.NDArray[Any]) -> Requests:
-        """The entries at an index array or mask, in that order."""
+    def take(self, which: npt.NDArray[Any] | slice) -> Requests:
+        """The entries at an index array, mask or slice, in that order."""
+        if not isinstance(which, slice) and which.dtype == np.bool_ and which.all():
+            return self
         return Requests(**{f.name: getattr(self, f.name)[which] for f in fields(self)})
 
     def has_status(self, status: str) -> Bools:
@@ -143,17 +147,36 @@ class Chunks:
 
     def take(self, which: Bools) -> Chunks:
         """The chunks of the requests under a mask."""
+        if which.all():
+            return self
         kept = np.repeat(which, self.count)
         starts = np.concatenate([[0], np.cumsum(self.count[which])]).astype(np.int64)
         tokens = None if self.tokens is None else self.tokens[kept]
         return Chunks(starts, self.at_us[kept], tokens, self.known[which])
 
+    def between(self, low: int, high: int) -> Chunks:
+        """The chunks of requests low ... high - 1, not copied."""
+        a, b = int(self.starts[low]), int(self.starts[high])
+        tokens = None if self.tokens is None else self.tokens[a:b]
+        return Chunks(self.starts[low : high + 1] - a, self.at_us[a:b], tokens, self.known[low:high])
+
+    def parts(self) -> Iterator[tuple[slice, Chunks]]:
+        """All of them, some requests at a time, so that what is worked out per chunk stays small."""
+        low, n = 0, len(self.known)
+        while low < n:
+            within = np.searchsorted(self.starts, self.starts[low] + PART_CHUNKS, side="right") - 1
+            high = min(n, max(low + 1, int(within)))
+            yield slice(low, high), self.between(low, high)
+            low = high
+
     def tokens_in(self) -> Floats:
         """Tokens in the chunks of each request, a chunk of unknown size taken as one."""
         if self.tokens is None:
             return self.count.astype(np.float64)
-        total = np.concatenate([[0], np.cumsum(self.tokens, dtype=np.int64)])
-        return np.asarray(total[self.starts[1:]] - total[self.starts[:-1]], dtype=np.float64)
+        total, has = np.zeros(len(self.known)), self.count > 0
+        if has.any():
+            total[has] = np.add.reduceat(self.tokens, self.starts[:-1][has], dtype=np.int64)
+        return total
 
     def last_us(self) -> Floats:
         """Arrival of the last chunk of each request, 0 where there is none."""
@@ -194,9 +217,9 @@ def _lists(column: pa.ChunkedArray, rows: Ints) -> pa.ListArray:
     if not len(rows):
         return pa.array([], type=column.type)
     low, high = int(rows.min()), int(rows.max()) + 1
-    part = column.slice(low, high - low).combine_chunks()
-    if isinstance(part, pa.ChunkedArray):  # what pyarrow gives back depends on its version
-        part = pa.concat_arrays(part.chunks)
+    part = column.slice(low, high - low)
+    # one chunk is taken as it lies; what combine_chunks gives back depends on pyarrow's version
+    part = part.chunk(0) if part.num_chunks == 1 else pa.concat_arrays(part.chunks)
     if len(rows) == len(part) and np.array_equal(rows, np.arange(low, high)):
         return part
     return part.take(pa.array(rows - low))
@@ -212,44 +235,6 @@ def visible_tokens(requests: Requests) -> Floats:
     """Output tokens that can be in the stream: without reasoning that the server counts but does not send."""
     hidden = (requests.reasoning_tokens > 0) & (requests.first_answer_ns == requests.first_token_ns)
     return requests.output_tokens - np.where(hidden, requests.reasoning_tokens, 0.0)
-
-
-@dataclass(frozen=True)
-class Gaps:
-    """Gaps between chunks or tokens: ``weight[i]`` samples of ``value_s[i]``, of request ``owner[i]``."""
-
-    value_s: Floats
-    weight: Floats | None  # None: one each
-    owner: npt.NDArray[np.integer[Any]]
-
-
-def chunk_gaps(chunks: Chunks) -> Gaps:
-    """ICL: n chunks have n - 1 gaps; the time to the first chunk is none of them."""
-    owner = chunks.owner
-    inside = owner[1:] == owner[:-1]
-    gap_us = (chunks.at_us[1:] - chunks.at_us[:-1])[inside]
-    return Gaps(gap_us * 1e-6, None, owner[1:][inside])
-
-
-def token_gaps(chunks: Chunks) -> Gaps:
-    """ITL of requests whose chunk tokens are known: k samples of g/k for k tokens that come g after the last.
-
-    A chunk with no token by the server's count hands its time on to the next one.
-    """
-    owner = chunks.owner
-    keep = chunks.known[owner]
-    if chunks.tokens is None:
-        icl = chunk_gaps(chunks)
-        known = chunks.known[icl.owner]
-        return Gaps(icl.value_s[known], None, icl.owner[known])
-    first = np.zeros(len(owner), dtype=np.bool_)
-    first[chunks.starts[:-1][chunks.count > 0]] = True
-    keep = keep & (first | (chunks.tokens > 0))
-    owner, at_us, tokens = owner[keep], chunks.at_us[keep], chunks.tokens[keep].astype(np.float64)
-    inside = owner[1:] == owner[:-1]
-    gap_us = (at_us[1:] - at_us[:-1])[inside]
-    weight = tokens[1:][inside]
-    return Gaps(gap_us * 1e-6 / weight, weight, owner[1:][inside])
 
 
 def tpot_s(requests: Requests, chunks: Chunks) -> tuple[Floats, Bools]:

@@ -14,17 +14,15 @@ import numpy as np
 import numpy.typing as npt
 
 from analysis.fluidity import needed_pace_s
+from analysis.gaps import GapSeries
 from analysis.intervals import LONG_ENOUGH, effective_size, order_statistic_ranks
 from analysis.metrics import (
     Bools,
     Chunks,
     Floats,
-    Gaps,
     Requests,
-    chunk_gaps,
     e2e_s,
     first_answer_s,
-    token_gaps,
     tpot_s,
     ttft_s,
     visible_tokens,
@@ -58,8 +56,7 @@ class Observations:
     @cached_property
     def sizes(self) -> Floats:
         """Samples of each request, shape (n_owners,)."""
-        finite = np.bincount(self.owner, weights=self.weights, minlength=self.n_owners)
-        return np.asarray(finite + self.infinite + ~np.isnan(self.censored), dtype=np.float64)
+        return np.asarray(self._finite_sizes() + self.infinite + ~np.isnan(self.censored), dtype=np.float64)
 
     @cached_property
     def n(self) -> int:
@@ -76,11 +73,27 @@ class Observations:
 
     def misses(self, limit_s: float) -> Floats:
         """Samples above the limit per request; a censored one counts when its age is past it."""
-        over = self.values > limit_s
-        weights = None if self.weights is None else self.weights[over]
-        finite = np.bincount(self.owner[over], weights=weights, minlength=self.n_owners)
+        return np.asarray(self.misses_each(np.array([limit_s]))[0])
+
+    def misses_each(self, limits_s: Floats) -> Floats:
+        """``misses`` for each of k limits, shape (k, n_owners)."""
         with np.errstate(invalid="ignore"):
-            return np.asarray(finite + self.infinite + (self.censored > limit_s), dtype=np.float64)
+            endless = self.infinite + (self.censored > limits_s[:, None])
+        return np.asarray(self._over(limits_s) + endless, dtype=np.float64)
+
+    def _over(self, limits_s: Floats) -> Floats:
+        """Finite samples above each limit, shape (k, n_owners)."""
+        found = np.zeros((len(limits_s), self.n_owners))
+        for row, limit_s in enumerate(limits_s):
+            over = self.values > limit_s
+            weights = None if self.weights is None else self.weights[over]
+            found[row] = np.bincount(self.owner[over], weights=weights, minlength=self.n_owners)
+        return found
+
+    def _finite_sizes(self) -> Floats:
+        """Finite samples of each request, shape (n_owners,)."""
+        found = np.bincount(self.owner, weights=self.weights, minlength=self.n_owners)
+        return np.asarray(found, dtype=np.float64)
 
     def undecided(self, limit_s: float) -> int:
         """Censored samples whose age is not past the limit: they may or may not be misses."""
@@ -113,7 +126,7 @@ class Observations:
         key = 1 - quantile
         if key not in self._tails:
             shares = {min(max(k * key, _MIN_EXCEEDANCES / max(self.n, 1)), 0.5) for k in _TAILS} | {_BULK}
-            sizes = {share: self._size_at(share) for share in shares}
+            sizes = self._sizes_at(sorted(shares))
             bulk = self.n / max(sizes[_BULK], 1e-9) if np.isfinite(sizes[_BULK]) else 1.0
             unit = self.n / max(self.n_owners, 1)  # the gaps of a request are alike, however long the run is
             lengths = LONG_ENOUGH * (bulk - unit) / self.n
@@ -126,18 +139,20 @@ class Observations:
     def _tails(self) -> dict[float, tuple[float, float]]:
         return {}
 
-    def _size_at(self, share: float) -> float:
-        """n_eff at the level that this share of the samples exceeds; inf where ties leave too few above it."""
-        misses = self.misses(self.rank_bounds(max(1, round(self.n * (1 - share))))[0])
-        if float(misses.sum()) < min(_MIN_EXCEEDANCES, 0.5 * share * self.n):
-            return float("inf")
-        return effective_size(misses, self.sizes)
+    def _sizes_at(self, shares: list[float]) -> dict[float, float]:
+        """n_eff at the level that each share of the samples exceeds; inf where ties leave too few above it."""
+        levels = [self.rank_bounds(max(1, round(self.n * (1 - share))))[0] for share in shares]
+        found = {}
+        for share, misses in zip(shares, self.misses_each(np.array(levels)), strict=True):
+            few = float(misses.sum()) < min(_MIN_EXCEEDANCES, 0.5 * share * self.n)
+            found[share] = float("inf") if few else effective_size(misses, self.sizes)
+        return found
 
     @cached_property
     def _sorted(self) -> tuple[Floats, Floats | None]:
         if self.weights is None:
             return np.sort(self.values), None
-        order = np.argsort(self.values)
+        order = np.argsort(self.values, kind="stable")
         return self.values[order], np.cumsum(self.weights[order])
 
     @cached_property
@@ -172,6 +187,27 @@ class Observations:
     def mean(self) -> float:
         """Mean of the finite values, NaN where there is none."""
         return float(np.average(self.values, weights=self.weights)) if len(self.values) else float("nan")
+
+
+@dataclass(frozen=True)
+class GapObservations(Observations):
+    """Observations whose ``values`` are the distinct gaps and ``weights`` how many have each, all ``n_owners`` taken together.
+
+    ``owner`` is empty: what is asked per request is worked out from ``series``, of the first of the n_owners.
+    """
+
+    series: GapSeries | None = None
+
+    def _over(self, limits_s: Floats) -> Floats:
+        return self._padded(self.series.over(limits_s)) if self.series else super()._over(limits_s)
+
+    def _finite_sizes(self) -> Floats:
+        return self._padded(self.series.sizes()) if self.series else super()._finite_sizes()
+
+    def _padded(self, found: Floats) -> Floats:
+        """With zeros for the requests whose records were lost."""
+        lost = self.n_owners - found.shape[-1]
+        return np.concatenate([found, np.zeros((*found.shape[:-1], lost))], axis=-1)
 
 
 def quantile_rank(quantile: float, n: int) -> int:
@@ -209,8 +245,9 @@ class Cohort:
         age = np.zeros(len(r)) if zero_ns is None else np.nan_to_num((self.cut_ns - zero_ns) * 1e-9)
         censored = np.where(unfinished & ~finite, np.maximum(age, 0.0), np.nan)
         owner = np.flatnonzero(finite)
-        return self._observations(
-            "requests", values[finite], owner, None, failed.astype(np.float64), censored, assumption
+        infinite, censored = self._with_lost(failed.astype(np.float64), censored)
+        return Observations(
+            "requests", values[finite], owner, None, infinite, censored, assumption=assumption
         )
 
     def of_class(self, name: str | None) -> Cohort:
@@ -272,7 +309,7 @@ class Cohort:
     @cached_property
     def icl(self) -> Observations:
         unknown = self._without_chunk_times()
-        return _unknown("gaps", unknown) if unknown else self._of_gaps(chunk_gaps(self.chunks), None)
+        return _unknown("gaps", unknown) if unknown else self._of_gaps(per_token=False)
 
     @cached_property
     def itl(self) -> Observations:
@@ -281,7 +318,7 @@ class Cohort:
             return _unknown("gaps", unknown)
         if self.chunks.tokens is None and self.chunks.known.all():
             return self.icl  # every chunk is one token: the same gaps, which are many
-        return self._of_gaps(token_gaps(self.chunks), None)
+        return self._of_gaps(per_token=True)
 
     def _chunks_unknown(self) -> str | None:
         """Why there are no figures per token."""
@@ -308,14 +345,11 @@ class Cohort:
             return None
         return f"{untimed} of {n} answers have no times of their chunks, only of the first and the last token: see tpot_s"
 
-    def _of_gaps(self, gaps: Gaps, assumption: str | None) -> Observations:
+    def _of_gaps(self, *, per_token: bool) -> Observations:
         r, chunks = self.requests, self.chunks
         unfinished = r.has_status("unfinished")
         counted = r.has_status("ok") | r.failed | unfinished
-        if not counted.all():  # a copy of all gaps costs, so only where some are left out
-            keep = counted[gaps.owner]
-            weight = None if gaps.weight is None else gaps.weight[keep]
-            gaps = Gaps(gaps.value_s[keep], weight, gaps.owner[keep])
+        series = GapSeries(chunks, counted, per_token)
         received = np.where(np.isnan(r.output_tokens), chunks.count, r.output_tokens)
         missing = np.maximum(np.nan_to_num(r.output_tokens_planned) - received, 1.0)
         has, last_us = chunks.count > 0, chunks.last_us()
@@ -323,32 +357,19 @@ class Cohort:
         waited = np.maximum((self.cut_ns - since) * 1e-9, 0.0)
         # before the first token no gap has begun
         censored = np.where(unfinished, np.where(has, waited, 0.0), np.nan)
-        return self._observations(
-            "gaps",
-            gaps.value_s,
-            gaps.owner,
-            gaps.weight,
-            np.where(r.failed, missing, 0.0),
-            censored,
-            assumption,
+        values, weights = series.distinct()
+        infinite, censored = self._with_lost(np.where(r.failed, missing, 0.0), censored)
+        return GapObservations(
+            "gaps", values, np.empty(0, np.int64), weights, infinite, censored, series=series
         )
 
     def _zero(self, from_schedule: bool) -> Floats:
         return self.requests.scheduled_ns if from_schedule else self.requests.started_ns
 
-    def _observations(
-        self,
-        unit: str,
-        values: Floats,
-        owner: npt.NDArray[np.integer[Any]],
-        weights: Floats | None,
-        infinite: Floats,
-        censored: Floats,
-        assumption: str | None,
-    ) -> Observations:
-        infinite = np.concatenate([infinite, np.zeros(self.missing)])
-        censored = np.concatenate([censored, np.zeros(self.missing)])
-        return Observations(unit, values, owner, weights, infinite, censored, assumption=assumption)
+    def _with_lost(self, infinite: Floats, censored: Floats) -> tuple[Floats, Floats]:
+        """What was lost in a kill counts as unfinished at age zero."""
+        lost = np.zeros(self.missing)
+        return np.concatenate([infinite, lost]), np.concatenate([censored, lost])
 
 
 def _unknown(unit: str, reason: str) -> Observations:

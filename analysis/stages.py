@@ -130,12 +130,10 @@ def _cohort(
     rate = _output_rate(rows, chunks, window)
     s = rows.scheduled_ns * _NS
     which = np.flatnonzero((rows.attempt == 0) & (s >= window.start_s) & (s < window.end_s))
-    requests = rows.take(which)
+    requests = rows if len(which) == len(rows) else rows.take(which)
     if len(which) and len(which) == which[-1] - which[0] + 1:
         low, high = int(which[0]), int(which[-1]) + 1
-        a, b = int(chunks.starts[low]), int(chunks.starts[high])
-        tokens = None if chunks.tokens is None else chunks.tokens[a:b]
-        chunks = Chunks(chunks.starts[low : high + 1] - a, chunks.at_us[a:b], tokens, chunks.known[low:high])
+        chunks = chunks.between(low, high)
     elif len(which) < len(rows):
         chunks = read_chunks(table, requests)
     return Cohort(requests, chunks, missing, now_s / _NS), rate

@@ -9,12 +9,11 @@ import pyarrow as pa
 import pytest
 from synthetic import ORIGIN_NS, at_ns, cohort, request
 
+from analysis.gaps import chunk_gaps, token_gaps
 from analysis.metrics import (
     RecordsError,
-    chunk_gaps,
     e2e_s,
     read_requests,
-    token_gaps,
     tpot_s,
     ttft_s,
 )
@@ -28,8 +27,7 @@ US = 1e-6
 def itl(c: Cohort) -> list[float]:
     """ITL samples, each as often as its weight says."""
     gaps = token_gaps(c.chunks)
-    weight = np.ones(len(gaps.value_s)) if gaps.weight is None else gaps.weight
-    return np.repeat(gaps.value_s, weight.astype(int)).tolist()
+    return np.repeat(gaps.value_s, 1 if gaps.tokens is None else gaps.tokens).tolist()
 
 
 def test_known_gaps_one_token_a_chunk() -> None:
