@@ -9,25 +9,23 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import json
-import os
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-import aiohttp
 import msgspec
 
 from loadgen.answers import ANSWERS
 from loadgen.endpoint import Endpoint, EndpointError, redact
 from loadgen.exchange import Exchange
 from loadgen.http import Client
+from loadgen.pages import NoConnectionError, Page, PageError, Pages
 from loadgen.protocols import Api, Dialect, RequestShape, error_text, printable
 from loadgen.records import RequestRecord
 
 LOOK_TIMEOUT_S = 10.0
 ANSWER_TIMEOUT_S = 120.0  # a first request may compile or load things
-LIST_MAX_BYTES = 8 * 2**20
 MODELS_MAX = 1000
 _SHORT, _LONG = 32, 256  # words of the two prompts that calibrate the length of prompts
 
@@ -64,19 +62,18 @@ class Probe:
     notes: tuple[str, ...] = field(default=())
 
 
-async def look(session: aiohttp.ClientSession, endpoint: Endpoint) -> Served:
+async def look(pages: Pages, endpoint: Endpoint) -> Served:
     """Ask for the models list and the version. Raises EndpointError where nothing can follow."""
-    status, body, headers = await _get(session, endpoint, f"{endpoint.url}/models")
-    if status in (401, 403):
-        raise EndpointError(_key_error(endpoint, status, body))
-    served = Served(
-        server=printable(headers["Server"]) if "Server" in headers else None, listed=status == 200
-    )
-    if status == 200:
-        served = _read_models(served, body)
+    models = await _get(pages, endpoint, f"{endpoint.url}/models")
+    if models.status in (401, 403):
+        raise EndpointError(_key_error(endpoint, models.status, models.body))
+    server = models.headers.get("server")
+    served = Served(server=None if server is None else printable(server), listed=models.status == 200)
+    if models.status == 200:
+        served = _read_models(served, models.body)
     try:
-        status, body, _ = await _get(session, endpoint, f"{endpoint.root}/version")
-        version = json.loads(body).get("version") if status == 200 else None
+        page = await _get(pages, endpoint, f"{endpoint.root}/version")
+        version = json.loads(page.body).get("version") if page.status == 200 else None
     except (EndpointError, ValueError, AttributeError, RecursionError):
         version = None
     return dataclasses.replace(
@@ -105,32 +102,18 @@ def _read_models(served: Served, body: bytes) -> Served:
     )
 
 
-async def _get(
-    session: aiohttp.ClientSession, endpoint: Endpoint, url: str
-) -> tuple[int, bytes, dict[str, str]]:
+async def _get(pages: Pages, endpoint: Endpoint, url: str) -> Page:
     try:
-        async with session.get(
-            url,
-            headers=endpoint.all_headers(),
-            allow_redirects=False,
-            timeout=aiohttp.ClientTimeout(total=LOOK_TIMEOUT_S),
-        ) as answer:
-            if 300 <= answer.status < 400 and "Location" in answer.headers:
-                raise EndpointError(
-                    f"{url} redirects to {answer.headers['Location']}: give the final base URL"
-                )
-            body = await answer.content.read(LIST_MAX_BYTES)
-            while not answer.content.at_eof() and len(body) < LIST_MAX_BYTES:
-                body += await answer.content.read(LIST_MAX_BYTES - len(body))
-            return answer.status, body, dict(answer.headers)
+        page = await pages.get(url, endpoint.all_headers(), LOOK_TIMEOUT_S)
     except TimeoutError as error:
         raise EndpointError(f"{endpoint.url} does not answer within {LOOK_TIMEOUT_S:g} s") from error
-    except aiohttp.ClientConnectorError as error:
-        number = error.os_error.errno
-        why = os.strerror(number) if number and number > 0 else str(error.os_error)
-        raise EndpointError(f"cannot connect to {endpoint.url}: {why}; is the server running?") from error
-    except (aiohttp.ClientError, OSError) as error:
+    except NoConnectionError as error:
+        raise EndpointError(f"cannot connect to {endpoint.url}: {error}; is the server running?") from error
+    except PageError as error:
         raise EndpointError(f"{endpoint.url} does not speak HTTP as expected: {error}") from error
+    if 300 <= page.status < 400 and "location" in page.headers:
+        raise EndpointError(f"{url} redirects to {page.headers['location']}: give the final base URL")
+    return page
 
 
 def _key_error(endpoint: Endpoint, status: int, body: bytes) -> str:

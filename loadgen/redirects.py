@@ -9,9 +9,8 @@ from __future__ import annotations
 import dataclasses
 from urllib.parse import urljoin
 
-import aiohttp
-
 from loadgen.endpoint import Endpoint, EndpointError, parse_endpoint
+from loadgen.pages import PageError, Pages
 from loadgen.protocols import printable
 
 LOOK_TIMEOUT_S = 10.0
@@ -19,19 +18,16 @@ _STATUSES = (301, 302, 307, 308)
 _ASKED = "/models"
 
 
-async def final_endpoint(session: aiohttp.ClientSession, endpoint: Endpoint) -> Endpoint:
+async def final_endpoint(pages: Pages, endpoint: Endpoint) -> Endpoint:
     """``endpoint``, or the one that its /models redirects to; what does not answer is left to the probe.
 
     Raises EndpointError where the redirect cannot be followed.
     """
     try:
-        async with session.get(
-            endpoint.url + _ASKED, headers=endpoint.all_headers(), allow_redirects=False,
-            timeout=aiohttp.ClientTimeout(total=LOOK_TIMEOUT_S),
-        ) as answer:  # fmt: skip
-            location = answer.headers.get("Location") if answer.status in _STATUSES else None
-    except (TimeoutError, aiohttp.ClientError, OSError):
+        page = await pages.get(endpoint.url + _ASKED, endpoint.all_headers(), LOOK_TIMEOUT_S)
+    except (TimeoutError, PageError):
         return endpoint
+    location = page.headers.get("location") if page.status in _STATUSES else None
     return endpoint if location is None else moved(endpoint, location)
 
 

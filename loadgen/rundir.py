@@ -16,8 +16,6 @@ from types import TracebackType
 from typing import Any
 
 import pyarrow as pa
-import pyarrow.compute as pc
-import pyarrow.parquet as pq
 
 from loadgen.records import SCHEMA, SCHEMA_VERSION, RequestRecord, to_batch
 
@@ -157,6 +155,8 @@ class RunWriter:
 
     def stage_table(self, stage: int) -> pa.Table:
         """The rows of one stage that have been flushed, by whichever process."""
+        import pyarrow.compute as pc  # here, and Parquet below: the first request need not wait for them
+
         self.flush()
         table = read_streams(self.path)
         return table.filter(pc.equal(table["stage"], stage))
@@ -186,6 +186,8 @@ class RunWriter:
 
 
 def _write_parquet(table: pa.Table, path: Path) -> None:
+    import pyarrow.parquet as pq
+
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         pq.write_table(table, temporary, compression="zstd")
@@ -274,6 +276,8 @@ def _check_shape(meta: dict[str, Any], path: Path) -> None:
 
 
 def _read_parquet(path: Path) -> pa.Table:
+    import pyarrow.parquet as pq
+
     try:
         # batch by batch from a memory map: half the time, and a third of the memory, of pq.read_table
         with pq.ParquetFile(path, memory_map=True) as file:
@@ -284,6 +288,8 @@ def _read_parquet(path: Path) -> pa.Table:
 
 def _in_one_piece(table: pa.Table) -> pa.Table:
     """Columns of one chunk each where their offsets allow it: then a stage's part of a column is no copy."""
+    import pyarrow.compute as pc
+
     chunks = pc.sum(pc.list_value_length(table["chunk_at_us"])).as_py() or 0
     return table.combine_chunks() if table.num_rows and chunks < 2**31 else table
 

@@ -12,12 +12,13 @@ import re
 import time
 from collections.abc import Mapping, Sequence
 
-import aiohttp
 import pyarrow as pa
+
+from loadgen.endpoint import EndpointError
+from loadgen.pages import PageError, Pages
 
 SCRAPE_EVERY_S = 1.0
 TIMEOUT_S = 2.0
-PAGE_MAX_BYTES = 8 * 2**20
 
 # One set of names for what engines call differently: the first that a page has, with its labels and a factor.
 # Several samples of one name (replicas, engines, GPUs) are added up, but for shares: of those the mean counts.
@@ -87,23 +88,12 @@ def _is_number(text: bytes) -> bool:
         return False
 
 
-async def _limited(content: aiohttp.StreamReader) -> bytes:
-    """A page, cut where it grows beyond all measure."""
-    pieces, size = [], 0
-    async for piece in content.iter_chunked(65_536):
-        pieces.append(piece)
-        size += len(piece)
-        if size > PAGE_MAX_BYTES:
-            break
-    return b"".join(pieces)
-
-
 class Telemetry:
     """Scrapes pages while it runs. A server without metrics costs one request and is left alone."""
 
-    def __init__(self, session: aiohttp.ClientSession, pages: Mapping[str, dict[str, str]]) -> None:
+    def __init__(self, fetcher: Pages, pages: Mapping[str, dict[str, str]]) -> None:
         """``pages``: the URL of each, and the headers that it is asked with."""
-        self._session = session
+        self._fetcher = fetcher
         self._pages = dict(pages)
         self._rows: list[dict[str, float | int]] = []
         self._task: asyncio.Task[None] | None = None
@@ -134,11 +124,9 @@ class Telemetry:
 
     async def _page(self, url: str, headers: dict[str, str]) -> bytes:
         try:
-            async with self._session.get(
-                url, headers=headers, allow_redirects=False, timeout=aiohttp.ClientTimeout(total=TIMEOUT_S)
-            ) as answer:
-                return await _limited(answer.content) if answer.status == 200 else b""
-        except (aiohttp.ClientError, TimeoutError, OSError):
+            page = await self._fetcher.get(url, headers, TIMEOUT_S)
+            return page.body if page.status == 200 else b""
+        except (PageError, TimeoutError, EndpointError):
             return b""
 
     async def _loop(self) -> None:

@@ -5,17 +5,15 @@ Words drawn at random would leave an error of some percent where a vocabulary cu
 
 from __future__ import annotations
 
-import asyncio
 import dataclasses
 import json
 import random
 from collections.abc import Callable
 from typing import Any
 
-import aiohttp
-
 from loadgen.endpoint import Endpoint, EndpointError
 from loadgen.http import Client
+from loadgen.pages import PageError, Pages
 from loadgen.probe import Calibration, ask
 from loadgen.protocols import RequestShape, error_text, printable
 from workloads.prompts import built_in_words
@@ -74,43 +72,35 @@ async def census_by_usage(
     )
 
 
-async def census_by_tokenize(
-    session: aiohttp.ClientSession, endpoint: Endpoint, model: str, rough: Calibration
-) -> Calibration:
+async def census_by_tokenize(pages: Pages, endpoint: Endpoint, model: str, rough: Calibration) -> Calibration:
     """As the server's own /tokenize counts (vLLM, SGLang, llama.cpp). Raises EndpointError where there is none.
 
     The overhead is that of a chat prompt where it counts chats, else the one of ``rough``.
     """
     text = " ".join(shuffled_words())
     plain = await _count(
-        session, endpoint, {"model": model, "prompt": text, "content": text, "add_special_tokens": False}
+        pages, endpoint, {"model": model, "prompt": text, "content": text, "add_special_tokens": False}
     )
     if isinstance(plain, str) or plain <= 0:
         raise EndpointError(
             f"--tokenizer server: {endpoint.root}/tokenize does not count tokens ({plain}): use the tokenizer words"
         )
-    chat = await _count(session, endpoint, {"model": model, "messages": [{"role": "user", "content": text}]})
+    chat = await _count(pages, endpoint, {"model": model, "messages": [{"role": "user", "content": text}]})
     overhead = chat - plain if isinstance(chat, int) and chat > plain else rough.overhead_tokens
     return Calibration(plain / len(built_in_words()), overhead, measured=True)
 
 
-async def _count(session: aiohttp.ClientSession, endpoint: Endpoint, body: dict[str, Any]) -> int | str:
+async def _count(pages: Pages, endpoint: Endpoint, body: dict[str, Any]) -> int | str:
     """Tokens, or why there is no number."""
     headers = {**endpoint.all_headers(), "Content-Type": "application/json"}
     try:
-        async with asyncio.timeout(_TIMEOUT_S):
-            async with session.post(
-                f"{endpoint.root}/tokenize", data=json.dumps(body), headers=headers, allow_redirects=False
-            ) as answer:
-                content = await answer.content.read(8 * 2**20)
-                while not answer.content.at_eof() and len(content) < 8 * 2**20:
-                    content += await answer.content.read(8 * 2**20)
-        if answer.status != 200:
-            return f"HTTP {answer.status}: {printable(error_text(content), 120)}"
-        held = json.loads(content)
+        page = await pages.post(f"{endpoint.root}/tokenize", headers, json.dumps(body).encode(), _TIMEOUT_S)
+        if page.status != 200:
+            return f"HTTP {page.status}: {printable(error_text(page.body), 120)}"
+        held = json.loads(page.body)
         found = held.get("count", len(held["tokens"]) if isinstance(held.get("tokens"), list) else None)
     except TimeoutError:
         return f"no answer within {_TIMEOUT_S:g} s"
-    except (aiohttp.ClientError, OSError, ValueError, AttributeError, RecursionError) as error:
+    except (PageError, ValueError, AttributeError, RecursionError) as error:
         return type(error).__name__
     return found if isinstance(found, int) and not isinstance(found, bool) else "the answer holds no count"

@@ -415,8 +415,7 @@ def test_a_url_without_v1_gets_a_hint() -> None:
 
 def test_metrics_redirects_are_not_followed() -> None:
     """The headers of a request hold secrets; another origin must not get them."""
-    import aiohttp
-
+    from loadgen.pages import Pages
     from loadgen.telemetry import Telemetry
 
     stolen: list[str] = []
@@ -446,9 +445,9 @@ def test_metrics_redirects_are_not_followed() -> None:
         threading.Thread(target=http.serve_forever, daemon=True).start()
 
     async def main() -> dict[str, float]:
-        async with aiohttp.ClientSession() as session:
+        async with Pages() as pages:
             return await Telemetry(
-                session, {f"http://127.0.0.1:{sender.server_address[1]}/metrics": {"X-Secret": "s"}}
+                pages, {f"http://127.0.0.1:{sender.server_address[1]}/metrics": {"X-Secret": "s"}}
             ).sample()
 
     try:

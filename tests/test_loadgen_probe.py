@@ -7,13 +7,13 @@ import socket
 from collections.abc import Callable
 from typing import Any
 
-import aiohttp
 import pytest
 from fault_server import FaultServer
 from stage_driving import on_loop
 
 from loadgen.endpoint import Endpoint, EndpointError, is_loopback, parse_endpoint
 from loadgen.http import Client
+from loadgen.pages import Pages
 from loadgen.probe import Served, ask, calibrate, choose_model, find_dialect, look
 from loadgen.protocols import Dialect, RequestShape
 from loadgen.records import RequestRecord
@@ -23,8 +23,8 @@ KEY = "sk-very-secret-42"
 
 def looked(endpoint: Endpoint) -> Served:
     async def main() -> Served:
-        async with aiohttp.ClientSession() as session:
-            return await look(session, endpoint)
+        async with Pages() as pages:
+            return await look(pages, endpoint)
 
     return on_loop("uvloop", main())
 

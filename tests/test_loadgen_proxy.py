@@ -15,6 +15,7 @@ from stage_driving import on_loop, schedule_at
 
 from loadgen.endpoint import Endpoint, EndpointError, parse_endpoint
 from loadgen.http import Client
+from loadgen.pages import Page, Pages
 from loadgen.plan import StagePlan
 from loadgen.protocols import RequestShape
 from loadgen.proxy import Proxy, proxy_for
@@ -159,3 +160,33 @@ def test_which_proxy(environment: Any) -> None:
 
 def test_the_password_is_not_shown() -> None:
     assert SECRET not in repr(Proxy("proxy.example", 3128, SECRET))
+
+
+@pytest.mark.parametrize("scheme", ["http", "https"])
+def test_pages_take_the_same_way(
+    scheme: str, environment: Callable[..., None], certificate: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The list of models is asked for as the load is: by proxy and, of https, with the system's trust."""
+    theirs = None
+    if scheme == "https":
+        theirs = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        theirs.load_cert_chain(certificate)
+    monkeypatch.setenv("SSL_CERT_FILE", str(certificate))
+
+    async def main(port: int) -> tuple[Page, list[bytes]]:
+        proxy = FakeProxy(port)
+        server = await asyncio.start_server(proxy.serve, "127.0.0.1", 0)
+        environment(
+            **{f"{scheme}_proxy": f"http://user:p%40ss@127.0.0.1:{server.sockets[0].getsockname()[1]}"}
+        )
+        async with server, Pages() as pages:
+            return await pages.get(f"{scheme}://llm.example/v1/models", {"X-Key": "k"}, 10.0), proxy.heads
+
+    with FaultServer(tls=theirs) as server:
+        page, heads = on_loop("uvloop", main(int(server.url.rsplit(":", 1)[1].split("/")[0])))
+    assert page.status == 200
+    assert b"data" in page.body
+    first = {"http": b"GET http://llm.example/v1/models ", "https": b"CONNECT llm.example:443 "}[scheme]
+    assert heads[0].startswith(first)
+    assert f"Proxy-Authorization: {SECRET}\r\n".encode() in heads[0]
+    assert (b"X-Key" in heads[0]) == (scheme == "http")

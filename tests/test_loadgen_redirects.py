@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 
-import aiohttp
 import pytest
 from fault_server import FaultServer
 from stage_driving import on_loop
 
 from loadgen.endpoint import Endpoint, EndpointError, parse_endpoint
+from loadgen.pages import Pages
 from loadgen.redirects import final_endpoint, moved
 
 KEY = "sk-very-secret-42"
@@ -17,8 +17,8 @@ KEY = "sk-very-secret-42"
 
 def followed(endpoint: Endpoint) -> Endpoint:
     async def main() -> Endpoint:
-        async with aiohttp.ClientSession() as session:
-            return await final_endpoint(session, endpoint)
+        async with Pages() as pages:
+            return await final_endpoint(pages, endpoint)
 
     return on_loop("uvloop", main())
 

@@ -6,9 +6,9 @@ import asyncio
 import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
-import aiohttp
 import pytest
 
+from loadgen.pages import Pages
 from loadgen.telemetry import COLUMNS, Telemetry, read_metrics
 
 VLLM = b"""# HELP vllm:num_requests_running Number of requests in model execution batches.
@@ -90,7 +90,7 @@ def test_the_names_of_engines_are_one_set_of_columns(pages: list[bytes], expecte
 def test_a_page_that_knows_nothing_is_left_alone_and_the_key_goes_to_the_engine_only() -> None:
     asked: list[tuple[str, str | None]] = []
 
-    class Pages(BaseHTTPRequestHandler):
+    class Served(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
             asked.append((self.path, self.headers.get("Authorization")))
             body = {"/metrics": VLLM, "/gpu": DCGM}.get(self.path, b"nothing\n")
@@ -102,14 +102,14 @@ def test_a_page_that_knows_nothing_is_left_alone_and_the_key_goes_to_the_engine_
         def log_message(self, *_: object) -> None:
             pass
 
-    http = ThreadingHTTPServer(("127.0.0.1", 0), Pages)
+    http = ThreadingHTTPServer(("127.0.0.1", 0), Served)
     threading.Thread(target=http.serve_forever, daemon=True).start()
     root = f"http://127.0.0.1:{http.server_address[1]}"
 
     async def main() -> tuple[Telemetry, dict[str, float]]:
-        async with aiohttp.ClientSession() as session:
+        async with Pages() as pages:
             telemetry = Telemetry(
-                session,
+                pages,
                 {f"{root}/metrics": {"Authorization": "Bearer k"}, f"{root}/gpu": {}, f"{root}/other": {}},
             )
             await telemetry.start()

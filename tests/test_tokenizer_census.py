@@ -6,7 +6,6 @@ import subprocess
 import sys
 from pathlib import Path
 
-import aiohttp
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
@@ -14,6 +13,7 @@ from odd_tokenizer import TEMPLATE_TOKENS, OddTokenizer, tokens_of
 from stage_driving import on_loop
 
 from loadgen.endpoint import EndpointError, parse_endpoint
+from loadgen.pages import Pages
 from loadgen.probe import Calibration
 from loadgen.token_census import by_vocabulary, census_by_tokenize
 from simulator.launch import start_in_process
@@ -27,8 +27,8 @@ TRUE_TOKENS_PER_WORD = sum(map(tokens_of, built_in_words())) / len(built_in_word
 
 def counted(url: str, model: str) -> Calibration:
     async def main() -> Calibration:
-        async with aiohttp.ClientSession() as session:
-            return await census_by_tokenize(session, parse_endpoint(url), model, Calibration())
+        async with Pages() as pages:
+            return await census_by_tokenize(pages, parse_endpoint(url), model, Calibration())
 
     return on_loop("uvloop", main())
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import sys
 from typing import cast
@@ -15,6 +16,9 @@ _ROOMS = ("ampacity", "workloads", "loadgen", "analysis", "reports", "simulator"
 def main() -> None:
     """Entry point: runs a command and turns errors into one line on stderr and an exit status."""
     _open_closed_streams()
+    gc.set_threshold(
+        50_000, 20, 50
+    )  # neither importing nor a stage makes much garbage: look for it less often
     import typer
 
     from ampacity.cli.app import app

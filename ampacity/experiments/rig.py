@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import gc
 import os
 import secrets
 import signal
@@ -19,22 +18,19 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-import aiohttp
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from ampacity.config import ConfigError, Settings
-from ampacity.experiments.on_the_way import judge_so_far
 from ampacity.experiments.provenance import announcement, out_path, run_meta, utc_now
 from ampacity.experiments.sweep import LOOKS, Enough
 from ampacity.progress import Progress
-from analysis.stages import analyse_stage
 from loadgen.audit import Measures, Tolerance, judge
 from loadgen.endpoint import Endpoint, EndpointError, is_loopback
 from loadgen.generator import Generator
 from loadgen.host import OWN_FILES, raise_open_files_limit, room_for_connections
 from loadgen.http import Client
+from loadgen.pages import Pages
 from loadgen.plan import StagePlan
 from loadgen.probe import Probe, ask, calibrate, choose_model, count_message_overhead, find_dialect, look
 from loadgen.protocols import RequestShape
@@ -50,7 +46,6 @@ from workloads.profile import Workload
 from workloads.prompts import PromptMaker
 from workloads.replay import prepare
 from workloads.schedule import Schedule, closed_schedule, open_schedule, trace_schedule
-from workloads.schedule_file import read_schedule
 from workloads.tokenizers import WORD_TOKENIZERS, load_tokenizer
 from workloads.traces import Trace, read_trace
 
@@ -155,6 +150,8 @@ class Rig:
             "first_request_id": self._first_request_id,
         }
         if trace.as_schedule and self.settings.trace is not None:
+            from workloads.schedule_file import read_schedule
+
             schedule = read_schedule(self.settings.trace, **how)
         else:
             schedule = trace_schedule(trace, **how)
@@ -213,6 +210,8 @@ class Rig:
         elif meta["ended_early"]:
             self.ended = ("budget", self._budget_text(meta["ended_early"]))
         self._writer.write_meta()
+        from analysis.stages import analyse_stage  # judging is loaded when there is something to judge
+
         judged: dict[str, Any] = analyse_stage(table, meta, self.settings.slos, self.settings.warmup_requests)
         self.stages.append(judged)
         self._progress.judged(judged)
@@ -225,14 +224,19 @@ class Rig:
     @contextlib.contextmanager
     def _looking_on(self, plan: StagePlan, enough: Enough | None) -> Iterator[None]:
         """Look at the stage on its way while the block runs, where there is an ``enough`` to ask."""
-        watching = None if enough is None else asyncio.create_task(self._look_on(plan, enough))
+        watching = None
+        if enough is not None:
+            # imported neither before the first request nor under load
+            from ampacity.experiments.on_the_way import judge_so_far
+
+            watching = asyncio.create_task(self._look_on(plan, enough, judge_so_far))
         try:
             yield
         finally:
             if watching is not None:
                 watching.cancel()
 
-    async def _look_on(self, plan: StagePlan, enough: Enough) -> None:
+    async def _look_on(self, plan: StagePlan, enough: Enough, judge_so_far: Callable[..., Any]) -> None:
         began_s = time.monotonic()
         for share in LOOKS:
             await asyncio.sleep(max(0.0, began_s + share * plan.duration_s - time.monotonic()))
@@ -280,6 +284,8 @@ class Rig:
         return asdict(audit)
 
     def _spend(self, ids_used: int, table: pa.Table) -> None:
+        import pyarrow.compute as pc  # here: 40 ms that the first request need not wait for
+
         self._first_request_id += ids_used
         if self._left_requests is not None:
             self._left_requests -= table.num_rows
@@ -314,6 +320,8 @@ class Rig:
         """The stage's ``cached_share_planned``: of the requests that were answered, as an infinite cache would have it."""
         if schedule.shared is None and schedule.continues is None:
             return {}
+        import pyarrow.compute as pc  # as above
+
         answered = (
             table.filter(pc.equal(table["status"], "ok"))["request_id"].to_numpy() - schedule.first_request_id
         )
@@ -352,18 +360,20 @@ async def conduct(
         read = read_trace(settings.trace, skip_bad_rows=settings.skip_bad_rows)
         trace = prepare(read, settings.replay, settings.seed)
         if trace.as_schedule:
+            from workloads.schedule_file import read_schedule
+
             read_schedule(settings.trace)  # refused now, if it is to be refused
         for note in trace.notes:
             progress.note(note)
     tokenizer = load_tokenizer(settings.tokenizer)
     clients: list[Client] = []
     try:
-        async with aiohttp.ClientSession(trust_env=proxy is not None) as session:
+        async with Pages() as pages:
             run_id, salt = secrets.token_hex(6), settings.salt or secrets.token_hex(8)
             clients = [_client(settings, route) for route in routes]
             probe = await _probe(
                 settings,
-                session,
+                pages,
                 clients[0],
                 RequestMaker(endpoint, PromptMaker(tokenizer, f"{salt}-probe"), f"{run_id}-probe", proxy),
                 trace,
@@ -381,7 +391,7 @@ async def conduct(
             if not addresses or not is_loopback(addresses):
                 progress.note(announcement(settings, trace))
             for replica in settings.replicas:
-                await look(session, replica)  # raises where there is nothing
+                await look(pages, replica)  # raises where there is nothing
             setup = Setup(
                 routes=routes, shape=probe.shape, tokenizer=settings.tokenizer, salt=salt,
                 tokens_per_word=probe.calibration.tokens_per_word, overhead_tokens=probe.calibration.overhead_tokens,
@@ -394,9 +404,9 @@ async def conduct(
             with RunWriter(out, meta) as writer:
                 generator = Generator(setup, clients, writer, writer.worker_stream)
                 own = f"{endpoint.root}/metrics"  # the API key is for this page only
-                pages: dict[str, dict[str, str]] = {url: {} for url in settings.metrics_urls}
-                pages[own] = endpoint.all_headers()
-                telemetry = Telemetry(session, pages)
+                metrics: dict[str, dict[str, str]] = {url: {} for url in settings.metrics_urls}
+                metrics[own] = endpoint.all_headers()
+                telemetry = Telemetry(pages, metrics)
                 await telemetry.start()
                 for url in set(settings.metrics_urls) & set(telemetry.silent):
                     progress.note(f"--metrics-url {url}: no metric there that is known; it is left alone")
@@ -429,9 +439,9 @@ def _check_open_files(settings: Settings) -> None:
 async def _followed(settings: Settings, progress: Progress) -> Settings:
     """The settings with the URL that the endpoint redirects to, and a note of it. Raises EndpointError."""
     endpoint = settings.endpoint
-    proxy = _route(endpoint).proxy
-    async with aiohttp.ClientSession(trust_env=proxy is not None) as session:
-        final = await final_endpoint(session, endpoint)
+    _route(endpoint)  # raises where there is no way to it
+    async with Pages() as pages:
+        final = await final_endpoint(pages, endpoint)
     if final != endpoint:
         progress.note(f"{endpoint.url} redirects: the load goes to {final.url}")
     return replace(settings, endpoint=final)
@@ -477,11 +487,11 @@ def _answers_told(workload: Workload) -> bool:
 
 
 async def _probe(
-    settings: Settings, session: aiohttp.ClientSession, client: Client, maker: RequestMaker, trace: Trace | None
+    settings: Settings, pages: Pages, client: Client, maker: RequestMaker, trace: Trace | None
 ) -> Probe:  # fmt: skip
     """Everything that is asked of the endpoint before the load begins. Raises EndpointError."""
     endpoint = settings.endpoint
-    served = await look(session, endpoint)
+    served = await look(pages, endpoint)
     shape = RequestShape(
         settings.api, choose_model(served, settings.model, endpoint), extra=settings.extra_body
     )
@@ -492,7 +502,7 @@ async def _probe(
         calibration, said = by_vocabulary(calibration, settings.tokenizer)
         notes += said
     elif settings.tokenizer == "server":
-        calibration = await census_by_tokenize(session, endpoint, shape.model, calibration)
+        calibration = await census_by_tokenize(pages, endpoint, shape.model, calibration)
     elif calibration.measured and calibration.tokens_per_word != 1 and _e2e_s(short) <= SLOWEST_S:
         calibration = await census_by_usage(client, shape, calibration, served.max_model_len, maker.saying)
     lengths = _typical_lengths(settings, trace)
@@ -518,7 +528,7 @@ def _typical_lengths(settings: Settings, trace: Trace | None) -> tuple[int, int]
 
 def _all_failed(table: pa.Table, stage: int) -> tuple[str, str] | None:
     """("aborted", reason) when not one request of a stage was answered: more load would say nothing."""
-    if not table.num_rows or pc.any(pc.equal(table["status"], "ok")).as_py():
+    if not table.num_rows or "ok" in table["status"].to_pylist():
         return None
     status, error = table["status"][0].as_py(), table["error"][0].as_py()
     return "aborted", f"every request of stage {stage} failed, first with {status}: {error}"
@@ -556,7 +566,6 @@ def _interruptible(generator: Generator, progress: Progress) -> Iterator[None]:
 
 def run_event_loop(main: Coroutine[Any, Any, Path]) -> Path:
     """Run on uvloop where there is one: it halves the cost of a token event."""
-    gc.set_threshold(50_000, 20, 50)
     factory: Callable[[], asyncio.AbstractEventLoop] | None = None
     if sys.platform != "win32":
         import uvloop

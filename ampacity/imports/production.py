@@ -13,7 +13,8 @@ from pathlib import Path
 import numpy as np
 
 from analysis.validate import Histogram, Production, ValidateError, of_samples
-from loadgen.telemetry import PAGE_MAX_BYTES, read_metrics
+from loadgen.pages import PAGE_MAX_BYTES
+from loadgen.telemetry import read_metrics
 
 # The first that a page has: vLLM, SGLang, TGI, TensorRT-LLM. A per-request mean is no ITL, and is not taken for one.
 _NAMES: dict[str, tuple[str, ...]] = {
