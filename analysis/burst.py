@@ -42,8 +42,9 @@ def summarise_burst(
     ttft = np.where(rows.failed, np.inf, ttft_s(rows, from_schedule=True))
     begin, finish = at, np.where(np.isnan(rows.ended_ns), until_s, (rows.ended_ns - start_ns) * _NS)
     times = [0.0, float(plan["base_s"]), float(plan["base_s"] + plan["burst_s"]), end_s]
+    cut_s = min(end_s, (meta["end_ns"] - meta["start_ns"]) * _NS) if meta.get("ended_early") else end_s
     phases = [
-        _phase(name, a, b, cohort, at, ttft, met, begin, finish)
+        _phase(name, min(a, cut_s), min(b, cut_s), cohort, at, ttft, met, begin, finish)
         for name, (a, b) in zip(NAMES, pairwise(times), strict=True)
     ]
     edges = _edges(times, float(plan["base_rps"]))
@@ -86,7 +87,10 @@ def _phase(
     begin: Floats, finish: Floats,
 ) -> dict[str, Any]:  # fmt: skip
     inside = (at >= start_s) & (at < end_s)
-    rows, length = cohort.requests.take(inside), end_s - start_s
+    rows, length = (
+        cohort.requests.take(inside),
+        end_s - start_s or math.inf,
+    )  # a phase that never came: rate 0
     errors = rows.status_counts()
     ok = errors.pop("ok")
     done = (finish >= start_s) & (finish < end_s) & cohort.requests.has_status("ok")

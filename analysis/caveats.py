@@ -59,7 +59,18 @@ def find_caveats(
         ("cached", _cached(summary["workload"]["realised"]["cached_token_share"], prompts)),
         ("littles_law", _littles_law(stages)),
     ]
-    return [{"code": code, "text": text} for code, text in found if text]
+    expected = _OF_A_STEADY_LOAD if _load_changes(summary) else ()
+    return [{"code": code, "text": text} for code, text in found if text and code not in expected]
+
+
+_OF_A_STEADY_LOAD = ("never_settled", "drift", "two_modes")
+_CHANGING = ("ramp", "steps", "diurnal", "burst")  # arrivals whose rate moves by design
+
+
+def _load_changes(summary: Mapping[str, Any]) -> bool:
+    """Whether the load moved within a stage because it was asked to."""
+    arrivals = str((summary.get("workload") or {}).get("arrivals") or "")
+    return bool(summary.get("burst")) or arrivals.partition(":")[0] in _CHANGING
 
 
 def repeated_undisturbed(stages: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -88,9 +99,7 @@ def _imported(imported: Mapping[str, Any] | None) -> str | None:
         return None
     differs = "; ".join(f"{d['what']}: {d['theirs']}" for d in imported.get("definitions") or [])
     said = "".join(f" {note}." for note in imported.get("notes") or [])
-    return (
-        f"Measured by {imported.get('tool')}, not by ampacity; compare only with imports of the same tool. It differs in: {differs}.{said}"
-    )
+    return f"Measured by {imported.get('tool')}, not by ampacity; compare only with imports of the same tool. It differs in: {differs}.{said}"
 
 
 def _client_limited(summary: Mapping[str, Any]) -> str | None:

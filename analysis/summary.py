@@ -85,7 +85,7 @@ def summarise(run: Run, labels: Mapping[int, bool] | None = None) -> dict[str, A
     summary["littles_law"] = _gap(summary["capacity"], stages, slos) | {"server": _worst_server(stages)}
     summary["fleet"] = _fleet(meta, summary["capacity"], stages)
     if "burst" in meta and metas:
-        summary["burst"] = summarise_burst(meta["burst"], metas[0], records, slos, run.server)
+        summary["burst"] = summarise_burst(meta["burst"], _undisturbed(metas), records, slos, run.server)
     if "search" in meta:
         summary["search"] = summarise_search(meta["search"], stages, slos)
     prompts = (meta.get("workload") or {}).get("prompts")
@@ -99,6 +99,14 @@ def _plain_stage(position: int, stage: Mapping[str, Any]) -> dict[str, Any]:
     kind = stage.get("kind") or ("closed" if stage.get("concurrency") else "open")
     index = stage.get("index")
     return {**stage, "index": position if index is None else int(index), "kind": kind}
+
+
+def _undisturbed(metas: list[dict[str, Any]]) -> dict[str, Any]:
+    """Of stages that repeat one load the last in which the client kept up, rather one that was not cut."""
+    return min(
+        reversed(metas),
+        key=lambda m: (bool((m.get("audit") or {}).get("client_limited")), bool(m.get("ended_early"))),
+    )
 
 
 def _server(run: Run, stage: Mapping[str, Any], meta: Mapping[str, Any]) -> dict[str, Any] | None:

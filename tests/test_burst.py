@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pytest
 from synthetic import Stage, at_ns, make_run, request
 
@@ -160,3 +161,29 @@ def test_a_gap_above_two_is_not_representative_and_says_why() -> None:
     found = gap(c_max=60, limit_s=5.0, usable_rps=4.0, metric="e2e")  # ceiling 12, gap 3
     assert (found.ceiling_rps, found.gap, found.representative) == (12.0, 3.0, False)
     assert "likely causes" in str(found.reason)
+
+
+def test_a_burst_is_no_drift_and_no_second_mode(tmp_path: Path) -> None:
+    codes = {w["code"] for w in summarise(burst_run(tmp_path / "run"))["warnings"]}
+    assert not codes & {"drift", "two_modes", "never_settled"}
+
+
+def test_rates_of_a_phase_that_was_cut_are_over_what_there_was_of_it(tmp_path: Path) -> None:
+    run = burst_run(tmp_path / "run")
+    stage = run.meta["stages"][0]
+    stage |= {"ended_early": "interrupted by Ctrl-C", "end_ns": stage["start_ns"] + 60_000_000_000}
+    kept = run.requests.filter(pc.less(run.requests["scheduled_ns"], stage["end_ns"]))
+    phases = summarise(Run(run.path, run.meta, kept, None, True))["burst"]["phases"]
+    assert [p["end_s"] for p in phases] == pytest.approx([30, 40, 60])
+    assert phases[2]["offered_rps"] == pytest.approx(5, rel=0.02)  # 100 requests in 20 s, not in 50
+
+
+def test_of_repeated_bursts_the_undisturbed_one_counts(tmp_path: Path) -> None:
+    stages = [
+        Stage([request(i, i * 0.2, ttft_s=ttft_s) for i in range(450)], 90.0, offered_rps=5.0)
+        for ttft_s in (0.5, 0.1, 0.5)
+    ]
+    run = make_run(tmp_path / "run", stages, ["ttft_p99=2s"], burst=PLAN, warmup_requests=0)
+    for index in (0, 2):
+        run.meta["stages"][index]["audit"]["client_limited"] = True
+    assert summarise(run)["burst"]["peak_ttft_s"] == pytest.approx(0.1)
