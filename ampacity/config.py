@@ -25,7 +25,6 @@ from workloads.lengths import parse_lengths
 from workloads.profile import Workload, load_workload
 from workloads.prompt_files import load_prompts
 from workloads.replay import Replay
-from workloads.schedule import open_schedule
 from workloads.tokenizers import load_tokenizer
 
 RESERVED_BODY_FIELDS = ("messages", "prompt", "stream")
@@ -312,11 +311,6 @@ def _check_conversations(settings: Settings) -> None:
         raise ConfigError(f"--api {settings.api}: images are sent in chat messages: use --api chat")
     if workload.prompts and settings.trace:
         raise ConfigError("--trace brings its own lengths, --prompts its own texts: give one of them")
-    if workload.prefixes and workload.prefixes.cached_share is not None and not settings.trace:
-        for stage, rate in enumerate(settings.rates or ()):  # raises where the share is out of reach
-            open_schedule(
-                workload, rate_rps=rate, duration_s=settings.duration_s, seed=settings.seed, stage=stage
-            )
     if settings.sticky and not settings.replicas:
         raise ConfigError("--sticky goes with several URLs, parted by commas")
 

@@ -10,12 +10,10 @@ from dataclasses import dataclass, field
 from urllib.parse import urlsplit
 
 from loadgen import protocols
+from workloads.class_spec import RESERVED_HEADERS
 
 USER_AGENT = "ampacity"
 SECRET_MIN = 4  # characters; shorter header values are no secrets and would be found everywhere
-_OURS = frozenset(
-    {"host", "content-length", "transfer-encoding", "connection", "upgrade", "te", "trailer", "expect"}
-)
 _TOKEN_CHARACTERS = frozenset("!#$%&'*+-.^_`|~0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ")
 
 
@@ -155,7 +153,7 @@ def parse_endpoint(
     for name, value in headers:
         if not name or not set(name) <= _TOKEN_CHARACTERS:
             raise EndpointError(f"--header {name!a}: not a valid name of an HTTP header")
-        if name.lower() in _OURS:
+        if name.lower() in RESERVED_HEADERS:
             raise EndpointError(f"--header {name}: that header is made for each request: drop it")
         if not all(c == "\t" or 32 <= ord(c) < 127 or 160 <= ord(c) < 256 for c in value):
             raise EndpointError(f"--header {name}: its value holds a control character or one beyond Latin-1")

@@ -52,7 +52,8 @@ def test_a_workload_file_may_have_everything(tmp_path: Path) -> None:
         ("images: {sizes: 8x8}", {"api": "responses"}, "images are sent in chat messages"),
         ("prefixes: [{tokens: 9}]", {"prompts": "p.txt"}, "--prompts brings its own texts"),
         ("", {"prompts": "/no/such"}, "prompts /no/such cannot be read"),
-        ("prefixes: {cached_share: 0.9, pool: 1000}", {}, "cannot be reached by these"),
+        ("prefixes: {cached_share: 0.4}\nsessions: {turns: 2}", {}, "cached_share is for lone requests"),
+        ("sessions: {turns: 2, finish_s: 1.5}", {}, "finish_s is 1.5: give a whole number"),
         ("sessions: {turns: 2, steps: {calls: 0, result_tokens: 5}}", {}, "w.yaml: sessions: steps: calls"),
     ],
 )

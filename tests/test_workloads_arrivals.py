@@ -295,7 +295,9 @@ def test_bad_arrivals_are_one_line(spec: object, culprit: str) -> None:
 @pytest.mark.parametrize(
     ("spec", "duration_s", "culprit"),
     [
-        ("burst:factor=0,length=60s,at=0", 30, "is 0 all through the stage"),
+        ("burst:factor=0,length=60s,at=0", 30, "60 s from 0 s on leave no change of rate in a stage of 30 s"),
+        ("burst:factor=5,length=1h", 30, "3600 s from 0 s on leave no change of rate"),
+        ("burst:factor=5,length=5s,at=40s", 30, "5 s from 40 s on leave no change of rate"),
         ("burst:factor=2,length=1ms,every=2ms", 1e6, "changes more than 10000000 times"),
         ("onoff:on=1ms,off=1ms", 1e6, "changes more than 10000000 times"),
     ],

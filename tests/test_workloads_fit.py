@@ -358,3 +358,15 @@ def test_agentic_coding_turns() -> None:
     assert found is not None
     assert found["turn_to_turn_share"] == pytest.approx(0.973, abs=0.02)
     assert found["sessions"] == 773
+
+
+def test_a_log_whose_lengths_rise_together_gives_a_profile_that_loads(tmp_path: Path) -> None:
+    path = tmp_path / "log.csv"
+    path.write_bytes(b"timestamp,input_tokens,output_tokens\r\n0,5,5\r\n1,6,6")  # no end of the last line
+    profile = fit(read_trace(path), "log")
+    assert profile["measured"]["correlation"] == 1.0
+    write_profile(tmp_path / "log.yaml", profile)
+    drawn = open_schedule(
+        load_workload(str(tmp_path / "log.yaml")), rate_rps=10, duration_s=100, seed=1, stage=0
+    )
+    assert (drawn.input_tokens == drawn.output_tokens).mean() > 0.95

@@ -279,6 +279,10 @@ classes:
         ("like: chat\nextra_body: 5\n", "extra_body: give request fields"),
         ("like: chat\nheaders: {'X: y': 5}\n", "headers: 'X: y' or its value cannot stand in a header"),
         ('like: chat\nheaders: {X: "a\\nb"}\n', "cannot stand in a header"),
+        (
+            "like: chat\nheaders: {Content-Length: 5}\n",
+            "headers: Content-Length is set by the load generator",
+        ),
         ("like: chat\npriority: high\n", "priority is 'high'"),
         ("like: chat\nslo: {a: 1}\n", "slo: {'a': 1}: write"),
         ("like: chat\ncancel: {share: 2, after_ms: 5}\n", "cancel: share is 2"),
@@ -286,7 +290,7 @@ classes:
         ("like: chat\ncancel: {share: 0.1}\n", "cancel: give one of after_ms and after_tokens"),
         (
             "like: chat\ncancel: {share: 0.1, after_ms: 0}\n",
-            "cancel: after_ms: tokens is 0: give a whole number of ms",
+            "cancel: after_ms: 0: give a whole number of ms",
         ),
         ("like: chat\nclients: {zipf: 1}\n", "clients: key count is missing"),
         ("like: chat\nclients: {count: 5, cuont: 5}\n", "(did you mean count?)"),

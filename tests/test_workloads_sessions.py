@@ -19,7 +19,7 @@ from workloads.prefixes import (
 )
 from workloads.profile import Workload
 from workloads.schedule import Schedule, closed_schedule, open_schedule, trace_schedule
-from workloads.sessions import parse_sessions
+from workloads.sessions import Sessions, parse_sessions
 from workloads.traces import read_trace
 
 CHAT = "{turns: 3, think_ms: 2000, user_tokens: 20}"
@@ -242,12 +242,52 @@ def test_a_target_share_of_cached_tokens_is_met_by_the_schedule(target: float) -
     assert share == pytest.approx(target, abs=0.002)
 
 
-def test_a_share_that_cannot_be_reached_is_one_line() -> None:
-    drawn = Workload(
-        "w", Fixed(1000), Fixed(10), prefixes=parse_prefixes({"cached_share": 0.9, "pool": 50}, "prefixes")
+def test_a_share_that_cannot_be_reached_is_met_as_far_as_it_goes_and_said() -> None:
+    prefixes = parse_prefixes({"cached_share": 0.9, "pool": 1}, "prefixes")
+    shared = prefixes.draw(np.full(4, 1000), 0, np.random.default_rng(1))
+    assert shared.totals().tolist() == [992] * 4  # all but the 8 tokens of their own
+    # the first finds nothing, each of the others 992 tokens (62 whole blocks): 3 * 992 / 4000
+    assert infinite_cache(np.full(4, 1000), shared).sum() == 3 * 992
+    assert shared.note == (
+        "prefixes: 4 prompts of 1 texts can share 74.4% of their tokens at most, less than cached_share 0.9"
     )
-    with pytest.raises(WorkloadError, match=r"cached_share 0\.9 cannot be reached by these \d+ prompts"):
-        open_schedule(drawn, rate_rps=5, duration_s=10, seed=3, stage=1)
+    assert shared.take(np.array([0, 1])).note == shared.note
+    within = parse_prefixes({"cached_share": 0.7, "pool": 1}, "prefixes")
+    assert within.draw(np.full(4, 1000), 0, np.random.default_rng(1)).note is None
+
+
+@pytest.mark.parametrize(
+    ("sessions", "complaint"),
+    [
+        ("{turns: 1000000000}", "1 sessions have 1000000000 requests, more than 20000000: give fewer turns"),
+        ("{turns: 1, steps: {calls: 1000000000, result_tokens: 5}}", "1000000000 requests, more than 20000000"),
+        (
+            "{turns: 1, steps: {calls: 1, result_tokens: 5, branches: {share: 1, width: 100000000, task_tokens: 1}}}",
+            " 100000002 requests, more than 20000000",
+        ),
+    ],
+)  # fmt: skip
+def test_sessions_that_would_eat_the_memory_are_refused(sessions: str, complaint: str) -> None:
+    drawn = Workload("w", Fixed(10), Fixed(10), sessions=parse_sessions(yaml.safe_load(sessions), "sessions"))
+    with pytest.raises(WorkloadError, match=complaint):
+        closed_schedule(drawn, requests=1, seed=1, stage=0)
+
+
+def test_a_conversation_longer_than_a_record_can_hold_is_refused() -> None:
+    drawn = Workload("w", Fixed(2**30), Fixed(2**30), sessions=Sessions(turns=Fixed(2)))
+    # 2^30 + 2^30 of the answer + 2^30 that is said next
+    with pytest.raises(WorkloadError, match=f"grows to {3 * 2**30} tokens, more than {2**31 - 1}"):
+        closed_schedule(drawn, requests=2, seed=1, stage=0)
+
+
+def test_messages_name_the_unit_of_what_is_wrong() -> None:
+    for given_, complaint in (
+        ({"turns": 0}, "s: turns: 0: give a whole number of turns from 1"),
+        ({"turns": 2, "think_ms": -1}, "s: think_ms: -1: give a whole number of ms from 1"),
+    ):
+        with pytest.raises(WorkloadError, match=complaint):
+            parse_sessions(given_, "s")
+    assert parse_sessions({"turns": 2, "finish_s": None}, "s").finish_s == 60
 
 
 def test_pools_are_popular_as_zipf_says_and_stages_share_nothing() -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from workloads.archetypes import ARCHETYPES
@@ -19,6 +19,10 @@ CLASS_KEYS = (
 """What a class may say; at the top of a file, what all its classes say."""
 
 RESERVED_FIELDS = ("messages", "prompt", "input", "stream", "model", "max_tokens", "priority")
+RESERVED_HEADERS = frozenset({
+    "host", "content-length", "transfer-encoding", "connection", "upgrade", "te", "trailer", "expect",
+})  # fmt: skip
+"""Those that frame a request; whoever sets them breaks it."""
 MANY = 10_000  # clients or adapters of a class
 
 
@@ -178,6 +182,8 @@ def _headers(spec: object) -> tuple[tuple[str, str], ...]:
             raise WorkloadError(
                 f"headers: {name!r:.40} or its value cannot stand in a header: use plain ASCII"
             )
+        if name.lower() in RESERVED_HEADERS:
+            raise WorkloadError(f"headers: {name} is set by the load generator: drop it")
         found.append((name, text))
     return tuple(found)
 
@@ -203,11 +209,5 @@ def _cancel(spec: object) -> Cancel:
     kinds = [key for key in ("after_ms", "after_tokens") if given.get(key) is not None]
     if len(kinds) != 1:
         raise WorkloadError("cancel: give one of after_ms and after_tokens, as {share: 0.05, after_ms: 3000}")
-    parse: Callable[[], Lengths] = lambda: parse_lengths(given[kinds[0]], f"cancel: {kinds[0]}")  # noqa: E731
-    try:
-        return Cancel(share, **{kinds[0]: parse()})
-    except WorkloadError as error:  # the same distributions, in another unit
-        text = str(error)
-        raise WorkloadError(
-            text.replace(" of tokens", " of ms") if kinds[0] == "after_ms" else text
-        ) from None
+    unit = " of ms" if kinds[0] == "after_ms" else " of tokens"
+    return Cancel(share, **{kinds[0]: parse_lengths(given[kinds[0]], f"cancel: {kinds[0]}", unit)})

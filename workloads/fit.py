@@ -13,6 +13,7 @@ from workloads.errors import WorkloadError
 from workloads.fit_arrivals import fit_arrivals, fit_clients
 from workloads.fit_lengths import fit_lengths, quantile_table, spearman
 from workloads.fit_sharing import fit_sessions, fit_sharing
+from workloads.lengths import fit_copula, parse_lengths
 from workloads.replay import spread
 from workloads.traces import Trace
 
@@ -64,11 +65,24 @@ def fit(trace: Trace, name: str, *, seed: int = 1) -> dict[str, Any]:
     else:
         profile |= {"input_tokens": _table(trace.input_tokens), "output_tokens": _table(trace.output_tokens)}
         if abs(measured["correlation"]) >= 0.01:
-            profile["correlation"] = measured["correlation"]
+            profile["correlation"] = _within_reach(measured["correlation"], profile)
         share = (measured["sharing"] or {}).get("cached_share_infinite")
         if share:
             profile["prefixes"] = {"cached_share": round(share, 4), "pool": 8, "zipf": 1.0}
     return profile | {"measured": {key: value for key, value in measured.items() if value not in (None, [])}}
+
+
+def _within_reach(spearman: float, profile: dict[str, Any]) -> float:
+    """The rank correlation that the tables can be drawn with; of a few rows it may be as strong as 1."""
+    sides = [parse_lengths(profile[side], side) for side in ("input_tokens", "output_tokens")]
+    wanted = min(max(spearman, -0.999), 0.999)
+    while abs(wanted) >= 0.01:
+        try:
+            fit_copula(sides[0], sides[1], wanted)
+            return round(wanted, 4)
+        except WorkloadError:
+            wanted *= 0.95
+    return 0.0
 
 
 def arrivals_text(gap_cv: float) -> str:

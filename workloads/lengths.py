@@ -49,18 +49,22 @@ _SUM = re.compile(r"\s*\+\s*(?=[\d.]+\s*\*)")  # between the parts of a mixture;
 _PART = re.compile(r"([\d.]+)\s*\*\s*(.+)", re.DOTALL)
 
 
-def parse_lengths(spec: object, where: str) -> Lengths:
+def parse_lengths(spec: object, where: str, unit: str = " of tokens") -> Lengths:
     """A length distribution from a flag (``512``, ``"lognormal:p50=200,p99=800,max=4096"``) or a YAML value.
 
     ``"0.7*lognormal:p50=200,p99=800 + 0.3*181"`` is a mixture. In YAML also ``{lognormal: {p50: 200, p99: 800}}``,
     ``{empirical: [12, 80, ...]}``, ``{quantiles: {0: 1, 0.5: 100, 1: 4000}}``, ``{points: {181: 0.3, 4096: 0.7}}``
     and ``{mixture: [{weight: 0.7, lognormal: {...}}, {weight: 0.3, fixed: 181}]}``, each with ``min`` and ``max``
-    beside it where wanted. Raises WorkloadError with one line that begins with ``where``.
+    beside it where wanted. ``unit``: what is counted, for the message. Raises WorkloadError with one line that begins
+    with ``where``.
     """
     try:
         return _parse(spec)
     except WorkloadError as error:
-        raise WorkloadError(f"{where}: {error}") from None
+        text = str(error)
+        if unit != " of tokens":
+            text = text.removeprefix("tokens is ").replace(" of tokens", unit)
+        raise WorkloadError(f"{where}: {text}") from None
     except RecursionError:
         raise WorkloadError(f"{where}: this is nested too deep") from None
 

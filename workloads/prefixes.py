@@ -40,11 +40,12 @@ class SharedPrefixes:
     start: Ints  # int64[n + 1]
     ids: Ints
     tokens: Ints
+    note: str | None = None  # where less is shared than was asked for
 
     def take(self, kept: Ints) -> SharedPrefixes:
         """Those of the prompts at these indices."""
         items, start = take_lists(self.start, kept)
-        return SharedPrefixes(start, self.ids[items], self.tokens[items])
+        return SharedPrefixes(start, self.ids[items], self.tokens[items], self.note)
 
     def of(self, index: int) -> list[tuple[int, int]]:
         """(id, tokens) of the segments of one prompt."""
@@ -91,7 +92,7 @@ class Prefixes:
         return {"pools": pools, "cached_share": self.cached_share}
 
     def draw(self, input_tokens: Ints, stage: int, rng: np.random.Generator) -> SharedPrefixes:
-        """The shared prefixes of prompts of these lengths, in the order of their times. Raises WorkloadError."""
+        """The shared prefixes of prompts of these lengths, in the order of their times."""
         room = np.maximum(input_tokens - OWN_TOKENS, 0)
         if self.cached_share is not None:
             return self._meeting(self.cached_share, input_tokens, room, stage, rng)
@@ -119,7 +120,8 @@ class Prefixes:
     def _meeting(
         self, target: float, input_tokens: Ints, room: Ints, stage: int, rng: np.random.Generator
     ) -> SharedPrefixes:
-        """Prompts that begin with such a part of one of the pool's texts that a cache finds ``target`` of all tokens."""
+        """Prompts that begin with such a part of one of the pool's texts that a cache finds ``target`` of all tokens,
+        or as much as there is to be found."""
         (pool,) = self.pools
         chosen = pool.draw(rng, len(room))
 
@@ -129,18 +131,15 @@ class Prefixes:
         def found(part: float) -> float:
             return float(_longest_before(chosen, lengths(part)).sum()) / max(int(input_tokens.sum()), 1)
 
-        low, high = 0.0, 1.0
-        if len(room) and found(high) < target:
-            raise WorkloadError(
-                f"prefixes: cached_share {target:g} cannot be reached by these {len(room)} prompts (at most {found(high):.3f}): "
-                f"ask for less, or for a smaller pool"
-            )
+        low, high, note = 0.0, 1.0, None
+        if len(room) and (most := found(high)) < target:
+            note = f"prefixes: {len(room)} prompts of {pool.size} texts can share {most:.1%} of their tokens at most, less than cached_share {target:g}"
         for _ in range(30):
             middle = (low + high) / 2
             low, high = (middle, high) if found(middle) < target else (low, middle)
         tokens = lengths(high)
         start = np.concatenate([[0], np.cumsum(tokens > 0)]).astype(np.int64)
-        return SharedPrefixes(start, ((stage << _STAGE_SHIFT) + chosen)[tokens > 0], tokens[tokens > 0])
+        return SharedPrefixes(start, ((stage << _STAGE_SHIFT) + chosen)[tokens > 0], tokens[tokens > 0], note)
 
 
 def _longest_before(chosen: Ints, length: Ints) -> Ints:

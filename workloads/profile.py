@@ -52,6 +52,11 @@ class Workload:
                 "sessions do not go with several classes, clients or a correlation: drop one of them"
             )
 
+        if self.sessions and self.prefixes and self.prefixes.cached_share is not None:
+            raise WorkloadError(
+                "prefixes: cached_share is for lone requests: the turns of a session share their history; give pools"
+            )
+
     @property
     def own_clocks(self) -> bool:
         """Whether classes or clients have arrivals of their own; otherwise one process serves all classes."""

@@ -72,6 +72,10 @@ class Bursts:
         period = self.every_s or duration_s
         _check_changes(duration_s / period)
         first = max((period - self.length_s) / 2, 0.0) if self.at_s is None else self.at_s
+        if first >= duration_s or (first == 0 and self.length_s >= duration_s):
+            raise WorkloadError(
+                f"burst: {self.length_s:g} s from {first:g} s on leave no change of rate in a stage of {duration_s:g} s: lengthen it"
+            )
         starts = first + period * np.arange(max(math.ceil((duration_s - first) / period), 0))
         edges = np.minimum(np.stack([starts, starts + self.length_s], axis=1).ravel(), duration_s)
         edges = np.concatenate([[0.0], edges, [duration_s]])

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from workloads.class_spec import check_keys
 from workloads.errors import WorkloadError
-from workloads.lengths import Lengths, parse_lengths
+from workloads.lengths import MAX_TOKENS, Lengths, parse_lengths
 from workloads.prefixes import Prefixes, in_time_order
 
 Stream = Callable[[int], np.random.Generator]
@@ -23,6 +23,7 @@ Ints = NDArray[np.int64]
 
 # Spawn keys of the random streams, apart from those of lone requests.
 _TURNS, _STEPS, _BRANCHES, _FIRST, _USER, _RESULT, _OUTPUT, _THINK, _DELAY, _PREFIX, _BRANCH = range(32, 43)
+REQUESTS_MAX = 20_000_000  # of all sessions of a stage: more is refused before it eats the memory
 _MESSAGES_PER_TURN = 2  # the answer before, and what the user or the tool says to it
 
 
@@ -121,17 +122,18 @@ def _lay_out(sessions: Sessions, n: int, stream: Stream) -> _Plan:
     """Who waits for whom."""
     plan = _Plan([], [], [], [], [], [], [], [])
     turns = sessions.turns.sample(stream(_TURNS), n)
-    total = int(turns.sum())
+    total = _checked(int(turns.sum()), n)
     calls = np.zeros(total, dtype=np.int64)
     steps = sessions.steps
     if steps is not None:
         calls = steps.calls.sample(stream(_STEPS), total)
-    n_calls = int(calls.sum())
+    n_calls = _checked(int(calls.sum()), n)
     width = np.zeros(n_calls, dtype=np.int64)
     if steps is not None and steps.branches is not None:
         rng = stream(_BRANCHES)
         branched = rng.random(n_calls) < steps.branches.share
         width = np.where(branched, steps.branches.width.sample(rng, n_calls), 0)
+    _checked(total + n_calls + int(width.sum()), n)
     user = call = task = 0
     for session, count in enumerate(turns.tolist()):
         last = -1
@@ -147,6 +149,14 @@ def _lay_out(sessions: Sessions, n: int, stream: Stream) -> _Plan:
                 call += 1
             user += 1
     return plan
+
+
+def _checked(requests: int, sessions: int) -> int:
+    if requests > REQUESTS_MAX:
+        raise WorkloadError(
+            f"sessions: {sessions} sessions have {requests} requests, more than {REQUESTS_MAX}: give fewer turns, calls or helpers"
+        )
+    return requests
 
 
 def _drawn(lengths: Lengths | None, which: list[int], rng: np.random.Generator) -> Ints:
@@ -213,6 +223,10 @@ def _histories(
             continues[i] = -1
             said[i] += int(summaries[i])
             inputs[i] = fresh[i] + said[i]
+    if max(inputs, default=0) > MAX_TOKENS:
+        raise WorkloadError(
+            f"sessions: a conversation grows to {max(inputs)} tokens, more than {MAX_TOKENS}: give limit_tokens or less to say"
+        )
     return (
         np.asarray(inputs, dtype=np.int64),
         np.asarray(continues, dtype=np.int64),
@@ -239,8 +253,9 @@ _KEYS = (
 def parse_sessions(value: object, where: str) -> Sessions:
     """The ``sessions`` of a workload file. Raises WorkloadError with one line."""
     given = _mapping(value, _KEYS, where, ("turns",))
+    finish_s = _whole(given, "finish_s", where)
     found = Sessions(
-        turns=parse_lengths(given["turns"], f"{where}: turns"),
+        turns=parse_lengths(given["turns"], f"{where}: turns", " of turns"),
         user_tokens=_lengths(given, "user_tokens", where),
         think_ms=_lengths(given, "think_ms", where),
         history=_one_of(given, "history", ("answers", "planned"), where),
@@ -249,7 +264,7 @@ def parse_sessions(value: object, where: str) -> Sessions:
         limit_tokens=_whole(given, "limit_tokens", where),
         summary_tokens=_lengths(given, "summary_tokens", where),
         message_tokens=_whole(given, "message_tokens", where),
-        finish_s=float(_whole(given, "finish_s", where) if "finish_s" in given else 60),  # type: ignore[arg-type]
+        finish_s=60.0 if finish_s is None else float(finish_s),
         steps=None if given.get("steps") is None else _steps(given["steps"], f"{where}: steps"),
     )
     if (found.limit_tokens is None) != (found.summary_tokens is None):
@@ -271,10 +286,10 @@ def _steps(value: object, where: str) -> Steps:
         share = its["share"]
         if isinstance(share, bool) or not isinstance(share, int | float) or not 0 <= share <= 1:
             raise WorkloadError(f"{inner}: share is {share!r}: give a number from 0 to 1")
-        width, task = (parse_lengths(its[name], f"{inner}: {name}") for name in names[1:])
-        branches = Branches(float(share), width, task)
+        width = parse_lengths(its["width"], f"{inner}: width", " of helpers")
+        branches = Branches(float(share), width, parse_lengths(its["task_tokens"], f"{inner}: task_tokens"))
     return Steps(
-        calls=parse_lengths(given["calls"], f"{where}: calls"),
+        calls=parse_lengths(given["calls"], f"{where}: calls", " of calls"),
         result_tokens=parse_lengths(given["result_tokens"], f"{where}: result_tokens"),
         delay_ms=_lengths(given, "delay_ms", where),
         branches=branches,
@@ -293,7 +308,7 @@ def _lengths(given: Mapping[str, Any], name: str, where: str) -> Lengths | None:
     value = given.get(name)
     if value is None or (name in ("think_ms", "delay_ms") and value == 0):  # no pause
         return None
-    return parse_lengths(value, f"{where}: {name}")
+    return parse_lengths(value, f"{where}: {name}", " of ms" if name.endswith("_ms") else " of tokens")
 
 
 def _one_of(given: Mapping[str, Any], name: str, allowed: tuple[str, ...], where: str) -> str:
@@ -314,6 +329,6 @@ def _whole(given: Mapping[str, Any], name: str, where: str) -> int | None:
     value = given.get(name)
     if value is None:
         return None
-    if isinstance(value, bool) or not isinstance(value, int) or value < 0:
-        raise WorkloadError(f"{where}: {name} is {value!r}: give a whole number, 0 or more")
+    if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= MAX_TOKENS:
+        raise WorkloadError(f"{where}: {name} is {value!r}: give a whole number from 0 to {MAX_TOKENS}")
     return value

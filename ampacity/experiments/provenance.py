@@ -13,6 +13,7 @@ from ampacity.config import Settings
 from loadgen.host import host_facts
 from loadgen.probe import Calibration, Probe
 from workloads.schedule import open_schedule
+from workloads.schedule_file import read_schedule
 from workloads.traces import Trace
 
 
@@ -96,9 +97,16 @@ def _workload_meta(settings: Settings, trace: Trace | None, calibration: Calibra
     else:
         found["trace"] = None
     found["tokenizer"] = {"name": settings.tokenizer, **asdict(calibration)}
-    blocks = trace is not None and trace.blocks is not None
-    found["prompts"] = "shared blocks as in the trace" if blocks else _prompts_text(settings)
+    found["prompts"] = _prompts_text(settings) if trace is None else _replayed_prompts(settings, trace)
     return found
+
+
+def _replayed_prompts(settings: Settings, trace: Trace) -> str:
+    if trace.blocks is not None:
+        return "shared blocks as in the trace"
+    if trace.as_schedule and settings.trace is not None and read_schedule(settings.trace).shared is not None:
+        return "shared prefixes as in the schedule"
+    return "unique"
 
 
 def _prompts_text(settings: Settings) -> str:

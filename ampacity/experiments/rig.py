@@ -180,6 +180,8 @@ class Rig:
         if self.ended:
             return None
         schedule = self._fit_context(schedule)
+        if schedule.shared is not None and schedule.shared.note and kind == "open":
+            self._note(f"stage {len(self.stages)}: {schedule.shared.note}")
         cut: str | None = None
         if kind == "open":
             schedule, cut = schedule.capped(self._left_requests, self._left_tokens)
@@ -311,6 +313,10 @@ class Rig:
         if clipped:
             self._count("clipped_to_context", clipped)
         return replace(schedule, input_tokens=inputs, output_tokens=outputs)
+
+    def _note(self, text: str) -> None:
+        self._progress.note(text)
+        self._writer.meta["notes"].append(text)
 
     def _count(self, name: str, more: int) -> None:
         workload = self._writer.meta["workload"]
