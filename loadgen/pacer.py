@@ -14,6 +14,7 @@ import os
 import struct
 import sys
 import time
+from bisect import bisect_right
 from collections.abc import Callable
 
 import numpy as np
@@ -28,7 +29,7 @@ _TFD_TIMER_ABSTIME = 1
 
 def due_count(scheduled_ns: npt.NDArray[np.int64], released: int, now_ns: int) -> int:
     """How many of the sorted deadlines, beyond the first ``released``, are due at ``now_ns``."""
-    return int(np.searchsorted(scheduled_ns, now_ns, side="right")) - released
+    return bisect_right(scheduled_ns, now_ns, released) - released
 
 
 class Sleeper:

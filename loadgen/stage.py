@@ -286,6 +286,8 @@ class StageRunner:
 
     def _target_of(self, index: int) -> int:
         """Which endpoint a request goes to: in turn by its number, or by its session's."""
+        if len(self._clients) == 1:
+            return 0
         session = self._turns.session_of(index) if self._plan.sticky else None
         number = self._plan.schedule.request_id(index) if session is None else session
         return number % len(self._clients)

@@ -18,7 +18,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pyarrow.compute as pc
 
 from loadgen.audit import Measures
 from loadgen.plan import Live, StagePlan, StageResult, record_of
@@ -182,6 +181,8 @@ class Workers:
         await self._end(worker)
         why = f"worker {worker.number} died (exit status {worker.process.returncode})"
         self.lost.append(f"{why} in stage {share.index}")
+        import pyarrow.compute as pc  # here: it is slow to import, and workers rarely die
+
         table = read_stream(worker.stream)
         here = table.filter(pc.equal(table["stage"], share.index))
         recorded = dict(zip(here["request_id"].to_pylist(), here["ended_ns"].to_pylist(), strict=True))
