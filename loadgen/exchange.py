@@ -13,7 +13,6 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 import httptools
-import numpy as np
 
 from loadgen.answers import Answer
 from loadgen.protocols import error_text, excerpt
@@ -338,8 +337,10 @@ class Exchange:
         if answer.chunk_at_ns and record.started_ns is not None:
             start = record.started_ns
             record.first_token_ns, record.last_token_ns = answer.chunk_at_ns[0], answer.chunk_at_ns[-1]
-            at_us = (np.frombuffer(answer.chunk_at_ns, dtype=np.int64) - start) // 1000
-            record.chunk_at_us = np.minimum(at_us, CHUNK_AT_MAX_US).tolist()
+            at_us = [(at_ns - start) // 1000 for at_ns in answer.chunk_at_ns]
+            record.chunk_at_us = (
+                at_us if at_us[-1] <= CHUNK_AT_MAX_US else [min(at, CHUNK_AT_MAX_US) for at in at_us]
+            )
             record.chunk_tokens = answer.chunk_tokens
         self.ended = True
         self._may_wait = False
