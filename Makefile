@@ -10,7 +10,8 @@ demo: $(INSTALLED)
 	$(BIN)/ampacity demo
 
 test: $(INSTALLED_DEV)
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n auto --dist loadfile -m "not real_time"
+	$(BIN)/python -m pytest -m "real_time"
 
 lint: $(INSTALLED_DEV)
 	$(BIN)/ruff check .
