@@ -63,8 +63,10 @@ class Run:
     each, in s. A request's `place` is the number of the engine that decodes it.
     """
 
-    def __init__(self, deployment: Deployment, on_finish: Callable[[float], None] | None = None) -> None:
-        """on_finish(time in s) is called whenever a request has got its last token."""
+    def __init__(
+        self, deployment: Deployment, on_finish: Callable[[Request, float], None] | None = None
+    ) -> None:
+        """on_finish(request, time in s) is called whenever a request has got its last token."""
         configs = [
             replace(deployment.config, seed=deployment.config.seed + n) for n in range(deployment.replicas)
         ]
@@ -148,7 +150,7 @@ class Run:
             if whole is not None:
                 whole.finish_s = at_s
             if self._on_finish is not None:
-                self._on_finish(at_s)
+                self._on_finish(whole or request, at_s)
 
     def _hand_over(self, part: Request, whole: Request, at_s: float) -> bool:
         """A prompt is computed and its first token is out: the rest goes on, if there is one, when the KV entries

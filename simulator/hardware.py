@@ -13,7 +13,7 @@ from typing import Any
 from simulator import SimulatorError
 from simulator.catalog import BYTES_PER_ELEMENT, HARDWARE, MODELS, Hardware, Model
 from simulator.deployment import Deployment, Transfer
-from simulator.options import DEPLOYED, SCHEDULING, EngineConfig
+from simulator.options import DEPLOYED, SCHEDULING, EngineConfig, finite
 from simulator.steptime import Linear, Roofline
 
 ALL_REDUCE_LATENCY_S = 10e-6  # of one all-reduce of a small tensor over NVLink; an assumption
@@ -77,8 +77,13 @@ def engine_config(
 ) -> EngineConfig:
     """An engine with the KV pool that the device memory leaves; limits: max_num_seqs and max_num_batched_tokens.
 
-    Raises SimulatorError if no memory is left.
+    Raises SimulatorError if no memory is left, and where the attention heads cannot be split evenly.
     """
+    if model.heads % tensor_parallel:
+        raise SimulatorError(
+            f"{name}: {model.heads} attention heads of {model.name} cannot be split over {tensor_parallel} devices; "
+            f"take a divisor of {model.heads}"
+        )
     free = tensor_parallel * (hardware.memory_bytes * MEMORY_SHARE - ACTIVATION_BYTES)
     free -= model.parameters * BYTES_PER_ELEMENT[precision]
     blocks = int(free // (block_tokens * _kv_bytes(model, kv_precision, tensor_parallel)))
@@ -126,9 +131,9 @@ def linear_config(
 BUILT: dict[str, tuple[str, Callable[[str], Any]]] = {
     "weights": ("precision", str),
     "kv": ("kv_precision", str),
-    "bandwidth_factor": ("bandwidth_factor", float),
-    "compute_factor": ("compute_factor", float),
-    "overhead_s": ("overhead_s", float),
+    "bandwidth_factor": ("bandwidth_factor", finite),
+    "compute_factor": ("compute_factor", finite),
+    "overhead_s": ("overhead_s", finite),
     "max_model_len": ("max_model_len", int),
 }
 
@@ -184,10 +189,13 @@ _BUDGET = ("max_num_seqs", "max_num_batched_tokens")
 
 
 def _deployment(
-    config: EngineConfig, prefill_replicas: int = 0, transfer_gbs: float = 50.0, **options: Any
+    config: EngineConfig, prefill_replicas: int = 0, transfer_gbs: float | None = None, **options: Any
 ) -> Deployment:
     if not prefill_replicas:
+        if transfer_gbs is not None:
+            raise SimulatorError(f"{config.name}: transfer_gbs needs prefill_replicas of 1 or more")
         return Deployment(config, **options)
+    transfer_gbs = 50.0 if transfer_gbs is None else transfer_gbs
     step_time = config.step_time
     kv_bytes = step_time.kv_bytes_per_token if isinstance(step_time, Roofline) else 0.0
     if not transfer_gbs > 0:
@@ -220,7 +228,7 @@ def _named(name: str) -> EngineConfig:
     kind, _, numbers = name.partition(":")
     if kind == "linear":
         try:
-            alpha_s, beta_s, *rest = (float(number) for number in numbers.split(","))
+            alpha_s, beta_s, *rest = (finite(number) for number in numbers.split(","))
             (prefill_s,) = rest or [0.0]
         except ValueError as error:
             raise SimulatorError(f"preset {name!r}: write linear:ALPHA_S,BETA_S[,PREFILL_S]") from error

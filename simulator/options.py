@@ -1,5 +1,6 @@
 """What an engine may use and how it schedules."""
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -65,6 +66,10 @@ class EngineConfig:
             raise SimulatorError(f"{self.name}: unknown policy {self.policy!r}; known: {', '.join(POLICIES)}")
         if self.max_loras is not None and self.max_loras < 1:
             raise SimulatorError(f"{self.name}: max_loras must be at least 1, got {self.max_loras}")
+        if self.adapter_load_s and (self.max_loras is None or not self.adapter_load_s > 0):
+            raise SimulatorError(
+                f"{self.name}: adapter_load_s must be >= 0 and needs max_loras, got {self.adapter_load_s} and {self.max_loras}"
+            )
         per_sequence = 1 if self.speculation is None else self.speculation.tokens + 1
         if self.max_num_batched_tokens < self.max_num_seqs * per_sequence:
             raise SimulatorError(
@@ -79,13 +84,21 @@ class EngineConfig:
             )
 
 
+def finite(text: str) -> float:
+    """Raises ValueError for what is no number, and for nan and inf."""
+    value = float(text)
+    if not math.isfinite(value):
+        raise ValueError(f"{text} is not finite")
+    return value
+
+
 def _switch(text: str) -> bool:
     return bool(("off", "on").index(text))
 
 
 def _speculation(text: str) -> Speculation:
     drafts, acceptance, *draft_s = text.split(":")
-    return Speculation(int(drafts), float(acceptance), *map(float, draft_s))
+    return Speculation(int(drafts), finite(acceptance), *map(finite, draft_s))
 
 
 Settings = dict[str, tuple[Callable[[str], Any], str, str]]
@@ -102,7 +115,7 @@ SCHEDULING: Settings = {
         "K drafts a step, each accepted with probability A, made in S s.",
     ),
     "max_loras": (int, "N", "LoRA adapters on the device at once. Default: they cost nothing."),
-    "adapter_load_s": (float, "S", "Time to bring an adapter in."),
+    "adapter_load_s": (finite, "S", "Time to bring an adapter in."),
 }
 DEPLOYED: Settings = {
     "replicas": (int, "N", "Engines behind a router."),
@@ -112,5 +125,5 @@ DEPLOYED: Settings = {
         "N",
         "Further engines that compute the prompts; the others only decode. Default: none.",
     ),
-    "transfer_gbs": (float, "GB/s", "At which KV entries go from those to the others. Default: 50."),
+    "transfer_gbs": (finite, "GB/s", "At which KV entries go from those to the others. Default: 50."),
 }

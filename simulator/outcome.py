@@ -156,11 +156,14 @@ def simulate_closed(
     def send(at_s: float) -> None:
         request = next(coming, None)
         if request is not None:
-            run.arrive(request, at_s + think_s)
+            run.arrive(request, at_s)
 
-    run = Run(Deployment(config) if isinstance(config, EngineConfig) else config, on_finish=send)
+    run = Run(
+        Deployment(config) if isinstance(config, EngineConfig) else config,
+        on_finish=lambda _, at_s: send(at_s + think_s),
+    )
     for _ in range(clients):
-        send(-think_s)
+        send(0.0)
     run.advance()
     return outcome_of(run, requests)
 

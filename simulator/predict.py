@@ -44,7 +44,7 @@ def run_stage(
     if len(scheduled) != len(requests):
         raise SimulatorError("scheduled_s, input_tokens and output_tokens must have the same length")
     order = np.argsort(scheduled, kind="stable")
-    outcome = simulate_requests(_seeded(config, seed), scheduled[order], [requests[n] for n in order])
+    outcome = simulate_requests(seeded(config, seed), scheduled[order], [requests[n] for n in order])
     return outcome.reordered(np.argsort(order, kind="stable"))
 
 
@@ -62,7 +62,7 @@ def run_closed_stage(
     arrival_s is when each was sent. Raises SimulatorError for requests that cannot be served.
     """
     requests = make_requests(config, input_tokens, output_tokens, traits)
-    return simulate_closed(_seeded(config, seed), concurrency, requests, think_s)
+    return simulate_closed(seeded(config, seed), concurrency, requests, think_s)
 
 
 def make_requests(
@@ -113,7 +113,8 @@ def _names(traits: Traits, number: int, blocks: int, block_tokens: int) -> list[
     return [("prefix", prefix, n) if n < shared else (own, n) for n in range(blocks)]
 
 
-def _seeded(config: EngineConfig | Deployment, seed: int) -> EngineConfig | Deployment:
+def seeded(config: EngineConfig | Deployment, seed: int) -> EngineConfig | Deployment:
+    """The same with another seed of what the engine draws."""
     if isinstance(config, EngineConfig):
         return replace(config, seed=seed)
     return replace(config, config=replace(config.config, seed=seed))

@@ -235,6 +235,11 @@ def serve(
 
     deployment: instead of the preset. Raises SimulatorError when the options or the address cannot be used.
     """
+    if not start.host or not 0 <= start.port <= 65535:
+        raise SimulatorError(
+            f"cannot listen on {start.host!r}, port {start.port}: give a host (0.0.0.0 is all of this machine's addresses) "
+            "and a port from 0 to 65535"
+        )
     api_key = os.environ.get(start.api_key_env) if start.api_key_env else None
     if start.api_key_env and not api_key:
         raise SimulatorError(

@@ -78,7 +78,14 @@ def with_face(command: Command) -> Command:
 
 def make_face(given: dict[str, Any]) -> Face:
     """Raises SimulatorError for values out of range."""
+    from math import isfinite
+
+    from simulator import SimulatorError
     from simulator.face import read_options
+
+    for name, value in given.items():
+        if isinstance(value, float) and not isfinite(value):  # which JSON could not say
+            raise SimulatorError(f"{_flag(name)} {value}: give a finite number")
 
     if "adapters" in given:
         given = given | {"adapters": [name.strip() for name in given["adapters"].split(",")]}

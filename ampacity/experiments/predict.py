@@ -15,6 +15,7 @@ import pyarrow as pa
 from ampacity.config import ConfigError, Settings
 from ampacity.experiments.provenance import out_path, run_meta, utc_now
 from ampacity.experiments.sweep import LOOKS, Enough, sweep
+from ampacity.experiments.virtual import Played, play
 from ampacity.progress import Progress
 from analysis.stages import analyse_stage
 from loadgen.audit import Measures, Tolerance, judge
@@ -24,13 +25,14 @@ from loadgen.records import RequestRecord, to_batch
 from loadgen.rundir import RunWriter
 from simulator.deployment import Deployment
 from simulator.engine import EngineConfig
-from simulator.outcome import Outcome
-from simulator.predict import run_closed_stage, run_stage
+from simulator.predict import run_stage
 from workloads.schedule import Schedule, closed_schedule, open_schedule
 
 ORIGIN_NS = 1_000_000_000  # virtual time begins here, so that no time stamp is 0
 REQUESTS_MIN = 2000  # in a stage, so that a p99 can be decided
 IDLE_NS = 60_000_000_000  # between stages; each begins on an idle engine
+STAGE_MAX_S = 3e7  # a year of engine time
+CHUNK_AT_MAX_US = 2**32 - 1  # what requests.parquet holds; later ones saturate
 
 
 class VirtualRig:
@@ -49,6 +51,9 @@ class VirtualRig:
         self._left_requests = settings.max_requests
         self._left_tokens = settings.max_tokens
         self._start_ns = ORIGIN_NS
+        sessions = settings.workload.sessions
+        self._answers_told = sessions is None or sessions.history == "answers"
+        self._finish_s = 0.0 if sessions is None else sessions.finish_s
         alone = run_stage(deployment, [0.0], [self._median("input_tokens")], [self._median("output_tokens")])
         self.typical_e2e_s = float(alone.finish_s[0])
 
@@ -65,7 +70,7 @@ class VirtualRig:
     ) -> dict[str, Any] | None:
         """One stage at ``rate_rps``, run to the end of its last request; its judgement, or None when the run is over."""
         if duration_s is None:
-            duration_s = max(self.settings.duration_s, REQUESTS_MIN / rate_rps)  # virtual time costs nothing
+            duration_s = _stage_s(self.settings, rate_rps)
         schedule = open_schedule(
             self.settings.workload, rate_rps=rate_rps, duration_s=duration_s, seed=self.settings.seed,
             stage=len(self.stages), first_request_id=self._first_request_id,
@@ -73,25 +78,32 @@ class VirtualRig:
         schedule, cut = self._fit(schedule).capped(self._left_requests, self._left_tokens)
         if cut and len(schedule):
             duration_s = float(schedule.scheduled_s[-1]) + 1e-6
-        decided = None
-        if enough is not None and len(schedule):
-            schedule, duration_s, decided = self._ended_when_enough(schedule, duration_s, rate_rps, enough)
-            cut = None if decided else cut
-        return self._judge(schedule, cut, duration_s, offered_rps=rate_rps, decided=decided)
+        if self._nothing_left(schedule, cut):
+            return None
+        played, decided = self._play(schedule, until_s=duration_s + self._finish_s), None
+        if enough is not None:
+            ended_s, decided = self._ended_when_enough(played, duration_s, rate_rps, enough)
+            if decided:  # sessions are not played on
+                duration_s, cut, played = ended_s, None, self._play(schedule, until_s=ended_s)
+        return self._judge(played, cut, duration_s, offered_rps=rate_rps, decided=decided)
+
+    def _play(self, schedule: Schedule, **how: Any) -> Played:
+        return play(
+            self._deployment, schedule, seed=self.settings.seed, answers_told=self._answers_told, **how
+        )
+
+    def _nothing_left(self, schedule: Schedule, cut: str | None) -> bool:
+        if self.ended or not len(schedule):
+            self.ended = self.ended or (("budget", cut) if cut else None)
+            return True
+        return False
 
     def _ended_when_enough(
-        self, schedule: Schedule, duration_s: float, rate_rps: float, enough: Enough
-    ) -> tuple[Schedule, float, str | None]:
-        """What is sent of a stage that is looked at on its way, how long that takes, and why it ended."""
-        tokens = run_stage(
-            self._deployment,
-            schedule.scheduled_s,
-            schedule.input_tokens,
-            schedule.output_tokens,
-            self.settings.seed,
-        )
+        self, played: Played, duration_s: float, rate_rps: float, enough: Enough
+    ) -> tuple[float, str | None]:
+        """How long a stage takes that is looked at on its way, and why it ended."""
         index, start_ns = len(self.stages), self._start_ns
-        records = _records(schedule, tokens, index, start_ns)
+        records = _records(played, index, start_ns)
         waits_s = max(
             (slo.limit_s for slo in self.settings.slos if slo.metric in ("ttft", "e2e", "first_answer")),
             default=0.0,
@@ -109,9 +121,8 @@ class VirtualRig:
             table = pa.Table.from_batches([to_batch(seen)])
             decided = enough(analyse_stage(table, meta, self.settings.slos, self.settings.warmup_requests))
             if decided:
-                sent = int(np.searchsorted(schedule.scheduled_s, look * duration_s))
-                return schedule.capped(sent)[0], look * duration_s, decided
-        return schedule, duration_s, None
+                return look * duration_s, decided
+        return duration_s, None
 
     async def closed_stage(self, concurrency: int) -> dict[str, Any] | None:
         """One closed-loop stage of ``concurrency`` virtual users."""
@@ -122,52 +133,46 @@ class VirtualRig:
                 first_request_id=self._first_request_id,
             )  # fmt: skip
             schedule, cut = self._fit(schedule).capped(self._left_requests, self._left_tokens)
-            tokens = run_closed_stage(
-                self._deployment,
-                concurrency,
-                schedule.input_tokens,
-                schedule.output_tokens,
-                self.settings.seed,
+            if self._nothing_left(schedule, cut):
+                return None
+            duration_s = self.settings.duration_s
+            played = self._play(
+                schedule, until_s=duration_s + self._finish_s, users=concurrency, users_until_s=duration_s,
                 think_s=self.settings.think_s,
-            )
-            if cut or tokens.arrival_s.max() > self.settings.duration_s:
+            )  # fmt: skip
+            if cut or not played.used_up:
                 break
             count *= 2
-        within = int(np.count_nonzero(tokens.arrival_s < self.settings.duration_s))
-        schedule, _ = replace(schedule, scheduled_s=tokens.arrival_s).capped(within)
-        return self._judge(schedule, cut, self.settings.duration_s, concurrency=concurrency, tokens=tokens)
+        return self._judge(played, cut, duration_s, concurrency=concurrency)
 
     def _judge(
-        self, schedule: Schedule, cut: str | None, duration_s: float, *,
-        offered_rps: float | None = None, concurrency: int | None = None, tokens: Outcome | None = None,
-        decided: str | None = None,
-    ) -> dict[str, Any] | None:  # fmt: skip
-        if self.ended or not len(schedule):
-            self.ended = self.ended or (("budget", cut) if cut else None)
-            return None
-        if tokens is None:
-            tokens = run_stage(
-                self._deployment,
-                schedule.scheduled_s,
-                schedule.input_tokens,
-                schedule.output_tokens,
-                self.settings.seed,
-            )
+        self, played: Played, cut: str | None, duration_s: float, *,
+        offered_rps: float | None = None, concurrency: int | None = None, decided: str | None = None,
+    ) -> dict[str, Any]:  # fmt: skip
+        schedule, outcome = played.schedule, played.outcome
         index, start_ns, n = len(self.stages), self._start_ns, len(schedule)
-        for record in _records(schedule, tokens, index, start_ns):
+        for record in _records(played, index, start_ns):
             self._writer.append(record)
-        self._first_request_id += n
+        self._first_request_id = max(map(schedule.request_id, range(n))) + 1
         self._left_requests = None if self._left_requests is None else self._left_requests - n
         self._left_tokens = (
             None if self._left_tokens is None else self._left_tokens - schedule.planned_tokens()
         )
-        drained_ns = start_ns + int(float(tokens.finish_s[:n].max()) * 1e9)
+        drained_ns = start_ns + int(float(outcome.finish_s.max()) * 1e9)
         end_ns = start_ns + int(duration_s * 1e9)
         meta = {
             "index": index, "kind": "closed" if concurrency else "open", "offered_rps": offered_rps, "concurrency": concurrency,
             "start_ns": start_ns, "end_ns": end_ns, "scheduled_requests": n, "drained_ns": drained_ns,
             "ended_early": cut, "decided_early": decided, "audit": asdict(judge(Measures(), Tolerance())),
         }  # fmt: skip
+        if schedule.session is not None:
+            meta["sessions"] = {
+                "begun": played.begun,
+                "cut": [f"{index}-{session}" for session in played.cut],
+            }
+        if schedule.shared is not None or schedule.continues is not None:
+            planned = schedule.planned_cached_tokens(answers_too=self._answers_told)
+            meta["cached_share_planned"] = float(planned.sum() / schedule.input_tokens.sum())
         self._writer.meta["stages"].append(meta)
         self._start_ns = max(drained_ns, end_ns) + IDLE_NS
         table = self._writer.stage_table(index)
@@ -179,8 +184,10 @@ class VirtualRig:
         return judged
 
     def _fit(self, schedule: Schedule) -> Schedule:
-        """What does not fit the model's context is shortened, as before a real run."""
+        """What does not fit the model's context is shortened, and a conversation ends before it, as in a real run."""
         context = self._deployment.config.max_model_len
+        if schedule.continues is not None:
+            return schedule.without(schedule.input_tokens + schedule.output_tokens > context)
         outputs = np.minimum(schedule.output_tokens, max(context // 2, 1))
         return replace(
             schedule,
@@ -189,24 +196,38 @@ class VirtualRig:
         )
 
 
-def _records(schedule: Schedule, tokens: Outcome, stage: int, start_ns: int) -> list[RequestRecord]:
+def _stage_s(settings: Settings, rate_rps: float) -> float:
+    """How long a stage is: as asked for, and REQUESTS_MIN requests at least, as virtual time costs nothing."""
+    duration_s = max(settings.duration_s, REQUESTS_MIN / rate_rps)
+    if duration_s > STAGE_MAX_S:
+        raise ConfigError(
+            f"{rate_rps:g} requests/s: a stage of {REQUESTS_MIN} requests would take {duration_s:.2g} s of engine time; "
+            f"give {REQUESTS_MIN / STAGE_MAX_S:.1g} or more"
+        )
+    return duration_s
+
+
+def _records(played: Played, stage: int, start_ns: int) -> list[RequestRecord]:
     """One ok row for each request, with the time of every chunk."""
+    schedule, tokens = played.schedule, played.outcome
     records = []
     scheduled_ns = start_ns + np.round(schedule.scheduled_s * 1e9).astype(np.int64)
+    session = [-1] * len(schedule) if schedule.session is None else schedule.session.tolist()
     for i, due_ns in enumerate(scheduled_ns.tolist()):
         times_s, counts = tokens.chunks(i)
         times_ns = start_ns + np.round(times_s * 1e9).astype(np.int64)
         first_ns, last_ns = int(times_ns[0]), int(times_ns[-1])
         records.append(RequestRecord(
-            request_id=schedule.first_request_id + i, stage=stage, scheduled_ns=due_ns, status="ok", target="predicted",
-            class_=schedule.class_name(i),
+            request_id=schedule.request_id(i), stage=stage, scheduled_ns=due_ns, status="ok", target="predicted",
+            class_=schedule.class_name(i), session_id=None if session[i] < 0 else f"{stage}-{session[i]}",
+            turn=None if session[i] < 0 or schedule.turn is None else int(schedule.turn[i]),
             dispatched_ns=due_ns, connected_ns=due_ns, started_ns=due_ns, sent_ns=due_ns, headers_ns=first_ns,
             first_event_ns=first_ns, first_token_ns=first_ns, first_answer_ns=first_ns, last_token_ns=last_ns,
             ended_ns=last_ns, http_status=200, finish_reason="length",
             input_tokens_planned=int(schedule.input_tokens[i]), input_tokens=int(schedule.input_tokens[i]),
             cached_tokens=int(tokens.cached_tokens[i]),
             output_tokens_planned=int(schedule.output_tokens[i]), output_tokens=int(counts.sum()),
-            token_source="usage_per_chunk", chunk_at_us=((times_ns - due_ns) // 1000).tolist(), chunk_tokens=counts.tolist(),
+            token_source="usage_per_chunk", chunk_at_us=np.minimum((times_ns - due_ns) // 1000, CHUNK_AT_MAX_US).tolist(), chunk_tokens=counts.tolist(),
         ))  # fmt: skip
     return records
 
@@ -232,11 +253,13 @@ async def predict(
     drive: Drive = sweep, experiment: str = "predict",
 ) -> Path:  # fmt: skip
     """Sweep the engine (or ``drive`` it otherwise) in virtual time; gives the run directory back."""
-    if settings.workload.sessions is not None or settings.workload.prompts is not None:
+    if settings.workload.prompts is not None:
         raise ConfigError(
-            f"workload {settings.workload.name} has sessions or real prompts, which virtual time does not play: practise on "
+            f"workload {settings.workload.name} has real prompts, which virtual time does not play: practise on "
             "'ampacity simulate', with 'ampacity sweep URL'"
         )
+    for rate_rps in settings.rates or ():
+        _stage_s(settings, rate_rps)
     out = out_path(settings, experiment)
     deployment = Deployment(engine) if isinstance(engine, EngineConfig) else engine
     config = deployment.config
