@@ -24,11 +24,15 @@ CONFIDENCE = 0.95
 ASSUMPTION = (
     "within this run: requests in steady state, slow ones in clusters whose length is measured by the "
     "autocorrelation of 'slower than a limit' in scheduled order, at levels from a fifth of the rarest to twenty "
-    "times the share in question; no upper end where the run lasts less than 120 correlation times; differences "
+    "times the share in question; no upper end where the run lasts less than 120 correlation times, or has fewer than 65 "
+    "independent looks at a load that is bunched; differences "
     "between runs, days or machines are not in it"
 )
 LONG_ENOUGH = 120.0
 """Correlation times (at the slowest fifth) that a run must last for its worst to have shown itself."""
+LOOKS_OVER_QUANTILE = 0.65
+"""Independent looks at a bunched load, times 1 - q, that it takes to have seen its worst: 65 for p99, 13 for p95."""
+_BUNCHED = 3.0  # variance over mean of the in-flight count; it is 1 where requests do not meet (M/G/infinity)
 _MORE_LIMIT = 10**9
 _SERIES_BITS = 16
 
@@ -157,6 +161,18 @@ def autocorrelation_time(series: Floats) -> float:
     stop = np.flatnonzero(pairs <= 0)
     kept = np.minimum.accumulate(pairs[: stop[0]] if len(stop) else pairs)
     return max(1.0, 2.0 * float(kept.sum()) - 1.0)
+
+
+def independent_looks(in_flight: Floats) -> float:
+    """Correlation times that a series of in-flight counts lasts, as each request found it; inf where it is not bunched.
+
+    A queue that forms only when the server is full shows nothing in the latencies before it does; the in-flight
+    count, which must rise slowly to get there, shows how slow it is (its variance is far above Poisson's then).
+    """
+    series = in_flight[:: (len(in_flight) >> _SERIES_BITS) + 1]
+    if len(series) < 4 or float(series.var()) <= _BUNCHED * float(series.mean()):
+        return math.inf
+    return len(series) / autocorrelation_time(series)
 
 
 def effective_size(misses: Floats, sizes: Floats) -> float:

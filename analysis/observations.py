@@ -15,7 +15,13 @@ import numpy.typing as npt
 
 from analysis.fluidity import needed_pace_s
 from analysis.gaps import GapSeries
-from analysis.intervals import LONG_ENOUGH, effective_size, order_statistic_ranks
+from analysis.intervals import (
+    LONG_ENOUGH,
+    LOOKS_OVER_QUANTILE,
+    effective_size,
+    independent_looks,
+    order_statistic_ranks,
+)
 from analysis.metrics import (
     Bools,
     Chunks,
@@ -48,6 +54,7 @@ class Observations:
     censored: Floats  # shape (n_owners,): slower than this, NaN where not censored
     reason: str | None = None  # why the metric is not known at all
     assumption: str | None = None
+    looks: float = float("inf")  # independent looks at the load that the samples had (intervals.py)
 
     @property
     def n_owners(self) -> int:
@@ -121,7 +128,7 @@ class Observations:
 
         The least n_eff over levels around it, from rarer ones, whose slow samples cluster most, to commoner ones,
         where there are more of them to see it by. It should last ``LONG_ENOUGH`` correlation times of the slowest
-        fifth: long enough at 1 and below.
+        fifth, and have ``LOOKS_OVER_QUANTILE``/(1 - q) independent looks at the load: long enough at 1 and below.
         """
         key = 1 - quantile
         if key not in self._tails:
@@ -129,7 +136,7 @@ class Observations:
             sizes = self._sizes_at(sorted(shares))
             bulk = self.n / max(sizes[_BULK], 1e-9) if np.isfinite(sizes[_BULK]) else 1.0
             unit = self.n / max(self.n_owners, 1)  # the gaps of a request are alike, however long the run is
-            lengths = LONG_ENOUGH * (bulk - unit) / self.n
+            lengths = max(LONG_ENOUGH * (bulk - unit) / self.n, LOOKS_OVER_QUANTILE / key / self.looks)
             least = min(sizes.values())
             least = least if np.isfinite(least) else float(np.count_nonzero(self.sizes))
             self._tails[key] = least, lengths
@@ -228,6 +235,12 @@ class Cohort:
     chunks: Chunks
     missing: int
     now_ns: float  # when the last thing that we know of happened, for ages
+    in_flight: Floats | None = None  # shape (n,): requests of the stage in flight when each was due
+
+    @cached_property
+    def looks(self) -> float:
+        """Independent looks at the load (analysis/intervals.py); inf where it is not known."""
+        return float("inf") if self.in_flight is None else independent_looks(self.in_flight)
 
     @cached_property
     def cut_ns(self) -> Floats:
@@ -255,7 +268,8 @@ class Cohort:
         if name is None:
             return self
         which = self.in_class(name)
-        return Cohort(self.requests.take(which), self.chunks.take(which), 0, self.now_ns)
+        in_flight = None if self.in_flight is None else self.in_flight[which]
+        return Cohort(self.requests.take(which), self.chunks.take(which), 0, self.now_ns, in_flight)
 
     def in_class(self, name: str | None) -> Bools:
         """Which requests are of a class, shape (n,)."""

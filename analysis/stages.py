@@ -35,7 +35,14 @@ from analysis.metrics import (
 from analysis.observations import Cohort, Observations, quantile_rank
 from analysis.percentiles import curve, percentiles
 from analysis.slo import Slo
-from analysis.steady import Stability, Window, find_window, judge_stability, time_average_in_flight
+from analysis.steady import (
+    Stability,
+    Window,
+    find_window,
+    in_flight_at,
+    judge_stability,
+    time_average_in_flight,
+)
 
 _NS = 1e-9
 
@@ -136,7 +143,8 @@ def _cohort(
         chunks = chunks.between(low, high)
     elif len(which) < len(rows):
         chunks = read_chunks(table, requests)
-    return Cohort(requests, chunks, missing, now_s / _NS), rate
+    in_flight = in_flight_at(requests.scheduled_ns, rows.scheduled_ns, rows.ended_ns)
+    return Cohort(requests, chunks, missing, now_s / _NS, in_flight), rate
 
 
 def _output_rate(rows: Requests, chunks: Chunks, window: Window) -> float:

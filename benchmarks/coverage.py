@@ -18,9 +18,10 @@ import numpy as np
 import numpy.typing as npt
 
 from analysis.attainment import judge_slo
+from analysis.intervals import independent_looks
 from analysis.observations import Observations
 from analysis.slo import Slo
-from analysis.steady import find_window, judge_stability
+from analysis.steady import find_window, in_flight_at, judge_stability
 
 Floats = npt.NDArray[np.float64]
 
@@ -129,15 +130,15 @@ def measure(server: Server, load: float, n: int, seed: int) -> tuple[Observation
     end_s = float(arrival[-1])
     window = find_window(0.0, end_s, arrival, arrival + e2e, ttft, None)
     stable = judge_stability(0.0, end_s, arrival, arrival + e2e, e2e).stable
-    kept = ttft[arrival >= window.start_s]
-    kept = kept[-n:]
-    return observations(kept), stable
+    kept = np.flatnonzero(arrival >= window.start_s)[-n:]
+    found = in_flight_at(arrival[kept], arrival, arrival + e2e)
+    return observations(ttft[kept], independent_looks(found)), stable
 
 
-def observations(values: Floats) -> Observations:
+def observations(values: Floats, looks: float = float("inf")) -> Observations:
     """One sample per request, none failed."""
     n = len(values)
-    return Observations("requests", values, np.arange(n), None, np.zeros(n), np.full(n, np.nan))
+    return Observations("requests", values, np.arange(n), None, np.zeros(n), np.full(n, np.nan), looks=looks)
 
 
 def truth(server: Server, load: float, requests: int = TRUE_REQUESTS, parts: int = 4) -> float:
@@ -207,7 +208,7 @@ def main() -> None:
     )
     args = parser.parse_args()  # fmt: skip
     server = SERVERS[args.server]()
-    size = TRUE_REQUESTS if args.server != "preset" else 100_000
+    size = TRUE_REQUESTS if args.server != "preset" else 500_000
     known = cache(lambda load: truth(server, load, size))
     print(
         f"{server.name}: saturated at {server.most_rps:.4g} requests/s; {args.runs} runs of {args.requests}"
