@@ -1,0 +1,169 @@
+"""Faults that users of other load generators reported and that no other test holds (docs/known-faults.md)."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import re
+import time
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from fault_server import FaultServer
+from stage_driving import Made, on_loop, request_bytes, schedule_at
+
+from loadgen import kernel_stamps
+from loadgen.endpoint import parse_endpoint
+from loadgen.exchange import Exchange
+from loadgen.http import Client
+from loadgen.plan import Limits, StagePlan, StageResult
+from loadgen.records import RequestRecord
+from loadgen.stage import READY_MAX, READY_MAX_BYTES, StageRunner, _overdue
+
+S = 1_000_000_000
+
+
+def played(server: FaultServer, plan: StagePlan, **how: Any) -> tuple[StageResult, list[RequestRecord]]:
+    endpoint = parse_endpoint(server.url)
+    records: list[RequestRecord] = []
+
+    async def main() -> StageResult:
+        client = Client(endpoint, endpoint.addresses(), None, **how)
+        runner = StageRunner(
+            [client], Made(lambda number, tokens: request_bytes(endpoint, tokens)), records.append
+        )
+        try:
+            return await runner.run(plan)
+        finally:
+            await client.close()
+
+    return on_loop("uvloop", main()), records
+
+
+@pytest.mark.parametrize("stamps", ["read", "kernel"])
+def test_a_step_of_the_wall_clock_moves_no_latency(stamps: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fault 20: the clock is set back by 5 s in the middle of a stage."""
+    if stamps == "kernel" and not kernel_stamps.AVAILABLE:
+        pytest.skip("kernel time stamps need Linux")
+    real_ns, began_ns = time.time_ns, time.monotonic_ns()
+
+    def stepped_ns() -> int:
+        return real_ns() - (5 * S if time.monotonic_ns() - began_ns > 0.25 * S else 0)
+
+    monkeypatch.setattr(time, "time_ns", stepped_ns)
+    monkeypatch.setattr(time, "time", lambda: stepped_ns() / 1e9)
+    with FaultServer() as server:
+        plan = StagePlan(
+            0, "open", schedule_at([0.02 * k for k in range(20)]), 0.4, offered_rps=50.0, drain_s=10
+        )
+        _, records = played(server, plan, stamps=stamps)
+    assert [record.status for record in records] == ["ok"] * 20
+    for record in records:
+        times = [
+            record.scheduled_ns,
+            record.dispatched_ns,
+            record.started_ns,
+            record.first_token_ns,
+            record.ended_ns,
+        ]
+        known = [at for at in times if at is not None]
+        assert len(known) == 5
+        # two reads of the wall clock and one of the kernel's: a stamp may be off by microseconds, never by the step
+        assert all(-0.001 * S < later - sooner < 4 * S for sooner, later in pairwise(known))
+
+
+def test_by_default_an_answer_may_last_as_long_as_its_tokens_come() -> None:
+    """Fault 58: 200 s of steady tokens are no timeout; 121 s of silence are."""
+    record = RequestRecord(0, 0, 0, "unfinished", dispatched_ns=0)
+    exchange = Exchange(record, b"", lambda _: None)
+    exchange.feed(199 * S, b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n")
+    assert _overdue(exchange, Limits(), 200 * S) is None
+    assert "120 s" in (_overdue(exchange, Limits(), 320 * S) or "")
+
+
+def test_requests_are_made_ahead_in_a_bounded_window() -> None:
+    """Fault 64: of 50,000 prompts of 32 KB only the first ones are made before the start."""
+    made: list[int] = []
+
+    def make(number: int, tokens: int) -> bytes:
+        made.append(number)
+        return b"x" * 32_768
+
+    with FaultServer() as server:
+        endpoint = parse_endpoint(server.url)
+
+        async def main() -> None:
+            client = Client(endpoint, endpoint.addresses(), None)
+            runner = StageRunner([client], Made(make), lambda _: None)
+            schedule = schedule_at(np.arange(50_000) * 1e-3)  # type: ignore[arg-type]
+            runner.prepare(StagePlan(0, "open", schedule, 50.0, offered_rps=1000.0))
+            await client.close()
+
+        on_loop("uvloop", main())
+    assert len(made) == min(READY_MAX, READY_MAX_BYTES // 32_768)
+
+
+def test_ports_that_are_used_up_are_this_machines_shortage(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fault 57: a class of its own, not the server's failure."""
+
+    async def connect(*_: Any, **__: Any) -> None:
+        raise OSError(errno.EADDRNOTAVAIL, "Cannot assign requested address")
+
+    monkeypatch.setattr(kernel_stamps, "connect", connect)
+    with FaultServer() as server:
+        plan = StagePlan(0, "open", schedule_at([0.0, 0.001, 0.002]), 0.1, offered_rps=30.0, drain_s=2)
+        result, records = played(server, plan, stamps="kernel")
+    assert {(record.status, record.error) for record in records} == {
+        ("connect_error", "Cannot assign requested address")
+    }
+    assert result.measures.shortages == 3
+
+
+def test_a_finished_stage_keeps_no_request() -> None:
+    """Fault 63: what was recorded is let go."""
+    with FaultServer() as server:
+        endpoint = parse_endpoint(server.url)
+
+        async def main() -> tuple[StageRunner, Client]:
+            client = Client(endpoint, endpoint.addresses(), None)
+            runner = StageRunner(
+                [client], Made(lambda number, tokens: request_bytes(endpoint, tokens)), lambda _: None
+            )
+            await runner.run(StagePlan(0, "open", schedule_at([0.0] * 50), 0.2, offered_rps=250.0, drain_s=5))
+            held = (len(runner._in_flight), len(client._connecting), len(client._carrying))
+            await client.close()
+            assert held == (0, 0, 0)
+            return runner, client
+
+        on_loop("uvloop", main())
+
+
+def test_connecting_is_no_part_of_ttft(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fault 23: a connection that takes 150 ms is seen as such; the request counts from when it has one."""
+    real = kernel_stamps.connect
+
+    async def slowly(*args: Any, **how: Any) -> None:
+        await asyncio.sleep(0.15)
+        await real(*args, **how)
+
+    monkeypatch.setattr(kernel_stamps, "connect", slowly)
+    with FaultServer() as server:
+        plan = StagePlan(0, "open", schedule_at([0.0] * 3), 0.1, offered_rps=30.0, drain_s=5)
+        _, records = played(server, plan, stamps="kernel")
+    for record in records:
+        assert (record.connected_ns or 0) - (record.dispatched_ns or 0) >= 0.149 * S
+        assert (record.started_ns or 0) >= (record.connected_ns or S)
+
+
+def test_every_fault_has_a_row_and_every_test_that_is_named_exists() -> None:
+    tests = Path(__file__).parent
+    text = (tests.parent / "docs" / "known-faults.md").read_text(encoding="utf-8")
+    rows = {int(n) for row in re.findall(r"^\| ([\d, ]+) \|", text, re.M) for n in row.split(",")}
+    assert rows == set(range(1, 84))
+    file = ""
+    for found in re.finditer(r"`(test_\w+\.py)?::(test_\w+)`", text):
+        file = found[1] or file
+        assert f"def {found[2]}(" in (tests / file).read_text(encoding="utf-8"), found[0]
