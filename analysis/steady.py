@@ -167,7 +167,7 @@ def judge_stability(
     needed = WEAK_GROWTH_Z if arrivals < FEW_ARRIVALS else GROWTH_Z
     if z < needed or _slope_z(begin, end_s, scheduled_s, ended_s) < 2:
         return Stability(True, None, growth_rps)
-    rise = _latency_rise(scheduled_s, e2e_s, valued, begin)
+    rise = _latency_rise(scheduled_s, ended_s, e2e_s, valued, begin)
     if z < GROWTH_Z and rise < CLEAR_RISE:
         return Stability(True, None, growth_rps)
     if rise < LATENCY_RISE or (short and rise < LATENCY_RISE_SHORT):
@@ -199,12 +199,23 @@ def _slope_z(begin_s: float, end_s: float, scheduled_s: Floats, ended_s: Floats)
     return slope / error if error > 0 else float(np.inf if slope > 0 else 0.0)
 
 
-def _latency_rise(scheduled_s: Floats, e2e_s: Floats, valued: Bools, begin_s: float) -> float:
-    """Median end-to-end time of the last third of the span over that of the stage's first tenth or so."""
-    values, n = e2e_s[valued], int(np.count_nonzero(valued))
+def _latency_rise(
+    scheduled_s: Floats, ended_s: Floats, e2e_s: Floats, valued: Bools, begin_s: float
+) -> float:
+    """Median end-to-end time of the last third of the span over that of the stage's first requests.
+
+    Where the stage was cut off (Ctrl-C) the last requests have hardly any age, and say nothing, nor do the
+    quick ones among their neighbours: counted are those that were due long enough ago to show a rise.
+    """
+    values, due, n = e2e_s[valued], scheduled_s[valued], int(np.count_nonzero(valued))
     if n < 20:
         return float("inf")  # hardly anything ended: the growth speaks for itself
-    late = values[-max(5, int(np.count_nonzero(scheduled_s[valued] >= begin_s)) // 3) :]
-    early = values[: max(10, n // 5)]
-    low = float(np.median(early))
-    return float(np.median(late)) / low if low > 0 else float("inf")
+    low = float(np.median(values[: max(10, n // 5)]))
+    open_ = np.isnan(ended_s[valued])
+    now_s = float((due + values)[open_].max()) if open_.any() else float("inf")
+    old = due <= now_s - CLEAR_RISE * low
+    values = values[old]
+    if len(values) < 10 or low <= 0:
+        return float("inf") if low <= 0 else 1.0
+    late = values[-max(5, int(np.count_nonzero(due[old] >= begin_s)) // 3) :]
+    return float(np.median(late)) / low

@@ -122,3 +122,38 @@ def test_hardly_anything_ends() -> None:
 
 def test_too_few_requests_to_tell() -> None:
     assert stable(np.arange(5.0), np.arange(5.0) + 1, 5.0) is None
+
+
+def cut_off(arrival: Floats, departure: Floats, seconds: float) -> bool | None:
+    """A stage that ended with Ctrl-C: what was still running has its age, the last requests hardly any."""
+    ended = np.where(departure <= seconds, departure, np.nan)
+    return judge_stability(0.0, seconds, arrival, ended, np.minimum(departure, seconds) - arrival).stable
+
+
+@pytest.mark.parametrize("answer_s", [0.0, 1.0])
+@pytest.mark.parametrize("load", [1.5, 2.0, 4.0])
+def test_overload_that_was_cut_off_is_no_steady_state(load: float, answer_s: float) -> None:
+    rng = np.random.default_rng(10)
+    for _ in range(20):
+        arrival, departure = fifo(rng, 100 * load, 8)
+        assert cut_off(arrival, departure + answer_s, 8.0) is False
+
+
+@pytest.mark.parametrize("answer_s", [0.0, 1.0])
+@pytest.mark.parametrize("load", [0.5, 0.9])
+def test_a_stable_stage_that_was_cut_off_is_not_blamed(load: float, answer_s: float) -> None:
+    rng = np.random.default_rng(11)
+    found = []
+    for _ in range(40):
+        arrival, departure = fifo(rng, 100 * load, 8)
+        found.append(cut_off(arrival, departure + answer_s, 8.0))
+    assert found.count(False) <= 1
+
+
+@pytest.mark.parametrize("e2e_s", [1.0, 3.0, 6.0])
+def test_filling_up_that_was_cut_off_is_no_overload(e2e_s: float) -> None:
+    rng = np.random.default_rng(12)
+    for _ in range(40):
+        arrival = np.sort(rng.uniform(0, 8, rng.poisson(8 * 80)))
+        departure = arrival + e2e_s * np.exp(rng.normal(-0.18, 0.6, len(arrival)))
+        assert cut_off(arrival, departure, 8.0) is not False
