@@ -14,7 +14,7 @@ from typing import Any
 
 import httptools
 
-from loadgen.answers import Answer
+from loadgen.completions import Answer
 from loadgen.protocols import error_text, excerpt
 from loadgen.records import CHUNK_AT_MAX_US, RequestRecord
 from loadgen.sse import EventSplitter

@@ -16,8 +16,8 @@ from typing import Any
 
 import numpy as np
 
-from loadgen.answers import Answer
 from loadgen.audit import Measures, StageWatch
+from loadgen.completions import Answer
 from loadgen.endpoint import redact
 from loadgen.exchange import Exchange
 from loadgen.follower import Follower

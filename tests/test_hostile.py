@@ -16,8 +16,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from ampacity.config import make_settings, read_run_file
-from loadgen.answers import Answer
 from loadgen.audit import Measures, Tolerance, judge
+from loadgen.completions import Answer
 from loadgen.endpoint import redact
 from loadgen.exchange import Exchange
 from loadgen.records import RequestRecord

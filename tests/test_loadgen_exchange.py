@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from streams.playing import MS, in_pieces, play
 
-from loadgen.answers import Answer
+from loadgen.completions import Answer
 from loadgen.exchange import PARSE_AT_BYTES, Exchange
 from loadgen.protocols import Dialect, RequestShape, error_text, excerpt
 from loadgen.records import CHUNK_AT_MAX_US, RequestRecord

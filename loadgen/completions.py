@@ -1,0 +1,303 @@
+"""The events of one chat completion or completion read, and its tokens counted; the other APIs are in ``answers``.
+
+A chunk bears tokens when it carries text, reasoning text or tool-call arguments. A role-only or empty
+first chunk is no token, and the tokens that a server counts in a chunk without text belong to the
+next chunk that has some.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Iterable
+from operator import sub
+from typing import Any, Literal, cast
+
+import msgspec
+
+from loadgen.protocols import error_text, excerpt
+
+Kind = Literal["answer", "reasoning"]
+TOKENS_MAX = 2**31 - 1  # what a column of the records holds
+FINISH_REASON_MAX = 200  # characters of it that are kept
+BAD_JSON = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
+
+
+class _Usage(msgspec.Struct, gc=False):
+    prompt_tokens: Any = None
+    completion_tokens: Any = None
+    prompt_tokens_details: Any = None
+    completion_tokens_details: Any = None
+    reasoning_tokens: Any = None  # SGLang's place for it
+
+
+class _Delta(msgspec.Struct, gc=False):
+    content: Any = None
+    reasoning_content: Any = None
+    reasoning: Any = None
+    tool_calls: Any = None
+    refusal: Any = None
+
+
+class _Choice(msgspec.Struct, gc=False):
+    delta: _Delta | None = None
+    message: _Delta | None = None
+    text: Any = None
+    finish_reason: Any = None
+    logprobs: Any = None
+    token_ids: Any = None
+
+
+class _Chunk(msgspec.Struct, gc=False):
+    choices: list[_Choice] | None = None
+    usage: _Usage | None = None
+    error: Any = None
+    detail: Any = None
+
+
+_decode = msgspec.json.Decoder(_Chunk | None).decode
+
+
+class Answer:
+    """The content of one response, read event by event. Times are ns of the reads that brought them."""
+
+    __slots__ = (
+        "_chunk_tokens", "_finished_choices", "_usage", "_usage_per_chunk", "_usage_totals", "bad_json",
+        "cached_tokens", "chunk_at_ns", "done", "error", "finish_reason", "first_answer_ns", "first_event_ns",
+        "input_tokens", "reasoning_chunks", "reasoning_tokens", "said", "whole_ns",
+    )  # fmt: skip
+
+    def __init__(self) -> None:
+        self.first_event_ns: int | None = None
+        self.first_answer_ns: int | None = None
+        self.chunk_at_ns = array("q")  # token-bearing chunks
+        self._chunk_tokens: list[int | None] = []  # cumulative where _usage_per_chunk, else per chunk
+        self._usage_per_chunk = False
+        self._usage_totals: list[int] = []  # completion_tokens of chunks without text
+        self._finished_choices = 0
+        self._usage: _Usage | None = None
+        self.input_tokens: int | None = None
+        self.cached_tokens: int | None = None
+        self.reasoning_tokens: int | None = None
+        self.reasoning_chunks = 0
+        self.finish_reason: str | None = None
+        self.error: str | None = None  # an error object, in the server's words
+        self.bad_json: str | None = None
+        self.done = False
+        self.whole_ns: int | None = None  # when an answer that has no tokens by its nature was complete
+        self.said: list[tuple[Kind, str]] | None = None  # a list, where somebody wants the text
+
+    def on_events(self, events: Iterable[tuple[int, bytes]]) -> None:
+        """Events in their order. What is nothing but text of one choice, with a running total of tokens or
+        without, takes a short way here: it would be appended by ``_on_json``, and nothing else."""
+        append_at, append_tokens = self.chunk_at_ns.append, self._chunk_tokens.append
+        for at_ns, data in events:
+            try:
+                chunk = _decode(data)
+            except BAD_JSON:
+                chunk = None
+            if (
+                chunk is not None
+                and chunk.error is None
+                and chunk.choices is not None
+                and len(chunk.choices) == 1
+            ):
+                choice, usage = chunk.choices[0], chunk.usage
+                if (
+                    self.first_answer_ns is not None
+                    and self.said is None
+                    and choice.delta is not None
+                    and choice.delta.content
+                    and not choice.finish_reason
+                    and choice.logprobs is None
+                    and choice.token_ids is None
+                    and (usage is None or self._usage is not None)
+                ):
+                    total = None
+                    if usage is not None:
+                        self._usage, total = usage, token_count(usage.completion_tokens) or None
+                        self._usage_per_chunk = self._usage_per_chunk or total is not None
+                    append_at(at_ns)
+                    append_tokens(total)
+                    continue
+            self.on_event(at_ns, data)
+
+    def each_event(self, events: Iterable[tuple[int, bytes]]) -> None:
+        """Events in their order, each by ``on_event``."""
+        for at_ns, data in events:
+            self.on_event(at_ns, data)
+
+    def on_event(self, at_ns: int, data: bytes) -> None:
+        """One SSE event that was completed at ``at_ns``."""
+        if self.first_event_ns is None:
+            self.first_event_ns = at_ns
+        if data[:1] != b"{" and data.strip() == b"[DONE]":
+            self.done = True
+            return
+        self._on_json(at_ns, data)
+
+    def on_rest(self, at_ns: int, data: bytes) -> None:
+        """What the end of the body left without its blank line: an event, or half of one that is dropped."""
+        bad_json = self.bad_json
+        self.on_event(at_ns, data)
+        self.bad_json = bad_json
+
+    def on_whole(self, at_ns: int, body: bytes) -> None:
+        """A body that is no stream: everything arrives at once."""
+        self.first_event_ns = at_ns
+        self._on_json(at_ns, body)
+        self.done = self.bad_json is None
+
+    def _on_json(self, at_ns: int, data: bytes) -> None:
+        try:
+            chunk = _decode(data) if data else None
+        except BAD_JSON as error:
+            self.bad_json = self.bad_json or f"{error}: {excerpt(data)}"
+            return
+        if chunk is None:  # ``data: null`` and empty events are seen: no token, no fault
+            return
+        if chunk.error is not None or (chunk.detail is not None and chunk.choices is None):
+            self.error = self.error or error_text(data)
+            return
+        bears_text, reasoning, counted = False, False, None
+        for choice in chunk.choices or ():
+            if choice.finish_reason:
+                self.finish_reason = str(choice.finish_reason)[:FINISH_REASON_MAX]
+                self._finished_choices += 1
+            delta = choice.delta
+            if delta is not None and delta.content:  # nearly every chunk
+                kind: Kind | None = "answer"
+            else:
+                kind = _kind_of(choice)
+            if kind is not None:
+                if self.said is not None:
+                    self.said.append((kind, _text_of(choice)))
+                reasoning = kind == "reasoning"
+                tokens = None
+                if choice.token_ids is not None or choice.logprobs is not None:
+                    tokens = _tokens_in(choice)
+                if not bears_text:
+                    counted = tokens
+                elif counted is not None:  # a second choice with text in one chunk
+                    counted = None if tokens is None else counted + tokens
+                bears_text = True
+        if bears_text:
+            if reasoning:
+                self.reasoning_chunks += 1
+            elif self.first_answer_ns is None:
+                self.first_answer_ns = at_ns
+        usage = chunk.usage
+        if usage is not None:
+            if not bears_text or self._usage is None:
+                self._on_usage(usage, bears_text)
+            self._usage = usage  # running totals: of those beside text only the latest is looked at whole
+            if bears_text and (total := token_count(usage.completion_tokens)):
+                self._usage_per_chunk = True
+                counted = total
+        if bears_text:
+            self._append(at_ns, counted)
+
+    def _append(self, at_ns: int, tokens: int | None) -> None:
+        self.chunk_at_ns.append(at_ns)
+        self._chunk_tokens.append(tokens)
+
+    def _on_usage(self, usage: _Usage, bears_text: bool) -> None:
+        total = token_count(usage.completion_tokens)
+        if total is not None and not bears_text:
+            self._usage_totals.append(total)
+        prompt = token_count(usage.prompt_tokens)
+        if prompt:
+            self.input_tokens = prompt
+        self.cached_tokens = token_detail(usage.prompt_tokens_details, "cached_tokens", self.cached_tokens)
+        reasoning = token_count(usage.reasoning_tokens)
+        before = self.reasoning_tokens if reasoning is None else reasoning
+        self.reasoning_tokens = token_detail(usage.completion_tokens_details, "reasoning_tokens", before)
+
+    def tokens_so_far(self) -> int:
+        """Tokens received by now: the server's running total, or a token for each chunk."""
+        counted = self._chunk_tokens[-1] if self._usage_per_chunk else None
+        return counted or len(self.chunk_at_ns)
+
+    @property
+    def chunk_tokens(self) -> list[int] | None:
+        """Tokens in each token-bearing chunk, or None where the server did not say."""
+        counts = self._chunk_tokens
+        if not counts or None in counts:
+            return None
+        known = cast("list[int]", counts)
+        if not self._usage_per_chunk:
+            return known
+        gains = list(map(sub, known, [0, *known[:-1]]))
+        return gains if min(gains) >= 1 else None  # counts that stand still or fall are no counts
+
+    @property
+    def merged_events(self) -> int:
+        """Token events that shared their read with the one before."""
+        return len(self.chunk_at_ns) - len(set(self.chunk_at_ns))
+
+    def finish(self) -> None:
+        """The answer is over: take what its latest usage says."""
+        if self._usage is not None:
+            self._on_usage(self._usage, bears_text=True)
+
+    def output_tokens(self) -> tuple[int | None, str | None]:
+        """(tokens generated, token_source). A usage of 0 beside visible text is not believed."""
+        per_chunk = self.chunk_tokens
+        if self._usage_totals:
+            # with n > 1 some servers send one total for each choice, others one for all; the same total
+            # or a growing one may also come several times for a single choice
+            per_choice = len(self._usage_totals) == self._finished_choices and not self._usage_per_chunk
+            total = sum(self._usage_totals) if per_choice else self._usage_totals[-1]
+            if self._usage_per_chunk:  # a stream may break off before its last usage
+                total = max(total, self._chunk_tokens[-1] or 0)
+            if total >= 1 or not self.chunk_at_ns:
+                return total, "usage_per_chunk" if self._usage_per_chunk else "usage"
+        if self._usage_per_chunk and (last := self._chunk_tokens[-1]):
+            return last, "usage_per_chunk" if per_chunk and len(per_chunk) > 1 else "usage"
+        if per_chunk is not None:
+            return sum(per_chunk), "logprobs"
+        if self.chunk_at_ns:
+            return len(self.chunk_at_ns), "chunks"
+        return None, None
+
+
+def _kind_of(choice: _Choice) -> Kind | None:
+    """What a choice carries; None where it carries no token. Text sent under two names counts once."""
+    delta = choice.delta or choice.message
+    if delta is None:
+        return "answer" if choice.text else None
+    if delta.content or delta.refusal:
+        return "answer"
+    if delta.reasoning_content or delta.reasoning:
+        return "reasoning"
+    return "answer" if delta.tool_calls else None
+
+
+def _text_of(choice: _Choice) -> str:
+    """The text of a choice that bears tokens; that of tool calls is left out."""
+    delta = choice.delta or choice.message or _Delta()
+    for text in (delta.content, delta.refusal, delta.reasoning_content, delta.reasoning, choice.text):
+        if isinstance(text, str) and text:
+            return text
+    return ""
+
+
+def _tokens_in(choice: _Choice) -> int | None:
+    if isinstance(choice.token_ids, list) and choice.token_ids:
+        return len(choice.token_ids)
+    logprobs = choice.logprobs
+    if isinstance(logprobs, dict):
+        tokens = logprobs.get("content") or logprobs.get("tokens")
+        if isinstance(tokens, list) and tokens:
+            return len(tokens)
+    return None
+
+
+def token_count(value: Any) -> int | None:
+    """A number of tokens; what is none, or cannot be one, is not believed."""
+    return value if type(value) is int and 0 <= value <= TOKENS_MAX else None  # a bool is of another type
+
+
+def token_detail(details: Any, name: str, before: int | None) -> int | None:
+    """A count out of usage's details, or the one before."""
+    value = token_count(details.get(name)) if isinstance(details, dict) else None
+    return before if value is None else value
