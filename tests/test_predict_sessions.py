@@ -135,18 +135,31 @@ def test_predict_plays_sessions_and_says_what_the_cache_found(
         ends.setdefault(row["session_id"], []).append(row["ended_ns"])
 
 
-def test_an_overload_of_hours_saturates_the_token_times(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """1,000 answers of 10 s one after the other: the last is 9,900 s late, a uint32 holds 4,295 s of µs."""
+def test_who_waits_for_more_than_71_minutes_gives_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """1,000 answers of 10 s one after the other: request k ends 10 + 9.9 k s after it was sent.
+
+    The rows have room for 4,294.967 s: 433 of them end in that time, of the next one there are 8 tokens then."""
     run = tmp_path / "run"
     assert predict(
         monkeypatch, "--preset", "linear:1.0,0", "--max-num-seqs", "1", "--input-tokens", "10", "--output-tokens", "10",
         "--rates", "10", "--arrivals", "constant", "--max-requests", "1000", "--out", run,
     ) == 0  # fmt: skip
-    row = pq.read_table(run / "requests.parquet").to_pylist()[-1]
-    assert row["chunk_at_us"] == [2**32 - 1] * 10
-    assert (row["ended_ns"] - row["scheduled_ns"]) / 1e9 == pytest.approx(1000 * 10 - 999 * 0.1, abs=2)
+    rows = sorted(pq.read_table(run / "requests.parquet").to_pylist(), key=lambda row: row["request_id"])
+    assert [row["status"] for row in rows] == ["ok"] * 433 + ["unfinished"] * 567
+    assert len(rows[433]["chunk_at_us"]) == 8
+    assert rows[-1]["chunk_at_us"] == []
+    assert (rows[-1]["ended_ns"] - rows[-1]["scheduled_ns"]) / 1e9 == pytest.approx(4294.967, abs=1e-3)
+
+
+def test_a_search_over_sessions_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "agents.yaml"
+    file.write_text(SESSIONS.format(history="answers"))
+    assert (
+        predict(monkeypatch, "--preset", "demo", "--search", "--slo", "ttft_p99=1s", "--workload", file) == 2
+    )
+    assert "without --search" in capsys.readouterr().err
 
 
 def test_a_stage_longer_than_a_year_is_refused_before_anything_is_written(

@@ -32,7 +32,7 @@ ORIGIN_NS = 1_000_000_000  # virtual time begins here, so that no time stamp is 
 REQUESTS_MIN = 2000  # in a stage, so that a p99 can be decided
 IDLE_NS = 60_000_000_000  # between stages; each begins on an idle engine
 STAGE_MAX_S = 3e7  # a year of engine time
-CHUNK_AT_MAX_US = 2**32 - 1  # what requests.parquet holds; later ones saturate
+PATIENCE_NS = (2**32 - 1) * 1000  # 71 minutes, for which requests.parquet has room: then a user gives up
 
 
 class VirtualRig:
@@ -208,7 +208,7 @@ def _stage_s(settings: Settings, rate_rps: float) -> float:
 
 
 def _records(played: Played, stage: int, start_ns: int) -> list[RequestRecord]:
-    """One ok row for each request, with the time of every chunk."""
+    """One row for each request, with the time of every chunk; ok, or cut off where it takes longer than PATIENCE_NS."""
     schedule, tokens = played.schedule, played.outcome
     records = []
     scheduled_ns = start_ns + np.round(schedule.scheduled_s * 1e9).astype(np.int64)
@@ -217,7 +217,7 @@ def _records(played: Played, stage: int, start_ns: int) -> list[RequestRecord]:
         times_s, counts = tokens.chunks(i)
         times_ns = start_ns + np.round(times_s * 1e9).astype(np.int64)
         first_ns, last_ns = int(times_ns[0]), int(times_ns[-1])
-        records.append(RequestRecord(
+        record = RequestRecord(
             request_id=schedule.request_id(i), stage=stage, scheduled_ns=due_ns, status="ok", target="predicted",
             class_=schedule.class_name(i), session_id=None if session[i] < 0 else f"{stage}-{session[i]}",
             turn=None if session[i] < 0 or schedule.turn is None else int(schedule.turn[i]),
@@ -227,8 +227,9 @@ def _records(played: Played, stage: int, start_ns: int) -> list[RequestRecord]:
             input_tokens_planned=int(schedule.input_tokens[i]), input_tokens=int(schedule.input_tokens[i]),
             cached_tokens=int(tokens.cached_tokens[i]),
             output_tokens_planned=int(schedule.output_tokens[i]), output_tokens=int(counts.sum()),
-            token_source="usage_per_chunk", chunk_at_us=np.minimum((times_ns - due_ns) // 1000, CHUNK_AT_MAX_US).tolist(), chunk_tokens=counts.tolist(),
-        ))  # fmt: skip
+            token_source="usage_per_chunk", chunk_at_us=((times_ns - due_ns) // 1000).tolist(), chunk_tokens=counts.tolist(),
+        )  # fmt: skip
+        records.append(_as_of(record, due_ns + PATIENCE_NS))
     return records
 
 
@@ -258,6 +259,10 @@ async def predict(
             f"workload {settings.workload.name} has real prompts, which virtual time does not play: practise on "
             "'ampacity simulate', with 'ampacity sweep URL'"
         )
+    if settings.workload.sessions is not None and experiment == "search":
+        raise ConfigError(
+            "a search looks at stages that are shorter than sessions: predict a workload of sessions without --search, with --rates"
+        )
     for rate_rps in settings.rates or ():
         _stage_s(settings, rate_rps)
     out = out_path(settings, experiment)
@@ -276,6 +281,8 @@ async def predict(
         "model": config.name,
         "server": None,
     }
+    if any(kind.cancel is not None for kind in settings.workload.classes):
+        progress.note("users who leave are not played in virtual time: every answer runs to its end")
     began_s = time.monotonic()
     with RunWriter(out, meta) as writer:
         rig = VirtualRig(settings, deployment, writer, progress)
