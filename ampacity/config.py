@@ -20,7 +20,7 @@ from loadgen.endpoint import Endpoint, parse_endpoint
 from loadgen.http import Reuse, Stamps
 from loadgen.plan import Limits
 from loadgen.protocols import Api
-from workloads.arrivals import arrivals_text
+from workloads.arrivals import arrivals_text, shaped
 from workloads.lengths import parse_lengths
 from workloads.profile import Workload, load_workload
 from workloads.prompt_files import load_prompts
@@ -313,6 +313,15 @@ def _check_conversations(settings: Settings) -> None:
         raise ConfigError("--trace brings its own lengths, --prompts its own texts: give one of them")
     if settings.sticky and not settings.replicas:
         raise ConfigError("--sticky goes with several URLs, parted by commas")
+
+
+def check_steady(workload: Workload, command: str) -> None:
+    """Raises ConfigError where the rate changes within a stage: of such a stage no one rate can be found."""
+    for clock in workload.clocks:
+        if shaped(clock):
+            raise ConfigError(
+                f"arrivals {clock}: {command} looks for one steady rate; use 'ampacity run' for a rate that changes"
+            )
 
 
 def _endpoints(raw: dict[str, Any]) -> tuple[Endpoint, ...]:

@@ -14,6 +14,7 @@ from rich.text import Text
 from loadgen.generator import Generator
 from loadgen.plan import LIVE_TTFTS, Live, StagePlan
 from loadgen.protocols import printable
+from reports.figures import failures
 
 PAINT_EVERY_S = 0.5
 PLAIN_EVERY_S = 10.0
@@ -102,7 +103,7 @@ def stage_line(stage: dict[str, Any]) -> str:
         f"{stage['requests']} requests",
         f"TTFT p50 {seconds(stage['ttft_from_schedule_s'].get('p50'))} p99 {seconds(stage['ttft_from_schedule_s'].get('p99'))}",
         f"ITL p99 {seconds(stage['itl_s'].get('p99'))}",
-        f"{sum(stage['errors'].values())} errors",
+        f"{failures(stage['errors'])} errors",
         "unstable" if stage["stable"] is False else "",
         "CLIENT LIMITED" if stage["client_limited"] else "",
         verdict,

@@ -113,10 +113,10 @@ def _of_stage(
     counts = np.bincount(sessions.of, minlength=len(sessions)).astype(np.float64)
     whole = chosen & complete
     result |= {
-        "requests": _spread(counts[whole]),
-        "input_tokens": _spread(sessions.total(r.input_tokens)[whole]),
-        "output_tokens": _spread(sessions.total(r.output_tokens)[whole]),
-        "largest_prompt_tokens": _spread(sessions.last(r.input_tokens)[whole]),
+        "requests": spread(counts[whole]),
+        "input_tokens": spread(sessions.total(r.input_tokens)[whole]),
+        "output_tokens": spread(sessions.total(r.output_tokens)[whole]),
+        "largest_prompt_tokens": spread(sessions.last(r.input_tokens)[whole]),
     }
     result |= _goodput(records, sessions, slos, chosen, complete, length_s)
     result["per_turn"] = _per_turn(sessions, chosen)
@@ -195,14 +195,14 @@ def _per_turn(sessions: _Sessions, chosen: Bools) -> list[dict[str, Any]]:
         said = ok & ~np.isnan(r.cached_tokens) & (r.input_tokens > 0)
         found.append({
             "turns": [low, min(high, int(sessions.turn[here].max()))], "requests": int(here.sum()), "ok": int(ok.sum()),
-            "input_tokens": _spread(r.input_tokens[ok]),
+            "input_tokens": spread(r.input_tokens[ok]),
             "cached_share": float(r.cached_tokens[said].sum() / r.input_tokens[said].sum()) if said.any() else None,
-            "ttft_from_schedule_s": _spread(ttft[ok]), "e2e_from_schedule_s": _spread(e2e[ok]),
+            "ttft_from_schedule_s": spread(ttft[ok]), "e2e_from_schedule_s": spread(e2e[ok]),
         })  # fmt: skip
     return found
 
 
-def _spread(values: Floats) -> dict[str, Any]:
+def spread(values: Floats) -> dict[str, Any]:
     """Mean, median and p95 of a sample, null where it is empty."""
     known = np.sort(values[np.isfinite(values)])
     if not len(known):

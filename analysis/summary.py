@@ -26,6 +26,7 @@ from analysis.sessions import NO_SESSIONS, summarise_sessions
 from analysis.sharing import compare_sharing
 from analysis.slo import GAP_METRICS, Slo, slo_from_dict
 from analysis.stages import analyse_stage, read_records
+from analysis.traffic import summarise_traffic
 from analysis.verdict import write_verdict
 from loadgen.rundir import Run
 
@@ -79,6 +80,7 @@ def summarise(run: Run, labels: Mapping[int, bool] | None = None) -> dict[str, A
         "audit": _audit(metas, stages, imported=bool(meta.get("imported"))),
     }
     summary["sharing"] = compare_sharing(records.requests, metas)
+    summary["traffic"] = summarise_traffic(records, metas, meta.get("workload") or {})
     summary["sessions"] = summarise_sessions(records, metas, stages, slos)
     if summary["sessions"] is None:
         summary["sessions_reason"] = NO_SESSIONS

@@ -31,6 +31,7 @@ from reports.tables import (
     stages_table,
     windows_table,
 )
+from reports.traffic import side_title, traffic_table, workload_facts
 
 NOT_GIVEN = "not given"
 STATUS_WORDS = {
@@ -64,6 +65,7 @@ def render_report(summary: dict[str, Any], meta: dict[str, Any]) -> str:
         percentiles=all_percentiles(summary),
         assumption=str(summary.get("interval_assumption") or ""),
         lengths=lengths_table(summary),
+        traffic=traffic_table(summary),
         windows=windows_table(summary, meta),
         server=server_table(summary),
         sessions=session_tables(summary),
@@ -162,8 +164,9 @@ def _workload_facts(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
         ("Source", _plain(workload.get("source"))),
         ("Arrivals", _plain(workload.get("arrivals"))),
         ("Trace", _plain(workload.get("trace"), "none")),
-        ("Input tokens, planned", _plain((workload.get("input_tokens") or {}).get("text"))),
+        (side_title(workload, "input", ", planned"), _plain((workload.get("input_tokens") or {}).get("text"))),
         ("Output tokens, planned", _plain((workload.get("output_tokens") or {}).get("text"))),
+        *workload_facts(workload),
         ("Prompts", _plain(workload.get("prompts"))),
         ("Tokenizer", _plain(workload.get("tokenizer"))),
         ("Cached share of input tokens", _known(realised, "cached_token_share", share)),

@@ -11,6 +11,7 @@ from reports.figures import count, printable, seconds, share, significant
 from reports.marks import NARROW, Axis, Chart, Plot, log_axis
 from reports.palette import style_sheet
 from reports.svg import to_svg
+from reports.traffic import side_title, workload_facts
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -27,10 +28,10 @@ def render_profile(view: Mapping[str, Any], console: Console) -> None:
     def line(text: str, style: str = "") -> None:
         console.print(Text(printable(text), style=style), soft_wrap=True)
 
-    line(f"{view['name']}: {view['source']}", "bold")
+    line(": ".join(part for part in (view["name"], view["source"]) if part), "bold")
     for side, held in view["sides"].items():
         line("")
-        line(f"{side_title(view, side)}: {_quantile_text(held)}", "bold")
+        line(f"{side_title(view['described'], side)}: {_quantile_text(held)}", "bold")
         for text in _bars(held["bins"]):
             line(text)
     line("")
@@ -68,18 +69,14 @@ def write_profile_page(path: Path, view: Mapping[str, Any]) -> None:
     temporary.replace(path)
 
 
-def side_title(view: Mapping[str, Any], side: str) -> str:
-    """What the lengths of a side are: of a session's first message, where there are sessions."""
-    return "First message, tokens" if view["sessions"] and side == "input" else f"{side.capitalize()} tokens"
-
-
 def facts(view: Mapping[str, Any]) -> list[tuple[str, str]]:
     """(label, text) of everything that is known beside the pictures."""
     return list(_facts(view, view["measured"]))
 
 
 def _facts(view: Mapping[str, Any], measured: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    yield "Arrivals", str(view["arrivals"])
+    yield "Arrivals", str(view["described"]["arrivals"])
+    yield from workload_facts(view["described"])
     yield from _measured_arrivals(measured.get("arrivals") or {})
     for side, held in view["sides"].items():
         known = measured.get(f"{side}_tokens") or {}
@@ -187,6 +184,6 @@ def _chart(view: Mapping[str, Any], side: str) -> Chart:
         plot.x_rule(spike["tokens"], "grid", f"{share(spike['share'])} have {count(spike['tokens'])} tokens")
     plot.line(rows, colour)
     plot.points(points, colour)
-    title = side_title(view, side)
+    title = side_title(view["described"], side)
     alt = f"{title}, cumulative share of requests on a logarithmic axis: {_quantile_text(held)}."
     return Chart(side, title, alt, plot.spec(NARROW, 260), caption=_quantile_text(held))

@@ -150,6 +150,11 @@ def arrivals_text(spec: object) -> str:
     return str(spec)
 
 
+def shaped(spec: str) -> bool:
+    """Whether the rate follows a curve that is laid over the stage (ramp, steps, diurnal, burst): it is not one rate."""
+    return isinstance(parse_arrivals(spec).curve, Ramp | Steps | Bursts)
+
+
 def check_arrivals(spec: str) -> None:
     """Raise WorkloadError unless ``spec`` is an arrival process."""
     parse_arrivals(spec)

@@ -62,6 +62,13 @@ class Workload:
         """Whether classes or clients have arrivals of their own; otherwise one process serves all classes."""
         return any(kind.arrivals or kind.clients for kind in self.classes)
 
+    @property
+    def clocks(self) -> tuple[str, ...]:
+        """Every arrival process of the workload, each once."""
+        found = [kind.arrivals or self.arrivals for kind in self.classes] or [self.arrivals]
+        found += [client.arrivals for kind in self.classes for client in kind.clients if client.arrivals]
+        return tuple(dict.fromkeys(found))
+
     def with_lengths(self, side: Literal["input_tokens", "output_tokens"], lengths: Lengths) -> Workload:
         """The workload with one side of its lengths replaced. Raises WorkloadError where classes differ in it."""
         if len(self.classes) > 1 or any(kind.clients for kind in self.classes):

@@ -24,8 +24,8 @@ def view(workload: Workload, measured: dict[str, Any] | None = None, seed: int =
     sides = {side: _side(lengths, rng) for side, lengths in
              (("input", workload.input_tokens), ("output", workload.output_tokens))}  # fmt: skip
     return {
-        "name": workload.name, "source": workload.source, "arrivals": workload.arrivals, "sides": sides,
-        "sessions": workload.sessions is not None, "measured": measured or {},
+        "name": workload.name, "source": workload.source, "sides": sides, "described": workload.describe(),
+        "measured": measured or {},
     }  # fmt: skip
 
 

@@ -19,11 +19,13 @@ def run_experiment(
     """Run ``drive`` on a rig made from the flags, write summary and report, print, and exit 130 if interrupted."""
     from rich.console import Console
 
-    from ampacity.config import make_settings
+    from ampacity.config import check_steady, make_settings
     from ampacity.experiments.rig import conduct, run_event_loop
     from ampacity.progress import Progress
 
     settings = make_settings(raw)
+    if experiment in ("sweep", "search"):
+        check_steady(settings.workload, experiment)
     progress = Progress(Console(stderr=True, highlight=False), quiet=quiet)
     path = run_event_loop(
         conduct(

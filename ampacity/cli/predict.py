@@ -37,13 +37,14 @@ def predict(
     from rich.console import Console
 
     from ampacity.cli.experiment import command_line, finish
-    from ampacity.config import make_settings
+    from ampacity.config import check_steady, make_settings
     from ampacity.experiments.predict import predict as experiment
     from ampacity.progress import Progress
     from simulator.hardware import find_deployment
 
     deployment = find_deployment(full_preset(preset, engine))
     settings = make_settings({"duration": "5m", **raw, "url": "http://predicted.invalid/v1"})
+    check_steady(settings.workload, "predict")
     progress = Progress(Console(stderr=True, highlight=False))
     how: dict[str, Any] = {}
     if search:

@@ -180,6 +180,8 @@ def sample(
         duration_s *= 1.3
         schedule = open_schedule(workload, rate_rps=rate, duration_s=duration_s, seed=seed, stage=0)
     schedule, _ = schedule.capped(max_requests=n)
+    if schedule.shared is not None and schedule.shared.note:
+        typer.echo(schedule.shared.note, err=True)
     if out is None:
         write_schedule(sys.stdout, schedule)
         return

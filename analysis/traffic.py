@@ -1,0 +1,61 @@
+"""What was sent, by stage and class: how many, how they arrived, how long they were, how they ended."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from analysis.metrics import Requests, ttft_s
+from analysis.sessions import spread
+from analysis.stages import RunRecords
+
+
+def summarise_traffic(
+    records: RunRecords, metas: Sequence[Mapping[str, Any]], workload: Mapping[str, Any]
+) -> list[dict[str, Any]]:
+    """``traffic`` of the summary: one entry a stage, over all of its requests (attempt 0), the warm-up included."""
+    first = records.requests.take(records.requests.attempt == 0)
+    turn = records.table["turn"].fill_null(0).to_numpy()[first.row]
+    found = []
+    for meta in metas:
+        here = first.stage == meta["index"]
+        if here.any():
+            own = first.take(here)
+            found.append({
+                "stage": meta["index"],
+                **_arrivals(own.dispatched_ns[turn[here] == 0]),
+                "classes": _classes(own, workload.get("classes") or []),
+            })  # fmt: skip
+    return found
+
+
+def _arrivals(dispatched_ns: np.ndarray[Any, np.dtype[np.float64]]) -> dict[str, Any]:
+    """Requests or sessions that began, and the coefficient of variation of the gaps between them as they were sent."""
+    gaps = np.diff(np.sort(dispatched_ns[~np.isnan(dispatched_ns)]))
+    known = len(gaps) >= 2 and gaps.mean() > 0
+    return {"arrivals": len(dispatched_ns), "gap_cv": float(gaps.std() / gaps.mean()) if known else None}
+
+
+def _classes(requests: Requests, planned: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    total = sum(float(kind.get("weight") or 0) for kind in planned)
+    shares = {str(k.get("name")): float(k.get("weight") or 0) / total for k in planned} if total else {}
+    names = dict.fromkeys([*shares, *requests.class_.tolist()])
+    return [
+        _class(name, shares.get(name), requests.take(requests.class_ == name), len(requests))
+        for name in names
+    ]
+
+
+def _class(name: str, planned: float | None, own: Requests, of: int) -> dict[str, Any]:
+    ok = own.take(own.has_status("ok"))
+    counts = own.status_counts()
+    said = ~np.isnan(ok.cached_tokens) & (ok.input_tokens > 0)
+    return {
+        "name": name, "planned_share": planned, "share": len(own) / of, "requests": len(own), "ok": len(ok),
+        "failed": int(own.failed.sum()), "cancelled": counts["cancelled"], "unfinished": counts["unfinished"],
+        "input_tokens": spread(own.input_tokens), "output_tokens": spread(ok.output_tokens),
+        "cached_share": float(ok.cached_tokens[said].sum() / ok.input_tokens[said].sum()) if said.any() else None,
+        "ttft_from_schedule_s": spread(ttft_s(ok, from_schedule=True)),
+    }  # fmt: skip
