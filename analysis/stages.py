@@ -264,6 +264,7 @@ def _load(
     begin, finish = everything.started_ns * _NS, everything.ended_ns * _NS
     finish = np.where(np.isnan(finish), cohort.now_ns * _NS, finish)
     concurrency = time_average_in_flight(window.start_s, window.end_s, begin, finish)
+    within = begin[(begin >= window.start_s) & (begin < window.end_s)]
     is_open = meta["kind"] == "open"
     offered = meta.get("offered_rps") if is_open else None
     if is_open and offered is None:  # a trace: what it asked for on average
@@ -282,6 +283,7 @@ def _load(
         },
         "requests": requests, "ok": ok, "errors": counts, "missing": cohort.missing,
         "concurrency": concurrency,
+        "concurrency_max": int(in_flight_at(within, begin, finish).max(initial=0.0)),
         "littles_law": consistency(window.start_s, window.end_s, concurrency, begin, finish),
         "ended_early": meta.get("ended_early"),
     }  # fmt: skip

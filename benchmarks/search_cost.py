@@ -24,10 +24,11 @@ import numpy as np
 from ampacity.experiments.search import Search, SearchPlan
 from ampacity.experiments.sweep import LOOKS, Enough
 from analysis.attainment import judge_slo
+from analysis.intervals import independent_looks
 from analysis.observations import Observations
 from analysis.search import Estimate, estimate
 from analysis.slo import Slo, parse_slo
-from analysis.steady import find_window, judge_stability, time_average_in_flight
+from analysis.steady import find_window, in_flight_at, judge_stability, time_average_in_flight
 
 MU = 10.0  # requests/s that the queue serves
 DECODE_S = 0.5
@@ -87,8 +88,9 @@ class QueueRig:
         inside = (arrival >= window.start_s) & (arrival < window.end_s)
         values, given = ttft[inside], known[inside]
         age = np.where(given, np.nan, now_s - arrival[inside])
+        looks = independent_looks(in_flight_at(arrival[inside], arrival, ended_known))
         observed = Observations(
-            "requests", values[given], np.flatnonzero(given), None, np.zeros(len(values)), age
+            "requests", values[given], np.flatnonzero(given), None, np.zeros(len(values)), age, looks=looks
         )
         verdict = judge_slo(observed, self._slo)
         met = (
