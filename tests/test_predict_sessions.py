@@ -168,3 +168,16 @@ def test_a_stage_longer_than_a_year_is_refused_before_anything_is_written(
     assert predict(monkeypatch, "--preset", "demo", "--rates", "1,1e-9", "--out", tmp_path / "run") == 2
     assert "1e-09 requests/s" in capsys.readouterr().err
     assert not (tmp_path / "run").exists()
+
+
+def test_what_the_context_cuts_is_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Prompts of 9,000 tokens do not fit the 8,192 of Llama-3 beside answers of 10: all 20 are shortened to 8,182."""
+    run = tmp_path / "run"
+    assert predict(
+        monkeypatch, "--preset", "llama3-8b-h100", "--input-tokens", "9000", "--output-tokens", "10", "--rates", "1",
+        "--arrivals", "constant", "--duration", "5m", "--max-requests", "20", "--out", run,
+    ) == 0  # fmt: skip
+    rows = pq.read_table(run / "requests.parquet").to_pylist()
+    assert {row["input_tokens"] for row in rows} == {8182}
+    counted = json.loads((run / "run.json").read_text())["workload"]["clipped_to_context"]
+    assert counted == 2000  # of the schedule, before --max-requests

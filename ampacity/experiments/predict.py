@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+from numpy.typing import NDArray
 
 from ampacity.config import ConfigError, Settings
 from ampacity.experiments.provenance import out_path, run_meta, utc_now
@@ -25,7 +26,6 @@ from loadgen.records import RequestRecord, to_batch
 from loadgen.rundir import RunWriter
 from simulator.deployment import Deployment
 from simulator.engine import EngineConfig
-from simulator.predict import run_stage
 from workloads.schedule import Schedule, closed_schedule, open_schedule
 
 ORIGIN_NS = 1_000_000_000  # virtual time begins here, so that no time stamp is 0
@@ -53,13 +53,16 @@ class VirtualRig:
         self._start_ns = ORIGIN_NS
         sessions = settings.workload.sessions
         self._answers_told = sessions is None or sessions.history == "answers"
+        self._unfit = ("clipped_to_context", 0)  # of the stage's schedule: what the context cut, how many
         self._finish_s = 0.0 if sessions is None else sessions.finish_s
-        alone = run_stage(deployment, [0.0], [self._median("input_tokens")], [self._median("output_tokens")])
+        median = Schedule(
+            np.zeros(1), self._median("input_tokens"), self._median("output_tokens"), first_request_id=0
+        )
+        alone = self._play(self._fit(median)).outcome
         self.typical_e2e_s = float(alone.finish_s[0])
 
-    def _median(self, side: str) -> int:
-        median: float = getattr(self.settings.workload, side).quantile(0.5)
-        return round(median)
+    def _median(self, side: str) -> NDArray[np.int64]:
+        return np.array([round(getattr(self.settings.workload, side).quantile(0.5))])
 
     def note_down(self, name: str, value: Any) -> None:
         """Write an entry of run.json."""
@@ -149,6 +152,10 @@ class VirtualRig:
         self, played: Played, cut: str | None, duration_s: float, *,
         offered_rps: float | None = None, concurrency: int | None = None, decided: str | None = None,
     ) -> dict[str, Any]:  # fmt: skip
+        name, count = self._unfit
+        if count:
+            workload = self._writer.meta["workload"]
+            workload[name] = workload.get(name, 0) + count
         schedule, outcome = played.schedule, played.outcome
         index, start_ns, n = len(self.stages), self._start_ns, len(schedule)
         for record in _records(played, index, start_ns):
@@ -187,13 +194,14 @@ class VirtualRig:
         """What does not fit the model's context is shortened, and a conversation ends before it, as in a real run."""
         context = self._deployment.config.max_model_len
         if schedule.continues is not None:
-            return schedule.without(schedule.input_tokens + schedule.output_tokens > context)
+            fitting = schedule.without(schedule.input_tokens + schedule.output_tokens > context)
+            self._unfit = ("turns_beyond_context", len(schedule) - len(fitting))
+            return fitting
         outputs = np.minimum(schedule.output_tokens, max(context // 2, 1))
-        return replace(
-            schedule,
-            output_tokens=outputs,
-            input_tokens=np.minimum(schedule.input_tokens, np.maximum(context - outputs, 1)),
-        )
+        inputs = np.minimum(schedule.input_tokens, np.maximum(context - outputs, 1))
+        clipped = (inputs < schedule.input_tokens) | (outputs < schedule.output_tokens)
+        self._unfit = ("clipped_to_context", int(np.count_nonzero(clipped)))
+        return replace(schedule, output_tokens=outputs, input_tokens=inputs)
 
 
 def _stage_s(settings: Settings, rate_rps: float) -> float:
