@@ -203,14 +203,20 @@ def read_chunks(table: pa.Table, requests: Requests) -> Chunks:
     listed = np.asarray(pc.is_valid(tokens).to_numpy(zero_copy_only=False)) & (token_count == count)
     visible = visible_tokens(requests)
     one_each = ~listed & ((count == visible) | (requests.stopped & (count + 1 == visible)))
-    flat: npt.NDArray[np.int32] | None = None
-    if np.any(listed & (count > 0)):
-        flat = np.ones(len(at_us), dtype=np.int32)
-        values = tokens.filter(pa.array(listed)).flatten()
-        flat[np.repeat(listed, count)] = pc.fill_null(values, 0).to_numpy(zero_copy_only=False)
-        if np.all(flat == 1):
-            flat = None
-    return Chunks(starts, at_us, flat, listed | one_each)
+    return Chunks(starts, at_us, _tokens_in_each(tokens, listed, count), listed | one_each)
+
+
+def _tokens_in_each(tokens: pa.ListArray, listed: Bools, count: Ints) -> npt.NDArray[np.int32] | None:
+    """Tokens of every chunk, 1 where they are not listed; None where it is 1 in all, which is most servers."""
+    said = tokens if listed.all() else tokens.filter(pa.array(listed))
+    values = np.asarray(pc.fill_null(said.flatten(), 0).to_numpy(zero_copy_only=False), dtype=np.int32)
+    if np.all(values == 1):
+        return None
+    if listed.all():
+        return values
+    flat = np.ones(int(count.sum()), dtype=np.int32)
+    flat[np.repeat(listed, count)] = values
+    return flat
 
 
 def _lists(column: pa.ChunkedArray, rows: Ints) -> pa.ListArray:

@@ -234,14 +234,7 @@ def load_run(path: Path) -> Run:
     _check_shape(meta, meta_path)
     parquet = path / "requests.parquet"
     if parquet.is_file():
-        requests = _read_parquet(parquet)
-        missing = [name for name in SCHEMA.names if name not in requests.column_names]
-        if missing:
-            raise RunDirError(f"{parquet} lacks the column {missing[0]!r}")
-        try:
-            requests = _in_one_piece(requests.select(SCHEMA.names).cast(SCHEMA))
-        except pa.ArrowInvalid as error:
-            raise RunDirError(f"{parquet} has a column of a wrong type: {_one_line(error)}") from error
+        requests = _read_requests(parquet)
     elif _streams(path):
         requests = read_streams(path)
     else:
@@ -286,12 +279,27 @@ def _read_parquet(path: Path) -> pa.Table:
         raise RunDirError(f"{path} cannot be read: {_one_line(error)}") from error
 
 
-def _in_one_piece(table: pa.Table) -> pa.Table:
-    """Columns of one chunk each where their offsets allow it: then a stage's part of a column is no copy."""
+def _read_requests(path: Path) -> pa.Table:
+    """The table of requests.parquet, each column in one piece where its offsets allow it.
+
+    A stage's part of a column is then no copy. Columns are joined one at a time, the largest needs its room twice.
+    """
     import pyarrow.compute as pc
 
-    chunks = pc.sum(pc.list_value_length(table["chunk_at_us"])).as_py() or 0
-    return table.combine_chunks() if table.num_rows and chunks < 2**31 else table
+    table = _read_parquet(path)
+    missing = [name for name in SCHEMA.names if name not in table.column_names]
+    if missing:
+        raise RunDirError(f"{path} lacks the column {missing[0]!r}")
+    columns = []
+    for field in SCHEMA:
+        try:
+            column = table[field.name].cast(field.type)
+        except pa.ArrowInvalid as error:
+            raise RunDirError(f"{path} has a column of a wrong type: {_one_line(error)}") from error
+        table = table.drop_columns([field.name])
+        values = pc.sum(pc.list_value_length(column)).as_py() if pa.types.is_list(field.type) else 0
+        columns.append(column.combine_chunks() if (values or 0) < 2**31 else column)
+    return pa.Table.from_arrays(columns, schema=SCHEMA)
 
 
 def _one_line(error: Exception) -> str:
