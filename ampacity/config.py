@@ -20,7 +20,7 @@ from loadgen.endpoint import Endpoint, parse_endpoint
 from loadgen.http import Reuse, Stamps
 from loadgen.plan import Limits
 from loadgen.protocols import Api
-from workloads.arrivals import arrivals_text, shaped
+from workloads.arrivals import arrivals_text, check_stage, shaped
 from workloads.lengths import parse_lengths
 from workloads.profile import Workload, load_workload
 from workloads.prompt_files import load_prompts
@@ -171,6 +171,9 @@ def make_settings(raw: dict[str, Any]) -> Settings:
     if "think_time" in raw and not settings.concurrency:
         raise ConfigError("--think-time goes with --concurrency: in an open loop nobody waits for an answer")
     _check_conversations(settings)
+    for rate in settings.rates or ():  # before a server is loaded, not in the stage
+        for clock in settings.workload.clocks:
+            check_stage(clock, rate, settings.duration_s)
     for name in ("time_scale", *_REPLAY_FLAGS):
         if name in raw and not settings.trace:
             raise ConfigError(f"--{name.replace('_', '-')} goes with --trace")

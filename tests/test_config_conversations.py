@@ -53,6 +53,12 @@ def test_a_workload_file_may_have_everything(tmp_path: Path) -> None:
         ("prefixes: [{tokens: 9}]", {"prompts": "p.txt"}, "--prompts brings its own texts"),
         ("", {"prompts": "/no/such"}, "prompts /no/such cannot be read"),
         ("prefixes: {cached_share: 0.4}\nsessions: {turns: 2}", {}, "cached_share is for lone requests"),
+        (
+            "arrivals: 'burst:factor=5,length=1h'",
+            {"rates": "2"},
+            "leave no change of rate in a stage of 30 s",
+        ),
+        ("", {"rates": "1e12"}, "is more than 50000000 requests"),
         ("sessions: {turns: 2, finish_s: 1.5}", {}, "finish_s is 1.5: give a whole number"),
         ("sessions: {turns: 2, steps: {calls: 0, result_tokens: 5}}", {}, "w.yaml: sessions: steps: calls"),
     ],

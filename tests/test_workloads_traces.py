@@ -131,6 +131,19 @@ def test_unsorted_rows_are_sorted_and_noted(tmp_path: Path) -> None:
     assert rows(trace) == [(0.0, 1, 1), (0.0, 2, 1), (2.0, 3, 1), (3.0, 4, 1)]
     assert trace.notes == (
         "u.csv: the rows are not in the order of time (1 come before the row above them); they are sorted",
+        "u.csv: 1 rows have the very time of another row; they are kept and arrive together",
+    )
+
+
+def test_duplicate_times_are_kept_and_noted(tmp_path: Path) -> None:
+    path = tmp_path / "log.csv"
+    path.write_text("timestamp,input_tokens,output_tokens\n1,5,5\n1,6,6\n3,7,7\n1,8,8\n")
+    trace = read_trace(path)
+    assert trace.arrival_s.tolist() == [0, 0, 0, 2]
+    assert trace.input_tokens.tolist() == [5, 6, 8, 7]
+    assert trace.notes == (
+        "log.csv: the rows are not in the order of time (1 come before the row above them); they are sorted",
+        "log.csv: 2 rows have the very time of another row; they are kept and arrive together",
     )
 
 

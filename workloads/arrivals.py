@@ -86,6 +86,23 @@ def arrival_times(
     same pattern at every rate, stretched; what is given in seconds stays. Raises WorkloadError.
     """
     process = parse_arrivals(spec)
+    _check_size(rate_rps, duration_s)
+    if process.curve is None:
+        return _renewal(process.gaps, rate_rps, duration_s, rng, one_of_many)
+    horizon_s, times = process.curve.rescaling(duration_s, rng.spawn(1)[0])
+    found = times(_renewal(process.gaps, rate_rps, horizon_s, rng, one_of_many))
+    return found[found < duration_s]
+
+
+def check_stage(spec: str, rate_rps: float, duration_s: float) -> None:
+    """Raise WorkloadError where ``arrival_times`` would."""
+    _check_size(rate_rps, duration_s)
+    curve = parse_arrivals(spec).curve
+    if curve is not None:
+        curve.rescaling(duration_s, np.random.default_rng(0))
+
+
+def _check_size(rate_rps: float, duration_s: float) -> None:
     for name, value, unit in (("rate", rate_rps, "requests/s"), ("duration", duration_s, "seconds")):
         if not (math.isfinite(value) and value > 0):
             raise WorkloadError(f"{name} is {value!r} {unit}: give a finite number above 0")
@@ -93,11 +110,6 @@ def arrival_times(
         raise WorkloadError(
             f"{rate_rps:g} requests/s for {duration_s:g} s is more than {MAX_PLANNED_REQUESTS} requests: lower one"
         )
-    if process.curve is None:
-        return _renewal(process.gaps, rate_rps, duration_s, rng, one_of_many)
-    horizon_s, times = process.curve.rescaling(duration_s, rng.spawn(1)[0])
-    found = times(_renewal(process.gaps, rate_rps, horizon_s, rng, one_of_many))
-    return found[found < duration_s]
 
 
 def _renewal(

@@ -222,12 +222,17 @@ class _Rows:
         as_schedule = self.columns.format == "schedule"
         step_s = None if as_schedule else _clock_step_s(np.sort(arrival_ns))
         from_start = _from_session_start(arrival_ns, self._array("session"))
+        notes = [*self._notes(arrival_ns, self.columns)]
+        if self.clock and not (step_s or as_schedule or from_start) and (tied := _tied(arrival_ns)):
+            notes.append(
+                f"{self.path.name}: {tied} rows have the very time of another row; they are kept and arrive together"
+            )
         unsorted = Trace(
             arrival_s=(arrival_ns - (0 if as_schedule else arrival_ns.min())) / 1e9,
             input_tokens=np.frombuffer(self.input_tokens, dtype=np.int64),
             output_tokens=np.frombuffer(self.output_tokens, dtype=np.int64),
             source=f"{self.path.name} ({self.columns.format} format)",
-            notes=tuple(self._notes(arrival_ns, self.columns)),
+            notes=tuple(notes),
             session=self._array("session"),
             client=self._array("client"),
             cached_tokens=self._array("cached"),
@@ -268,6 +273,11 @@ class _Rows:
         late = int(np.count_nonzero(np.diff(arrival_ns) < 0))
         if late and "session" not in columns.by_role:
             yield f"{name}: the rows are not in the order of time ({late} come before the row above them); they are sorted"
+
+
+def _tied(arrival_ns: NDArray[np.int64]) -> int:
+    """Rows whose time an earlier row has too."""
+    return len(arrival_ns) - len(np.unique(arrival_ns))
 
 
 def _clock_step_s(sorted_ns: NDArray[np.int64]) -> float | None:
