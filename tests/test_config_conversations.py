@@ -56,7 +56,7 @@ def test_a_workload_file_may_have_everything(tmp_path: Path) -> None:
         (
             "arrivals: 'burst:factor=5,length=1h'",
             {"rates": "2"},
-            "leave no change of rate in a stage of 30 s",
+            "leave no change of rate in a stage of 4 s",
         ),
         ("", {"rates": "1e12"}, "is more than 50000000 requests"),
         ("sessions: {turns: 2, finish_s: 1.5}", {}, "finish_s is 1.5: give a whole number"),
