@@ -162,6 +162,18 @@ def test_a_search_over_sessions_is_refused(
     assert "without --search" in capsys.readouterr().err
 
 
+def test_sessions_that_never_fit_the_context_are_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Each begins with 1,505 shared tokens."""
+    file = tmp_path / "agents.yaml"
+    file.write_text(SESSIONS.format(history="answers"))
+    assert predict(
+        monkeypatch, "--preset", "llama3-8b@h100,max_model_len=1000", "--workload", file, "--rates", "1", "--out", tmp_path / "run",
+    ) == 2  # fmt: skip
+    assert "context of 1000 tokens" in capsys.readouterr().err
+
+
 def test_a_stage_longer_than_a_year_is_refused_before_anything_is_written(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

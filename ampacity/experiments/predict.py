@@ -195,6 +195,11 @@ class VirtualRig:
         context = self._deployment.config.max_model_len
         if schedule.continues is not None:
             fitting = schedule.without(schedule.input_tokens + schedule.output_tokens > context)
+            if len(schedule) and not len(fitting):
+                raise ConfigError(
+                    f"no conversation of workload {self.settings.workload.name} fits the context of {context} tokens: "
+                    "take a model with a longer one, or MODEL@HARDWARE,max_model_len=N"
+                )
             self._unfit = ("turns_beyond_context", len(schedule) - len(fitting))
             return fitting
         outputs = np.minimum(schedule.output_tokens, max(context // 2, 1))
