@@ -22,7 +22,7 @@ from loadgen.plan import Limits
 from loadgen.protocols import Api
 from workloads.arrivals import arrivals_text, check_stage, shaped
 from workloads.lengths import parse_lengths
-from workloads.profile import Workload, load_workload
+from workloads.profile import UniqueKeys, Workload, load_workload
 from workloads.prompt_files import load_prompts
 from workloads.replay import Replay
 from workloads.tokenizers import load_tokenizer
@@ -206,7 +206,7 @@ def fleet_inputs(*, peak_rps: Any, tp: Any, safety: Any, gpu_hour: Any) -> dict[
 def read_run_file(path: Path) -> dict[str, Any]:
     """The settings of a YAML run file, by the flags' names with ``_`` or ``-``. Raises ConfigError."""
     try:
-        value = yaml.load(path.read_text(encoding="utf-8"), Loader=_UniqueKeys)
+        value = yaml.load(path.read_text(encoding="utf-8"), Loader=UniqueKeys)
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"{path} cannot be read: {error}") from error
     except (yaml.YAMLError, RecursionError) as error:
@@ -222,20 +222,6 @@ def read_run_file(path: Path) -> dict[str, Any]:
             raise ConfigError(f"{path}: {name} stands there twice")
         found[plain] = content
     return found
-
-
-class _UniqueKeys(yaml.SafeLoader):
-    """Refuses a key that stands in a mapping twice, which YAML forbids and PyYAML takes."""
-
-    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
-        seen = set()
-        for key, _ in node.value:
-            if key.value in seen and isinstance(key, yaml.ScalarNode):
-                raise yaml.constructor.ConstructorError(
-                    None, None, f"{key.value!r} stands there twice", key.start_mark
-                )
-            seen.add(key.value if isinstance(key, yaml.ScalarNode) else id(key))
-        return super().construct_mapping(node, deep)
 
 
 def _seconds(raw: dict[str, Any], name: str) -> float | None:

@@ -131,7 +131,7 @@ def load_workload(name_or_path: str) -> Workload:
             f"workload {name_or_path!r} is not known{did_you_mean(name_or_path, ARCHETYPES)}: use one of "
             f"{', '.join(ARCHETYPES)}, or the path of a YAML file"
         )
-    return _from_mapping(_read_yaml(path), path.stem, str(path))
+    return _from_mapping(read_yaml(path), path.stem, str(path))
 
 
 def _from_mapping(value: object, default_name: str, where: str) -> Workload:
@@ -190,9 +190,10 @@ def _all(kinds: list[RequestClass], side: int) -> Lengths:
     return Mixture(tuple(lengths for _, lengths in parts), tuple(weight for weight, _ in parts))
 
 
-def _read_yaml(path: Path) -> object:
+def read_yaml(path: Path) -> object:
+    """The value in a YAML file whose keys stand once. Raises WorkloadError with one line."""
     try:
-        return yaml.load(path.read_text(encoding="utf-8-sig"), Loader=_UniqueKeys)
+        return yaml.load(path.read_text(encoding="utf-8-sig"), Loader=UniqueKeys)
     except OSError as error:
         raise WorkloadError(f"workload file {path} cannot be read: {error.strerror or error}") from None
     except yaml.MarkedYAMLError as error:
@@ -203,7 +204,7 @@ def _read_yaml(path: Path) -> object:
         raise WorkloadError(f"{path}: this is no YAML text: {reason}") from None
 
 
-class _UniqueKeys(yaml.SafeLoader):
+class UniqueKeys(yaml.SafeLoader):
     """Refuses a key that stands in a mapping twice: YAML forbids it, PyYAML would drop the first one."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:

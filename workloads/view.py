@@ -6,13 +6,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import yaml
 from numpy.typing import NDArray
 
-from workloads.errors import WorkloadError
+from workloads.archetypes import ARCHETYPES
 from workloads.fit_lengths import SHOWN, quantile, spikes
 from workloads.lengths import Lengths
-from workloads.profile import Workload
+from workloads.profile import Workload, read_yaml
 
 _DRAWS = 50_000
 _BINS = 24
@@ -29,12 +28,9 @@ def view(workload: Workload, measured: dict[str, Any] | None = None, seed: int =
     }  # fmt: skip
 
 
-def read_measured(path: Path) -> dict[str, Any]:
+def read_measured(name_or_path: str) -> dict[str, Any]:
     """What stands under ``measured`` in a profile; empty where nothing does. Raises WorkloadError."""
-    try:
-        held = yaml.safe_load(path.read_text(encoding="utf-8-sig"))
-    except (OSError, ValueError, yaml.YAMLError) as error:
-        raise WorkloadError(f"{path} cannot be read: {str(error).splitlines()[0]}") from None
+    held = None if name_or_path in ARCHETYPES else read_yaml(Path(name_or_path))
     measured = held.get("measured") if isinstance(held, dict) else None
     return measured if isinstance(measured, dict) else {}
 

@@ -32,12 +32,11 @@ def show(
     html: Annotated[Path | None, typer.Option("--html", metavar="OUT", help="Also as an HTML file.")] = None,
 ) -> None:
     """Draw one workload: lengths, arrivals, source, and what a fit has measured."""
-    from workloads.archetypes import ARCHETYPES
     from workloads.profile import load_workload
     from workloads.view import read_measured, view
 
     workload = load_workload(name)
-    _draw(view(workload, {} if name in ARCHETYPES else read_measured(Path(name))), html)
+    _draw(view(workload, read_measured(name)), html)
 
 
 @app.command("fit")
@@ -148,7 +147,6 @@ def sample(
     ampacity workload sample chat --rate 5 --duration 2m -o schedule.jsonl
     """
     from ampacity.config import parse_duration
-    from workloads.archetypes import ARCHETYPES
     from workloads.errors import WorkloadError
     from workloads.profile import load_workload
     from workloads.schedule import open_schedule
@@ -161,12 +159,8 @@ def sample(
         raise WorkloadError(f"-n {requests}: give 1 or more")
     workload = load_workload(name)
     if rate is None:
-        measured = {} if name in ARCHETYPES else read_measured(Path(name))
-        held = (
-            (measured.get("arrivals") or {}).get("mean_rps")
-            if isinstance(measured.get("arrivals"), dict)
-            else None
-        )
+        arrivals = read_measured(name).get("arrivals")
+        held = arrivals.get("mean_rps") if isinstance(arrivals, dict) else None
         rate = float(held) if isinstance(held, int | float) else 1.0
     if not 0 < rate < float("inf"):
         raise WorkloadError(f"--rate {rate:g}: give requests/s above 0")
