@@ -5,10 +5,13 @@ from pathlib import Path
 import pytest
 from synthetic import Stage, make_run, request
 
-from ampacity.config import ConfigError, check_steady
+from ampacity.config import ConfigError, check_steady, make_settings
+from ampacity.experiments.provenance import replayed_prompts
+from ampacity.progress import stage_line
 from analysis.summary import summarise
 from reports.traffic import side_title, traffic_table, workload_facts
 from workloads.profile import load_workload
+from workloads.traces import read_trace
 
 MIX = """
 arrivals: constant
@@ -103,3 +106,24 @@ def test_the_clock_of_a_class_counts_too(tmp_path: Path) -> None:
     path.write_text(MIX.replace("gamma:cv=3", "diurnal"))
     with pytest.raises(ConfigError, match="arrivals diurnal"):
         check_steady(load_workload(str(path)), "search")
+
+
+def test_a_replayed_schedule_says_what_its_prompts_share(tmp_path: Path) -> None:
+    row = '{"scheduled_s": 0.5, "input_tokens": 40, "output_tokens": 3%s}\n'
+    for name, more, told in (
+        ("plain.jsonl", "", "unique"),
+        ("shared.jsonl", ', "shared": [[7, 32]]', "shared prefixes as in the schedule"),
+    ):
+        path = tmp_path / name
+        path.write_text(row % more)
+        settings = make_settings({"url": "http://127.0.0.1:8000/v1", "trace": str(path)})
+        assert replayed_prompts(settings, read_trace(path)) == told
+
+
+def test_who_was_cut_off_or_left_is_no_error_in_the_line_of_a_stage() -> None:
+    stage = {
+        "index": 0, "kind": "open", "offered_rps": 6.0, "requests": 70, "ttft_from_schedule_s": {}, "itl_s": {},
+        "errors": {"unfinished": 4, "cancelled": 5, "timeout": 2}, "stable": True, "client_limited": False,
+        "slo_verdicts": [], "slo_met": None,
+    }  # fmt: skip
+    assert ", 2 errors, " in stage_line(stage)

@@ -97,11 +97,12 @@ def _workload_meta(settings: Settings, trace: Trace | None, calibration: Calibra
     else:
         found["trace"] = None
     found["tokenizer"] = {"name": settings.tokenizer, **asdict(calibration)}
-    found["prompts"] = _prompts_text(settings) if trace is None else _replayed_prompts(settings, trace)
+    found["prompts"] = _prompts_text(settings) if trace is None else replayed_prompts(settings, trace)
     return found
 
 
-def _replayed_prompts(settings: Settings, trace: Trace) -> str:
+def replayed_prompts(settings: Settings, trace: Trace) -> str:
+    """What the prompts of a trace or a schedule have in common, in words."""
     if trace.blocks is not None:
         return "shared blocks as in the trace"
     if trace.as_schedule and settings.trace is not None and read_schedule(settings.trace).shared is not None:
