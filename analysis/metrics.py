@@ -209,7 +209,11 @@ def read_chunks(table: pa.Table, requests: Requests) -> Chunks:
 def _tokens_in_each(tokens: pa.ListArray, listed: Bools, count: Ints) -> npt.NDArray[np.int32] | None:
     """Tokens of every chunk, 1 where they are not listed; None where it is 1 in all, which is most servers."""
     said = tokens if listed.all() else tokens.filter(pa.array(listed))
-    values = np.asarray(pc.fill_null(said.flatten(), 0).to_numpy(zero_copy_only=False), dtype=np.int32)
+    held = said.flatten()
+    held = (
+        pc.fill_null(held, 0) if held.null_count else held
+    )  # it copies, whether there is something to fill or not
+    values = np.asarray(held.to_numpy(zero_copy_only=False), dtype=np.int32)
     if np.all(values == 1):
         return None
     if listed.all():

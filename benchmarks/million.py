@@ -1,6 +1,6 @@
 """How long does the analysis of a large run take? 1,000,000 requests of 200 tokens each, on two cores.
 
-    python -m benchmarks.million [--requests 1000000] [--tokens 200] [--stages 4]
+    python -m benchmarks.million [--requests 1000000] [--tokens 200] [--stages 4] [--counted]
 
 Writes a run directory into a temporary folder, reads it back and summarises it; prints seconds and the peak of
 resident memory of the reading and summarising process.
@@ -26,15 +26,18 @@ from loadgen.records import SCHEMA
 SLOS = ("ttft_p99=2s", "itl_p99=50ms", "e2e_p99=30s")
 
 
-def write_run(path: Path, requests: int, tokens: int, stages: int) -> None:
-    """A made-up run: Poisson arrivals at 100, 200, ... requests/s, log-normal TTFT and gaps."""
+def write_run(path: Path, requests: int, tokens: int, stages: int, *, counted: bool = False) -> None:
+    """A made-up run: Poisson arrivals at 100, 200, ... requests/s, log-normal TTFT and gaps.
+
+    ``counted``: the server says of every chunk how many tokens it holds, one.
+    """
     from analysis.slo import parse_slos
 
     rng, each, start_s, metas, parts = np.random.default_rng(1), requests // stages, 0.0, [], []
     for stage in range(stages):
         rate = 100.0 * (stage + 1)
         scheduled = start_s + np.cumsum(rng.exponential(1 / rate, each))
-        parts.append(_table(rng, scheduled, stage, stage * each, tokens))
+        parts.append(_table(rng, scheduled, stage, stage * each, tokens, counted))
         end_s = float(scheduled[-1]) + 1e-3
         metas.append({
             "index": stage, "kind": "open", "offered_rps": rate, "concurrency": None, "start_ns": int(start_s * 1e9),
@@ -53,7 +56,7 @@ def write_run(path: Path, requests: int, tokens: int, stages: int) -> None:
 
 
 def _table(
-    rng: np.random.Generator, scheduled: np.ndarray, stage: int, first_id: int, tokens: int
+    rng: np.random.Generator, scheduled: np.ndarray, stage: int, first_id: int, tokens: int, counted: bool
 ) -> pa.Table:
     n = len(scheduled)
     gaps = rng.lognormal(np.log(0.02), 0.3, (n, tokens)).astype(np.float32)
@@ -77,6 +80,8 @@ def _table(
             columns.append(pa.array(np.full(n, whole[column.name]), type=column.type))
         elif column.name == "chunk_at_us":
             columns.append(pa.ListArray.from_arrays(offsets, at_us.ravel()))
+        elif column.name == "chunk_tokens" and counted:
+            columns.append(pa.ListArray.from_arrays(offsets, np.ones(n * tokens, dtype=np.int32)))
         elif column.name in ("status", "class"):
             columns.append(pa.array(["ok" if column.name == "status" else "default"] * n, type=column.type))
         else:
@@ -105,6 +110,7 @@ def main() -> None:
     parser.add_argument("--requests", type=int, default=1_000_000)
     parser.add_argument("--tokens", type=int, default=200)
     parser.add_argument("--stages", type=int, default=4)
+    parser.add_argument("--counted", action="store_true", help="tokens of every chunk are in the records")
     parser.add_argument("--analyse", type=Path, help="only summarise this run directory")
     args = parser.parse_args()
     if args.analyse:
@@ -112,7 +118,7 @@ def main() -> None:
         return
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "run"
-        write_run(path, args.requests, args.tokens, args.stages)
+        write_run(path, args.requests, args.tokens, args.stages, counted=args.counted)
         subprocess.run([sys.executable, "-m", "benchmarks.million", "--analyse", str(path)], check=True)
 
 
