@@ -164,7 +164,10 @@ def _workload_facts(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
         ("Source", _plain(workload.get("source"))),
         ("Arrivals", _plain(workload.get("arrivals"))),
         ("Trace", _plain(workload.get("trace"), "none")),
-        (side_title(workload, "input", ", planned"), _plain((workload.get("input_tokens") or {}).get("text"))),
+        (
+            side_title(workload, "input", ", planned"),
+            _plain((workload.get("input_tokens") or {}).get("text")),
+        ),
         ("Output tokens, planned", _plain((workload.get("output_tokens") or {}).get("text"))),
         *workload_facts(workload),
         ("Prompts", _plain(workload.get("prompts"))),

@@ -319,7 +319,10 @@ def imported_tables(imported: Mapping[str, Any] | None) -> list[Table]:
     differs = Table(
         f"Where {tool} differs",
         [Column("figure", text=True), Column(tool, text=True), Column("ampacity", text=True)],
-        [[Cell(str(d.get(k))) for k in ("what", "theirs", "ours")] for d in imported.get("definitions") or []],
+        [
+            [Cell(str(d.get(k))) for k in ("what", "theirs", "ours")]
+            for d in imported.get("definitions") or []
+        ],
     )
     missing = Table(
         "Not in its files",
