@@ -19,6 +19,7 @@ from loadgen.proxy import Proxy, open_tunnel
 
 IDLE_MAX_S = 4.0  # servers close idle connections after 5 s: do not race them
 CONNECT_TIMEOUT_S = 10.0
+ANSWER_TIMEOUT_S = 120.0  # a first request may compile or load things
 AUDIT_EVERY = 16  # one of so many connections is read with kernel time stamps, to measure our own delay
 
 OWN_SHORTAGE = (errno.EMFILE, errno.ENFILE, errno.EADDRNOTAVAIL, errno.ENOBUFS, errno.ENOMEM)
@@ -160,6 +161,7 @@ class Client:
         self.connections_opened = 0
         self.shortages = 0  # connections that failed because this machine ran out of something
         self.receive_delays_s: array[float] = array("d")  # read − kernel time, of the audited connections
+        self.patience_s = ANSWER_TIMEOUT_S  # with an answer that is asked for outside of a stage
 
     def dispatch(self, exchange: Exchange) -> None:
         """Send now on a kept-alive connection, or open a new one; returns at once."""

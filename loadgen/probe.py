@@ -25,7 +25,6 @@ from loadgen.protocols import Api, Dialect, RequestShape, error_text, printable
 from loadgen.records import RequestRecord
 
 LOOK_TIMEOUT_S = 10.0
-ANSWER_TIMEOUT_S = 120.0  # a first request may compile or load things
 MODELS_MAX = 1000
 _SHORT, _LONG = 32, 256  # words of the two prompts that calibrate the length of prompts
 
@@ -138,7 +137,7 @@ def choose_model(served: Served, model: str | None, endpoint: Endpoint) -> str:
     raise EndpointError(f"{endpoint.url}: name a model with --model; {there}")
 
 
-async def ask(client: Client, api: Api, request: bytes, timeout_s: float = ANSWER_TIMEOUT_S) -> RequestRecord:
+async def ask(client: Client, api: Api, request: bytes) -> RequestRecord:
     """Send one request outside of any stage and give its record back."""
     now_ns = time.monotonic_ns()
     record = RequestRecord(
@@ -153,10 +152,11 @@ async def ask(client: Client, api: Api, request: bytes, timeout_s: float = ANSWE
     exchange = Exchange(record, request, on_end, ANSWERS[api])
     client.dispatch(exchange)
     try:
-        async with asyncio.timeout(timeout_s):
+        async with asyncio.timeout(client.patience_s):
             await ended.wait()
     except TimeoutError:
-        exchange.fail("timeout", f"no complete answer within {timeout_s:g} s", time.monotonic_ns())
+        why = f"no complete answer within {client.patience_s:g} s"
+        exchange.fail("timeout", why, time.monotonic_ns())
     return record
 
 

@@ -457,3 +457,33 @@ def test_metrics_redirects_are_not_followed() -> None:
             http.shutdown()
             http.server_close()
     assert stolen == []
+
+
+def test_the_first_answer_is_waited_for_as_long_as_the_timeout_says_and_no_longer(tmp_path: Path) -> None:
+    silent = threading.Event()
+
+    class Silent(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            body = b'{"data":[{"id":"m"}]}'
+            self.send_response(200)
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        def do_POST(self) -> None:
+            silent.wait(30)
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    http = ThreadingHTTPServer(("127.0.0.1", 0), Silent)
+    threading.Thread(target=http.serve_forever, daemon=True).start()
+    url = f"http://127.0.0.1:{http.server_address[1]}/v1"
+    try:
+        result = ampacity("run", url, "--rates", "1", "--timeout", "1s", "--out", tmp_path / "run")
+    finally:
+        silent.set()
+        http.shutdown()
+        http.server_close()
+    assert result.returncode == 2
+    assert "no complete answer within 1 s" in result.stderr

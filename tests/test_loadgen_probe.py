@@ -245,7 +245,8 @@ def test_ask_gives_up_in_time() -> None:
     async def main(endpoint: Endpoint) -> RequestRecord:
         client = Client(endpoint, endpoint.addresses(), None)
         request = sender(endpoint, [])(RequestShape("chat", "fault:slow_headers"), 3, 4)
-        record = await ask(client, "chat", request, timeout_s=0.3)
+        client.patience_s = 0.3
+        record = await ask(client, "chat", request)
         await client.close()
         return record
 

@@ -51,6 +51,7 @@ from workloads.traces import Trace, read_trace
 
 DRAIN_MIN_S = 5.0
 DRAIN_DEFAULT_S = 30.0
+SILENCE_S = 3.0  # of the endpoint, before the user is told what is waited for
 IDLE_WAIT_S = 15.0  # after an overload the server may still be busy with requests that we gave up
 CLOSED_REQUESTS_MAX = 200_000
 REPEATS_MAX = 3  # stages run again in one experiment because the client was disturbed ...
@@ -377,6 +378,10 @@ async def conduct(
         async with Pages() as pages:
             run_id, salt = secrets.token_hex(6), settings.salt or secrets.token_hex(8)
             clients = [_client(settings, route) for route in routes]
+            clients[0].patience_s = settings.limits.total_s or clients[0].patience_s
+            waiting = asyncio.get_running_loop().call_later(
+                SILENCE_S, progress.note, f"waiting for a first answer, {clients[0].patience_s:g} s at most"
+            )
             probe = await _probe(
                 settings,
                 pages,
@@ -384,6 +389,7 @@ async def conduct(
                 RequestMaker(endpoint, PromptMaker(tokenizer, f"{salt}-probe"), f"{run_id}-probe", proxy),
                 trace,
             )
+            waiting.cancel()
             sessions = settings.workload.sessions
             if sessions is not None and sessions.message_tokens is None:
                 say = RequestMaker(
