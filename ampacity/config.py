@@ -316,6 +316,8 @@ def check_steady(workload: Workload, command: str) -> None:
 def _endpoints(raw: dict[str, Any]) -> tuple[Endpoint, ...]:
     """The base URLs, a list or parted by commas; they share key and headers."""
     headers = _headers(_items(raw.get("header", ())))
+    for item in _items(raw["url"]):
+        _text(item, "url")
     urls = [part.strip() for item in _items(raw["url"]) for part in str(item).split(",")]
     found = tuple(
         parse_endpoint(url, api_key_env=raw.get("api_key_env"), headers=headers) for url in urls if url
