@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from reports.figures import DASH, count, rate, reason_of, seconds, share, significant
-from reports.findings import Finding
+from reports.figures import DASH, Finding, count, rate, reason_of, seconds, share, significant
 from reports.marks import NARROW, Chart, Key, Plot, linear_axis, seconds_axis
 from reports.tables import Cell, Column, Table
 

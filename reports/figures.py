@@ -4,10 +4,22 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 DASH = "–"
 NO_REASON = "this run holds nothing to tell it from"
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One key figure. ``value`` is a dash where the figure is null; ``note`` then holds the reason."""
+
+    label: str
+    value: str
+    interval: str | None
+    note: str
+    state: str = ""  # good | bad | unsure, or empty
 
 
 def significant(value: float, digits: int = 3) -> str:

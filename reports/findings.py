@@ -3,10 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
-from reports.figures import DASH, counted, exact, interval, rate, reason_of, seconds, share, significant
+from reports.burst import burst_findings
+from reports.figures import (
+    DASH,
+    Finding,
+    counted,
+    exact,
+    interval,
+    rate,
+    reason_of,
+    seconds,
+    share,
+    significant,
+)
 
 CROSSING = {
     "measured": "a stage was measured at this load",
@@ -23,21 +34,8 @@ METHODS = {
 }
 
 
-@dataclass(frozen=True)
-class Finding:
-    """One key figure. ``value`` is a dash where the figure is null; ``note`` then holds the reason."""
-
-    label: str
-    value: str
-    interval: str | None
-    note: str
-    state: str = ""  # good | bad | unsure, or empty
-
-
 def findings(summary: Mapping[str, Any]) -> list[Finding]:
     if summary.get("burst"):
-        from reports.burst import burst_findings  # which is made of Findings
-
         return [*burst_findings(summary["burst"]), _client(summary.get("audit") or {})]
     return [
         _usable_rate(summary),

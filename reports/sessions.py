@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from reports.figures import DASH, by_load, count, load_of, reason_of, seconds, share, significant
-from reports.findings import Finding
+from reports.figures import DASH, Finding, by_load, count, load_of, reason_of, seconds, share, significant
 from reports.tables import Cell, Column, Table
 
 

@@ -5,8 +5,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 from sample_summary import ALL, all_failed, closed_sweep, meta, no_slos, one_stage, open_sweep
 
-from reports.figures import exact, interval, load_of, printable, rate, reason_of, seconds, share, significant
-from reports.findings import Finding, findings
+from reports.figures import (
+    Finding,
+    exact,
+    interval,
+    load_of,
+    printable,
+    rate,
+    reason_of,
+    seconds,
+    share,
+    significant,
+)
+from reports.findings import findings
 from reports.tables import (
     METRICS,
     Cell,

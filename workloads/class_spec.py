@@ -9,7 +9,7 @@ from typing import Any
 from workloads.archetypes import ARCHETYPES
 from workloads.arrivals import arrivals_text
 from workloads.classes import Cancel, Client, RequestClass, zipf_weights
-from workloads.errors import WorkloadError, did_you_mean
+from workloads.errors import WorkloadError, check_keys, did_you_mean
 from workloads.lengths import Lengths, number, parse_lengths, whole
 
 CLASS_KEYS = (
@@ -53,17 +53,6 @@ def parse_class(name: str, spec: object, defaults: Mapping[str, Any], where: str
         )
     except WorkloadError as error:
         raise WorkloadError(f"{where}: {error}") from None
-
-
-def check_keys(spec: object, known: tuple[str, ...], where: str) -> dict[str, Any]:
-    """``spec`` as a dict. Raises WorkloadError where it is no mapping or has a key that is not ``known``."""
-    if not isinstance(spec, Mapping):
-        raise WorkloadError(f"{where}: this is no mapping; write lines such as 'input_tokens: 512'")
-    for key in spec:
-        if key not in known:
-            hint = did_you_mean(key, known)
-            raise WorkloadError(f"{where}: key {key!r} is not known{hint}: the keys are {', '.join(known)}")
-    return dict(spec)
 
 
 def with_archetype(given: Mapping[str, Any], where: str) -> dict[str, Any]:

@@ -1,9 +1,10 @@
-"""The one error of this room, and the hint that goes with it."""
+"""The one error of this room, the hint that goes with it, and the check of a mapping's keys."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from difflib import get_close_matches
+from typing import Any
 
 
 class WorkloadError(ValueError):
@@ -19,3 +20,14 @@ def did_you_mean(word: object, known: Iterable[str]) -> str:
     """``" (did you mean x?)"`` where something known is close to ``word``, or nothing."""
     close = get_close_matches(str(word).lower(), known, n=1)
     return f" (did you mean {close[0]}?)" if close else ""
+
+
+def check_keys(spec: object, known: tuple[str, ...], where: str) -> dict[str, Any]:
+    """``spec`` as a dict. Raises WorkloadError where it is no mapping or has a key that is not ``known``."""
+    if not isinstance(spec, Mapping):
+        raise WorkloadError(f"{where}: this is no mapping; write lines such as 'input_tokens: 512'")
+    for key in spec:
+        if key not in known:
+            hint = did_you_mean(key, known)
+            raise WorkloadError(f"{where}: key {key!r} is not known{hint}: the keys are {', '.join(known)}")
+    return dict(spec)

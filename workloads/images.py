@@ -13,8 +13,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from workloads.class_spec import check_keys
-from workloads.errors import WorkloadError
+from workloads.errors import WorkloadError, check_keys
 
 _KINDS = {
     ".png": "image/png",

@@ -13,8 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from workloads.class_spec import check_keys
-from workloads.errors import WorkloadError
+from workloads.errors import WorkloadError, check_keys
 from workloads.lengths import Lengths, parse_lengths
 
 BLOCK_TOKENS = 16  # vLLM's block: a cache finds whole ones only

@@ -11,9 +11,9 @@ import yaml
 
 from workloads.archetypes import ARCHETYPES
 from workloads.arrivals import arrivals_text, check_arrivals
-from workloads.class_spec import CLASS_KEYS, check_keys, parse_class
+from workloads.class_spec import CLASS_KEYS, parse_class
 from workloads.classes import RequestClass
-from workloads.errors import WorkloadError, did_you_mean
+from workloads.errors import WorkloadError, check_keys, did_you_mean
 from workloads.images import Images, parse_images
 from workloads.lengths import Lengths, Mixture
 from workloads.prefixes import Prefixes, parse_prefixes

@@ -13,8 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from workloads.class_spec import check_keys
-from workloads.errors import WorkloadError
+from workloads.errors import WorkloadError, check_keys
 from workloads.lengths import MAX_TOKENS, Lengths, parse_lengths
 from workloads.prefixes import Prefixes, in_time_order
 

@@ -4,12 +4,9 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, Literal, Protocol
+from typing import Any, Literal, Protocol
 
 from ampacity.config import Settings
-
-if TYPE_CHECKING:
-    from ampacity.experiments.rig import Rig as TraceRig
 
 Enough = Callable[[dict[str, Any]], str | None]
 """Why a stage, judged as far as it came, need not go on; None: it must."""
@@ -22,6 +19,13 @@ STAGES_MAX = 16
 REFINE_STAGES = 3  # between the highest load that met the SLO and the lowest that broke it
 REFINE_UNTIL = 1.1  # their ratio at which the bracket is narrow enough
 DOWN_STEPS = 6  # how often the grid is halved below a start that was too high already
+
+
+class TraceRig(Protocol):
+    """What a replay asks of the one who runs it."""
+
+    async def trace_stage(self) -> dict[str, Any] | None:
+        """Replay the trace of the settings as one open stage."""
 
 
 class Rig(Protocol):
