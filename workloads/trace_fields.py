@@ -104,6 +104,8 @@ def find_columns(
     known_format = _FORMATS.get(input_, "generic")
     if input_ == "prompt_tokens" and time == "starttime":
         known_format = "LiteLLM spend log"
+    if "shared_blocks" in found:
+        known_format = "agentic coding"
     if known_format == "Mooncake" and not mooncake:
         known_format = "generic"
     if time == "scheduled_s":

@@ -19,6 +19,10 @@ from workloads.trace_fields import LOCAL, ZONED, Columns, find_columns, time_ns,
 from workloads.trace_formats import BadRow, open_records
 
 _REPORT_EVERY = 200_000  # rows between two calls of progress
+# logs in which an answer of 0 tokens is a failed request
+WITH_FAILED_REQUESTS = (
+    "BurstGPT", "LiteLLM spend log", "OpenAI usage", "OpenTelemetry", "agentic coding",
+)  # fmt: skip
 _TIED = (
     0.2  # share of requests that share their time with an earlier one, from which on a clock may be coarse
 )
@@ -91,8 +95,8 @@ def read_trace(
 ) -> Trace:
     """Read a trace or a log, row by row; columns are found by name (docs/fitting.md), or given as {role: name}.
 
-    Times keep their full precision and count from the earliest row. Rows with 0 output tokens (failed
-    requests) are left out and noted. ``limit`` keeps the first so many rows in the order of the file;
+    Times keep their full precision and count from the earliest row. Rows with 0 output tokens are
+    left out and noted in a log that holds failed requests, else they are bad rows. ``limit`` keeps the first so many rows in the order of the file;
     ``context``: more tokens than that in a request are an error of its row; ``skip_bad_rows`` counts bad rows in
     the notes; ``timed`` False takes a file without times (all are 0); ``progress(rows, share)`` is called now
     and then. Raises WorkloadError with one line that names
@@ -160,6 +164,9 @@ class _Rows:
             column = columns["input"]
             if input_tokens == 0 and output_tokens > 0:
                 raise ValueError("0 is too few tokens: a prompt has at least 1")
+            if output_tokens == 0 and columns.format not in WITH_FAILED_REQUESTS:
+                column = columns["output"]
+                raise ValueError("0 is too few tokens: an answer has at least 1")
             if self.context is not None and input_tokens + output_tokens > self.context:
                 raise ValueError(
                     f"{input_tokens} tokens and {output_tokens} of output are more than the context of {self.context}"
