@@ -113,7 +113,7 @@ def test_opentelemetry_spans_in_three_layouts(tmp_path: Path) -> None:
 
 def test_an_agents_run_with_blocks_of_its_own(tmp_path: Path) -> None:
     turn = {"t": 0.0, "in": 130, "out": 5, "hash_ids": [1, 2, 3]}
-    inner = {"type": "subagent", "id": "a", "requests": [turn]}
+    inner = {"type": "inner", "id": "a", "requests": [turn]}
     run = {
         "id": "r1",
         "block_size": 64,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from statistics import NormalDist
 from typing import Any, ClassVar
@@ -27,16 +28,18 @@ def _z(u: Floats) -> Floats:
     return np.asarray(ndtri(u), dtype=np.float64)
 
 
-class Lengths:
+class Lengths(ABC):
     """What every distribution can do. A subclass gives ``_quantiles``, ``_text`` and where it can ``mean``."""
 
     kind: ClassVar[str]
 
+    @abstractmethod
     def _quantiles(self, u: Floats) -> Floats:
-        raise NotImplementedError
+        """Tokens at the levels ``u``, neither clipped nor rounded."""
 
+    @abstractmethod
     def _text(self) -> str:
-        raise NotImplementedError
+        """The distribution in words."""
 
     def at(self, u: Floats) -> Floats:
         """Tokens at the levels ``u`` in [0, 1], before rounding."""

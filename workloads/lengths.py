@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import lru_cache
 from typing import Any
 
@@ -38,7 +38,7 @@ _PARAMETERS = {
     "lognormal": ("p50", "p99"), "normal": ("mean", "std"), "gamma": ("mean", "cv"), "pareto": ("start", "alpha"),
     "uniform": ("min", "max"),
 }  # fmt: skip
-_MAKE = {"normal": Normal, "gamma": Gamma, "pareto": Pareto}
+_MAKE: dict[str, Callable[[float, float], Lengths]] = {"normal": Normal, "gamma": Gamma, "pareto": Pareto}
 _EXAMPLES = {
     "lognormal": "lognormal:p50=1020,p99=4142", "normal": "normal:mean=500,std=100", "gamma": "gamma:mean=300,cv=2",
     "pareto": "pareto:start=4000,alpha=1.5", "uniform": "uniform:min=100,max=200",
