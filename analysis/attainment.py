@@ -8,9 +8,10 @@ from typing import Any
 
 import numpy as np
 
+from analysis.cohort import Cohort, observations_for_slo
 from analysis.intervals import judge_share, smallest_n
 from analysis.metrics import Bools
-from analysis.observations import Cohort, Observations, observations_for_slo
+from analysis.observations import Observations
 from analysis.percentiles import between_bounds, finite
 from analysis.slo import ERROR_RATE, GAP_METRICS, Slo
 

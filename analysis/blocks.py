@@ -16,9 +16,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from analysis.cohort import Cohort
 from analysis.intervals import effective_size
 from analysis.metrics import Requests, read_chunks
-from analysis.observations import Cohort, Observations, quantile_rank
+from analysis.observations import Observations, quantile_rank
 from analysis.stages import RunRecords
 
 Floats = npt.NDArray[np.float64]

@@ -11,9 +11,10 @@ import numpy as np
 import pyarrow as pa
 
 from analysis.attainment import observe_slos, requests_meeting
+from analysis.cohort import Cohort
 from analysis.fleet import queue_depth
 from analysis.metrics import Bools, Floats, e2e_s, read_chunks, ttft_s
-from analysis.observations import Cohort, quantile_rank
+from analysis.observations import quantile_rank
 from analysis.slo import Slo
 from analysis.stages import RunRecords
 from analysis.steady import time_average_in_flight

@@ -14,8 +14,9 @@ import numpy as np
 import pyarrow.compute as pc
 
 from analysis.attainment import observe_slos, requests_meeting
+from analysis.cohort import Cohort
 from analysis.metrics import Bools, Floats, Ints, Requests, e2e_s, read_chunks, ttft_s
-from analysis.observations import Cohort, Observations, quantile_rank
+from analysis.observations import Observations, quantile_rank
 from analysis.percentiles import percentiles
 from analysis.slo import Slo
 from analysis.stages import RunRecords

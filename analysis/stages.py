@@ -10,6 +10,7 @@ import numpy as np
 import pyarrow as pa
 
 from analysis.attainment import judge_slo, observe_slos, requests_meeting
+from analysis.cohort import Cohort
 from analysis.drift import (
     RATE_BATCHES,
     events_per_batch,
@@ -32,7 +33,7 @@ from analysis.metrics import (
     ttft_s,
     visible_tokens,
 )
-from analysis.observations import Cohort, Observations, quantile_rank
+from analysis.observations import Observations, quantile_rank
 from analysis.percentiles import curve, percentiles
 from analysis.slo import Slo
 from analysis.steady import (

@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from analysis.cohort import Cohort
 from analysis.metrics import read_chunks, read_requests
-from analysis.observations import Cohort
 from analysis.slo import parse_slo
 from loadgen.records import SCHEMA, RequestRecord, to_batch
 from loadgen.rundir import Run, RunWriter, load_run

@@ -9,6 +9,7 @@ import pyarrow as pa
 import pytest
 from synthetic import ORIGIN_NS, at_ns, cohort, request
 
+from analysis.cohort import Cohort
 from analysis.gaps import chunk_gaps, token_gaps
 from analysis.metrics import (
     RecordsError,
@@ -17,7 +18,6 @@ from analysis.metrics import (
     tpot_s,
     ttft_s,
 )
-from analysis.observations import Cohort
 from analysis.percentiles import percentiles
 from loadgen.records import SCHEMA, to_batch
 

@@ -6,7 +6,7 @@ import pytest
 from synthetic import at_ns, cohort, request
 
 from analysis.attainment import judge_slo, observe_slos, requests_meeting
-from analysis.observations import Cohort, observations_for_slo
+from analysis.cohort import Cohort, observations_for_slo
 from analysis.percentiles import percentiles
 from analysis.slo import Slo, parse_slo, parse_slos
 from loadgen.records import FAILED_STATUSES, RequestRecord

@@ -1,0 +1,210 @@
+"""The requests that a stage is judged by, and the samples of each metric over them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+
+from analysis.fluidity import needed_pace_s
+from analysis.gaps import GapSeries
+from analysis.intervals import independent_looks
+from analysis.metrics import (
+    Bools,
+    Chunks,
+    Floats,
+    Requests,
+    e2e_s,
+    first_answer_s,
+    tpot_s,
+    ttft_s,
+    visible_tokens,
+)
+from analysis.observations import GapObservations, Observations
+from analysis.slo import ERROR_RATE, Slo
+
+MIN_KNOWN_SHARE = 0.99
+"""ITL is given when the tokens of each chunk are known for at least this share of the answers."""
+
+
+@dataclass(frozen=True)
+class Cohort:
+    """Requests scheduled in a window (attempt 0), their chunks, and how many rows were lost in a kill."""
+
+    requests: Requests
+    chunks: Chunks
+    missing: int
+    now_ns: float  # when the last thing that we know of happened, for ages
+    in_flight: Floats | None = None  # shape (n,): requests of the stage in flight when each was due
+
+    @cached_property
+    def looks(self) -> float:
+        """Independent looks at the load (analysis/intervals.py); inf where it is not known."""
+        return float("inf") if self.in_flight is None else independent_looks(self.in_flight)
+
+    @cached_property
+    def cut_ns(self) -> Floats:
+        """When an unfinished request was given up."""
+        ended = self.requests.ended_ns
+        return np.where(np.isnan(ended), self.now_ns, ended)
+
+    def per_request(
+        self, values: Floats, zero_ns: Floats | None, assumption: str | None = None
+    ) -> Observations:
+        """Observations of a metric with one value per request; ages count from ``zero_ns``."""
+        r = self.requests
+        failed, unfinished = r.failed, r.has_status("unfinished")
+        finite = ~np.isnan(values) & (r.has_status("ok") | unfinished)
+        age = np.zeros(len(r)) if zero_ns is None else np.nan_to_num((self.cut_ns - zero_ns) * 1e-9)
+        censored = np.where(unfinished & ~finite, np.maximum(age, 0.0), np.nan)
+        owner = np.flatnonzero(finite)
+        infinite, censored = self._with_lost(failed.astype(np.float64), censored)
+        return Observations(
+            "requests", values[finite], owner, None, infinite, censored, assumption=assumption
+        )
+
+    def of_class(self, name: str | None) -> Cohort:
+        """The requests of one class (None: all); records that were lost in a kill are of no known class."""
+        if name is None:
+            return self
+        which = self.in_class(name)
+        in_flight = None if self.in_flight is None else self.in_flight[which]
+        return Cohort(self.requests.take(which), self.chunks.take(which), 0, self.now_ns, in_flight)
+
+    def in_class(self, name: str | None) -> Bools:
+        """Which requests are of a class, shape (n,)."""
+        n = len(self.requests)
+        return (
+            np.ones(n, dtype=np.bool_)
+            if name is None
+            else np.asarray(self.requests.class_ == name, dtype=np.bool_)
+        )
+
+    def errors(self) -> Observations:
+        """0 for every answer, infinite for every failure; what was cut off may still have been either."""
+        ok = self.requests.has_status("ok")
+        return self.per_request(np.where(ok, 0.0, np.nan), None)
+
+    def fluidity(self, first_s: float) -> Observations:
+        """Pace in s per token that each request kept (analysis/fluidity.py)."""
+        unknown = self._chunks_unknown()
+        if unknown:
+            return _unknown("requests", unknown)
+        pace = needed_pace_s(self.requests, self.chunks, first_s)
+        return self.per_request(np.where(self.requests.has_status("ok"), pace, np.nan), None)
+
+    def ttft(self, *, from_schedule: bool) -> Observations:
+        return self.per_request(ttft_s(self.requests, from_schedule=from_schedule), self._zero(from_schedule))
+
+    def first_answer(self, *, from_schedule: bool) -> Observations:
+        return self.per_request(
+            first_answer_s(self.requests, from_schedule=from_schedule), self._zero(from_schedule)
+        )
+
+    def e2e(self, *, from_schedule: bool) -> Observations:
+        values = e2e_s(self.requests, from_schedule=from_schedule)
+        values = np.where(
+            self.requests.has_status("unfinished"), np.nan, values
+        )  # its last token is not its last
+        return self.per_request(values, self._zero(from_schedule))
+
+    @cached_property
+    def tpot(self) -> Observations:
+        values, estimated = tpot_s(self.requests, self.chunks)
+        ok = self.requests.has_status("ok")
+        n = int(np.count_nonzero(estimated & ok))
+        assumption = (
+            f"{n} answers: tokens of the first chunk taken as the mean tokens per chunk, or as one where no chunk has a time"
+            if n
+            else None
+        )
+        return self.per_request(np.where(ok, values, np.nan), None, assumption)
+
+    @cached_property
+    def icl(self) -> Observations:
+        unknown = self._without_chunk_times()
+        return _unknown("gaps", unknown) if unknown else self._of_gaps(per_token=False)
+
+    @cached_property
+    def itl(self) -> Observations:
+        unknown = self._chunks_unknown()
+        if unknown:
+            return _unknown("gaps", unknown)
+        if self.chunks.tokens is None and self.chunks.known.all():
+            return self.icl  # every chunk is one token: the same gaps, which are many
+        return self._of_gaps(per_token=True)
+
+    def _chunks_unknown(self) -> str | None:
+        """Why there are no figures per token."""
+        r, chunks = self.requests, self.chunks
+        untimed = self._without_chunk_times()
+        if untimed:
+            return untimed
+        answers = r.has_status("ok") & (chunks.count > 0) & ~((visible_tokens(r) == 1) & (chunks.count == 1))
+        n, known = int(np.count_nonzero(answers)), int(np.count_nonzero(answers & chunks.known))
+        if not n or known >= MIN_KNOWN_SHARE * n:
+            return None
+        return (
+            f"tokens per chunk unknown in {n - known} of {n} answers (the server sends chunks, not tokens, and "
+            "does not say how many tokens each holds): see icl_s and tpot_s"
+        )
+
+    def _without_chunk_times(self) -> str | None:
+        """Why there are no gaps at all: records of another tool may lack the times of chunks."""
+        r = self.requests
+        answers = r.has_status("ok") & ~np.isnan(r.first_token_ns) & (r.last_token_ns > r.first_token_ns)
+        untimed = int(np.count_nonzero(answers & (self.chunks.count == 0)))
+        n = int(np.count_nonzero(answers))
+        if not untimed or n - untimed >= MIN_KNOWN_SHARE * n:
+            return None
+        return f"{untimed} of {n} answers have no times of their chunks, only of the first and the last token: see tpot_s"
+
+    def _of_gaps(self, *, per_token: bool) -> Observations:
+        r, chunks = self.requests, self.chunks
+        unfinished = r.has_status("unfinished")
+        counted = r.has_status("ok") | r.failed | unfinished
+        series = GapSeries(chunks, counted, per_token)
+        received = np.where(np.isnan(r.output_tokens), chunks.count, r.output_tokens)
+        missing = np.maximum(np.nan_to_num(r.output_tokens_planned) - received, 1.0)
+        has, last_us = chunks.count > 0, chunks.last_us()
+        since = np.where(np.isnan(r.started_ns), r.scheduled_ns, r.started_ns) + last_us * 1e3
+        waited = np.maximum((self.cut_ns - since) * 1e-9, 0.0)
+        # before the first token no gap has begun
+        censored = np.where(unfinished, np.where(has, waited, 0.0), np.nan)
+        values, weights = series.distinct()
+        infinite, censored = self._with_lost(np.where(r.failed, missing, 0.0), censored)
+        return GapObservations(
+            "gaps", values, np.empty(0, np.int64), weights, infinite, censored, series=series
+        )
+
+    def _zero(self, from_schedule: bool) -> Floats:
+        return self.requests.scheduled_ns if from_schedule else self.requests.started_ns
+
+    def _with_lost(self, infinite: Floats, censored: Floats) -> tuple[Floats, Floats]:
+        """What was lost in a kill counts as unfinished at age zero."""
+        lost = np.zeros(self.missing)
+        return np.concatenate([infinite, lost]), np.concatenate([censored, lost])
+
+
+def _unknown(unit: str, reason: str) -> Observations:
+    empty = np.empty(0)
+    return Observations(unit, empty, empty.astype(np.int64), None, np.zeros(0), np.zeros(0), reason=reason)
+
+
+def observations_for_slo(cohort: Cohort, slo: Slo) -> Observations:
+    """What an SLO is judged by: TTFT, first answer, fluidity and E2E count from the schedule."""
+    cohort = cohort.of_class(slo.class_)
+    if slo.metric == ERROR_RATE:
+        return cohort.errors()
+    if slo.metric == "fluidity":
+        return cohort.fluidity(slo.first_s or 0.0)
+    if slo.metric == "ttft":
+        return cohort.ttft(from_schedule=True)
+    if slo.metric == "first_answer":
+        return cohort.first_answer(from_schedule=True)
+    if slo.metric == "e2e":
+        return cohort.e2e(from_schedule=True)
+    if slo.metric == "tpot":
+        return cohort.tpot
+    return cohort.itl if slo.metric == "itl" else cohort.icl
