@@ -21,6 +21,7 @@ WARNING_CODES: tuple[str, ...] = (
     "too_few_requests",  # an SLO could not be decided
     "too_short",  # a stage shorter than its requests
     "non_monotone",  # an SLO broke at a load below one at which it held
+    "beyond_context",  # the model's context is too small for part of the workload
     "lengths_off",  # output lengths are not the planned ones
     "tokens_per_chunk",  # chunks are not tokens: no per-token latency
     "cached",  # the prefix cache answered although prompts should be unique
@@ -28,6 +29,7 @@ WARNING_CODES: tuple[str, ...] = (
 )
 ERROR_SHARE = 0.01
 LENGTHS_OFF_SHARE = 0.1
+BEYOND_CONTEXT_SHARE = 0.01
 CACHED_SHARE = 0.05
 WIDE_BRACKET = 1.25
 IDLE_CPU_FRACTION = 0.5  # of a core: below it the client was not held up by its own work
@@ -54,6 +56,7 @@ def find_caveats(
         ("too_few_requests", _too_few(summary)),
         ("too_short", _too_short(summary)),
         ("non_monotone", _non_monotone(summary["capacity"])),
+        ("beyond_context", _beyond_context(summary["workload"], summary["requests"])),
         ("lengths_off", _lengths_off(output_deviation)),
         ("tokens_per_chunk", _tokens_per_chunk(summary)),
         ("cached", _cached(summary["workload"]["realised"]["cached_token_share"], prompts)),
@@ -230,6 +233,21 @@ def _non_monotone(capacity: Mapping[str, Any]) -> str | None:
     return (
         "An SLO broke at a load below one at which it held. The lower one is taken as the limit and the interval "
         "spans both; repeat the sweep with longer stages."
+    )
+
+
+def _beyond_context(workload: Mapping[str, Any], sent: int) -> str | None:
+    left_out, cut = (
+        int(workload.get("turns_beyond_context") or 0),
+        int(workload.get("clipped_to_context") or 0),
+    )
+    if left_out + cut <= BEYOND_CONTEXT_SHARE * (sent + left_out):
+        return None
+    what = [f"{left_out:,} of {sent + left_out:,} planned turns were left out"] if left_out else []
+    what += [f"{cut:,} of {sent:,} requests were shortened"] if cut else []
+    return (
+        f"{' and '.join(what)}, because they do not fit the model's context: the load is smaller than the workload it "
+        "is named for. Serve the model with a larger context, or use a workload with shorter prompts."
     )
 
 

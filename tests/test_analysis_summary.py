@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -390,6 +391,23 @@ def test_a_closed_sweep(tmp_path: Path) -> None:
     capacity = summary["capacity"]
     assert (capacity["c_max_basis"], capacity["c_max"], capacity["c_max_ci"]) == ("closed", 4, [4, 8])
     assert capacity["usable_rps"] == pytest.approx(20, rel=0.05)
+
+
+@pytest.mark.parametrize(
+    ("counted", "said"),
+    [
+        ({"turns_beyond_context": 100}, "100 of 500 planned turns were left out"),
+        ({"clipped_to_context": 8}, "8 of 400 requests were shortened"),
+        ({"turns_beyond_context": 4}, None),  # 4 of 404: not one in a hundred
+    ],
+)
+def test_a_workload_that_does_not_fit_the_context_is_warned_of(
+    tmp_path: Path, counted: dict[str, int], said: str | None
+) -> None:
+    run = make_run(tmp_path / "run", [Stage(fixed(400, 0.02), 8.0)], SLOS)
+    run = replace(run, meta={**run.meta, "workload": {**run.meta["workload"], **counted}})
+    found = [w["text"] for w in strict(summarise(run))["warnings"] if w["code"] == "beyond_context"]
+    assert [text.partition(",")[0] for text in found] == ([said] if said else [])
 
 
 def test_warnings_about_lengths_cache_and_chunks(tmp_path: Path) -> None:
