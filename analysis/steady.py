@@ -38,6 +38,10 @@ class Window:
     def length_s(self) -> float:
         return self.end_s - self.start_s
 
+    def holds(self, at_s: Floats) -> Bools:
+        """Which times lie in it."""
+        return np.asarray((at_s >= self.start_s) & (at_s < self.end_s), dtype=np.bool_)
+
 
 @dataclass(frozen=True)
 class Stability:

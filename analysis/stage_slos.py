@@ -1,0 +1,102 @@
+"""What the SLOs say of one stage: verdicts, goodput, the classes of its workload, fluidity."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from analysis.attainment import judge_slo, observe_slos, requests_meeting
+from analysis.cohort import Cohort
+from analysis.fluidity import fluidity_of
+from analysis.goodput import goodput_rps
+from analysis.metrics import Bools
+from analysis.percentiles import percentiles
+from analysis.slo import Slo
+from analysis.steady import Stability, Window
+
+
+def slo_findings(
+    cohort: Cohort, slos: Sequence[Slo], window: Window, stability: Stability, client_limited: bool
+) -> tuple[dict[str, Any], Bools | None]:  # fmt: skip
+    """What a stage object says of its SLOs, and which requests of the cohort meet them all (None: not known), (n,)."""
+    observed = observe_slos(cohort, slos)
+    verdicts = [judge_slo(o, slo) for slo, o in observed]
+    unknown = next((o.reason for _, o in observed if o.reason), None) if observed else "no SLO given"
+    meets = requests_meeting(cohort, observed) if not (observed and unknown) else None
+    good = meets if observed else None
+    met, reason = _overall(verdicts, stability, client_limited)
+    result = {
+        **_goodput(cohort, good, window), "slo_met": met, "slo_met_reason": reason, "slo_verdicts": verdicts,
+        "classes": _classes(cohort, slos, good, window, stability, client_limited),
+        "fluidity": _fluidity(cohort, slos),
+    }  # fmt: skip
+    return result | ({"goodput_rps_reason": unknown} if unknown else {}), meets
+
+
+def _goodput(cohort: Cohort, good: Bools | None, window: Window) -> dict[str, float | None]:
+    judged = len(cohort.requests) - int(np.count_nonzero(cohort.requests.has_status("cancelled")))
+    judged += cohort.missing
+    met = None if good is None else int(np.count_nonzero(good))
+    return {
+        "goodput_rps": None if met is None else goodput_rps(met, window.length_s),
+        "slo_attainment": met / judged if met is not None and judged else None,
+    }
+
+
+def _classes(
+    cohort: Cohort, slos: Sequence[Slo], good: Bools | None, window: Window, stability: Stability, client_limited: bool
+) -> dict[str, dict[str, Any]]:  # fmt: skip
+    """Figures of each class of a workload that has several, judged by the SLOs of all requests and by its own."""
+    names = sorted(set(cohort.requests.class_))
+    found: dict[str, dict[str, Any]] = {}
+    for name in names if len(names) > 1 else ():
+        part = cohort.of_class(name)
+        counts = part.requests.status_counts()
+        verdicts = [judge_slo(o, slo) for slo, o in observe_slos(part, slos_of(name, slos))]
+        met, reason = _overall(verdicts, stability, client_limited)
+        found[name] = {
+            "requests": len(part.requests), "ok": counts.pop("ok"), "errors": counts,
+            **_goodput(part, None if good is None else good[cohort.in_class(name)], window),
+            "slo_met": met, "slo_met_reason": reason, "slo_verdicts": verdicts,
+            "ttft_from_schedule_s": percentiles(part.ttft(from_schedule=True)), "tpot_s": percentiles(part.tpot),
+            "icl_s": percentiles(part.icl), "e2e_from_schedule_s": percentiles(part.e2e(from_schedule=True)),
+        }  # fmt: skip
+    return found
+
+
+def slos_of(name: str, slos: Sequence[Slo]) -> list[Slo]:
+    """The SLOs that the requests of a class have to meet."""
+    return [slo for slo in slos if slo.class_ in (None, name)]
+
+
+def _fluidity(cohort: Cohort, slos: Sequence[Slo]) -> dict[str, Any]:
+    """Fluidity indices for the deadlines of the first fluidity SLO."""
+    slo = next((s for s in slos if s.metric == "fluidity"), None)
+    part = cohort.of_class(slo.class_) if slo else cohort
+    ok = part.requests.has_status("ok") & (part.chunks.count > 0)
+    if slo is None or slo.first_s is None or not ok.any():
+        return {"slo": None, "mean_index": None, "share_at_least_0.9": None}
+    index = fluidity_of(part.requests.take(ok), part.chunks.take(ok), slo.first_s, slo.limit_s)
+    return {
+        "slo": slo.text, "mean_index": float(index.mean()), "share_at_least_0.9": float(np.mean(index >= 0.9)),
+    }  # fmt: skip
+
+
+def _overall(
+    verdicts: list[dict[str, Any]], stability: Stability, client_limited: bool
+) -> tuple[bool | None, str | None]:
+    if not verdicts:
+        return None, "no SLO given"
+    if client_limited:
+        return None, "the client could not keep up: nothing of this stage is a finding"
+    if stability.stable is False:
+        return False, f"unstable: {stability.reason}"
+    broken = [v["slo"] for v in verdicts if v["verdict"] == "broken"]
+    if broken:
+        return False, f"broken: {', '.join(broken)}"
+    undecided = [v for v in verdicts if v["verdict"] == "undecided"]
+    if undecided:
+        return None, f"undecided: {undecided[0]['slo']}: {undecided[0]['reason']}"
+    return True, None

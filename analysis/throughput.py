@@ -1,0 +1,61 @@
+"""Tokens and requests per second of a window, with intervals."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from analysis.drift import RATE_BATCHES, events_per_batch, rate_interval, spread_per_batch
+from analysis.metrics import Chunks, Requests, visible_tokens
+from analysis.steady import Window
+
+_NS = 1e-9
+
+
+def output_rate(rows: Requests, chunks: Chunks, window: Window) -> float:
+    """Output tokens per second of the window; chunks of unknown size share the request's tokens evenly."""
+    if window.length_s <= 0:
+        return 0.0
+    held, count = chunks.tokens_in(), chunks.count
+    sent = np.where(np.isnan(rows.output_tokens), count, visible_tokens(rows))
+    mean_chunk = np.divide(sent, count, out=np.zeros(len(rows)), where=count > 0)
+    held = np.where(chunks.known, held, mean_chunk * count)
+    silent = (count == 0) & rows.has_status("ok")
+    held = np.where(silent, np.nan_to_num(rows.output_tokens), held)
+    last_ns = np.where(silent, rows.ended_ns, rows.started_ns + chunks.last_us() * 1e3)
+    begin_ns = np.where(silent, last_ns, rows.started_ns)
+    whole = (begin_ns * _NS >= window.start_s) & (last_ns * _NS < window.end_s)
+    crossing = (count > 0) & ~whole & (last_ns * _NS >= window.start_s) & (begin_ns * _NS < window.end_s)
+    total = float(held[whole].sum())
+    if crossing.any():
+        at = np.repeat(crossing, count)
+        owner = np.repeat(np.flatnonzero(crossing), count[crossing])
+        at_s = (rows.started_ns[owner] + chunks.at_us[at] * 1e3) * _NS
+        each = np.where(chunks.known, 1.0 if chunks.tokens is None else np.nan, mean_chunk)[owner]
+        if chunks.tokens is not None:
+            each = np.where(np.isnan(each), chunks.tokens[at], each)
+        total += float(each[(at_s >= window.start_s) & (at_s < window.end_s)].sum())
+    return total / window.length_s
+
+
+def input_rate(rows: Requests, window: Window) -> float:
+    """Input tokens whose prefill ended (first token) in the window, per second."""
+    if window.length_s <= 0:
+        return 0.0
+    done = np.where(np.isnan(rows.first_token_ns) & rows.has_status("ok"), rows.ended_ns, rows.first_token_ns)
+    tokens = np.where(np.isnan(rows.input_tokens), rows.input_tokens_planned, rows.input_tokens)
+    return float(np.nansum(tokens[window.holds(done * _NS)]) / window.length_s)
+
+
+def rate_intervals(rows: Requests, window: Window) -> dict[str, Any]:
+    """95 % intervals by batch means; a request's tokens are taken to come evenly from its first to its last."""
+    start_s, end_s = window.start_s, window.end_s
+    ended = rows.ended_ns[rows.has_status("ok")] * _NS
+    first, last = rows.first_token_ns * _NS, rows.last_token_ns * _NS
+    tokens = spread_per_batch(rows.output_tokens, first, last, start_s, end_s)
+    batch_s = window.length_s / RATE_BATCHES
+    return {
+        "achieved_rps_ci": rate_interval(events_per_batch(ended, start_s, end_s), batch_s) if batch_s > 0 else None,
+        "output_tokens_per_s_ci": rate_interval(tokens, batch_s),
+    }  # fmt: skip
