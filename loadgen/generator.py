@@ -50,6 +50,7 @@ class Generator:
 
         Raises WorkerError when worker processes were asked for and none can be had.
         """
+        workers = min(workers, plan.concurrency or workers)  # nobody is left without a virtual user
         self._many = workers > 1
         if not self._many:
             return await self._runner.run(plan, on_start)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
 
@@ -10,6 +11,9 @@ from loadgen.records import RequestRecord
 from workloads.schedule import Schedule
 
 LIVE_TTFTS = 400  # first tokens that the live percentiles rest on
+RETRIED_HTTP = (429, 502, 503, 504)
+RETRY_PAUSE_S = 0.5  # doubled with each attempt, where the server names no Retry-After
+RETRY_PAUSE_MAX_S = 60.0
 
 
 class Requests(Protocol):
@@ -35,17 +39,40 @@ class StagePlan:
     index: int
     kind: Literal["open", "closed"]
     schedule: Schedule
-    duration_s: float
+    duration_s: float  # the ramp included
     offered_rps: float | None = None
     concurrency: int | None = None
     max_requests: int | None = None  # closed loop: the budget's end
     max_tokens: int | None = None
     think_s: float = 0.0  # closed loop: a virtual user's pause between an answer and its next request
+    ramp_s: float = 0.0  # closed loop: the time over which the virtual users begin, at the start of the stage
+    users_begin_s: Sequence[float] | None = (
+        None  # closed loop: of a share of a stage; None: as ``user_starts`` has it
+    )
     drain_s: float = 30.0  # how long answers are waited for after the last deadline
     finish_s: float = 60.0  # how long after its end sessions are played on
     end_on_failure: bool = True  # a failed turn ends its session
     keep_reasoning: bool = False  # in the histories of sessions
     sticky: bool = False  # with several targets: a session stays with one of them
+
+    def starts_s(self) -> Sequence[float]:
+        """When each virtual user begins, seconds from the start of the stage, ascending."""
+        if self.users_begin_s is not None:
+            return self.users_begin_s
+        return user_starts(self.concurrency or 0, self.ramp_s, self.think_s)
+
+    def meta(self, start_ns: int) -> dict[str, Any]:
+        """What is known of the stage's object in run.json when it starts."""
+        known = {
+            "index": self.index, "kind": self.kind, "offered_rps": self.offered_rps, "concurrency": self.concurrency,
+            "start_ns": start_ns, "end_ns": start_ns + int(self.duration_s * 1e9),
+        }  # fmt: skip
+        return known | ({"ramp_s": self.ramp_s} if self.ramp_s else {})
+
+
+def user_starts(users: int, ramp_s: float, think_s: float) -> list[float]:
+    """When each of ``users`` begins, s: evenly spread over the ramp, or else over one think time (all at once without)."""
+    return [(ramp_s or think_s) * user / users for user in range(users)]
 
 
 @dataclass(frozen=True)
@@ -56,6 +83,24 @@ class Limits:
     idle_s: float | None = 120.0  # without a single byte from the server
     in_flight: int | None = None  # more than so many at once are shed: recorded, never sent
     retries: int = 0  # further attempts after 429, 502, 503, 504, no connection or a reset; each is a row
+
+    def overdue(self, began_ns: int, last_read_ns: int | None, now_ns: int) -> str | None:
+        """Why a request is given up now; None: it is not."""
+        if self.total_s is not None and now_ns - began_ns > self.total_s * 1e9:
+            return f"no complete answer within {self.total_s:g} s"
+        if self.idle_s is not None and now_ns - (last_read_ns or began_ns) > self.idle_s * 1e9:
+            return f"nothing received for {self.idle_s:g} s"
+        return None
+
+    def retry_pause_s(self, failed: RequestRecord) -> float | None:
+        """How long to wait before a further attempt; None: there is none."""
+        passing = failed.status in ("connect_error", "reset") or failed.http_status in RETRIED_HTTP
+        if not passing or failed.attempt >= self.retries:
+            return None
+        pause_s = failed.retry_after_s
+        if pause_s is None:
+            pause_s = RETRY_PAUSE_S * 2**failed.attempt
+        return min(max(pause_s, 0.0), RETRY_PAUSE_MAX_S)
 
 
 @dataclass

@@ -1,8 +1,7 @@
-"""Runs one stage: an open-loop schedule, or a closed loop of a set concurrency, down to its records.
+"""Runs one stage: an open-loop schedule, or the virtual users of a closed loop, down to its records.
 
-Every request that was released ends as exactly one record. In a closed loop a request is scheduled
-at the moment the one before it (of the same virtual user) has ended; a virtual user plays sessions one after
-the other. A request that waits for others is scheduled at the end of the last of them, plus its think time.
+Every request that was released ends as exactly one record. A request that waits for others is scheduled at the
+end of the last of them, plus its think time.
 """
 
 from __future__ import annotations
@@ -10,12 +9,11 @@ from __future__ import annotations
 import asyncio
 import gc
 import time
-from collections import deque
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import numpy as np
 
+from loadgen.ahead import Ahead
 from loadgen.audit import Measures, StageWatch
 from loadgen.completions import Answer
 from loadgen.endpoint import redact
@@ -26,16 +24,11 @@ from loadgen.pacer import Sleeper, pace
 from loadgen.plan import Limits, Live, Requests, StagePlan, StageResult, record_of
 from loadgen.records import FAILED_STATUSES, RequestRecord
 from loadgen.turns import Turns
+from loadgen.users import VirtualUsers
 
 LEAD_S = 0.1  # between the call and the first deadline
 WATCH_S = 0.1  # how often time limits are looked at
 FLUSH_TURNS = 10  # of the watch: what a kill may take is a second's records
-RETRIED_HTTP = (429, 502, 503, 504)
-RETRY_PAUSE_S = 0.5  # doubled with each attempt, where the server names no Retry-After
-RETRY_PAUSE_MAX_S = 60.0
-DEAD_SERVER_PAUSE_S = 0.1  # a virtual user of a closed loop that found no server
-READY_MAX = 512  # requests prepared ahead of their deadline ...
-READY_MAX_BYTES = 16 * 2**20  # ... and how much they may weigh
 
 
 class StageRunner:
@@ -70,7 +63,7 @@ class StageRunner:
         self._in_flight: dict[Exchange, int] = {}  # and the request's index in the schedule
         self._stop_reason: str | None = None
         self._decided: str | None = None  # why the stage that is going on need not go on
-        self._refill: Callable[[str], None] | None = None
+        self._users: VirtualUsers | None = None  # while a closed loop goes on
         self._live = Live()
 
     @property
@@ -96,20 +89,16 @@ class StageRunner:
         self._plan = plan
         self._first = plan.schedule.first_requests()  # that wait for no other
         self._turns = Turns(plan.schedule, plan.end_on_failure)
-        self._follower = Follower(
-            lambda index: self._requests.make(index, self._target_of(index)), self._send
-        )
+        self._follower = Follower(self._make, self._send)
         self._rows = self._ids_used = 0
         self._requests.prepare(plan.schedule)
-        self._ready: deque[bytes] = deque()
-        self._ready_bytes = self._prepared = 0
         self._measures = Measures()
         self._retrying = 0  # attempts that wait for their turn
         self._decided = None
         self._closing = False
         for client in self._clients:
             client.receive_delays_s = self._measures.receive_delays_s
-        self._prepare(READY_MAX)
+        self._ahead = Ahead(self._make, self._first)
 
     async def run(self, plan: StagePlan, on_start: Callable[[int], None] | None = None) -> StageResult:
         """Run one stage to its end, drained."""
@@ -138,10 +127,10 @@ class StageRunner:
                 following.add_done_callback(self._followed)
                 drive = self._drive_open if plan.kind == "open" else self._drive_closed
                 ended_early = await drive(start_ns, pacing)
-                end_ns = start_ns + int(plan.duration_s * 1e9)
+                meta = plan.meta(start_ns)
                 if ended_early or self._decided:
-                    end_ns = min(end_ns, time.monotonic_ns())
-                await self._finish_sessions(end_ns + int(plan.finish_s * 1e9))
+                    meta["end_ns"] = min(meta["end_ns"], time.monotonic_ns())
+                await self._finish_sessions(meta["end_ns"] + int(plan.finish_s * 1e9))
                 following.cancel()
                 await self._drain(plan.drain_s)
                 watcher.cancel()
@@ -150,10 +139,9 @@ class StageRunner:
             gc.unfreeze()
             pacing.close()
             beating.close()
-        meta: dict[str, Any] = {
-            "index": plan.index, "kind": plan.kind, "offered_rps": plan.offered_rps, "concurrency": plan.concurrency,
-            "start_ns": start_ns, "end_ns": end_ns, "scheduled_requests": self._rows,
-            "drained_ns": time.monotonic_ns(), "ended_early": ended_early, "decided_early": self._decided,
+        meta |= {
+            "scheduled_requests": self._rows, "drained_ns": time.monotonic_ns(), "ended_early": ended_early,
+            "decided_early": self._decided,
         }  # fmt: skip
         if plan.schedule.session is not None:
             cut = [f"{plan.index}-{session}" for session in self._turns.cut()]
@@ -169,54 +157,19 @@ class StageRunner:
         def release(k: int, now_ns: int) -> None:
             self._send_first(int(first[k]), int(scheduled_ns[k]), now_ns)
 
-        await pace(scheduled_ns, release, lambda: bool(self._stop_reason or self._decided), sleeper)
+        await pace(scheduled_ns, release, self._sends_no_more, sleeper)
         if not self._stop_reason:
             await self._sleep_until(start_ns + int(self._plan.duration_s * 1e9))
         return self._stop_reason
 
     async def _drive_closed(self, start_ns: int, sleeper: Sleeper) -> str | None:
-        plan, first = self._plan, self._first
-        end_ns = start_ns + int(plan.duration_s * 1e9)
-        units = plan.schedule.units()  # sessions, or lone requests: a user begins one when the last is over
-        tokens_of = np.bincount(units, plan.schedule.input_tokens + plan.schedule.output_tokens)
-        requests_of = np.bincount(units)
-        begun = sent = tokens = 0
-        reason: str | None = None
-
-        def next_unit() -> None:
-            nonlocal begun, sent, tokens, reason
-            now_ns = time.monotonic_ns()
-            if reason or self._stop_reason or self._decided or now_ns >= end_ns:
-                return
-            if begun >= len(first):
-                reason = "the schedule is used up"
-                return
-            unit = units[first[begun]]
-            if plan.max_requests is not None and sent + int(requests_of[unit]) > plan.max_requests:
-                reason = f"the limit of {plan.max_requests} requests"
-                return
-            if plan.max_tokens is not None and tokens + int(tokens_of[unit]) > plan.max_tokens:
-                reason = f"the limit of {plan.max_tokens} planned tokens"
-                return
-            index, begun = int(first[begun]), begun + 1
-            sent, tokens = sent + int(requests_of[unit]), tokens + int(tokens_of[unit])
-            self._send_first(index, now_ns, now_ns)
-
-        await sleeper.until(start_ns)
-        loop = asyncio.get_running_loop()
-
-        def refill(status: str) -> None:
-            # later, not now: an error that ends at once must neither recurse nor spin on a dead server
-            pause_s = max(plan.think_s, DEAD_SERVER_PAUSE_S if status == "connect_error" else 0.0)
-            loop.call_later(pause_s, next_unit)
-
-        self._refill = refill
-        for user in range(plan.concurrency or 1):  # with think time the users come in spread over one pause
-            loop.call_later(plan.think_s * user / (plan.concurrency or 1), next_unit)
-        while time.monotonic_ns() < end_ns and not (reason or self._stop_reason or self._decided):
-            await asyncio.sleep(min(0.05, max((end_ns - time.monotonic_ns()) / 1e9, 0.0)))
-        self._refill = None
+        self._users = VirtualUsers(self._plan, self._first, self._send_first, self._sends_no_more)
+        reason = await self._users.play(start_ns, sleeper)
+        self._users = None
         return self._stop_reason or reason
+
+    def _sends_no_more(self) -> bool:
+        return bool(self._stop_reason or self._decided)
 
     # -- requests that wait for others -------------------------------------------------------------
 
@@ -243,7 +196,7 @@ class StageRunner:
 
     async def _finish_sessions(self, until_ns: int) -> None:
         """Play sessions on that have begun, but nothing that is due after ``until_ns``."""
-        while not (self._stop_reason or self._decided) and time.monotonic_ns() < until_ns:
+        while not self._sends_no_more() and time.monotonic_ns() < until_ns:
             waiting = any(self._turns.followed(index) for index in self._in_flight.values()) or (
                 self._retrying and self._plan.schedule.after_start is not None
             )
@@ -252,9 +205,7 @@ class StageRunner:
             await asyncio.sleep(0.02)
 
     async def _sleep_until(self, deadline_ns: int) -> None:
-        while (left_s := (deadline_ns - time.monotonic_ns()) / 1e9) > 0 and not (
-            self._stop_reason or self._decided
-        ):
+        while (left_s := (deadline_ns - time.monotonic_ns()) / 1e9) > 0 and not self._sends_no_more():
             await asyncio.sleep(min(left_s, 0.1))
 
     async def _drain(self, drain_s: float) -> None:
@@ -269,20 +220,8 @@ class StageRunner:
 
     # -- one request -----------------------------------------------------------------------------
 
-    def _prepare(self, count: int) -> None:
-        """Make the next requests ready, so that at their deadline they only have to be written."""
-        while (
-            count > 0
-            and self._prepared < len(self._first)
-            and len(self._ready) < READY_MAX
-            and (self._ready_bytes < READY_MAX_BYTES or not self._ready)
-        ):
-            index = int(self._first[self._prepared])
-            request = self._requests.make(index, self._target_of(index))
-            self._ready.append(request)
-            self._ready_bytes += len(request)
-            self._prepared += 1
-            count -= 1
+    def _make(self, index: int) -> bytes:
+        return self._requests.make(index, self._target_of(index))
 
     def _target_of(self, index: int) -> int:
         """Which endpoint a request goes to: in turn by its number, or by its session's."""
@@ -293,12 +232,8 @@ class StageRunner:
         return number % len(self._clients)
 
     def _send_first(self, index: int, scheduled_ns: int, now_ns: int) -> None:
-        if not self._ready:
-            self._prepare(1)
-        request = self._ready.popleft()
-        self._ready_bytes -= len(request)
-        self._send(index, scheduled_ns, now_ns, request)
-        self._prepare(2)
+        self._send(index, scheduled_ns, now_ns, self._ahead.take())
+        self._ahead.make(2)
 
     def _send(self, index: int, scheduled_ns: int, now_ns: int, request: bytes) -> None:
         record = self._record(index, scheduled_ns)
@@ -341,12 +276,9 @@ class StageRunner:
 
     def _again(self, failed: RequestRecord, request: bytes, index: int) -> bool:
         """Plan a further attempt of a request that may be tried again. False: there is none."""
-        passing = failed.status in ("connect_error", "reset") or failed.http_status in RETRIED_HTTP
-        if not passing or failed.attempt >= self._limits.retries or self._stop_reason:
+        pause_s = self._limits.retry_pause_s(failed)
+        if pause_s is None or self._stop_reason:
             return False
-        pause_s = failed.retry_after_s
-        if pause_s is None:
-            pause_s = RETRY_PAUSE_S * 2**failed.attempt
         self._retrying += 1
 
         def send() -> None:
@@ -358,7 +290,7 @@ class StageRunner:
                 self._live.released += 1
                 self._dispatch(again, request, index)
 
-        asyncio.get_running_loop().call_later(min(max(pause_s, 0.0), RETRY_PAUSE_MAX_S), send)
+        asyncio.get_running_loop().call_later(pause_s, send)
         return True
 
     def _ended(self, exchange: Exchange) -> None:
@@ -386,8 +318,8 @@ class StageRunner:
         if self._limits.retries and self._again(record, exchange.request, index):
             return
         self._answered(index, exchange)
-        if self._refill is not None and self._turns.over(index):
-            self._refill(record.status)
+        if self._users is not None and self._turns.over(index):
+            self._users.finished(record.status)
 
     async def _watch(self) -> None:
         """Give up requests that are past the client's own limits."""
@@ -399,16 +331,7 @@ class StageRunner:
                 self.stop(trouble)
             now_ns = time.monotonic_ns()
             for exchange in list(self._in_flight):
-                why = _overdue(exchange, self._limits, now_ns)
+                began_ns = exchange.record.dispatched_ns or exchange.record.scheduled_ns
+                why = self._limits.overdue(began_ns, exchange.last_read_ns, now_ns)
                 if why is not None:
                     exchange.fail("timeout", why, now_ns)
-
-
-def _overdue(exchange: Exchange, limits: Limits, now_ns: int) -> str | None:
-    began_ns = exchange.record.dispatched_ns or exchange.record.scheduled_ns
-    if limits.total_s is not None and now_ns - began_ns > limits.total_s * 1e9:
-        return f"no complete answer within {limits.total_s:g} s"
-    last_ns = exchange.last_read_ns or began_ns
-    if limits.idle_s is not None and now_ns - last_ns > limits.idle_s * 1e9:
-        return f"nothing received for {limits.idle_s:g} s"
-    return None

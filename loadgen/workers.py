@@ -228,7 +228,7 @@ def deal(plan: StagePlan, workers: int) -> list[StagePlan]:
         shares.append(dataclasses.replace(
             plan, schedule=schedule.take(np.flatnonzero(units % workers == k)),
             offered_rps=None if plan.offered_rps is None else plan.offered_rps / workers,
-            concurrency=_share(plan.concurrency, k, workers),
+            concurrency=_share(plan.concurrency, k, workers), users_begin_s=plan.starts_s()[k::workers],
             max_requests=_share(plan.max_requests, k, workers), max_tokens=_share(plan.max_tokens, k, workers),
         ))  # fmt: skip
     return shares
@@ -281,8 +281,7 @@ def _sessions_of(share: StagePlan, recorded: dict[int, int], owed: list[RequestR
 def _merge(plan: StagePlan, start_ns: int, metas: list[dict[str, Any]]) -> dict[str, Any]:
     """The stage's object in run.json from those of its shares."""
     merged: dict[str, Any] = {
-        "index": plan.index, "kind": plan.kind, "offered_rps": plan.offered_rps, "concurrency": plan.concurrency,
-        "start_ns": start_ns, "end_ns": max(m["end_ns"] for m in metas),
+        **plan.meta(start_ns), "end_ns": max(m["end_ns"] for m in metas),
         "scheduled_requests": sum(m["scheduled_requests"] for m in metas),
         "drained_ns": max(m["drained_ns"] for m in metas),
         "ended_early": next((m["ended_early"] for m in metas if m["ended_early"]), None),

@@ -16,12 +16,13 @@ from fault_server import FaultServer
 from stage_driving import Made, on_loop, request_bytes, schedule_at
 
 from loadgen import kernel_stamps
+from loadgen.ahead import READY_MAX, READY_MAX_BYTES
 from loadgen.endpoint import parse_endpoint
 from loadgen.exchange import Exchange
 from loadgen.http import Client
 from loadgen.plan import Limits, StagePlan, StageResult
 from loadgen.records import RequestRecord
-from loadgen.stage import READY_MAX, READY_MAX_BYTES, StageRunner, _overdue
+from loadgen.stage import StageRunner
 
 S = 1_000_000_000
 
@@ -80,8 +81,8 @@ def test_by_default_an_answer_may_last_as_long_as_its_tokens_come() -> None:
     record = RequestRecord(0, 0, 0, "unfinished", dispatched_ns=0)
     exchange = Exchange(record, b"", lambda _: None)
     exchange.feed(199 * S, b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n")
-    assert _overdue(exchange, Limits(), 200 * S) is None
-    assert "120 s" in (_overdue(exchange, Limits(), 320 * S) or "")
+    assert Limits().overdue(0, exchange.last_read_ns, 200 * S) is None
+    assert "120 s" in (Limits().overdue(0, exchange.last_read_ns, 320 * S) or "")
 
 
 def test_requests_are_made_ahead_in_a_bounded_window() -> None:

@@ -1,0 +1,71 @@
+"""The virtual users of a closed loop: each begins a session, or a lone request, when his last one is over.
+
+A request that begins one is scheduled at that very moment (plus think time), the first at its user's start.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+
+import numpy as np
+from numpy.typing import NDArray
+
+from loadgen.pacer import Sleeper, pace
+from loadgen.plan import StagePlan
+
+DEAD_SERVER_PAUSE_S = 0.1  # of a user that found no server
+_LOOK_S = 0.05  # how often the end of the stage is looked for
+
+
+class VirtualUsers:
+    """Those of one stage, and how far they have come in its schedule."""
+
+    def __init__(
+        self, plan: StagePlan, first: NDArray[np.int64], send: Callable[[int, int, int], None], stop: Callable[[], bool]
+    ) -> None:  # fmt: skip
+        """``first``: requests that wait for no other. ``send(index, scheduled_ns, now_ns)`` lets one go, none after ``stop()``."""
+        self._plan, self._first, self._send, self._stop = plan, first, send, stop
+        self._units = plan.schedule.units()  # sessions, or lone requests
+        self._tokens_of = np.bincount(self._units, plan.schedule.input_tokens + plan.schedule.output_tokens)
+        self._requests_of = np.bincount(self._units)
+        self._begun = self._requests = self._tokens = 0
+        self._reason: str | None = None
+
+    async def play(self, start_ns: int, sleeper: Sleeper) -> str | None:
+        """Let the users in, each at his time, and wait for the end of the stage; why it came early, or None."""
+        self._end_ns = start_ns + int(self._plan.duration_s * 1e9)
+        starts_ns = start_ns + np.round(np.array(self._plan.starts_s()) * 1e9).astype(np.int64)
+        await pace(starts_ns, lambda user, now_ns: self._begin(), self._over, sleeper)
+        while not self._over():
+            await asyncio.sleep(min(_LOOK_S, (self._end_ns - time.monotonic_ns()) / 1e9))
+        return self._reason
+
+    def finished(self, status: str) -> None:
+        """The session, or lone request, of some user is over; ``status`` is that of its last request."""
+        # later, not now: an error that ends at once must neither recurse nor spin on a dead server
+        pause_s = max(self._plan.think_s, DEAD_SERVER_PAUSE_S if status == "connect_error" else 0.0)
+        asyncio.get_running_loop().call_later(pause_s, self._begin)
+
+    def _over(self) -> bool:
+        return self._reason is not None or self._stop() or time.monotonic_ns() >= self._end_ns
+
+    def _begin(self) -> None:
+        plan = self._plan
+        if self._over():
+            return
+        if self._begun >= len(self._first):
+            self._reason = "the schedule is used up"
+            return
+        index = int(self._first[self._begun])
+        requests = self._requests + int(self._requests_of[self._units[index]])
+        tokens = self._tokens + int(self._tokens_of[self._units[index]])
+        if plan.max_requests is not None and requests > plan.max_requests:
+            self._reason = f"the limit of {plan.max_requests} requests"
+        elif plan.max_tokens is not None and tokens > plan.max_tokens:
+            self._reason = f"the limit of {plan.max_tokens} planned tokens"
+        else:
+            self._begun, self._requests, self._tokens = self._begun + 1, requests, tokens
+            now_ns = time.monotonic_ns()
+            self._send(index, now_ns, now_ns)
