@@ -11,7 +11,7 @@ from analysis.metrics import RecordsError
 _LARGEST = 2.0**62  # of a time in ns
 _MOST_REQUESTS = 2 * 10**7  # of a stage
 _COUNTS = ("index", "scheduled_requests")
-_AMOUNTS = ("offered_rps", "concurrency")
+_AMOUNTS = ("offered_rps", "concurrency", "ramp_s")
 _TIMES = ("start_ns", "end_ns", "drained_ns")
 _AUDIT = ("slip_p50_s", "slip_p99_s", "slip_max_s", "loop_lag_p99_s", "receive_delay_p99_s", "cpu_fraction")
 _FLEET = ("peak_rps", "tensor_parallel", "safety_factor", "gpu_hour_usd")

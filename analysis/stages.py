@@ -72,7 +72,7 @@ def analyse_stage(
     start_s, end_s, now_s = _span(meta, rows, origin_ns, cut_short)
     window = find_window(
         start_s, end_s, scheduled.scheduled_ns * _NS, scheduled.ended_ns * _NS,
-        ttft_s(scheduled, from_schedule=True), warmup_requests,
+        ttft_s(scheduled, from_schedule=True), warmup_requests, float(meta.get("ramp_s") or 0.0),
     )  # fmt: skip
     cohort, tokens_per_s = _cohort(table, rows, window, missing, now_s)
     stability = _stability(meta, scheduled, start_s, end_s, now_s)

@@ -100,48 +100,47 @@ def find_window(
     ended_s: Floats,
     ttft_s: Floats,
     warmup_requests: int | None,
+    ramp_s: float = 0.0,
 ) -> Window:
-    """Cut the warm-up of a stage [start, end): the first ``warmup_requests``, or what the data say.
+    """Cut the warm-up of a stage [start, end): its ramp, then the first ``warmup_requests``, or what the data say.
 
     From the data: the later of MSER-5 on the in-flight count that each request finds and MSER-5 on
-    log TTFT from schedule, at most half of the requests.
+    log TTFT from schedule, at most half of the requests after the ramp.
     """
-    n, cap = len(scheduled_s), len(scheduled_s) // 2
-    if warmup_requests is not None:
-        cut = min(warmup_requests, cap)
-        reason = (
-            f"only {cut} of the asked {warmup_requests} requests cut: the stage has {n}"
-            if cut < warmup_requests
-            else None
-        )
-        return _window(start_s, end_s, scheduled_s, cut, "fixed", reason, True)
-    if n < MIN_REQUESTS_FOR_MSER:
-        reason = f"{n} requests are too few to find a warm-up (needs {MIN_REQUESTS_FOR_MSER})"
-        return _window(start_s, end_s, scheduled_s, 0, "none", reason, True)
-    cut_in_flight, settled_in_flight = mser5(in_flight_at(scheduled_s, scheduled_s, ended_s))
+    ramped = int(np.searchsorted(scheduled_s, start_s + ramp_s)) if ramp_s > 0 else 0
+    rest_s = scheduled_s[ramped:]
+    if warmup_requests is None and len(rest_s) >= MIN_REQUESTS_FOR_MSER:
+        method = "mser5"
+        cut, reason = _settling(in_flight_at(rest_s, scheduled_s, ended_s), ttft_s[ramped:])
+    else:
+        cut, method, reason = _asked(len(rest_s), warmup_requests)
+    begin_s = float(rest_s[cut]) if cut else start_s + ramp_s
+    return Window(
+        min(begin_s, end_s), end_s, ramped + cut, method, reason, method != "mser5" or reason is None
+    )
+
+
+def _settling(in_flight: Floats, ttft_s: Floats) -> tuple[int, str | None]:
+    """How many requests MSER-5 cuts, and why the stage never settled, if it did not."""
+    cap = len(in_flight) // 2
+    cut_in_flight, settled_in_flight = mser5(in_flight)
     valued = np.flatnonzero(np.nan_to_num(ttft_s, posinf=0.0) > 0)
     cut_ttft, settled_ttft = mser5(np.log(ttft_s[valued]))
-    if cut_ttft:
-        cut_ttft = int(valued[min(cut_ttft, len(valued) - 1)])
-    reason = None
     if not (settled_in_flight and settled_ttft):
         what = "the in-flight count" if not settled_in_flight else "TTFT"
-        reason = f"never settled: {what} was still changing half-way; the second half is given"
-    cut = cap if reason else min(max(cut_in_flight, cut_ttft), cap)
-    return _window(start_s, end_s, scheduled_s, cut, "mser5", reason, reason is None)
+        return cap, f"never settled: {what} was still changing half-way; the second half is given"
+    if cut_ttft:
+        cut_ttft = int(valued[min(cut_ttft, len(valued) - 1)])
+    return min(max(cut_in_flight, cut_ttft), cap), None
 
 
-def _window(
-    start_s: float,
-    end_s: float,
-    scheduled_s: Floats,
-    cut: int,
-    method: str,
-    reason: str | None,
-    settled: bool,
-) -> Window:
-    begin = float(scheduled_s[cut]) if cut else start_s
-    return Window(min(begin, end_s), end_s, cut, method, reason, settled)
+def _asked(n: int, warmup_requests: int | None) -> tuple[int, str, str | None]:
+    """Requests to cut of ``n``, the method and what there is to say, where the data are not asked."""
+    if warmup_requests is None:
+        return 0, "none", f"{n} requests are too few to find a warm-up (needs {MIN_REQUESTS_FOR_MSER})"
+    cut = min(warmup_requests, n // 2)
+    short = f"only {cut} of the asked {warmup_requests} requests cut: the stage has {n}"
+    return cut, "fixed", short if cut < warmup_requests else None
 
 
 def judge_stability(
