@@ -63,7 +63,7 @@ class StageRunner:
         self._in_flight: dict[Exchange, int] = {}  # and the request's index in the schedule
         self._stop_reason: str | None = None
         self._decided: str | None = None  # why the stage that is going on need not go on
-        self._users: VirtualUsers | None = None  # while a closed loop goes on
+        self._users: VirtualUsers | None = None  # of the closed stage that is going on
         self._live = Live()
 
     @property
@@ -93,6 +93,11 @@ class StageRunner:
         self._rows = self._ids_used = 0
         self._requests.prepare(plan.schedule)
         self._measures = Measures()
+        self._users = (
+            VirtualUsers(plan, self._first, self._send_first, self._sends_no_more)
+            if plan.kind == "closed"
+            else None
+        )
         self._retrying = 0  # attempts that wait for their turn
         self._decided = None
         self._closing = False
@@ -163,7 +168,7 @@ class StageRunner:
         return self._stop_reason
 
     async def _drive_closed(self, start_ns: int, sleeper: Sleeper) -> str | None:
-        self._users = VirtualUsers(self._plan, self._first, self._send_first, self._sends_no_more)
+        assert self._users is not None
         reason = await self._users.play(start_ns, sleeper)
         self._users = None
         return self._stop_reason or reason
