@@ -62,6 +62,29 @@ def test_fixed_warm_up_and_its_cap() -> None:
     assert find_window(0.0, 100.0, s, s + 0.5, np.full(100, 0.1), 0).start_s == 0.0
 
 
+def test_a_ramp_is_cut_first_and_the_warm_up_is_what_comes_after_it() -> None:
+    """Two requests a second for 60 s, each in flight for 8 s; a ramp of 10 s has the first 20 of them."""
+    s, ttft = np.arange(120) / 2, np.full(120, 0.1)
+    window = find_window(0.0, 60.0, s, s + 8, ttft, None, ramp_s=10.0)
+    # those of the ramp are still in flight: the level stands at 16 from the ramp's end on, nothing more is cut
+    assert (window.start_s, window.warmup_requests, window.method) == (10.0, 20, "mser5")
+    slow = np.where(np.arange(120) < 30, 3.0, ttft)  # ten more have a cold cache
+    window = find_window(0.0, 60.0, s, s + 8, slow, None, ramp_s=10.0)
+    assert (window.start_s, window.warmup_requests, window.settled) == (15.0, 30, True)
+    window = find_window(0.0, 60.0, s, s + 8, ttft, 7, ramp_s=10.0)
+    assert (window.start_s, window.warmup_requests, window.method) == (13.5, 27, "fixed")
+    window = find_window(0.0, 60.0, s, s + 8, ttft, 0, ramp_s=10.0)
+    assert (window.start_s, window.warmup_requests) == (10.0, 20)
+    few = find_window(0.0, 30.0, s[:60], s[:60] + 8, ttft[:60], None, ramp_s=10.0)
+    assert (few.start_s, few.warmup_requests, few.method) == (10.0, 20, "none")  # 40 are too few for MSER-5
+    cut = find_window(0.0, 6.0, s[:12], s[:12] + 8, ttft[:12], None, ramp_s=10.0)
+    assert (cut.start_s, cut.end_s, cut.warmup_requests) == (
+        6.0,
+        6.0,
+        12,
+    )  # ended within its ramp: nothing counts
+
+
 def test_warm_up_of_a_cold_start_is_found_in_scheduled_order() -> None:
     rng = np.random.default_rng(2)
     s = np.sort(rng.uniform(0, 20, 1000))

@@ -155,7 +155,7 @@ def test_closed_loop_over_workers_keeps_its_concurrency_and_its_ids(server: Star
         schedule = closed_schedule(
             load_workload("chat-short"), requests=1000, seed=7, stage=stage, first_request_id=1000 * stage
         )
-        plans.append(StagePlan(stage, "closed", schedule, 1.5, concurrency=5))
+        plans.append(StagePlan(stage, "closed", schedule, 1.5, concurrency=5, ramp_s=stage * 0.5))
     run, results, _ = run_stages(server, tmp_path / "run", plans, 2)
     ids = Counter(run.requests["request_id"].to_pylist())
     assert set(ids.values()) == {1}
@@ -166,6 +166,11 @@ def test_closed_loop_over_workers_keeps_its_concurrency_and_its_ids(server: Star
     ends = sorted((r["ended_ns"], -1) for r in rows)
     in_flight = np.cumsum([change for _, change in sorted([*begins, *ends])])
     assert in_flight.max() == 5
+    assert [result.meta.get("ramp_s") for result in results] == [None, 0.5]
+    of_ramp = run.requests.filter(pc.equal(run.requests["stage"], 1)).to_pylist()
+    for worker, first_s in ((0, 0.0), (1, 0.1)):  # users 0, 2, 4 and 1, 3 of five over 0.5 s
+        begun_ns = min(r["scheduled_ns"] for r in of_ramp if r["worker"] == worker)
+        assert begun_ns - results[1].meta["start_ns"] >= first_s * 1e9
 
 
 def test_a_worker_that_dies_is_noticed_and_the_run_goes_on(server: Started, tmp_path: Path) -> None:

@@ -1,0 +1,123 @@
+"""Virtual users of a closed loop: when each begins, alone and dealt over workers, and what the stage says of it."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from fault_server import FaultServer
+from stage_driving import check_complete, on_loop, run_stage, schedule_at
+
+from loadgen.plan import StagePlan, user_starts
+from loadgen.workers import deal
+from workloads.lengths import Fixed
+from workloads.profile import Workload
+from workloads.schedule import closed_schedule
+from workloads.sessions import Sessions
+
+S = 1_000_000_000
+
+
+@pytest.mark.parametrize(
+    ("users", "ramp_s", "think_s", "starts"),
+    [
+        (5, 10.0, 0.0, [0.0, 2.0, 4.0, 6.0, 8.0]),
+        (4, 10.0, 30.0, [0.0, 2.5, 5.0, 7.5]),  # a ramp that was asked for beats the spread over one pause
+        (4, 0.0, 2.0, [0.0, 0.5, 1.0, 1.5]),
+        (3, 0.0, 0.0, [0.0, 0.0, 0.0]),
+        (1, 10.0, 0.0, [0.0]),
+        (0, 10.0, 0.0, []),
+    ],
+)
+def test_users_begin_evenly_over_the_ramp(
+    users: int, ramp_s: float, think_s: float, starts: list[float]
+) -> None:
+    assert user_starts(users, ramp_s, think_s) == starts
+
+
+@pytest.mark.parametrize(
+    ("users", "shares"),
+    [(5, [[0.0, 4.0, 8.0], [2.0, 6.0]]), (4, [[0.0, 5.0], [2.5, 7.5]]), (1, [[0.0], []])],
+)
+def test_workers_share_the_users_and_their_starts(users: int, shares: list[list[float]]) -> None:
+    plan = StagePlan(0, "closed", schedule_at([0.0] * 20), 30.0, concurrency=users, ramp_s=10.0)
+    assert [list(share.starts_s()) for share in deal(plan, 2)] == shares
+
+
+def test_a_ramp_lets_the_users_in_one_after_the_other() -> None:
+    """Five over 1 s, and nobody is answered before a second has gone: what is sent till then is each user's first."""
+    with FaultServer() as server:
+        result = on_loop(
+            "uvloop",
+            run_stage(
+                server.url,
+                schedule_at([0.0] * 100),
+                lambda i: "late",
+                concurrency=5,
+                ramp_s=1.0,
+                duration_s=1.5,
+            ),
+        )
+    check_complete(result)
+    start_ns, end_ns = result.meta["start_ns"], result.meta["end_ns"]
+    assert (result.meta["ramp_s"], end_ns - start_ns) == (
+        1.0,
+        1.5 * S,
+    )  # the stage's length has the ramp in it
+    begun_s = sorted((r.scheduled_ns - start_ns) / S for r in result.records)
+    assert np.all(np.array(begun_s[:5]) >= [0.0, 0.2, 0.4, 0.6, 0.8])
+    assert len(begun_s) > 5  # and a user goes on before the last one has begun its second
+    assert begun_s[-1] < 1.5
+    edges = sorted(
+        [(r.scheduled_ns, 1) for r in result.records] + [(r.ended_ns or 0, -1) for r in result.records]
+    )
+    assert np.cumsum([step for _, step in edges]).max() == 5
+
+
+def test_without_a_ramp_all_begin_at_once_and_nothing_is_said() -> None:
+    with FaultServer() as server:
+        result = on_loop(
+            "uvloop",
+            run_stage(server.url, schedule_at([0.0] * 9), lambda i: "late", concurrency=9, duration_s=0.9),
+        )
+    assert len(result.records) == 9  # each in the 0.9 s before anybody was answered
+    assert "ramp_s" not in result.meta
+
+
+def test_with_a_ramp_think_time_is_still_between_an_answer_and_the_next_request() -> None:
+    """Users begin at 0 and 0.5 s; the first one's second request follows 0.4 s after its answer, not before."""
+    with FaultServer() as server:
+        result = on_loop(
+            "uvloop",
+            run_stage(
+                server.url, schedule_at([0.0] * 50), concurrency=2, ramp_s=1.0, think_s=0.4, duration_s=1.1
+            ),
+        )
+    begun_s = sorted((r.scheduled_ns - result.meta["start_ns"]) / S for r in result.records)
+    assert np.all(np.array(begun_s[:3]) >= [0.0, 0.4 - 0.002, 0.5])  # a timer of libuv counts in ms
+    assert {r.status for r in result.records} == {"ok"}
+
+
+def test_users_of_sessions_begin_over_the_ramp_too() -> None:
+    """Two users, sessions of two turns: the second user's session begins half a ramp after the first one's."""
+    workload = Workload("w", Fixed(8), Fixed(2), sessions=Sessions(turns=Fixed(2)))
+    schedule = closed_schedule(workload, requests=40, seed=1, stage=0)
+    with FaultServer() as server:
+        result = on_loop(
+            "uvloop",
+            run_stage(server.url, schedule, lambda i: "late", concurrency=2, ramp_s=0.8, duration_s=0.9),
+        )
+    assert {r.status for r in result.records} == {"ok"}
+    assert result.meta["sessions"] == {"begun": 2, "cut": []}  # played to their end after the stage's
+    first = sorted((r.scheduled_ns - result.meta["start_ns"]) / S for r in result.records if r.turn == 0)
+    assert len(first) == 2
+    assert first[1] >= 0.4
+    assert len(result.records) == 4
+
+
+def test_a_share_without_users_sends_nothing() -> None:
+    with FaultServer() as server:
+        result = on_loop(
+            "uvloop", run_stage(server.url, schedule_at([0.0] * 9), concurrency=0, duration_s=0.2)
+        )
+        assert server.requests == []
+    assert (result.records, result.meta["scheduled_requests"]) == ([], 0)
