@@ -10,6 +10,7 @@ import json
 import math
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,11 +22,13 @@ from analysis.blocks import (
     QUANTILES,
     Blocks,
     LevelRecords,
+    Marks,
     as_dict,
     blocks_of,
     blocks_over,
     level_records,
-    pooled_quantile,
+    over_each,
+    pooled_marks,
 )  # fmt: skip
 from analysis.comparable import (
     CompareError,
@@ -36,12 +39,13 @@ from analysis.comparable import (
     level_name,
     realised,
 )
+from analysis.expected import Queue, fit_queue, table_of
 from analysis.hdr import encode_seconds
 from analysis.intervals import smallest_n
 from analysis.observations import Observations
 from analysis.regression import ALPHA, ASSUMED_NOISE, Estimate, compare_shares, student_quantile
 
-KIND, SCHEMA_VERSION = "ampacity baseline", 1
+KIND, SCHEMA_VERSION = "ampacity baseline", 2
 REQUESTS_MIN = 5 * BLOCKS
 DEFAULT_TOLERANCE = 0.03
 TAIL_TOLERANCES = (0.03, 0.05, 0.075, 0.1, 0.15, 0.2, 0.25, 0.3, 0.4, 0.5, 0.75, 1.0)
@@ -122,6 +126,7 @@ def _level(runs: Sequence[Judged], name: str) -> dict[str, Any]:
     if short < REQUESTS_MIN:
         raise CompareError(f"{runs[0].run.path}: {name} has {short} requests after its warm-up, {REQUESTS_MIN} are needed: use a longer --duration")  # fmt: skip
     quantiles, untracked, histograms = {}, {}, {}
+    queue = _queue(runs, name, levels)
     for metric in METRICS:
         found = [level.metrics[metric] for level in levels]
         reason = next((o.reason or "no request has a value" for o in found if not o.n or o.reason), None)
@@ -130,7 +135,12 @@ def _level(runs: Sequence[Judged], name: str) -> dict[str, Any]:
             continue
         histograms[metric] = _histogram(found)
         for percentile, q in QUANTILES.items():
-            entry = _quantile(found, q, None if percentile == "p99" else DEFAULT_TOLERANCE)
+            cells = (
+                [queue.cells(level.cohort.requests) for level in levels]
+                if queue and metric == "ttft"
+                else None
+            )
+            entry = _quantile(found, q, None if percentile == "p99" else DEFAULT_TOLERANCE, cells)
             if isinstance(entry, str):
                 untracked[f"{metric}_{percentile}"] = entry
             else:
@@ -142,8 +152,24 @@ def _level(runs: Sequence[Judged], name: str) -> dict[str, Any]:
         "errors": [as_dict(blocks_of(level.failed)) for level in levels],
         "rates": [[_round(x) for x in level.rates(stages[0]["kind"]).tolist()] for level in levels],
         "output_tokens_per_s": _round(float(np.mean([s["output_tokens_per_s"] for s in stages]))),
-        "histograms": histograms, "quantiles": quantiles, "untracked": untracked,
+        "histograms": histograms, "quantiles": quantiles, "untracked": untracked, "queue": queue and queue.as_dict(),
     }  # fmt: skip
+
+
+def _queue(runs: Sequence[Judged], name: str, levels: Sequence[LevelRecords]) -> Queue | None:
+    """Where the schedule does not depend on the server, and says how long the prompts were."""
+    metas = [run.levels()[name][0] for run in runs]
+    found = [level.metrics["ttft"] for level in levels]
+    if any(
+        meta["kind"] != "open" or meta.get("played_sessions") or o.reason or not o.n
+        or np.isnan(level.cohort.requests.input_tokens_planned).any()
+        for meta, level, o in zip(metas, levels, found, strict=True)
+    ):  # fmt: skip
+        return None
+    ttft_s = [np.full(level.n, np.nan) for level in levels]
+    for seconds, o in zip(ttft_s, found, strict=True):
+        seconds[o.owner] = o.values
+    return fit_queue([level.cohort.requests for level in levels], ttft_s)
 
 
 def _histogram(found: Sequence[Observations]) -> dict[str, Any]:
@@ -152,44 +178,57 @@ def _histogram(found: Sequence[Observations]) -> dict[str, Any]:
     return {"hdr": text, "unit": "us", "n": sum(o.n for o in found), "infinite": sum(o.n_infinite + o.n_censored for o in found)}  # fmt: skip
 
 
-def _quantile(found: Sequence[Observations], q: float, tolerance: float | None) -> dict[str, Any] | str:
-    """One tracked quantile, or the reason why it is not tracked."""
+def _quantile(
+    found: Sequence[Observations], q: float, tolerance: float | None, cells: Sequence[Any] | None
+) -> dict[str, Any] | str:
+    """One tracked quantile, or the reason why it is not tracked. ``cells``: of each run's requests, where there is a queue."""
     few = min(o.n_owners for o in found)
     if few < smallest_n(q):
         return f"needs {smallest_n(q)} requests, has {few}"
-    value, split = pooled_quantile(found, q)
-    if not math.isfinite(value):
+    marks = pooled_marks(found, q)
+    if marks is None:
         return "infinite: failed requests reach into it"
-    base = [blocks_over(o, value, split) for o in found]
-    noise = assumed_noise(found, value, q)
+    expected: dict[str, Any] = {}
+    explained: list[Any] = [None] * len(found)
+    if cells is not None:
+        counted = [o.sizes > 0 for o in found]
+        over = [over_each(o, marks)[c] for o, c in zip(found, counted, strict=True)]
+        table = table_of([x[c] for x, c in zip(cells, counted, strict=True)], over, 1 - q)
+        explained, expected = [table[x] for x in cells], {"expected": [round(x, 4) for x in table.tolist()]}
+    base = [blocks_over(o, marks, explained=x) for o, x in zip(found, explained, strict=True)]
+    noise = assumed_noise(found, marks, q)
     tolerances: dict[str, float | None] = {"same_schedule": tolerance, "other_schedule": tolerance}
     if tolerance is None:
-        tolerances = _allowed(found, value, q, base, noise)
+        tolerances = _allowed(found, marks, q, base, noise)
     return {
-        "value_s": value, "noise": float(f"{noise:.4g}"), "tolerance": tolerances,
-        "runs": [as_dict(b) for b in base],
+        "value_s": float(np.median(marks.limits_s)), "marks_s": [_round(x) for x in marks.limits_s.tolist()],
+        "noise": float(f"{noise:.4g}"), "tolerance": tolerances, "runs": [as_dict(b) for b in base], **expected,
     }  # fmt: skip
 
 
-def assumed_noise(found: Sequence[Observations], value_s: float, q: float) -> float:
-    """How far the share over ``value_s`` moves when a run is slower by ASSUMED_NOISE.
+def assumed_noise(found: Sequence[Observations], marks: Marks, q: float) -> float:
+    """How far the share over the marks moves when a run is slower by ASSUMED_NOISE.
 
     By the secant over the default tolerance: a plateau has no other slope.
     """
-    slower = [blocks_over(o, value_s * (1 + DEFAULT_TOLERANCE)) for o in found]
-    moved = 1 - q - sum(b.over.sum() for b in slower) / sum(b.size.sum() for b in slower)
-    return float(max(0.0, moved) * ASSUMED_NOISE / DEFAULT_TOLERANCE)
+    moved = marks.limits_s * (1 + DEFAULT_TOLERANCE)
+    slower = sum(float(o.shares_over(moved).mean()) * o.n for o in found) / sum(o.n for o in found)
+    return max(0.0, 1 - q - slower) * ASSUMED_NOISE / DEFAULT_TOLERANCE
 
 
 def _allowed(
-    found: Sequence[Observations], value: float, q: float, base: list[Blocks], noise: float
+    found: Sequence[Observations], marks: Marks, q: float, base: list[Blocks], noise: float
 ) -> dict[str, float | None]:
     """The least tolerance at which a run like these would pass in 95 of 100 cases, found before any candidate."""
     allowed: dict[str, float | None] = {"same_schedule": None, "other_schedule": None}
     for tolerance in reversed(TAIL_TOLERANCES):
-        like = [blocks_over(o, value * (1 + tolerance)) for o in found]
+        like = [
+            replace(blocks_over(o, marks.times(1 + tolerance)), explained=b.explained)
+            for o, b in zip(found, base, strict=True)
+        ]
+        apart = [b.adjusted() for b in base], [b.adjusted() for b in like]
         for name in allowed:
-            e = compare_shares(base, like, 1 - q, paired=False, noise=noise)
+            e = compare_shares(*apart, 1 - q, paired=False, noise=noise)
             if name == "same_schedule":  # the candidate's noise will be its own, not this run's again
                 alike = compare_shares(base, like, 1 - q, paired=True, noise=noise)
                 e = Estimate(e.worse, min(e.within, 2 * alike.within), alike.between, alike.df)

@@ -1,13 +1,15 @@
 """A load level of a run in consecutive blocks: how many samples of each are over a threshold.
 
 Blocks keep what a single percentile forgets: how the samples of a run depend on each other, and, where two
-runs sent the same schedule, which blocks hold the same requests. A threshold that many samples equal (a step
-time of the engine) is split so that the share over it is exactly 1 - q.
+runs sent the same schedule, which blocks hold the same requests. A quantile stands for its neighbourhood: the
+share over it is the mean over MARKS thresholds at ranks around q, so that a sample that moves a little counts a
+little. A threshold that many samples equal (a step time of the engine) is split so that the share is exact.
 """
 
 from __future__ import annotations
 
 import hashlib
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -25,21 +27,43 @@ from analysis.stages import RunRecords
 Floats = npt.NDArray[np.float64]
 
 BLOCKS = 20
+MARKS = 9
+NEIGHBOURHOOD = 0.1  # of ranks on each side at the median, half of 1 - q in the tails
 METRICS = ("ttft", "itl", "tpot", "e2e")
 QUANTILES = {"p50": 0.5, "p90": 0.9, "p99": 0.99}
 
 
 @dataclass(frozen=True)
 class Blocks:
-    """``over`` of ``size`` samples per block, each of shape (BLOCKS,); ``effective``: how many independent ones they are worth."""
+    """``over`` of ``size`` samples per block, each of shape (BLOCKS,); ``effective``: how many independent ones they are worth.
+
+    ``explained``: by how much the schedule alone lets ``over`` differ from the share that is expected (analysis/expected.py).
+    """
 
     over: Floats
     size: Floats
     effective: float
+    explained: Floats | None = None
 
     @property
     def share(self) -> float:
         return float(self.over.sum() / self.size.sum())
+
+    def adjusted(self) -> Blocks:
+        """Without what the schedule explains; their scatter from block to block says how sure they are."""
+        return self if self.explained is None else Blocks(self.over - self.explained, self.size, math.inf)
+
+
+@dataclass(frozen=True)
+class Marks:
+    """The thresholds of a quantile in s, and the share of the samples equal to each that counts as above; shape (k,)."""
+
+    limits_s: Floats
+    splits: Floats
+
+    def times(self, factor: float) -> Marks:
+        """The same thresholds moved by a factor; nothing but the reference's own samples is split."""
+        return Marks(self.limits_s * factor, np.zeros(len(self.limits_s)))
 
 
 @dataclass(frozen=True)
@@ -99,13 +123,25 @@ def in_blocks(values: Floats) -> Floats:
     return np.asarray(np.add.reduceat(values, _edges(len(values))), dtype=np.float64)
 
 
-def blocks_over(o: Observations, limit_s: float, split: float = 0.0, *, paired: bool = False) -> Blocks:
-    """Samples above ``limit_s``, and the share ``split`` of those that equal it."""
-    misses = o.misses(limit_s)
-    if split:
-        misses = misses + split * (o.misses(np.nextafter(limit_s, 0.0)) - misses)
+def over_each(o: Observations, marks: Marks) -> Floats:
+    """Samples above the marks of each request, in the mean over the marks, shape (n_owners,)."""
+    found = o.misses_each(marks.limits_s).mean(axis=0)
+    split = marks.splits > 0
+    if split.any():
+        limits = marks.limits_s[split]
+        ties = o.misses_each(np.nextafter(limits, 0.0)) - o.misses_each(limits)
+        found = found + marks.splits[split] @ ties / len(marks.splits)
+    return np.asarray(found, dtype=np.float64)
+
+
+def blocks_over(
+    o: Observations, marks: Marks, *, paired: bool = False, explained: Floats | None = None
+) -> Blocks:
+    """Samples above the marks; ``explained``: what the schedule lets expect of each request, (n_owners,)."""
     # runs that are compared block by block have no use for the effective size, which costs most of the time
-    return Blocks(in_blocks(misses), in_blocks(o.sizes), 0.0 if paired else o.effective_size(limit_s))
+    effective = 0.0 if paired else o.effective_size(float(np.median(marks.limits_s)))
+    more = None if explained is None else in_blocks(explained * o.sizes)
+    return Blocks(in_blocks(over_each(o, marks)), in_blocks(o.sizes), effective, more)
 
 
 def blocks_of(events: Floats) -> Blocks:
@@ -114,20 +150,39 @@ def blocks_of(events: Floats) -> Blocks:
     return Blocks(in_blocks(events), in_blocks(ones), effective_size(events, ones))
 
 
-def pooled_quantile(runs: Sequence[Observations], quantile: float) -> tuple[float, float]:
-    """(value in s, split): the quantile of all runs together, and the share of its ties that makes 1 - q exact."""
+def pooled_marks(runs: Sequence[Observations], quantile: float) -> Marks | None:
+    """Around the quantile of all runs together; the share above them is 1 - q exactly. None where one is infinite."""
     values = np.concatenate([o.values for o in runs])
     weights = np.concatenate([np.ones(len(o.values)) if o.weights is None else o.weights for o in runs])
     order = np.argsort(values)
-    cumulative = np.cumsum(weights[order])
+    values, cumulative = values[order], np.cumsum(weights[order])
     n = sum(o.n for o in runs)
-    at = int(np.searchsorted(cumulative, quantile_rank(quantile, n) - 0.5))
-    if at >= len(values):
-        return float("inf"), 0.0
-    value = float(values[order[at]])
-    over = sum(float(o.misses(value).sum()) for o in runs)
-    ties = sum(float(o.misses(np.nextafter(value, 0.0)).sum()) for o in runs) - over
-    return value, ((1 - quantile) * n - over) / ties
+    reach = min(NEIGHBOURHOOD, quantile / 2, (1 - quantile) / 2)
+    ranks = quantile + reach * np.linspace(-1, 1, MARKS)
+    at = np.searchsorted(cumulative, [quantile_rank(float(r), n) - 0.5 for r in ranks])
+    if at[-1] >= len(values):
+        return None
+    limits = values[at]
+    over, from_there = (
+        sum(o.shares_over(x) * o.n for o in runs) for x in (limits, np.nextafter(limits, 0.0))
+    )
+    return Marks(limits, ((1 - ranks) * n - over) / (from_there - over))
+
+
+def moved_by(runs: Sequence[Observations], marks: Marks, share: float) -> float | None:
+    """The factor by which the marks must move for ``share`` of the runs' samples to lie above them; None beyond 1,000."""
+
+    def above(log_factor: float) -> float:
+        limits = marks.limits_s * math.exp(log_factor)
+        return float(np.mean([o.shares_over(limits).mean() for o in runs]))
+
+    low, high = -math.log(1000.0), math.log(1000.0)
+    if not above(high) < share <= above(low):
+        return None
+    for _ in range(50):
+        middle = (low + high) / 2
+        low, high = (low, middle) if above(middle) < share else (middle, high)
+    return math.exp((low + high) / 2)
 
 
 def as_dict(blocks: Blocks) -> dict[str, Any]:
@@ -136,8 +191,10 @@ def as_dict(blocks: Blocks) -> dict[str, Any]:
         "over": [round(x, 3) for x in blocks.over.tolist()],
         "size": [int(x) for x in blocks.size.tolist()],
         "effective": round(blocks.effective, 1),
-    }
+    } | ({} if blocks.explained is None else {"explained": [round(x, 3) for x in blocks.explained.tolist()]})
 
 
 def from_dict(value: Mapping[str, Any]) -> Blocks:
-    return Blocks(np.array(value["over"], dtype=np.float64), np.array(value["size"], dtype=np.float64), float(value["effective"]))  # fmt: skip
+    over, size = (np.array(value[k], dtype=np.float64) for k in ("over", "size"))
+    explained = np.array(value["explained"]) if "explained" in value else None
+    return Blocks(over, size, float(value["effective"]), explained)

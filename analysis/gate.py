@@ -13,10 +13,19 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from analysis.baseline import DEFAULT_TOLERANCE, read_level, schedule_of
-from analysis.blocks import METRICS, QUANTILES, LevelRecords, blocks_of, blocks_over, from_dict
+from analysis.blocks import (
+    METRICS,
+    QUANTILES,
+    LevelRecords,
+    Marks,
+    blocks_of,
+    blocks_over,
+    from_dict,
+    moved_by,
+)
 from analysis.caveats import ERROR_SHARE
 from analysis.comparable import CompareError, Judged, check_realised, check_same, identity, realised
-from analysis.observations import Observations
+from analysis.expected import queue_from_dict
 from analysis.regression import (
     ALPHA,
     ASSUMED_NOISE,
@@ -162,22 +171,32 @@ def _quantile_check(
     if unknown:
         check.reason = unknown
         return check
+    marks = Marks(np.array(entry["marks_s"]), np.zeros(len(entry["marks_s"])))
+    explained = _explained(level, entry, records)
     base = [from_dict(b) for b in entry["runs"]]
-    ours = [blocks_over(o, value * (1 + tolerance), paired=paired) for o in found]
+    ours = [
+        blocks_over(o, marks.times(1 + tolerance), paired=paired, explained=x)
+        for o, x in zip(found, explained, strict=True)
+    ]
+    if not paired:
+        base, ours = [b.adjusted() for b in base], [b.adjusted() for b in ours]
     check.estimate = e = compare_shares(base, ours, 1 - q, paired=paired, noise=entry["noise"])
     reach = student_quantile(0.975, e.df) * e.se
-    low, middle, high = (_mean_quantile(found, x) for x in (q - reach, q, q + reach))
-    check.candidate = _finite(middle)
-    check.change = _finite(middle / value - 1)
-    check.change_ci = (_finite(low / value - 1), _finite(high / value - 1))
+    drawn = 0.0 if paired else float(np.mean([0.0 if x is None else x.mean() for x in explained]))
+    low, middle, high = (moved_by(found, marks, 1 - q + drawn - x) for x in (-reach, 0.0, reach))
+    check.candidate = _finite(float(np.mean([o.quantile_bounds(q)[1] for o in found])))
+    check.change, check.change_ci = middle and middle - 1, (low and low - 1, high and high - 1)
     return check
 
 
-def _mean_quantile(found: Sequence[Observations], q: float) -> float:
-    """Mean over runs of the upper bound of a quantile; infinite beyond the ends."""
-    if q >= 1:
-        return math.inf
-    return float(np.mean([o.quantile_bounds(max(q, 0.0))[1] for o in found]))
+def _explained(
+    level: Mapping[str, Any], entry: Mapping[str, Any], records: Sequence[LevelRecords]
+) -> list[Any]:
+    """What the schedule of each run lets expect, beyond 1 - q; None where the baseline has no table."""
+    queue, table = queue_from_dict(level["queue"]), entry.get("expected")
+    if queue is None or table is None:
+        return [None] * len(records)
+    return [np.array(table)[queue.cells(r.cohort.requests)] for r in records]
 
 
 def _finite(value: float) -> float | None:

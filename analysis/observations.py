@@ -92,6 +92,15 @@ class Observations:
         with np.errstate(invalid="ignore"):
             return int(np.count_nonzero(self.censored <= limit_s))
 
+    def shares_over(self, limits_s: Floats) -> Floats:
+        """Share of all samples above each of k limits, shape (k,): ``misses_each`` without regard to whose they are."""
+        values, cumulative = self._sorted
+        at_most = np.searchsorted(values, limits_s, side="right")
+        if cumulative is not None:
+            at_most = np.concatenate([[0.0], cumulative])[at_most]
+        ages = self.censored[~np.isnan(self.censored)]
+        return np.asarray(1 - (at_most + (ages[:, None] <= limits_s).sum(axis=0)) / self.n, dtype=np.float64)
+
     def effective_size(self, limit_s: float) -> float:
         """n_eff for the share above ``limit_s``.
 

@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from analysis.baseline import DEFAULT_TOLERANCE, assumed_noise
-from analysis.blocks import BLOCKS, Blocks, LevelRecords, blocks_over, pooled_quantile
+from analysis.blocks import BLOCKS, Blocks, LevelRecords, blocks_over, moved_by, pooled_marks
 from analysis.intervals import smallest_n
 from analysis.observations import Observations
 from analysis.percentiles import finite
@@ -133,29 +133,27 @@ def quantile_change(pairs: Sequence[Pair], metric: str, q: float) -> Quantile | 
 
 
 def _by_shares(a: Observations, b: Observations, q: float, paired: bool) -> Quantile | str:
-    value, split = pooled_quantile([a], q)
-    other = b.quantile_bounds(q)[1]
-    if not (0 < value < math.inf and 0 < other < math.inf):
+    marks, its_own = pooled_marks([a], q), pooled_marks([b], q)
+    if marks is None or its_own is None or not (marks.limits_s[0] > 0 and its_own.limits_s[0] > 0):
         return OUT_OF_RANGE
-    base, noise = [blocks_over(a, value, split)], min(assumed_noise([a], value, q), NOISE_MOST)
+    base, noise = [blocks_over(a, marks)], min(assumed_noise([a], marks, q), NOISE_MOST)
     slower, faster = (
-        compare_shares(base, [blocks_over(b, limit)], 1 - q, paired=paired, noise=noise)
-        for limit in (value * (1 + LEAST), value / (1 + LEAST))
+        compare_shares(base, [blocks_over(b, marks.times(factor))], 1 - q, paired=paired, noise=noise)
+        for factor in (1 + LEAST, 1 / (1 + LEAST))
     )
     p = min(1.0, 2 * min(slower.p_regression, faster.p_equivalence))
-    at_its_own = blocks_over(b, *pooled_quantile([b], q))  # the interval: shares over each one's own quantile
-    e = compare_shares(base, [at_its_own], 1 - q, paired=paired, noise=0.0)
-    t, middle = student_quantile(0.975, e.df), math.log(other / value)
-    low, high = (
-        b.quantile_bounds(min(max(x, 0.0), 1.0))[1] if x < 1 else math.inf
-        for x in (q - t * e.se, q + t * e.se)
-    )
+    # the interval: shares over each one's own quantile
+    e = compare_shares(base, [blocks_over(b, its_own)], 1 - q, paired=paired, noise=0.0)
+    t = student_quantile(0.975, e.df)
+    low, middle, high = (moved_by([b], marks, 1 - q + x * t * e.se) for x in (1, 0, -1))
+    values = float(np.median(marks.limits_s)), float(np.median(its_own.limits_s))
+    log_ratio = math.log(middle or values[1] / values[0])
     down, up = (
-        math.hypot(math.log(x), t * _RUN_TO_RUN) if x > 0 else math.inf
-        for x in (other / max(low, 1e-12), high / other)
+        math.hypot(abs(log_ratio - math.log(end)), t * _RUN_TO_RUN) if end else math.inf
+        for end in (low, high)
     )
-    ends = (finite(math.expm1(middle - down)), finite(math.expm1(middle + up)))
-    return Quantile((value, other), Change(middle, (down + up) / (2 * t), e.df, p, ends))
+    ends = (finite(math.expm1(log_ratio - down)), finite(math.expm1(log_ratio + up)))
+    return Quantile(values, Change(log_ratio, (down + up) / (2 * t), e.df, p, ends))
 
 
 def rate_change(log_ratio: float, a: Blocks, b: Blocks, *, paired: bool) -> Change | None:

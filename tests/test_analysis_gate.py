@@ -277,8 +277,8 @@ def test_baselines_that_cannot_be_used(tmp_path: Path) -> None:
     text = write_baseline(make_baseline([run(tmp_path / "base", stage(ttfts(1)))]))
     for changed, says in (
         (text[:5000], "cut off"), (text.replace('"seed": 1', '"seed": 2'), "changed by hand"), ("{}", "is no baseline"),
-        (text.replace('"schema_version": 1', '"schema_version": 2'), "schema_version 2"),
-        (text.replace('"schema_version": 1', '"schema_version": 0'), "schema_version 0"),
+        (text.replace('"schema_version": 2', '"schema_version": 3'), "schema_version 3"),
+        (text.replace('"schema_version": 2', '"schema_version": 1'), "schema_version 1"),
     ):  # fmt: skip
         (tmp_path / "base.json").write_text(changed)
         with pytest.raises(CompareError, match=says) as error:
