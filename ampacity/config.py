@@ -7,14 +7,16 @@ import difflib
 import json
 import math
 import re
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any, TypeVar, get_args
 from urllib.parse import urlsplit
 
 import yaml
 
+from ampacity.settings import REPLAY, SHARED
 from analysis.slo import Slo, parse_slos
 from loadgen.endpoint import Endpoint, parse_endpoint
 from loadgen.http import Reuse, Stamps
@@ -27,6 +29,7 @@ from workloads.prompt_files import load_prompts
 from workloads.replay import Replay
 from workloads.tokenizers import load_tokenizer
 
+T = TypeVar("T")
 RESERVED_BODY_FIELDS = ("messages", "prompt", "stream")
 DEFAULT_WORKLOAD = "chat"
 
@@ -62,6 +65,7 @@ class Settings:
     seed: int = 1
     limits: Limits = field(default_factory=Limits)
     think_s: float = 0.0
+    ramp_s: float = 0.0  # closed loop: over which the virtual users begin; duration_s counts from its end
     connections: Reuse = "pool"
     timestamps: Stamps = "read"
     workers: int | None = None  # None: as many as the load turns out to need
@@ -98,7 +102,7 @@ def make_settings(raw: dict[str, Any]) -> Settings:
     Values may be text, as from the command line, or lists and numbers, as from a run file.
     """
     raw = {name: value for name, value in raw.items() if value not in (None, [], (), {})}
-    known = set(_FLAGS)
+    known = {"url", *SHARED, *REPLAY}
     for name in raw:
         if name not in known:
             near = difflib.get_close_matches(name, known, 1)
@@ -130,27 +134,23 @@ def make_settings(raw: dict[str, Any]) -> Settings:
         concurrency=_list(raw.get("concurrency"), "--concurrency", partial(_whole, at_most=CONCURRENCY_MAX)),
         duration_s=parse_duration(raw.get("duration", "30s"), "--duration"),
         # a trace is a record of what happened, its beginning included
-        warmup_requests=(0 if "trace" in raw else None)
-        if "warmup" not in raw
-        else _whole(raw["warmup"], "--warmup", at_least=0),
-        max_requests=None if "max_requests" not in raw else _whole(raw["max_requests"], "--max-requests"),
-        max_tokens=None if "max_tokens" not in raw else _whole(raw["max_tokens"], "--max-tokens"),
+        warmup_requests=_given(
+            {"warmup": 0, **raw} if "trace" in raw else raw, "warmup", partial(_whole, at_least=0)
+        ),
+        max_requests=_given(raw, "max_requests", _whole),
+        max_tokens=_given(raw, "max_tokens", _whole),
         slos=slos,
         seed=_whole(raw.get("seed", 1), "--seed", at_least=0),
         limits=_limits(raw),
-        think_s=_seconds(raw, "think_time") or 0.0,
+        think_s=_given(raw, "think_time", parse_duration) or 0.0,
+        ramp_s=_given(raw, "ramp", parse_duration) or 0.0,
         connections=_choice(raw.get("connections", "pool"), get_args(Reuse), "--connections"),
         timestamps=_choice(raw.get("timestamps", "read"), get_args(Stamps), "--timestamps"),
-        workers=None if "workers" not in raw else _whole(raw["workers"], "--workers", at_most=WORKERS_MAX),
+        workers=_given(raw, "workers", partial(_whole, at_most=WORKERS_MAX)),
         out=Path(raw["out"]) if "out" in raw else None,
         locked=_locked(_items(raw.get("lock", ()))),
         metrics_urls=_metrics_urls(_items(raw.get("metrics_url", ()))),
-        fleet_inputs=fleet_inputs(
-            peak_rps=raw.get("peak_rps"),
-            tp=raw.get("tp", 1),
-            safety=raw.get("safety", 1.2),
-            gpu_hour=raw.get("gpu_hour"),
-        ),
+        fleet_inputs=fleet_inputs(raw),
     )
     if settings.rates and settings.concurrency:
         raise ConfigError("--rates (open loop) and --concurrency (closed loop) exclude each other: give one")
@@ -170,36 +170,36 @@ def make_settings(raw: dict[str, Any]) -> Settings:
         )
     if "think_time" in raw and not settings.concurrency:
         raise ConfigError("--think-time goes with --concurrency: in an open loop nobody waits for an answer")
+    if "ramp" in raw and not settings.concurrency:
+        raise ConfigError(
+            "--ramp goes with --concurrency: an open loop rises with --arrivals ramp:from=0.2,to=1.8"
+        )
     _check_conversations(settings)
     for rate in settings.rates or ():  # before a server is loaded, not in the stage
         for clock in settings.workload.clocks:
             check_stage(clock, rate, settings.duration_s)
-    for name in ("time_scale", *_REPLAY_FLAGS):
+    for name in REPLAY:
         if name in raw and not settings.trace:
             raise ConfigError(f"--{name.replace('_', '-')} goes with --trace")
     return settings
 
 
-_REPLAY_FLAGS = ("trace_from", "trace_to", "trace_keep", "trace_loop", "trace_as_written", "skip_bad_rows")
 _TEXTS = {"model", "salt", "prompts", "api_key_env", "tokenizer", "workload", "arrivals", "trace", "out"}
 CONCURRENCY_MAX = 100_000
 WORKERS_MAX = 256
 SECONDS_MAX = 30 * 86_400.0
-_FLAGS = (
-    "url", "model", "api", "api_key_env", "header", "extra_body", "workload", "input_tokens", "output_tokens", "arrivals",
-    "tokenizer", "prompts", "salt", "sticky", "trace", "time_scale", *_REPLAY_FLAGS, "rates", "concurrency", "duration", "warmup", "max_requests", "max_tokens", "slo",
-    "seed", "timeout", "out", "lock", "idle_timeout", "max_in_flight", "retries", "workers", "connections", "timestamps", "think_time", "peak_rps", "tp", "safety", "gpu_hour",
-    "metrics_url",
-)  # fmt: skip
 
 
-def fleet_inputs(*, peak_rps: Any, tp: Any, safety: Any, gpu_hour: Any) -> dict[str, Any]:
+def fleet_inputs(raw: dict[str, Any]) -> dict[str, Any]:
     """run.json's ``fleet_inputs``, checked. Raises ConfigError."""
+    safety = _positive(raw.get("safety", 1.2), "--safety")
+    if safety < 1:
+        raise ConfigError(f"--safety {raw['safety']}: give 1 or more (1.2 keeps 20 % in reserve)")
     return {
-        "peak_rps": None if peak_rps is None else _positive(peak_rps, "--peak-rps"),
-        "tensor_parallel": _whole(tp, "--tp"),
-        "safety_factor": _at_least_one(safety, "--safety"),
-        "gpu_hour_usd": None if gpu_hour is None else _positive(gpu_hour, "--gpu-hour"),
+        "peak_rps": _given(raw, "peak_rps", _positive),
+        "tensor_parallel": _whole(raw.get("tp", 1), "--tp"),
+        "safety_factor": safety,
+        "gpu_hour_usd": _given(raw, "gpu_hour", _positive),
     }
 
 
@@ -224,26 +224,25 @@ def read_run_file(path: Path) -> dict[str, Any]:
     return found
 
 
-def _seconds(raw: dict[str, Any], name: str) -> float | None:
-    flag = f"--{name.replace('_', '-')}"
-    return None if name not in raw else parse_duration(raw[name], flag)
+def _given(raw: dict[str, Any], name: str, read: Callable[[Any, str], T]) -> T | None:
+    """The setting as ``read(value, flag)`` reads it; None where it is not given."""
+    return read(raw[name], f"--{name.replace('_', '-')}") if name in raw else None
 
 
 def _limits(raw: dict[str, Any]) -> Limits:
-    limits = Limits(total_s=_seconds(raw, "timeout"))
-    if "idle_timeout" in raw:
-        limits = dataclasses.replace(limits, idle_s=_seconds(raw, "idle_timeout"))
-    if "retries" in raw:
-        limits = dataclasses.replace(limits, retries=_whole(raw["retries"], "--retries", at_least=0))
-    if "max_in_flight" in raw:
-        limits = dataclasses.replace(limits, in_flight=_whole(raw["max_in_flight"], "--max-in-flight"))
-    return limits
+    given = {
+        "total_s": _given(raw, "timeout", parse_duration),
+        "idle_s": _given(raw, "idle_timeout", parse_duration),
+        "retries": _given(raw, "retries", partial(_whole, at_least=0)),
+        "in_flight": _given(raw, "max_in_flight", _whole),
+    }
+    return Limits(**{name: value for name, value in given.items() if value is not None})  # type: ignore[arg-type]
 
 
 def _replay(raw: dict[str, Any]) -> Replay:
     return Replay(
-        from_s=_seconds(raw, "trace_from") or 0.0,
-        to_s=_seconds(raw, "trace_to"),
+        from_s=_given(raw, "trace_from", parse_duration) or 0.0,
+        to_s=_given(raw, "trace_to", parse_duration),
         keep=_positive(raw.get("trace_keep", 1.0), "--trace-keep"),
         loops=_whole(raw.get("trace_loop", 1), "--trace-loop"),
         as_written=_flag(raw, "trace_as_written"),
@@ -342,13 +341,6 @@ def _positive(value: Any, name: str) -> float:
         number = math.nan
     if isinstance(value, bool) or not (0 < number < math.inf):
         raise ConfigError(f"{name} {value}: give a number above 0")
-    return number
-
-
-def _at_least_one(value: Any, name: str) -> float:
-    number = _positive(value, name)
-    if number < 1:
-        raise ConfigError(f"{name} {value}: give 1 or more (1.2 keeps 20 % in reserve)")
     return number
 
 

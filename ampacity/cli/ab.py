@@ -8,10 +8,8 @@ import typer
 
 from ampacity.cli import options as o
 
-OWN = ("rates", "trace")
 
-
-@o.shares(tuple(name for name in o.ALL if name not in OWN))
+@o.shares(but=("rates",))
 def ab(
     raw: dict[str, Any],
     urls: Annotated[list[str], typer.Argument(metavar="URL_A [URL_B]", help="Base URLs of both endpoints; with --aa of one.", show_default=False)],

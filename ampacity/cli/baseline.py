@@ -7,6 +7,8 @@ from typing import Annotated
 
 import typer
 
+from ampacity.cli.output import write_text
+
 
 def baseline(
     runs: Annotated[list[Path], typer.Argument(help="Run directories of one experiment; several show the noise.", show_default=False)],
@@ -16,7 +18,6 @@ def baseline(
 
     ampacity baseline runs/main-1 runs/main-2 runs/main-3 -o base.json
     """
-    from ampacity.cli.gate import write_text
     from analysis.baseline import make_baseline, write_baseline
     from analysis.comparable import prepare
     from loadgen.rundir import load_run

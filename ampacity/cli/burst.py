@@ -8,34 +8,21 @@ import typer
 
 from ampacity.cli import options as o
 
-OWN = ("rates", "concurrency", "duration", "think_time", "arrivals", "warmup")  # the burst sets these
+OWN = ("rates", "concurrency", "duration", "think_time", "ramp", "arrivals", "warmup")  # the burst sets these
 
 
-@o.shares(tuple(name for name in o.ALL if name not in OWN))
+@o.shares(but=OWN)
 def burst(
     url: o.Url,
     raw: dict[str, Any],
-    base_rps: Annotated[
-        float,
-        typer.Option("--base-rps", metavar="R", help="Requests/s before and after.", show_default=False),
-    ],
-    factor: Annotated[
-        float, typer.Option("--factor", metavar="F", help="Height of the burst over the base.")
-    ] = 3.0,
-    base_duration: Annotated[
-        str, typer.Option("--base-duration", metavar="T", help="Length of the base load before the burst.")
-    ] = "60s",
-    burst_duration: Annotated[
-        str, typer.Option("--burst-duration", metavar="T", help="Length of the burst.")
-    ] = "30s",
-    recovery_duration: Annotated[
-        str, typer.Option("--recovery-duration", metavar="T", help="How long the base load is held after it.")
-    ] = "2m",
-    shape: Annotated[
-        str, typer.Option("--shape", help="step, ramp, or factors of equal parts of the burst, as 2/3/2.")
-    ] = "step",
+    base_rps: Annotated[float, typer.Option(metavar="R", help="Requests/s before and after.", show_default=False)],
+    factor: Annotated[float, typer.Option(metavar="F", help="Height of the burst over the base.")] = 3.0,
+    base_duration: Annotated[str, typer.Option(metavar="T", help="Length of the base load before the burst.")] = "60s",
+    burst_duration: Annotated[str, typer.Option(metavar="T", help="Length of the burst.")] = "30s",
+    recovery_duration: Annotated[str, typer.Option(metavar="T", help="How long the base load is held after it.")] = "2m",
+    shape: Annotated[str, typer.Option(help="step, ramp, or factors of equal parts of the burst, as 2/3/2.")] = "step",
     json: o.Json = False,
-) -> None:
+) -> None:  # fmt: skip
     """Hold a base load, step it up, go back, and measure how long TTFT and the queue take to come back.
 
     ampacity burst http://127.0.0.1:8000/v1 --model M --base-rps 5 --factor 3 --slo ttft_p99=2s

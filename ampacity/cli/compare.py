@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 
+from ampacity.cli.output import print_json, write_text, writing
+
 if TYPE_CHECKING:
     from analysis.arms import Arm
 
@@ -109,12 +111,8 @@ def show(
     result: dict[str, Any], html: Path | None, markdown: Path | None, csv: Path | None, *, as_json: bool
 ) -> None:
     """Write the files that are wanted and print the comparison. Raises RunDirError where a file cannot be written."""
-    import json
-
     from rich.console import Console
 
-    from ampacity.cli.gate import write_text
-    from loadgen.rundir import RunDirError
     from reports.compare import (
         comparison_csv,
         comparison_markdown,
@@ -127,11 +125,9 @@ def show(
     if csv:
         write_text(csv, comparison_csv(result))
     if html:
-        try:
+        with writing(html):
             write_comparison_page(html, result)
-        except OSError as error:
-            raise RunDirError(f"{html} cannot be written: {error.strerror}") from error
     if as_json:
-        print(json.dumps(result, indent=2, ensure_ascii=False, allow_nan=False))
+        print_json(result)
     else:
         render_comparison(result, Console(highlight=False))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
+from typing import Any
 
 from ampacity.cli import options as o
 
@@ -11,7 +12,8 @@ PRESET, WORKLOAD, DURATION, START_RPS = "demo", "chat-short", "9s", 30.0
 SLOS = ["ttft_p95=250ms", "itl_p99=100ms"]
 
 
-def demo(out: o.Out = None, json: o.Json = False) -> None:
+@o.shares(("out",))
+def demo(raw: dict[str, Any], json: o.Json = False) -> None:
     """Start the embedded simulator, find its operating point, and write the report. Takes about 80 s."""
     from ampacity.cli.experiment import run_experiment
     from ampacity.experiments.sweep import sweep
@@ -19,7 +21,7 @@ def demo(out: o.Out = None, json: o.Json = False) -> None:
 
     with start_in_process(PRESET) as server:
         raw = {
-            "url": server.url, "model": server.model, "workload": WORKLOAD, "duration": DURATION, "slo": SLOS, "out": out,
+            "url": server.url, "model": server.model, "workload": WORKLOAD, "duration": DURATION, "slo": SLOS, **raw,
             "lock": ["hardware=simulated L4", "engine=ampacity simulator"], "peak_rps": 1000, "gpu_hour": 0.8,
         }  # fmt: skip
         run_experiment(raw, experiment="demo", drive=partial(sweep, start_rps=START_RPS), as_json=json)

@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from inspect import Parameter
 from typing import Annotated, Any, Literal, get_args, get_origin
 
 import msgspec
 import typer
 
-from ampacity.cli.options import gathers
+from ampacity.cli.options import Command, flag, gathers, option
 from simulator.face import Face
 from simulator.options import DEPLOYED, SCHEDULING
 
-Command = Callable[..., None]
 Preset = Annotated[
     str,
     typer.Option(
@@ -29,14 +26,12 @@ def with_engine(command: Command) -> Command:
     options = []
     for panel, settings in (("Engine", SCHEDULING), ("Several engines", DEPLOYED)):
         for name, (_, written, text) in settings.items():
-            switch = written == "on|off"
-            metavar = None if switch else written
-            shown = typer.Option(_flag(name), metavar=metavar, help=text, rich_help_panel=panel)
-            kind: Any = bool if switch else str | None
-            default = False if switch else None
-            options.append(
-                Parameter(name, Parameter.KEYWORD_ONLY, annotation=Annotated[kind, shown], default=default)
-            )
+            if written == "on|off":
+                options.append(option(name, bool, False, help=text, rich_help_panel=panel))
+            else:
+                options.append(
+                    option(name, str | None, None, metavar=written, help=text, rich_help_panel=panel)
+                )
     return gathers("engine", options)(command)
 
 
@@ -60,19 +55,12 @@ def with_face(command: Command) -> Command:
             kind, metavar = str | None, "A,B"
         elif kind is not bool and kind is not int:
             kind = float | None if field.default is None else float
-        flags = (
-            f"{_flag(field.name)}/{_flag('no_' + field.name)}" if field.default is True else _flag(field.name)
-        )
-        shown = typer.Option(
-            flags,
-            metavar=metavar,
-            help=meta.description,
-            rich_help_panel="How answers look and are cut into chunks",
-        )
+        flags = flag(field.name) + (f"/{flag('no_' + field.name)}" if field.default is True else "")
+        panel = "How answers look and are cut into chunks"
         default = None if field.default == () else field.default
         options.append(
-            Parameter(field.name, Parameter.KEYWORD_ONLY, annotation=Annotated[kind, shown], default=default)
-        )
+            option(field.name, kind, default, flags=flags, metavar=metavar, help=meta.description, rich_help_panel=panel)
+        )  # fmt: skip
     return gathers("face", options)(command)
 
 
@@ -85,12 +73,8 @@ def make_face(given: dict[str, Any]) -> Face:
 
     for name, value in given.items():
         if isinstance(value, float) and not isfinite(value):  # which JSON could not say
-            raise SimulatorError(f"{_flag(name)} {value}: give a finite number")
+            raise SimulatorError(f"{flag(name)} {value}: give a finite number")
 
     if "adapters" in given:
         given = given | {"adapters": [name.strip() for name in given["adapters"].split(",")]}
     return read_options(msgspec.json.encode(given), Face, "face")
-
-
-def _flag(name: str) -> str:
-    return "--" + name.replace("_", "-")

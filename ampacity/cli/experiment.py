@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -11,6 +10,7 @@ from typing import Any
 import typer
 
 from ampacity.cli import EXIT_INTERRUPTED
+from ampacity.cli.output import print_json
 
 
 def run_experiment(
@@ -58,7 +58,7 @@ def finish(path: Path, *, as_json: bool, labels: Path | None = None, quiet: bool
     if quiet:
         return str(run.meta.get("status"))
     if as_json:
-        print(json.dumps(summary, indent=2, ensure_ascii=False, allow_nan=False))
+        print_json(summary)
     else:
         render_table(summary, Console(highlight=False))
         print(f"report: {path / 'report.html'}")

@@ -9,6 +9,8 @@ from typing import Annotated, Any
 
 import typer
 
+from ampacity.cli.output import print_json, write_text
+
 EXIT = {"pass": 0, "regression": 1, "cannot_compare": 2, "inconclusive": 3}
 
 
@@ -33,8 +35,6 @@ def gate(
 
     ampacity gate runs/candidate --baseline base.json --tolerance ttft_p99=10% --junit gate.xml
     """
-    import json as json_module
-
     from analysis.baseline import read_baseline
     from analysis.gate import parse_tolerances, slos_of
     from reports.gate_text import lines, workflow_commands
@@ -63,7 +63,7 @@ def gate(
     if os.environ.get("GITHUB_ACTIONS") == "true" and not self_test:
         print(*workflow_commands(result), sep="\n", file=sys.stderr if json else sys.stdout)
     if json:
-        print(json_module.dumps(result, indent=2, ensure_ascii=False, allow_nan=False))
+        print_json(result)
     if failure:
         raise failure
     if not json:
@@ -111,14 +111,3 @@ def _free(path: Path) -> Path:
     while found.exists():
         found, number = path.with_name(f"{path.name}-{number}"), number + 1
     return found
-
-
-def write_text(path: Path, text: str, *, append: bool = False) -> None:
-    """Raises RunDirError where the file cannot be written."""
-    from loadgen.rundir import RunDirError
-
-    try:
-        with path.open("a" if append else "w", encoding="utf-8") as file:
-            file.write(text)
-    except OSError as error:
-        raise RunDirError(f"{path} cannot be written: {error.strerror}") from error

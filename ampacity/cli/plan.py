@@ -9,42 +9,22 @@ from typing import Annotated, Any
 import typer
 
 from ampacity.cli import options as o
+from ampacity.cli.output import print_json
 
 
+@o.shares(("peak_rps", "tp", "gpu_hour"))
 def plan(
+    raw: dict[str, Any],
     run: Annotated[Path, typer.Argument(help="Run directory of a search or a sweep.", show_default=False)],
-    peak_rps: o.PeakRps = None,
-    mean_rps: Annotated[
-        float | None,
-        typer.Option(
-            "--mean-rps", metavar="R", help="Mean load, for the utilisation and what a token really costs."
-        ),
-    ] = None,
-    profile: Annotated[
-        Path | None,
-        typer.Option(
-            "--profile",
-            metavar="FILE",
-            help="Profile of 'ampacity workload fit': peak, mean and variance of the traffic.",
-        ),
-    ] = None,
-    tp: o.TensorParallel = None,
-    safety: Annotated[
-        float | None,
-        typer.Option(
-            "--safety",
-            metavar="F",
-            help="Safety factor. Default: 1.2 or 1.5, as the traffic's variance asks for.",
-        ),
-    ] = None,
-    gpu_hour: o.GpuHour = None,
+    mean_rps: Annotated[float | None, typer.Option(metavar="R", help="Mean load, for the utilisation and what a token really costs.")] = None,
+    profile: Annotated[Path | None, typer.Option(metavar="FILE", help="Profile of 'ampacity workload fit': peak, mean and variance of the traffic.")] = None,
+    safety: Annotated[float | None, typer.Option(metavar="F", help="Safety factor. Default: 1.2 or 1.5, as the traffic's variance asks for.")] = None,
     json: Annotated[bool, typer.Option("--json", help="Print the plan as JSON.")] = False,
-) -> None:
+) -> None:  # fmt: skip
     """Size a fleet for a peak load from what one instance carried.
 
     ampacity plan runs/search --profile traffic.yaml --tp 4 --gpu-hour 2.50
     """
-    import json as json_module
     from dataclasses import replace
 
     from ampacity.config import ConfigError, fleet_inputs
@@ -52,11 +32,12 @@ def plan(
     from analysis.summary import summarise
     from loadgen.rundir import load_run
 
+    peak_rps = raw.get("peak_rps")
     if peak_rps is None and profile is None:
         raise ConfigError(
             "say what the fleet has to carry: --peak-rps R, or --profile FILE of 'ampacity workload fit'"
         )
-    inputs = fleet_inputs(peak_rps=peak_rps, tp=tp or 1, safety=safety or 1.2, gpu_hour=gpu_hour)
+    inputs = fleet_inputs({"safety": safety or 1.2, **raw})
     traffic = _traffic(peak_rps, mean_rps, profile)
     loaded = load_run(run)
     summary = summarise(replace(loaded, meta={**loaded.meta, "fleet_inputs": inputs}))
@@ -65,7 +46,7 @@ def plan(
         raise FleetError(f"{run}: no fleet can be sized from this run: {summary['fleet']['reason']}")
     fleet = plan_fleet(traffic, carried, inputs["tensor_parallel"], safety, inputs["gpu_hour_usd"])
     if json:
-        typer.echo(json_module.dumps(fleet, indent=2, allow_nan=False))
+        print_json(fleet)
         return
     for line in _lines(fleet, summary["capacity"]):
         typer.echo(line)

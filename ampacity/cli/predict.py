@@ -10,24 +10,20 @@ import typer
 from ampacity.cli import options as o
 from ampacity.cli.engine_options import Preset, full_preset, with_engine
 from ampacity.cli.search import Closed, Precision, make_search
+from ampacity.settings import VIRTUAL
 
 
-@o.shares(o.VIRTUAL)
+@o.shares(VIRTUAL)
 @with_engine
 def predict(
     raw: dict[str, Any],
     engine: dict[str, Any],
     preset: Preset = "llama3-8b-a100",
-    search: Annotated[
-        bool,
-        typer.Option(
-            "--search", help="Search for the usable rate instead of sweeping, as 'ampacity search' does."
-        ),
-    ] = False,
+    search: Annotated[bool, typer.Option("--search", help="Search for the usable rate instead of sweeping, as 'ampacity search' does.")] = False,
     precision: Precision = "5%",
     closed: Closed = False,
     json: o.Json = False,
-) -> None:
+) -> None:  # fmt: skip
     """Sweep a simulated engine without waiting for it; every figure of the report is marked as predicted.
 
     ampacity predict --preset llama3-70b-4xh100 --workload chat --slo ttft_p99=2s --slo itl_p99=50ms

@@ -12,16 +12,9 @@ from ampacity.cli import options as o
 
 def report(
     run: Annotated[Path, typer.Argument(help="Run directory.", show_default=False)],
-    labels: Annotated[
-        Path | None,
-        typer.Option(
-            "--labels",
-            metavar="FILE",
-            help="What a checker said of the answers: JSONL or CSV with request_id and accepted. Goodput then counts accepted answers.",
-        ),
-    ] = None,
+    labels: Annotated[Path | None, typer.Option(metavar="FILE", help="What a checker said of the answers: JSONL or CSV with request_id and accepted. Goodput then counts accepted answers.")] = None,
     json: o.Json = False,
-) -> None:
+) -> None:  # fmt: skip
     """(Re)write summary.json and report.html of a run directory, and print the findings."""
     from ampacity.cli.experiment import finish
 

@@ -8,29 +8,9 @@ import typer
 
 from ampacity.cli import options as o
 
-Precision = Annotated[
-    str,
-    typer.Option(
-        "--precision", metavar="P", help="Half the 95 % interval, as a share of the usable rate: 5%"
-    ),
-]
-MaxDuration = Annotated[
-    str | None,
-    typer.Option(
-        "--max-duration", metavar="T", help="Stop after this time, as 30m, with what is known then."
-    ),
-]
-Repeats = Annotated[
-    int,
-    typer.Option(
-        "--repeats", metavar="N", min=0, max=20,
-        help="At the end run both ends of the interval N times more each, in random order.",
-    ),
-]  # fmt: skip
-Closed = Annotated[
-    bool, typer.Option("--closed", help="At the end run closed loops around C_max too: the other view of it.")
-]
-LOADS = ("rates", "concurrency", "duration", "think_time")  # a search finds these itself
+Precision = Annotated[str, typer.Option(metavar="P", help="Half the 95 % interval, as a share of the usable rate: 5%")]  # fmt: skip
+Closed = Annotated[bool, typer.Option("--closed", help="At the end run closed loops around C_max too: the other view of it.")]  # fmt: skip
+LOADS = ("rates", "concurrency", "duration", "think_time", "ramp")  # a search finds these itself
 
 
 def make_search(precision: str, max_duration: str | None, repeats: int, closed: bool) -> Any:
@@ -48,16 +28,16 @@ def make_search(precision: str, max_duration: str | None, repeats: int, closed: 
     return Search(SearchPlan(share, limit_s, repeats, closed))
 
 
-@o.shares(tuple(name for name in o.ALL if name not in LOADS))
+@o.shares(but=LOADS)
 def search(
     url: o.Url,
     raw: dict[str, Any],
     precision: Precision = "5%",
-    max_duration: MaxDuration = None,
-    repeats: Repeats = 0,
+    max_duration: Annotated[str | None, typer.Option(metavar="T", help="Stop after this time, as 30m, with what is known then.")] = None,
+    repeats: Annotated[int, typer.Option(metavar="N", min=0, max=20, help="At the end run both ends of the interval N times more each, in random order.")] = 0,
     closed: Closed = False,
     json: o.Json = False,
-) -> None:
+) -> None:  # fmt: skip
     """Find the load at which an SLO stops to hold: bracket it, then narrow it until it is known well enough.
 
     ampacity search http://127.0.0.1:8000/v1 --model M --workload chat --slo ttft_p99=2s --max-duration 1h

@@ -19,42 +19,15 @@ def simulate(
     engine: dict[str, Any],
     face: dict[str, Any],
     preset: Preset = "llama3-8b-a100",
-    calibrate: Annotated[
-        Path | None,
-        typer.Option(
-            "--calibrate",
-            metavar="RUN",
-            help="Fit effective bandwidth, compute and overhead to a measured sweep, say how well, then serve.",
-        ),
-    ] = None,
-    host: Annotated[str, typer.Option("--host", help="Address to listen on.")] = "127.0.0.1",
-    port: Annotated[int, typer.Option("--port", help="0 takes a free one.")] = 8000,
-    model: Annotated[
-        str | None, typer.Option("--model", help="Name that it answers to. Default: the preset's.")
-    ] = None,
-    api_key_env: Annotated[
-        str | None,
-        typer.Option(
-            "--api-key-env",
-            metavar="NAME",
-            help="Environment variable with the key that requests must carry.",
-        ),
-    ] = None,
-    seed: Annotated[
-        int, typer.Option("--seed", help="Of words and lengths, where a request brings no seed.")
-    ] = 0,
-    faults: Annotated[
-        str | None,
-        typer.Option(
-            "--faults",
-            metavar="JSON|FILE",
-            help="Plan of faults, see docs/simulator.md; its times count from the start.",
-        ),
-    ] = None,
-    error_rate: Annotated[
-        float, typer.Option("--error-rate", help="Share of requests answered with status 500.", min=0, max=1)
-    ] = 0.0,
-) -> None:
+    calibrate: Annotated[Path | None, typer.Option(metavar="RUN", help="Fit effective bandwidth, compute and overhead to a measured sweep, say how well, then serve.")] = None,
+    host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(help="0 takes a free one.")] = 8000,
+    model: Annotated[str | None, typer.Option(help="Name that it answers to. Default: the preset's.")] = None,
+    api_key_env: Annotated[str | None, typer.Option(metavar="NAME", help="Environment variable with the key that requests must carry.")] = None,
+    seed: Annotated[int, typer.Option(help="Of words and lengths, where a request brings no seed.")] = 0,
+    faults: Annotated[str | None, typer.Option(metavar="JSON|FILE", help="Plan of faults, see docs/simulator.md; its times count from the start.")] = None,
+    error_rate: Annotated[float, typer.Option(help="Share of requests answered with status 500.", min=0, max=1)] = 0.0,
+) -> None:  # fmt: skip
     """Serve a simulated engine at http://HOST:PORT/v1 until Ctrl-C; its metrics are at /metrics.
 
     A 70B on 4 H100: ampacity simulate --preset llama3-70b-4xh100

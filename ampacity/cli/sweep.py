@@ -7,7 +7,7 @@ from typing import Any
 from ampacity.cli import options as o
 
 
-@o.shares(o.ALL)
+@o.shares()
 def sweep(url: o.Url, raw: dict[str, Any], json: o.Json = False) -> None:
     """Load an endpoint stage by stage, from low load to past saturation, and find its operating point.
 

@@ -7,6 +7,8 @@ from typing import Annotated, Any
 
 import typer
 
+from ampacity.cli.output import print_json
+
 
 def validate(
     run: Annotated[Path, typer.Argument(help="Run directory of the benchmark.", show_default=False)],
@@ -21,8 +23,6 @@ def validate(
 
     ampacity validate runs/search --production http://127.0.0.1:8000/metrics --over 5m
     """
-    import json as json_module
-
     from ampacity.imports import production as source
     from analysis.slo import parse_duration
     from analysis.summary import summarise
@@ -47,7 +47,7 @@ def validate(
             "broken": [f["name"] for f in broken],
             "findings": findings,
         }
-        print(json_module.dumps(answer, indent=2, ensure_ascii=False, allow_nan=False))
+        print_json(answer)
     else:
         print(*_lines(findings, chosen, held.source), sep="\n")
     raise typer.Exit(1 if broken else 0)

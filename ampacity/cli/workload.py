@@ -8,6 +8,8 @@ from typing import Annotated, Any
 
 import typer
 
+from ampacity.cli.output import writing
+
 app = typer.Typer(help="Look at workloads, fit one to a log, write down a schedule.", no_args_is_help=True)
 
 Name = Annotated[str, typer.Argument(help="Name of a built-in workload, or a YAML file.", show_default=False)]
@@ -41,47 +43,14 @@ def show(
 
 @app.command("fit")
 def fit(
-    file: Annotated[
-        Path,
-        typer.Argument(
-            help="Trace or log: .csv, .jsonl, .json, .parquet or .log, also .gz.", show_default=False
-        ),
-    ],
-    out: Annotated[
-        Path | None,
-        typer.Option(
-            "-o",
-            "--out",
-            metavar="FILE",
-            help="Profile to write. Default: NAME.yaml here.",
-            show_default=False,
-        ),
-    ] = None,
-    column: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--column",
-            metavar="ROLE=NAME",
-            help="Column that holds time, input, output, session, client, cached or hash_ids; repeatable.",
-        ),
-    ] = None,
-    time_unit: Annotated[
-        str | None,
-        typer.Option("--time-unit", help="s, ms, us or ns. Default: by the name or the size of the numbers."),
-    ] = None,
-    context: Annotated[
-        int | None,
-        typer.Option(
-            "--context", metavar="N", help="More tokens than this in a request are an error of its row."
-        ),
-    ] = None,
-    skip_bad_rows: Annotated[
-        bool, typer.Option("--skip-bad-rows", help="Leave out rows that cannot be read, and count them.")
-    ] = False,
-    html: Annotated[
-        Path | None, typer.Option("--html", metavar="OUT", help="Also draw it as an HTML file.")
-    ] = None,
-) -> None:
+    file: Annotated[Path, typer.Argument(help="Trace or log: .csv, .jsonl, .json, .parquet or .log, also .gz.", show_default=False)],
+    out: Annotated[Path | None, typer.Option("-o", "--out", metavar="FILE", help="Profile to write. Default: NAME.yaml here.", show_default=False)] = None,
+    column: Annotated[list[str] | None, typer.Option(metavar="ROLE=NAME", help="Column that holds time, input, output, session, client, cached or hash_ids; repeatable.")] = None,
+    time_unit: Annotated[str | None, typer.Option(help="s, ms, us or ns. Default: by the name or the size of the numbers.")] = None,
+    context: Annotated[int | None, typer.Option(metavar="N", help="More tokens than this in a request are an error of its row.")] = None,
+    skip_bad_rows: Annotated[bool, typer.Option("--skip-bad-rows", help="Leave out rows that cannot be read, and count them.")] = False,
+    html: Annotated[Path | None, typer.Option(metavar="OUT", help="Also draw it as an HTML file.")] = None,
+) -> None:  # fmt: skip
     """Make a shareable workload file from a trace or a log: no prompts, no names of users.
 
     ampacity workload fit gateway.csv --column time=ts --column input=tokens_in --column output=tokens_out
@@ -127,21 +96,12 @@ def fit(
 @app.command("sample")
 def sample(
     name: Name,
-    requests: Annotated[
-        int | None, typer.Option("-n", "--requests", metavar="N", help="Write so many requests.")
-    ] = None,
-    rate: Annotated[
-        float | None,
-        typer.Option("--rate", metavar="R", help="Requests/s. Default: what a fit measured, else 1."),
-    ] = None,
-    duration: Annotated[
-        str | None, typer.Option("--duration", help="Length of the schedule, as 30s.")
-    ] = None,
-    seed: Annotated[int, typer.Option("--seed", help="Fixes lengths and arrival times.")] = 1,
-    out: Annotated[
-        Path | None, typer.Option("-o", "--out", metavar="FILE", help="JSONL file. Default: stdout.")
-    ] = None,
-) -> None:
+    requests: Annotated[int | None, typer.Option("-n", "--requests", metavar="N", help="Write so many requests.")] = None,
+    rate: Annotated[float | None, typer.Option(metavar="R", help="Requests/s. Default: what a fit measured, else 1.")] = None,
+    duration: Annotated[str | None, typer.Option(help="Length of the schedule, as 30s.")] = None,
+    seed: Annotated[int, typer.Option(help="Fixes lengths and arrival times.")] = 1,
+    out: Annotated[Path | None, typer.Option("-o", "--out", metavar="FILE", help="JSONL file. Default: stdout.")] = None,
+) -> None:  # fmt: skip
     """Write the schedule of a workload as JSONL, which 'ampacity run --trace FILE' plays exactly.
 
     ampacity workload sample chat --rate 5 --duration 2m -o schedule.jsonl
@@ -164,26 +124,19 @@ def sample(
         rate = float(held) if isinstance(held, int | float) else 1.0
     if not 0 < rate < float("inf"):
         raise WorkloadError(f"--rate {rate:g}: give requests/s above 0")
-    if duration is not None:
-        duration_s, n = parse_duration(duration, "--duration"), None
-    else:
-        n = requests
-        duration_s = (n or 0) / rate
+    duration_s = (requests or 0) / rate if duration is None else parse_duration(duration, "--duration")
     schedule = open_schedule(workload, rate_rps=rate, duration_s=duration_s, seed=seed, stage=0)
-    while n is not None and len(schedule) < n:  # the number in a given time is random
+    while len(schedule) < (requests or 0):  # the number in a given time is random
         duration_s *= 1.3
         schedule = open_schedule(workload, rate_rps=rate, duration_s=duration_s, seed=seed, stage=0)
-    schedule, _ = schedule.capped(max_requests=n)
+    schedule, _ = schedule.capped(max_requests=requests)
     if schedule.shared is not None and schedule.shared.note:
         typer.echo(schedule.shared.note, err=True)
     if out is None:
         write_schedule(sys.stdout, schedule)
         return
-    try:
-        with out.open("w", encoding="utf-8") as file:
-            write_schedule(file, schedule)
-    except OSError as error:
-        raise WorkloadError(f"{out} cannot be written: {error.strerror or error}") from None
+    with writing(out), out.open("w", encoding="utf-8") as file:
+        write_schedule(file, schedule)
     typer.echo(f"{len(schedule)} requests at {rate:g} req/s, {schedule.planned_tokens():,} tokens")
     typer.echo(out)
 
@@ -221,10 +174,8 @@ def _draw(view: dict[str, Any], html: Path | None) -> None:
         ) from None
     render_profile(view, Console(highlight=False))
     if html is not None:
-        try:
+        with writing(html):
             write_profile_page(html, view)
-        except OSError as error:
-            raise WorkloadError(f"{html} cannot be written: {error.strerror or error}") from None
 
 
 def _progress() -> Any:
