@@ -176,6 +176,23 @@ def test_verdict_in_the_report_is_that_of_the_summary(server: Started, tmp_path:
     assert summary(run)["stages"][1]["kind"] == "closed"
 
 
+def test_a_run_file_with_a_ramp(server: Started, tmp_path: Path) -> None:
+    """Sessions of two users: 1 s that does not count comes before the 1 s that does."""
+    workload, config, run = tmp_path / "w.yaml", tmp_path / "bench.yaml", tmp_path / "run"
+    workload.write_text("input_tokens: 20\noutput_tokens: 4\nsessions: {turns: 2}\n")
+    config.write_text(f"url: {server.url}\nworkload: {workload}\nconcurrency: 2\nramp: 1s\nduration: 1s\n")
+    result = ampacity("run", "-c", config, "--out", run)
+    assert result.returncode == 0, result.stderr
+    meta = json.loads((run / "run.json").read_text())["stages"][0]
+    assert (meta["ramp_s"], meta["end_ns"] - meta["start_ns"]) == (1.0, 2_000_000_000)
+    stage = summary(run)["stages"][0]
+    assert stage["window"]["start_s"] >= 1.0
+    played = [
+        row for row in rows(run) if row["scheduled_ns"] < meta["end_ns"]
+    ]  # the others end a session that had begun
+    assert stage["requests"] + stage["window"]["warmup_requests"] == len(played)
+
+
 def test_ctrl_c_in_the_middle_of_a_stage(server: Started, tmp_path: Path) -> None:
     run = tmp_path / "run"
     process = start(

@@ -138,10 +138,11 @@ class VirtualRig:
             schedule, cut = self._fit(schedule).capped(self._left_requests, self._left_tokens)
             if self._nothing_left(schedule, cut):
                 return None
-            duration_s = self.settings.duration_s
+            ramp_s = self.settings.ramp_s
+            duration_s = ramp_s + self.settings.duration_s
             played = self._play(
                 schedule, until_s=duration_s + self._finish_s, users=concurrency, users_until_s=duration_s,
-                think_s=self.settings.think_s,
+                think_s=self.settings.think_s, ramp_s=ramp_s,
             )  # fmt: skip
             if cut or not played.used_up:
                 break
@@ -172,6 +173,8 @@ class VirtualRig:
             "start_ns": start_ns, "end_ns": end_ns, "scheduled_requests": n, "drained_ns": drained_ns,
             "ended_early": cut, "decided_early": decided, "audit": asdict(judge(Measures(), Tolerance())),
         }  # fmt: skip
+        if concurrency and self.settings.ramp_s:
+            meta["ramp_s"] = self.settings.ramp_s
         if schedule.session is not None:
             meta["sessions"] = {
                 "begun": played.begun,

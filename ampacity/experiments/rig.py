@@ -110,7 +110,7 @@ class Rig:
         )
 
     async def closed_stage(self, concurrency: int) -> dict[str, Any] | None:
-        """One closed-loop stage of ``concurrency`` virtual users without think time."""
+        """One closed-loop stage of ``concurrency`` virtual users, with the settings' think time and ramp."""
         return await self._undisturbed(lambda: self._closed_once(concurrency))
 
     async def _undisturbed(
@@ -167,7 +167,8 @@ class Rig:
             self.settings.workload, requests=CLOSED_REQUESTS_MAX, seed=self.settings.seed, stage=len(self.stages),
             first_request_id=self._first_request_id,
         )  # fmt: skip
-        return await self._run("closed", schedule, self.settings.duration_s, concurrency=concurrency)
+        duration_s = self.settings.ramp_s + self.settings.duration_s
+        return await self._run("closed", schedule, duration_s, concurrency=concurrency)
 
     async def _run(
         self,
@@ -194,7 +195,7 @@ class Rig:
         plan = StagePlan(
             index=len(self.stages), kind="open" if kind == "open" else "closed", schedule=schedule, duration_s=duration_s,
             offered_rps=offered_rps, concurrency=concurrency, max_requests=self._left_requests,
-            max_tokens=self._left_tokens, think_s=self.settings.think_s, drain_s=self._drain_s(),
+            max_tokens=self._left_tokens, think_s=self.settings.think_s, ramp_s=self.settings.ramp_s, drain_s=self._drain_s(),
             sticky=self.settings.sticky, **_session_rules(self.settings.workload),
         )  # fmt: skip
         with self._progress.stage(self._generator, plan), self._looking_on(plan, enough):
@@ -267,8 +268,7 @@ class Rig:
     def _announce(self, plan: StagePlan, start_ns: int) -> None:
         """Write down what is about to run, so that a report can be made of it after a kill."""
         self._writer.meta["stages"].append({
-            "index": plan.index, "kind": plan.kind, "offered_rps": plan.offered_rps, "concurrency": plan.concurrency,
-            "start_ns": start_ns, "end_ns": start_ns + int(plan.duration_s * 1e9), "drained_ns": None,
+            **plan.meta(start_ns), "drained_ns": None,
             "scheduled_requests": len(plan.schedule) if plan.kind == "open" else None, "ended_early": None, "audit": None, "played_sessions": plan.schedule.session is not None,
         })  # fmt: skip
         self._writer.write_meta()

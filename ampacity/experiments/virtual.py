@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from loadgen.plan import user_starts
 from loadgen.turns import Turns
 from simulator.deployment import Deployment, Run
 from simulator.engine import Request
@@ -37,6 +38,7 @@ def play(
     users: int | None = None,
     users_until_s: float = math.inf,
     think_s: float = 0.0,
+    ramp_s: float = 0.0,
 ) -> Played:
     """Play a schedule on an engine that is idle before, up to the last answer to what is sent before ``until_s``.
 
@@ -87,8 +89,8 @@ def play(
             if schedule.scheduled_s[index] < until_s:
                 send(index, float(schedule.scheduled_s[index]))
     else:
-        for user in range(users):  # with think time they come in spread over one pause, as in a real run
-            begin(think_s * user / users)
+        for begin_s in user_starts(users, ramp_s, think_s):
+            begin(begin_s)
     run.advance()
     sent = np.flatnonzero([request.finish_s is not None for request in requests])
     outcome = outcome_of(run, [requests[i] for i in sent.tolist()])
