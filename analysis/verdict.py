@@ -71,6 +71,8 @@ def _nothing_answered(summary: Mapping[str, Any]) -> str:
     errors["unfinished"] = max(0, errors["unfinished"] - lost)
     status, worst = max(errors.items(), key=lambda item: item[1])
     ended = f"{worst} of {total} {STATUS_WORDS.get(status, f'ended as {status}')}"
+    if answered and not any(s["requests"] for s in summary["stages"]):
+        return f"Every stage ended within its ramp, which does not count: {answered} of {total} requests were answered."
     if answered:
         return (
             f"No request that was due in a stage's window was answered, {answered} of {total} in the whole run were: "

@@ -269,6 +269,20 @@ def test_a_killed_run_counts_what_was_lost(tmp_path: Path) -> None:
     assert summary["stages"][0]["slo_met"] is True
 
 
+def test_a_run_that_ended_within_its_ramp_says_so_and_judges_nothing(tmp_path: Path) -> None:
+    ramp = Stage(
+        [request(i, i * 0.5) for i in range(60)], 40.0, concurrency=4, ended_early="interrupted by Ctrl-C",
+        extra={"ramp_s": 30.5},
+    )  # fmt: skip
+    killed = make_run(tmp_path / "killed", [ramp], ["ttft_p99=1s"], killed=True)
+    cut = make_run(tmp_path / "cut", [ramp], ["ttft_p99=1s"], status="interrupted")
+    for found in (summarise(killed), summarise(cut)):
+        assert found["stages"][0]["requests"] == 0
+        assert found["stages"][0]["window"]["warmup_requests"] == 60
+        assert found["stages"][0]["slo_met"] is None
+        assert "very stage ended within its ramp, which does not count: 60 of 60 requests" in found["verdict"]
+
+
 def test_what_was_answered_is_counted_over_the_whole_run(sweep: dict[str, Any]) -> None:
     summary = json.loads(json.dumps(sweep))
     for stage in summary["stages"]:
