@@ -35,7 +35,7 @@ from analysis.gate import judge_gate
 from loadgen.records import SCHEMA
 from loadgen.rundir import Run, load_run
 from simulator.hardware import find_config
-from simulator.predict import run_stage
+from simulator.outcome import simulate as simulate_engine
 from simulator.steptime import Roofline, StepTime
 from workloads.profile import load_workload
 from workloads.schedule import open_schedule
@@ -73,7 +73,7 @@ def simulate(options: argparse.Namespace, seed: int, noise_seed: int, slower: st
     schedule = open_schedule(workload, rate_rps=options.rate, duration_s=duration_s, seed=seed, stage=0)
     outputs = np.minimum(schedule.output_tokens, config.max_model_len // 2)
     inputs = np.minimum(schedule.input_tokens, config.max_model_len - outputs)
-    tokens = run_stage(config, schedule.scheduled_s, inputs, outputs, noise_seed)
+    tokens = simulate_engine(replace(config, seed=noise_seed), schedule.scheduled_s, inputs, outputs)
     stage = {
         "index": 0, "kind": "open", "offered_rps": options.rate, "concurrency": None, "start_ns": ORIGIN_NS,
         "end_ns": ORIGIN_NS + int(duration_s * 1e9), "scheduled_requests": len(schedule),

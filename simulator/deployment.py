@@ -50,6 +50,10 @@ class Deployment:
         if (self.prefill is None) != (self.transfer is None):
             raise SimulatorError("deployment: prefill and transfer go together; give both or neither")
 
+    def seeded(self, seed: int) -> "Deployment":
+        """The same with another seed of what the engines draw."""
+        return replace(self, config=replace(self.config, seed=seed))
+
     @property
     def engines(self) -> int:
         """How many there are, with those for prompts."""

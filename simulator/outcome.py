@@ -1,7 +1,7 @@
 """What became of each request of a run in virtual time, by the engine's own bookkeeping."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -60,15 +60,6 @@ class Outcome:
     def chunks(self, request: int) -> tuple[Floats, Integers]:
         """(time in s of each chunk of one request, tokens in it): equal times are one chunk."""
         return np.unique(self.token_times_s(request), return_counts=True)
-
-    def reordered(self, back: Integers) -> "Outcome":
-        """The same with request back[r] as request r."""
-        arrays = {
-            name: getattr(self, name)[back]
-            for name in ("arrival_s", "first_token_s", "finish_s", "output_tokens", "cached_tokens", "first_step", "last_step")
-        }  # fmt: skip
-        place = {int(old): new for new, old in enumerate(back)}
-        return replace(self, **arrays, explicit={place[r]: times for r, times in self.explicit.items()})
 
     def gaps_s(self, chosen: NDArray[np.bool_] | None = None) -> tuple[Floats, Integers]:
         """Gaps between tokens of the chosen requests, over all of them: (length in s, how many such gaps).
@@ -139,32 +130,6 @@ def simulate_requests(
         for request, arrival_s in zip(requests, arrivals.tolist(), strict=True):
             run.arrive(request, arrival_s)
         run.advance()
-    return outcome_of(run, requests)
-
-
-def simulate_closed(
-    config: EngineConfig | Deployment, clients: int, requests: Sequence[Request], think_s: float = 0.0
-) -> Outcome:
-    """A closed loop: each of `clients` sends its next request think_s after the last token of the one before.
-
-    Requests are sent in the order given. Raises SimulatorError for requests that cannot be served.
-    """
-    if clients < 1 or not requests:
-        raise SimulatorError("a closed loop needs at least one client and one request")
-    coming = iter(requests)
-
-    def send(at_s: float) -> None:
-        request = next(coming, None)
-        if request is not None:
-            run.arrive(request, at_s)
-
-    run = Run(
-        Deployment(config) if isinstance(config, EngineConfig) else config,
-        on_finish=lambda _, at_s: send(at_s + think_s),
-    )
-    for _ in range(clients):
-        send(0.0)
-    run.advance()
     return outcome_of(run, requests)
 
 

@@ -6,11 +6,6 @@ from collections.abc import Hashable, Sequence
 from simulator.request import Request
 
 
-def prefix_hashes(prefix: Hashable, tokens: int, block_tokens: int = 16) -> list[Hashable]:
-    """Names of the full blocks of a prefix that several requests share; longer ones continue shorter ones."""
-    return [(prefix, number) for number in range(tokens // block_tokens)]
-
-
 class BlockCache:
     """Blocks by name: in use by some request, or idle and evictable, least recently used first.
 

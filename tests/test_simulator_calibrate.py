@@ -5,14 +5,14 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from engine_runs import simulate_closed
 from numpy.typing import NDArray
 
 from simulator import SimulatorError
 from simulator.calibrate import Level, calibrate, expected_latencies_s
-from simulator.engine import EngineConfig
+from simulator.engine import EngineConfig, Request
 from simulator.hardware import PRESETS
-from simulator.outcome import Outcome
-from simulator.predict import run_closed_stage, run_stage
+from simulator.outcome import Outcome, simulate
 from simulator.steptime import Roofline
 
 BASE = PRESETS["llama3-8b-h100"]
@@ -45,10 +45,11 @@ def levels(closed: bool, noise: float) -> NDArray[np.float64]:
             inputs = rng.integers(prompt // 2, prompt * 3 // 2, count)
             outputs = rng.integers(60, 180, count)
             if closed:
-                stage = run_closed_stage(ENGINE, int(load), inputs, outputs)
+                requests = [Request(i, o) for i, o in zip(inputs.tolist(), outputs.tolist(), strict=True)]
+                stage = simulate_closed(ENGINE, int(load), requests)
             else:
                 arrivals = np.cumsum(rng.exponential(1 / load, count))
-                stage = run_stage(ENGINE, arrivals, inputs, outputs)
+                stage = simulate(ENGINE, arrivals, inputs, outputs)
             concurrency, itl, ttft = measured(stage)
             concurrency = float(load) if closed else concurrency
             wobble = rng.normal(1, noise, 2)

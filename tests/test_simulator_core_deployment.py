@@ -5,13 +5,13 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from engine_runs import prefix_hashes, simulate_closed
 
 from simulator import SimulatorError
 from simulator.deployment import Deployment, Run, Transfer
 from simulator.engine import EngineConfig, Request, Speculation
 from simulator.hardware import PRESETS, linear_config
-from simulator.outcome import outcome_of, simulate, simulate_closed, simulate_requests
-from simulator.prefix_cache import prefix_hashes
+from simulator.outcome import outcome_of, simulate, simulate_requests
 from simulator.steptime import Roofline
 from simulator.truth import true_capacity
 
@@ -158,11 +158,6 @@ def test_capacity_of_two_replicas_is_about_twice_that_of_one() -> None:
 def test_bad_deployments(options: dict[str, object]) -> None:
     with pytest.raises(SimulatorError):
         Deployment(LINE, **options)  # type: ignore[arg-type]
-
-
-def test_a_closed_loop_needs_clients() -> None:
-    with pytest.raises(SimulatorError):
-        simulate_closed(LINE, 0, [Request(1, 1)])
 
 
 def test_speculation_behind_a_router() -> None:

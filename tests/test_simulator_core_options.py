@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from engine_runs import prefix_hashes
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -13,7 +14,6 @@ from simulator import SimulatorError
 from simulator.engine import Engine, EngineConfig, Request, Speculation
 from simulator.hardware import PRESETS, linear_config
 from simulator.outcome import simulate, simulate_requests
-from simulator.prefix_cache import prefix_hashes
 from simulator.steptime import Roofline
 
 # Memory 1 ms a step; a computed token 1 ms: a step of n > 1 tokens takes n ms.

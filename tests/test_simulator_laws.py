@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from engine_runs import prefix_hashes, simulate_closed
 from numpy.typing import NDArray
 from scipy.optimize import brentq
 
@@ -11,8 +12,7 @@ from simulator.catalog import H100, LLAMA3_8B
 from simulator.deployment import Deployment
 from simulator.engine import Engine, EngineConfig, Request, Speculation
 from simulator.hardware import PRESETS, engine_config, linear_config
-from simulator.outcome import Outcome, simulate, simulate_closed, simulate_requests
-from simulator.prefix_cache import prefix_hashes
+from simulator.outcome import Outcome, simulate, simulate_requests
 from simulator.truth import true_capacity
 
 BIG = PRESETS["llama3-70b-4xh100"]

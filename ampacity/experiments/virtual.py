@@ -13,7 +13,6 @@ from loadgen.turns import Turns
 from simulator.deployment import Deployment, Run
 from simulator.engine import Request
 from simulator.outcome import Outcome, outcome_of, simulate_requests
-from simulator.predict import seeded
 from workloads.schedule import Schedule
 
 
@@ -47,7 +46,7 @@ def play(
     before ``users_until_s``. ``answers_told``: conversations go on with the answers. Raises SimulatorError for requests
     that cannot be served.
     """
-    engine = seeded(deployment, seed)
+    engine = deployment.seeded(seed)
     requests = make_requests(deployment, schedule, answers_told)
     if users is None and schedule.after_start is None:
         sent = np.flatnonzero(schedule.scheduled_s < until_s)
@@ -55,7 +54,6 @@ def play(
         return Played(
             schedule, simulate_requests(engine, schedule.scheduled_s, [requests[i] for i in sent.tolist()])
         )
-    assert isinstance(engine, Deployment)
     turns, place = Turns(schedule), {request: i for i, request in enumerate(requests)}
     first = iter(schedule.first_requests().tolist())
     used_up = False
