@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -268,13 +269,17 @@ def _check_shape(meta: dict[str, Any], path: Path) -> None:
             raise RunDirError(f"{path}: stages[{number}].audit is no object")
 
 
-def _read_parquet(path: Path) -> pa.Table:
+def _read_parquet(path: Path, columns: Collection[str] | None = None) -> pa.Table:
+    """All columns, or those of ``columns`` that the file has."""
     import pyarrow.parquet as pq
 
     try:
         # batch by batch from a memory map: half the time, and a third of the memory, of pq.read_table
         with pq.ParquetFile(path, memory_map=True) as file:
-            return pa.Table.from_batches(file.iter_batches(use_threads=False), schema=file.schema_arrow)
+            schema = pa.schema([f for f in file.schema_arrow if columns is None or f.name in columns])
+            return pa.Table.from_batches(
+                file.iter_batches(use_threads=False, columns=schema.names), schema=schema
+            )
     except (pa.ArrowInvalid, OSError) as error:
         raise RunDirError(f"{path} cannot be read: {_one_line(error)}") from error
 
@@ -282,24 +287,28 @@ def _read_parquet(path: Path) -> pa.Table:
 def _read_requests(path: Path) -> pa.Table:
     """The table of requests.parquet, each column in one piece where its offsets allow it.
 
-    A stage's part of a column is then no copy. Columns are joined one at a time, the largest needs its room twice.
+    A stage's part of a column is then no copy. A list column needs its room twice while it is read, so each is read
+    alone, and Arrow does not keep what is free.
     """
     import pyarrow.compute as pc
 
-    table = _read_parquet(path)
-    missing = [name for name in SCHEMA.names if name not in table.column_names]
-    if missing:
-        raise RunDirError(f"{path} lacks the column {missing[0]!r}")
-    columns = []
-    for field in SCHEMA:
-        try:
-            column = table[field.name].cast(field.type)
-        except pa.ArrowInvalid as error:
-            raise RunDirError(f"{path} has a column of a wrong type: {_one_line(error)}") from error
-        table = table.drop_columns([field.name])
-        values = pc.sum(pc.list_value_length(column)).as_py() if pa.types.is_list(field.type) else 0
-        columns.append(column.combine_chunks() if (values or 0) < 2**31 else column)
-    return pa.Table.from_arrays(columns, schema=SCHEMA)
+    columns: dict[str, pa.ChunkedArray] = {}
+    lists = [field.name for field in SCHEMA if pa.types.is_list(field.type)]
+    for part in [*([name] for name in lists), [name for name in SCHEMA.names if name not in lists]]:
+        table = _read_parquet(path, part)
+        missing = [name for name in part if name not in table.column_names]
+        if missing:
+            raise RunDirError(f"{path} lacks the column {missing[0]!r}")
+        for name in part:
+            try:
+                column = table[name].cast(SCHEMA.field(name).type)
+            except pa.ArrowInvalid as error:
+                raise RunDirError(f"{path} has a column of a wrong type: {_one_line(error)}") from error
+            values = pc.sum(pc.list_value_length(column)).as_py() if name in lists else 0
+            columns[name] = column.combine_chunks() if (values or 0) < 2**31 else column
+        del table, column
+        pa.default_memory_pool().release_unused()
+    return pa.Table.from_arrays([columns[name] for name in SCHEMA.names], schema=SCHEMA)
 
 
 def _one_line(error: Exception) -> str:
