@@ -48,8 +48,8 @@ class Judged:
         found = {}
         for position, meta in enumerate(self.run.meta["stages"]):
             index = meta.get("index")
-            stage = stages[position if index is None else index]
-            if stage["index"] not in self.summary["audit"]["repeated_stages"]:
+            stage = stages.get(position if index is None else index)
+            if stage and stage["index"] not in self.summary["audit"]["repeated_stages"]:
                 found[level_name(stage)] = (meta, stage)
         return found
 

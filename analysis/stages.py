@@ -174,7 +174,7 @@ def _load(
         n = int(meta.get("scheduled_requests") or 0) or len(rows)
         offered = n / (window.end_s - start_s) if window.end_s > start_s else None
     return {
-        "index": meta["index"], "kind": meta["kind"], "offered_rps": offered,
+        "index": meta["index"], "kind": meta["kind"], "lengths": meta.get("lengths"), "offered_rps": offered,
         "concurrency_set": meta.get("concurrency"),
         "achieved_rps": completed / length if length > 0 else 0.0,
         "arrived_rps": requests / length if length > 0 else 0.0,

@@ -13,6 +13,7 @@ import pyarrow.compute as pc
 from analysis.burst import summarise_burst
 from analysis.capacity import find_capacity
 from analysis.caveats import find_caveats, repeated_undisturbed
+from analysis.families import class_curves, describe_family, split_lengths
 from analysis.fleet import summarise_fleet
 from analysis.goodput import offline_throughput, peak_goodput
 from analysis.intervals import ASSUMPTION
@@ -25,7 +26,7 @@ from analysis.server import server_figures
 from analysis.sessions import NO_SESSIONS, summarise_sessions
 from analysis.sharing import compare_sharing
 from analysis.slo import GAP_METRICS, Slo, slo_from_dict
-from analysis.stages import analyse_stage, read_records
+from analysis.stages import RunRecords, analyse_stage, read_records
 from analysis.traffic import summarise_traffic
 from analysis.verdict import write_verdict
 from loadgen.rundir import Run
@@ -38,33 +39,16 @@ def summarise(run: Run, labels: Mapping[int, bool] | None = None) -> dict[str, A
 
     Raises SloError or RecordsError on a broken run.
     """
+    check_figures(run.meta)
+    partial = _partial(run, len(run.meta.get("stages") or []))
+    run, others = split_lengths(run)
     meta = run.meta
-    check_figures(meta)
     slos = [slo_from_dict(s) for s in meta.get("slos") or []]
-    metas = [_plain_stage(index, s) for index, s in enumerate(meta.get("stages") or [])]
-    records = read_records(run.requests, _origin_ns(metas))
-    warmup = None if meta.get("warmup_requests") is None else int(meta["warmup_requests"])
-    if not run.complete:
-        metas = [_as_far_as_it_came(m, run.requests) for m in metas]
-    stages = [
-        analyse_stage(
-            records,
-            m,
-            slos,
-            warmup,
-            run_complete=run.complete,
-            labels=labels,
-            fleet_inputs=meta.get("fleet_inputs"),
-        )
-        for m in metas
-    ]
-    for stage, stage_meta in zip(stages, metas, strict=True):
-        stage["server"] = _server(run, stage, stage_meta)
-        stage["littles_law"]["server"] = against_server(stage["concurrency"], stage["server"])
+    metas, records, stages = _judge_stages(run, slos, labels)
     summary: dict[str, Any] = {
         "schema_version": SCHEMA_VERSION,
         "verdict": "",
-        "partial": _partial(run, len(metas)),
+        "partial": partial,
         "predicted": bool(meta.get("predicted", False)),
         "imported": _imported(meta),
         "warnings": [],
@@ -76,9 +60,14 @@ def summarise(run: Run, labels: Mapping[int, bool] | None = None) -> dict[str, A
         "capacity": find_capacity(stages, slos, pooled="search" in meta),
         "interval_assumption": ASSUMPTION,
         "goodput": peak_goodput(stages),
+        "classes": class_curves(stages, slos),
+        "families": [],
         "offline": offline_throughput(stages, slos, meta.get("fleet_inputs") or {}),
         "audit": _audit(metas, stages, imported=bool(meta.get("imported"))),
     }
+    for lengths, part in others.items():
+        _, of_part, judged = _judge_stages(part, slos, labels)
+        summary["families"].append(describe_family(lengths, judged, of_part.requests, slos))
     summary["sharing"] = compare_sharing(records.requests, metas)
     summary["traffic"] = summarise_traffic(records, metas, meta.get("workload") or {})
     summary["sessions"] = summarise_sessions(records, metas, stages, slos)
@@ -95,6 +84,28 @@ def summarise(run: Run, labels: Mapping[int, bool] | None = None) -> dict[str, A
     summary["verdict"] = write_verdict(summary)
     plain: dict[str, Any] = _plain(summary)
     return plain
+
+
+def _judge_stages(
+    run: Run, slos: list[Slo], labels: Mapping[int, bool] | None
+) -> tuple[list[dict[str, Any]], RunRecords, list[dict[str, Any]]]:
+    """(entries of run.json's stages, the run's records, its stage objects)."""
+    meta = run.meta
+    metas = [_plain_stage(index, s) for index, s in enumerate(meta.get("stages") or [])]
+    records = read_records(run.requests, _origin_ns(metas))
+    warmup = None if meta.get("warmup_requests") is None else int(meta["warmup_requests"])
+    if not run.complete:
+        metas = [_as_far_as_it_came(m, run.requests) for m in metas]
+    how: dict[str, Any] = {
+        "run_complete": run.complete,
+        "labels": labels,
+        "fleet_inputs": meta.get("fleet_inputs"),
+    }
+    stages = [analyse_stage(records, m, slos, warmup, **how) for m in metas]
+    for stage, stage_meta in zip(stages, metas, strict=True):
+        stage["server"] = _server(run, stage, stage_meta)
+        stage["littles_law"]["server"] = against_server(stage["concurrency"], stage["server"])
+    return metas, records, stages
 
 
 def _plain_stage(position: int, stage: Mapping[str, Any]) -> dict[str, Any]:

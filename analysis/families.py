@@ -1,0 +1,74 @@
+"""Further curves of one run: of each class of its workload, and of each length combination that was swept.
+
+What is found of a run rests on the stages of the workload itself. Stages with a ``lengths`` in run.json, in which every
+request had the lengths of one quantile, are a curve of their own and touch nothing else.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from analysis.capacity import find_capacity
+from analysis.knee import find_knee
+from analysis.lengths import describe
+from analysis.metrics import Requests
+from analysis.slo import Slo
+from analysis.stage_slos import slos_of
+from loadgen.rundir import Run
+
+_CAPACITY = ("usable_rps", "usable_rps_ci", "c_max", "c_max_ci", "binding_slo", "crossing", "stage", "reason")
+
+
+def split_lengths(run: Run) -> tuple[Run, dict[str, Run]]:
+    """The run with the stages of the workload itself, and one run for each of its other ``lengths``."""
+    metas: dict[str | None, list[dict[str, Any]]] = {None: []}
+    for position, meta in enumerate(run.meta.get("stages") or []):
+        lengths, index = meta.get("lengths"), meta.get("index")
+        metas.setdefault(None if lengths is None else str(lengths), []).append(
+            {**meta, "index": position if index is None else int(index)}
+        )
+    if len(metas) == 1:
+        return run, {}
+    parts = {lengths: _with_stages(run, stages) for lengths, stages in metas.items()}
+    return parts.pop(None), {str(lengths): part for lengths, part in parts.items()}
+
+
+def _with_stages(run: Run, metas: list[dict[str, Any]]) -> Run:
+    wanted = pa.array([meta["index"] for meta in metas], type=pa.int32())
+    rows = run.requests.filter(pc.is_in(run.requests["stage"], value_set=wanted))
+    return replace(run, requests=rows, meta={**run.meta, "stages": metas})
+
+
+def describe_family(
+    lengths: str, stages: Sequence[dict[str, Any]], requests: Requests, slos: Sequence[Slo]
+) -> dict[str, Any]:
+    """An entry of ``families``; ``requests`` are those of its stages."""
+    first = requests.take(requests.attempt == 0)
+    return {
+        "lengths": lengths, "input_tokens": describe(first.input_tokens_planned)["p50"],
+        "output_tokens": describe(first.output_tokens_planned)["p50"], "stages": list(stages),
+        "capacity": find_capacity(stages, slos), "knee": find_knee(stages),
+    }  # fmt: skip
+
+
+def class_curves(stages: Sequence[dict[str, Any]], slos: Sequence[Slo]) -> list[dict[str, Any]]:
+    """For each class of a workload that has several: the highest load, of all classes, at which it keeps its SLOs."""
+    names = dict.fromkeys(name for stage in stages for name in stage["classes"])
+    found = []
+    for name in names:
+        own = [{**s, **_judged(s["classes"][name])} for s in stages if name in s["classes"]]
+        capacity = find_capacity(own, slos_of(name, slos))
+        found.append({
+            "name": name, "slos": [slo.text for slo in slos_of(name, slos)],
+            **{figure: capacity[figure] for figure in _CAPACITY},
+        })  # fmt: skip
+    return found
+
+
+def _judged(figures: dict[str, Any]) -> dict[str, Any]:
+    return {key: figures[key] for key in ("slo_met", "slo_met_reason", "slo_verdicts")}
