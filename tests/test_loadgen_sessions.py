@@ -33,7 +33,7 @@ from workloads.prompt_files import load_prompts
 from workloads.prompts import PromptMaker
 from workloads.schedule import Schedule, open_schedule
 from workloads.sessions import Sessions
-from workloads.tokenizers import WordsTokenizer
+from workloads.tokenizers import WORDS
 
 FAULTY = tuple(
     RequestClass(fault, 1.0, Fixed(1), Fixed(1), headers=(("X-Fault", fault),))
@@ -67,7 +67,7 @@ async def drive(
     clients = [Client(e, e.addresses(), None) for e in endpoints]
     shape = shape or RequestShape("chat", "m")
     requests = ScheduledRequests(
-        [(e, None) for e in endpoints], shape, PromptMaker(WordsTokenizer(), salt), "run", classes=classes,
+        [(e, None) for e in endpoints], shape, PromptMaker(WORDS, salt), "run", classes=classes,
         planned_histories=planned,
     )  # fmt: skip
     records: list[RequestRecord] = []
@@ -188,7 +188,7 @@ def test_other_apis_tell_the_whole_conversation_too(api: Any) -> None:
     schedule = open_schedule(workload, rate_rps=2, duration_s=1, seed=1, stage=0)
     endpoint = parse_endpoint("http://127.0.0.1:1/v1")
     requests = ScheduledRequests(
-        [(endpoint, None)], RequestShape(api, "m"), PromptMaker(WordsTokenizer(), "s"), "run"
+        [(endpoint, None)], RequestShape(api, "m"), PromptMaker(WORDS, "s"), "run"
     )
     requests.prepare(schedule)
     requests.make(0)
@@ -318,7 +318,7 @@ def prompts_of(schedule: Schedule, salt: str) -> dict[int, str]:
     """A hash of the messages of every request that begins a conversation."""
     endpoint = parse_endpoint("http://127.0.0.1:1/v1")
     maker = ScheduledRequests(
-        [(endpoint, None)], RequestShape("chat", "m"), PromptMaker(WordsTokenizer(), salt), "run"
+        [(endpoint, None)], RequestShape("chat", "m"), PromptMaker(WORDS, salt), "run"
     )
     maker.prepare(schedule)
     found = {}
@@ -367,7 +367,7 @@ def bodies(schedule: Schedule, **how: Any) -> list[Any]:
     """The bodies of a schedule's requests in their order, every answer "said"."""
     endpoint = parse_endpoint("http://127.0.0.1:1/v1")
     maker = ScheduledRequests(
-        [(endpoint, None)], RequestShape("chat", "m"), PromptMaker(WordsTokenizer(), "s"), "run", **how
+        [(endpoint, None)], RequestShape("chat", "m"), PromptMaker(WORDS, "s"), "run", **how
     )
     maker.prepare(schedule)
     found = []
@@ -384,7 +384,7 @@ def test_every_turn_of_a_recorded_conversation_is_the_beginning_of_the_next(
     told = ["one two", "recorded answer", "three", "recorded too", "four"]
     turns = [{"from": "human" if k % 2 == 0 else "gpt", "value": text} for k, text in enumerate(told)]
     (tmp_path / "p.jsonl").write_text(json.dumps({"conversations": turns}))
-    prompts = load_prompts(tmp_path / "p.jsonl", WordsTokenizer())
+    prompts = load_prompts(tmp_path / "p.jsonl", WORDS)
     workload = Workload("w", Fixed(5), Fixed(5), arrivals="constant", prompts=prompts)
     schedule = open_schedule(workload, rate_rps=3, duration_s=1, seed=1, stage=0)
     found = [b["messages"] for b in bodies(schedule, file=prompts.file, planned_histories=planned)]
@@ -433,7 +433,7 @@ def test_the_templates_tokens_for_each_message_are_measured(each: int | None, ex
         server = await asyncio.start_server(answer, "127.0.0.1", 0)
         endpoint = parse_endpoint(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/v1")
         client = Client(endpoint, endpoint.addresses(), None)
-        maker = RequestMaker(endpoint, PromptMaker(WordsTokenizer(), "s"), "run")
+        maker = RequestMaker(endpoint, PromptMaker(WORDS, "s"), "run")
         found = await count_message_overhead(client, RequestShape("chat", "m"), maker.saying)
         await client.close()
         server.close()

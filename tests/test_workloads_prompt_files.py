@@ -20,7 +20,7 @@ from workloads.profile import Workload
 from workloads.prompt_files import load_prompts, read_prompts
 from workloads.prompts import PromptMaker
 from workloads.schedule import open_schedule
-from workloads.tokenizers import WordsTokenizer
+from workloads.tokenizers import WORDS
 
 SHAREGPT = {
     "id": "1",
@@ -151,7 +151,7 @@ def test_a_set_that_wraps_says_how_often(tmp_path: Path) -> None:
         infinite_cache(schedule.input_tokens, schedule.shared, block_tokens=1).sum() == 90 * 2
     )  # all but the last token
     assert prompts.file.reuse_factor(4) == 1.0
-    assert load_prompts(tmp_path / "p.jsonl", WordsTokenizer()).new_tokens[0] == (4,)  # 15 characters
+    assert load_prompts(tmp_path / "p.jsonl", WORDS).new_tokens[0] == (4,)  # 15 characters
 
 
 # --- images ---
@@ -216,7 +216,7 @@ def test_wrong_images_are_one_line(value: object, complaint: str) -> None:
 
 
 def test_shared_text_is_the_same_and_the_rest_is_not() -> None:
-    maker = PromptMaker(WordsTokenizer(), "salt", overhead_tokens=10)
+    maker = PromptMaker(WORDS, "salt", overhead_tokens=10)
     first, second = (maker.parts(i, 300, [(7, 100), (8, 50)]) for i in (1, 2))
     assert first[0] == second[0]
     assert len(first[0].split()) == 150
@@ -225,12 +225,12 @@ def test_shared_text_is_the_same_and_the_rest_is_not() -> None:
     longer, _ = maker.parts(3, 300, [(7, 120)])
     assert longer.split()[:100] == first[0].split()[:100]  # a beginning of the same endless text
     assert maker.parts(1, 60, [(7, 100)])[1] == ""  # the segment fills the prompt, as a trace's blocks may
-    assert PromptMaker(WordsTokenizer(), "other").parts(1, 300, [(7, 100)])[0] != first[0]
+    assert PromptMaker(WORDS, "other").parts(1, 300, [(7, 100)])[0] != first[0]
 
 
 def test_a_new_segment_drives_an_old_one_out_but_not_its_text(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("workloads.prompts.SEGMENT_CACHE_CHARS", 5000)
-    maker = PromptMaker(WordsTokenizer(), "salt")
+    maker = PromptMaker(WORDS, "salt")
     before = maker.parts(1, 300, [(7, 200)])[0]
     for segment in range(100, 140):
         maker.parts(1, 300, [(segment, 200)])

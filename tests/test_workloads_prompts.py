@@ -18,7 +18,7 @@ import tokenizers
 
 from workloads.errors import WorkloadError
 from workloads.prompts import PromptMaker, built_in_words
-from workloads.tokenizers import HuggingFaceTokenizer, Tokenizer, WordsTokenizer, load_tokenizer
+from workloads.tokenizers import WORDS, Tokenizer, hugging_face, load_tokenizer
 
 # The names under which tiktoken looks for its files: SHA-1 of their address.
 CACHE_NAMES = {
@@ -58,7 +58,7 @@ def byte_level() -> Tokenizer:
     return Bytes()
 
 
-def small_bpe() -> HuggingFaceTokenizer:
+def small_bpe() -> Tokenizer:
     """A BPE trained on our words with room for few of them: most words are several tokens."""
     model = tokenizers.Tokenizer(tokenizers.models.BPE())
     model.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
@@ -66,7 +66,7 @@ def small_bpe() -> HuggingFaceTokenizer:
         vocab_size=400, show_progress=False, initial_alphabet=tokenizers.pre_tokenizers.ByteLevel.alphabet()
     )
     model.train_from_iterator([" ".join(built_in_words())], trainer)
-    return HuggingFaceTokenizer("small", model)
+    return hugging_face("small", model)
 
 
 def test_words_are_as_documented() -> None:
@@ -92,7 +92,7 @@ def test_prompts_have_the_exact_count_in_every_vocabulary(vocabularies: dict[str
 
 
 def test_the_words_tokenizer_predicts_the_real_vocabularies(vocabularies: dict[str, Tokenizer]) -> None:
-    maker = PromptMaker(WordsTokenizer(), "salt")
+    maker = PromptMaker(WORDS, "salt")
     for n in (1, 2, 3, 50, 3000):
         assert {tokenizer.count(maker.make(5, n)) for tokenizer in vocabularies.values()} == {n}
 
@@ -119,15 +119,15 @@ def test_a_tokenizer_that_cannot_be_hit_stops_with_one_line() -> None:
 
 
 def test_prompts_depend_on_salt_number_and_length_and_on_nothing_else() -> None:
-    maker = PromptMaker(WordsTokenizer(), "salt")
-    again = PromptMaker(WordsTokenizer(), "salt")  # as another worker makes it
+    maker = PromptMaker(WORDS, "salt")
+    again = PromptMaker(WORDS, "salt")  # as another worker makes it
     assert [maker.make(i, 30) for i in range(50)] == [again.make(i, 30) for i in reversed(range(50))][::-1]
-    other = PromptMaker(WordsTokenizer(), "other")
+    other = PromptMaker(WORDS, "other")
     assert not {maker.make(i, 8) for i in range(2000)} & {other.make(i, 8) for i in range(2000)}
 
 
 def test_no_two_requests_share_their_first_four_words(vocabularies: dict[str, Tokenizer]) -> None:
-    maker = PromptMaker(WordsTokenizer(), "salt")
+    maker = PromptMaker(WORDS, "salt")
     starts = [tuple(maker.make(i, 4 + i % 3).split()[:4]) for i in range(50_000)]
     assert len(set(starts)) == 50_000
     # Distinct by construction, wherever the numbers are; the real vocabularies use the same words.
@@ -139,7 +139,7 @@ def test_no_two_requests_share_their_first_four_words(vocabularies: dict[str, To
 
 def test_the_first_word_alone_already_spreads_the_requests() -> None:
     """Random first words: the number of requests per word has the variance of chance, not of a pattern."""
-    maker = PromptMaker(WordsTokenizer(), "salt")
+    maker = PromptMaker(WORDS, "salt")
     first = [maker.make(i, 100).split()[0] for i in range(20_480)]
     counts = np.unique(first, return_counts=True)[1]
     assert len(counts) == 1024
@@ -148,13 +148,13 @@ def test_the_first_word_alone_already_spreads_the_requests() -> None:
 
 
 def test_one_word_prompts_repeat_only_when_the_words_run_out() -> None:
-    maker = PromptMaker(WordsTokenizer(), "salt")
+    maker = PromptMaker(WORDS, "salt")
     assert len({maker.make(i, 1) for i in range(1024)}) == 1024
     assert len({maker.make(i, 2) for i in range(20_000)}) == 20_000
 
 
 def test_the_body_uses_all_words_evenly() -> None:
-    words = PromptMaker(WordsTokenizer(), "salt").make(1, 102_400).split()
+    words = PromptMaker(WORDS, "salt").make(1, 102_400).split()
     counts = np.unique(words, return_counts=True)[1]
     assert len(counts) == 1024
     chi_square = ((counts - 100) ** 2 / 100).sum()  # mean 1023, standard deviation sqrt(2 * 1023) = 45
@@ -175,18 +175,18 @@ def test_the_body_uses_all_words_evenly() -> None:
 def test_overhead_and_scale_set_the_number_of_words(
     tokens_per_word: float, overhead: int, n_tokens: int, words: int
 ) -> None:
-    maker = PromptMaker(WordsTokenizer(), "s", tokens_per_word=tokens_per_word, overhead_tokens=overhead)
+    maker = PromptMaker(WORDS, "s", tokens_per_word=tokens_per_word, overhead_tokens=overhead)
     assert len(maker.make(3, n_tokens).split()) == words
 
 
 def test_bad_arguments_are_refused() -> None:
     for scale in (0.0, -1.0, float("nan"), float("inf")):
         with pytest.raises(WorkloadError, match="tokens_per_word"):
-            PromptMaker(WordsTokenizer(), "s", tokens_per_word=scale)
+            PromptMaker(WORDS, "s", tokens_per_word=scale)
     with pytest.raises(WorkloadError, match="overhead_tokens is -1"):
-        PromptMaker(WordsTokenizer(), "s", overhead_tokens=-1)
+        PromptMaker(WORDS, "s", overhead_tokens=-1)
     with pytest.raises(WorkloadError, match="request_id is -1"):
-        PromptMaker(WordsTokenizer(), "s").make(-1, 5)
+        PromptMaker(WORDS, "s").make(-1, 5)
 
 
 # --- tokenizers ---

@@ -10,7 +10,7 @@ from workloads.archetypes import ARCHETYPES
 from workloads.arrivals import arrivals_text
 from workloads.classes import Cancel, Client, RequestClass, zipf_weights
 from workloads.errors import WorkloadError, check_keys, did_you_mean
-from workloads.lengths import Lengths, number, parse_lengths, whole
+from workloads.lengths import number, parse_lengths, whole
 
 CLASS_KEYS = (
     "like", "input_tokens", "output_tokens", "correlation", "clients", "model", "models", "adapters", "extra_body",
@@ -38,10 +38,10 @@ def parse_class(name: str, spec: object, defaults: Mapping[str, Any], where: str
         return RequestClass(
             name=name,
             weight=_positive("weight", given.get("weight", 1)),
-            input_tokens=_lengths(given, "input_tokens"),
-            output_tokens=_lengths(given, "output_tokens"),
+            input_tokens=parse_lengths(given["input_tokens"], "input_tokens"),
+            output_tokens=parse_lengths(given["output_tokens"], "output_tokens"),
             correlation=number("correlation", given.get("correlation", 0)),
-            arrivals=arrivals_text(given["arrivals"]) if given.get("arrivals") is not None else None,
+            arrivals=_arrivals(given),
             clients=_clients(given["clients"]) if given.get("clients") is not None else (),
             models=models,
             model_weights=weights,
@@ -69,8 +69,8 @@ def with_archetype(given: Mapping[str, Any], where: str) -> dict[str, Any]:
     return lengths | {key: value for key, value in given.items() if key != "like"}
 
 
-def _lengths(given: Mapping[str, Any], key: str) -> Lengths:
-    return parse_lengths(given[key], key)
+def _arrivals(given: Mapping[str, Any]) -> str | None:
+    return None if given.get("arrivals") is None else arrivals_text(given["arrivals"])
 
 
 def _positive(name: str, value: object) -> float:
@@ -102,19 +102,15 @@ def _clients(spec: object) -> tuple[Client, ...]:
         raise WorkloadError(
             "clients: key count is missing; write {count: 50, zipf: 1.2, arrivals: 'gamma:cv=3'}"
         )
-    arrivals = arrivals_text(given["arrivals"]) if given.get("arrivals") is not None else None
-    return tuple(
-        Client(weight, arrivals) for weight in _zipf(given, _count("clients: count", given["count"]))
-    )
+    count = _count("clients: count", given["count"])
+    return tuple(Client(weight, _arrivals(given)) for weight in _zipf(given, count))
 
 
 def _client(item: object) -> Client:
     given = check_keys(item, ("weight", "arrivals", "input_tokens", "output_tokens"), "clients")
-    lengths = {
-        key: _lengths(given, key) for key in ("input_tokens", "output_tokens") if given.get(key) is not None
-    }
-    arrivals = arrivals_text(given["arrivals"]) if given.get("arrivals") is not None else None
-    return Client(_positive("clients: weight", given.get("weight", 1)), arrivals, **lengths)
+    sides = [key for key in ("input_tokens", "output_tokens") if given.get(key) is not None]
+    lengths = {key: parse_lengths(given[key], key) for key in sides}
+    return Client(_positive("clients: weight", given.get("weight", 1)), _arrivals(given), **lengths)
 
 
 def _models(given: Mapping[str, Any]) -> tuple[tuple[str, ...], tuple[float, ...]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -88,7 +89,7 @@ def zipf_weights(n: int, exponent: float) -> tuple[float, ...]:
     return tuple(w / total for w in weights)
 
 
-def draw_index(weights: tuple[float, ...], u: NDArray[np.float64]) -> NDArray[np.int64]:
+def draw_index(weights: Sequence[float] | NDArray[np.float64], u: NDArray[np.float64]) -> NDArray[np.int64]:
     """int64[n]: for each uniform number in ``u``, which of ``weights`` (relative) it falls to."""
     edges = np.cumsum(weights)
     found: NDArray[np.int64] = np.searchsorted(edges, u * edges[-1], side="right").astype(np.int64)

@@ -1,4 +1,4 @@
-"""The one error of this room, the hint that goes with it, and the check of a mapping's keys."""
+"""The one error of this room, the hint that goes with it, and checks of a workload file's keys and numbers."""
 
 from __future__ import annotations
 
@@ -31,3 +31,17 @@ def check_keys(spec: object, known: tuple[str, ...], where: str) -> dict[str, An
             hint = did_you_mean(key, known)
             raise WorkloadError(f"{where}: key {key!r} is not known{hint}: the keys are {', '.join(known)}")
     return dict(spec)
+
+
+def number_between(value: object, what: str, least: float, most: float) -> float:
+    """Raises WorkloadError, which calls the value ``what``."""
+    if isinstance(value, bool) or not isinstance(value, int | float) or not least <= value <= most:
+        raise WorkloadError(f"{what} is {value!r}: give a number from {least:g} to {most:g}")
+    return float(value)
+
+
+def whole_between(value: object, what: str, least: int, most: int) -> int:
+    """Raises WorkloadError, which calls the value ``what``."""
+    if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
+        raise WorkloadError(f"{what} is {value!r}: give a whole number from {least} to {most}")
+    return value

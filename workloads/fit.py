@@ -11,9 +11,9 @@ from numpy.typing import NDArray
 
 from workloads.errors import WorkloadError
 from workloads.fit_arrivals import fit_arrivals, fit_clients
-from workloads.fit_lengths import fit_lengths, quantile_table, spearman
+from workloads.fit_lengths import fit_lengths, quantile_table
 from workloads.fit_sharing import fit_sessions, fit_sharing
-from workloads.lengths import fit_copula, parse_lengths
+from workloads.lengths import fit_copula, parse_lengths, spearman
 from workloads.replay import spread
 from workloads.traces import Trace
 
@@ -72,10 +72,10 @@ def fit(trace: Trace, name: str, *, seed: int = 1) -> dict[str, Any]:
     return profile | {"measured": {key: value for key, value in measured.items() if value not in (None, [])}}
 
 
-def _within_reach(spearman: float, profile: dict[str, Any]) -> float:
+def _within_reach(rho: float, profile: dict[str, Any]) -> float:
     """The rank correlation that the tables can be drawn with; of a few rows it may be as strong as 1."""
     sides = [parse_lengths(profile[side], side) for side in ("input_tokens", "output_tokens")]
-    wanted = min(max(spearman, -0.999), 0.999)
+    wanted = min(max(rho, -0.999), 0.999)
     while abs(wanted) >= 0.01:
         try:
             fit_copula(sides[0], sides[1], wanted)

@@ -237,18 +237,6 @@ def _mean(logs: Floats, share: Floats, chosen: NDArray[np.bool_]) -> float:
     return float(logs[chosen] @ share[chosen]) / total if total > 0 else float(logs[-1])
 
 
-def spearman(a: NDArray[np.int64], b: NDArray[np.int64]) -> float:
-    """Rank correlation with mid-ranks for ties; 0 where one side never changes."""
-    ranks = []
-    for side in (a, b):
-        _, inverse, counts = np.unique(side, return_inverse=True, return_counts=True)
-        ends = np.cumsum(counts)
-        ranks.append((ends - (counts - 1) / 2)[inverse])
-    if ranks[0].std() == 0 or ranks[1].std() == 0:
-        return 0.0
-    return float(np.corrcoef(ranks[0], ranks[1])[0, 1])
-
-
 def rounded(value: float) -> float:
     """Five digits: what a log can say, and no more than a profile has to tell."""
     return float(f"{value:.5g}")

@@ -13,7 +13,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from workloads.errors import WorkloadError, check_keys
+from workloads.errors import WorkloadError, check_keys, whole_between
 
 _KINDS = {
     ".png": "image/png",
@@ -77,9 +77,7 @@ def parse_images(value: object, where: str) -> Images:
     if not isinstance(value, Mapping) or bool(value.get("sizes")) == bool(value.get("folder")):
         raise WorkloadError(f"{where}: write 'sizes: [512x512]' or 'folder: PATH', and 'count: 1'")
     check_keys(value, ("count", "sizes", "folder"), where)
-    count = value.get("count", 1)
-    if isinstance(count, bool) or not isinstance(count, int) or not 1 <= count <= 100:
-        raise WorkloadError(f"{where}: count is {count!r}: give a whole number from 1 to 100")
+    count = whole_between(value.get("count", 1), f"{where}: count", 1, 100)
     if value.get("folder"):
         return Images(count, files=_files(Path(str(value["folder"])).expanduser(), where))
     sizes = value["sizes"] if isinstance(value["sizes"], list) else [value["sizes"]]

@@ -14,7 +14,6 @@ from numpy.typing import NDArray
 from workloads.distributions import (
     MAX_TOKENS,
     Fixed,
-    Floats,
     Gamma,
     Lengths,
     LogNormal,
@@ -227,38 +226,38 @@ def draw_pairs(
 
 
 @lru_cache(maxsize=64)
-def fit_copula(inputs: Lengths, outputs: Lengths, spearman: float) -> float:
-    """The copula's parameter that gives whole tokens the rank correlation ``spearman``; 0 for 0.
+def fit_copula(inputs: Lengths, outputs: Lengths, rho: float) -> float:
+    """The copula's parameter that gives whole tokens the rank correlation ``rho`` (Spearman's); 0 for 0.
 
     Without ties that is 2 sin(pi rho / 6); ties need more, so it is found by bisection on 20,000 fixed draws.
     Raises WorkloadError where the lengths have too many ties for it.
     """
-    if not -1 < spearman < 1:
-        raise WorkloadError(f"correlation is {spearman:g}: give a rank correlation above -1 and below 1")
-    if spearman == 0:
+    if not -1 < rho < 1:
+        raise WorkloadError(f"correlation is {rho:g}: give a rank correlation above -1 and below 1")
+    if rho == 0:
         return 0.0
-    sign, low, high = math.copysign(1, spearman), 0.0, 0.999_999
-    if abs(_realised(inputs, outputs, sign * high)) < abs(spearman) - 0.02:
+    sign, low, high = math.copysign(1, rho), 0.0, 0.999_999
+    if abs(_realised(inputs, outputs, sign * high)) < abs(rho) - 0.02:
         raise WorkloadError(
-            f"correlation {spearman:g} is out of reach: too many requests share one input or output length"
+            f"correlation {rho:g} is out of reach: too many requests share one input or output length"
         )
     for _ in range(14):
         middle = (low + high) / 2
         low, high = (
-            (middle, high)
-            if abs(_realised(inputs, outputs, sign * middle)) < abs(spearman)
-            else (low, middle)
+            (middle, high) if abs(_realised(inputs, outputs, sign * middle)) < abs(rho) else (low, middle)
         )
     return sign * (low + high) / 2
 
 
 def _realised(inputs: Lengths, outputs: Lengths, copula: float) -> float:
     rng = np.random.default_rng(0), np.random.default_rng(1)
-    a, b = (_mid_ranks(tokens) for tokens in draw_pairs(inputs, outputs, copula, rng, 20_000))
-    return float(np.corrcoef(a, b)[0, 1]) if a.std() and b.std() else 0.0
+    return spearman(*draw_pairs(inputs, outputs, copula, rng, 20_000))
 
 
-def _mid_ranks(values: NDArray[np.int64]) -> Floats:
-    """Ranks, ties sharing their mean."""
-    _, inverse, counts = np.unique(values, return_inverse=True, return_counts=True)
-    return (np.cumsum(counts) - (counts - 1) / 2)[inverse]
+def spearman(a: NDArray[np.int64], b: NDArray[np.int64]) -> float:
+    """Rank correlation with mid-ranks for ties; 0 where one side never changes."""
+    ranks = []
+    for side in (a, b):
+        _, inverse, counts = np.unique(side, return_inverse=True, return_counts=True)
+        ranks.append((np.cumsum(counts) - (counts - 1) / 2)[inverse])
+    return float(np.corrcoef(ranks[0], ranks[1])[0, 1]) if ranks[0].std() and ranks[1].std() else 0.0

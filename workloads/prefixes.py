@@ -13,7 +13,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from workloads.errors import WorkloadError, check_keys
+from workloads.classes import draw_index
+from workloads.errors import WorkloadError, check_keys, number_between
 from workloads.lengths import Lengths, parse_lengths
 
 BLOCK_TOKENS = 16  # vLLM's block: a cache finds whole ones only
@@ -70,8 +71,7 @@ class Pool:
     def draw(self, rng: np.random.Generator, n: int) -> Ints:
         """int64[n]: which text each prompt has, -1 for none."""
         weights = np.arange(1, self.size + 1, dtype=np.float64) ** -self.zipf
-        edges = np.cumsum(weights) / weights.sum()
-        chosen = np.minimum(np.searchsorted(edges, rng.random(n), side="right"), self.size - 1)
+        chosen = draw_index(weights, rng.random(n))
         return np.asarray(np.where(rng.random(n) < self.share, chosen, -1), dtype=np.int64)
 
 
@@ -247,7 +247,7 @@ def parse_prefixes(value: object, where: str) -> Prefixes:
     if isinstance(value, Mapping) and "cached_share" in value:
         known = ("cached_share", "pool", "zipf")
         check_keys(value, known, where)
-        share = _number(value["cached_share"], f"{where}: cached_share", 0.0, 0.999)
+        share = number_between(value["cached_share"], f"{where}: cached_share", 0.0, 0.999)
         pool = _pool({"tokens": 1, **{k: v for k, v in value.items() if k != "cached_share"}}, where)
         return Prefixes((replace(pool, name="documents"),), share)
     if not isinstance(value, list) or not value:
@@ -261,19 +261,13 @@ def _pool(item: object, where: str) -> Pool:
     if not isinstance(item, Mapping) or "tokens" not in item:
         raise WorkloadError(f"{where}: write a pool as '{{name: system, tokens: 800, pool: 5, zipf: 1}}'")
     check_keys(item, ("name", "tokens", "pool", "zipf", "share"), where)
-    size = _number(item.get("pool", 1), f"{where}: pool", 1, POOL_MAX)
+    size = number_between(item.get("pool", 1), f"{where}: pool", 1, POOL_MAX)
     if size != int(size):
         raise WorkloadError(f"{where}: pool is {size:g}: give a whole number of texts")
     return Pool(
         name=str(item.get("name", "prefix")),
         tokens=parse_lengths(item["tokens"], f"{where}: tokens"),
         size=int(size),
-        zipf=_number(item.get("zipf", 0.0), f"{where}: zipf", 0.0, 10.0),
-        share=_number(item.get("share", 1.0), f"{where}: share", 0.0, 1.0),
+        zipf=number_between(item.get("zipf", 0.0), f"{where}: zipf", 0.0, 10.0),
+        share=number_between(item.get("share", 1.0), f"{where}: share", 0.0, 1.0),
     )
-
-
-def _number(value: object, where: str, least: float, most: float) -> float:
-    if isinstance(value, bool) or not isinstance(value, int | float) or not least <= value <= most:
-        raise WorkloadError(f"{where} is {value!r}: give a number from {least:g} to {most:g}")
-    return float(value)

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from workloads.errors import WorkloadError
 from workloads.lengths import Lengths
 from workloads.prefixes import SharedPrefixes, in_time_order
-from workloads.tokenizers import Tokenizer
+from workloads.tokenizers import WORDS, Tokenizer
 
 Message = dict[str, Any]
 _ROLES = {"human": "user", "user": "user", "gpt": "assistant", "chatgpt": "assistant", "bing": "assistant", "bard": "assistant",
@@ -207,7 +207,7 @@ class Prompts:
 def load_prompts(path: Path, tokenizer: Tokenizer) -> Prompts:
     """A prompt file with its tokens counted; without a vocabulary a token is taken as four characters. Raises WorkloadError."""
     file = read_prompts(path)
-    by_words = tokenizer.name == "words"
+    by_words = tokenizer is WORDS
     new, answers = [], []
 
     def count(content: str | list[Any]) -> int:

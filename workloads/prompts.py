@@ -12,7 +12,7 @@ from importlib.resources import files
 import numpy as np
 
 from workloads.errors import WorkloadError
-from workloads.tokenizers import Tokenizer, WordsTokenizer
+from workloads.tokenizers import WORDS, Tokenizer
 
 _ID_WORDS = 4  # the leading words that spell the request's number
 SEGMENT_CACHE_CHARS = 32 * 2**20  # shared text that is kept ready
@@ -45,7 +45,7 @@ class PromptMaker:
         self.salt = salt
         self.tokens_per_word = tokens_per_word
         self.overhead_tokens = overhead_tokens
-        self._exact_words = isinstance(tokenizer, WordsTokenizer)
+        self._exact_words = tokenizer is WORDS
         single = built_in_words() if self._exact_words else _single_token_words(tokenizer)
         self._one_token_each = len(single) >= _MIN_VOCABULARY
         words = single if self._one_token_each else built_in_words()

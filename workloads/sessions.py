@@ -7,13 +7,13 @@ What is drawn here is columns of a schedule; the pauses, lengths and branches ar
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from workloads.errors import WorkloadError, check_keys
+from workloads.errors import WorkloadError, check_keys, number_between, whole_between
 from workloads.lengths import MAX_TOKENS, Lengths, parse_lengths
 from workloads.prefixes import Prefixes, in_time_order
 
@@ -93,14 +93,14 @@ def _told(value: Any) -> Any:
 class _Plan:
     """The requests of all sessions while they are laid out, a list for each column, in the order of sessions."""
 
-    session: list[int]
-    turn: list[int]
-    user: list[int]  # which of the drawn user messages it says; -1: none
-    result: list[int]  # which tool result
-    task: list[int]  # which task of a further agent
-    delayed: list[bool]  # waits for a tool, not for a person
-    continues: list[int]
-    after: list[list[int]]
+    session: list[int] = field(default_factory=list)
+    turn: list[int] = field(default_factory=list)
+    user: list[int] = field(default_factory=list)  # which of the drawn user messages it says; -1: none
+    result: list[int] = field(default_factory=list)  # which tool result
+    task: list[int] = field(default_factory=list)  # which task of a further agent
+    delayed: list[bool] = field(default_factory=list)  # waits for a tool, not for a person
+    continues: list[int] = field(default_factory=list)
+    after: list[list[int]] = field(default_factory=list)
 
     def add(
         self, session: int, continues: int, after: list[int], *, user: int = -1, result: int = -1, task: int = -1,
@@ -119,7 +119,7 @@ class _Plan:
 
 def _lay_out(sessions: Sessions, n: int, stream: Stream) -> _Plan:
     """Who waits for whom."""
-    plan = _Plan([], [], [], [], [], [], [], [])
+    plan = _Plan()
     turns = sessions.turns.sample(stream(_TURNS), n)
     total = _checked(int(turns.sum()), n)
     calls = np.zeros(total, dtype=np.int64)
@@ -243,15 +243,9 @@ def _earliest(
     return np.asarray(due, dtype=np.float64)
 
 
-_KEYS = (
-    "turns", "user_tokens", "think_ms", "history", "keep_reasoning", "on_failed_turn", "limit_tokens", "summary_tokens",
-    "message_tokens", "finish_s", "steps",
-)  # fmt: skip
-
-
 def parse_sessions(value: object, where: str) -> Sessions:
     """The ``sessions`` of a workload file. Raises WorkloadError with one line."""
-    given = _mapping(value, _KEYS, where, ("turns",))
+    given = _mapping(value, tuple(f.name for f in fields(Sessions)), where, ("turns",))
     finish_s = _whole(given, "finish_s", where)
     found = Sessions(
         turns=parse_lengths(given["turns"], f"{where}: turns", " of turns"),
@@ -274,19 +268,17 @@ def parse_sessions(value: object, where: str) -> Sessions:
 
 
 def _steps(value: object, where: str) -> Steps:
-    given = _mapping(
-        value, ("calls", "result_tokens", "delay_ms", "branches"), where, ("calls", "result_tokens")
-    )
+    given = _mapping(value, tuple(f.name for f in fields(Steps)), where, ("calls", "result_tokens"))
     branches = None
     if given.get("branches") is not None:
         inner = f"{where}: branches"
-        names = ("share", "width", "task_tokens")
+        names = tuple(f.name for f in fields(Branches))
         its = _mapping(given["branches"], names, inner, names)
-        share = its["share"]
-        if isinstance(share, bool) or not isinstance(share, int | float) or not 0 <= share <= 1:
-            raise WorkloadError(f"{inner}: share is {share!r}: give a number from 0 to 1")
-        width = parse_lengths(its["width"], f"{inner}: width", " of helpers")
-        branches = Branches(float(share), width, parse_lengths(its["task_tokens"], f"{inner}: task_tokens"))
+        branches = Branches(
+            share=number_between(its["share"], f"{inner}: share", 0, 1),
+            width=parse_lengths(its["width"], f"{inner}: width", " of helpers"),
+            task_tokens=parse_lengths(its["task_tokens"], f"{inner}: task_tokens"),
+        )
     return Steps(
         calls=parse_lengths(given["calls"], f"{where}: calls", " of calls"),
         result_tokens=parse_lengths(given["result_tokens"], f"{where}: result_tokens"),
@@ -326,8 +318,4 @@ def _flag(given: Mapping[str, Any], name: str, where: str) -> bool:
 
 def _whole(given: Mapping[str, Any], name: str, where: str) -> int | None:
     value = given.get(name)
-    if value is None:
-        return None
-    if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= MAX_TOKENS:
-        raise WorkloadError(f"{where}: {name} is {value!r}: give a whole number from 0 to {MAX_TOKENS}")
-    return value
+    return None if value is None else whole_between(value, f"{where}: {name}", 0, MAX_TOKENS)

@@ -9,8 +9,10 @@ import os
 import tempfile
 import threading
 import zlib
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from workloads.errors import WorkloadError
 
@@ -21,51 +23,16 @@ TIKTOKEN_ENCODINGS = {  # and the names of their files in tiktoken's cache: SHA-
 WORD_TOKENIZERS = ("words", "none", "server")  # words are made, and the server says how many tokens they are
 
 
-class Tokenizer(Protocol):
-    """What the prompt maker needs of a tokenizer."""
+@dataclass(frozen=True)
+class Tokenizer:
+    """``count``: tokens of a text alone; special tokens are not added, and the text of one is ordinary text."""
 
-    @property
-    def name(self) -> str:
-        """As it was asked for."""
-
-    def count(self, text: str) -> int:
-        """Tokens of ``text`` alone, without special tokens."""
+    name: str  # as it was asked for
+    count: Callable[[str], int]
 
 
-class WordsTokenizer:
-    """No vocabulary at all: a token is a word. True for our own words in the vocabularies that we test."""
-
-    name = "words"
-
-    def count(self, text: str) -> int:
-        """Words of ``text``."""
-        return len(text.split())
-
-
-class TiktokenTokenizer:
-    """A vocabulary of tiktoken."""
-
-    def __init__(self, encoding: Any) -> None:
-        self.name: str = encoding.name
-        self._encode = encoding.encode_ordinary
-
-    def count(self, text: str) -> int:
-        """Tokens of ``text``; the text of a special token counts as ordinary text."""
-        return len(self._encode(text))
-
-
-class HuggingFaceTokenizer:
-    """A local tokenizer.json."""
-
-    def __init__(self, name: str, tokenizer: Any) -> None:
-        self.name = name
-        tokenizer.no_truncation()  # some files cut at 128 tokens, and pad up to it
-        tokenizer.no_padding()
-        self._encode = tokenizer.encode
-
-    def count(self, text: str) -> int:
-        """Tokens of ``text``, without those that the model's template adds."""
-        return len(self._encode(text, add_special_tokens=False))
+WORDS = Tokenizer("words", lambda text: len(text.split()))
+"""No vocabulary at all: a token is a word. True for our own words in the vocabularies that we test."""
 
 
 def load_tokenizer(name: str, *, timeout_s: float = 20) -> Tokenizer:
@@ -75,9 +42,10 @@ def load_tokenizer(name: str, *, timeout_s: float = 20) -> Tokenizer:
     ``timeout_s`` seconds. Raises WorkloadError with one line.
     """
     if name in WORD_TOKENIZERS:
-        return WordsTokenizer()
+        return WORDS
     if name in TIKTOKEN_ENCODINGS:
-        return TiktokenTokenizer(_load_encoding(name, timeout_s))
+        encode = _load_encoding(name, timeout_s).encode_ordinary
+        return Tokenizer(name, lambda text: len(encode(text)))
     if name.startswith("hf:"):
         return _load_hugging_face(name)
     raise WorkloadError(
@@ -137,7 +105,14 @@ def _cache_folder() -> str:
     return str(Path(tempfile.gettempdir()) / "data-gym-cache")
 
 
-def _load_hugging_face(name: str) -> HuggingFaceTokenizer:
+def hugging_face(name: str, tokenizer: Any) -> Tokenizer:
+    """A tokenizer of the library, whole and bare: some files cut at 128 tokens, and pad up to it."""
+    tokenizer.no_truncation()
+    tokenizer.no_padding()
+    return Tokenizer(name, lambda text: len(tokenizer.encode(text, add_special_tokens=False)))
+
+
+def _load_hugging_face(name: str) -> Tokenizer:
     path = Path(name.removeprefix("hf:")).expanduser()
     if path.is_dir():
         path = path / "tokenizer.json"
@@ -150,7 +125,7 @@ def _load_hugging_face(name: str) -> HuggingFaceTokenizer:
     except ImportError:
         raise WorkloadError(f"tokenizer {name} needs the extra hf: install 'ampacity[hf]'") from None
     try:
-        return HuggingFaceTokenizer(name, library.Tokenizer.from_file(str(path)))
+        return hugging_face(name, library.Tokenizer.from_file(str(path)))
     except Exception as error:  # the library raises plain Exception
         reason = str(error).splitlines()[0][:120] if str(error) else type(error).__name__
         raise WorkloadError(f"tokenizer {name}: {path} is no tokenizer.json: {reason}") from None
