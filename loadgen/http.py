@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import errno
 import os
+import socket
 import ssl
 import time
 from array import array
@@ -266,7 +267,7 @@ class Client:
 
 
 def _why(error: OSError) -> str:
-    """A refused connection in the system's plain words; a TLS error in OpenSSL's."""
-    if isinstance(error, ssl.SSLError) or not error.errno:
-        return str(error) or type(error).__name__
+    """A refused connection in the system's plain words; a TLS error in OpenSSL's, a name's in the resolver's."""
+    if isinstance(error, ssl.SSLError | socket.gaierror) or not error.errno:
+        return str(error) or f"{type(error).__name__} while connecting"
     return os.strerror(error.errno)

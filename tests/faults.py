@@ -310,6 +310,36 @@ async def gzipped(x: Call) -> bool:
     return True
 
 
+async def gzipped_stream(x: Call) -> bool:
+    """Compressed on the way, in chunks that end anywhere."""
+    await x.head("Transfer-Encoding: chunked\r\nContent-Encoding: gzip\r\n")
+    body = gzip.compress(x.whole())
+    for i in range(0, len(body), 40):
+        await x.chunk(body[i : i + 40])
+    await x.send(b"0\r\n\r\n")
+    return True
+
+
+async def gzip_broken(x: Call) -> bool:
+    body = gzip.compress(x.whole())
+    await x.answer("200 OK", body[:20] + b"?" * 20 + body[40:], HEADERS + "Content-Encoding: gzip\r\n")
+    return True
+
+
+async def stream_as_text(x: Call) -> bool:
+    await x.answer("200 OK", x.whole(), "Content-Type: text/plain\r\n")
+    return True
+
+
+async def slow_good_headers(x: Call) -> bool:
+    """Line by line, a tenth of a second each, and then a good answer."""
+    for line in ("HTTP/1.1 200 OK\r\n", HEADERS, f"Content-Length: {len(x.whole())}\r\n", "\r\n"):
+        await x.send(line.encode())
+        await asyncio.sleep(0.1)
+    await x.send(x.whole())
+    return True
+
+
 async def short_body(x: Call) -> bool:
     await x.head("Content-Length: 99999\r\n")
     await x.send(event(delta("a")))
@@ -383,6 +413,7 @@ FAULTS: dict[str, Fault] = {
         "http_error",
         http=404,
     ),
+    "forbidden_empty": Fault(refusal("403 Forbidden"), "http_error", http=403),
     "empty_500": Fault(refusal("500 Internal Server Error"), "http_error", http=500),
     "rate_limited": Fault(
         refusal("429 Too Many Requests", '{"error":"slow down"}', "Retry-After: 3\r\n"),
@@ -412,6 +443,10 @@ FAULTS: dict[str, Fault] = {
     "not_streamed": Fault(not_streamed, "ok", 2),
     "empty": Fault(empty, "empty"),
     "gzipped": Fault(gzipped, "ok", -1),
+    "gzipped_stream": Fault(gzipped_stream, "ok", -1),
+    "gzip_broken": Fault(gzip_broken, "protocol_error"),
+    "stream_as_text": Fault(stream_as_text, "ok", -1),
+    "slow_good_headers": Fault(slow_good_headers, "ok", -1),
     "redirect": Fault(
         refusal("307 Temporary Redirect", more="Location: http://elsewhere.test/v1\r\n"),
         "http_error",

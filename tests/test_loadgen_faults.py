@@ -3,23 +3,30 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import random
 import shutil
 import socket
 import ssl
 import subprocess
+import sys
 import time
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from fault_server import FaultServer
 from faults import FAULTS
-from stage_driving import Driven, check_complete, on_loop, run_stage, schedule_at
+from stage_driving import Driven, Made, check_complete, on_loop, request_bytes, run_stage, schedule_at
 
+from analysis.summary import summarise
+from loadgen.endpoint import parse_endpoint
 from loadgen.http import Client, Connection
-from loadgen.plan import Limits
+from loadgen.plan import Limits, StagePlan
 from loadgen.records import RequestRecord
+from loadgen.rundir import RunWriter, load_run
+from loadgen.stage import StageRunner
 
 TOKENS = 4
 EACH = 3  # requests with each fault
@@ -102,12 +109,14 @@ def test_time_limits_are_those_of_the_client_and_harm_nobody_else(slow: Driven) 
             assert limit_s <= (record.ended_ns - record.dispatched_ns) / 1e9 < limit_s + 3.0
 
 
-def test_an_event_of_ten_megabytes_is_one_token() -> None:
+def test_an_event_of_ten_megabytes_is_one_token_and_harms_nobody_else() -> None:
+    faults = ["big_event", "ok", "ok", "ok", "big_event", "ok", "ok", "ok"]
     with FaultServer() as server:
-        result = on_loop("uvloop", run_stage(server.url, schedule_at([0.0, 0.0]), lambda i: "big_event"))
+        times = [i * 0.02 for i in range(len(faults))]
+        result = on_loop("uvloop", run_stage(server.url, schedule_at(times), faults.__getitem__))
     check_complete(result)
     for record in result.records:
-        check_fault("big_event", record)
+        check_fault(faults[record.request_id], record)
 
 
 @pytest.mark.parametrize("loop", ["uvloop", "asyncio"])
@@ -127,17 +136,129 @@ def test_a_server_that_breaks_every_connection(loop: str, on_accept: str, status
     assert time.monotonic() - began < 8
 
 
-@pytest.mark.parametrize("loop", ["uvloop", "asyncio"])
-def test_a_closed_port_is_a_connect_error(loop: str) -> None:
+def test_each_fault_is_a_count_of_the_summary(quick: Driven, tmp_path: Path) -> None:
+    """What the report counts, by status, is what the table says: EACH of every fault, and nothing else."""
+    with RunWriter(tmp_path / "run", {"stages": [quick.meta]}) as writer:
+        for record in quick.records:
+            writer.append(record)
+        writer.finish()
+    summary = summarise(load_run(tmp_path / "run"))
+    expected = Counter(FAULTS[name].status for name in QUICK for _ in range(EACH))
+    assert expected.keys() >= {"reset", "truncated", "http_error", "stream_error", "protocol_error", "empty"}
+    del expected["ok"]
+    assert {status: count for status, count in summary["errors"].items() if count} == expected
+    assert summary["requests"] == 2 * EACH * len(QUICK)
+
+
+def closed_port() -> int:
     with socket.socket() as sock:
         sock.bind(("127.0.0.1", 0))
-        url = f"http://127.0.0.1:{sock.getsockname()[1]}/v1"
-    result = on_loop(loop, run_stage(url, schedule_at([0.0] * 20)))
+        return int(sock.getsockname()[1])
+
+
+@pytest.mark.parametrize("loop", ["uvloop", "asyncio"])
+@pytest.mark.parametrize(
+    ("way", "words"),
+    [
+        ("nobody listens", ("refused", "connect call failed")),  # of uvloop, of asyncio
+        ("the name has no address", ("not known", "no address", "name resolution")),
+        ("TLS to a plain port", ("ssl", "while connecting")),
+        ("a certificate that nobody signed", ("certificate",)),
+    ],
+)
+def test_an_endpoint_that_cannot_be_reached_is_a_connect_error_and_harms_no_other(
+    loop: str, way: str, words: tuple[str, ...], tls_server: ssl.SSLContext
+) -> None:
+    """Twenty requests in turn over two endpoints, one good, one not."""
+
+    async def main(good: str, tls: str) -> Driven:
+        bad = {
+            "nobody listens": f"http://127.0.0.1:{closed_port()}/v1",
+            "the name has no address": "http://no-such-host.invalid/v1",
+            "TLS to a plain port": good.replace("http:", "https:"),
+            "a certificate that nobody signed": tls,
+        }[way]
+        ends = [parse_endpoint(good), parse_endpoint(bad)]
+        clients = [
+            Client(end, [end.host], end.ssl_context()) for end in ends
+        ]  # a proxy's name is looked up for each connection, as here
+        made = Made(lambda number, tokens: request_bytes(ends[number % 2], tokens))
+        records: list[RequestRecord] = []
+        runner = StageRunner(clients, made, records.append, targets=("good", "bad"))
+        plan = StagePlan(
+            0, "open", schedule_at([0.01 * i for i in range(20)]), 0.2, offered_rps=100.0, drain_s=10
+        )
+        result = await runner.run(plan)
+        for client in clients:
+            await client.close()
+        return Driven(result.meta, records)
+
+    with FaultServer() as server, FaultServer(tls=tls_server) as over_tls:
+        result = on_loop(loop, main(server.url, over_tls.url))
     check_complete(result)
-    assert {r.status for r in result.records} == {"connect_error"}
-    # uvloop says "Connection refused", asyncio "Connect call failed"
-    assert all("refused" in (r.error or "").lower() or "failed" in (r.error or "") for r in result.records)
-    assert all(r.connected_ns is None and r.started_ns is None for r in result.records)
+    good = [r for r in result.records if r.target == "good"]
+    bad = [r for r in result.records if r.target == "bad"]
+    assert (len(good), len(bad)) == (10, 10)
+    for record in good:
+        check_fault("ok", record)
+    for record in bad:
+        assert (record.status, record.http_status, record.output_tokens) == ("connect_error", None, None)
+        assert record.connected_ns is record.started_ns is None
+        assert any(word in (record.error or "").lower() for word in words), record.error
+
+
+@pytest.mark.skipif(not Path("/dev/fd").is_dir(), reason="counts open files in /dev/fd")
+def test_requests_that_find_no_descriptor_are_counted_as_the_clients_and_harm_no_other() -> None:
+    """60 at once with room for some 20 connections; the server is another process, with descriptors of its own."""
+    import resource
+
+    command = [
+        sys.executable,
+        str(Path(__file__).with_name("fault_server.py")),
+        "--port",
+        "0",
+        "--gap-ms",
+        "100",
+    ]
+    server = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    assert server.stdout is not None
+    url = server.stdout.readline().split()[0]
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    measures: list[int] = []
+
+    async def main() -> Driven:
+        end = parse_endpoint(url)
+        client = Client(end, end.addresses(), None)
+        records: list[RequestRecord] = []
+        runner = StageRunner([client], Made(lambda _, tokens: request_bytes(end, tokens)), records.append)
+        times = [0.0] * 60 + [1.5 + 0.01 * i for i in range(10)]
+        plan = StagePlan(0, "open", schedule_at(times), 1.6, offered_rps=40.0, drain_s=10)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (len(os.listdir("/dev/fd")) + 25, limits[1]))
+        try:
+            result = await runner.run(plan)
+        finally:
+            resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+        await client.close()
+        measures.append(result.measures.shortages)
+        return Driven(result.meta, records)
+
+    try:
+        result = on_loop("uvloop", main())
+    finally:
+        server.kill()
+        server.wait()
+        server.stdout.close()
+    check_complete(result)
+    short = [r for r in result.records if r.status != "ok"]
+    assert {(r.status, r.error) for r in short} == {("connect_error", "Too many open files")}
+    assert 30 <= len(short) <= 55
+    assert measures == [len(short)]
+    for record in result.records:
+        if record.status == "ok":
+            check_fault("ok", record)
+    assert all(
+        r.status == "ok" for r in result.records if r.request_id >= 60
+    )  # those that came when there was room again
 
 
 def test_a_server_that_appears_during_the_stage_is_used_from_then_on() -> None:
@@ -162,14 +283,6 @@ def test_a_server_that_appears_during_the_stage_is_used_from_then_on() -> None:
     assert ordered[0] == "connect_error"
     assert ordered[-1] == "ok"
     assert set(ordered) == {"connect_error", "ok"}
-
-
-def test_https_to_a_plain_port_is_a_connect_error() -> None:
-    with FaultServer() as server:
-        url = server.url.replace("http://", "https://")
-        result = on_loop("uvloop", run_stage(url, schedule_at([0.0] * 5)))
-    check_complete(result)
-    assert {r.status for r in result.records} == {"connect_error"}
 
 
 @pytest.fixture(scope="module")
