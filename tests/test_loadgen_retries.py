@@ -3,6 +3,7 @@
 import asyncio
 from collections import Counter
 from itertools import pairwise
+from typing import Any
 
 import pytest
 from stage_driving import Made, request_bytes, schedule_at
@@ -108,6 +109,33 @@ def test_retry_after_is_honoured() -> None:
 def test_a_refusal_that_will_not_pass_is_not_tried_again(status: str) -> None:
     refusal = f"HTTP/1.1 {status}\r\nContent-Length: 0\r\nConnection: close\r\n\r\n".encode()
     assert attempts(drive([refusal], 1, retries=3)) == {(0, "http_error"): 1}
+
+
+@pytest.mark.parametrize("status", ["502 Bad Gateway", "503 Service Unavailable", "504 Gateway Timeout"])
+def test_a_refusal_that_may_pass_is_tried_again(status: str) -> None:
+    head = f"HTTP/1.1 {status}\r\nRetry-After: 0\r\nContent-Length: 0\r\nConnection: close\r\n\r\n"
+    assert attempts(drive([head.encode()], 1, retries=1)) == {(0, "http_error"): 1, (1, "ok"): 1}
+
+
+@pytest.mark.parametrize(
+    ("failed", "pause_s"),
+    [
+        ({"status": "connect_error"}, 0.5),  # doubled with each attempt
+        ({"status": "reset", "attempt": 1}, 1.0),
+        ({"status": "reset", "attempt": 2}, None),  # two retries were asked for
+        ({"status": "http_error", "http_status": 503, "retry_after_s": 3.0}, 3.0),
+        ({"status": "http_error", "http_status": 429, "retry_after_s": 3.0, "attempt": 1}, 3.0),
+        ({"status": "http_error", "http_status": 429, "retry_after_s": 3600.0}, 60.0),  # nobody waits longer
+        ({"status": "http_error", "http_status": 429, "retry_after_s": -1.0}, 0.0),
+        ({"status": "http_error", "http_status": 500, "retry_after_s": 3.0}, None),
+        ({"status": "truncated", "http_status": 200}, None),  # what was answered in part is not asked again
+        ({"status": "timeout"}, None),
+        ({"status": "ok", "http_status": 200}, None),
+    ],
+)
+def test_how_long_is_waited_before_the_next_attempt(failed: dict[str, Any], pause_s: float | None) -> None:
+    assert Limits(retries=2).retry_pause_s(RequestRecord(0, 0, 0, **failed)) == pause_s
+    assert Limits().retry_pause_s(RequestRecord(0, 0, 0, **failed)) is None
 
 
 def test_a_closed_loop_keeps_its_concurrency_while_a_user_waits_to_try_again() -> None:

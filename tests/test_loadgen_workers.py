@@ -3,6 +3,7 @@
 import asyncio
 import os
 import signal
+import time
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,6 +13,7 @@ import numpy as np
 import pyarrow.compute as pc
 import pytest
 
+from loadgen.audit import Tolerance, judge
 from loadgen.endpoint import parse_endpoint
 from loadgen.generator import Generator
 from loadgen.plan import Limits, StagePlan
@@ -171,6 +173,50 @@ def test_closed_loop_over_workers_keeps_its_concurrency_and_its_ids(server: Star
     for worker, first_s in ((0, 0.0), (1, 0.1)):  # users 0, 2, 4 and 1, 3 of five over 0.5 s
         begun_ns = min(r["scheduled_ns"] for r in of_ramp if r["worker"] == worker)
         assert begun_ns - results[1].meta["start_ns"] >= first_s * 1e9
+
+
+def test_a_worker_that_starts_late_sends_late_and_the_audit_says_how_late(
+    server: Started, tmp_path: Path
+) -> None:
+    """All workers have one absolute start; one of two is stopped until half a second after it."""
+    plan = open_plan(0, 40.0, 1.0, 0)
+    starts: list[int] = []
+
+    async def main() -> Any:
+        setup = setup_for(server)
+        with RunWriter(tmp_path / "run", {"stages": []}) as writer:
+            clients = setup.clients()
+            generator = Generator(setup, clients, writer, writer.worker_stream)
+
+            def hold_one_back(start_ns: int) -> None:
+                starts.append(start_ns)
+                pid = generator._workers._workers[1].process.pid
+                os.kill(pid, signal.SIGSTOP)
+                left_s = (start_ns - time.monotonic_ns()) / 1e9 + 0.5
+                asyncio.get_running_loop().call_later(left_s + 0.002, os.kill, pid, signal.SIGCONT)
+
+            result = await generator.run(plan, 2, hold_one_back)
+            writer.meta["stages"].append(result.meta)
+            await generator.close()
+            await clients[0].close()
+            writer.finish()
+        return result
+
+    result = asyncio.run(main())
+    rows = load_run(tmp_path / "run").requests.to_pylist()
+    assert result.meta["start_ns"] == starts[0]
+    for row in rows:  # the timetable of both counts from the one start, whenever a worker got under way
+        due_ns = round(float(plan.schedule.scheduled_s[row["request_id"]]) * 1e9)
+        assert row["scheduled_ns"] == starts[0] + due_ns
+        if row["worker"] == 1 and due_ns < 500_000_000:
+            assert row["dispatched_ns"] - starts[0] >= 500_000_000
+    late_s = max(
+        0.5 - float(plan.schedule.scheduled_s[row["request_id"]]) for row in rows if row["worker"] == 1
+    )
+    assert late_s > 0.3
+    audit = judge(result.measures, Tolerance())
+    assert audit.slip_max_s >= late_s
+    assert audit.client_limited
 
 
 def test_a_worker_that_dies_is_noticed_and_the_run_goes_on(server: Started, tmp_path: Path) -> None:
