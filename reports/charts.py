@@ -16,8 +16,10 @@ from reports.distributions import (
     output_lengths,
     ttft_percentiles,
 )
+from reports.families import latency_by_class, latency_by_lengths
 from reports.figures import by_load, exact, interval, load_of, rate, reason_of, seconds, share, significant
 from reports.marks import (
+    DASHED,
     NARROW,
     WIDE,
     Axis,
@@ -27,16 +29,13 @@ from reports.marks import (
     linear_axis,
     log_axis,
     seconds_axis,
+    stage_state,
+    state_keys,
+    state_points,
 )
 
 DRAWN = (("ttft", "ttft_from_schedule_s", "TTFT"), ("e2e", "e2e_from_schedule_s", "E2E"))
 TAILS = (0.9, 0.95, 0.99)  # quantiles that a summary holds, as p90, p95, p99
-SHAPES = {"steady": "circle", "growing": "diamond", "client": "cross"}
-STATES = {
-    "growing": "not steady: requests in flight keep growing",
-    "client": "limited by the load generator: no finding",
-}
-DASHED = [5, 4]
 
 
 def charts(summary: Mapping[str, Any]) -> list[Chart]:
@@ -44,17 +43,11 @@ def charts(summary: Mapping[str, Any]) -> list[Chart]:
     from altair.utils.schemapi import debug_mode
 
     drawn: list[Callable[[Mapping[str, Any]], Chart | None]] = [
-        burst_ttft, burst_queue, latency_by_rate, latency_by_concurrency, achieved_by_offered, ttft_percentiles, itl_percentiles,
+        burst_ttft, burst_queue, latency_by_rate, latency_by_concurrency, achieved_by_offered, latency_by_class, latency_by_lengths, ttft_percentiles, itl_percentiles,
         goodput_by_load, errors_by_stage, input_lengths, output_lengths,
     ]  # fmt: skip
     with debug_mode(False):  # Altair's own checks take seconds; a test makes them instead
         return [chart for draw in drawn if (chart := draw(summary)) is not None]
-
-
-def _state(stage: Mapping[str, Any]) -> str:
-    if stage.get("client_limited"):
-        return "client"
-    return "growing" if stage.get("stable") is False else "steady"
 
 
 def _stages(summary: Mapping[str, Any], name: str) -> list[Mapping[str, Any]]:
@@ -74,7 +67,7 @@ def _points(
         bounds = interval(held.get("p99_ci"), seconds) if percentile == "p99" else None
         text = f"{load_of(stage)}: {label} {seconds(value)}" + (f" ({bounds})" if bounds else "")
         rows.append(
-            {"x": stage[x], "y": value, "text": text, "state": _state(stage), "ci": held.get("p99_ci")}
+            {"x": stage[x], "y": value, "text": text, "state": stage_state(stage), "ci": held.get("p99_ci")}
         )
     return rows
 
@@ -158,21 +151,15 @@ def _latency_plot(
         plot.line(rows, colour, None if tail else DASHED)
         if percentile == "p99":
             plot.bars_between(_interval_bars(rows), colour)
-        for state, shape in SHAPES.items():
-            plot.points([r for r in rows if r["state"] == state], colour, shape, filled=tail)
+        state_points(plot, rows, colour, filled=tail)
         keys.append(Key(label, colour, "line-dot" if tail else "dash-ring"))
     top = plot.y.high * (plot.y.low / plot.y.high) ** 0.025
     beyond = [{**row, "y": top} for row in _beyond(stages, x, _tail(summary, "ttft"))]
     plot.points(beyond, "bad", "triangle-up")
-    keys += _state_keys(stages)
+    keys += state_keys(stages)
     if beyond:
         keys.append(Key(f"TTFT {_tail(summary, 'ttft')} infinite: failed requests", "bad", "triangle"))
     return plot, keys
-
-
-def _state_keys(stages: Sequence[Mapping[str, Any]]) -> list[Key]:
-    seen = {_state(stage) for stage in stages}
-    return [Key(text, "muted", SHAPES[state]) for state, text in STATES.items() if state in seen]
 
 
 def _mark_capacity(
@@ -281,7 +268,7 @@ def achieved_by_offered(summary: Mapping[str, Any]) -> Chart | None:
     plot = Plot(linear_axis("Offered rate (requests/s)", top), linear_axis("Achieved rate (requests/s)", top))
     _diagonal(plot)
     rows = [
-        {"x": s["offered_rps"], "y": s["achieved_rps"], "state": _state(s),
+        {"x": s["offered_rps"], "y": s["achieved_rps"], "state": stage_state(s),
          "text": f"{load_of(s)} offered: {rate(s['achieved_rps'])} achieved"}
         for s in stages
     ]  # fmt: skip
@@ -289,7 +276,7 @@ def achieved_by_offered(summary: Mapping[str, Any]) -> Chart | None:
     title = _follows(stages)
     keys = [Key("achieved = offered", "planned", "dash"), Key("achieved rate", "ttft", "line-dot")]
     alt = f"Achieved against offered rate of {len(stages)} stages. {title}."
-    return Chart("achieved", title, alt, plot.spec(NARROW, 290), [*keys, *_state_keys(stages)])
+    return Chart("achieved", title, alt, plot.spec(NARROW, 290), [*keys, *state_keys(stages)])
 
 
 def _follows(stages: Sequence[Mapping[str, Any]]) -> str:
@@ -311,8 +298,7 @@ def _diagonal(plot: Plot) -> None:
 
 def _curve(plot: Plot, rows: list[dict[str, Any]], colour: str) -> None:
     plot.line(rows, colour)
-    for state, shape in SHAPES.items():
-        plot.points([r for r in rows if r["state"] == state], colour, shape)
+    state_points(plot, rows, colour)
 
 
 def goodput_by_load(summary: Mapping[str, Any]) -> Chart | None:
@@ -333,7 +319,9 @@ def goodput_by_load(summary: Mapping[str, Any]) -> Chart | None:
         _diagonal(plot)
     else:
         plot = Plot(log_axis("Set concurrency (requests)", loads), linear_axis("Goodput (requests/s)", goods))
-    rows = [{"x": s[x], "y": s["goodput_rps"], "state": _state(s), "text": _goodput_text(s)} for s in stages]
+    rows = [
+        {"x": s[x], "y": s["goodput_rps"], "state": stage_state(s), "text": _goodput_text(s)} for s in stages
+    ]
     peak = summary.get("goodput") or {}
     title = "Goodput by load"
     keys = [Key("goodput = offered", "planned", "dash")] if is_open else []
@@ -343,7 +331,7 @@ def goodput_by_load(summary: Mapping[str, Any]) -> Chart | None:
     elif peak.get("peak_rps") == 0:
         title = "No request met every SLO"
     _curve(plot, rows, "good")
-    keys += [Key("goodput: requests that met every SLO", "good", "line-dot"), *_state_keys(stages)]
+    keys += [Key("goodput: requests that met every SLO", "good", "line-dot"), *state_keys(stages)]
     return Chart("goodput", title, f"{title}. {len(stages)} stages.", plot.spec(NARROW, 290), keys)
 
 

@@ -7,7 +7,7 @@ and is legible in every theme. Every figure a mark shows is in its description (
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -19,6 +19,12 @@ SECONDS_LABEL = (
     "datum.value < 1e-3 ? format(datum.value * 1e6, '.3~r') + ' µs' : datum.value < 1 ?"
     " format(datum.value * 1e3, '.3~r') + ' ms' : format(datum.value, ',.3~r') + ' s'"
 )
+DASHED = [5, 4]
+SHAPES = {"steady": "circle", "growing": "diamond", "client": "cross"}
+STATES = {
+    "growing": "not steady: requests in flight keep growing",
+    "client": "limited by the load generator: no finding",
+}
 
 
 @dataclass(frozen=True)
@@ -242,3 +248,22 @@ def with_look(chart: Any, datasets: dict[str, list[dict[str, Any]]]) -> dict[str
         "background": "transparent", "view": {"stroke": None}, "axis": axis, "padding": 4, "font": FONT,
     }  # fmt: skip
     return spec
+
+
+def stage_state(stage: Mapping[str, Any]) -> str:
+    """A name of SHAPES."""
+    if stage.get("client_limited"):
+        return "client"
+    return "growing" if stage.get("stable") is False else "steady"
+
+
+def state_keys(stages: Sequence[Mapping[str, Any]]) -> list[Key]:
+    """The legend of the symbols that are not of a steady stage."""
+    seen = {stage_state(stage) for stage in stages}
+    return [Key(text, "muted", SHAPES[state]) for state, text in STATES.items() if state in seen]
+
+
+def state_points(plot: Plot, rows: list[dict[str, Any]], colour: str, filled: bool = True) -> None:
+    """A symbol at each of ``rows`` (x, y, text, state)."""
+    for state, shape in SHAPES.items():
+        plot.points([r for r in rows if r["state"] == state], colour, shape, filled=filled)

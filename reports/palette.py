@@ -28,6 +28,13 @@ COLOURS: dict[str, tuple[str, str]] = {
     "step5": ("#9f2b84", "#eda6e4"),
     "step6": ("#9c1b58", "#ffb0c4"),
     "step7": ("#701030", "#ffd2cf"),
+    # classes, or length combinations
+    "curve0": ("#0a6ab0", "#62b5ef"),
+    "curve1": ("#c4500a", "#ff9a55"),
+    "curve2": ("#0c7d5e", "#45cfa0"),
+    "curve3": ("#8b3fa5", "#cda0f2"),
+    "curve4": ("#8a6a02", "#e3bd52"),
+    "curve5": ("#b0215a", "#ff86ae"),
     # causes of failure
     "http_error": ("#d55e01", "#ff8a3d"),
     "stream_error": ("#e69f00", "#ffc34d"),
@@ -43,6 +50,7 @@ COLOURS: dict[str, tuple[str, str]] = {
     "other_error": ("#333a42", "#cfd5db"),
 }
 
+CURVES = [name for name in COLOURS if name.startswith("curve")]
 STEPS = [name for name in COLOURS if name.startswith("step")]
 
 

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from reports.burst import phases_table
+from reports.families import classes_table, lengths_families_table
 from reports.figures import NO_FAILURES, count, cut_off, ended_otherwise, failures, printable
 from reports.findings import error_bound, findings
 from reports.sessions import session_findings
@@ -31,6 +32,10 @@ def render_table(summary: dict[str, Any], console: Console) -> None:
         print_table(console, table)
         if bound := error_bound(summary):
             _print(console, bound, "dim")
+    for further in (lengths_families_table(summary), classes_table(summary)):
+        if further:
+            console.print()
+            print_table(console, further)
     console.print()
     for finding in [*findings(summary), *session_findings(summary)]:
         value = f"{finding.value} ({finding.interval})" if finding.interval else finding.value
