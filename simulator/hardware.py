@@ -6,7 +6,7 @@ peak compute in prefill are what well-tuned kernels reach on large models; fit t
 """
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -45,7 +45,8 @@ def roofline(
         overhead_s += 2 * model.layers * ALL_REDUCE_LATENCY_S
     return Roofline(
         weight_bytes=(model.parameters - model.routed_parameters) * BYTES_PER_ELEMENT[precision],
-        kv_bytes_per_token=_kv_bytes(model, kv_precision, tensor_parallel),
+        kv_bytes_per_token=model.kv_bytes_per_token(BYTES_PER_ELEMENT[kv_precision])
+        * model.kv_copies(tensor_parallel),
         flops_per_token=2 * model.active_parameters,
         flops_per_pair=4 * model.layers * model.heads * model.head_size,
         bandwidth_bytes_s=hardware.bandwidth_bytes_s * hardware.bandwidth_factor * tensor_parallel,
@@ -57,27 +58,21 @@ def roofline(
     )
 
 
-def _kv_bytes(model: Model, kv_precision: str, tensor_parallel: int) -> float:
-    """Of one token on all devices together."""
-    return model.kv_bytes_per_token(BYTES_PER_ELEMENT[kv_precision]) * model.kv_copies(tensor_parallel)
-
-
 def engine_config(
     name: str,
     hardware: Hardware,
     model: Model,
     *,
-    precision: str = "fp16",
-    kv_precision: str = "fp16",
     tensor_parallel: int = 1,
-    overhead_s: float = 2e-3,
     max_model_len: int | None = None,
     block_tokens: int = 16,
-    **limits: Any,
+    limits: Mapping[str, Any] | None = None,
+    **built: Any,
 ) -> EngineConfig:
     """An engine with the KV pool that the device memory leaves; limits: max_num_seqs and max_num_batched_tokens.
 
-    Raises SimulatorError if no memory is left, and where the attention heads cannot be split evenly.
+    built: see `roofline`. Raises SimulatorError if no memory is left, and where the attention heads cannot be split
+    evenly.
     """
     if model.heads % tensor_parallel:
         raise SimulatorError(
@@ -85,27 +80,22 @@ def engine_config(
             f"take a divisor of {model.heads}"
         )
     free = tensor_parallel * (hardware.memory_bytes * MEMORY_SHARE - ACTIVATION_BYTES)
-    free -= model.parameters * BYTES_PER_ELEMENT[precision]
-    blocks = int(free // (block_tokens * _kv_bytes(model, kv_precision, tensor_parallel)))
+    step_time = roofline(hardware, model, tensor_parallel=tensor_parallel, **built)
+    free -= step_time.weight_bytes + step_time.expert_bytes
+    blocks = int(free // (block_tokens * step_time.kv_bytes_per_token))
     if blocks < 1:
+        precision = built.get("precision", "fp16")
         raise SimulatorError(
             f"{name}: {model.name} in {precision} does not fit on {tensor_parallel} x {hardware.name}"
         )
     wanted_len = model.max_model_len if max_model_len is None else max_model_len
     return EngineConfig(
         name=name,
-        step_time=roofline(
-            hardware,
-            model,
-            precision=precision,
-            kv_precision=kv_precision,
-            tensor_parallel=tensor_parallel,
-            overhead_s=overhead_s,
-        ),
+        step_time=step_time,
         max_model_len=min(wanted_len, blocks * block_tokens),
         kv_blocks=blocks,
         block_tokens=block_tokens,
-        **limits,
+        **(limits or {}),
     )
 
 
@@ -176,16 +166,13 @@ def find_deployment(name: str) -> Deployment:
                 f"preset {name!r}: cannot read {part!r}; write {key}={written}. {text}"
             ) from error
     if composed:
-        budget = {field: scheduling[field] for field in _BUDGET if field in scheduling}
-        config = _compose(base, built | budget)
+        limits = {f: scheduling[f] for f in ("max_num_seqs", "max_num_batched_tokens") if f in scheduling}
+        config = _compose(base, built | {"limits": limits})
     else:
         config = _named(base)
     if name != config.name:
         config = replace(config, name=name, **scheduling)
     return _deployment(config, **deployed)
-
-
-_BUDGET = ("max_num_seqs", "max_num_batched_tokens")
 
 
 def _deployment(

@@ -137,39 +137,20 @@ class Metrics:
             self.histograms[name].add(value)
 
     def families(self, engine: Engine) -> Iterable[Family]:
-        yield (
-            "vllm:num_requests_running",
-            "gauge",
-            "Number of requests in model execution batches.",
-            self._one(engine.running),
-        )
-        yield (
-            "vllm:num_requests_waiting",
-            "gauge",
-            "Number of requests waiting to be processed.",
-            self._one(engine.waiting),
-        )
-        yield (
-            "vllm:kv_cache_usage_perc",
-            "gauge",
-            "KV-cache usage. 1 means 100 percent usage.",
-            self._one(engine.kv_usage),
-        )
-        for name, text, count in (
-            ("num_preemptions", "Cumulative number of preemption from the engine.", engine.preemptions),
-            ("prefix_cache_queries", "Prefix cache queries, in tokens.", engine.prefix_queries),
-            ("prefix_cache_hits", "Prefix cache hits, in tokens.", engine.prefix_hits),
-            ("prompt_tokens", "Number of prefill tokens processed.", self.prompt_tokens),
-            ("generation_tokens", "Number of generation tokens processed.", self.generation_tokens),
-        ):
-            yield f"vllm:{name}_total", "counter", text, self._one(count)
+        for name, kind, text, value in (
+            ("num_requests_running", "gauge", "Number of requests in model execution batches.", engine.running),
+            ("num_requests_waiting", "gauge", "Number of requests waiting to be processed.", engine.waiting),
+            ("kv_cache_usage_perc", "gauge", "KV-cache usage. 1 means 100 percent usage.", engine.kv_usage),
+            ("num_preemptions_total", "counter", "Cumulative number of preemption from the engine.", engine.preemptions),
+            ("prefix_cache_queries_total", "counter", "Prefix cache queries, in tokens.", engine.prefix_queries),
+            ("prefix_cache_hits_total", "counter", "Prefix cache hits, in tokens.", engine.prefix_hits),
+            ("prompt_tokens_total", "counter", "Number of prefill tokens processed.", self.prompt_tokens),
+            ("generation_tokens_total", "counter", "Number of generation tokens processed.", self.generation_tokens),
+        ):  # fmt: skip
+            yield f"vllm:{name}", kind, text, self._one(value)
         reasons = {**self.finished, "abort": self.aborted, "error": 0}
-        yield (
-            "vllm:request_success_total",
-            "counter",
-            "Count of successfully processed requests.",
-            [self._sample("", count, finished_reason=reason) for reason, count in reasons.items()],
-        )
+        samples = [self._sample("", count, finished_reason=reason) for reason, count in reasons.items()]
+        yield "vllm:request_success_total", "counter", "Count of successfully processed requests.", samples
         for name, (text, _) in _HISTOGRAMS.items():
             yield f"vllm:{name}", "histogram", text, self._buckets(self.histograms[name])
         config = engine.config

@@ -1,13 +1,26 @@
-"""Which tests need the machine to themselves: those that hold times over real sockets to a limit."""
+"""Fixtures of several test files, and which tests need the machine to themselves: those that hold times to a limit."""
 
 from __future__ import annotations
 
+import shutil
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
 import pytest
 
+CHROMIUM = next(
+    (p for n in ("chromium", "chromium-browser", "google-chrome") if (p := shutil.which(n))), None
+)
+ARGUMENTS = [
+    "--no-sandbox", "--disable-gpu", "--disable-background-networking", "--disable-component-update",
+    "--disable-sync", "--no-first-run",
+]  # fmt: skip
 REAL_TIME = {
     "test_ab", "test_benchmarks", "test_calibrate", "test_experiments", "test_llamacpp", "test_loadgen_faults",
     "test_loadgen_pacer", "test_loadgen_pages", "test_loadgen_probe", "test_loadgen_proxy", "test_loadgen_redirects",
-    "test_loadgen_retries", "test_loadgen_sessions", "test_loadgen_workers", "test_search", "test_simulator_faults_server",
+    "test_loadgen_retries", "test_loadgen_sessions", "test_loadgen_users", "test_loadgen_workers", "test_search", "test_simulator_faults_server",
     "test_simulator_launch", "test_simulator_server", "test_simulator_server_agreement", "test_simulator_server_answers",
     "test_tokenizer_census", "test_vllm",
 }  # fmt: skip
@@ -17,3 +30,28 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if item.path.stem in REAL_TIME:
             item.add_marker(pytest.mark.real_time)
+
+
+@pytest.fixture
+def ampacity(monkeypatch: pytest.MonkeyPatch) -> Callable[..., object]:
+    """The command line in this process: ``ampacity("gate", path)`` gives the exit status."""
+    from ampacity.cli import main
+
+    def call(*arguments: str | Path) -> object:
+        monkeypatch.setattr(sys, "argv", ["ampacity", *map(str, arguments)])
+        with pytest.raises(SystemExit) as ended:
+            main()
+        return ended.value.code
+
+    return call
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    sync_api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
+    if CHROMIUM is None:
+        pytest.skip("no chromium, chromium-browser or google-chrome on this machine")
+    with sync_api.sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=ARGUMENTS)
+        yield browser
+        browser.close()

@@ -1,15 +1,24 @@
-"""What the tests of the simulated engine run it with: a closed loop, and names of shared blocks."""
+"""What the tests of the simulated engine run it with: a closed loop, steps without a clock, names of shared blocks."""
 
 from collections.abc import Hashable, Sequence
 
 from simulator.deployment import Deployment, Run
-from simulator.engine import EngineConfig, Request
+from simulator.engine import Engine, EngineConfig, Request
 from simulator.outcome import Outcome, outcome_of
 
 
 def prefix_hashes(prefix: Hashable, tokens: int, block_tokens: int = 16) -> list[Hashable]:
     """Names of the full blocks of a prefix that several requests share; longer ones continue shorter ones."""
     return [(prefix, number) for number in range(tokens // block_tokens)]
+
+
+def run_dry(engine: Engine, now_s: float = 0.0) -> list[Request]:
+    """Step until nothing is left to do; the requests in the order in which they finished."""
+    finished = []
+    while (result := engine.step(now_s)) is not None:
+        finished += result.finished
+        now_s = result.end_s
+    return finished
 
 
 def simulate_closed(

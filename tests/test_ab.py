@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import io
 import json
-import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -15,7 +14,6 @@ import pyarrow.parquet as pq
 import pytest
 from rich.console import Console
 
-from ampacity.cli import main
 from ampacity.config import ConfigError, Settings, make_settings
 from ampacity.experiments import ab as experiment
 from ampacity.experiments.ab import arms, interleave
@@ -141,17 +139,6 @@ def test_arms_have_other_texts_and_directories_and_one_level(tmp_path: Path) -> 
     for wrong in ({}, {"rates": "1,2"}, {"concurrency": "1,2"}):
         with pytest.raises(ConfigError, match="one load level"):
             arms(settings(**wrong), settings(**wrong))
-
-
-@pytest.fixture
-def ampacity(monkeypatch: pytest.MonkeyPatch) -> Any:
-    def call(*arguments: str | Path) -> object:
-        monkeypatch.setattr(sys, "argv", ["ampacity", *map(str, arguments)])
-        with pytest.raises(SystemExit) as ended:
-            main()
-        return ended.value.code
-
-    return call
 
 
 @pytest.fixture(scope="module")

@@ -16,7 +16,6 @@ import pytest
 import yaml
 from synthetic import Stage, make_run, request
 
-from ampacity.cli import main
 from reports.gate_text import workflow_commands
 from reports.junit import junit_xml
 from reports.markdown import gate_markdown
@@ -30,17 +29,6 @@ def made(path: Path, scale: float = 1.0, n: int = 1000, **meta: Any) -> Path:
     records = [request(i, i / RATE, ttft_s=float(t), gaps_s=[0.01] * 4) for i, t in enumerate(values)]
     make_run(path, [Stage(records, n / RATE, offered_rps=RATE)], **({"run_id": path.name} | meta))
     return path
-
-
-@pytest.fixture
-def ampacity(monkeypatch: pytest.MonkeyPatch) -> Any:
-    def call(*arguments: str | Path) -> object:
-        monkeypatch.setattr(sys, "argv", ["ampacity", *map(str, arguments)])
-        with pytest.raises(SystemExit) as ended:
-            main()
-        return ended.value.code
-
-    return call
 
 
 @pytest.fixture

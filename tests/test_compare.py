@@ -7,7 +7,6 @@ import io
 import json
 import re
 import shlex
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -16,7 +15,6 @@ import numpy as np
 import pytest
 from synthetic import Stage, make_run, request
 
-from ampacity.cli import main
 from analysis.arms import Arm
 from analysis.comparable import CompareError, prepare
 from analysis.compare import compare, differences
@@ -50,17 +48,6 @@ def rows(result: dict[str, Any]) -> dict[str, dict[str, Any]]:
 def quantiles(result: dict[str, Any], metric: str) -> dict[float, dict[str, Any]]:
     table = next(s for s in result["shift"] if s["metric"] == metric)
     return {q["q"]: q for q in table["quantiles"]}
-
-
-@pytest.fixture
-def ampacity(monkeypatch: pytest.MonkeyPatch) -> Any:
-    def call(*arguments: str | Path) -> object:
-        monkeypatch.setattr(sys, "argv", ["ampacity", *map(str, arguments)])
-        with pytest.raises(SystemExit) as ended:
-            main()
-        return ended.value.code
-
-    return call
 
 
 # --- the scorecard by hand -------------------------------------------------------------------------------------

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 from test_compare import arm, stage, ttfts
-from test_reports_browser import ARGUMENTS, CHROMIUM, CLIPPED, OVERLAPPING
+from test_reports_browser import CLIPPED, OVERLAPPING
 
 from analysis.compare import compare
 from reports.compare import write_comparison_page
@@ -25,17 +24,6 @@ def page_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
     result["sentence"] += " <script>alert(1)</script>"
     write_comparison_page(folder / "compare.html", result)
     return folder / "compare.html"
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Any]:
-    sync_api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
-    if CHROMIUM is None:
-        pytest.skip("no chromium, chromium-browser or google-chrome on this machine")
-    with sync_api.sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=ARGUMENTS)
-        yield browser
-        browser.close()
 
 
 @pytest.mark.parametrize(("width", "scheme"), [(1400, "light"), (390, "dark")])

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import shutil
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +12,6 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from ampacity.cli import main
 from ampacity.imports.into_run import read_file, write_run
 from ampacity.imports.results import ImportedFileError
 from analysis.summary import summarise
@@ -24,17 +22,6 @@ FILES = {
     "vllm bench serve": SAMPLES / "vllm_open.json", "aiperf": SAMPLES / "aiperf" / "profile_export.jsonl",
     "guidellm": SAMPLES / "guidellm.json", "genai-bench": SAMPLES / "genai_bench.json",
 }  # fmt: skip
-
-
-@pytest.fixture
-def ampacity(monkeypatch: pytest.MonkeyPatch) -> Any:
-    def call(*arguments: str | Path) -> object:
-        monkeypatch.setattr(sys, "argv", ["ampacity", *map(str, arguments)])
-        with pytest.raises(SystemExit) as ended:
-            main()
-        return ended.value.code
-
-    return call
 
 
 def imported(tmp_path: Path, *paths: Path) -> dict[str, Any]:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -12,13 +10,6 @@ from sample_summary import ALL, meta
 
 from reports.html import write_report
 
-CHROMIUM = next(
-    (p for n in ("chromium", "chromium-browser", "google-chrome") if (p := shutil.which(n))), None
-)
-ARGUMENTS = [
-    "--no-sandbox", "--disable-gpu", "--disable-background-networking", "--disable-component-update",
-    "--disable-sync", "--no-first-run",
-]  # fmt: skip
 # whether every text of a chart lies inside its picture, and which texts of one axis overlap
 CLIPPED = """() => [...document.querySelectorAll('.picture svg')].flatMap(svg => {
   const box = svg.getBoundingClientRect();
@@ -34,17 +25,6 @@ OVERLAPPING = """() => [...document.querySelectorAll('.picture svg')].flatMap(sv
     r.left < s.right - 1 && s.left < r.right - 1 && r.top < s.bottom - 2 && s.top < r.bottom - 2)
     .map(([b]) => a + ' | ' + b));
 })"""
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Any]:
-    sync_api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
-    if CHROMIUM is None:
-        pytest.skip("no chromium, chromium-browser or google-chrome on this machine")
-    with sync_api.sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=ARGUMENTS)
-        yield browser
-        browser.close()
 
 
 @pytest.fixture(scope="module")

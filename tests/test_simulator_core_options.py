@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from engine_runs import prefix_hashes
+from engine_runs import prefix_hashes, run_dry
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -31,14 +31,6 @@ def tiny(**changes: object) -> EngineConfig:
         "block_tokens": 4,
     }
     return EngineConfig(**(values | changes))  # type: ignore[arg-type]
-
-
-def run_dry(engine: Engine, now_s: float = 0.0) -> list[Request]:
-    finished = []
-    while (result := engine.step(now_s)) is not None:
-        finished += result.finished
-        now_s = result.end_s
-    return finished
 
 
 # Prefix cache

@@ -4,6 +4,7 @@ import math
 
 import numpy as np
 import pytest
+from engine_runs import run_dry
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -129,14 +130,6 @@ def test_same_token_times_as_a_naive_engine(
     gaps, counts = outcome.gaps_s()
     plain = np.concatenate([np.diff(times) for times in expected])
     assert np.sort(np.repeat(gaps, counts)) == pytest.approx(np.sort(plain))
-
-
-def run_dry(engine: Engine, now_s: float = 0.0) -> list[Request]:
-    finished = []
-    while (result := engine.step(now_s)) is not None:
-        finished += result.finished
-        now_s = result.end_s
-    return finished
 
 
 def test_kv_exhaustion_preempts_the_latest_and_everyone_finishes() -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import json
 import math
-import sys
 import threading
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
@@ -17,7 +16,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from synthetic import Stage, make_run, request
 
-from ampacity.cli import main
 from ampacity.imports.production import between, fetch, read_page
 from analysis.validate import (
     ASSUMPTIONS,
@@ -211,17 +209,6 @@ def test_nothing_comparable_is_an_error() -> None:
 
 
 # ---- the command
-
-
-@pytest.fixture
-def ampacity(monkeypatch: pytest.MonkeyPatch) -> Any:
-    def call(*arguments: str | Path) -> object:
-        monkeypatch.setattr(sys, "argv", ["ampacity", *map(str, arguments)])
-        with pytest.raises(SystemExit) as ended:
-            main()
-        return ended.value.code
-
-    return call
 
 
 @pytest.fixture

@@ -5,25 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ampacity.imports.results import (
-    CONNECTING,
-    FAILURES_LEFT_OUT,
-    Fields,
-    ImportedFileError,
-    Request,
-    Result,
-    Stage,
-    failure_status,
-)
+from ampacity.imports.results import Fields, ImportedFileError, Request, Result, Stage, failure_status
 
 TOOL = "aiperf"
 SETTINGS_NAME = "profile_export_aiperf.json"
 _TO_SECONDS = {"ns": 1e-9, "us": 1e-6, "ms": 1e-3, "s": 1.0, "sec": 1.0}
 _DEFINITIONS = [
-    CONNECTING,
     ("ITL", "one mean per request: (latency - TTFT) / (output tokens - tokens of the first chunk)", "that is TPOT here; ITL is per token, over all gaps"),
     ("Output tokens", "counted by the client's tokenizer unless told otherwise", "the server's usage where the file has it, as here"),
-    FAILURES_LEFT_OUT,
 ]  # fmt: skip
 
 

@@ -6,24 +6,13 @@ import heapq
 from collections.abc import Mapping
 from typing import Any
 
-from ampacity.imports.results import (
-    CONNECTING,
-    FAILURES_LEFT_OUT,
-    Fields,
-    ImportedFileError,
-    Request,
-    Result,
-    Stage,
-    failure_status,
-)
+from ampacity.imports.results import Fields, ImportedFileError, Request, Result, Stage, failure_status
 
 TOOL = "genai-bench"
 _DEFINITIONS = [
-    CONNECTING,
     ("TPOT", "(end of the response - first token) / (output tokens - 1): the end includes usage and [DONE]", "to the last token"),
     ("E2E", "to the end of the response", "to the last token"),
     ("Output tokens", "the server's usage, else the client's tokenizer", "says which, for each request"),
-    FAILURES_LEFT_OUT,
 ]  # fmt: skip
 
 

@@ -6,25 +6,15 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from ampacity.imports.results import (
-    CONNECTING,
-    FAILURES_LEFT_OUT,
-    Fields,
-    Request,
-    Result,
-    Stage,
-    failure_status,
-)
+from ampacity.imports.results import Fields, Request, Result, Stage, failure_status
 
 TOOL = "guidellm"
 _ENDS = {"successful": "ok", "incomplete": "unfinished", "errored": ""}
 _DEFINITIONS = [
-    CONNECTING,
     ("ITL", "one mean per request: (last token - first token) / (output tokens - 1)", "that is TPOT here; ITL is per token, over all gaps"),
     ("TPOT", "(last token - start) / output tokens: the first token's wait is inside", "without the first token"),
     ("Clock", "wall clock (time.time): a step of it shifts latencies", "monotonic clock"),
     ("Unfinished requests", "kept apart as incomplete, in no percentile", "slower than the age at which they were cut off"),
-    FAILURES_LEFT_OUT,
 ]  # fmt: skip
 
 

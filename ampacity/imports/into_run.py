@@ -12,7 +12,7 @@ from typing import Any
 
 import ampacity
 from ampacity.imports import aiperf, genai_bench, guidellm, vllm_bench
-from ampacity.imports.results import ImportedFileError, Request, Result, Stage
+from ampacity.imports.results import CONNECTING, FAILURES_LEFT_OUT, ImportedFileError, Request, Result, Stage
 from loadgen.records import CHUNK_AT_MAX_US, RequestRecord
 from loadgen.rundir import RunWriter
 
@@ -179,7 +179,9 @@ def _meta(
         "slos": slos, "seed": None, "salt": None, "workers": None, "warmup_requests": None, "notes": notes,
         "imported": {
             "tool": first.tool, "tool_version": first.version, "files": files,
-            "definitions": [{"what": w, "theirs": t, "ours": o} for w, t, o in first.definitions],
+            "definitions": [
+                {"what": w, "theirs": t, "ours": o} for w, t, o in (CONNECTING, *first.definitions, FAILURES_LEFT_OUT)
+            ],
             "missing": dict(first.missing),
         },
         "stages": stages, "host": None, "fleet_inputs": None,

@@ -8,17 +8,9 @@ from dataclasses import dataclass
 from typing import Any
 
 _LARGEST = 4e9  # seconds since 1970 until 2096
-CONNECTING = (
-    "TTFT begins",
-    "when the client calls its HTTP library: waiting for a connection and connecting are inside",
-    "when the first byte is handed to a connected socket",
-)
-"""The difference of definition that all four tools share: (what, theirs, ours)."""
-FAILURES_LEFT_OUT = (
-    "Failed requests",
-    "left out of every percentile",
-    "infinitely slow in every percentile: the run directory keeps them as failed",
-)
+# differences of definition that all four tools share: (what, theirs, ours)
+CONNECTING = ("TTFT begins", "when the client calls its HTTP library: waiting for a connection and connecting are inside", "when the first byte is handed to a connected socket")  # fmt: skip
+FAILURES_LEFT_OUT = ("Failed requests", "left out of every percentile", "infinitely slow in every percentile: the run directory keeps them as failed")  # fmt: skip
 
 
 class ImportedFileError(ValueError):
@@ -63,7 +55,7 @@ class Result:
 
     tool: str
     stages: Sequence[Stage]
-    definitions: Sequence[tuple[str, str, str]]
+    definitions: Sequence[tuple[str, str, str]]  # beside those above
     missing: Mapping[str, str]
     version: str | None = None
     model: str | None = None

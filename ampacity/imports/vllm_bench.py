@@ -8,8 +8,6 @@ from datetime import datetime
 from typing import Any
 
 from ampacity.imports.results import (
-    CONNECTING,
-    FAILURES_LEFT_OUT,
     Fields,
     ImportedFileError,
     Request,
@@ -67,7 +65,7 @@ def read(document: Mapping[str, Any], where: str) -> Result:
     stage = Stage(requests, rate, (limit or n) if closed else None)
     backend = top.text("backend") or top.text("endpoint_type") or ""
     return Result(
-        TOOL, [stage], [CONNECTING, *([_CHAT_FIRST] if "chat" in backend else []), _ITL, _TPOT, FAILURES_LEFT_OUT],
+        TOOL, [stage], [*([_CHAT_FIRST] if "chat" in backend else []), _ITL, _TPOT],
         _missing(waits is not None), model=top.text("model_id"), api="chat" if "chat" in backend else "completions",
         started_utc=_utc(top.text("date")), workload=top.text("label"),
         arrivals="closed loop" if closed else _arrivals(top), notes=_notes(requests, rate, limit, waits is not None),
