@@ -57,6 +57,7 @@ class Settings:
     skip_bad_rows: bool = False
     rates: tuple[float, ...] | None = None
     concurrency: tuple[int, ...] | None = None
+    lengths: tuple[str, ...] = ()  # quantiles, as "p99": further curves with every request as long
     duration_s: float = 30.0
     warmup_requests: int | None = None
     max_requests: int | None = None
@@ -132,6 +133,7 @@ def make_settings(raw: dict[str, Any]) -> Settings:
         skip_bad_rows=_flag(raw, "skip_bad_rows"),
         rates=_list(raw.get("rates"), "--rates", _positive),
         concurrency=_list(raw.get("concurrency"), "--concurrency", partial(_whole, at_most=CONCURRENCY_MAX)),
+        lengths=_lengths(raw.get("lengths", ())),
         duration_s=parse_duration(raw.get("duration", "30s"), "--duration"),
         # a trace is a record of what happened, its beginning included
         warmup_requests=_given(
@@ -299,6 +301,10 @@ def _check_conversations(settings: Settings) -> None:
         raise ConfigError(f"--api {settings.api}: images are sent in chat messages: use --api chat")
     if workload.prompts and settings.trace:
         raise ConfigError("--trace brings its own lengths, --prompts its own texts: give one of them")
+    if settings.lengths and (workload.sessions or workload.prompts or settings.trace):
+        raise ConfigError(
+            "--lengths goes with lone requests whose lengths are drawn: not with sessions, --prompts or --trace"
+        )
     if settings.sticky and not settings.replicas:
         raise ConfigError("--sticky goes with several URLs, parted by commas")
 
@@ -364,6 +370,18 @@ def _list(value: Any, name: str, convert: Any) -> tuple[Any, ...] | None:
     if len(set(found)) != len(found):
         raise ConfigError(f"{name} {value}: a level stands there twice")
     return tuple(sorted(found))
+
+
+def _lengths(value: Any) -> tuple[str, ...]:
+    names = [
+        str(item).strip() for item in (value if isinstance(value, list | tuple) else str(value).split(","))
+    ]
+    for name in names:
+        if name != "mixed" and (not re.fullmatch(r"p\d{1,2}(\.\d+)?", name) or float(name[1:]) == 0):
+            raise ConfigError(f"--lengths {name}: write quantiles of the workload's lengths, as p50,p99")
+    return tuple(
+        name for name in dict.fromkeys(names) if name != "mixed"
+    )  # the workload itself: always the first
 
 
 def _headers(items: list[Any]) -> tuple[tuple[str, str], ...]:

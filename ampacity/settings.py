@@ -38,6 +38,7 @@ SHARED: dict[str, Setting] = {
     "sticky": (TARGET, bool, None, "With several URLs, parted by commas: a session stays with one. Default: requests go round."),
     "rates": (LOAD, str, "R,R,...", "Offered requests/s, open loop. Default: the grid finds itself."),
     "concurrency": (LOAD, str, "N,N,...", "Requests in flight, closed loop (the classical procedure)."),
+    "lengths": (LOAD, str, "P,P,...", "Sweep again with every request at these quantiles of the workload's input and output lengths, as p50,p99: a curve each, beside the workload's own."),
     "duration": (LOAD, str, None, "Length of each stage, as 30s or 2m. Default: 30s; of predict 5m, and 2,000 requests at least."),
     "arrivals": (LOAD, str, "SPEC", "poisson, constant, gamma:cv=3, weibull:cv=2, onoff:on=10s,off=50s, ramp:from=0.2,to=1.8, steps:rates=1/2/4, diurnal or burst:factor=5,length=10s. Default: the workload's."),
     "think_time": (LOAD, str, "T", "Closed loop: pause of a user between an answer and the next request."),
@@ -61,6 +62,6 @@ SHARED: dict[str, Setting] = {
     "out": (OUT, Path, "DIR", "Run directory; new or empty. Default: runs/<time>-<name>"),
 }  # fmt: skip
 VIRTUAL = (  # what a run without a wire has use for
-    "workload", "input_tokens", "output_tokens", "rates", "concurrency", "think_time", "ramp", "duration", "arrivals", "warmup", "seed", "max_requests", "max_tokens",
+    "workload", "input_tokens", "output_tokens", "rates", "concurrency", "lengths", "think_time", "ramp", "duration", "arrivals", "warmup", "seed", "max_requests", "max_tokens",
     "slo", "peak_rps", "tp", "safety", "gpu_hour", "out",
 )  # fmt: skip

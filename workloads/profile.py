@@ -15,7 +15,7 @@ from workloads.class_spec import CLASS_KEYS, parse_class
 from workloads.classes import RequestClass
 from workloads.errors import WorkloadError, check_keys, did_you_mean
 from workloads.images import Images, parse_images
-from workloads.lengths import Lengths, Mixture
+from workloads.lengths import Fixed, Lengths, Mixture
 from workloads.prefixes import Prefixes, parse_prefixes
 from workloads.prompt_files import Prompts
 from workloads.sessions import Sessions, parse_sessions
@@ -77,6 +77,20 @@ class Workload:
             )
         changed: dict[str, Any] = {side: lengths}
         return replace(self, classes=tuple(replace(kind, **changed) for kind in self.classes), **changed)
+
+    def at_quantile(self, q: float) -> Workload:
+        """The workload with every request, of whichever class, at this quantile of its input and of its output tokens."""
+        fixed: dict[str, Any] = {
+            side: Fixed(round(getattr(self, side).quantile(q))) for side in ("input_tokens", "output_tokens")
+        }
+        classes = tuple(
+            replace(
+                kind, correlation=0.0, **fixed,
+                clients=tuple(replace(c, input_tokens=None, output_tokens=None) for c in kind.clients),
+            )
+            for kind in self.classes
+        )  # fmt: skip
+        return replace(self, classes=classes, **fixed)
 
     def with_arrivals(self, spec: str) -> Workload:
         """The workload with one arrival process for all its classes. Raises WorkloadError where it has clients."""

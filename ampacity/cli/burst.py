@@ -8,7 +8,7 @@ import typer
 
 from ampacity.cli import options as o
 
-OWN = ("rates", "concurrency", "duration", "think_time", "ramp", "arrivals", "warmup")  # the burst sets these
+OWN = ("rates", "concurrency", "lengths", "duration", "think_time", "ramp", "arrivals", "warmup")  # the burst sets these
 
 
 @o.shares(but=OWN)

@@ -33,7 +33,7 @@ def predict(
     from rich.console import Console
 
     from ampacity.cli.experiment import command_line, finish
-    from ampacity.config import check_steady, make_settings
+    from ampacity.config import ConfigError, check_steady, make_settings
     from ampacity.experiments.predict import predict as experiment
     from ampacity.progress import Progress
     from simulator.hardware import find_deployment
@@ -44,6 +44,8 @@ def predict(
     progress = Progress(Console(stderr=True, highlight=False))
     how: dict[str, Any] = {}
     if search:
+        if settings.lengths:
+            raise ConfigError("--lengths goes with a sweep: drop --search")
         how = {"drive": make_search(precision, None, 0, closed).run, "experiment": "search"}
     path = asyncio.run(experiment(settings, deployment, command_line(sys.argv), progress, **how))
     finish(path, as_json=json)

@@ -10,7 +10,7 @@ from ampacity.cli import options as o
 
 Precision = Annotated[str, typer.Option(metavar="P", help="Half the 95 % interval, as a share of the usable rate: 5%")]  # fmt: skip
 Closed = Annotated[bool, typer.Option("--closed", help="At the end run closed loops around C_max too: the other view of it.")]  # fmt: skip
-LOADS = ("rates", "concurrency", "duration", "think_time", "ramp")  # a search finds these itself
+LOADS = ("rates", "concurrency", "lengths", "duration", "think_time", "ramp")  # a search finds these itself
 
 
 def make_search(precision: str, max_duration: str | None, repeats: int, closed: bool) -> Any:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any, Literal, Protocol
 
 from ampacity.config import Settings
@@ -32,6 +33,7 @@ class Rig(Protocol):
     """What a sweep needs of a rig, real or virtual."""
 
     settings: Settings
+    lengths: str | None  # the curve that the next stages belong to; None: the workload's own
     stages: list[dict[str, Any]]
     ended: tuple[str, str] | None
     typical_e2e_s: float
@@ -49,7 +51,18 @@ class Rig(Protocol):
 
 
 async def sweep(rig: Rig, start_rps: float | None = None) -> None:
-    """Run the levels of the settings, or the grid that finds itself."""
+    """Run the levels of the settings, or the grid that finds itself; then again at each of the settings' ``lengths``."""
+    await _curve(rig, start_rps)
+    settings = rig.settings
+    for name in settings.lengths:
+        if rig.ended:
+            return
+        rig.lengths = name
+        rig.settings = replace(settings, workload=settings.workload.at_quantile(float(name[1:]) / 100))
+        await _curve(rig, start_rps)
+
+
+async def _curve(rig: Rig, start_rps: float | None) -> None:
     settings = rig.settings
     if settings.concurrency:
         for concurrency in settings.concurrency:
@@ -63,7 +76,7 @@ async def sweep(rig: Rig, start_rps: float | None = None) -> None:
         return
     rate_rps: float | None = start_rps or first_rate(rig.typical_e2e_s, settings.duration_s)
     while rate_rps is not None and await rig.open_stage(rate_rps) is not None and not rig.ended:
-        rate_rps = next_rate(rig.stages)
+        rate_rps = next_rate([s for s in rig.stages if s["lengths"] == rig.lengths])
 
 
 async def replay(rig: TraceRig) -> None:
