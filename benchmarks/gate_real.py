@@ -60,7 +60,10 @@ def verdict(folder: Path, pair: int, options: argparse.Namespace, candidate: str
     ):
         done = subprocess.run([AMPACITY, *command], check=False, capture_output=True, text=True)
         if done.returncode == 2:
-            return f"refused: {done.stderr.strip()}"
+            print(
+                f"pair {pair + 1}: {done.stderr.strip()} (load average {os.getloadavg()[0]:.1f})", flush=True
+            )
+            return "refused"
     found = json.loads(done.stdout)
     print(f"pair {pair + 1}: {found['sentence']} (load average {os.getloadavg()[0]:.1f})", flush=True)
     return str(found["verdict"])
