@@ -4,8 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import json
 import re
+import subprocess
+import sys
 import time
+import tomllib
+from importlib import metadata
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -17,6 +22,7 @@ from stage_driving import Made, on_loop, request_bytes, schedule_at
 
 from loadgen import kernel_stamps
 from loadgen.ahead import READY_MAX, READY_MAX_BYTES
+from loadgen.completions import Answer
 from loadgen.endpoint import parse_endpoint
 from loadgen.exchange import Exchange
 from loadgen.http import Client
@@ -157,6 +163,93 @@ def test_connecting_is_no_part_of_ttft(monkeypatch: pytest.MonkeyPatch) -> None:
     for record in records:
         assert (record.connected_ns or 0) - (record.dispatched_ns or 0) >= 0.149 * S
         assert (record.started_ns or 0) >= (record.connected_ns or S)
+
+
+WORDS = [f"w{k:02} " for k in range(50)]  # fifty tokens of four characters
+CUTS = {
+    "a token each": WORDS,
+    "two tokens each": ["".join(pair) for pair in zip(WORDS[::2], WORDS[1::2], strict=True)],
+    "cut inside of tokens": ["".join(WORDS)[at : at + 7] for at in range(0, 200, 7)],
+    "a character each": list("".join(WORDS)),
+}
+
+
+@pytest.mark.parametrize("cut", CUTS)
+@pytest.mark.parametrize("usage", [True, False])
+def test_how_a_text_is_cut_does_not_change_its_tokens(cut: str, usage: bool) -> None:
+    """Faults 52, 53: fifty are fifty in whatever pieces; where the server does not count, chunks are counted, by name."""
+    answer = Answer()
+    for at_ns, piece in enumerate(CUTS[cut]):
+        answer.on_event(at_ns, json.dumps({"choices": [{"delta": {"content": piece}}]}).encode())
+    if usage:
+        answer.on_event(300, b'{"choices": [], "usage": {"prompt_tokens": 9, "completion_tokens": 50}}')
+    answer.finish()
+    assert answer.output_tokens() == ((50, "usage") if usage else (len(CUTS[cut]), "chunks"))
+    assert answer.chunk_tokens is None  # nobody said how many tokens a chunk holds
+    assert len(answer.chunk_at_ns) == len(CUTS[cut])
+
+
+ROOT = Path(__file__).parent.parent
+IN_A_CORE_INSTALLATION = """
+import runpy, sys
+
+class Missing:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] in FOREIGN:
+            raise ModuleNotFoundError(f"not in the core: {name}", name=name)
+
+sys.meta_path.insert(0, Missing())
+from ampacity.cli import main
+for words in (["--help"], ["predict", *LOAD, "--out", RUN]):
+    sys.argv = ["ampacity", *words]
+    try:
+        main()
+    except SystemExit as ended:
+        assert not ended.code, (words, ended.code)
+"""
+
+
+def test_the_core_is_all_that_is_needed_and_all_of_it_is_used(tmp_path: Path) -> None:
+    """Fault 83: help, a run in virtual time and its report, where nothing but the core's dependencies can be imported."""
+    declared = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["dependencies"]
+    modules: dict[str, set[str]] = {}  # of each distribution
+    for module, names in metadata.packages_distributions().items():
+        for name in names:
+            modules.setdefault(_plain(name), set()).add(module)
+    core, waiting = {"ampacity"}, [_plain(line) for line in declared]
+    while waiting:
+        name = waiting.pop()
+        if name in modules and name not in core:
+            core.add(name)
+            waiting += [_plain(line) for line in metadata.requires(name) or [] if "extra ==" not in line]
+    allowed = set[str]().union(*(modules[name] for name in core if name in modules))
+    foreign = {module for found in modules.values() for module in found} - allowed
+    assert {"pytest", "hypothesis", "mypy"} <= foreign  # this environment has more than the core
+    run = tmp_path / "run"
+    load = ["--preset", "linear:0.02,0", "--input-tokens", "10", "--output-tokens", "5", "--rates", "1", "--max-requests", "50"]  # fmt: skip
+    program = f"FOREIGN, LOAD, RUN = {foreign!r}, {load!r}, {str(run)!r}\n{IN_A_CORE_INSTALLATION}"
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=False, cwd=ROOT
+    )
+    assert done.returncode == 0, done.stderr
+    assert (run / "report.html").stat().st_size > 10_000
+    packages = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]["packages"]
+    source = "\n".join(
+        file.read_text(encoding="utf-8")
+        for name in packages
+        for file in (ROOT / name.replace(".", "/")).glob("*.py")
+    )
+    for name in map(_plain, declared):
+        imported = "|".join(re.escape(module) for module in modules.get(name, {name}))
+        used = rf"^\s*(import|from) ({imported})\b|import_module\(\"({imported})\"\)"
+        assert re.search(used, source, re.M), f"{name} is demanded and never used"
+
+
+def _plain(requirement: str) -> str:
+    """The name in a requirement, as distributions are compared."""
+    return (
+        re.split(r"[^A-Za-z0-9._-]", requirement, maxsplit=1)[0].lower().replace("_", "-").replace(".", "-")
+    )
 
 
 def test_every_fault_has_a_row_and_every_test_that_is_named_exists() -> None:
