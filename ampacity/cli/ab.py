@@ -9,7 +9,7 @@ import typer
 from ampacity.cli import options as o
 
 
-@o.shares(but=("rates",))
+@o.shares(but=("rates", "lengths"))
 def ab(
     raw: dict[str, Any],
     urls: Annotated[list[str], typer.Argument(metavar="URL_A [URL_B]", help="Base URLs of both endpoints; with --aa of one.", show_default=False)],
@@ -35,7 +35,7 @@ def ab(
     from ampacity.cli.experiment import command_line, finish
     from ampacity.config import ConfigError, make_settings
     from ampacity.experiments.ab import NAMES, arms, run_ab
-    from ampacity.experiments.rig import run_event_loop
+    from ampacity.experiments.conduct import run_event_loop
     from ampacity.progress import Progress
     from analysis.compare import compare
     from loadgen.rundir import write_json

@@ -20,7 +20,7 @@ def run_experiment(
     from rich.console import Console
 
     from ampacity.config import check_steady, make_settings
-    from ampacity.experiments.rig import conduct, run_event_loop
+    from ampacity.experiments.conduct import conduct, run_event_loop
     from ampacity.progress import Progress
 
     settings = make_settings(raw)

@@ -7,9 +7,9 @@ from dataclasses import replace
 from pathlib import Path
 
 from ampacity.config import ConfigError, Settings
+from ampacity.experiments.conduct import conduct
 from ampacity.experiments.provenance import out_path
 from ampacity.experiments.rig import Rig as RealRig
-from ampacity.experiments.rig import conduct
 from ampacity.experiments.sweep import Rig
 from ampacity.progress import Progress
 

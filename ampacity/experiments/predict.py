@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from ampacity.config import ConfigError, Settings
 from ampacity.experiments.provenance import out_path, run_meta, utc_now
+from ampacity.experiments.stage_book import StageBook, answers_told, fit_context
 from ampacity.experiments.sweep import LOOKS, Enough, sweep
 from ampacity.experiments.virtual import Played, play
 from ampacity.progress import Progress
@@ -26,7 +27,7 @@ from loadgen.records import RequestRecord, to_batch
 from loadgen.rundir import RunWriter
 from simulator.deployment import Deployment
 from simulator.engine import EngineConfig
-from workloads.schedule import Schedule, closed_schedule, open_schedule
+from workloads.schedule import Schedule
 
 ORIGIN_NS = 1_000_000_000  # virtual time begins here, so that no time stamp is 0
 REQUESTS_MIN = 2000  # in a stage, so that a p99 can be decided
@@ -35,25 +36,19 @@ STAGE_MAX_S = 3e7  # a year of engine time
 PATIENCE_NS = (2**32 - 1) * 1000  # 71 minutes, for which requests.parquet has room: then a user gives up
 
 
-class VirtualRig:
+class VirtualRig(StageBook):
     """Runs stages on an engine in virtual time; drives ``sweep`` as the real rig does."""
 
     def __init__(
         self, settings: Settings, deployment: Deployment, writer: RunWriter, progress: Progress
     ) -> None:
-        self.settings = settings
-        self.stages: list[dict[str, Any]] = []
-        self.ended: tuple[str, str] | None = None
+        super().__init__(settings, writer)
         self._deployment = deployment
-        self._writer = writer
         self._progress = progress
-        self._first_request_id = 0
-        self._left_requests = settings.max_requests
-        self._left_tokens = settings.max_tokens
         self._start_ns = ORIGIN_NS
         sessions = settings.workload.sessions
-        self._answers_told = sessions is None or sessions.history == "answers"
-        self._unfit = ("clipped_to_context", 0)  # of the stage's schedule: what the context cut, how many
+        self._answers_told = answers_told(settings.workload)
+        self._unfit: tuple[str, int]  # of the stage's schedule: what the context cut, how many
         self._finish_s = 0.0 if sessions is None else sessions.finish_s
         median = Schedule(
             np.zeros(1), self._median("input_tokens"), self._median("output_tokens"), first_request_id=0
@@ -64,20 +59,13 @@ class VirtualRig:
     def _median(self, side: str) -> NDArray[np.int64]:
         return np.array([round(getattr(self.settings.workload, side).quantile(0.5))])
 
-    def note_down(self, name: str, value: Any) -> None:
-        """Write an entry of run.json."""
-        self._writer.meta[name] = value
-
     async def open_stage(
         self, rate_rps: float, duration_s: float | None = None, enough: Enough | None = None
     ) -> dict[str, Any] | None:
         """One stage at ``rate_rps``, run to the end of its last request; its judgement, or None when the run is over."""
         if duration_s is None:
             duration_s = _stage_s(self.settings, rate_rps)
-        schedule = open_schedule(
-            self.settings.workload, rate_rps=rate_rps, duration_s=duration_s, seed=self.settings.seed,
-            stage=len(self.stages), first_request_id=self._first_request_id,
-        )  # fmt: skip
+        schedule = self._open_schedule(rate_rps, duration_s)
         schedule, cut = self._fit(schedule).capped(self._left_requests, self._left_tokens)
         if cut and len(schedule):
             duration_s = float(schedule.scheduled_s[-1]) + 1e-6
@@ -131,11 +119,8 @@ class VirtualRig:
         """One closed-loop stage of ``concurrency`` virtual users."""
         count = 50 * concurrency
         while True:  # until the users are busy for the whole stage
-            schedule = closed_schedule(
-                self.settings.workload, requests=count, seed=self.settings.seed, stage=len(self.stages),
-                first_request_id=self._first_request_id,
-            )  # fmt: skip
-            schedule, cut = self._fit(schedule).capped(self._left_requests, self._left_tokens)
+            schedule = self._fit(self._closed_schedule(count))
+            schedule, cut = schedule.capped(self._left_requests, self._left_tokens)
             if self._nothing_left(schedule, cut):
                 return None
             ramp_s = self.settings.ramp_s
@@ -153,23 +138,17 @@ class VirtualRig:
         self, played: Played, cut: str | None, duration_s: float, *,
         offered_rps: float | None = None, concurrency: int | None = None, decided: str | None = None,
     ) -> dict[str, Any]:  # fmt: skip
-        name, count = self._unfit
-        if count:
-            workload = self._writer.meta["workload"]
-            workload[name] = workload.get(name, 0) + count
+        self._count(*self._unfit)
         schedule, outcome = played.schedule, played.outcome
         index, start_ns, n = len(self.stages), self._start_ns, len(schedule)
         for record in _records(played, index, start_ns):
             self._writer.append(record)
         self._first_request_id = max(map(schedule.request_id, range(n))) + 1
-        self._left_requests = None if self._left_requests is None else self._left_requests - n
-        self._left_tokens = (
-            None if self._left_tokens is None else self._left_tokens - schedule.planned_tokens()
-        )
+        self._spend(n, schedule.planned_tokens())
         drained_ns = start_ns + int(float(outcome.finish_s.max()) * 1e9)
         end_ns = start_ns + int(duration_s * 1e9)
         meta = {
-            "index": index, "kind": "closed" if concurrency else "open", "offered_rps": offered_rps, "concurrency": concurrency,
+            "index": index, "kind": "closed" if concurrency else "open", "lengths": self.lengths, "offered_rps": offered_rps, "concurrency": concurrency,
             "start_ns": start_ns, "end_ns": end_ns, "scheduled_requests": n, "drained_ns": drained_ns,
             "ended_early": cut, "decided_early": decided, "audit": asdict(judge(Measures(), Tolerance())),
         }  # fmt: skip
@@ -196,20 +175,13 @@ class VirtualRig:
     def _fit(self, schedule: Schedule) -> Schedule:
         """What does not fit the model's context is shortened, and a conversation ends before it, as in a real run."""
         context = self._deployment.config.max_model_len
-        if schedule.continues is not None:
-            fitting = schedule.without(schedule.input_tokens + schedule.output_tokens > context)
-            if len(schedule) and not len(fitting):
-                raise ConfigError(
-                    f"no conversation of workload {self.settings.workload.name} fits the context of {context} tokens: "
-                    "take a model with a longer one, or MODEL@HARDWARE,max_model_len=N"
-                )
-            self._unfit = ("turns_beyond_context", len(schedule) - len(fitting))
-            return fitting
-        outputs = np.minimum(schedule.output_tokens, max(context // 2, 1))
-        inputs = np.minimum(schedule.input_tokens, np.maximum(context - outputs, 1))
-        clipped = (inputs < schedule.input_tokens) | (outputs < schedule.output_tokens)
-        self._unfit = ("clipped_to_context", int(np.count_nonzero(clipped)))
-        return replace(schedule, output_tokens=outputs, input_tokens=inputs)
+        fitting, self._unfit = fit_context(schedule, context)
+        if len(schedule) and not len(fitting):
+            raise ConfigError(
+                f"no conversation of workload {self.settings.workload.name} fits the context of {context} tokens: "
+                "take a model with a longer one, or MODEL@HARDWARE,max_model_len=N"
+            )
+        return fitting
 
 
 def _stage_s(settings: Settings, rate_rps: float) -> float:
@@ -291,12 +263,7 @@ async def predict(
     probe = Probe(served, RequestShape("chat", config.name), Calibration(measured=True), nothing)
     meta = run_meta(settings, probe, "predicted", "", experiment, command_line, None)
     meta["predicted"] = True
-    meta["endpoint"] = {
-        "url": f"predicted: {config.name}",
-        "api": "chat",
-        "model": config.name,
-        "server": None,
-    }
+    meta["endpoint"] |= {"url": f"predicted: {config.name}", "api": "chat", "server": None}
     if any(kind.cancel is not None for kind in settings.workload.classes):
         progress.note("users who leave are not played in virtual time: every answer runs to its end")
     began_s = time.monotonic()

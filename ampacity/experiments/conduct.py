@@ -1,0 +1,247 @@
+"""Sets a rig up, lets an experiment drive it, and closes the run directory, whatever happened in between.
+
+An experiment is a function that asks the rig for stages.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import secrets
+import signal
+import sys
+from collections.abc import Awaitable, Callable, Coroutine, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ampacity.config import ConfigError, Settings
+from ampacity.experiments.provenance import announcement, out_path, run_meta, utc_now
+from ampacity.experiments.rig import Rig, e2e_s
+from ampacity.experiments.stage_book import answers_told
+from ampacity.progress import Progress
+from loadgen.endpoint import Endpoint, EndpointError, is_loopback
+from loadgen.generator import Generator
+from loadgen.host import OWN_FILES, raise_open_files_limit, room_for_connections
+from loadgen.http import Client
+from loadgen.pages import Pages
+from loadgen.probe import Probe, ask, calibrate, choose_model, count_message_overhead, find_dialect, look
+from loadgen.protocols import RequestShape
+from loadgen.proxy import proxy_for
+from loadgen.redirects import final_endpoint
+from loadgen.requests import RequestMaker
+from loadgen.rundir import RunWriter, check_new
+from loadgen.telemetry import Telemetry
+from loadgen.token_census import SLOWEST_S, by_vocabulary, census_by_tokenize, census_by_usage
+from loadgen.worker import Route, Setup
+from workloads.prompts import PromptMaker
+from workloads.replay import prepare
+from workloads.tokenizers import WORD_TOKENIZERS, load_tokenizer
+from workloads.traces import Trace, read_trace
+
+SILENCE_S = 3.0  # of the endpoint, before the user is told what is waited for
+Drive = Callable[[Rig], Awaitable[None]]
+
+_going: list[Generator] = []  # what a signal ends: one, or both arms of an A/B
+
+
+async def conduct(
+    settings: Settings, *, experiment: str, drive: Drive, command_line: list[str], progress: Progress
+) -> Path:
+    """Set up, drive, close. Gives the run directory back. Raises a ValueError of one line before the load begins."""
+    out = out_path(settings, experiment)
+    check_new(out)
+    settings = await _followed(settings, progress)
+    endpoint = settings.endpoint
+    routes = tuple(_route(target) for target in (endpoint, *settings.replicas))
+    addresses, proxy = routes[0].addresses, routes[0].proxy
+    raise_open_files_limit()
+    _check_open_files(settings)
+    trace = None
+    if settings.trace:
+        read = read_trace(settings.trace, skip_bad_rows=settings.skip_bad_rows)
+        trace = prepare(read, settings.replay, settings.seed)
+        if trace.as_schedule:
+            from workloads.schedule_file import read_schedule
+
+            read_schedule(settings.trace)  # refused now, if it is to be refused
+        for note in trace.notes:
+            progress.note(note)
+    tokenizer = load_tokenizer(settings.tokenizer)
+    clients: list[Client] = []
+    try:
+        async with Pages() as pages:
+            run_id, salt = secrets.token_hex(6), settings.salt or secrets.token_hex(8)
+            clients = [_client(settings, route) for route in routes]
+            clients[0].patience_s = settings.limits.total_s or clients[0].patience_s
+            waiting = asyncio.get_running_loop().call_later(
+                SILENCE_S, progress.note, f"waiting for a first answer, {clients[0].patience_s:g} s at most"
+            )
+            probe = await _probe(
+                settings,
+                pages,
+                clients[0],
+                RequestMaker(endpoint, PromptMaker(tokenizer, f"{salt}-probe"), f"{run_id}-probe", proxy),
+                trace,
+            )
+            waiting.cancel()
+            sessions = settings.workload.sessions
+            if sessions is not None and sessions.message_tokens is None:
+                say = RequestMaker(
+                    endpoint, PromptMaker(tokenizer, salt), f"{run_id}-probe-messages", proxy
+                ).saying
+                extra = await count_message_overhead(clients[0], probe.shape, say)
+                sessions = replace(sessions, message_tokens=extra)
+                settings = replace(settings, workload=replace(settings.workload, sessions=sessions))
+            for note in probe.notes:
+                progress.note(note)
+            if not addresses or not is_loopback(addresses):
+                progress.note(announcement(settings, trace))
+            for replica in settings.replicas:
+                await look(pages, replica)  # raises where there is nothing
+            setup = Setup(
+                routes=routes, shape=probe.shape, tokenizer=settings.tokenizer, salt=salt,
+                tokens_per_word=probe.calibration.tokens_per_word, overhead_tokens=probe.calibration.overhead_tokens,
+                run_id=run_id, limits=settings.limits, stamps=settings.timestamps, reuse=settings.connections,
+                prompt_file=settings.workload.prompts.file.path if settings.workload.prompts else None,
+                classes=settings.workload.classes, images=settings.workload.images,
+                planned_histories=not answers_told(settings.workload),
+            )  # fmt: skip
+            meta = run_meta(settings, probe, run_id, salt, experiment, command_line, trace)
+            with RunWriter(out, meta) as writer:
+                generator = Generator(setup, clients, writer, writer.worker_stream)
+                own = f"{endpoint.root}/metrics"  # the API key is for this page only
+                metrics: dict[str, dict[str, str]] = {url: {} for url in settings.metrics_urls}
+                metrics[own] = endpoint.all_headers()
+                telemetry = Telemetry(pages, metrics)
+                await telemetry.start()
+                for url in set(settings.metrics_urls) & set(telemetry.silent):
+                    progress.note(f"--metrics-url {url}: no metric there that is known; it is left alone")
+                rig = Rig(settings, probe, writer, generator, telemetry, progress, trace)
+                try:
+                    with _interruptible(generator, progress):
+                        await drive(rig)
+                finally:
+                    await generator.close()
+                    await telemetry.stop()
+                status, reason = rig.ended or ("complete", None)
+                writer.meta.update(status=status, status_reason=reason, ended_utc=utc_now())
+                writer.finish(telemetry.table())
+    finally:
+        for client in clients:
+            await client.close()
+    return out
+
+
+def _check_open_files(settings: Settings) -> None:
+    """Refuse a load that is known to need more connections than the system allows. Raises ConfigError."""
+    wanted, room = max(settings.concurrency or (0,)), room_for_connections()
+    if room is not None and wanted > room * (settings.workers or 1):
+        raise ConfigError(
+            f"--concurrency {wanted} needs {wanted + OWN_FILES} open files and the limit is {room + OWN_FILES} in each "
+            f"process: raise it (ulimit -n {wanted + OWN_FILES}), or spread the load with --workers"
+        )
+
+
+async def _followed(settings: Settings, progress: Progress) -> Settings:
+    """The settings with the URL that the endpoint redirects to, and a note of it. Raises EndpointError."""
+    endpoint = settings.endpoint
+    _route(endpoint)  # raises where there is no way to it
+    async with Pages() as pages:
+        final = await final_endpoint(pages, endpoint)
+    if final != endpoint:
+        progress.note(f"{endpoint.url} redirects: the load goes to {final.url}")
+    return replace(settings, endpoint=final)
+
+
+def _route(endpoint: Endpoint) -> Route:
+    """The endpoint's addresses, and the proxy on the way; behind a proxy the name need not resolve here."""
+    try:
+        addresses = endpoint.addresses()
+    except EndpointError:
+        proxy = proxy_for(endpoint, [])
+        if proxy is None:
+            raise
+        return Route(endpoint, [], proxy)
+    return Route(endpoint, addresses, proxy_for(endpoint, addresses))
+
+
+def _client(settings: Settings, route: Route) -> Client:
+    return Client(
+        route.endpoint,
+        route.addresses,
+        route.endpoint.ssl_context(),
+        stamps=settings.timestamps,
+        reuse=settings.connections,
+        proxy=route.proxy,
+    )
+
+
+async def _probe(
+    settings: Settings, pages: Pages, client: Client, maker: RequestMaker, trace: Trace | None
+) -> Probe:  # fmt: skip
+    """Everything that is asked of the endpoint before the load begins. Raises EndpointError."""
+    endpoint = settings.endpoint
+    served = await look(pages, endpoint)
+    shape = RequestShape(
+        settings.api, choose_model(served, settings.model, endpoint), extra=settings.extra_body
+    )
+    send = maker.numbered
+    shape, short, notes = await find_dialect(client, endpoint, shape, served, send)
+    calibration, record = await calibrate(client, shape, short, send)
+    if settings.tokenizer not in WORD_TOKENIZERS:
+        calibration, said = by_vocabulary(calibration, settings.tokenizer)
+        notes += said
+    elif settings.tokenizer == "server":
+        calibration = await census_by_tokenize(pages, endpoint, shape.model, calibration)
+    elif calibration.measured and calibration.tokens_per_word != 1 and e2e_s(short) <= SLOWEST_S:
+        calibration = await census_by_usage(client, shape, calibration, served.max_model_len, maker.saying)
+    lengths = _typical_lengths(settings, trace)
+    typical = await ask(client, shape.api, send(shape, *lengths))
+    return Probe(served, shape, calibration, typical if typical.status == "ok" else record, tuple(notes))
+
+
+def _typical_lengths(settings: Settings, trace: Trace | None) -> tuple[int, int]:
+    """(input, output) tokens of a middling request, for the one that is timed before the run."""
+    if trace is not None:
+        return int(np.median(trace.input_tokens)), int(np.median(trace.output_tokens))
+    return round(settings.workload.input_tokens.quantile(0.5)), round(
+        settings.workload.output_tokens.quantile(0.5)
+    )
+
+
+@contextlib.contextmanager
+def _interruptible(generator: Generator, progress: Progress) -> Iterator[None]:
+    """The first Ctrl-C (or SIGTERM) ends the run cleanly, the second one at once."""
+    loop = asyncio.get_running_loop()
+    _going.append(generator)
+
+    def on_signal(name: str) -> None:
+        if generator.stopped:
+            raise KeyboardInterrupt
+        progress.note(f"{name}: ending the run, the report follows")
+        for one in _going:
+            one.stop(f"interrupted by {name}")
+
+    handled = [(signal.SIGINT, "Ctrl-C"), (signal.SIGTERM, "SIGTERM")] if sys.platform != "win32" else []
+    for number, name in handled:
+        loop.add_signal_handler(number, on_signal, name)
+    try:
+        yield
+    finally:
+        _going.remove(generator)
+        for number, _ in handled if not _going else []:
+            loop.remove_signal_handler(number)
+
+
+def run_event_loop(main: Coroutine[Any, Any, Path]) -> Path:
+    """Run on uvloop where there is one: it halves the cost of a token event."""
+    factory: Callable[[], asyncio.AbstractEventLoop] | None = None
+    if sys.platform != "win32":
+        import uvloop
+
+        factory = uvloop.new_event_loop
+    with asyncio.Runner(loop_factory=factory) as runner:
+        return runner.run(main)

@@ -1,0 +1,75 @@
+"""What a rig, real or virtual, keeps of its stages: the budget that is left, the numbers of requests, the judgements."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from ampacity.config import Settings
+from loadgen.rundir import RunWriter
+from workloads.profile import Workload
+from workloads.schedule import Schedule, closed_schedule, open_schedule
+
+
+class StageBook:
+    """The part of a rig that needs no engine; a rig runs the stages."""
+
+    def __init__(self, settings: Settings, writer: RunWriter) -> None:
+        self.settings = settings
+        self.lengths: str | None = None  # of the curve that the next stages belong to (ampacity.experiments.sweep)
+        self.stages: list[dict[str, Any]] = []  # judged, in the order in which they ran
+        self.ended: tuple[str, str] | None = None  # (status, reason): no further stage can run
+        self._writer = writer
+        self._first_request_id = 0
+        self._left_requests = settings.max_requests
+        self._left_tokens = settings.max_tokens
+
+    def note_down(self, name: str, value: Any) -> None:
+        """Write an entry of run.json."""
+        self._writer.meta[name] = value
+
+    def _count(self, name: str, more: int) -> None:
+        """Add to a count of run.json's ``workload``."""
+        if more:
+            workload = self._writer.meta["workload"]
+            workload[name] = workload.get(name, 0) + more
+
+    def _spend(self, requests: int, tokens: int) -> None:
+        if self._left_requests is not None:
+            self._left_requests -= requests
+        if self._left_tokens is not None:
+            self._left_tokens -= tokens
+
+    def _next(self) -> dict[str, Any]:
+        """What makes the next stage's schedule differ from the others'."""
+        return {
+            "seed": self.settings.seed, "stage": len(self.stages), "first_request_id": self._first_request_id,
+        }  # fmt: skip
+
+    def _open_schedule(self, rate_rps: float, duration_s: float) -> Schedule:
+        return open_schedule(self.settings.workload, rate_rps=rate_rps, duration_s=duration_s, **self._next())
+
+    def _closed_schedule(self, requests: int) -> Schedule:
+        return closed_schedule(self.settings.workload, requests=requests, **self._next())
+
+
+def answers_told(workload: Workload) -> bool:
+    """Whether histories have what the server answered."""
+    return workload.sessions is None or workload.sessions.history == "answers"
+
+
+def fit_context(schedule: Schedule, context: int, spare: int = 0) -> tuple[Schedule, tuple[str, int]]:
+    """(what fits the model's context but for ``spare`` tokens, (the count's name in run.json, how many did not)).
+
+    Lone requests are shortened, first the answer to half of the context; a conversation ends before the turn that
+    would not fit.
+    """
+    if schedule.continues is not None:
+        fitting = schedule.without(schedule.input_tokens + schedule.output_tokens + spare > context)
+        return fitting, ("turns_beyond_context", len(schedule) - len(fitting))
+    outputs = np.minimum(schedule.output_tokens, max(context // 2, 1))
+    inputs = np.minimum(schedule.input_tokens, np.maximum(context - outputs - spare, 1))
+    clipped = int(np.count_nonzero((inputs < schedule.input_tokens) | (outputs < schedule.output_tokens)))
+    return replace(schedule, input_tokens=inputs, output_tokens=outputs), ("clipped_to_context", clipped)
