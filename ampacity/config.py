@@ -154,35 +154,10 @@ def make_settings(raw: dict[str, Any]) -> Settings:
         metrics_urls=_metrics_urls(_items(raw.get("metrics_url", ()))),
         fleet_inputs=fleet_inputs(raw),
     )
-    if settings.rates and settings.concurrency:
-        raise ConfigError("--rates (open loop) and --concurrency (closed loop) exclude each other: give one")
-    if settings.trace and (settings.rates or settings.concurrency):
-        raise ConfigError(
-            "--trace brings its own arrival times: drop --rates or --concurrency, or use --time-scale"
-        )
-    if settings.trace and any(
-        name in raw for name in ("workload", "input_tokens", "output_tokens", "arrivals", "duration")
-    ):
-        raise ConfigError(
-            "--trace brings its own lengths and times: drop --workload, --input-tokens, --output-tokens, --arrivals and --duration"
-        )
-    if "arrivals" in raw and settings.concurrency:
-        raise ConfigError(
-            "--arrivals goes with an open loop: with --concurrency a request follows the answer before it"
-        )
-    if "think_time" in raw and not settings.concurrency:
-        raise ConfigError("--think-time goes with --concurrency: in an open loop nobody waits for an answer")
-    if "ramp" in raw and not settings.concurrency:
-        raise ConfigError(
-            "--ramp goes with --concurrency: an open loop rises with --arrivals ramp:from=0.2,to=1.8"
-        )
-    _check_conversations(settings)
+    _check_together(settings, raw)
     for rate in settings.rates or ():  # before a server is loaded, not in the stage
         for clock in settings.workload.clocks:
             check_stage(clock, rate, settings.duration_s)
-    for name in REPLAY:
-        if name in raw and not settings.trace:
-            raise ConfigError(f"--{name.replace('_', '-')} goes with --trace")
     return settings
 
 
@@ -292,21 +267,26 @@ def _workload(raw: dict[str, Any]) -> Workload:
     return workload.with_arrivals(arrivals_text(raw["arrivals"])) if "arrivals" in raw else workload
 
 
-def _check_conversations(settings: Settings) -> None:
-    """Raises ConfigError where the API cannot carry what the workload says, or the trace brings no prompts of its own."""
-    workload = settings.workload
-    if settings.api == "embeddings" and (workload.sessions or workload.images):
-        raise ConfigError("--api embeddings has no conversation: use a workload without sessions and images")
-    if workload.images and settings.api != "chat":
-        raise ConfigError(f"--api {settings.api}: images are sent in chat messages: use --api chat")
-    if workload.prompts and settings.trace:
-        raise ConfigError("--trace brings its own lengths, --prompts its own texts: give one of them")
-    if settings.lengths and (workload.sessions or workload.prompts or settings.trace):
-        raise ConfigError(
-            "--lengths goes with lone requests whose lengths are drawn: not with sessions, --prompts or --trace"
-        )
-    if settings.sticky and not settings.replicas:
-        raise ConfigError("--sticky goes with several URLs, parted by commas")
+def _check_together(settings: Settings, raw: dict[str, Any]) -> None:
+    """Raises ConfigError for settings that contradict each other, or that the API or the trace has no use for."""
+    workload, levels = settings.workload, settings.rates or settings.concurrency
+    of_trace = {"workload", "input_tokens", "output_tokens", "arrivals", "duration"}
+    for wrong, message in (
+        (settings.rates and settings.concurrency, "--rates (open loop) and --concurrency (closed loop) exclude each other: give one"),
+        (settings.trace and levels, "--trace brings its own arrival times: drop --rates or --concurrency, or use --time-scale"),
+        (settings.trace and of_trace & raw.keys(), "--trace brings its own lengths and times: drop --workload, --input-tokens, --output-tokens, --arrivals and --duration"),
+        ("arrivals" in raw and settings.concurrency, "--arrivals goes with an open loop: with --concurrency a request follows the answer before it"),
+        ("think_time" in raw and not settings.concurrency, "--think-time goes with --concurrency: in an open loop nobody waits for an answer"),
+        ("ramp" in raw and not settings.concurrency, "--ramp goes with --concurrency: an open loop rises with --arrivals ramp:from=0.2,to=1.8"),
+        (settings.lengths and (workload.sessions or workload.prompts or settings.trace), "--lengths goes with lone requests whose lengths are drawn: not with sessions, --prompts or --trace"),
+        (settings.api == "embeddings" and (workload.sessions or workload.images), "--api embeddings has no conversation: use a workload without sessions and images"),
+        (workload.images and settings.api != "chat", f"--api {settings.api}: images are sent in chat messages: use --api chat"),
+        (workload.prompts and settings.trace, "--trace brings its own lengths, --prompts its own texts: give one of them"),
+        (settings.sticky and not settings.replicas, "--sticky goes with several URLs, parted by commas"),
+        *((name in raw and not settings.trace, f"--{name.replace('_', '-')} goes with --trace") for name in REPLAY),
+    ):  # fmt: skip
+        if wrong:
+            raise ConfigError(message)
 
 
 def check_steady(workload: Workload, command: str) -> None:

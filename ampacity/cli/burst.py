@@ -8,7 +8,8 @@ import typer
 
 from ampacity.cli import options as o
 
-OWN = ("rates", "concurrency", "lengths", "duration", "think_time", "ramp", "arrivals", "warmup")  # the burst sets these
+# the burst sets these
+OWN = ("rates", "concurrency", "lengths", "duration", "think_time", "ramp", "arrivals", "warmup")
 
 
 @o.shares(but=OWN)

@@ -18,7 +18,7 @@ class StageBook:
 
     def __init__(self, settings: Settings, writer: RunWriter) -> None:
         self.settings = settings
-        self.lengths: str | None = None  # of the curve that the next stages belong to (ampacity.experiments.sweep)
+        self.lengths: str | None = None  # of the curve that the next stages belong to
         self.stages: list[dict[str, Any]] = []  # judged, in the order in which they ran
         self.ended: tuple[str, str] | None = None  # (status, reason): no further stage can run
         self._writer = writer
