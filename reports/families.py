@@ -47,7 +47,10 @@ def latency_by_class(summary: Mapping[str, Any]) -> Chart | None:
         own = sorted(kind["slos"], key=lambda text: not text.startswith(f"{kind['name']}:"))
         curves.append(_Curve(kind["name"], judged, kind, _drawn_slo(summary, kind, own)))
     curves.sort(key=lambda curve: -sum(figures["requests"] for _, figures in curve.judged))
-    return _chart("classes", "Latency by class", curves)
+    broken = [k for k in classes if k["usable_rps"] is not None and k["crossing"] != "lower_bound"]
+    first = min(broken, key=lambda kind: kind["usable_rps"], default=None)
+    title = f"Class {first['name']} is the first to break its SLOs" if first else "Latency by class"
+    return _chart("classes", title, curves)
 
 
 def latency_by_lengths(summary: Mapping[str, Any]) -> Chart | None:
@@ -115,20 +118,24 @@ def _chart(name: str, title: str, curves: Sequence[_Curve]) -> Chart | None:
     if len(drawn) < 2 or len({row["x"] for row in rows}) < 2:
         return None
     limits = [curve.slo["limit_s"] for curve in shown if curve.slo]
+    slos = {str(curve.slo["text"]) for curve in shown if curve.slo}
+    one = len(slos) == 1 and len(limits) == len(shown)  # an SLO for all
     loads = [row["x"] for row in rows]
     axis = linear_axis("Offered rate (requests/s)", loads) if is_open else log_axis("Set concurrency", loads)
     plot, keys = Plot(axis, seconds_axis("Latency", [*(row["y"] for row in rows), *limits])), []
+    if one:
+        plot.y_rule(limits[0], "muted", f"SLO {min(slos)}")
+        keys.append(Key(f"SLO {min(slos)}", "muted", "dots"))
     for colour, (curve, what, points) in zip(CURVES, drawn, strict=False):
         median, label = what.endswith("p50"), f"{curve.label}: {what}"
-        if curve.slo:
-            shared = limits.count(curve.slo["limit_s"]) == len(drawn)
-            plot.y_rule(curve.slo["limit_s"], "muted" if shared else colour, f"SLO {curve.slo['text']}")
+        if curve.slo and not one:
+            plot.y_rule(curve.slo["limit_s"], colour, f"SLO {curve.slo['text']}")
             label += f", SLO {curve.slo['text']}"
         if curve.capacity.get(figure) is not None:
             least = "at least " if curve.capacity["crossing"] == "lower_bound" else ""
             kept = f"kept up to {least}{significant(curve.capacity[figure])} {unit}"
             plot.x_rule(curve.capacity[figure], colour, f"{curve.label}: SLOs {kept}")
-            label += f", {kept}"
+            label += f", SLOs {kept}"
         plot.line(points, colour, DASHED if median else None)
         state_points(plot, points, colour)
         keys.append(Key(label, colour, "dash-ring" if median else "line-dot"))

@@ -1,0 +1,245 @@
+"""Several curves of one run: classes, and length combinations that leave the headline alone."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from dataclasses import replace
+from io import StringIO
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from rich.console import Console
+from synthetic import Stage, make_run, queue_sweep, request
+
+from ampacity.config import ConfigError, make_settings
+from ampacity.experiments.predict import predict
+from ampacity.experiments.sweep import sweep
+from ampacity.progress import Progress
+from analysis.comparable import prepare
+from analysis.summary import summarise
+from loadgen.rundir import Run, load_run
+from reports.families import classes_table, latency_by_class, latency_by_lengths, lengths_families_table
+from reports.html import render_report
+from reports.tables import stages_table
+from reports.terminal import render_table
+from simulator.hardware import find_config
+from workloads.lengths import Fixed
+from workloads.profile import load_workload
+
+SLOS = ["ttft_p99=200ms"]
+RATES = [25.0, 50.0, 100.0, 150.0, 220.0]
+
+
+def slow(count: int, start_s: float, first_id: int) -> list[Any]:
+    """One request in ten fails, the rest take 2 s to a first token."""
+    return [
+        request(
+            first_id + i, start_s + 0.05 * i, ttft_s=None if i % 10 == 0 else 2.0,
+            status="timeout" if i % 10 == 0 else "ok", input_tokens_planned=4142, output_tokens_planned=601,
+        )
+        for i in range(count)
+    ]  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> tuple[Run, Run]:
+    """A sweep, and the same one with a curve at p99 lengths behind it, client-limited and unstable stages included."""
+    path = tmp_path_factory.mktemp("families")
+
+    def own() -> list[Stage]:
+        return queue_sweep(np.random.default_rng(1), RATES, 20.0, service_rps=200)
+
+    last = own()
+    first_id = sum(len(stage.records) for stage in last)
+    for n, start_s in enumerate((1000.0, 1100.0)):
+        records = slow(400, start_s, first_id + 400 * n)
+        last.append(Stage(records, 20.0, start_s, 20.0, client_limited=bool(n), extra={"lengths": "p99"}))
+    return make_run(path / "own", own(), SLOS), make_run(path / "more", last, SLOS)
+
+
+def test_stages_at_other_lengths_change_nothing_but_families(runs: tuple[Run, Run]) -> None:
+    plain, more = map(summarise, runs)
+    families = more.pop("families")
+    assert plain.pop("families") == []
+    assert more == plain
+    (family,) = families
+    assert (family["lengths"], family["input_tokens"], family["output_tokens"]) == ("p99", 4142, 601)
+    assert [s["index"] for s in family["stages"]] == [5, 6]
+    assert {s["lengths"] for s in family["stages"]} == {"p99"}
+    assert family["capacity"]["usable_rps"] is None
+    assert family["capacity"]["usable_rps_ci"] == [0.0, 20.0]  # the only stage that counts breaks the SLO
+    assert family["knee"]["reason"] == "needs 4 usable stages, has 1"
+
+
+def test_a_comparison_takes_the_workloads_own_stages(runs: tuple[Run, Run]) -> None:
+    judged = prepare(runs[1])
+    assert [f"{rate:g}/s" for rate in RATES] == list(judged.levels())
+
+
+def test_the_report_draws_the_families_beside_the_own_curve(runs: tuple[Run, Run]) -> None:
+    plain, more = map(summarise, runs)
+    assert latency_by_lengths(plain) is None
+    assert lengths_families_table(plain) is None
+    chart = latency_by_lengths(more)
+    assert chart is not None
+    points = [row for rows in chart.spec["datasets"].values() for row in rows if "state" in row]
+    own = [s["slo_verdicts"][0]["value_s"] for s in more["stages"] if s["slo_verdicts"][0]["value_s"]]
+    assert sorted(r["y"] for r in points if "own" in r["text"]) == sorted(own)
+    assert [r["y"] for r in points if "at p99 lengths" in r["text"]] == [2.0, 2.0]  # p50: its p99 is infinite
+    assert [key.label for key in chart.keys][:2] == [
+        "SLO ttft_p99=200ms",
+        f"the workload's own lengths: TTFT p99, SLOs kept up to {more['capacity']['usable_rps']:.0f} req/s",
+    ]
+    table = lengths_families_table(more)
+    assert table is not None
+    assert [cell.text for cell in table.rows[1]][:3] == ["all at p99 lengths", "4,142", "601"]
+    page = render_report(more, runs[1].meta)
+    assert page.count('id="chart-lengths"') == 1
+    assert page.count("Stages with all at p99 lengths") == 2  # the summary and the region's name
+
+
+def two_classes(rate: float, start_s: float, first_id: int, slow_s: float) -> Stage:
+    """Class a has its first token after 0.1 s, class b after ``slow_s``; 800 requests, every second one of b."""
+    records = [
+        request(
+            first_id + i, start_s + i / rate, ttft_s=slow_s if i % 2 else 0.1, class_="b" if i % 2 else "a"
+        )
+        for i in range(800)
+    ]
+    return Stage(records, 800 / rate, start_s, rate)
+
+
+@pytest.fixture(scope="module")
+def mixed(tmp_path_factory: pytest.TempPathFactory) -> Run:
+    stages = [two_classes(10.0, 0.0, 0, 0.1), two_classes(20.0, 200.0, 800, 1.0)]
+    slos = ["a:ttft_p90=150ms", "b:ttft_p90=500ms"]
+    return make_run(tmp_path_factory.mktemp("classes") / "run", stages, slos, warmup_requests=0)
+
+
+def test_each_class_has_the_load_at_which_its_own_slos_break(mixed: Run) -> None:
+    summary = summarise(mixed)
+    a, b = summary["classes"]
+    assert (a["name"], a["slos"], b["slos"]) == ("a", ["a:ttft_p90=150ms"], ["b:ttft_p90=500ms"])
+    assert (a["usable_rps"], a["crossing"]) == (pytest.approx(20), "lower_bound")
+    # b: 0.1 s at 10/s, 1 s at 20/s, so 0.5 s at 10 x 2^(ln 5/ln 10), on log scales
+    assert b["usable_rps"] == pytest.approx(10 * 2 ** (math.log(5) / math.log(10)), rel=1e-3)
+    assert b["binding_slo"] == summary["capacity"]["binding_slo"] == "b:ttft_p90=500ms"
+    top = summary["stages"][1]["classes"]
+    assert (top["a"]["slo_met"], top["b"]["slo_met"]) == (True, False)
+    assert (top["a"]["slo_attainment"], top["b"]["slo_attainment"]) == (1.0, 0.0)
+    chart = latency_by_class(summary)
+    assert chart is not None
+    assert chart.title == "Class b is the first to break its SLOs"
+    points = {
+        (r["x"], r["text"].split()[0]): r["y"] for rows in chart.spec["datasets"].values() for r in rows if "state" in r
+    }  # fmt: skip
+    expected = {(10, "a"): 0.1, (20, "a"): 0.1, (10, "b"): 0.1, (20, "b"): 1.0}
+    assert points == {key: pytest.approx(value) for key, value in expected.items()}
+    rules = [r["text"] for rows in chart.spec["datasets"].values() for r in rows if "x2" in r]
+    assert rules == ["SLO a:ttft_p90=150ms", "SLO b:ttft_p90=500ms"]
+    table = classes_table(summary)
+    assert table is not None
+    assert [cell.text for cell in table.rows[0]][:2] == ["a", "≥ 20.0"]
+    printed = StringIO()
+    render_table(summary, Console(file=printed, width=150))
+    assert "keeps its SLOs up to" in printed.getvalue()
+
+
+def test_a_run_of_one_class_has_no_curves_of_classes(runs: tuple[Run, Run]) -> None:
+    summary = summarise(runs[0])
+    assert summary["classes"] == []
+    assert classes_table(summary) is None
+    assert latency_by_class(summary) is None
+
+
+def test_the_stage_table_shows_the_most_requests_in_flight(runs: tuple[Run, Run]) -> None:
+    summary = summarise(runs[0])
+    table = stages_table(summary)
+    at = [column.head for column in table.columns].index("at most")
+    assert [row[at].text for row in table.rows] == [f"{s['concurrency_max']:,}" for s in summary["stages"]]
+
+
+def test_a_quantile_of_a_mixed_workload_is_that_of_all_classes(tmp_path: Path) -> None:
+    workload = load_workload("chat").at_quantile(0.99)
+    assert (workload.input_tokens, workload.output_tokens) == (Fixed(4142), Fixed(601))
+    (tmp_path / "office.yaml").write_text(MIXED)
+    office = load_workload(str(tmp_path / "office.yaml")).at_quantile(0.5)
+    assert office.input_tokens == Fixed(100)  # 7 of 10 requests have 100, 3 have 3000
+    assert [kind.input_tokens for kind in office.classes] == [Fixed(100), Fixed(100)]
+    assert [kind.slos for kind in office.classes] == [("ttft_p99=1s",), ()]
+
+
+MIXED = """
+name: office
+classes:
+  chat: {weight: 7, input_tokens: 100, output_tokens: 50, slo: [ttft_p99=1s]}
+  batch: {weight: 3, input_tokens: 3000, output_tokens: 400}
+"""
+
+
+def test_a_predicted_sweep_at_p99_lengths_is_cut_to_the_context(tmp_path: Path) -> None:
+    settings = make_settings({
+        "url": "http://a/v1", "input_tokens": "lognormal:p50=100,p99=900", "output_tokens": "2", "rates": "1",
+        "lengths": "p99", "out": str(tmp_path / "run"), "duration": "1m",
+    })  # fmt: skip
+    engine = replace(find_config("linear:0.01,0.001"), max_model_len=500)
+    quiet = Progress(Console(file=StringIO()), quiet=True)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("ampacity.experiments.predict.REQUESTS_MIN", 60)
+        run = load_run(asyncio.run(predict(settings, engine, ["ampacity"], quiet)))
+    assert [meta["lengths"] for meta in run.meta["stages"]] == [None, "p99"]
+    (family,) = summarise(run)["families"]
+    assert (family["input_tokens"], family["output_tokens"]) == (
+        498,
+        2,
+    )  # 900 at p99; 500 hold it and its answer
+
+
+class Recording:
+    """A rig that answers every stage at once: saturated above 8 requests/s, at longer lengths above 2."""
+
+    def __init__(self, settings: Any) -> None:
+        self.settings, self.lengths, self.typical_e2e_s = settings, None, 1.0
+        self.stages: list[dict[str, Any]] = []
+        self.ended: tuple[str, str] | None = None
+
+    async def open_stage(self, rate_rps: float) -> dict[str, Any]:
+        over = rate_rps > (8 if self.lengths is None else 2)
+        self.stages.append({
+            "offered_rps": rate_rps, "lengths": self.lengths, "stable": not over, "client_limited": False,
+            "slo_verdicts": [1], "slo_met": not over, "tokens": self.settings.workload.input_tokens,
+        })  # fmt: skip
+        return self.stages[-1]
+
+
+def test_a_sweep_finds_the_rates_of_each_length_combination_by_itself() -> None:
+    settings = make_settings({"url": "http://a/v1", "workload": "chat", "lengths": "mixed, p50,p99"})
+    assert settings.lengths == ("p50", "p99")
+    alone, rig = Recording(replace(settings, lengths=())), Recording(settings)
+    asyncio.run(sweep(alone))  # type: ignore[arg-type]
+    asyncio.run(sweep(rig))  # type: ignore[arg-type]
+    curves = {name: [s for s in rig.stages if s["lengths"] == name] for name in (None, "p50", "p99")}
+    assert curves[None] == alone.stages  # as if there were no others
+    assert {s["tokens"] for s in curves["p50"]} == {Fixed(1020)}
+    assert {s["tokens"] for s in curves["p99"]} == {Fixed(4142)}
+    within = max(s["offered_rps"] for s in curves["p99"] if s["stable"])
+    over = min(s["offered_rps"] for s in curves["p99"] if not s["stable"])
+    assert within <= 2 < over <= 1.5 * within  # its own bracket, not that of the workload
+
+
+@pytest.mark.parametrize(
+    ("raw", "message"),
+    [
+        ({"lengths": "p0"}, "--lengths p0: write quantiles"),
+        ({"lengths": "p100"}, "--lengths p100: write quantiles"),
+        ({"lengths": "median"}, "--lengths median: write quantiles"),
+        ({"lengths": "p50", "workload": "agentic"}, "not with sessions"),
+    ],
+)
+def test_lengths_that_cannot_be_swept_are_refused(raw: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message) as refused:
+        make_settings({"url": "http://a/v1", **raw})
+    assert "\n" not in str(refused.value)
