@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -17,6 +18,9 @@ from loadgen.records import SCHEMA, RequestRecord, to_batch
 from loadgen.rundir import Run, RunWriter, load_run
 
 ORIGIN_NS = 5_000_000_000_000  # a monotonic clock does not start at zero
+
+SLOS = ["ttft_p99=200ms", "itl_p99=50ms"]
+FLEET = {"peak_rps": 900, "tensor_parallel": 4, "safety_factor": 1.3, "gpu_hour_usd": 2.5}
 
 
 def at_ns(seconds: float | None) -> int | None:
@@ -179,3 +183,16 @@ def queue_sweep(
         first_id += len(stage.records)
         start_s += duration_s * max(1.0, rate / service_rps) + 5.0
     return stages
+
+
+def fixed(
+    n: int, every_s: float, *, first: int = 0, start_s: float = 0.0, **options: Any
+) -> list[RequestRecord]:
+    return [request(first + i, start_s + i * every_s, **({"gaps_s": [0.01] * 4} | options)) for i in range(n)]
+
+
+def strict(summary: dict[str, Any]) -> dict[str, Any]:
+    """As a strict reader gets it: no NaN, no type that JSON lacks."""
+    read: dict[str, Any] = json.loads(json.dumps(summary, allow_nan=False))
+    assert read == summary
+    return read

@@ -1,0 +1,175 @@
+"""Any records and any run.json: a strict summary, or one line."""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from synthetic import (
+    FLEET,
+    ORIGIN_NS,
+    Stage,
+    fixed,
+    request,
+    run_meta,
+    strict,
+)
+
+from analysis.metrics import RecordsError
+from analysis.slo import SloError
+from analysis.summary import summarise
+from loadgen.records import SCHEMA, STATUSES, RequestRecord, to_batch
+from loadgen.rundir import Run
+
+_seconds = st.floats(0, 20, allow_nan=False)
+_maybe_ns = st.none() | _seconds.map(lambda s: ORIGIN_NS + round(s * 1e9))
+_tokens = st.none() | st.integers(0, 50)
+
+
+@st.composite
+def _record(draw: st.DrawFn) -> RequestRecord:
+    chunks = sorted(draw(st.lists(st.integers(0, 10**7), max_size=6)))
+    known = draw(st.booleans())
+    return RequestRecord(
+        request_id=draw(st.integers(0, 10**6)), stage=draw(st.integers(0, 2)), attempt=draw(st.integers(0, 1)),
+        scheduled_ns=ORIGIN_NS + round(draw(_seconds) * 1e9), status=draw(st.sampled_from(STATUSES)),
+        dispatched_ns=draw(_maybe_ns), started_ns=draw(_maybe_ns), first_token_ns=draw(_maybe_ns),
+        first_answer_ns=draw(_maybe_ns), last_token_ns=draw(_maybe_ns), ended_ns=draw(_maybe_ns),
+        input_tokens=draw(_tokens), cached_tokens=draw(_tokens), output_tokens_planned=draw(_tokens),
+        output_tokens=draw(_tokens), reasoning_tokens=draw(_tokens),
+        finish_reason=draw(st.sampled_from([None, "stop", "length"])), chunk_at_us=chunks,
+        chunk_tokens=draw(st.lists(st.integers(0, 4), min_size=len(chunks), max_size=len(chunks))) if known else None,
+    )  # fmt: skip
+
+
+@settings(
+    max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large]
+)
+@given(
+    st.lists(_record(), max_size=60),
+    st.lists(st.sampled_from(["ttft_p50=1s", "itl_p99=50ms", "icl_p50=1ms", "tpot_p95=2ms", "e2e_p99=5s",
+                              "first_answer_p90=1s"]), max_size=3, unique=True),
+    st.sampled_from([None, 0, 5]),
+    st.booleans(),
+)  # fmt: skip
+def test_any_records_give_a_strict_summary(
+    records: list[RequestRecord], slos: list[str], warmup: int | None, complete: bool
+) -> None:
+    stages = [
+        Stage(
+            [r for r in records if r.stage == i], 20.0, concurrency=3 if i == 2 else None, offered_rps=i + 1.0
+        )
+        for i in range(3)
+    ]
+    meta = run_meta(stages, slos, warmup_requests=warmup, fleet_inputs=FLEET)
+    table = pa.Table.from_batches([to_batch(records)], schema=SCHEMA)
+    run = Run(path=Path("nowhere"), meta=meta, requests=table, server=None, complete=complete)
+    summary = summarise(run)
+    strict(summary)
+    assert summary["verdict"]
+    assert sum(summary["errors"].values()) <= summary["requests"]
+
+
+def test_a_bare_run_json_is_enough() -> None:
+    meta = {"stages": [{"index": 0, "kind": "open", "start_ns": ORIGIN_NS}], "status": "running"}
+    table = pa.Table.from_batches([to_batch(fixed(30, 0.1))], schema=SCHEMA)
+    summary = strict(summarise(Run(Path("nowhere"), meta, table, None, complete=False)))
+    assert summary["requests"] == 30
+    assert summary["stages"][0]["window"]["end_s"] > 2.0
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "field"),
+    [
+        (("stages", 0, "start_ns"), "x", "stages[0].start_ns is 'x', not a number"),
+        (("stages", 0, "offered_rps"), float("nan"), "stages[0].offered_rps is nan, not a number"),
+        (("stages", 0, "scheduled_requests"), 1e300, "stages[0].scheduled_requests is 1e+300, which no run writes"),
+        (("stages", 0, "index"), 0.5, "stages[0].index is 0.5, which no run writes"),
+        (("stages", 0, "audit", "cpu_fraction"), {}, "stages[0].audit.cpu_fraction is {}, not a number"),
+        (("fleet_inputs", "peak_rps"), "many", "fleet_inputs.peak_rps is 'many', not a number"),
+        (("warmup_requests",), -1, "warmup_requests is -1, which no run writes"),
+    ],
+)  # fmt: skip
+def test_a_figure_that_no_run_writes_is_named(path: tuple[Any, ...], value: Any, field: str) -> None:
+    meta = _tampered(path, value)
+    with pytest.raises(RecordsError) as caught:
+        summarise(_run_of(meta))
+    assert str(caught.value).startswith(f"run.json: {field}")
+    assert "\n" not in str(caught.value)
+
+
+def _tampered(path: tuple[Any, ...], value: Any) -> dict[str, Any]:
+    meta = run_meta([Stage(fixed(30, 0.1), 3.0)], ["ttft_p90=1s"], fleet_inputs=FLEET)
+    holder: Any = meta
+    for step in path[:-1]:
+        holder = holder[step]
+    holder[path[-1]] = value
+    return meta
+
+
+def _run_of(meta: dict[str, Any], complete: bool = True) -> Run:
+    table = pa.Table.from_batches([to_batch(fixed(30, 0.1))], schema=SCHEMA)
+    return Run(Path("nowhere"), meta, table, None, complete=complete)
+
+
+_json = (
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=3) | st.just([]) | st.just({})
+)
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    st.sampled_from([
+        *((name,) for name in ("status", "status_reason", "predicted", "warmup_requests", "started_utc")),
+        *(("stages", 0, name) for name in ("index", "kind", "offered_rps", "concurrency", "start_ns", "end_ns",
+                                           "scheduled_requests", "drained_ns", "ended_early")),
+        *(("stages", 0, "audit", name) for name in ("cpu_fraction", "client_limited", "client_limited_reason", "slip_p99_s")),
+        *(("fleet_inputs", name) for name in FLEET), *(("workload", name) for name in ("prompts", "trace", "name")),
+        *(("slos", 0, name) for name in ("metric", "quantile", "limit_s", "text")),
+    ]),
+    _json,
+    st.booleans(),
+)  # fmt: skip
+def test_a_tampered_run_json_gives_a_summary_or_one_line(
+    path: tuple[Any, ...], value: Any, complete: bool
+) -> None:
+    meta, line = _tampered(path, value), "run.json"
+    try:
+        json.dumps(summarise(_run_of(meta, complete)), allow_nan=False)
+    except (RecordsError, SloError) as refused:
+        line = str(refused)
+    assert "\n" not in line
+    assert "run.json" in line
+
+
+@pytest.mark.slow
+def test_a_hundred_thousand_requests_take_seconds() -> None:
+    n, tokens = 100_000, 100
+    rng = np.random.default_rng(6)
+    at_us = np.cumsum(rng.integers(5_000, 15_000, (n, tokens)), axis=1).astype(np.uint32)
+    scheduled = ORIGIN_NS + np.arange(n) * 1_000_000
+    template = request(0, 0.0, gaps_s=[0.01])
+    columns = {name: pa.array([value] * n, type=SCHEMA.field(name).type)
+               for name, value in zip(SCHEMA.names, to_batch([template]).to_pylist()[0].values(), strict=True)}  # fmt: skip
+    for name, offset in (("scheduled", 0), ("dispatched", 0), ("started", 0)):
+        columns[f"{name}_ns"] = pa.array(scheduled + offset)
+    for name, at in (("first_token", at_us[:, 0]), ("last_token", at_us[:, -1]), ("ended", at_us[:, -1])):
+        columns[f"{name}_ns"] = pa.array(scheduled + at.astype(np.int64) * 1000)
+    columns["output_tokens"] = pa.array(np.full(n, tokens, np.int32))
+    offsets = pa.array(np.arange(0, n * tokens + 1, tokens, dtype=np.int32))
+    columns["chunk_at_us"] = pa.ListArray.from_arrays(offsets, pa.array(at_us.ravel()))
+    table = pa.table([columns[name] for name in SCHEMA.names], schema=SCHEMA)
+    meta = run_meta(
+        [Stage([], n / 1000, offered_rps=1000.0, scheduled_requests=n)], ["ttft_p99=2s", "itl_p99=50ms"]
+    )
+    began = time.monotonic()
+    summary = summarise(Run(Path("nowhere"), meta, table, None, complete=True))
+    assert summary["stages"][0]["itl_s"]["n"] == summary["stages"][0]["requests"] * (tokens - 1)
+    assert time.monotonic() - began < 30  # about two on one idle core
