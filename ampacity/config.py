@@ -71,6 +71,7 @@ class Settings:
     timestamps: Stamps = "read"
     workers: int | None = None  # None: as many as the load turns out to need
     out: Path | None = None
+    keep_answers_bytes: int | None = None  # of their texts, of each process; None: they are not kept
     locked: dict[str, str] = field(default_factory=dict)
     metrics_urls: tuple[str, ...] = ()  # pages of exporters beside the server's own /metrics
     fleet_inputs: dict[str, Any] = field(default_factory=dict)
@@ -153,6 +154,9 @@ def make_settings(raw: dict[str, Any]) -> Settings:
         locked=_locked(_items(raw.get("lock", ()))),
         metrics_urls=_metrics_urls(_items(raw.get("metrics_url", ()))),
         fleet_inputs=fleet_inputs(raw),
+        keep_answers_bytes=None
+        if "keep_answers" not in raw
+        else _whole(raw["keep_answers"], "--keep-answers") * 2**20,
     )
     _check_together(settings, raw)
     for rate in settings.rates or ():  # before a server is loaded, not in the stage

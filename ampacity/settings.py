@@ -55,6 +55,7 @@ SHARED: dict[str, Setting] = {
     "connections": (LIMITS, str, None, "pool (default): kept alive and used again. new: one for each request."),
     "timestamps": (LIMITS, str, None, "read (default): the moment of the read. kernel: the kernel's own (plain TCP on Linux), right even while the client is busy."),
     "slo": (OUT, list[str], "METRIC_pQ=LIMIT", "As ttft_p99=2s, itl_p99=50ms, e2e_p95=10s; repeatable."),
+    "keep_answers": (OUT, int, "MIB", "Keep the texts of answers in the run directory, at most so many MiB of each process, for 'ampacity report --checker'. Default: no text is kept."),
     "peak_rps": (OUT, float, "R", "Peak load that a fleet has to carry."),
     "tp": (OUT, int, "N", "GPUs per instance. Default: 1."),
     "safety": (OUT, float, "F", "Safety factor on the number of instances. Default: 1.2."),

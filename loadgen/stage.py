@@ -46,10 +46,12 @@ class StageRunner:
         flush: Callable[[], str | None] = lambda: None,
         worker: int = 0,
         answer: type[Answer] = Answer,
+        keep: Callable[[Exchange], None] | None = None,
     ) -> None:
         """``clients`` and their names ``targets``: one for each endpoint; requests go round them.
 
-        ``flush`` is called about once a second; a reason that it gives back ends the stage.
+        ``flush`` is called about once a second; a reason that it gives back ends the stage. ``keep`` is shown every
+        exchange with the text of its answer.
         """
         self._clients = clients
         self._requests = requests
@@ -60,6 +62,7 @@ class StageRunner:
         self._flush = flush
         self._worker = worker
         self._answer = answer
+        self._keep = keep
         self._in_flight: dict[Exchange, int] = {}  # and the request's index in the schedule
         self._stop_reason: str | None = None
         self._decided: str | None = None  # why the stage that is going on need not go on
@@ -261,7 +264,7 @@ class StageRunner:
         exchange = Exchange(record, request, self._ended, self._answer)
         self._in_flight[exchange] = index
         schedule = self._plan.schedule
-        if self._requests.wanted(index):
+        if self._keep is not None or self._requests.wanted(index):
             exchange.listen()
         if schedule.cancel_after_tokens is not None:
             exchange.cancel_after_tokens = int(schedule.cancel_after_tokens[index])
@@ -313,6 +316,8 @@ class StageRunner:
         self._measures.events += max(len(record.chunk_at_us) - 1, 0)
         self._measures.merged += exchange.merged_events
         self._on_record(record)
+        if self._keep is not None:
+            self._keep(exchange)
         live = self.live
         live.ended += 1
         live.tokens += record.output_tokens or 0

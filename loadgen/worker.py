@@ -22,6 +22,7 @@ from typing import Any, BinaryIO, Protocol
 from loadgen.answers import ANSWERS
 from loadgen.endpoint import SECRET_MIN, Endpoint
 from loadgen.http import Client, Reuse, Stamps
+from loadgen.kept_answers import KeptAnswers
 from loadgen.plan import Limits, StagePlan
 from loadgen.protocols import RequestShape
 from loadgen.proxy import Proxy
@@ -85,6 +86,8 @@ class Setup:
     planned_histories: bool = False  # of sessions: text of the planned length instead of what was answered
     prompt_file: str | None = None
     images: Images | None = None
+    answers_in: Path | None = None  # a folder, where the texts of answers are kept
+    answers_bytes: int = 0  # most of them, of each process
 
     def clients(self) -> list[Client]:
         """A client for each endpoint; call it on a running event loop."""
@@ -119,6 +122,10 @@ class Setup:
             classes=self.classes, planned_histories=self.planned_histories, images=self.images,
             file=None if self.prompt_file is None else read_prompts(Path(self.prompt_file)),
         )  # fmt: skip
+        keep = None
+        if self.answers_in is not None:
+            path, asked = self.answers_in / f"answers-{worker}.jsonl", self.prompt_file is not None
+            keep = KeptAnswers(path, self.answers_bytes, prompts=asked, secrets=self.secrets).keep
         return StageRunner(
             clients,
             requests,
@@ -129,6 +136,7 @@ class Setup:
             secrets=self.secrets,
             worker=worker,
             answer=ANSWERS[self.shape.api],
+            keep=keep,
         )
 
 

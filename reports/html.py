@@ -14,6 +14,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from reports.accepted import accepted_table
 from reports.burst import phases_table
 from reports.charts import charts
 from reports.families import classes_table, family_stages, lengths_families_table
@@ -63,6 +64,7 @@ def render_report(summary: dict[str, Any], meta: dict[str, Any]) -> str:
         stages=stages_table(summary),
         bound=error_bound(summary),
         slos=slo_table(summary),
+        accepted=accepted_table(summary),
         classes=classes_table(summary),
         families=lengths_families_table(summary),
         family_stages=family_stages(summary),

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+from reports.accepted import accepted_table
 from reports.burst import phases_table
 from reports.families import classes_table, lengths_families_table
 from reports.figures import NO_FAILURES, count, cut_off, ended_otherwise, failures, printable
@@ -32,7 +33,7 @@ def render_table(summary: dict[str, Any], console: Console) -> None:
         print_table(console, table)
         if bound := error_bound(summary):
             _print(console, bound, "dim")
-    for further in (lengths_families_table(summary), classes_table(summary)):
+    for further in (lengths_families_table(summary), classes_table(summary), accepted_table(summary)):
         if further:
             console.print()
             print_table(console, further)

@@ -42,7 +42,7 @@ def run_experiment(
     return path
 
 
-def finish(path: Path, *, as_json: bool, labels: Path | None = None, quiet: bool = False) -> str:
+def finish(path: Path, *, as_json: bool, labels: dict[int, bool] | None = None, quiet: bool = False) -> str:
     """Write summary.json and report.html of a run and print the findings (unless ``quiet``); gives the run's status."""
     from rich.console import Console
 
@@ -52,7 +52,7 @@ def finish(path: Path, *, as_json: bool, labels: Path | None = None, quiet: bool
     from reports.terminal import render_table
 
     run = load_run(path)
-    summary = summarise(run, None if labels is None else read_labels(labels))
+    summary = summarise(run, labels)
     write_json(path / "summary.json", summary)
     write_report(path / "report.html", summary, run.meta)
     if quiet:

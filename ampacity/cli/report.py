@@ -13,9 +13,19 @@ from ampacity.cli import options as o
 def report(
     run: Annotated[Path, typer.Argument(help="Run directory.", show_default=False)],
     labels: Annotated[Path | None, typer.Option(metavar="FILE", help="What a checker said of the answers: JSONL or CSV with request_id and accepted. Goodput then counts accepted answers.")] = None,
+    checker: Annotated[str | None, typer.Option(metavar="COMMAND", help="Your own check of the answers that --keep-answers kept: it reads JSON lines (request_id, answer) and prints JSON lines (request_id, accepted).")] = None,
+    checker_timeout: Annotated[str, typer.Option(metavar="T", help="The checker's time limit.")] = "10m",
     json: o.Json = False,
 ) -> None:  # fmt: skip
     """(Re)write summary.json and report.html of a run directory, and print the findings."""
-    from ampacity.cli.experiment import finish
+    from ampacity.cli.experiment import finish, read_labels
 
-    finish(run, as_json=json, labels=labels)
+    found = None if labels is None else read_labels(labels)
+    if checker is not None:
+        from ampacity.checker import check_answers
+        from ampacity.config import ConfigError, parse_duration
+
+        if labels is not None:
+            raise ConfigError("--labels and --checker exclude each other: give one of them")
+        found = check_answers(run, checker, parse_duration(checker_timeout, "--checker-timeout"))
+    finish(run, as_json=json, labels=found)

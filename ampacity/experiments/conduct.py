@@ -108,6 +108,7 @@ async def conduct(
                 prompt_file=settings.workload.prompts.file.path if settings.workload.prompts else None,
                 classes=settings.workload.classes, images=settings.workload.images,
                 planned_histories=not answers_told(settings.workload),
+                answers_in=None if settings.keep_answers_bytes is None else out, answers_bytes=settings.keep_answers_bytes or 0,
             )  # fmt: skip
             meta = run_meta(settings, probe, run_id, salt, experiment, command_line, trace)
             with RunWriter(out, meta) as writer:
