@@ -14,10 +14,16 @@ from typing import Any
 
 import pyarrow.parquet as pq
 import pytest
+from rich.console import Console
 
-from ampacity.config import make_settings
+from ampacity.config import make_settings, read_run_file
+from ampacity.experiments.conduct import conduct, run_event_loop
 from ampacity.experiments.provenance import announcement
+from ampacity.experiments.sweep import sweep
+from ampacity.progress import Progress
+from analysis.summary import summarise
 from loadgen.endpoint import is_loopback
+from loadgen.rundir import load_run
 from simulator.hardware import PRESETS
 from simulator.launch import Started, start_in_process
 from simulator.truth import true_capacity
@@ -177,16 +183,21 @@ def test_verdict_in_the_report_is_that_of_the_summary(server: Started, tmp_path:
 
 
 def test_a_run_file_with_a_ramp(server: Started, tmp_path: Path) -> None:
-    """Sessions of two users: 1 s that does not count comes before the 1 s that does."""
-    workload, config, run = tmp_path / "w.yaml", tmp_path / "bench.yaml", tmp_path / "run"
+    """Sessions of two users: 0.6 s that does not count comes before the 0.8 s that does."""
+    workload, config = tmp_path / "w.yaml", tmp_path / "bench.yaml"
     workload.write_text("input_tokens: 20\noutput_tokens: 4\nsessions: {turns: 2}\n")
-    config.write_text(f"url: {server.url}\nworkload: {workload}\nconcurrency: 2\nramp: 1s\nduration: 1s\n")
-    result = ampacity("run", "-c", config, "--out", run)
-    assert result.returncode == 0, result.stderr
+    config.write_text(
+        f"url: {server.url}\nworkload: {workload}\nconcurrency: 2\nramp: 600ms\nduration: 800ms\n"
+    )
+    settings = make_settings({**read_run_file(config), "out": tmp_path / "run"})
+    quiet = Progress(Console(stderr=True), quiet=True)
+    run = run_event_loop(
+        conduct(settings, experiment="run", drive=sweep, command_line=["ampacity", "run"], progress=quiet)
+    )
     meta = json.loads((run / "run.json").read_text())["stages"][0]
-    assert (meta["ramp_s"], meta["end_ns"] - meta["start_ns"]) == (1.0, 2_000_000_000)
-    stage = summary(run)["stages"][0]
-    assert stage["window"]["start_s"] >= 1.0
+    assert (meta["ramp_s"], meta["end_ns"] - meta["start_ns"]) == (0.6, 1_400_000_000)
+    stage = summarise(load_run(run))["stages"][0]
+    assert stage["window"]["start_s"] >= 0.6
     played = [
         row for row in rows(run) if row["scheduled_ns"] < meta["end_ns"]
     ]  # the others end a session that had begun
