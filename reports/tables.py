@@ -81,13 +81,14 @@ def stages_table(summary: Mapping[str, Any]) -> Table:
     errors = [stage.get("errors") for stage in by_load(summary)]
     cuts = [cut_off(e) for e in errors]
     urgent = any(failures(e) for e in errors)
+    most = any(stage.get("concurrency_max") is not None for stage in by_load(summary))
     table = Table(
         "Stages",
         [
             Column("load", text=True),
             Column("achieved", "req/s", 1),
             Column("in flight", "mean", 5),
-            Column("at most", "in flight", 8),
+            *([Column("at most", "in flight", 8)] if most else []),
             Column("TTFT p50", "schedule", 6),
             Column("TTFT p99", "schedule", 0),
             Column("ITL p99", "per gap", 3),
@@ -105,7 +106,7 @@ def stages_table(summary: Mapping[str, Any]) -> Table:
                 Cell(load_of(stage)),
                 table.cell(stage, "achieved_rps", significant),
                 table.cell(stage, "concurrency", significant),
-                table.cell(stage, "concurrency_max", count),
+                *([table.cell(stage, "concurrency_max", count)] if most else []),
                 table.cell(stage.get("ttft_from_schedule_s"), "p50", seconds),
                 table.cell(stage.get("ttft_from_schedule_s"), "p99", seconds),
                 table.cell(stage.get("itl_s"), "p99", seconds),

@@ -18,14 +18,13 @@ def report(
     json: o.Json = False,
 ) -> None:  # fmt: skip
     """(Re)write summary.json and report.html of a run directory, and print the findings."""
+    from ampacity.checker import check_answers
     from ampacity.cli.experiment import finish, read_labels
+    from ampacity.values import ConfigError, parse_duration
 
+    if labels is not None and checker is not None:
+        raise ConfigError("--labels and --checker exclude each other: give one of them")
     found = None if labels is None else read_labels(labels)
     if checker is not None:
-        from ampacity.checker import check_answers
-        from ampacity.config import ConfigError, parse_duration
-
-        if labels is not None:
-            raise ConfigError("--labels and --checker exclude each other: give one of them")
         found = check_answers(run, checker, parse_duration(checker_timeout, "--checker-timeout"))
     finish(run, as_json=json, labels=found)
