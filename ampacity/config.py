@@ -4,19 +4,16 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
-import json
-import math
-import re
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar, get_args
-from urllib.parse import urlsplit
+from typing import Any, get_args
 
 import yaml
 
+from ampacity import values as v
 from ampacity.settings import REPLAY, SHARED
+from ampacity.values import ConfigError
 from analysis.slo import Slo, parse_slos
 from loadgen.endpoint import Endpoint, parse_endpoint
 from loadgen.http import Reuse, Stamps
@@ -29,13 +26,7 @@ from workloads.prompt_files import load_prompts
 from workloads.replay import Replay
 from workloads.tokenizers import load_tokenizer
 
-T = TypeVar("T")
-RESERVED_BODY_FIELDS = ("messages", "prompt", "stream")
 DEFAULT_WORKLOAD = "chat"
-
-
-class ConfigError(ValueError):
-    """A setting that cannot be used; one line that names the setting and the mend."""
 
 
 @dataclass(frozen=True)
@@ -77,27 +68,6 @@ class Settings:
     fleet_inputs: dict[str, Any] = field(default_factory=dict)
 
 
-def _text(value: Any, name: str) -> None:
-    """Raises ConfigError unless ``value`` is text, or a path, that can be written down."""
-    flag = f"--{name.replace('_', '-')}" if name != "url" else "url"
-    if not isinstance(value, str | Path) or not str(value).strip():
-        raise ConfigError(f"{flag}: give text, not {value!r}")
-    if not str(value).isprintable():
-        raise ConfigError(f"{flag} {str(value)!a}: it holds a character that cannot be printed")
-
-
-def parse_duration(text: str | float, name: str) -> float:
-    """Seconds of ``500ms``, ``30s``, ``2m``, ``1h``. Raises ConfigError."""
-    match = re.fullmatch(r"\s*(\d+(?:\.\d*)?|\.\d+)\s*(us|ms|s|m|min|h)\s*", str(text))
-    if not match:
-        raise ConfigError(f"{name} {text}: write a duration with its unit, as 500ms, 30s or 2m")
-    unit_s = {"us": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0}[match[2]]
-    seconds = float(match[1]) * unit_s
-    if not 0 < seconds <= SECONDS_MAX:
-        raise ConfigError(f"{name} {text}: give more than 0 and at most 30 days")
-    return seconds
-
-
 def make_settings(raw: dict[str, Any]) -> Settings:
     """Settings from the flags' own names (``input_tokens``, ``slo``, ...). Raises a ValueError of one line.
 
@@ -113,50 +83,52 @@ def make_settings(raw: dict[str, Any]) -> Settings:
     if "url" not in raw:
         raise ConfigError("give the endpoint's base URL, as http://127.0.0.1:8000/v1")
     for name in _TEXTS & raw.keys():
-        _text(raw[name], name)
+        v.text(raw[name], name)
     endpoints = _endpoints(raw)
     workload = _workload(raw)
     of_classes = [f"{kind.name}:{text}" for kind in workload.classes for text in kind.slos]
-    slos = tuple(parse_slos([str(text) for text in [*_items(raw.get("slo", ())), *of_classes]]))
+    slos = tuple(parse_slos([str(text) for text in [*v.items(raw.get("slo", ())), *of_classes]]))
     settings = Settings(
         endpoint=endpoints[0],
         replicas=endpoints[1:],
-        sticky=_flag(raw, "sticky"),
+        sticky=v.flag(raw, "sticky"),
         salt=raw.get("salt"),
         workload=workload,
         model=raw.get("model"),
-        api=_choice(raw.get("api", "chat"), get_args(Api), "--api"),
-        extra_body=_extra_body(raw.get("extra_body", {})),
+        api=v.choice(raw.get("api", "chat"), get_args(Api), "--api"),
+        extra_body=v.extra_body(raw.get("extra_body", {})),
         tokenizer=str(raw.get("tokenizer", "words")),
         trace=Path(raw["trace"]) if "trace" in raw else None,
-        time_scale=_positive(raw.get("time_scale", 1.0), "--time-scale"),
+        time_scale=v.positive(raw.get("time_scale", 1.0), "--time-scale"),
         replay=_replay(raw),
-        skip_bad_rows=_flag(raw, "skip_bad_rows"),
-        rates=_list(raw.get("rates"), "--rates", _positive),
-        concurrency=_list(raw.get("concurrency"), "--concurrency", partial(_whole, at_most=CONCURRENCY_MAX)),
-        lengths=_lengths(raw.get("lengths", ())),
-        duration_s=parse_duration(raw.get("duration", "30s"), "--duration"),
-        # a trace is a record of what happened, its beginning included
-        warmup_requests=_given(
-            {"warmup": 0, **raw} if "trace" in raw else raw, "warmup", partial(_whole, at_least=0)
+        skip_bad_rows=v.flag(raw, "skip_bad_rows"),
+        rates=v.levels(raw.get("rates"), "--rates", v.positive),
+        concurrency=v.levels(
+            raw.get("concurrency"), "--concurrency", partial(v.whole, at_most=CONCURRENCY_MAX)
         ),
-        max_requests=_given(raw, "max_requests", _whole),
-        max_tokens=_given(raw, "max_tokens", _whole),
+        lengths=v.quantile_names(raw.get("lengths", ())),
+        duration_s=v.parse_duration(raw.get("duration", "30s"), "--duration"),
+        # a trace is a record of what happened, its beginning included
+        warmup_requests=v.given(
+            {"warmup": 0, **raw} if "trace" in raw else raw, "warmup", partial(v.whole, at_least=0)
+        ),
+        max_requests=v.given(raw, "max_requests", v.whole),
+        max_tokens=v.given(raw, "max_tokens", v.whole),
         slos=slos,
-        seed=_whole(raw.get("seed", 1), "--seed", at_least=0),
+        seed=v.whole(raw.get("seed", 1), "--seed", at_least=0),
         limits=_limits(raw),
-        think_s=_given(raw, "think_time", parse_duration) or 0.0,
-        ramp_s=_given(raw, "ramp", parse_duration) or 0.0,
-        connections=_choice(raw.get("connections", "pool"), get_args(Reuse), "--connections"),
-        timestamps=_choice(raw.get("timestamps", "read"), get_args(Stamps), "--timestamps"),
-        workers=_given(raw, "workers", partial(_whole, at_most=WORKERS_MAX)),
+        think_s=v.given(raw, "think_time", v.parse_duration) or 0.0,
+        ramp_s=v.given(raw, "ramp", v.parse_duration) or 0.0,
+        connections=v.choice(raw.get("connections", "pool"), get_args(Reuse), "--connections"),
+        timestamps=v.choice(raw.get("timestamps", "read"), get_args(Stamps), "--timestamps"),
+        workers=v.given(raw, "workers", partial(v.whole, at_most=WORKERS_MAX)),
         out=Path(raw["out"]) if "out" in raw else None,
-        locked=_locked(_items(raw.get("lock", ()))),
-        metrics_urls=_metrics_urls(_items(raw.get("metrics_url", ()))),
+        locked=v.locked(v.items(raw.get("lock", ()))),
+        metrics_urls=v.metrics_urls(v.items(raw.get("metrics_url", ()))),
         fleet_inputs=fleet_inputs(raw),
         keep_answers_bytes=None
         if "keep_answers" not in raw
-        else _whole(raw["keep_answers"], "--keep-answers") * 2**20,
+        else v.whole(raw["keep_answers"], "--keep-answers") * 2**20,
     )
     _check_together(settings, raw)
     for rate in settings.rates or ():  # before a server is loaded, not in the stage
@@ -168,19 +140,18 @@ def make_settings(raw: dict[str, Any]) -> Settings:
 _TEXTS = {"model", "salt", "prompts", "api_key_env", "tokenizer", "workload", "arrivals", "trace", "out"}
 CONCURRENCY_MAX = 100_000
 WORKERS_MAX = 256
-SECONDS_MAX = 30 * 86_400.0
 
 
 def fleet_inputs(raw: dict[str, Any]) -> dict[str, Any]:
     """run.json's ``fleet_inputs``, checked. Raises ConfigError."""
-    safety = _positive(raw.get("safety", 1.2), "--safety")
+    safety = v.positive(raw.get("safety", 1.2), "--safety")
     if safety < 1:
         raise ConfigError(f"--safety {raw['safety']}: give 1 or more (1.2 keeps 20 % in reserve)")
     return {
-        "peak_rps": _given(raw, "peak_rps", _positive),
-        "tensor_parallel": _whole(raw.get("tp", 1), "--tp"),
+        "peak_rps": v.given(raw, "peak_rps", v.positive),
+        "tensor_parallel": v.whole(raw.get("tp", 1), "--tp"),
         "safety_factor": safety,
-        "gpu_hour_usd": _given(raw, "gpu_hour", _positive),
+        "gpu_hour_usd": v.given(raw, "gpu_hour", v.positive),
     }
 
 
@@ -205,40 +176,24 @@ def read_run_file(path: Path) -> dict[str, Any]:
     return found
 
 
-def _given(raw: dict[str, Any], name: str, read: Callable[[Any, str], T]) -> T | None:
-    """The setting as ``read(value, flag)`` reads it; None where it is not given."""
-    return read(raw[name], f"--{name.replace('_', '-')}") if name in raw else None
-
-
 def _limits(raw: dict[str, Any]) -> Limits:
     given = {
-        "total_s": _given(raw, "timeout", parse_duration),
-        "idle_s": _given(raw, "idle_timeout", parse_duration),
-        "retries": _given(raw, "retries", partial(_whole, at_least=0)),
-        "in_flight": _given(raw, "max_in_flight", _whole),
+        "total_s": v.given(raw, "timeout", v.parse_duration),
+        "idle_s": v.given(raw, "idle_timeout", v.parse_duration),
+        "retries": v.given(raw, "retries", partial(v.whole, at_least=0)),
+        "in_flight": v.given(raw, "max_in_flight", v.whole),
     }
     return Limits(**{name: value for name, value in given.items() if value is not None})  # type: ignore[arg-type]
 
 
 def _replay(raw: dict[str, Any]) -> Replay:
     return Replay(
-        from_s=_given(raw, "trace_from", parse_duration) or 0.0,
-        to_s=_given(raw, "trace_to", parse_duration),
-        keep=_positive(raw.get("trace_keep", 1.0), "--trace-keep"),
-        loops=_whole(raw.get("trace_loop", 1), "--trace-loop"),
-        as_written=_flag(raw, "trace_as_written"),
+        from_s=v.given(raw, "trace_from", v.parse_duration) or 0.0,
+        to_s=v.given(raw, "trace_to", v.parse_duration),
+        keep=v.positive(raw.get("trace_keep", 1.0), "--trace-keep"),
+        loops=v.whole(raw.get("trace_loop", 1), "--trace-loop"),
+        as_written=v.flag(raw, "trace_as_written"),
     )
-
-
-def _flag(raw: dict[str, Any], name: str) -> bool:
-    value = raw.get(name, False)
-    if not isinstance(value, bool):
-        raise ConfigError(f"{name} {value!r}: write true or false")
-    return value
-
-
-def _items(value: Any) -> list[Any]:
-    return list(value) if isinstance(value, list | tuple) else [value]
 
 
 def _workload(raw: dict[str, Any]) -> Workload:
@@ -304,10 +259,10 @@ def check_steady(workload: Workload, command: str) -> None:
 
 def _endpoints(raw: dict[str, Any]) -> tuple[Endpoint, ...]:
     """The base URLs, a list or parted by commas; they share key and headers."""
-    headers = _headers(_items(raw.get("header", ())))
-    for item in _items(raw["url"]):
-        _text(item, "url")
-    urls = [part.strip() for item in _items(raw["url"]) for part in str(item).split(",")]
+    headers = v.headers(v.items(raw.get("header", ())))
+    for item in v.items(raw["url"]):
+        v.text(item, "url")
+    urls = [part.strip() for item in v.items(raw["url"]) for part in str(item).split(",")]
     found = tuple(
         parse_endpoint(url, api_key_env=raw.get("api_key_env"), headers=headers) for url in urls if url
     )
@@ -315,114 +270,4 @@ def _endpoints(raw: dict[str, Any]) -> tuple[Endpoint, ...]:
         raise ConfigError(
             f"url {raw['url']}: give base URLs that differ, as http://a:8000/v1,http://b:8000/v1"
         )
-    return found
-
-
-def _choice(value: Any, allowed: tuple[Any, ...], name: str) -> Any:
-    if value not in allowed:
-        raise ConfigError(f"{name} {value}: choose one of {', '.join(map(str, allowed))}")
-    return value
-
-
-def _positive(value: Any, name: str) -> float:
-    try:
-        number = float(value)
-    except (TypeError, ValueError):
-        number = math.nan
-    if isinstance(value, bool) or not (0 < number < math.inf):
-        raise ConfigError(f"{name} {value}: give a number above 0")
-    return number
-
-
-def _whole(value: Any, name: str, at_least: int = 1, at_most: int = 2**53) -> int:
-    try:
-        number = int(str(value))
-    except ValueError:
-        number = at_least - 1
-    if isinstance(value, bool) or number < at_least:
-        raise ConfigError(f"{name} {value}: give a whole number, {at_least} or more")
-    if number > at_most:
-        raise ConfigError(f"{name} {value}: at most {at_most}")
-    return number
-
-
-def _list(value: Any, name: str, convert: Any) -> tuple[Any, ...] | None:
-    if value is None:
-        return None
-    items = value if isinstance(value, list | tuple) else str(value).split(",")
-    found = tuple(convert(item.strip() if isinstance(item, str) else item, name) for item in items)
-    if len(set(found)) != len(found):
-        raise ConfigError(f"{name} {value}: a level stands there twice")
-    return tuple(sorted(found))
-
-
-def _lengths(value: Any) -> tuple[str, ...]:
-    names = [
-        str(item).strip() for item in (value if isinstance(value, list | tuple) else str(value).split(","))
-    ]
-    for name in names:
-        if name != "mixed" and (not re.fullmatch(r"p\d{1,2}(\.\d+)?", name) or float(name[1:]) == 0):
-            raise ConfigError(f"--lengths {name}: write quantiles of the workload's lengths, as p50,p99")
-    return tuple(
-        name for name in dict.fromkeys(names) if name != "mixed"
-    )  # the workload itself: always the first
-
-
-def _headers(items: list[Any]) -> tuple[tuple[str, str], ...]:
-    found = []
-    for item in items:
-        name, colon, content = str(item).partition(":")
-        if not colon:
-            raise ConfigError(f"--header {item!r}: write it as 'Name: value'")
-        found.append((name.strip(), content.strip()))
-    return tuple(found)
-
-
-def _metrics_urls(items: list[Any]) -> tuple[str, ...]:
-    for item in items:
-        url = urlsplit(str(item))
-        if (
-            url.scheme not in ("http", "https")
-            or not url.hostname
-            or url.username
-            or url.password
-            or not str(item).isprintable()
-        ):
-            raise ConfigError(
-                f"--metrics-url {str(item)!a}: give the whole address, as in http://127.0.0.1:9400/metrics"
-            )
-    return tuple(map(str, items))
-
-
-def _extra_body(value: Any) -> dict[str, Any]:
-    if isinstance(value, str):
-        try:
-            value = json.loads(value)
-        except (ValueError, RecursionError) as error:
-            raise ConfigError(f"--extra-body is not valid JSON: {error}") from error
-    if not isinstance(value, dict):
-        raise ConfigError("--extra-body must be a JSON object, as in '{\"temperature\": 0}'")
-    try:
-        json.dumps(value, allow_nan=False).encode()
-        json.dumps(value, ensure_ascii=False).encode()
-    except (ValueError, TypeError, RecursionError) as error:
-        raise ConfigError(f"--extra-body cannot be sent as JSON: {error}") from error
-    for name in RESERVED_BODY_FIELDS:
-        if name in value:
-            raise ConfigError(f"--extra-body sets {name!r}, which the workload decides: drop it")
-    return value
-
-
-def _locked(items: list[Any]) -> dict[str, str]:
-    found: dict[str, str] = {}
-    if len(items) == 1 and isinstance(items[0], dict):  # a mapping in a run file
-        if any(isinstance(content, dict | list | type(None)) for content in items[0].values()):
-            raise ConfigError(f"lock: give text for each name, not {items[0]!r:.100}")
-        items = [f"{name}={content}" for name, content in items[0].items()]
-    for item in items:
-        name, equals, content = (part.strip() for part in str(item).partition("="))
-        if not equals or not name or not content or not str(item).isprintable():
-            raise ConfigError(f"--lock {str(item)!a}: write it as name=value, as in quantization=fp8")
-        if found.setdefault(name, content) != content:
-            raise ConfigError(f"--lock {name}: it stands there twice with different values")
     return found

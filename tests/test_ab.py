@@ -14,12 +14,13 @@ import pyarrow.parquet as pq
 import pytest
 from rich.console import Console
 
-from ampacity.config import ConfigError, Settings, make_settings
+from ampacity.config import Settings, make_settings
 from ampacity.experiments import ab as experiment
 from ampacity.experiments.ab import arms, interleave
 from ampacity.experiments.predict import IDLE_NS, ORIGIN_NS, VirtualRig
 from ampacity.experiments.predict import predict as run_virtual
 from ampacity.progress import Progress
+from ampacity.values import ConfigError
 from analysis.arms import Arm
 from analysis.comparable import prepare
 from analysis.compare import compare

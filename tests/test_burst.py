@@ -11,8 +11,8 @@ import pyarrow.compute as pc
 import pytest
 from synthetic import Stage, at_ns, make_run, request
 
-from ampacity.config import ConfigError
 from ampacity.experiments.burst import BurstPlan
+from ampacity.values import ConfigError
 from analysis.littles_law import against_server, gap
 from analysis.summary import summarise
 from loadgen.rundir import Run

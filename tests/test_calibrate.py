@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from ampacity.cli import main
-from ampacity.config import ConfigError
 from ampacity.experiments.calibrate import calibrate_to_run
+from ampacity.values import ConfigError
 from simulator.deployment import Deployment
 from simulator.hardware import find_config
 from simulator.steptime import Roofline

@@ -14,7 +14,8 @@ import pytest
 from rich.console import Console
 from synthetic import Stage, make_run, queue_sweep, request
 
-from ampacity.config import ConfigError, make_settings
+from ampacity.config import make_settings
+from ampacity.values import ConfigError
 from ampacity.experiments.predict import predict
 from ampacity.experiments.sweep import sweep
 from ampacity.progress import Progress

@@ -5,9 +5,10 @@ from pathlib import Path
 import pytest
 from synthetic import Stage, make_run, request
 
-from ampacity.config import ConfigError, check_steady, make_settings
+from ampacity.config import check_steady, make_settings
 from ampacity.experiments.provenance import replayed_prompts
 from ampacity.progress import stage_line
+from ampacity.values import ConfigError
 from analysis.summary import summarise
 from reports.traffic import side_title, traffic_table, workload_facts
 from workloads.profile import load_workload

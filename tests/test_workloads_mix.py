@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from ampacity.config import ConfigError, make_settings
+from ampacity.config import make_settings
+from ampacity.values import ConfigError
 from loadgen.stage import StagePlan
 from loadgen.workers import deal
 from workloads.classes import zipf_weights

@@ -16,16 +16,14 @@ _ROOMS = ("ampacity", "workloads", "loadgen", "analysis", "reports", "simulator"
 def main() -> None:
     """Entry point: runs a command and turns errors into one line on stderr and an exit status."""
     _open_closed_streams()
-    gc.set_threshold(
-        50_000, 20, 50
-    )  # neither importing nor a stage makes much garbage: look for it less often
+    # neither importing nor a stage makes much garbage: look for it less often
+    gc.set_threshold(50_000, 20, 50)
     import typer
 
     from ampacity.cli.app import app
 
-    usage_error = cast(
-        "type[typer.BadParameter]", typer.BadParameter.__mro__[1]
-    )  # click's own name is private in newer typer
+    # click's own name is private in newer typer
+    usage_error = cast("type[typer.BadParameter]", typer.BadParameter.__mro__[1])
     try:
         sys.exit(app(prog_name="ampacity", standalone_mode=False) or 0)
     except usage_error as error:

@@ -33,10 +33,11 @@ def ab(
     from ampacity.cli import EXIT_INTERRUPTED
     from ampacity.cli.compare import load_arm, show
     from ampacity.cli.experiment import command_line, finish
-    from ampacity.config import ConfigError, make_settings
+    from ampacity.config import make_settings
     from ampacity.experiments.ab import NAMES, arms, run_ab
     from ampacity.experiments.conduct import run_event_loop
     from ampacity.progress import Progress
+    from ampacity.values import ConfigError
     from analysis.compare import compare
     from loadgen.rundir import write_json
 

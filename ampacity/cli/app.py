@@ -51,19 +51,9 @@ def _root(
     pass
 
 
-app.command("demo")(demo.demo)
-app.command("sweep")(sweep.sweep)
-app.command("search")(search.search)
-app.command("burst")(burst.burst)
-app.command("run")(run.run)
-app.command("report")(report.report)
-app.command("plan")(plan.plan)
-app.command("compare")(compare.compare)
-app.command("ab")(ab.ab)
-app.command("baseline")(baseline.baseline)
-app.command("gate")(gate.gate)
-app.command("validate")(validate.validate)
-app.command("import")(import_.import_)
-app.command("predict")(predict.predict)
-app.command("simulate")(simulate.simulate)
+for command in (
+    demo.demo, sweep.sweep, search.search, burst.burst, run.run, report.report, plan.plan, compare.compare, ab.ab,
+    baseline.baseline, gate.gate, validate.validate, import_.import_, predict.predict, simulate.simulate,
+):  # fmt: skip
+    app.command(command.__name__.rstrip("_"))(command)
 app.add_typer(workload.app, name="workload")

@@ -29,8 +29,8 @@ def burst(
     ampacity burst http://127.0.0.1:8000/v1 --model M --base-rps 5 --factor 3 --slo ttft_p99=2s
     """
     from ampacity.cli.experiment import run_experiment
-    from ampacity.config import ConfigError, parse_duration
     from ampacity.experiments.burst import BurstPlan
+    from ampacity.values import ConfigError, parse_duration
 
     for name, value, least in (("--base-rps", base_rps, 0.0), ("--factor", factor, 1.0)):
         if not least < value < 1e6:

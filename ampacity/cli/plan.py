@@ -27,7 +27,8 @@ def plan(
     """
     from dataclasses import replace
 
-    from ampacity.config import ConfigError, fleet_inputs
+    from ampacity.config import fleet_inputs
+    from ampacity.values import ConfigError
     from analysis.fleet import FleetError, plan_fleet
     from analysis.summary import summarise
     from loadgen.rundir import load_run
@@ -57,7 +58,7 @@ def _traffic(peak_rps: float | None, mean_rps: float | None, profile: Path | Non
 
     import yaml
 
-    from ampacity.config import ConfigError
+    from ampacity.values import ConfigError
     from analysis.fleet import FleetError, Traffic, traffic_of_profile
 
     if profile is None:

@@ -33,9 +33,10 @@ def predict(
     from rich.console import Console
 
     from ampacity.cli.experiment import command_line, finish
-    from ampacity.config import ConfigError, check_steady, make_settings
+    from ampacity.config import check_steady, make_settings
     from ampacity.experiments.predict import predict as experiment
     from ampacity.progress import Progress
+    from ampacity.values import ConfigError
     from simulator.hardware import find_deployment
 
     deployment = find_deployment(full_preset(preset, engine))

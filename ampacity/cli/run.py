@@ -23,8 +23,9 @@ def run(
     ampacity run http://127.0.0.1:8000/v1 --model M --trace azure_conv.csv --time-scale 0.5
     """
     from ampacity.cli.experiment import run_experiment
-    from ampacity.config import ConfigError, read_run_file
+    from ampacity.config import read_run_file
     from ampacity.experiments import sweep as experiment
+    from ampacity.values import ConfigError
 
     if url is not None:
         raw["url"] = url

@@ -15,8 +15,8 @@ LOADS = ("rates", "concurrency", "lengths", "duration", "think_time", "ramp")  #
 
 def make_search(precision: str, max_duration: str | None, repeats: int, closed: bool) -> Any:
     """The search that was asked for. Raises ConfigError."""
-    from ampacity.config import ConfigError, parse_duration
     from ampacity.experiments.search import Search, SearchPlan
+    from ampacity.values import ConfigError, parse_duration
 
     try:
         share = float(precision.strip().removesuffix("%")) / (100 if "%" in precision else 1)

@@ -106,7 +106,7 @@ def sample(
 
     ampacity workload sample chat --rate 5 --duration 2m -o schedule.jsonl
     """
-    from ampacity.config import parse_duration
+    from ampacity.values import parse_duration
     from workloads.errors import WorkloadError
     from workloads.profile import load_workload
     from workloads.schedule import open_schedule

@@ -6,12 +6,13 @@ import secrets
 from dataclasses import replace
 from pathlib import Path
 
-from ampacity.config import ConfigError, Settings
+from ampacity.config import Settings
 from ampacity.experiments.conduct import conduct
 from ampacity.experiments.provenance import out_path
 from ampacity.experiments.rig import Rig as RealRig
 from ampacity.experiments.sweep import Rig
 from ampacity.progress import Progress
+from ampacity.values import ConfigError
 
 ORDER = (0, 1, 1, 0)  # of one round
 NAMES = ("a", "b")

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import asdict, dataclass
 
-from ampacity.config import ConfigError
 from ampacity.experiments.sweep import Rig
+from ampacity.values import ConfigError
 
 RAMP = (1 / 3, 2 / 3, 1.0, 2 / 3, 1 / 3)  # of the step's height
 SHAPES = ("step", "ramp")

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pyarrow.compute as pc
 
-from ampacity.config import ConfigError
+from ampacity.values import ConfigError
 from analysis.summary import summarise
 from loadgen.rundir import Run, load_run
 from simulator.calibrate import Calibration, calibrate
@@ -18,9 +18,7 @@ from simulator.steptime import Roofline
 
 LEVELS_MIN = 3
 POOR_R2 = 0.8
-QUEUE_FREE = (
-    0.7  # of max_num_seqs: levels with more requests in flight may have queued, and the model has no queue
-)
+QUEUE_FREE = 0.7  # of max_num_seqs: with more in flight requests may have queued, and the model has no queue
 
 
 def calibrate_to_run(path: Path, config: EngineConfig) -> tuple[EngineConfig, list[str]]:

@@ -17,11 +17,12 @@ from typing import Any
 
 import numpy as np
 
-from ampacity.config import ConfigError, Settings
+from ampacity.config import Settings
 from ampacity.experiments.provenance import announcement, out_path, run_meta, utc_now
 from ampacity.experiments.rig import Rig, e2e_s
 from ampacity.experiments.stage_book import answers_told
 from ampacity.progress import Progress
+from ampacity.values import ConfigError
 from loadgen.endpoint import Endpoint, EndpointError, is_loopback
 from loadgen.generator import Generator
 from loadgen.host import OWN_FILES, raise_open_files_limit, room_for_connections

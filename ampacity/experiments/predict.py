@@ -13,12 +13,13 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from ampacity.config import ConfigError, Settings
+from ampacity.config import Settings
 from ampacity.experiments.provenance import out_path, run_meta, utc_now
 from ampacity.experiments.stage_book import StageBook, answers_told, fit_context
 from ampacity.experiments.sweep import LOOKS, Enough, sweep
 from ampacity.experiments.virtual import Played, play
 from ampacity.progress import Progress
+from ampacity.values import ConfigError
 from analysis.stages import analyse_stage
 from loadgen.audit import Measures, Tolerance, judge
 from loadgen.probe import Calibration, Probe, Served

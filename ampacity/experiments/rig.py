@@ -33,9 +33,7 @@ DRAIN_DEFAULT_S = 30.0
 IDLE_WAIT_S = 15.0  # after an overload the server may still be busy with requests that we gave up
 CLOSED_REQUESTS_MAX = 200_000
 REPEATS_MAX = 3  # stages run again in one experiment because the client was disturbed ...
-GROW_CPU_FRACTION = (
-    0.45  # ... and not busy with the load itself; from here on the next stage gets more workers
-)
+GROW_CPU_FRACTION = 0.45  # ... and not busy with the load; from here on the next stage gets more workers
 TEMPLATE_TOKENS = 8  # of the context are left to the chat template
 
 

@@ -7,8 +7,8 @@ import time
 from dataclasses import dataclass
 from typing import Any
 
-from ampacity.config import ConfigError
 from ampacity.experiments.sweep import START_IN_FLIGHT, Rig, first_rate
+from ampacity.values import ConfigError
 from analysis.next_load import Finished, Goal, Step, next_step, told_enough
 from analysis.search import estimate
 

@@ -24,9 +24,7 @@ class Request:
     started_s: float
     status: str  # one of loadgen.records.STATUSES
     scheduled_s: float | None = None  # None: the file does not say
-    slip_known: bool = (
-        False  # scheduled_s is the schedule itself: started - scheduled is the client's lateness
-    )
+    slip_known: bool = False  # scheduled_s is the schedule: started - scheduled is the client's lateness
     ttft_s: float | None = None
     e2e_s: float | None = None  # to the last token
     ended_s: float | None = None  # how long until the request ended, where that is another moment
