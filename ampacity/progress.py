@@ -72,9 +72,7 @@ class Progress:
 def live_line(live: Live) -> str:
     """What is going on, in one line."""
     elapsed_s = time.monotonic() - live.began_s
-    level = (
-        f"{live.level:g} req/s offered" if live.kind == "open" else f"{live.level:g} in flight, closed loop"
-    )
+    level = f"{live.level:g} req/s offered" if live.kind == "open" else f"{live.level:g} users, closed loop"
     left_s = max(live.duration_s - elapsed_s, 0.0)
     recent = sorted(live.ttft_s[-LIVE_TTFTS:])
     ttft = "TTFT -"

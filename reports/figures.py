@@ -96,7 +96,7 @@ def load_of(stage: Mapping[str, Any]) -> str:
     if stage.get("offered_rps") is not None:
         return f"{exact(stage['offered_rps'])} req/s"
     if stage.get("concurrency_set") is not None:
-        return f"{exact(stage['concurrency_set'])} in flight"
+        return f"{exact(stage['concurrency_set'])} users"
     return f"stage {stage.get('index', '?')}"
 
 

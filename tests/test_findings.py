@@ -14,6 +14,7 @@ from analysis.intervals import LOOKS_OVER_QUANTILE, independent_looks
 from analysis.observations import Observations
 from analysis.percentiles import percentiles
 from analysis.summary import summarise
+from reports.figures import load_of
 
 
 def test_coordinated_omission_of_a_stall_of_100_seconds() -> None:
@@ -48,12 +49,13 @@ def test_fault_72_users_who_think_are_not_requests_in_flight(tmp_path: Path) -> 
                 )
             )
             number += 1
-    stage = Stage(records, 8.0, extra={"sessions": {"begun": 1000, "cut": []}})
+    stage = Stage(records, 8.0, concurrency=1000, extra={"sessions": {"begun": 1000, "cut": []}})
     found = summarise(make_run(tmp_path / "run", [stage], ["e2e_p90=1s"], warmup_requests=1000))
     (figures,), (sessions,) = found["stages"], found["sessions"]["stages"]
     assert figures["concurrency"] == pytest.approx(250, rel=0.01)
     assert figures["concurrency_max"] == pytest.approx(250, abs=1)
     assert sessions["concurrent"]["max"] == 1000
+    assert load_of(figures) == "1,000 users"  # and "in flight" is a column of its own
 
 
 def test_fault_32_each_stage_of_a_sweep_has_its_own_length(

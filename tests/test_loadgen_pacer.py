@@ -202,7 +202,9 @@ def test_a_burst_opens_as_many_connections_as_it_needs(loop: str) -> None:
             loop, run_stage(server.url, schedule_at([0.0] * 400), lambda i: "late", drain_s=30.0)
         )
         assert server.connections == 400
+        last_ns = max(r.at_ns for r in server.requests)
     check_complete(result)
+    assert last_ns < min(r.first_token_ns or 0 for r in result.records)  # before anybody was answered
     assert {r.status for r in result.records} == {"ok"}
 
 
@@ -237,6 +239,20 @@ def test_a_stopped_stage_ends_soon_with_what_was_in_flight_unfinished() -> None:
     assert 0 < len(result.records) < 2000
     assert {r.status for r in result.records} == {"unfinished"}
     assert {r.error for r in result.records} == {"interrupted"}
+
+
+def test_a_stage_is_not_waited_for_beyond_its_drain() -> None:
+    """Ten requests that are never answered: 0.2 s of stage, 0.3 s of drain."""
+    with FaultServer() as server:
+        times = [0.02 * i for i in range(10)]
+        result = on_loop(
+            "uvloop",
+            run_stage(server.url, schedule_at(times), lambda i: "stall", drain_s=0.3, duration_s=0.2),
+        )
+    check_complete(result)
+    assert {r.status for r in result.records} == {"unfinished"}
+    assert {r.error for r in result.records} == {"not answered within 0.3 s after the stage"}
+    assert 0.5 <= (result.meta["drained_ns"] - result.meta["start_ns"]) / 1e9 < 5
 
 
 def test_a_closed_loop_keeps_its_concurrency() -> None:

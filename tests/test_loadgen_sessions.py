@@ -173,8 +173,9 @@ def test_an_agent_goes_on_when_all_its_helpers_have_answered() -> None:
 
 def test_planned_histories_have_the_planned_length() -> None:
     with FaultServer() as server:
-        on_loop("uvloop", drive([server.url], session(*CHAT, outputs=9), planned=True))
+        driven = on_loop("uvloop", drive([server.url], session(*CHAT, outputs=9), planned=True))
         history = server.requests[2].body["messages"]
+    assert [r.input_tokens_planned for r in driven.records] == session(*CHAT, outputs=9).input_tokens.tolist()
     assert [len(m["content"].split()) for m in history] == [30, 9, 5, 9, 5]
     assert "t0" not in json.dumps(history)
 
@@ -187,9 +188,7 @@ def test_other_apis_tell_the_whole_conversation_too(api: Any) -> None:
     )
     schedule = open_schedule(workload, rate_rps=2, duration_s=1, seed=1, stage=0)
     endpoint = parse_endpoint("http://127.0.0.1:1/v1")
-    requests = ScheduledRequests(
-        [(endpoint, None)], RequestShape(api, "m"), PromptMaker(WORDS, "s"), "run"
-    )
+    requests = ScheduledRequests([(endpoint, None)], RequestShape(api, "m"), PromptMaker(WORDS, "s"), "run")
     requests.prepare(schedule)
     requests.make(0)
     requests.answered(0, "the answer")
@@ -317,9 +316,7 @@ def test_a_dead_workers_turns_are_owed_when_all_that_they_wait_for_has_a_row() -
 def prompts_of(schedule: Schedule, salt: str) -> dict[int, str]:
     """A hash of the messages of every request that begins a conversation."""
     endpoint = parse_endpoint("http://127.0.0.1:1/v1")
-    maker = ScheduledRequests(
-        [(endpoint, None)], RequestShape("chat", "m"), PromptMaker(WORDS, salt), "run"
-    )
+    maker = ScheduledRequests([(endpoint, None)], RequestShape("chat", "m"), PromptMaker(WORDS, salt), "run")
     maker.prepare(schedule)
     found = {}
     for i in schedule.first_requests().tolist():

@@ -128,6 +128,9 @@ def test_comments_are_counted_and_are_no_events() -> None:
 def test_only_lf_cr_and_crlf_end_a_line(separator: str) -> None:
     event = json.dumps({"text": f"a{separator}b"}, ensure_ascii=False).encode()
     assert split([b"data: " + event + b"\n\n"]) == [event]
+    assert split([b"event: m\nid: 1\ndata: " + event + b"\n: x\n\n"]) == [
+        event
+    ]  # among lines of other fields
 
 
 def test_a_four_byte_character_cut_anywhere() -> None:

@@ -86,24 +86,26 @@ def test_closed_loop_is_the_closed_form(tmp_path: Path, monkeypatch: pytest.Monk
 def test_a_ramp_comes_before_the_duration_and_does_not_count(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Five steps of 20 ms a request: 10 requests/s and user. Four users begin at 0, 2.5, 5 and 7.5 s."""
+    """Five steps of 20 ms a request and 0.4 s of thought: 2 requests/s and user. Four begin at 0, 2.5, 5 and 7.5 s."""
     run = tmp_path / "run"
     assert predict(
         monkeypatch, "--preset", "linear:0.02,0", "--max-num-seqs", "16", "--input-tokens", "10", "--output-tokens", "5",
-        "--concurrency", "4", "--ramp", "10s", "--duration", "20s", "--out", run,
+        "--concurrency", "4", "--think-time", "400ms", "--ramp", "10s", "--duration", "20s", "--out", run,
     ) == 0  # fmt: skip
-    meta = json.loads((run / "run.json").read_text())["stages"][0]
+    told = json.loads((run / "run.json").read_text())
+    assert told["locked"]["think_s"] == 0.4
+    meta = told["stages"][0]
     assert (meta["ramp_s"], meta["end_ns"] - meta["start_ns"]) == (10.0, 30_000_000_000)
     rows = pq.read_table(run / "requests.parquet").to_pylist()
     begun_s = np.array([row["scheduled_ns"] - meta["start_ns"] for row in rows]) / 1e9
     counts = np.histogram(begun_s, [0, 2.5, 5, 7.5, 10, 30])[0].tolist()
-    assert counts == pytest.approx([25, 50, 75, 100, 800], abs=4)  # one more or less of each user
+    assert counts == pytest.approx([5, 10, 15, 20, 160], abs=4)  # one more or less of each user
     stage = json.loads((run / "summary.json").read_text())["stages"][0]
-    assert stage["window"]["start_s"] == pytest.approx(10.0, abs=0.1)
-    assert stage["requests"] == pytest.approx(800, abs=4)
-    assert stage["window"]["warmup_requests"] == pytest.approx(250, abs=4)
-    assert stage["achieved_rps"] == pytest.approx(40.0, rel=0.01)
-    assert stage["concurrency"] == pytest.approx(4.0, abs=0.01)
+    assert stage["window"]["start_s"] == pytest.approx(10.0, abs=0.5)
+    assert stage["requests"] == pytest.approx(160, abs=4)
+    assert stage["window"]["warmup_requests"] == pytest.approx(50, abs=4)
+    assert stage["achieved_rps"] == pytest.approx(8.0, rel=0.02)
+    assert (stage["concurrency_set"], stage["concurrency"]) == (4, pytest.approx(0.8, rel=0.02))
 
 
 def test_unknown_preset_is_one_line(

@@ -89,7 +89,7 @@ def test_a_reason_is_the_figures_own_or_that_of_its_object() -> None:
 
 def test_the_load_of_a_stage_in_words() -> None:
     assert load_of({"index": 0, "offered_rps": 4.0}) == "4 req/s"
-    assert load_of({"index": 0, "offered_rps": None, "concurrency_set": 16}) == "16 in flight"
+    assert load_of({"index": 0, "offered_rps": None, "concurrency_set": 16}) == "16 users"
     assert load_of({"index": 3}) == "stage 3"
 
 
