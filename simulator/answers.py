@@ -62,24 +62,14 @@ def _final_usage(call: Call, face: Face, cached_tokens: int) -> dict[str, Any]:
     return figures
 
 
-def _complete(figures: dict[str, Any]) -> dict[str, Any]:
-    """Usage as a whole answer shows it: the details are there, if only as null."""
-    absent = {"prompt_tokens_details": None, "completion_tokens_details": None}
-    return figures | {name: null for name, null in absent.items() if name not in figures}
-
-
-def _token_logprobs(call: Call, choice: Choice, first: int, end: int) -> list[TokenLogprobs]:
+def _shaped_logprobs(call: Call, choice: Choice, first: int, end: int) -> dict[str, Any] | None:
     """Of the tokens first to end - 1. The end-of-sequence token has its own name."""
+    top = call.top_logprobs
+    if top is None:
+        return None
     natural = choice.ending.finish_reason == "stop" and choice.ending.stop_reason is None
     eos = choice.ending.tokens - 1 if natural else -1
-    top = call.top_logprobs or 0
-    return [logprobs(choice.seed, position, top, last=position == eos) for position in range(first, end)]
-
-
-def _shaped_logprobs(call: Call, choice: Choice, first: int, end: int) -> dict[str, Any] | None:
-    if call.top_logprobs is None:
-        return None
-    found = _token_logprobs(call, choice, first, end)
+    found = [logprobs(choice.seed, position, top, last=position == eos) for position in range(first, end)]
     if call.chat:
         return {"content": [_chat_entry(t) for t in found]}
     return {
@@ -99,6 +89,9 @@ def _chat_entry(found: TokenLogprobs) -> dict[str, Any]:
 
 def answer(call: Call, face: Face, created: int, cached_tokens: int = 0) -> bytes:
     """The body of an answer that is not streamed."""
+    figures = _final_usage(call, face, cached_tokens)
+    for details in ("prompt_tokens_details", "completion_tokens_details"):  # are there, if only as null
+        figures.setdefault(details, None)
     value = {
         "id": call.request_id,
         "object": "chat.completion" if call.chat else "text_completion",
@@ -107,7 +100,7 @@ def answer(call: Call, face: Face, created: int, cached_tokens: int = 0) -> byte
         "choices": [_whole_choice(call, choice, face) for choice in call.choices],
         "service_tier": None,
         "system_fingerprint": FINGERPRINT,
-        "usage": _complete(_final_usage(call, face, cached_tokens)),
+        "usage": figures,
     }
     if call.chat:
         value |= {"prompt_logprobs": None, "prompt_token_ids": None}
@@ -124,13 +117,8 @@ def _whole_choice(call: Call, choice: Choice, face: Face) -> dict[str, Any]:
     }
     if not call.chat:
         text = characters(choice.seed, 0, end.characters)
-        return {
-            "index": choice.index,
-            "text": text,
-            **tail,
-            "prompt_logprobs": None,
-            "prompt_token_ids": None,
-        }
+        absent = {"prompt_logprobs": None, "prompt_token_ids": None}
+        return {"index": choice.index, "text": text, **tail, **absent}
     thought = reasoning_tokens(call, choice, face)
     cut = end.characters if thought == end.tokens else min(end.characters, thought * WORD_CHARACTERS)
     message = {
@@ -283,12 +271,8 @@ class ChoiceFrames:
         """Build the surroundings of the plain tokens that come next."""
         stream = self._stream
         call = stream.call
-        if (
-            stream.continuous_usage
-            or stream.face.chunk_tokens > 1
-            or call.top_logprobs is not None
-            or call.held_characters
-        ):
+        several = stream.face.chunk_tokens > 1
+        if stream.continuous_usage or several or call.top_logprobs is not None or call.held_characters:
             return
         mark = b"     "
         payload = frame(stream.payload(self._choice, self._field(self.made), mark, 0, last=False))

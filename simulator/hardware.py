@@ -6,7 +6,7 @@ peak compute in prefill are what well-tuned kernels reach on large models; fit t
 """
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -18,6 +18,7 @@ from simulator.steptime import Linear, Roofline
 
 ALL_REDUCE_LATENCY_S = 10e-6  # of one all-reduce of a small tensor over NVLink; an assumption
 MEMORY_SHARE = 0.9  # of the device memory that the engine may use (vLLM's --gpu-memory-utilization)
+LIMITS = ("max_num_seqs", "max_num_batched_tokens")
 ACTIVATION_BYTES = 2e9  # kept free on each device for activations and graphs; an assumption
 
 
@@ -66,13 +67,12 @@ def engine_config(
     tensor_parallel: int = 1,
     max_model_len: int | None = None,
     block_tokens: int = 16,
-    limits: Mapping[str, Any] | None = None,
-    **built: Any,
+    **options: Any,
 ) -> EngineConfig:
-    """An engine with the KV pool that the device memory leaves; limits: max_num_seqs and max_num_batched_tokens.
+    """An engine with the KV pool that the device memory leaves.
 
-    built: see `roofline`. Raises SimulatorError if no memory is left, and where the attention heads cannot be split
-    evenly.
+    options: LIMITS, and those of `roofline`. Raises SimulatorError if no memory is left, and where the attention
+    heads cannot be split evenly.
     """
     if model.heads % tensor_parallel:
         raise SimulatorError(
@@ -80,11 +80,12 @@ def engine_config(
             f"take a divisor of {model.heads}"
         )
     free = tensor_parallel * (hardware.memory_bytes * MEMORY_SHARE - ACTIVATION_BYTES)
-    step_time = roofline(hardware, model, tensor_parallel=tensor_parallel, **built)
+    limits = {limit: options.pop(limit) for limit in LIMITS if limit in options}
+    step_time = roofline(hardware, model, tensor_parallel=tensor_parallel, **options)
     free -= step_time.weight_bytes + step_time.expert_bytes
     blocks = int(free // (block_tokens * step_time.kv_bytes_per_token))
     if blocks < 1:
-        precision = built.get("precision", "fp16")
+        precision = options.get("precision", "fp16")
         raise SimulatorError(
             f"{name}: {model.name} in {precision} does not fit on {tensor_parallel} x {hardware.name}"
         )
@@ -95,7 +96,7 @@ def engine_config(
         max_model_len=min(wanted_len, blocks * block_tokens),
         kv_blocks=blocks,
         block_tokens=block_tokens,
-        **(limits or {}),
+        **limits,
     )
 
 
@@ -166,8 +167,7 @@ def find_deployment(name: str) -> Deployment:
                 f"preset {name!r}: cannot read {part!r}; write {key}={written}. {text}"
             ) from error
     if composed:
-        limits = {f: scheduling[f] for f in ("max_num_seqs", "max_num_batched_tokens") if f in scheduling}
-        config = _compose(base, built | {"limits": limits})
+        config = _compose(base, built | {name: scheduling[name] for name in LIMITS if name in scheduling})
     else:
         config = _named(base)
     if name != config.name:

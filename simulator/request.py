@@ -16,9 +16,8 @@ class Request:
     prompt_tokens: int
     output_tokens: int
     _: KW_ONLY
-    block_hashes: Sequence[
-        Hashable
-    ] = ()  # names of the leading full blocks of prompt and answer; equal: the same
+    # Names of the leading full blocks of prompt and answer; equal: the same.
+    block_hashes: Sequence[Hashable] = ()
     session: Hashable = None  # for sticky routing
     adapter: str | None = None  # a LoRA's name
     deadline_s: float = math.inf  # instant, for the policy "deadline"

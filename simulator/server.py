@@ -18,7 +18,7 @@ from aiohttp import web
 from simulator import SimulatorError
 from simulator.apierrors import ApiError, invalid
 from simulator.deployment import Deployment
-from simulator.engine import EngineConfig, StepResult
+from simulator.engine import EngineConfig
 from simulator.face import Face, read_options
 from simulator.faults import Fate, Faults, Plan
 from simulator.generation import Generation, reset_connection
@@ -62,8 +62,8 @@ class Server:
     async def start(self, host: str, port: int) -> int:
         """Listen; returns the port (a free one for port 0). Raises OSError where it cannot."""
         app = web.Application(client_max_size=MAX_BODY_BYTES, middlewares=[_json_errors])
-        app.router.add_post("/v1/chat/completions", self._chat)
-        app.router.add_post("/v1/completions", self._completions)
+        app.router.add_post("/v1/chat/completions", self._generate)
+        app.router.add_post("/v1/completions", self._generate)
         app.router.add_get("/v1/models", self._models)
         app.router.add_post("/tokenize", self._tokenize)
         app.router.add_get("/health", self._health)
@@ -72,7 +72,11 @@ class Server:
         if self.face.control:
             app.router.add_get("/control/faults", self._show_faults)
             app.router.add_post("/control/faults", self._set_faults)
-        self.live = LiveRun(self.deployment, self._on_step, self._step_end)
+        self.live = LiveRun(
+            self.deployment,
+            lambda number, *step: self.metrics[number].on_step(*step),
+            self._step_end,
+        )
         self._generation = Generation(self.deployment, self.live, self.metrics[0], self.face)
         self._runner = web.AppRunner(app, handler_cancellation=True, access_log=None, shutdown_timeout=0.2)
         await self._runner.setup()
@@ -91,19 +95,10 @@ class Server:
         if self.live is not None:
             self.live.close()
 
-    def _on_step(self, number: int, result: StepResult, tokens: int, now_s: float) -> None:
-        self.metrics[number].on_step(result, tokens, now_s)
-
     def _step_end(self, start_s: float, end_s: float) -> float:
-        return self.faults.step_end(start_s, end_s)
+        return self.faults.step_end(start_s, end_s)  # of the plan as it is now
 
-    async def _chat(self, request: web.Request) -> web.StreamResponse:
-        return await self._generate(request, chat=True)
-
-    async def _completions(self, request: web.Request) -> web.StreamResponse:
-        return await self._generate(request, chat=False)
-
-    async def _generate(self, request: web.Request, *, chat: bool) -> web.StreamResponse:
+    async def _generate(self, request: web.Request) -> web.StreamResponse:
         arrival_s = time.monotonic()
         self._authorize(request)
         if self._generation is None:
@@ -112,7 +107,7 @@ class Server:
         number = next(self._ids)
         call = parse(
             body,
-            chat=chat,
+            chat=request.path.endswith("/chat/completions"),
             models=self._models_served,
             max_model_len=self._config.max_model_len,
             default_id=f"{self._id_prefix}{number:08x}",

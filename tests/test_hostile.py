@@ -120,17 +120,7 @@ def test_a_run_survives_lies_in_any_answer(tmp_path: Path) -> None:
 
     with Server(answer) as server:
         result = ampacity(
-            "run",
-            server.url,
-            "--rates",
-            "20",
-            "--duration",
-            "1s",
-            "--input-tokens",
-            "5",
-            "--output-tokens",
-            "2",
-            "--out",
+            *f"run {server.url} --rates 20 --duration 1s --input-tokens 5 --output-tokens 2 --out".split(),
             tmp_path / "r",
         )
     assert result.returncode == 0, result.stderr
@@ -176,19 +166,7 @@ def test_a_body_without_end_is_given_up(kind: str, monkeypatch: pytest.MonkeyPat
 def test_a_lying_models_list(models: bytes, tmp_path: Path) -> None:
     with Server(lambda handler, _: stream(handler, TOKEN, LAST), models) as server:
         result = ampacity(
-            "run",
-            server.url,
-            "--model",
-            "m",
-            "--rates",
-            "5",
-            "--duration",
-            "1s",
-            "--input-tokens",
-            "5",
-            "--output-tokens",
-            "2",
-            "--out",
+            *f"run {server.url} --model m --rates 5 --duration 1s --input-tokens 5 --output-tokens 2 --out".split(),
             tmp_path / "r",
         )
     assert result.returncode == 0, result.stderr

@@ -37,6 +37,8 @@ _EXAMPLES = {
 ARRIVALS: tuple[str, ...] = tuple(_PARAMETERS)
 _SECONDS = {"ms": 1e-3, "": 1.0, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0}
 
+Draw = Callable[[np.random.Generator, int], Any]
+
 
 @dataclass(frozen=True)
 class Gaps:
@@ -45,9 +47,7 @@ class Gaps:
     kind: str = "exponential"
     cv: float = 1.0
 
-    def draws(
-        self,
-    ) -> tuple[Callable[[np.random.Generator], float], Callable[[np.random.Generator, int], Any]]:
+    def draws(self) -> tuple[Callable[[np.random.Generator], float], Draw]:
         """(the time to the first event, n gaps), with mean gap 1.
 
         The first event of a stationary renewal process comes after a uniform part of a gap that is drawn with
@@ -120,12 +120,11 @@ def _renewal(
         phase = rng.random() if shifted else 0.0
         times = (np.arange(math.ceil(expected) + 1, dtype=np.float64) + phase) / rate_rps
         return times[times < horizon_s]
-    block = (
-        math.ceil(expected + 6 * gaps.cv * math.sqrt(expected)) + 16
-    )  # of a Poisson process enough but once in 10^9
+    # of a Poisson process enough but once in 10^9
+    block = math.ceil(expected + 6 * gaps.cv * math.sqrt(expected)) + 16
     if gaps.kind == "exponential":
         drawn = rng.standard_exponential(block)
-        draw: Callable[[np.random.Generator, int], Any] = np.random.Generator.standard_exponential
+        draw: Draw = np.random.Generator.standard_exponential
     else:
         first, draw = gaps.draws()
         drawn = np.concatenate([[first(rng)], draw(rng, block)])

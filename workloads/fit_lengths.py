@@ -171,18 +171,13 @@ def _p50_p99(mu: float, sigma: float) -> dict[str, float]:
 
 
 def _gamma_shape(gap: float) -> float:
-    """k of ln k - digamma(k) = ``gap`` (log of the mean less the mean of the logs), by Newton (Minka 2002)."""
-    from scipy.special import polygamma, psi
+    """k of ln k - digamma(k) = ``gap`` (log of the mean less the mean of the logs), which lies between 1/2k and 1/k."""
+    from scipy.optimize import brentq
+    from scipy.special import psi
 
     if gap <= 1e-12:
         return 1e12
-    k = (3 - gap + math.sqrt((gap - 3) ** 2 + 24 * gap)) / (12 * gap)
-    for _ in range(50):
-        step = (math.log(k) - float(psi(k)) - gap) / (1 / k - float(polygamma(1, k)))
-        k = max(k - step, k / 10)
-        if abs(step) < 1e-10 * k:
-            break
-    return k
+    return float(brentq(lambda k: math.log(k) - psi(k) - gap, 0.49 / gap, 1.01 / gap, rtol=1e-12))
 
 
 def _weibull(logs: Floats, share: Floats) -> tuple[float, float]:

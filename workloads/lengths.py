@@ -106,7 +106,8 @@ def _of_kind(kind: object, value: object) -> Lengths:
     if kind == "points":
         table = pairs(value, "points:181=0.3,4096=0.7") if isinstance(value, str) else value
         if isinstance(table, Mapping):
-            return _points({whole("tokens", n): number("weight", w) for n, w in table.items()})
+            weights = {whole("tokens", n): number("weight", w) for n, w in table.items()}
+            return Points(tuple(sorted(weights)), tuple(weights[n] for n in sorted(weights)))
     if kind == "mixture" and isinstance(value, list | tuple):
         return _mixture(value)
     hint = "" if kind in _KINDS else did_you_mean(kind, _KINDS)
@@ -140,11 +141,6 @@ def _parametric(kind: str, values: object) -> Lengths:
     return _bounded(
         LogNormal(first, second) if wanted[0] == "p50" else LogNormal.from_mean(first, second), bounds
     )
-
-
-def _points(table: Mapping[int, float]) -> Points:
-    ordered = sorted(table.items())
-    return Points(tuple(n for n, _ in ordered), tuple(w for _, w in ordered))
 
 
 def _mixture(items: list[Any] | tuple[Any, ...]) -> Mixture:

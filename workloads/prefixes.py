@@ -224,9 +224,8 @@ def infinite_cache(
 
 
 def _match(shared: SharedPrefixes, n: int) -> Ints:
-    seen: dict[
-        tuple[int, int], list[int]
-    ] = {}  # (node before, segment): [node, longest beginning of it seen]
+    # (node before, segment): [node, longest beginning of it seen]
+    seen: dict[tuple[int, int], list[int]] = {}
     found = np.zeros(n, dtype=np.int64)
     start, ids, tokens = shared.start.tolist(), shared.ids.tolist(), shared.tokens.tolist()
     for i in range(n):

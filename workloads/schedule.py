@@ -51,7 +51,7 @@ class Schedule:
     think_s: NDArray[np.float64] | None = None  # between the end of what it waits for and its scheduled time
     after_start: NDArray[np.int64] | None = None  # int64[n + 1]: request i waits for the end of ...
     after: NDArray[np.int64] | None = (
-        None  # ... the requests (by index here) after[after_start[i]:after_start[i + 1]]
+        None  # ... the requests (by index) after[after_start[i]:after_start[i + 1]]
     )
     continues: NDArray[np.int64] | None = None  # whose conversation (by index here) it goes on with; -1: none
     new_tokens: NDArray[np.int64] | None = None  # of input_tokens, what comes behind that conversation
@@ -176,18 +176,13 @@ class Schedule:
         if max_requests is not None and max_requests < keep:
             keep, reason = max_requests, f"the limit of {max_requests} requests"
         if max_tokens is not None:
-            fit = int(
-                np.searchsorted(np.cumsum(self.input_tokens + self.output_tokens), max_tokens, side="right")
-            )
-            if fit < keep:
-                keep, reason = fit, f"the limit of {max_tokens} planned tokens"
+            sums = np.cumsum(self.input_tokens + self.output_tokens)
+            if np.searchsorted(sums, max_tokens, side="right") < keep:
+                reason = f"the limit of {max_tokens} planned tokens"
         if reason is None:
             return self, None
-        cut = self.take(
-            np.arange(keep) if self.session is None else self._whole_sessions(max_requests, max_tokens)
-        )
-        keep = len(cut)
-        return cut, f"{reason} leaves {keep} of {len(self)} requests ({cut.planned_tokens()} tokens)"
+        cut = self.take(self._whole_sessions(max_requests, max_tokens))
+        return cut, f"{reason} leaves {len(cut)} of {len(self)} requests ({cut.planned_tokens()} tokens)"
 
 
 def open_schedule(

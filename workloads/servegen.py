@@ -17,6 +17,7 @@ from workloads.fit import arrivals_text
 from workloads.fit_lengths import fit_lengths, quantile_table, rounded
 
 _WINDOW_S = 600
+_NOT_AS_WRITTEN = (OSError, ValueError, KeyError, TypeError, SyntaxError, AttributeError, RecursionError, MemoryError)  # fmt: skip
 _ENDINGS = ("-trace.csv", "-dataset.json")
 
 
@@ -107,16 +108,7 @@ def _slots(path: Path) -> dict[float, dict[str, dict[int, float]]]:
             for start, fields in held.items()
             if fields.get("input_tokens") and ast.literal_eval(fields["input_tokens"])
         }
-    except (
-        OSError,
-        ValueError,
-        KeyError,
-        TypeError,
-        SyntaxError,
-        AttributeError,
-        RecursionError,
-        MemoryError,
-    ) as error:
+    except _NOT_AS_WRITTEN as error:
         raise WorkloadError(
             f"{path}: this is no data set of a ServeGen client: {type(error).__name__} {error}"
         ) from None

@@ -63,9 +63,7 @@ class Sessions:
     on_failed_turn: str = "end"  # or "continue"
     limit_tokens: int | None = None  # a longer conversation is compacted: it begins anew with a summary
     summary_tokens: Lengths | None = None
-    message_tokens: int | None = (
-        None  # what the chat template adds to each message but the first; None: not known, 0
-    )
+    message_tokens: int | None = None  # that the template adds to each message but the first; None: 0
     finish_s: float = 60.0  # how long after the stage sessions are played on
     steps: Steps | None = None
 

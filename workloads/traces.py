@@ -23,9 +23,7 @@ _REPORT_EVERY = 200_000  # rows between two calls of progress
 WITH_FAILED_REQUESTS = (
     "BurstGPT", "LiteLLM spend log", "OpenAI usage", "OpenTelemetry", "agentic coding",
 )  # fmt: skip
-_TIED = (
-    0.2  # share of requests that share their time with an earlier one, from which on a clock may be coarse
-)
+_TIED = 0.2  # share of requests with the time of an earlier one, from which on a clock may be coarse
 
 
 @dataclass(frozen=True, eq=False)
@@ -230,10 +228,13 @@ class _Rows:
         step_s = None if as_schedule else _clock_step_s(np.sort(arrival_ns))
         from_start = _from_session_start(arrival_ns, self._array("session"))
         notes = [*self._notes(arrival_ns, self.columns)]
-        if self.clock and not (step_s or as_schedule or from_start) and (tied := _tied(arrival_ns)):
+        tied = len(arrival_ns) - len(np.unique(arrival_ns))  # rows whose time an earlier row has too
+        if self.clock and tied and not (step_s or as_schedule or from_start):
             notes.append(
                 f"{self.path.name}: {tied} rows have the very time of another row; they are kept and arrive together"
             )
+        chains = np.array(self.block_ids, dtype=np.int64), np.array(self.block_start, dtype=np.int64)
+        shared, of = self._array("shared_blocks"), self._array("blocks")
         unsorted = Trace(
             arrival_s=(arrival_ns - (0 if as_schedule else arrival_ns.min())) / 1e9,
             input_tokens=np.frombuffer(self.input_tokens, dtype=np.int64),
@@ -243,8 +244,8 @@ class _Rows:
             session=self._array("session"),
             client=self._array("client"),
             cached_tokens=self._array("cached"),
-            blocks=self._blocks(),
-            shared_blocks=self._shared_blocks(),
+            blocks=Blocks(*chains) if self.block_ids else None,
+            shared_blocks=None if shared is None or of is None else np.column_stack([shared, of]),
             clock=self.clock,
             clock_step_s=None if from_start else step_s,
             from_session_start=from_start,
@@ -256,17 +257,6 @@ class _Rows:
     def _array(self, role: str) -> NDArray[np.int64] | None:
         held = self.optional[role]
         return np.frombuffer(held, dtype=np.int64) if held and max(held) >= 0 else None
-
-    def _blocks(self) -> Blocks | None:
-        if not self.block_ids:
-            return None
-        return Blocks(
-            np.frombuffer(self.block_ids, dtype=np.int64), np.frombuffer(self.block_start, dtype=np.int64)
-        )
-
-    def _shared_blocks(self) -> NDArray[np.int64] | None:
-        shared, of = self._array("shared_blocks"), self._array("blocks")
-        return None if shared is None or of is None else np.column_stack([shared, of])
 
     def _notes(self, arrival_ns: NDArray[np.int64], columns: Columns) -> Iterator[str]:
         name = self.path.name
@@ -280,11 +270,6 @@ class _Rows:
         late = int(np.count_nonzero(np.diff(arrival_ns) < 0))
         if late and "session" not in columns.by_role:
             yield f"{name}: the rows are not in the order of time ({late} come before the row above them); they are sorted"
-
-
-def _tied(arrival_ns: NDArray[np.int64]) -> int:
-    """Rows whose time an earlier row has too."""
-    return len(arrival_ns) - len(np.unique(arrival_ns))
 
 
 def _clock_step_s(sorted_ns: NDArray[np.int64]) -> float | None:
