@@ -20,32 +20,26 @@ def check_answers(run: Path, command: str, limit_s: float) -> dict[int, bool]:
     kept = dict(read_answers(run))
     if not kept:
         raise LabelsError(f"{run} keeps no text of an answer: run it again with --keep-answers MIB")
-    printed = _printed(command, b"".join(kept.values()), limit_s)
-    lines = printed.decode("utf-8", "replace").splitlines()
-    where = "--checker, what it printed"
-    for number, line in enumerate(lines, 1):
-        if line.strip() and not line.lstrip().startswith("{"):
-            raise LabelsError(f"{where}:{number}: this is no JSON object: {line.strip()!r:.60}")
-    labels = parse_labels(lines, where) if any(map(str.strip, lines)) else {}
+    printed = _printed(command, b"".join(kept.values()), limit_s).decode("utf-8", "replace")
+    labels = parse_labels(printed.splitlines(), "--checker printed")
     missing, unknown = sorted(kept.keys() - labels), sorted(labels.keys() - kept)
     if missing:
         raise LabelsError(
-            f"{where}: nothing of {len(missing)} of {len(kept)} answers, as of request {missing[0]}"
+            f"--checker printed nothing of {len(missing)} of {len(kept)} answers, as of request {missing[0]}"
         )
     if unknown:
-        raise LabelsError(f"{where}: request {unknown[0]} has no kept answer")
+        raise LabelsError(f"--checker printed request {unknown[0]}, which has no kept answer")
     return labels
 
 
 def _printed(command: str, answers: bytes, limit_s: float) -> bytes:
+    pipe = subprocess.PIPE
     try:
-        words = shlex.split(command)
         process = subprocess.Popen(
-            words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True
-        )  # fmt: skip
+            shlex.split(command), stdin=pipe, stdout=pipe, stderr=pipe, start_new_session=True
+        )
     except (OSError, ValueError, IndexError) as error:
-        reason = error.strerror if isinstance(error, OSError) else error
-        raise LabelsError(f"--checker {command!r} cannot be run: {reason}") from None
+        raise LabelsError(f"--checker {command!r} cannot be run: {error}") from None
     with process:
         try:
             printed, said = process.communicate(answers, timeout=limit_s)
@@ -54,17 +48,9 @@ def _printed(command: str, answers: bytes, limit_s: float) -> bytes:
                 f"--checker {command!r} took more than {limit_s:g} s: see --checker-timeout"
             ) from None
         finally:
-            if process.poll() is None:
-                _kill(process)
+            if process.poll() is None:  # with all that it began: those would hold the pipes open
+                os.killpg(process.pid, signal.SIGKILL)
     if process.returncode:
         last = (said.decode("utf-8", "replace").strip().splitlines() or ["it said nothing"])[-1]
         raise LabelsError(f"--checker {command!r} ended with status {process.returncode}: {last:.200}")
     return printed
-
-
-def _kill(process: subprocess.Popen[bytes]) -> None:
-    """With all that it began: those would hold the pipes open."""
-    if hasattr(os, "killpg"):
-        os.killpg(process.pid, signal.SIGKILL)
-    else:
-        process.kill()

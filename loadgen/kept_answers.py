@@ -1,4 +1,4 @@
-"""The texts of good answers, kept beside a run for a checker: ``answers-N.jsonl``, N the process, only where a run was asked to."""
+"""The texts of good answers, kept beside a run for a checker: ``answers-N.jsonl``, N the process, only where asked for."""
 
 from __future__ import annotations
 
@@ -13,21 +13,16 @@ from loadgen.endpoint import redact
 from loadgen.exchange import Exchange
 from loadgen.rundir import RunDirError
 
-FILES = "answers-*.jsonl"
-
 
 class KeptAnswers:
-    """Appends a line for each answer to a file, until that holds ``most_bytes``.
+    """Appends a line for each answer to ``path``, until that holds ``left_bytes``.
 
     It is called from the receive path: a disk that is full or gone ends the keeping, not the run.
     """
 
-    def __init__(self, path: Path, most_bytes: int, *, prompts: bool, secrets: tuple[str, ...]) -> None:
+    def __init__(self, path: Path, left_bytes: int, *, prompts: bool, secrets: tuple[str, ...]) -> None:
         """``prompts``: what was asked stands beside the answer."""
-        self._path = path
-        self._left_bytes = most_bytes
-        self._prompts = prompts
-        self._secrets = secrets
+        self._path, self._left_bytes, self._prompts, self._secrets = path, left_bytes, prompts, secrets
 
     def keep(self, exchange: Exchange) -> None:
         """The text of a good answer, without what was reasoned."""
@@ -39,9 +34,8 @@ class KeptAnswers:
             body = msgspec.json.decode(exchange.request.partition(b"\r\n\r\n")[2])
             line["prompt"] = body.get("messages") or body.get("prompt") or body.get("input")
         line["answer"] = exchange.said()
-        text = redact(json.dumps(line, ensure_ascii=False), self._secrets)
-        data = text.encode("utf-8", "replace") + b"\n"
-        self._left_bytes -= len(data)
+        text = redact(json.dumps(line, ensure_ascii=False), self._secrets) + "\n"
+        self._left_bytes -= len(data := text.encode("utf-8", "replace"))
         if self._left_bytes >= 0:
             try:
                 with self._path.open("ab") as file:
@@ -52,20 +46,13 @@ class KeptAnswers:
 
 def read_answers(run: Path) -> Iterator[tuple[int, bytes]]:
     """(request_id, the line) of each kept answer; a torn last line is left out. Raises RunDirError."""
-    for path in sorted(run.glob(FILES)):
-        try:
-            with path.open("rb") as file:
-                for number, line in enumerate(file, 1):
-                    if line.endswith(b"\n"):
-                        yield _request_id(line, f"{path}:{number}"), line
-        except OSError as error:
-            raise RunDirError(f"{path} cannot be read: {error.strerror or error}") from error
-
-
-def _request_id(line: bytes, where: str) -> int:
-    try:
-        return int(json.loads(line)["request_id"])
-    except (ValueError, TypeError, KeyError, RecursionError):
-        raise RunDirError(
-            f"{where}: this is no kept answer: the file was changed by hand or is damaged"
-        ) from None
+    for path in sorted(run.glob("answers-*.jsonl")):
+        with path.open("rb") as file:
+            for number, line in enumerate(file, 1):
+                if line.endswith(b"\n"):
+                    try:
+                        yield int(json.loads(line)["request_id"]), line
+                    except (ValueError, TypeError, KeyError, RecursionError):
+                        raise RunDirError(
+                            f"{path}:{number}: this is no kept answer: the file is damaged"
+                        ) from None

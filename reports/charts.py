@@ -16,7 +16,7 @@ from reports.distributions import (
     output_lengths,
     ttft_percentiles,
 )
-from reports.families import latency_by_class, latency_by_lengths
+from reports.families import curve_charts
 from reports.figures import by_load, exact, interval, load_of, rate, reason_of, seconds, share, significant
 from reports.marks import (
     DASHED,
@@ -43,11 +43,11 @@ def charts(summary: Mapping[str, Any]) -> list[Chart]:
     from altair.utils.schemapi import debug_mode
 
     drawn: list[Callable[[Mapping[str, Any]], Chart | None]] = [
-        burst_ttft, burst_queue, latency_by_rate, latency_by_concurrency, achieved_by_offered, latency_by_class, latency_by_lengths, ttft_percentiles, itl_percentiles,
+        burst_ttft, burst_queue, latency_by_rate, latency_by_concurrency, achieved_by_offered, ttft_percentiles, itl_percentiles,
         goodput_by_load, errors_by_stage, input_lengths, output_lengths,
     ]  # fmt: skip
     with debug_mode(False):  # Altair's own checks take seconds; a test makes them instead
-        return [chart for draw in drawn if (chart := draw(summary)) is not None]
+        return [*(chart for draw in drawn if (chart := draw(summary)) is not None), *curve_charts(summary)]
 
 
 def _stages(summary: Mapping[str, Any], name: str) -> list[Mapping[str, Any]]:

@@ -17,7 +17,7 @@ from typing import Any
 from reports.accepted import accepted_table
 from reports.burst import phases_table
 from reports.charts import charts
-from reports.families import classes_table, family_stages, lengths_families_table
+from reports.families import curve_tables
 from reports.figures import NO_FAILURES, by_load, count, ended_otherwise, exact, failures, share, significant
 from reports.findings import error_bound, findings
 from reports.marks import Chart
@@ -65,9 +65,11 @@ def render_report(summary: dict[str, Any], meta: dict[str, Any]) -> str:
         bound=error_bound(summary),
         slos=slo_table(summary),
         accepted=accepted_table(summary),
-        classes=classes_table(summary),
-        families=lengths_families_table(summary),
-        family_stages=family_stages(summary),
+        curves=curve_tables(summary),
+        families=[
+            (f["lengths"], stages_table({**summary, "stages": f["stages"]}))
+            for f in summary.get("families") or []
+        ],
         percentiles=all_percentiles(summary),
         assumption=str(summary.get("interval_assumption") or ""),
         lengths=lengths_table(summary),

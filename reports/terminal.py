@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from reports.accepted import accepted_table
 from reports.burst import phases_table
-from reports.families import classes_table, lengths_families_table
+from reports.families import curve_tables
 from reports.figures import NO_FAILURES, count, cut_off, ended_otherwise, failures, printable
 from reports.findings import error_bound, findings
 from reports.sessions import session_findings
@@ -33,7 +33,7 @@ def render_table(summary: dict[str, Any], console: Console) -> None:
         print_table(console, table)
         if bound := error_bound(summary):
             _print(console, bound, "dim")
-    for further in (lengths_families_table(summary), classes_table(summary), accepted_table(summary)):
+    for further in (*curve_tables(summary), accepted_table(summary)):
         if further:
             console.print()
             print_table(console, further)

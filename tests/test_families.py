@@ -15,14 +15,14 @@ from rich.console import Console
 from synthetic import Stage, make_run, queue_sweep, request
 
 from ampacity.config import make_settings
-from ampacity.values import ConfigError
 from ampacity.experiments.predict import predict
 from ampacity.experiments.sweep import sweep
 from ampacity.progress import Progress
+from ampacity.values import ConfigError
 from analysis.comparable import prepare
 from analysis.summary import summarise
 from loadgen.rundir import Run, load_run
-from reports.families import classes_table, latency_by_class, latency_by_lengths, lengths_families_table
+from reports.families import curve_charts, curve_tables
 from reports.html import render_report
 from reports.tables import stages_table
 from reports.terminal import render_table
@@ -82,24 +82,21 @@ def test_a_comparison_takes_the_workloads_own_stages(runs: tuple[Run, Run]) -> N
 
 def test_the_report_draws_the_families_beside_the_own_curve(runs: tuple[Run, Run]) -> None:
     plain, more = map(summarise, runs)
-    assert latency_by_lengths(plain) is None
-    assert lengths_families_table(plain) is None
-    chart = latency_by_lengths(more)
-    assert chart is not None
+    assert not [*curve_charts(plain), *curve_tables(plain)]
+    (chart,) = curve_charts(more)
     points = [row for rows in chart.spec["datasets"].values() for row in rows if "state" in row]
     own = [s["slo_verdicts"][0]["value_s"] for s in more["stages"] if s["slo_verdicts"][0]["value_s"]]
     assert sorted(r["y"] for r in points if "own" in r["text"]) == sorted(own)
     assert [r["y"] for r in points if "at p99 lengths" in r["text"]] == [2.0, 2.0]  # p50: its p99 is infinite
     assert [key.label for key in chart.keys][:2] == [
-        "SLO ttft_p99=200ms",
-        f"the workload's own lengths: TTFT p99, SLOs kept up to {more['capacity']['usable_rps']:.0f} req/s",
+        f"the workload's own lengths: TTFT p99, limit 200 ms, SLOs kept up to {more['capacity']['usable_rps']:.0f} req/s",
+        "all at p99 lengths: TTFT p50",
     ]
-    table = lengths_families_table(more)
-    assert table is not None
-    assert [cell.text for cell in table.rows[1]][:3] == ["all at p99 lengths", "4,142", "601"]
+    (table,) = curve_tables(more)
+    assert [cell.text for cell in table.rows[1]][:2] == ["all at p99 lengths", "4,142 in, 601 out"]
     page = render_report(more, runs[1].meta)
     assert page.count('id="chart-lengths"') == 1
-    assert page.count("Stages with all at p99 lengths") == 2  # the summary and the region's name
+    assert "<summary>Stages at p99 lengths" in page
 
 
 def two_classes(rate: float, start_s: float, first_id: int, slow_s: float) -> Stage:
@@ -131,9 +128,8 @@ def test_each_class_has_the_load_at_which_its_own_slos_break(mixed: Run) -> None
     top = summary["stages"][1]["classes"]
     assert (top["a"]["slo_met"], top["b"]["slo_met"]) == (True, False)
     assert (top["a"]["slo_attainment"], top["b"]["slo_attainment"]) == (1.0, 0.0)
-    chart = latency_by_class(summary)
-    assert chart is not None
-    assert chart.title == "Class b is the first to break its SLOs"
+    (chart,) = curve_charts(summary)
+    assert chart.name == "classes"
     points = {
         (r["x"], r["text"].split()[0]): r["y"] for rows in chart.spec["datasets"].values() for r in rows if "state" in r
     }  # fmt: skip
@@ -141,19 +137,17 @@ def test_each_class_has_the_load_at_which_its_own_slos_break(mixed: Run) -> None
     assert points == {key: pytest.approx(value) for key, value in expected.items()}
     rules = [r["text"] for rows in chart.spec["datasets"].values() for r in rows if "x2" in r]
     assert rules == ["SLO a:ttft_p90=150ms", "SLO b:ttft_p90=500ms"]
-    table = classes_table(summary)
-    assert table is not None
-    assert [cell.text for cell in table.rows[0]][:2] == ["a", "≥ 20.0"]
+    (table,) = curve_tables(summary)
+    assert [cell.text for cell in table.rows[0]][:3] == ["a", "a:ttft_p90=150ms", "≥ 20.0"]
     printed = StringIO()
     render_table(summary, Console(file=printed, width=150))
-    assert "keeps its SLOs up to" in printed.getvalue()
+    assert "SLOs kept" in printed.getvalue()
 
 
 def test_a_run_of_one_class_has_no_curves_of_classes(runs: tuple[Run, Run]) -> None:
     summary = summarise(runs[0])
     assert summary["classes"] == []
-    assert classes_table(summary) is None
-    assert latency_by_class(summary) is None
+    assert not [*curve_charts(summary), *curve_tables(summary)]
 
 
 def test_the_stage_table_shows_the_most_requests_in_flight(runs: tuple[Run, Run]) -> None:
