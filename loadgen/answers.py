@@ -39,7 +39,7 @@ class _TypedAnswer(Answer, ABC):
     """An API whose events name their type; none of them says how many tokens a chunk holds."""
 
     __slots__ = ()
-    on_events = Answer.each_event
+    has_texts = False
 
     def _on_json(self, at_ns: int, data: bytes) -> None:
         try:
@@ -136,7 +136,7 @@ class EmbeddingsAnswer(Answer):
     """A vector: no token comes out, and the whole body is the answer."""
 
     __slots__ = ()
-    on_events = Answer.each_event
+    has_texts = False
 
     def _on_json(self, at_ns: int, data: bytes) -> None:
         try:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
 import gc
 import time
 from array import array
@@ -17,7 +15,7 @@ import numpy as np
 
 from loadgen.pacer import Sleeper
 
-HEARTBEAT_S = 0.02
+_HEARTBEAT_NS = 20_000_000
 CPU_FRACTION_MAX = 0.9  # of one core: beyond it the event loop has no slack left
 BUSY_CPU_FRACTION = 0.75  # from here on ...
 COALESCED_SHARE_MAX = 0.05  # ... so many merged reads mean that the client fell behind the tokens
@@ -142,30 +140,26 @@ class StageWatch:
         self._measures = measures
         self._gc_began_ns = 0
 
-    async def __aenter__(self) -> StageWatch:
+    def __enter__(self) -> StageWatch:
         self._cpu_s, self._began_s = time.process_time(), time.monotonic()
         gc.callbacks.append(self._on_gc)
-        self._task = asyncio.create_task(self._beat())
+        self._due_ns = time.monotonic_ns() + _HEARTBEAT_NS
+        self._sleeper.call_at(self._due_ns, self._beat)
         return self
 
-    async def __aexit__(
+    def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._task.cancel()
-        with contextlib.suppress(asyncio.CancelledError):
-            await self._task
+        self._sleeper.close()
         gc.callbacks.remove(self._on_gc)
         elapsed_s = max(time.monotonic() - self._began_s, 1e-9)
         self._measures.cpu_fraction = (time.process_time() - self._cpu_s) / elapsed_s
 
-    async def _beat(self) -> None:
-        step_ns = int(HEARTBEAT_S * 1e9)
-        deadline_ns = time.monotonic_ns() + step_ns
-        while True:
-            await self._sleeper.until(deadline_ns)
-            now_ns = time.monotonic_ns()
-            self._measures.loop_lags_s.append((now_ns - deadline_ns) / 1e9)
-            deadline_ns = max(deadline_ns + step_ns, now_ns)
+    def _beat(self) -> None:
+        now_ns = time.monotonic_ns()
+        self._measures.loop_lags_s.append((now_ns - self._due_ns) / 1e9)
+        self._due_ns = max(self._due_ns + _HEARTBEAT_NS, now_ns)
+        self._sleeper.call_at(self._due_ns, self._beat)
 
     def _on_gc(self, phase: str, info: dict[str, Any]) -> None:
         if phase == "start":

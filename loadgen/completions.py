@@ -8,9 +8,8 @@ next chunk that has some.
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterable
 from operator import sub
-from typing import Any, Literal, cast
+from typing import Annotated, Any, Literal, cast
 
 import msgspec
 
@@ -54,7 +53,33 @@ class _Chunk(msgspec.Struct, gc=False):
     detail: Any = None
 
 
+class _TextUsage(msgspec.Struct, gc=False):
+    completion_tokens: Annotated[int, msgspec.Meta(ge=1, le=TOKENS_MAX)]
+
+
+class _TextDelta(msgspec.Struct, gc=False):
+    content: Annotated[str, msgspec.Meta(min_length=1)]
+
+
+class _TextChoice(msgspec.Struct, gc=False):
+    delta: _TextDelta
+    finish_reason: None = None
+    logprobs: None = None
+    token_ids: None = None
+
+
+class _Text(msgspec.Struct, gc=False):
+    """A chunk that is nothing but text of one choice, perhaps with a running total of tokens."""
+
+    choices: tuple[_TextChoice]
+    usage: _TextUsage | None = None
+    error: None = None
+
+
 _decode = msgspec.json.Decoder(_Chunk | None).decode
+_decode_texts = msgspec.json.Decoder(_Text).decode_lines
+_LAST_EVENTS = 3  # of a stream: its finish reason, its usage, [DONE]
+_TEXTS_MIN = 4  # fewer are read one by one
 
 
 class Answer:
@@ -65,6 +90,8 @@ class Answer:
         "cached_tokens", "chunk_at_ns", "done", "error", "finish_reason", "first_answer_ns", "first_event_ns",
         "input_tokens", "reasoning_chunks", "reasoning_tokens", "said", "whole_ns",
     )  # fmt: skip
+
+    has_texts = True  # whether chunks can be a ``_Text``
 
     def __init__(self) -> None:
         self.first_event_ns: int | None = None
@@ -86,45 +113,38 @@ class Answer:
         self.whole_ns: int | None = None  # when an answer that has no tokens by its nature was complete
         self.said: list[tuple[Kind, str]] | None = None  # a list, where somebody wants the text
 
-    def on_events(self, events: Iterable[tuple[int, bytes]]) -> None:
-        """Events in their order. What is nothing but text of one choice, with a running total of tokens or
-        without, takes a short way here: it would be appended by ``_on_json``, and nothing else."""
-        append_at, append_tokens = self.chunk_at_ns.append, self._chunk_tokens.append
-        for at_ns, data in events:
-            try:
-                chunk = _decode(data)
-            except BAD_JSON:
-                chunk = None
-            if (
-                chunk is not None
-                and chunk.error is None
-                and chunk.choices is not None
-                and len(chunk.choices) == 1
-            ):
-                choice, usage = chunk.choices[0], chunk.usage
-                if (
-                    self.first_answer_ns is not None
-                    and self.said is None
-                    and choice.delta is not None
-                    and choice.delta.content
-                    and not choice.finish_reason
-                    and choice.logprobs is None
-                    and choice.token_ids is None
-                    and (usage is None or self._usage is not None)
-                ):
-                    total = None
-                    if usage is not None:
-                        self._usage, total = usage, token_count(usage.completion_tokens) or None
-                        self._usage_per_chunk = self._usage_per_chunk or total is not None
-                    append_at(at_ns)
-                    append_tokens(total)
-                    continue
+    def on_events(self, stamps: list[int], events: list[bytes]) -> None:
+        """Events in their order."""
+        texts = max(len(events) - _LAST_EVENTS, 0)
+        begin = texts if self.on_texts(stamps[:texts], events[:texts]) else 0
+        for at_ns, data in zip(stamps[begin:], events[begin:], strict=True):
             self.on_event(at_ns, data)
 
-    def each_event(self, events: Iterable[tuple[int, bytes]]) -> None:
-        """Events in their order, each by ``on_event``."""
-        for at_ns, data in events:
-            self.on_event(at_ns, data)
+    def on_texts(self, stamps: list[int], events: list[bytes]) -> bool:
+        """Events of one line, if each is a ``_Text``: all at once. False: they are not, and none was taken."""
+        if not self.has_texts or len(events) < _TEXTS_MIN:
+            return False
+        try:
+            texts = _decode_texts(b"\n".join(events))
+        except BAD_JSON:
+            return False
+        totals = [None if text.usage is None else text.usage.completion_tokens for text in texts]
+        without = totals.count(None)
+        if len(texts) != len(events) or 0 < without < len(texts):
+            return False
+        if self.first_event_ns is None:
+            self.first_event_ns = stamps[0]
+        if self.first_answer_ns is None:
+            self.first_answer_ns = stamps[0]
+        if not without:
+            if self._usage is None and (usage := _usage_of(events[0])) is not None:
+                self._on_usage(usage, bears_text=True)
+            self._usage, self._usage_per_chunk = _usage_of(events[-1]), True
+        if self.said is not None:
+            self.said += [("answer", text.choices[0].delta.content) for text in texts]
+        self.chunk_at_ns.extend(stamps)
+        self._chunk_tokens += totals
+        return True
 
     def on_event(self, at_ns: int, data: bytes) -> None:
         """One SSE event that was completed at ``at_ns``."""
@@ -241,7 +261,6 @@ class Answer:
 
     def output_tokens(self) -> tuple[int | None, str | None]:
         """(tokens generated, token_source). A usage of 0 beside visible text is not believed."""
-        per_chunk = self.chunk_tokens
         if self._usage_totals:
             # with n > 1 some servers send one total for each choice, others one for all; the same total
             # or a growing one may also come several times for a single choice
@@ -251,6 +270,7 @@ class Answer:
                 total = max(total, self._chunk_tokens[-1] or 0)
             if total >= 1 or not self.chunk_at_ns:
                 return total, "usage_per_chunk" if self._usage_per_chunk else "usage"
+        per_chunk = self.chunk_tokens
         if self._usage_per_chunk and (last := self._chunk_tokens[-1]):
             return last, "usage_per_chunk" if per_chunk and len(per_chunk) > 1 else "usage"
         if per_chunk is not None:
@@ -258,6 +278,11 @@ class Answer:
         if self.chunk_at_ns:
             return len(self.chunk_at_ns), "chunks"
         return None, None
+
+
+def _usage_of(data: bytes) -> _Usage | None:
+    chunk = _decode(data)
+    return None if chunk is None else chunk.usage
 
 
 def _kind_of(choice: _Choice) -> Kind | None:

@@ -3,13 +3,14 @@
 This is the seam of the design: whatever reads the socket (a Protocol, a recvmsg reader, a test)
 calls ``feed(at_ns, data)`` and ``eof(at_ns)`` and nothing else. Reads are stamped by the caller
 before any parsing. While a stream goes on, a read that cannot be its end is only put aside: framing,
-events and JSON are parsed later, in batches, while the code that does it is in the cache.
+events and JSON are parsed later, in batches, while the code that does it is in the cache. Reads that are each
+one chunk with one event of text pass by the HTTP parser.
 """
 
 from __future__ import annotations
 
 import zlib
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Any
 
 import httptools
@@ -17,12 +18,12 @@ import httptools
 from loadgen.completions import Answer
 from loadgen.protocols import error_text, excerpt
 from loadgen.records import CHUNK_AT_MAX_US, RequestRecord
-from loadgen.sse import EventSplitter
+from loadgen.sse import CHUNKED_EVENT_END, EventSplitter, events_in_chunks
 
 PARSE_AT_BYTES = 16_384  # so much waits unparsed at most, per stream
 WHOLE_BODY_BYTES = 64 * 2**20  # a body that is no stream may be so long, and one event of a stream too
 ERROR_BODY_BYTES = 65_536  # so much of an error body is read for its message
-_LF = 10
+LAST_READS = 4  # of a stream: its finish reason, its usage, [DONE], the end of the body
 _REQUEST_ID_HEADERS = {b"x-request-id", b"x-litellm-call-id", b"request-id"}
 
 
@@ -30,7 +31,7 @@ class Exchange:
     """The life of one request, from dispatch to its final status. Ends exactly once."""
 
     __slots__ = (
-        "_answer", "_at_ns", "_bodies", "_body_stamps", "_chunked", "_complete_at", "_content_type", "_gunzip", "_headers_done",
+        "_answer", "_at_ns", "_between_chunks", "_bodies", "_body_stamps", "_chunked", "_complete_at", "_content_type", "_gunzip", "_headers_done",
         "_informational", "_length_known", "_may_wait", "_new_answer", "_on_end", "_parsed_bytes", "_parser", "_reads",
         "_splitter", "_stamps", "_undecoded_bytes", "_waiting_bytes", "_whole", "_whole_bytes", "cancel_after_tokens",
         "close_after", "ended", "listening", "on_body", "record", "request", "retried",
@@ -68,7 +69,8 @@ class Exchange:
         self._reads: list[bytes] = []  # not yet parsed
         self._stamps: list[int] = []  # of _reads
         self._waiting_bytes = self._parsed_bytes = 0
-        self._may_wait = False  # an event stream in chunks is going on
+        self._may_wait = False  # an event stream in chunks is going on, and its tokens have begun
+        self._between_chunks = False  # where the parser stands, as far as it has read
         self._bodies: list[bytes] = []  # the body as httptools gives it, not yet decoded
         self._body_stamps: list[int] = []  # of _bodies
         self._undecoded_bytes = 0
@@ -99,10 +101,9 @@ class Exchange:
         """``data`` was read from the socket at ``at_ns``."""
         self._stamps.append(at_ns)
         self._reads.append(data)
-        size = len(data)
-        self._waiting_bytes = waiting = self._waiting_bytes + size
-        # a response in chunks ends with CR LF CR LF; a read that ends "event LF LF CR LF" is not its end
-        if self._may_wait and size > 3 and data[-4] == _LF and waiting < PARSE_AT_BYTES:
+        self._waiting_bytes = waiting = self._waiting_bytes + len(data)
+        # a response in chunks ends with CR LF CR LF, so this is not its end
+        if self._may_wait and waiting < PARSE_AT_BYTES and data.endswith(CHUNKED_EVENT_END):
             return
         self._parse()
 
@@ -179,7 +180,15 @@ class Exchange:
         self._headers_done = True
         if status < 300 and b"json" not in self._content_type:
             self._splitter = EventSplitter()
-            self._may_wait = self._chunked and not self.cancel_after_tokens
+            self._between_chunks = self._chunked
+
+    def on_chunk_header(self) -> None:
+        """The size of a chunk was read."""
+        self._between_chunks = False
+
+    def on_chunk_complete(self) -> None:
+        """A chunk was read to its end."""
+        self._between_chunks = True
 
     def on_message_complete(self) -> None:
         """The response has its proper end."""
@@ -203,6 +212,10 @@ class Exchange:
         if self._parser is None:  # ended
             self.close_after = True  # bytes after the end of the response: not HTTP that we asked for
             return
+        if self._between_chunks and self._may_wait and (texts := self._take_texts(stamps, reads)):
+            del stamps[:texts], reads[:texts]
+            if not reads:
+                return
         parse, bodies, body_stamps = self._parser.feed_data, self._bodies, self._body_stamps
         at_ns, data = 0, b""
         broken: str | None = None
@@ -215,10 +228,12 @@ class Exchange:
         except (httptools.HttpParserError, httptools.HttpParserUpgrade) as error:
             broken = f"not HTTP: {error}: {excerpt(data)}"
             body_stamps += [at_ns] * (len(bodies) - len(body_stamps))
+        self._between_chunks = self._between_chunks and data.endswith(b"\r\n")  # no size has begun
         complete = self._complete_at is not None
-        now = complete or len(reads) > 1 or self._splitter is None or self.cancel_after_tokens > 0
+        now = complete or len(reads) > 1 or not self._answer.chunk_at_ns or self.cancel_after_tokens > 0
         if now or self._undecoded_bytes >= PARSE_AT_BYTES:
             self._decode()
+            self._may_wait = self._chunked and bool(self._answer.chunk_at_ns) and not self.cancel_after_tokens
         if broken is not None:
             self.close_after = True
         if self.ended:
@@ -227,6 +242,21 @@ class Exchange:
             self._conclude(at_ns)
         elif broken is not None:
             self._give_up("protocol_error", broken, at_ns)
+
+    def _take_texts(self, stamps: list[int], reads: list[bytes]) -> int:
+        """How many reads from the first on were taken as one chunk with one event of text each: all, most or none."""
+        count = len(reads) if reads[-1].endswith(CHUNKED_EVENT_END) else max(len(reads) - LAST_READS, 0)
+        if count < LAST_READS or self._gunzip is not None:
+            return 0
+        found = events_in_chunks(stamps[:count], reads[:count])
+        if found is None:
+            return 0
+        self._decode()  # what came before
+        assert self._splitter is not None
+        if self.ended or not self._splitter.between_events or not self._answer.on_texts(*found):
+            return 0
+        self._at_ns = stamps[count - 1]
+        return count
 
     def _decode(self) -> None:
         """Read what the parser gave of the body; of a body that is no event stream only keep it."""
@@ -239,11 +269,11 @@ class Exchange:
             bodies, wrong = self._decompressed(bodies)
         left = False
         if self._splitter is not None:
-            events = self._splitter.feed_all(stamps, bodies)
+            at, events = self._splitter.feed_all(stamps, bodies)
             if self.cancel_after_tokens:
-                left = self._leaves_within(events)
+                left = self._leaves_within(at, events)
             else:
-                self._answer.on_events(events)
+                self._answer.on_events(at, events)
             if self._splitter.waiting_bytes > WHOLE_BODY_BYTES:
                 self._splitter = EventSplitter()  # what waits is no event any more
                 wrong = f"an event of more than {WHOLE_BODY_BYTES >> 20} MiB"
@@ -262,10 +292,10 @@ class Exchange:
             else:
                 self._end("protocol_error", wrong, at_ns)
 
-    def _leaves_within(self, events: Iterable[tuple[int, bytes]]) -> bool:
+    def _leaves_within(self, stamps: list[int], events: list[bytes]) -> bool:
         """Whether the user leaves at one of these events; what comes after it is not read."""
-        for event in events:
-            self._answer.on_events((event,))
+        for at_ns, event in zip(stamps, events, strict=True):
+            self._answer.on_event(at_ns, event)
             if self._answer.tokens_so_far() >= self.cancel_after_tokens:
                 return True
         return False

@@ -27,68 +27,75 @@ _TFD_NONBLOCK_CLOEXEC = 0o4000 | 0o2000000
 _TFD_TIMER_ABSTIME = 1
 
 
-def due_count(scheduled_ns: npt.NDArray[np.int64], released: int, now_ns: int) -> int:
+def due_count(scheduled_ns: npt.NDArray[np.int64] | memoryview, released: int, now_ns: int) -> int:
     """How many of the sorted deadlines, beyond the first ``released``, are due at ``now_ns``."""
     return bisect_right(scheduled_ns, now_ns, released) - released
 
 
 class Sleeper:
-    """Sleeps until an absolute monotonic time, to well below a millisecond where the platform can."""
+    """Wakes at an absolute monotonic time, to well below a millisecond where the platform can."""
 
     def __init__(self) -> None:
         self._loop = asyncio.get_running_loop()
-        self._waiter: asyncio.Future[bool] | None = None
+        self._waiter: asyncio.Future[None] | None = None
+        self._call: Callable[[], None] | None = None
+        self._coarse: asyncio.Handle | None = None
         self._fd = _timerfd_create()
         if self._fd is not None:
             self._loop.add_reader(self._fd, self._on_timer)
 
+    def call_at(self, deadline_ns: int, call: Callable[[], None]) -> None:
+        """Call once, in a turn of the loop of its own, when it is ``deadline_ns`` (``time.monotonic_ns``) or later.
+
+        Whatever was to be called before is not.
+        """
+        self._call, self._deadline_ns = call, deadline_ns
+        if self._fd is not None:
+            _timerfd_settime(self._fd, max(deadline_ns, 1))  # at once where it has passed
+            return
+        if self._coarse is not None:
+            self._coarse.cancel()
+        self._coarse = self._loop.call_soon(self._look)
+
+    def _look(self) -> None:
+        """Without a timer that is exact: sleep to 2 ms before the deadline, then give way to the loop until it is there."""
+        left_ns = self._deadline_ns - time.monotonic_ns()
+        if left_ns <= 0:
+            self._on_timer()
+        elif left_ns <= 2_000_000:
+            self._coarse = self._loop.call_soon(self._look)
+        else:
+            self._coarse = self._loop.call_later(left_ns / 1e9 - 0.002, self._look)
+
+    def _on_timer(self) -> None:
+        call, self._call = self._call, None
+        if call is not None:
+            call()
+        if self._call is None and self._fd is not None:  # not set anew, which silences it too
+            with contextlib.suppress(BlockingIOError):
+                os.read(self._fd, 8)
+
     async def until(self, deadline_ns: int) -> None:
-        """Return at ``deadline_ns`` (``time.monotonic_ns``), or at once if it has passed."""
+        """Return at ``deadline_ns``, or at once if it has passed."""
         if deadline_ns <= time.monotonic_ns():
             return
-        if self._fd is None:
-            await self._until_coarse(deadline_ns)
-            return
-        _timerfd_settime(self._fd, deadline_ns)
-        await self._wait()
-
-    async def _wait(self) -> bool:
-        """Wait for the timer; False: woken by somebody else."""
         self._waiter = self._loop.create_future()
+        self.call_at(deadline_ns, self.wake)
         try:
-            return await self._waiter
+            await self._waiter
         finally:
             self._waiter = None
 
-    async def _until_coarse(self, deadline_ns: int) -> None:
-        """Sleep to 2 ms before the deadline, then give way to the loop until it is there."""
-        while (left_ns := deadline_ns - time.monotonic_ns()) > 0:
-            if left_ns <= 2_000_000:
-                await asyncio.sleep(0)
-                continue
-            timer = self._loop.call_later(left_ns / 1e9 - 0.002, self._end_wait, True)
-            try:
-                if not await self._wait():
-                    return
-            finally:
-                timer.cancel()
-
-    def _on_timer(self) -> None:
-        assert self._fd is not None
-        with contextlib.suppress(BlockingIOError):
-            os.read(self._fd, 8)
-        self._end_wait(True)
-
-    def _end_wait(self, by_timer: bool) -> None:
-        if self._waiter is not None and not self._waiter.done():
-            self._waiter.set_result(by_timer)
-
     def wake(self) -> None:
         """Let ``until`` return now: there may be an earlier deadline."""
-        self._end_wait(False)
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
 
     def close(self) -> None:
-        """Give the descriptor back."""
+        """Call nobody any more, and give the descriptor back."""
+        self._call = None
+        if self._coarse is not None:
+            self._coarse.cancel()
         if self._fd is not None:
             self._loop.remove_reader(self._fd)
             os.close(self._fd)
@@ -106,18 +113,30 @@ async def pace(
     ``scheduled_ns`` int64[n], sorted, monotonic ns. Ends early when ``stop()`` says so, within 0.2 s.
     Returns how many were released.
     """
-    released, total = 0, len(scheduled_ns)
-    while released < total and not stop():
+    deadlines_ns = scheduled_ns.data  # a numpy array makes an object of its own of each number
+    released, total = 0, len(deadlines_ns)
+    ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+    def turn() -> None:  # called by the timer: waking a task would cost each request another turn of the loop
+        nonlocal released
         now_ns = time.monotonic_ns()
-        due = due_count(scheduled_ns, released, now_ns)
-        if due <= 0:
-            await sleeper.until(min(int(scheduled_ns[released]), now_ns + 200_000_000))
-            continue
-        for _ in range(min(due, YIELD_EVERY)):
-            release(released, time.monotonic_ns())
-            released += 1
-        if due > YIELD_EVERY:
-            await asyncio.sleep(0)
+        try:
+            if not (ended.done() or stop()):
+                for _ in range(min(due_count(deadlines_ns, released, now_ns), YIELD_EVERY)):
+                    release(released, time.monotonic_ns())
+                    released += 1
+            if ended.done():
+                return
+            if released >= total or stop():
+                ended.set_result(None)
+                return
+        except Exception as error:
+            ended.set_exception(error)
+            return
+        sleeper.call_at(min(deadlines_ns[released], now_ns + 200_000_000), turn)
+
+    turn()
+    await ended
     return released
 
 

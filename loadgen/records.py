@@ -6,11 +6,11 @@ happen is ``None``, never 0. Every scheduled request ends as exactly one record 
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass, field, fields
+from operator import attrgetter
 
-import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 
 SCHEMA_VERSION = 1
@@ -98,6 +98,7 @@ def _arrow_type(name: str) -> pa.DataType:
 
 
 _NAMES = [f.name for f in fields(RequestRecord)]
+_values = attrgetter(*_NAMES)
 SCHEMA: pa.Schema = pa.schema(
     [pa.field(n.rstrip("_"), _arrow_type(n)) for n in _NAMES],
     metadata={"ampacity_schema_version": str(SCHEMA_VERSION)},
@@ -106,25 +107,22 @@ SCHEMA: pa.Schema = pa.schema(
 
 def to_batch(records: Sequence[RequestRecord]) -> pa.RecordBatch:
     """Rows as one Arrow batch of ``SCHEMA``, in the order given."""
-    columns = []
-    for name, column in zip(_NAMES, SCHEMA, strict=True):
-        values = [getattr(r, name) for r in records]
-        if pa.types.is_list(column.type):
-            columns.append(_lists(values, column.type))
-        else:
-            columns.append(pa.array(values, type=column.type))
-    return pa.RecordBatch.from_arrays(columns, schema=SCHEMA)
+    columns = zip(*map(_values, records), strict=True) if records else [()] * len(SCHEMA)
+    return pa.RecordBatch.from_arrays(
+        [
+            _lists(values, kind) if pa.types.is_list(kind) else pa.array(values, type=kind)
+            for values, kind in zip(columns, SCHEMA.types, strict=True)
+        ],
+        schema=SCHEMA,
+    )
 
 
-def _lists(values: list[Sequence[int] | None], kind: pa.ListType) -> pa.ListArray:
+def _lists(values: Sequence[Sequence[int] | None], kind: pa.ListType) -> pa.ListArray:
     """A list column by way of one flat array: a hundred times as fast as nested Python lists."""
     offsets: list[int | None] = []
-    flat: list[npt.NDArray[np.int64]] = [np.empty(0, dtype=np.int64)]
-    length = 0
+    flat = array("I" if kind.value_type == pa.uint32() else "i")  # 32 bits each
     for value in values:
-        offsets.append(None if value is None else length)  # a null offset makes a null list
-        if value is not None:
-            flat.append(np.asarray(value, dtype=np.int64))
-            length += len(value)
-    items = pa.array(np.concatenate(flat)).cast(kind.value_type)
-    return pa.ListArray.from_arrays(pa.array([*offsets, length], type=pa.int32()), items).cast(kind)
+        offsets.append(None if value is None else len(flat))  # a null offset makes a null list
+        flat.extend(value or ())
+    items = pa.Array.from_buffers(kind.value_type, len(flat), [None, pa.py_buffer(flat)])
+    return pa.ListArray.from_arrays(pa.array([*offsets, len(flat)], type=pa.int32()), items, type=kind)

@@ -6,9 +6,35 @@ with a blank line; its time is that of the read that brought that blank line.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from functools import lru_cache
 
 _BOM = b"\xef\xbb\xbf"
+CHUNKED_EVENT_END = b"\n\n\r\n"  # of an event that ends its HTTP chunk
+
+
+@lru_cache(4096)
+def _chunk_head(length: int) -> bytes:
+    """How a chunk begins that has ``length`` bytes with its framing and holds one event."""
+    digits = next(d for d in range(1, 16) if length - d - 4 < 16**d)
+    return b"%0*x\r\ndata: " % (digits, max(length - digits - 4, 0))
+
+
+def events_in_chunks(stamps: list[int], reads: list[bytes]) -> tuple[list[int], list[bytes]] | None:
+    """(times, data) of events of one line, each in an HTTP chunk of its own; None: the reads hold anything else.
+
+    The first read must begin where a chunk does, and each end with ``CHUNKED_EVENT_END``.
+    """
+    heads = list(map(_chunk_head, map(len, reads)))
+    if not all(map(bytes.startswith, reads, heads)):  # some hold several chunks
+        cut = [read[:-4].split(CHUNKED_EVENT_END) for read in reads]
+        stamps = [at_ns for at_ns, pieces in zip(stamps, cut, strict=True) for _ in pieces]
+        reads = [piece + CHUNKED_EVENT_END for pieces in cut for piece in pieces]
+        heads = list(map(_chunk_head, map(len, reads)))
+        if not all(map(bytes.startswith, reads, heads)):
+            return None
+    events = [read[len(head) : -4] for read, head in zip(reads, heads, strict=True)]
+    body = b"".join(events)
+    return None if b"\n" in body or b"\r" in body else (stamps, events)
 
 
 class EventSplitter:
@@ -51,24 +77,17 @@ class EventSplitter:
                 events.append((at_ns, event))
         return events
 
-    def feed_all(self, stamps: list[int], pieces: list[bytes]) -> Iterable[tuple[int, bytes]]:
-        """``feed`` for many pieces at once; where each is one whole event of one line, they are cut in one go."""
-        body = b"".join(pieces)
-        if (
-            not self._buffer
-            and not self._swallow_lf
-            and body.startswith(b"data: ")
-            and body.endswith(b"\n\n")
-            and body.count(b"\n") == 2 * len(pieces)
-            and body.find(b"\r") < 0
-        ):
-            events = body[6:-2].split(b"\n\ndata: ")
-            if list(map(len, events)) == [len(piece) - 8 for piece in pieces]:
-                self._began = True  # without a byte order mark
-                return zip(stamps, events, strict=True)
-        return [
+    def feed_all(self, stamps: list[int], pieces: list[bytes]) -> tuple[list[int], list[bytes]]:
+        """``feed`` for many pieces: (times, events)."""
+        found = [
             event for at_ns, piece in zip(stamps, pieces, strict=False) for event in self.feed(at_ns, piece)
         ]
+        return [at_ns for at_ns, _ in found], [event for _, event in found]
+
+    @property
+    def between_events(self) -> bool:
+        """Whether the next byte begins an event."""
+        return self._began and not self._buffer and not self._swallow_lf
 
     @property
     def waiting_bytes(self) -> int:

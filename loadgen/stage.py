@@ -129,8 +129,9 @@ class StageRunner:
         shortages = sum(client.shortages for client in self._clients)
         pacing, beating = Sleeper(), Sleeper()
         try:
-            async with StageWatch(beating, self._measures):
+            with StageWatch(beating, self._measures):
                 watcher = asyncio.create_task(self._watch())
+                making = asyncio.create_task(self._ahead.keep_ready())
                 following = asyncio.create_task(self._follower.run())
                 following.add_done_callback(self._followed)
                 drive = self._drive_open if plan.kind == "open" else self._drive_closed
@@ -142,6 +143,7 @@ class StageRunner:
                 following.cancel()
                 await self._drain(plan.drain_s)
                 watcher.cancel()
+                making.cancel()
             self._measures.shortages = sum(client.shortages for client in self._clients) - shortages
         finally:
             gc.unfreeze()
@@ -241,7 +243,6 @@ class StageRunner:
 
     def _send_first(self, index: int, scheduled_ns: int, now_ns: int) -> None:
         self._send(index, scheduled_ns, now_ns, self._ahead.take())
-        self._ahead.make(2)
 
     def _send(self, index: int, scheduled_ns: int, now_ns: int, request: bytes) -> None:
         record = self._record(index, scheduled_ns)

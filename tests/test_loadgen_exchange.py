@@ -162,6 +162,46 @@ def test_reads_that_wait_keep_text_and_times_whatever_the_cuts(data: st.DataObje
     assert record.chunk_at_us == [1 + bisect_left(cuts, end) for end in ends]
 
 
+def _counted(total: int, **more: Any) -> dict[str, Any]:
+    return {**text("w", **more), "usage": {"prompt_tokens": 7, "completion_tokens": total}}
+
+
+ODD = {  # in place of the 20th of 60 chunks of text
+    "none": _counted,
+    "no usage": lambda n: text("w"),
+    "empty": lambda n: _counted(n) | {"choices": [{"index": 0, "delta": {"content": ""}}]},
+    "reasoning": lambda n: _counted(n) | {"choices": [{"index": 0, "delta": {"reasoning_content": "w"}}]},
+    "two choices": lambda n: {"choices": [*text("w")["choices"], *text("w")["choices"]], "usage": _counted(n)["usage"]},
+    "token ids": lambda n: _counted(n, token_ids=[1, 2]),
+    "finish": lambda n: _counted(n, finish_reason="stop"),
+    "no total": lambda n: _counted(n) | {"usage": {"prompt_tokens": 8}},
+    "a total of 0": lambda n: _counted(0),
+    "total that falls": lambda n: _counted(1),
+    "cached": lambda n: _counted(n) | {"usage": {"completion_tokens": n, "prompt_tokens_details": {"cached_tokens": 3}}},
+    "error": lambda n: {"error": {"message": "no"}},
+    "null": lambda n: "null",
+    "no json": lambda n: '{"choices": [}',
+    "two lines": lambda n: json.dumps(_counted(n)).replace(", ", ",\ndata: ", 1),
+    "half an event": lambda n: json.dumps(_counted(n)).replace(", ", ",\n", 1),
+    "carriage return": lambda n: json.dumps(_counted(n)).replace(", ", ",\r", 1),
+    "two values": lambda n: "{} {}",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("merged", [1, 3])
+@pytest.mark.parametrize("odd", ODD)
+@pytest.mark.parametrize("usage", [True, False])
+def test_reads_of_whole_chunks_say_the_same_as_pieces_of_them(usage: bool, odd: str, merged: int) -> None:
+    """Whole chunks pass by the HTTP parser where they are nothing but text; chunks cut in two never do."""
+    events = [_counted(i) if usage else text("w") for i in range(1, 61)]
+    chunks = [chunk(ODD[odd](i) if i == 20 else e) for i, e in enumerate(events, 1)]
+    last = chunk(FINISH) + chunk({"choices": [], "usage": _counted(60)["usage"]}) + chunk("[DONE]") + END
+    groups = [b"".join(chunks[i : i + merged]) for i in range(0, 60, merged)]
+    whole = play([(0, HEAD), *((i * MS, group) for i, group in enumerate(groups, 1)), (99 * MS, last)])
+    halves = [(i * MS, half) for i, g in enumerate(groups, 1) for half in (g[:-3], g[-3:])]
+    assert whole == play([(0, HEAD), *halves, (99 * MS, last)])
+
+
 def test_an_endless_stream_is_parsed_as_it_comes_and_garbage_in_it_is_noticed() -> None:
     exchange = Exchange(RequestRecord(0, 0, 0, "unfinished", started_ns=0), b"", lambda _: None)
     exchange.feed(1, HEAD)
