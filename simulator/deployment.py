@@ -35,7 +35,6 @@ class Deployment:
     config: EngineConfig
     replicas: int = 1
     routing: str = "round-robin"
-    hash_block: int = 0
     prefill: EngineConfig | None = None
     prefill_replicas: int = 1
     transfer: Transfer | None = None
@@ -79,8 +78,8 @@ class Run:
         self.engines = [Engine(config) for config in configs]
         self.ticks: list[list[float]] = [[] for _ in self.engines]
         self._decoders = deployment.replicas
-        self._router = Router(deployment.routing, deployment.replicas, deployment.hash_block)
-        self._prefill_router = Router(deployment.routing, deployment.prefill_replicas, deployment.hash_block)
+        self._router = Router(deployment.routing, deployment.replicas)
+        self._prefill_router = Router(deployment.routing, deployment.prefill_replicas)
         self._transfer = deployment.transfer
         self._busy = [False] * len(self.engines)
         # (when, order of entry, engine, what): a request arrives, a step of the engine ends, or begins (its start).

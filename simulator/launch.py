@@ -3,11 +3,10 @@
 import contextlib
 import os
 import re
-import select
 import subprocess
 import sys
 import tempfile
-import time
+import threading
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -64,7 +63,6 @@ def start_in_process(preset: str = "demo", *, timeout_s: float = 30.0, **options
     here = str(Path(__file__).resolve().parent.parent)
     paths = [here, os.environ["PYTHONPATH"]] if os.environ.get("PYTHONPATH") else [here]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
-    deadline_s = time.monotonic() + timeout_s
     with tempfile.TemporaryFile() as errors:
         process = subprocess.Popen(
             command,
@@ -76,8 +74,7 @@ def start_in_process(preset: str = "demo", *, timeout_s: float = 30.0, **options
         )
         started = Started(process, "", "")
         try:
-            line = _first_line(process, deadline_s)
-            found = _READY.fullmatch(line)
+            found = _READY.fullmatch(_first_line(process, timeout_s))
             if not found:
                 raise SimulatorError(
                     f"the simulator did not start: {_last_line(errors) or 'no answer in time'}"
@@ -89,20 +86,15 @@ def start_in_process(preset: str = "demo", *, timeout_s: float = 30.0, **options
     return started
 
 
-def _first_line(process: "subprocess.Popen[bytes]", deadline_s: float) -> str:
-    """The child's first line on stdout, '' when it ends or the time is over before."""
+def _first_line(process: "subprocess.Popen[bytes]", timeout_s: float) -> str:
+    """The child's first line on stdout, '' when it ends before; it is ended when the time is over."""
     assert process.stdout is not None
-    received = b""
-    while b"\n" not in received:
-        left_s = deadline_s - time.monotonic()
-        if left_s <= 0 or not select.select([process.stdout], [], [], left_s)[0]:
-            return ""
-        piece = os.read(process.stdout.fileno(), 4096)
-        if not piece:
-            process.wait()
-            return ""
-        received += piece
-    return received.split(b"\n")[0].decode("utf-8", "replace").strip()
+    timer = threading.Timer(timeout_s, process.kill)
+    timer.start()
+    try:
+        return process.stdout.readline().decode("utf-8", "replace").strip()
+    finally:
+        timer.cancel()
 
 
 def _last_line(file: IO[bytes]) -> str:

@@ -10,21 +10,19 @@ from simulator.request import Request
 class Router:
     """round-robin: in turn. least-request: fewest running and waiting, in turn among equals.
 
-    prefix-hash: by a hash of the name of the prompt's block number `hash_block` (or of its last named one),
+    prefix-hash: by a hash of the name of the prompt's first block,
     session-sticky: by a hash of the session; both in turn for requests that have none.
     """
 
-    def __init__(self, routing: str, replicas: int, hash_block: int = 0) -> None:
+    def __init__(self, routing: str, replicas: int) -> None:
         self._routing = routing
         self._replicas = replicas
-        self._hash_block = hash_block
         self._turn = -1
 
     def choose(self, request: Request, engines: Sequence[Engine]) -> int:
         """The number of the replica."""
         if self._routing == "prefix-hash" and request.block_hashes:
-            last = len(request.block_hashes) - 1
-            return self._hashed(request.block_hashes[min(self._hash_block, last)])
+            return self._hashed(request.block_hashes[0])
         if self._routing == "session-sticky" and request.session is not None:
             return self._hashed(request.session)
         self._turn = (self._turn + 1) % self._replicas

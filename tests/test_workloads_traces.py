@@ -159,15 +159,6 @@ def test_a_coarse_clock_is_noted(tmp_path: Path) -> None:
     )
 
 
-def test_limit_takes_the_first_rows_of_the_file_and_reads_no_further(tmp_path: Path) -> None:
-    path = written(tmp_path, "t.csv.gz", AZURE + "\r\nbroken")
-    assert len(read_trace(path, limit=2)) == 2
-    assert len(read_trace(path, limit=3)) == 3
-    assert "t.csv.gz:5" in refusal(path)
-    with pytest.raises(WorkloadError, match="limit of rows is 0"):
-        read_trace(path, limit=0)
-
-
 def test_gzip_byte_order_mark_blank_lines_and_quotes(tmp_path: Path) -> None:
     content = '\ufefftimestamp,"note",input_tokens,output_tokens\n\n1,"a, ""b""\nc",10,2\n\n2.5,,20,3\n'
     for name in ("t.csv", "t.csv.gz"):

@@ -29,9 +29,9 @@ def fit_arrivals(arrival_s: Floats) -> dict[str, Any] | None:
     found: dict[str, Any] = {
         "span_s": rounded(span_s),
         "mean_rps": rounded(rate),
-        "gap_cv": rounded(float(gaps.std() / gaps.mean())),
-        "gap_p99_s": rounded(float(np.quantile(gaps, 0.99))),
-        "gap_max_s": rounded(float(gaps.max())),
+        "gap_cv": rounded(gaps.std() / gaps.mean()),
+        "gap_p99_s": rounded(np.quantile(gaps, 0.99)),
+        "gap_max_s": rounded(gaps.max()),
         "rps_p50": float(np.quantile(seconds, 0.5, method="inverted_cdf")),
         "rps_p95": float(np.quantile(seconds, 0.95, method="inverted_cdf")),
         "rps_p99": float(np.quantile(seconds, 0.99, method="inverted_cdf")),
@@ -42,12 +42,12 @@ def fit_arrivals(arrival_s: Floats) -> dict[str, Any] | None:
     for width in _WINDOWS_S:
         windows = counts(arrival_s, width)
         if len(windows) >= 5:
-            found["dispersion"][f"{width}s"] = rounded(float(windows.var() / windows.mean()))
-            found["peak_to_mean"][f"{width}s"] = rounded(float(windows.max() / windows.mean()))
+            found["dispersion"][f"{width}s"] = rounded(windows.var() / windows.mean())
+            found["peak_to_mean"][f"{width}s"] = rounded(windows.max() / windows.mean())
     hours = counts(arrival_s, 3600)
     if len(hours) >= 24:
         days = hours[: len(hours) // 24 * 24].reshape(-1, 24).mean(axis=0)
-        found["hourly_weights"] = [rounded(float(w)) for w in days / days.mean()]
+        found["hourly_weights"] = [rounded(w) for w in days / days.mean()]
     return found
 
 
@@ -66,7 +66,7 @@ def fit_clients(client: NDArray[np.int64], arrival_s: Floats | None) -> dict[str
     share = volume / volume.sum()
     found: dict[str, Any] = {
         "clients": int(np.count_nonzero(volume)),
-        "share_of_top": {str(n): rounded(float(share[:n].sum())) for n in (1, 5, 10) if n <= len(volume)},
+        "share_of_top": {str(n): rounded(share[:n].sum()) for n in (1, 5, 10) if n <= len(volume)},
         "clients_for_90_percent": int(np.searchsorted(np.cumsum(share), 0.9 - 1e-12) + 1),
     }
     if arrival_s is None:
@@ -83,7 +83,7 @@ def fit_clients(client: NDArray[np.int64], arrival_s: Floats | None) -> dict[str
         order = np.argsort(cvs)
         cumulated = np.cumsum(np.asarray(weights)[order]) / sum(weights)
         found["gap_cv_by_client"] = {
-            f"p{q:g}": rounded(float(np.asarray(cvs)[order][np.searchsorted(cumulated, q / 100 - 1e-12)]))
+            f"p{q:g}": rounded(np.asarray(cvs)[order][np.searchsorted(cumulated, q / 100 - 1e-12)])
             for q in (10, 50, 90)
         }
     return found

@@ -38,12 +38,12 @@ def fit_lengths(values: Floats, weights: Floats, requests: int) -> dict[str, Any
         fitting, key=lambda f: (f["family"] == _MIXTURE, f["ks"]), default=None
     )  # the simpler one first
     return {
-        "mean": rounded(float(values @ share)),
+        "mean": rounded(values @ share),
         "min": int(values[0]),
         "max": int(values[-1]),
         "quantiles": {f"p{q * 100:g}": rounded(quantile(values, share, q)) for q in SHOWN},
         "spikes": spikes(values, share, requests),
-        "share_at_max": rounded(float(share[-1])),
+        "share_at_max": rounded(share[-1]),
         "families": families,
         "best_family": best["family"] if best else None,
         "ks_limit": rounded(1.36 / math.sqrt(requests)),
@@ -106,7 +106,7 @@ def spikes(values: Floats, share: Floats, requests: int) -> list[dict[str, Any]]
         low, high = np.searchsorted(values, [values[i] - reach, values[i] + reach])
         around = (share[low:high].sum() - share[i]) / (2 * reach)
         if share[i] >= _SPIKE_FACTOR * around:
-            found.append({"tokens": int(values[i]), "share": rounded(float(share[i]))})
+            found.append({"tokens": int(values[i]), "share": rounded(share[i])})
     return found
 
 
@@ -148,7 +148,7 @@ def fit_families(values: Floats, weights: Floats, requests: int) -> list[dict[st
         ("gamma", gamma_cdf, {"gamma": {"mean": rounded(mean), "cv": rounded(1 / math.sqrt(shape))}}),
         ("weibull", weibull_cdf, None),
         (_MIXTURE, mixture_cdf, {
-            "mixture": [{"weight": rounded(float(w)), "lognormal": _p50_p99(float(m), float(s))}
+            "mixture": [{"weight": rounded(w), "lognormal": _p50_p99(float(m), float(s))}
                         for w, m, s in zip(part, mus, sigmas, strict=True)]}),
     ]  # fmt: skip
     true_p99, cumulated = quantile(values, share, 0.99), np.cumsum(share)
@@ -232,6 +232,6 @@ def _mean(logs: Floats, share: Floats, chosen: NDArray[np.bool_]) -> float:
     return float(logs[chosen] @ share[chosen]) / total if total > 0 else float(logs[-1])
 
 
-def rounded(value: float) -> float:
+def rounded(value: Any) -> float:
     """Five digits: what a log can say, and no more than a profile has to tell."""
     return float(f"{value:.5g}")

@@ -25,14 +25,14 @@ def fit_sharing(trace: Trace) -> dict[str, Any] | None:
         hit = np.minimum(leading_hits(trace.blocks) * size, trace.input_tokens)
         found = {
             "block_tokens": size,
-            "cached_share_infinite": rounded(float(hit.sum() / trace.input_tokens.sum())),
-            "requests_with_hit": rounded(float(np.mean(hit > 0))),
+            "cached_share_infinite": rounded(hit.sum() / trace.input_tokens.sum()),
+            "requests_with_hit": rounded(np.mean(hit > 0)),
             "hit_share_by_request": _quantiles(hit / trace.input_tokens),
         }
     if trace.cached_tokens is not None:
         known = trace.cached_tokens >= 0
         cached = np.minimum(trace.cached_tokens[known], trace.input_tokens[known])
-        found["cached_share_reported"] = rounded(float(cached.sum() / trace.input_tokens[known].sum()))
+        found["cached_share_reported"] = rounded(cached.sum() / trace.input_tokens[known].sum())
     return found or None
 
 
@@ -61,7 +61,7 @@ def fit_sessions(trace: Trace) -> dict[str, Any] | None:
     found: dict[str, Any] = {
         "sessions": len(turns),
         "requests_in_sessions": rounded(len(order) / len(trace)),
-        "turns": _quantiles(turns) | {"mean": rounded(float(turns.mean()))},
+        "turns": _quantiles(turns) | {"mean": rounded(turns.mean())},
         "first_input_tokens": _quantiles(inputs[np.flatnonzero(np.diff(session, prepend=-1))]),
     }
     if len(later):
@@ -77,7 +77,7 @@ def _turn_to_turn(trace: Trace, order: NDArray[np.int64], later: NDArray[np.int6
     """Share of the blocks of turns after the first that are those of the turn before, from the beginning on."""
     if trace.shared_blocks is not None:
         pairs = trace.shared_blocks[order[later]]
-        return rounded(float(pairs[:, 0].sum() / pairs[:, 1].sum()))
+        return rounded(pairs[:, 0].sum() / pairs[:, 1].sum())
     if trace.blocks is None:
         return None
     ids, start = trace.blocks.ids, trace.blocks.start
@@ -93,4 +93,4 @@ def _turn_to_turn(trace: Trace, order: NDArray[np.int64], later: NDArray[np.int6
 
 
 def _quantiles(values: NDArray[Any]) -> dict[str, float]:
-    return {f"p{q * 100:g}": rounded(float(np.quantile(values, q))) for q in _QUANTILES}
+    return {f"p{q * 100:g}": rounded(np.quantile(values, q)) for q in _QUANTILES}

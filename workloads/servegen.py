@@ -59,8 +59,8 @@ def fit_servegen(path: Path) -> dict[str, Any]:
     measured: dict[str, Any] = {
         "requests": round(requests),
         "arrivals": {
-            "mean_rps": rounded(float(rates.mean())), "gap_cv": rounded(float(middle)),
-            "peak_to_mean": {f"{_WINDOW_S}s": rounded(float(rates.max() / rates.mean()))},
+            "mean_rps": rounded(rates.mean()), "gap_cv": rounded(middle),
+            "peak_to_mean": {f"{_WINDOW_S}s": rounded(rates.max() / rates.mean())},
             "span_s": float(len(rates) * _WINDOW_S),
         },
         "notes": ["ServeGen gives rates by 600 s and histograms: input and output are drawn independently, and P95 and P99 RPS are not known"],

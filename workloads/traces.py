@@ -83,7 +83,6 @@ class Trace:
 def read_trace(
     path: Path,
     *,
-    limit: int | None = None,
     columns: Mapping[str, str] | None = None,
     time_unit: str | None = None,
     context: int | None = None,
@@ -94,14 +93,12 @@ def read_trace(
     """Read a trace or a log, row by row; columns are found by name (docs/fitting.md), or given as {role: name}.
 
     Times keep their full precision and count from the earliest row. Rows with 0 output tokens are
-    left out and noted in a log that holds failed requests, else they are bad rows. ``limit`` keeps the first so many rows in the order of the file;
+    left out and noted in a log that holds failed requests, else they are bad rows.
     ``context``: more tokens than that in a request are an error of its row; ``skip_bad_rows`` counts bad rows in
     the notes; ``timed`` False takes a file without times (all are 0); ``progress(rows, share)`` is called now
     and then. Raises WorkloadError with one line that names
     file, line and column.
     """
-    if limit is not None and limit < 1:
-        raise WorkloadError(f"the limit of rows is {limit}: give 1 or more")
     with open_records(path, frozenset((columns or {}).values())) as records:
         found = None
         if records.names:
@@ -110,8 +107,6 @@ def read_trace(
         rows = _Rows(path, records.place, found, context, skip_bad_rows)
         for number, (place, record) in enumerate(records.rows, start=1):
             rows.add(place, record)
-            if len(rows.arrival_ns) == limit:
-                break
             if progress and number % _REPORT_EVERY == 0:
                 progress(number, records.read_share())
     return rows.trace()
