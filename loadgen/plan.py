@@ -42,8 +42,7 @@ class StagePlan:
     duration_s: float  # the ramp included
     offered_rps: float | None = None
     concurrency: int | None = None
-    max_requests: int | None = None  # closed loop: the budget's end
-    max_tokens: int | None = None
+    used_up: str = "the schedule is used up"  # closed loop: why it ends where no request is left
     think_s: float = 0.0  # closed loop: a virtual user's pause between an answer and its next request
     ramp_s: float = 0.0  # closed loop: the time over which the virtual users begin, at the start of the stage
     users_begin_s: Sequence[float] | None = (
@@ -117,6 +116,12 @@ class Live:
     failed: int = 0
     tokens: int = 0
     ttft_s: list[float] = field(default_factory=list)
+
+    @classmethod
+    def of(cls, plan: StagePlan, began_s: float) -> Live:
+        """Those of a stage that begins now."""
+        level = plan.offered_rps if plan.kind == "open" else plan.concurrency
+        return cls(plan.index, plan.kind, float(level or 0), began_s, plan.duration_s)
 
     def counts(self) -> tuple[int, int, int, int, list[float]]:
         """Released, ended, failed, tokens, and the latest TTFTs: what a worker tells its parent."""

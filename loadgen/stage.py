@@ -119,11 +119,7 @@ class StageRunner:
     async def run_prepared(self, start_ns: int) -> StageResult:
         """Run the stage that ``prepare`` was called for; its clock starts at ``start_ns``."""
         plan = self._plan
-        level = plan.offered_rps if plan.kind == "open" else plan.concurrency
-        self._live = Live(
-            stage=plan.index, kind=plan.kind, level=float(level or 0), began_s=start_ns / 1e9,
-            duration_s=plan.duration_s,
-        )  # fmt: skip
+        self._live = Live.of(plan, start_ns / 1e9)
         gc.collect()
         gc.freeze()  # what lives now is not looked at again in every collection of the stage
         shortages = sum(client.shortages for client in self._clients)

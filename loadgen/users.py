@@ -26,11 +26,8 @@ class VirtualUsers:
         self, plan: StagePlan, first: NDArray[np.int64], send: Callable[[int, int, int], None], stop: Callable[[], bool]
     ) -> None:  # fmt: skip
         """``first``: requests that wait for no other. ``send(index, scheduled_ns, now_ns)`` lets one go, none after ``stop()``."""
-        self._plan, self._first, self._send, self._stop = plan, first, send, stop
-        self._units = plan.schedule.units()  # sessions, or lone requests
-        self._tokens_of = np.bincount(self._units, plan.schedule.input_tokens + plan.schedule.output_tokens)
-        self._requests_of = np.bincount(self._units)
-        self._begun = self._requests = self._tokens = 0
+        self._plan, self._send, self._stop = plan, send, stop
+        self._next = iter(first.tolist())
         self._reason: str | None = None
 
     async def play(self, start_ns: int, sleeper: Sleeper) -> str | None:
@@ -52,20 +49,11 @@ class VirtualUsers:
         return self._reason is not None or self._stop() or time.monotonic_ns() >= self._end_ns
 
     def _begin(self) -> None:
-        plan = self._plan
         if self._over():
             return
-        if self._begun >= len(self._first):
-            self._reason = "the schedule is used up"
-            return
-        index = int(self._first[self._begun])
-        requests = self._requests + int(self._requests_of[self._units[index]])
-        tokens = self._tokens + int(self._tokens_of[self._units[index]])
-        if plan.max_requests is not None and requests > plan.max_requests:
-            self._reason = f"the limit of {plan.max_requests} requests"
-        elif plan.max_tokens is not None and tokens > plan.max_tokens:
-            self._reason = f"the limit of {plan.max_tokens} planned tokens"
+        index = next(self._next, None)
+        if index is None:
+            self._reason = self._plan.used_up
         else:
-            self._begun, self._requests, self._tokens = self._begun + 1, requests, tokens
             now_ns = time.monotonic_ns()
             self._send(index, now_ns, now_ns)

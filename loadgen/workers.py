@@ -111,17 +111,9 @@ class Workers:
     @property
     def live(self) -> Live:
         """The sum of the workers' counters, as of their latest message."""
-        plan = self._plan
-        if plan is None:
+        if self._plan is None:
             return Live()
-        level = plan.offered_rps if plan.kind == "open" else plan.concurrency
-        live = Live(
-            stage=plan.index,
-            kind=plan.kind,
-            level=float(level or 0),
-            began_s=self._began_s,
-            duration_s=plan.duration_s,
-        )
+        live = Live.of(self._plan, self._began_s)
         for worker in self._workers:
             released, ended, failed, tokens, ttft_s = worker.live
             live.released += released
@@ -220,22 +212,17 @@ class Workers:
 
 
 def deal(plan: StagePlan, workers: int) -> list[StagePlan]:
-    """Shares of a stage, one for each worker: the k-th session or lone request goes to worker k mod N, and so do
-    virtual users and budgets."""
+    """Shares of a stage, one for each worker: the k-th session or lone request goes to worker k mod N, and so do users."""
     schedule, shares = plan.schedule, []
     units = schedule.units()
     for k in range(workers):
         shares.append(dataclasses.replace(
             plan, schedule=schedule.take(np.flatnonzero(units % workers == k)),
             offered_rps=None if plan.offered_rps is None else plan.offered_rps / workers,
-            concurrency=_share(plan.concurrency, k, workers), users_begin_s=plan.starts_s()[k::workers],
-            max_requests=_share(plan.max_requests, k, workers), max_tokens=_share(plan.max_tokens, k, workers),
+            concurrency=None if plan.concurrency is None else len(plan.starts_s()[k::workers]),
+            users_begin_s=plan.starts_s()[k::workers],
         ))  # fmt: skip
     return shares
-
-
-def _share(total: int | None, k: int, workers: int) -> int | None:
-    return None if total is None else total // workers + (k < total % workers)
 
 
 def _owed(share: StagePlan, start_ns: int, now_ns: int, recorded: dict[int, int]) -> list[RequestRecord]:

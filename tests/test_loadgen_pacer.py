@@ -278,8 +278,10 @@ def test_a_closed_loop_keeps_its_concurrency() -> None:
 )
 def test_a_closed_loop_stops_at_its_budget(limits: dict[str, int], reason: str, count: int) -> None:
     with FaultServer() as server:
+        schedule, cut = schedule_at([0.0] * 50).capped(**limits)
+        assert cut is not None
         result = on_loop(
-            "uvloop", run_stage(server.url, schedule_at([0.0] * 50), concurrency=3, duration_s=20.0, **limits)
+            "uvloop", run_stage(server.url, schedule, concurrency=3, duration_s=20.0, used_up=cut)
         )
     check_complete(result)
     assert len(result.records) == count

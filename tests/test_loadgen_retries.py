@@ -55,10 +55,9 @@ def drive(
             plan = StagePlan(
                 0,
                 "closed",
-                schedule_at([0.0] * 1000),
+                schedule_at([0.0] * requests),
                 5.0,
                 concurrency=concurrency,
-                max_requests=requests,
                 drain_s=10,
             )
         result = await runner.run(plan)

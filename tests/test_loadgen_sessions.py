@@ -283,11 +283,11 @@ def test_turns_that_would_come_too_late_after_the_stage_are_not_sent() -> None:
 
 def test_a_closed_loop_plays_so_many_sessions_at_once() -> None:
     workload = Workload("w", Fixed(20), Fixed(2), sessions=Sessions(turns=Fixed(3), think_ms=Fixed(20)))
-    schedule = open_schedule(workload, rate_rps=900, duration_s=1, seed=1, stage=0)
+    schedule, _ = open_schedule(workload, rate_rps=900, duration_s=1, seed=1, stage=0).capped(50)
     with FaultServer(gap_s=0.002) as server:
         driven = on_loop(
             "uvloop",
-            drive([server.url], schedule, kind="closed", offered_rps=None, concurrency=4, duration_s=0.5, max_requests=50),
+            drive([server.url], schedule, kind="closed", offered_rps=None, concurrency=4, duration_s=0.5),
         )  # fmt: skip
     spans: dict[str, tuple[int, int]] = {}
     for r in driven.records:

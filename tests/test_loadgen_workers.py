@@ -225,13 +225,11 @@ def test_a_worker_that_dies_is_noticed_and_the_run_goes_on(server: Started, tmp_
 def test_deal_thins_the_schedule() -> None:
     n = 7
     schedule = Schedule(np.arange(n, dtype=float), np.arange(n) + 1, np.arange(n) + 11, first_request_id=100)
-    plan = StagePlan(0, "open", schedule, 7.0, offered_rps=1.0, max_requests=5, max_tokens=101)
+    plan = StagePlan(0, "open", schedule, 7.0, offered_rps=1.0)
     shares = deal(plan, 3)
     ids = [[s.schedule.request_id(i) for i in range(len(s.schedule))] for s in shares]
     assert ids == [[100, 103, 106], [101, 104], [102, 105]]
     assert [list(s.schedule.scheduled_s) for s in shares] == [[0, 3, 6], [1, 4], [2, 5]]
-    assert [s.max_requests for s in shares] == [2, 2, 1]
-    assert [s.max_tokens for s in shares] == [34, 34, 33]
     assert sum(s.offered_rps or 0 for s in shares) == pytest.approx(1.0)
     assert [
         deal(StagePlan(0, "closed", schedule, 1.0, concurrency=5), 3)[k].concurrency for k in range(3)

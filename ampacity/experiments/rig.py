@@ -143,18 +143,16 @@ class Rig(StageBook):
             self._count(*unfit)
         if schedule.shared is not None and schedule.shared.note and kind == "open":
             self._note(f"stage {len(self.stages)}: {schedule.shared.note}")
-        cut: str | None = None
-        if kind == "open":
-            schedule, cut = schedule.capped(self._left_requests, self._left_tokens)
-            if cut:
-                duration_s = min(duration_s, float(schedule.scheduled_s[-1]) + 1e-6 if len(schedule) else 0.0)
+        schedule, cut = schedule.capped(self._left_requests, self._left_tokens)
+        if cut and kind == "open":
+            duration_s = min(duration_s, float(schedule.scheduled_s[-1]) + 1e-6 if len(schedule) else 0.0)
         if not len(schedule) and cut:
             self.ended = ("budget", self._budget_text(cut))
             return None
         plan = StagePlan(
             index=len(self.stages), kind="open" if kind == "open" else "closed", schedule=schedule, duration_s=duration_s,
-            offered_rps=offered_rps, concurrency=concurrency, max_requests=self._left_requests,
-            max_tokens=self._left_tokens, think_s=self.settings.think_s, ramp_s=self.settings.ramp_s, drain_s=self._drain_s(),
+            offered_rps=offered_rps, concurrency=concurrency, used_up=cut or StagePlan.used_up,
+            think_s=self.settings.think_s, ramp_s=self.settings.ramp_s, drain_s=self._drain_s(),
             sticky=self.settings.sticky, **_session_rules(self.settings.workload),
         )  # fmt: skip
         with self._progress.stage(self._generator, plan), self._looking_on(plan, enough):
@@ -168,7 +166,8 @@ class Rig(StageBook):
         meta |= self._sharing(schedule, table)
         self._writer.meta["stages"][-1] = meta
         stopped = self._generator.stopped
-        meta["ended_early"] = meta["ended_early"] or cut
+        if kind == "open":
+            meta["ended_early"] = meta["ended_early"] or cut
         if stopped:
             self.ended = ("interrupted" if stopped.startswith("interrupted") else "aborted", stopped)
         elif meta["ended_early"]:
