@@ -35,6 +35,7 @@ class Curve:
     about: str
     judged: Sequence[tuple[Figures, Figures]]
     capacity: Figures
+    binding: str | None  # text of the SLO whose percentile is drawn, if two stages have it
     knee: Figures | None = None
 
 
@@ -42,7 +43,7 @@ def class_curves(summary: Figures) -> list[Curve]:
     """One for each class of a workload that has several."""
     stages = by_load(summary)
     return [
-        Curve(k["name"], ", ".join(k["slos"]), [(s, f) for s in stages if (f := (s.get("classes") or {}).get(k["name"]))], k)
+        Curve(k["name"], ", ".join(k["slos"]), [(s, f) for s in stages if (f := (s.get("classes") or {}).get(k["name"]))], k, k["binding_slo"])
         for k in summary.get("classes") or []
     ]  # fmt: skip
 
@@ -55,7 +56,8 @@ def length_curves(summary: Figures) -> list[Curve]:
         label = f"all at {f['lengths']} lengths" if "lengths" in f else "the workload's own lengths"
         tokens = [DASH if f[side] is None else count(f[side]) for side in own]
         about = f"{'' if 'lengths' in f else 'p50 '}{tokens[0]} in, {tokens[1]} out"
-        found.append(Curve(label, about, [(s, s) for s in by_load(f)], f["capacity"], f["knee"]))
+        binding = summary["capacity"]["binding_slo"]  # the same for all of them
+        found.append(Curve(label, about, [(s, s) for s in by_load(f)], f["capacity"], binding, f["knee"]))
     return found
 
 
@@ -99,16 +101,14 @@ def _chart(name: str, title: str, curves: Sequence[Curve], summary: Figures) -> 
 
 def _name(slo: Figures | None) -> str:
     return (
-        f"{WORDS[slo['metric']]} p{exact(100 * slo['quantile'])}, limit {seconds(slo['limit_s'])}"
-        if slo
-        else "TTFT p50"
+        f"{WORDS[slo['metric']]} p{exact(100 * slo['quantile'])} (SLO {slo['text']})" if slo else "TTFT p50"
     )
 
 
 def _points(curve: Curve, x: str, summary: Figures) -> tuple[Figures | None, list[dict[str, Any]]]:
     """(an SLO, its percentile in each stage): of the one that binds, else of the first that two stages have; else TTFT p50."""
     timed = [slo for slo in summary.get("slos") or [] if slo.get("metric") in WORDS]
-    timed.sort(key=lambda slo: (slo["text"] != curve.capacity.get("binding_slo"), slo.get("class") is None))
+    timed.sort(key=lambda slo: (slo["text"] != curve.binding, slo.get("class") is None))
     rows: list[dict[str, Any]] = []
     for slo in [*timed, None]:
         rows = []
