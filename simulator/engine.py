@@ -63,10 +63,6 @@ class Engine:
         return len(self._queue)
 
     @property
-    def busy(self) -> bool:
-        return bool(self._running) or self.waiting > 0
-
-    @property
     def kv_usage(self) -> float:
         """Share of KV blocks in use, 0 to 1."""
         return 1.0 - self.free_blocks / self.kv_blocks
@@ -111,7 +107,6 @@ class Engine:
                 now_s = arrival_s
         batch = self.batch
         prompts: list[Request] = []
-        preempted: list[Request] = []
         finished: list[Request] = []
         tokens = prompt_kv_tokens = decoding = context = padding = 0
         pairs = load_s = 0.0
@@ -121,8 +116,7 @@ class Engine:
         if advanced:
             needed = batch.blocks_needed()
             if needed:
-                needed = self._make_room(needed, preempted)
-                self._allocate(needed)
+                self._allocate(self._make_room(needed))
             decoding = batch.size
             padding = self._padding
             finished = batch.advance()
@@ -153,7 +147,7 @@ class Engine:
         if self.config.static_batching:
             self._padding = self._padding + len(finished) if self._running else 0
         self.steps = number + 1
-        return StepResult(number, now_s, end_s, decoding, tokens, prompts, finished, preempted, advanced)
+        return StepResult(number, now_s, end_s, decoding, tokens, prompts, finished, advanced)
 
     def recipients(self, result: StepResult) -> list[Request]:
         """Requests that get a token at the end of `result`, which must be the latest step; aborted ones not.
@@ -175,7 +169,7 @@ class Engine:
         if self._cache is not None and self._cache.idle > self.free_blocks:
             self._cache.evict(self.free_blocks)
 
-    def _make_room(self, needed: int, preempted: list[Request]) -> int:
+    def _make_room(self, needed: int) -> int:
         """Preempt, the latest admitted first, until the blocks that decoding needs are free; returns how many.
 
         The victim's KV entries are dropped and it is queued first; prompt and output so far are prefilled anew.
@@ -191,7 +185,6 @@ class Engine:
             victim.preemptions += 1
             self.preemptions += 1
             self._queue.push_front(victim)
-            preempted.append(victim)
             needed = self.batch.blocks_needed()
         return needed
 

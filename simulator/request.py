@@ -67,5 +67,4 @@ class StepResult(NamedTuple):
     prefill_tokens: int
     prompts: list[Request]  # their prefill ended here: they get a token too
     finished: list[Request]
-    preempted: list[Request]
     advanced: bool = True  # False: prompts alone were computed, decoding requests waited

@@ -91,7 +91,7 @@ def test_a_client_that_leaves_while_its_entries_are_on_their_way_frees_everythin
                 await response.content.readuntil(b'"content":" ')
             await asyncio.sleep(0.15)
             assert server.live is not None
-            assert [engine.busy for engine in server.live.engines] == [False, False]
+            assert [engine.running + engine.waiting for engine in server.live.engines] == [0, 0]
             assert server.metrics[0].aborted == 1
             assert server.metrics[0].generation_tokens == 0
 

@@ -94,7 +94,6 @@ class Fixed(Lengths):
         return np.full(n, self.tokens, dtype=np.int64)
 
     def mean(self) -> float:
-        """Mean in tokens."""
         return float(self.tokens)
 
     def _text(self) -> str:
@@ -139,11 +138,14 @@ class LogNormal(Lengths):
     def _bounds(self) -> tuple[int, int]:
         return self.minimum, MAX_TOKENS if self.maximum is None else self.maximum
 
+    @property
+    def _free(self) -> LogNormal:
+        return LogNormal(self.p50, self.p99)
+
     def _quantiles(self, u: Floats) -> Floats:
         return np.clip(self.p50 * (self.p99 / self.p50) ** (_z(u) / Z_99), *self._bounds)
 
     def sample(self, rng: np.random.Generator, n: int) -> NDArray[np.int64]:
-        """int64[n], rounded to whole tokens; the first k do not depend on n."""
         tokens = self.p50 * (self.p99 / self.p50) ** (rng.standard_normal(n) / Z_99)
         return np.clip(np.rint(tokens), *self._bounds).astype(np.int64)
 
@@ -166,15 +168,11 @@ class LogNormal(Lengths):
         return float(low * _NORMAL.cdf(z_low) + high * _NORMAL.cdf(-z_high) + inner)
 
     def describe(self) -> dict[str, Any]:
-        """JSON-able description, as ``workload.input_tokens`` in run.json."""
-        free = LogNormal(self.p50, self.p99)
-        return super().describe() | bounds_described(free, self.minimum, self.maximum)
+        return super().describe() | bounds_described(self._free, self.minimum, self.maximum)
 
     def _text(self) -> str:
-        free = LogNormal(self.p50, self.p99) if (self.minimum, self.maximum) != (1, None) else self
-        return f"log-normal, p50 {self.p50:.10g}, p99 {self.p99:.10g}" + bounds_text(
-            free, self.minimum, self.maximum
-        )
+        bounds = bounds_text(self._free, self.minimum, self.maximum)
+        return f"log-normal, p50 {self.p50:.10g}, p99 {self.p99:.10g}{bounds}"
 
 
 @dataclass(frozen=True)
@@ -192,7 +190,6 @@ class Uniform(Lengths):
         return np.clip(self.minimum - 0.5 + u * (self.maximum - self.minimum + 1), self.minimum, self.maximum)
 
     def mean(self) -> float:
-        """Mean in tokens."""
         return (self.minimum + self.maximum) / 2
 
     def _text(self) -> str:

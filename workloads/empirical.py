@@ -79,7 +79,6 @@ class Empirical(Lengths):
         return float(np.sum(np.diff(levels) * (tokens[1:] + tokens[:-1]) / 2))
 
     def describe(self) -> dict[str, Any]:
-        """JSON-able description, as ``workload.input_tokens`` in run.json."""
         return super().describe() | {"minimum": self.tokens[0], "maximum": self.tokens[-1]}
 
     def _text(self) -> str:
@@ -108,7 +107,6 @@ class Points(Lengths):
         return masses
 
     def mean(self) -> float:
-        """Mean in tokens."""
         return float(np.average(self.tokens, weights=self.weights))
 
     def _text(self) -> str:

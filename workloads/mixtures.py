@@ -72,7 +72,6 @@ class Mixture(Lengths):
         return float(sum(w * p.mean() for w, p in zip(self._shares, self.parts, strict=True)))
 
     def describe(self) -> dict[str, Any]:
-        """JSON-able description, as ``workload.input_tokens`` in run.json."""
         parts = [{"weight": w, **p.describe()} for w, p in zip(self.weights, self.parts, strict=True)]
         return super().describe() | {"parts": parts}
 
@@ -101,11 +100,9 @@ class Clipped(Lengths):
         return np.clip(self.lengths.at(u), *self._bounds)
 
     def sample(self, rng: np.random.Generator, n: int) -> NDArray[np.int64]:
-        """int64[n], rounded to whole tokens; the first k do not depend on n."""
         return np.clip(self.lengths.sample(rng, n), *self._bounds)
 
     def describe(self) -> dict[str, Any]:
-        """JSON-able description, as ``workload.input_tokens`` in run.json."""
         bounds = bounds_described(self.lengths, self.minimum, self.maximum)
         return self.lengths.describe() | super().describe() | bounds | {"kind": self.lengths.kind}
 
