@@ -96,11 +96,8 @@ class StageRunner:
         self._rows = self._ids_used = 0
         self._requests.prepare(plan.schedule)
         self._measures = Measures()
-        self._users = (
-            VirtualUsers(plan, self._first, self._send_first, self._sends_no_more)
-            if plan.kind == "closed"
-            else None
-        )
+        if plan.kind == "closed":
+            self._users = VirtualUsers(plan, self._first, self._send_first, self._sends_no_more)
         self._retrying = 0  # attempts that wait for their turn
         self._decided = None
         self._closing = False
