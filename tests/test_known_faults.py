@@ -115,7 +115,12 @@ def test_requests_are_made_ahead_in_a_bounded_window(size: int, window: int) -> 
             assert made == list(range(window))
             for _ in range(50):  # as they are sent
                 runner._ahead.take()
-                runner._ahead.make(2)
+            making = asyncio.create_task(runner._ahead.keep_ready())
+            async with asyncio.timeout(10):
+                while len(made) < 50 + window:
+                    await asyncio.sleep(0)
+            await asyncio.sleep(0.01)  # full, it makes no more
+            making.cancel()
 
         on_loop("uvloop", main())
     assert made == list(range(50 + window))
