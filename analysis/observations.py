@@ -208,6 +208,8 @@ class GapObservations(Observations):
     def _padded(self, found: Floats) -> Floats:
         """With zeros for the requests whose records were lost."""
         lost = self.n_owners - found.shape[-1]
+        if not lost:
+            return found
         return np.concatenate([found, np.zeros((*found.shape[:-1], lost))], axis=-1)
 
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import resource
 import subprocess
 import sys
 import tempfile
@@ -98,7 +97,8 @@ def analyse(path: Path) -> None:
     run = load_run(path)
     read = time.perf_counter() - start
     summary = summarise(run)
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
+    status = Path("/proc/self/status").read_text()  # ru_maxrss would hold the peak of the process that began this one
+    peak = int(status.partition("VmHWM:")[2].split()[0]) / 2**20
     print(
         f"{summary['requests']} requests: {time.perf_counter() - start:.1f} s ({read:.1f} to read), "
         f"{time.process_time() - cpu:.1f} s of CPU, peak {peak:.2f} GiB"
