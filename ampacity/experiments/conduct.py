@@ -55,86 +55,97 @@ async def conduct(
     out = out_path(settings, experiment)
     check_new(out)
     settings = await _followed(settings, progress)
-    endpoint = settings.endpoint
-    routes = tuple(_route(target) for target in (endpoint, *settings.replicas))
-    addresses, proxy = routes[0].addresses, routes[0].proxy
+    routes = tuple(_route(target) for target in (settings.endpoint, *settings.replicas))
     raise_open_files_limit()
     _check_open_files(settings)
-    trace = None
-    if settings.trace:
-        read = read_trace(settings.trace, skip_bad_rows=settings.skip_bad_rows)
-        trace = prepare(read, settings.replay, settings.seed)
-        if trace.as_schedule:
-            from workloads.schedule_file import read_schedule
-
-            read_schedule(settings.trace)  # refused now, if it is to be refused
-        for note in trace.notes:
-            progress.note(note)
+    trace = _read_trace(settings.trace, settings, progress) if settings.trace else None
     tokenizer = load_tokenizer(settings.tokenizer)
-    clients: list[Client] = []
-    try:
-        async with Pages() as pages:
-            run_id, salt = secrets.token_hex(6), settings.salt or secrets.token_hex(8)
-            clients = [_client(settings, route) for route in routes]
-            clients[0].patience_s = settings.limits.total_s or clients[0].patience_s
-            waiting = asyncio.get_running_loop().call_later(
-                SILENCE_S, progress.note, f"waiting for a first answer, {clients[0].patience_s:g} s at most"
-            )
-            probe = await _probe(
-                settings,
-                pages,
-                clients[0],
-                RequestMaker(endpoint, PromptMaker(tokenizer, f"{salt}-probe"), f"{run_id}-probe", proxy),
-                trace,
-            )
-            waiting.cancel()
-            sessions = settings.workload.sessions
-            if sessions is not None and sessions.message_tokens is None:
-                say = RequestMaker(
-                    endpoint, PromptMaker(tokenizer, salt), f"{run_id}-probe-messages", proxy
-                ).saying
-                extra = await count_message_overhead(clients[0], probe.shape, say)
-                sessions = replace(sessions, message_tokens=extra)
-                settings = replace(settings, workload=replace(settings.workload, sessions=sessions))
-            for note in probe.notes:
-                progress.note(note)
-            if not addresses or not is_loopback(addresses):
-                progress.note(announcement(settings, trace))
-            for replica in settings.replicas:
-                await look(pages, replica)  # raises where there is nothing
-            setup = Setup(
-                routes=routes, shape=probe.shape, tokenizer=settings.tokenizer, salt=salt,
-                tokens_per_word=probe.calibration.tokens_per_word, overhead_tokens=probe.calibration.overhead_tokens,
-                run_id=run_id, limits=settings.limits, stamps=settings.timestamps, reuse=settings.connections,
-                prompt_file=settings.workload.prompts.file.path if settings.workload.prompts else None,
-                classes=settings.workload.classes, images=settings.workload.images,
-                planned_histories=not answers_told(settings.workload),
-                answers_in=None if settings.keep_answers_bytes is None else out, answers_bytes=settings.keep_answers_bytes or 0,
-            )  # fmt: skip
-            meta = run_meta(settings, probe, run_id, salt, experiment, command_line, trace)
-            with RunWriter(out, meta) as writer:
-                generator = Generator(setup, clients, writer, writer.worker_stream)
-                own = f"{endpoint.root}/metrics"  # the API key is for this page only
-                metrics: dict[str, dict[str, str]] = {url: {} for url in settings.metrics_urls}
-                metrics[own] = endpoint.all_headers()
-                telemetry = Telemetry(pages, metrics)
-                await telemetry.start()
-                for url in set(settings.metrics_urls) & set(telemetry.silent):
-                    progress.note(f"--metrics-url {url}: no metric there that is known; it is left alone")
-                rig = Rig(settings, probe, writer, generator, telemetry, progress, trace)
-                try:
-                    with _interruptible(generator, progress):
-                        await drive(rig)
-                finally:
-                    await generator.close()
-                    await telemetry.stop()
-                status, reason = rig.ended or ("complete", None)
-                writer.meta.update(status=status, status_reason=reason, ended_utc=utc_now())
-                writer.finish(telemetry.table())
-    finally:
+    run_id, salt = secrets.token_hex(6), settings.salt or secrets.token_hex(8)
+    async with contextlib.AsyncExitStack() as closing:
+        pages = await closing.enter_async_context(Pages())
+        clients = [_client(settings, route) for route in routes]
         for client in clients:
-            await client.close()
+            closing.push_async_callback(client.close)
+
+        def maker(salt: str, name: str) -> RequestMaker:
+            prompts = PromptMaker(tokenizer, salt)
+            return RequestMaker(settings.endpoint, prompts, f"{run_id}-{name}", routes[0].proxy)
+
+        probe = await _probed(settings, pages, clients[0], maker(f"{salt}-probe", "probe"), trace, progress)
+        sessions = settings.workload.sessions
+        if sessions is not None and sessions.message_tokens is None:
+            say = maker(salt, "probe-messages").saying
+            extra = await count_message_overhead(clients[0], probe.shape, say)
+            sessions = replace(sessions, message_tokens=extra)
+            settings = replace(settings, workload=replace(settings.workload, sessions=sessions))
+        for note in probe.notes:
+            progress.note(note)
+        if not routes[0].addresses or not is_loopback(routes[0].addresses):
+            progress.note(announcement(settings, trace))
+        for replica in settings.replicas:
+            await look(pages, replica)  # raises where there is nothing
+        setup = Setup(
+            routes=routes, shape=probe.shape, tokenizer=settings.tokenizer, salt=salt,
+            tokens_per_word=probe.calibration.tokens_per_word, overhead_tokens=probe.calibration.overhead_tokens,
+            run_id=run_id, limits=settings.limits, stamps=settings.timestamps, reuse=settings.connections,
+            prompt_file=settings.workload.prompts.file.path if settings.workload.prompts else None,
+            classes=settings.workload.classes, images=settings.workload.images,
+            planned_histories=not answers_told(settings.workload),
+            answers_in=None if settings.keep_answers_bytes is None else out, answers_bytes=settings.keep_answers_bytes or 0,
+        )  # fmt: skip
+        meta = run_meta(settings, probe, run_id, salt, experiment, command_line, trace)
+        with RunWriter(out, meta) as writer:
+            generator = Generator(setup, clients, writer, writer.worker_stream)
+            telemetry = await _telemetry(settings, pages, progress)
+            rig = Rig(settings, probe, writer, generator, telemetry, progress, trace)
+            try:
+                with _interruptible(generator, progress):
+                    await drive(rig)
+            finally:
+                await generator.close()
+                await telemetry.stop()
+            status, reason = rig.ended or ("complete", None)
+            writer.meta.update(status=status, status_reason=reason, ended_utc=utc_now())
+            writer.finish(telemetry.table())
     return out
+
+
+def _read_trace(path: Path, settings: Settings, progress: Progress) -> Trace:
+    """The trace as it is to be played. Raises WorkloadError."""
+    trace = prepare(read_trace(path, skip_bad_rows=settings.skip_bad_rows), settings.replay, settings.seed)
+    if trace.as_schedule:
+        from workloads.schedule_file import read_schedule
+
+        read_schedule(path)  # refused now, if it is to be refused
+    for note in trace.notes:
+        progress.note(note)
+    return trace
+
+
+async def _telemetry(settings: Settings, pages: Pages, progress: Progress) -> Telemetry:
+    """Sampling of the server's own page and of those that were given has begun."""
+    metrics: dict[str, dict[str, str]] = {url: {} for url in settings.metrics_urls}
+    metrics[f"{settings.endpoint.root}/metrics"] = (
+        settings.endpoint.all_headers()
+    )  # no other gets the API key
+    telemetry = Telemetry(pages, metrics)
+    await telemetry.start()
+    for url in set(settings.metrics_urls) & set(telemetry.silent):
+        progress.note(f"--metrics-url {url}: no metric there that is known; it is left alone")
+    return telemetry
+
+
+async def _probed(
+    settings: Settings, pages: Pages, client: Client, maker: RequestMaker, trace: Trace | None, progress: Progress
+) -> Probe:  # fmt: skip
+    """What the endpoint says of itself; who waits for a first answer is told so."""
+    client.patience_s = settings.limits.total_s or client.patience_s
+    waiting = asyncio.get_running_loop().call_later(
+        SILENCE_S, progress.note, f"waiting for a first answer, {client.patience_s:g} s at most"
+    )
+    probe = await _probe(settings, pages, client, maker, trace)
+    waiting.cancel()
+    return probe
 
 
 def _check_open_files(settings: Settings) -> None:
