@@ -381,7 +381,17 @@ class Exchange:
 
 
 def _retry_after(value: bytes) -> float | None:
+    """Seconds, also where the server names a date (RFC 9110, 10.2.3); None where it is neither."""
+    from datetime import UTC, datetime
+    from email.utils import parsedate_to_datetime  # here: only failures need it
+
     try:
-        return float(value)
+        seconds = float(value)
+        return seconds if 0 <= seconds < float("inf") else None
     except ValueError:
-        return None  # an HTTP date: the status says enough
+        pass
+    try:
+        due = parsedate_to_datetime(value.decode("latin-1"))
+        return max(0.0, (due.replace(tzinfo=due.tzinfo or UTC) - datetime.now(UTC)).total_seconds())
+    except (ValueError, OverflowError):
+        return None

@@ -6,6 +6,8 @@ import gzip
 import json
 import zlib
 from bisect import bisect_left
+from datetime import UTC, datetime, timedelta
+from email.utils import format_datetime
 from typing import Any
 
 import pytest
@@ -343,6 +345,24 @@ def test_two_responses_to_one_request_end_it_once_and_leave_its_record_alone() -
     assert (record.status, record.http_status, record.ended_ns) == ("ok", 200, 5)
     assert (record.retry_after_s, record.server_request_id) == (None, None)
     assert exchange.close_after  # such a connection must not be used again
+
+
+@pytest.mark.parametrize(
+    ("said", "seconds"),
+    [
+        ("2.5", 2.5),
+        (format_datetime(datetime.now(UTC) + timedelta(hours=1), usegmt=True), pytest.approx(3600, abs=60)),
+        ("Fri, 31 Dec 1999 23:59:59 GMT", 0.0),  # already past
+        ("soon", None),
+        ("-3", None),
+        ("nan", None),
+    ],
+)
+def test_when_to_come_back_is_said_in_seconds_or_as_a_date(said: str, seconds: float | None) -> None:
+    exchange, _ = _exchange()
+    exchange.feed(5, f"HTTP/1.1 429 Busy\r\nRetry-After: {said}\r\nContent-Length: 0\r\n\r\n".encode())
+    assert exchange.record.status == "http_error"
+    assert exchange.record.retry_after_s == seconds
 
 
 def test_a_time_limit_keeps_what_arrived_and_what_comes_later_is_dropped() -> None:
