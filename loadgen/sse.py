@@ -22,15 +22,17 @@ def _chunk_head(length: int) -> bytes:
 def events_in_chunks(stamps: list[int], reads: list[bytes]) -> tuple[list[int], list[bytes]] | None:
     """(times, data) of events of one line, each in an HTTP chunk of its own; None: the reads hold anything else.
 
-    The first read must begin where a chunk does, and each end with ``CHUNKED_EVENT_END``.
+    The first read must begin where a chunk does, and each end with ``CHUNKED_EVENT_END``. Both lists are used up.
     """
     heads = list(map(_chunk_head, map(len, reads)))
-    if not all(map(bytes.startswith, reads, heads)):  # some hold several chunks
-        cut = [read[:-4].split(CHUNKED_EVENT_END) for read in reads]
-        stamps = [at_ns for at_ns, pieces in zip(stamps, cut, strict=True) for _ in pieces]
-        reads = [piece + CHUNKED_EVENT_END for pieces in cut for piece in pieces]
-        heads = list(map(_chunk_head, map(len, reads)))
-        if not all(map(bytes.startswith, reads, heads)):
+    fits = list(map(bytes.startswith, reads, heads))
+    while False in fits:  # this read may hold several chunks
+        i = fits.index(False)
+        chunks = [piece + CHUNKED_EVENT_END for piece in reads[i][:-4].split(CHUNKED_EVENT_END)]
+        stamps[i : i + 1], reads[i : i + 1] = [stamps[i]] * len(chunks), chunks
+        heads[i : i + 1] = map(_chunk_head, map(len, chunks))
+        fits[i : i + 1] = map(bytes.startswith, chunks, heads[i:])
+        if not fits[i]:
             return None
     events = [read[len(head) : -4] for read, head in zip(reads, heads, strict=True)]
     body = b"".join(events)
