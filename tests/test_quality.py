@@ -5,18 +5,23 @@ from __future__ import annotations
 import json
 import re
 import shlex
-import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from io import StringIO
 from pathlib import Path
 from typing import Any
 
 import pyarrow.parquet as pq
 import pytest
+from rich.console import Console
 from synthetic import Stage, make_run, request
 
 from ampacity.checker import check_answers
+from ampacity.config import make_settings
+from ampacity.experiments.conduct import conduct, run_event_loop
+from ampacity.experiments.sweep import sweep
+from ampacity.progress import Progress
 from analysis.goodput import LabelsError
 from analysis.summary import summarise
 from loadgen.completions import Answer
@@ -27,7 +32,6 @@ from loadgen.rundir import RunDirError, load_run
 from reports.accepted import accepted_table
 from simulator.launch import Started, start_in_process
 
-COMMAND = [sys.executable, "-c", "from ampacity.cli import main; main()"]
 DOCUMENT = Path(__file__).parent.parent / "docs" / "quality.md"
 QUESTIONS = ["6 x 7?", "What is 2 + 2?", "Name a prime."]
 
@@ -38,9 +42,12 @@ def server() -> Iterator[Started]:
         yield started
 
 
-def ampacity(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [*COMMAND, *map(str, arguments)], capture_output=True, text=True, timeout=100, check=False
+def measured(**raw: object) -> Path:
+    """A run directory, without a report."""
+    progress = Progress(Console(file=StringIO()), quiet=True)
+    settings = make_settings({"warmup": 0, **raw})
+    return run_event_loop(
+        conduct(settings, experiment="run", drive=sweep, command_line=["ampacity"], progress=progress)
     )
 
 
@@ -55,13 +62,15 @@ def asked(server: Started, tmp_path_factory: pytest.TempPathFactory) -> Path:
             for q in QUESTIONS
         )
     )
-    run = folder / "run"
-    done = ampacity(
-        "run", server.url, "--prompts", prompts, "--rates", "30", "--duration", "2s", "--warmup", "0", "--slo", "ttft_p50=10s",
-        "--gpu-hour", "3.6", "--keep-answers", "1", "--out", run,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    return run
+    return measured(
+        url=server.url,
+        prompts=str(prompts),
+        rates="30",
+        duration="2s",
+        slo="ttft_p50=10s",
+        keep_answers=1,
+        out=str(folder / "run"),
+    )
 
 
 def test_every_good_answer_is_kept_with_its_prompt(asked: Path) -> None:
@@ -77,14 +86,14 @@ def test_every_good_answer_is_kept_with_its_prompt(asked: Path) -> None:
         )  # the simulator says a word for each token
 
 
-def test_the_documented_checker_judges_a_run(asked: Path, tmp_path: Path) -> None:
+def test_the_documented_checker_judges_a_run(asked: Path, tmp_path: Path, ampacity: Any, capsys: Any) -> None:
     """check.py of docs/quality.md accepts answers with a digit; what is counted is worked out here anew."""
     text = DOCUMENT.read_text()
     script = tmp_path / "check.py"
     script.write_text(text.split("```python\n")[1].split("```")[0])
-    done = ampacity("report", asked, "--checker", shlex.join([sys.executable, str(script)]), "--json")
-    assert done.returncode == 0, done.stderr
-    found = json.loads(done.stdout)
+    command = shlex.join([sys.executable, str(script)])
+    assert ampacity("report", asked, "--checker", command, "--json") == 0
+    found = json.loads(capsys.readouterr().out)
     accepted = [stage["accepted"] for stage in found["stages"]]  # a disturbed stage is run again
     answers = [json.loads(line)["answer"] for _, line in read_answers(asked)]
     good = sum(re.search(r"\d", answer) is not None for answer in answers)
@@ -98,11 +107,15 @@ def test_the_documented_checker_judges_a_run(asked: Path, tmp_path: Path) -> Non
 def test_no_text_is_kept_unless_asked_for_and_a_stage_says_its_lengths(
     server: Started, tmp_path: Path
 ) -> None:
-    done = ampacity(
-        "sweep", server.url, "--input-tokens", "lognormal:p50=10,p99=40", "--output-tokens", "3", "--rates", "20",
-        "--duration", "1s", "--lengths", "p99", "--out", tmp_path / "run",
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
+    measured(
+        url=server.url,
+        input_tokens="lognormal:p50=10,p99=40",
+        output_tokens="3",
+        rates="20",
+        duration="1s",
+        lengths="p99",
+        out=str(tmp_path / "run"),
+    )
     assert not list((tmp_path / "run").glob("answers*"))
     run = load_run(tmp_path / "run")
     lengths = [stage["lengths"] for stage in run.meta["stages"]]  # a disturbed stage is run again
