@@ -17,6 +17,9 @@ DOWN_STEPS = 8  # how often the first load is halved
 STAGES_MAX = 60
 SAME_LOAD = 1.02  # loads closer than this are one load
 CLEAR = 0.001  # chance of being wrong at which a stage is ended early: it is looked at several times
+APART = 0.7  # in log-odds of a miss: how far from the limit the loads are
+SPLIT = 1.2  # loads on both sides of the limit that are further apart have the next one between them
+WIDE = 2.0  # upper over lower end of an interval that says nothing yet of where the limit is not
 STEP_MAX = 1.0  # a stage takes at most this many times the requests of all stages near the limit
 
 
@@ -67,14 +70,15 @@ def next_step(stages: Sequence[Mapping[str, Any]], goal: Goal) -> Step | Finishe
         return doubtful
     found = estimate(judged, goal.slos)
     assert found is not None  # loads on both sides have been tried
-    near = near_requests(judged, found)
+    centre = _centre(judged, found)
+    near = near_requests(judged, centre)
     if reached(judged, found, goal):
         text = f"{found.usable_rps:.3g} requests/s to within {100 * found.relative_error:.2g} %"
         return Finished(text, reached=True, more_requests=0)
     wanted = math.ceil(near * (found.relative_error / goal.precision) ** 2)
     if len(stages) >= STAGES_MAX:
         return Finished(f"{STAGES_MAX} stages are enough", more_requests=max(wanted - near, 1))
-    return _narrow(judged, found, near, wanted, goal)
+    return _narrow(judged, found, centre, wanted, goal)
 
 
 def _bracket(judged: Sequence[Mapping[str, Any]], goal: Goal) -> Step | Finished | None:
@@ -112,11 +116,19 @@ def non_monotone(judged: Sequence[Mapping[str, Any]]) -> Step | Finished | None:
     return None
 
 
-def near_requests(judged: Sequence[Mapping[str, Any]], found: Estimate) -> int:
-    """Requests of the stages near the limit, which say where it is."""
-    return sum(
-        int(s["requests"]) for s in judged if abs(math.log(s["offered_rps"] / found.usable_rps)) <= NEAR
-    )
+def near_requests(judged: Sequence[Mapping[str, Any]], rps: float) -> int:
+    """Requests of the stages near a load."""
+    return sum(int(s["requests"]) for s in judged if abs(math.log(s["offered_rps"] / rps)) <= NEAR)
+
+
+def _centre(judged: Sequence[Mapping[str, Any]], found: Estimate) -> float:
+    """The limit as far as it is known: by the loads tried on both sides while these say more than the interval."""
+    held = max(float(s["offered_rps"]) for s in judged if not is_over(s))
+    broke = min(float(s["offered_rps"]) for s in judged if is_over(s))
+    low, high = found.usable_rps_ci
+    if not 1 < broke / held < high / low:
+        return found.usable_rps
+    return math.sqrt(held * broke) if broke > SPLIT * held else min(max(found.usable_rps, held), broke)
 
 
 def reached(judged: Sequence[Mapping[str, Any]], found: Estimate, goal: Goal) -> bool:
@@ -125,14 +137,20 @@ def reached(judged: Sequence[Mapping[str, Any]], found: Estimate, goal: Goal) ->
     return len(near) >= 2 and found.relative_error <= goal.precision
 
 
-def _narrow(judged: Sequence[Mapping[str, Any]], found: Estimate, near: int, wanted: int, goal: Goal) -> Step:
-    """At the limit as far as it is known, on the side that has seen less, as long as the interval asks for."""
-    width = math.log(found.usable_rps_ci[1] / found.usable_rps_ci[0])
-    close = [s for s in judged if abs(math.log(s["offered_rps"] / found.usable_rps)) <= NEAR]
-    below = sum(int(s["requests"]) for s in close if s["offered_rps"] <= found.usable_rps)
-    side = -1 if 2 * below <= sum(int(s["requests"]) for s in close) else 1
-    load = found.usable_rps * math.exp(side * min(width / 8, NEAR / 4))
-    requests = min(max(wanted - near, 2 * goal.few), max(4 * goal.few, math.ceil(STEP_MAX * near)))
+def _narrow(
+    judged: Sequence[Mapping[str, Any]], found: Estimate, centre: float, wanted: int, goal: Goal
+) -> Step:
+    """Where half or twice the allowed share would miss, on the side that has seen less, as long as the interval asks for.
+
+    Nearer to the limit the slope would not be learned, without which a share of misses says little about a load.
+    """
+    near = near_requests(judged, centre)
+    below = near_requests([s for s in judged if s["offered_rps"] <= centre], centre)
+    apart = min(APART / found.slope, 0.75 * NEAR)
+    load = centre * (1 - apart if 2 * below <= near else 1 + apart / 2)
+    requests = min(
+        max(wanted - near, near // 10, 2 * goal.few), max(4 * goal.few, math.ceil(STEP_MAX * near))
+    )
     return Step(_rate(load), requests, f"the usable rate is known to {100 * found.relative_error:.2g} %")
 
 
@@ -145,7 +163,7 @@ def told_enough(stages: Sequence[Mapping[str, Any]], partial: Mapping[str, Any],
         return None
     together = judged_open([*stages, partial])
     found = estimate(together, goal.slos)
-    if found is None:
+    if found is None or found.usable_rps_ci[1] > WIDE * found.usable_rps_ci[0]:
         broken = next((v["slo"] for v in verdicts if _clearly_broken(v)), None)
         return broken and f"{broken} is clearly broken"
     load, (low, high) = float(partial["offered_rps"]), found.usable_rps_ci

@@ -1,12 +1,12 @@
 """Where the SLOs stop to hold, from all stages together, and which load to try next. Pure; no clock, no load.
 
-Model: near the limit the log-odds of a miss rise linearly with log load,
+Model: near the limit the log-odds of a miss rise linearly with the load, as they do in a queue near saturation,
 
-    logit p(x) = logit(1 - q) + b (x - x*),   x = ln(requests/s),  b > 0,
+    logit p(x) = logit(1 - q) + b (e^(x - x*) - 1),   x = ln(requests/s),  b > 0,
 
-so that every stage says something about x*, where exactly a share q is within the limit. Each stage is a
-binomial look of ``requests_effective`` samples. Flat priors on x* and ln b, summed over a grid, give the
-posterior of x*; of several SLOs the lowest x* counts. An unstable stage lies above x*.
+so that every stage says something about x*, where exactly a share q is within the limit. The misses of a stage
+come in clusters. Flat priors on x* and ln b, summed over a grid, give the posterior of x*; of several SLOs the
+lowest x* counts. An unstable stage lies above x*.
 """
 
 from __future__ import annotations
@@ -24,16 +24,22 @@ from analysis.slo import GAP_METRICS, Slo, parse_slo
 Floats = npt.NDArray[np.float64]
 
 POOLED = (
-    "all open stages together: near the limit the log-odds of a miss rise linearly with log load (slope and crossing "
+    "all open stages together: near the limit the log-odds of a miss rise linearly with the load (slope and crossing "
     "unknown, flat priors, 95 % of the posterior), each stage counts by its effective sample size"
 )
 NEAR = 0.2  # in ln(load): the distance over which the model is trusted to be a straight line
-MEMORY = 2.5  # requests in a cluster, per (rho / (1 - rho))^2
-CLUSTER_GROWTH = 8.0  # per ln(load)
-SPREAD = 0.2  # standard deviation of a stage's log-odds beyond its sample: runs differ, n_eff is an estimate
-SLOPES = np.exp(np.linspace(math.log(4.0), math.log(200.0), 16))
+MEMORY = (
+    3.0  # requests in a cluster, per rho / (1 - rho)^2; it is 2.7 to 3.7 in an M/M/1 queue at rho 0.5 to 0.85
+)
+START_UP = (
+    10.0  # clusters that a stage must last to count half: it starts idle, and what is cut of that is a guess
+)
+SPREAD = (
+    0.05  # standard deviation of a stage's log-odds beyond its sample: runs differ, clustering is an estimate
+)
+SLOPES = np.exp(np.linspace(math.log(2.0), math.log(200.0), 16))
 UNSTABLE_SLOPE = 60.0  # log-odds that a stage has no steady state, per ln(load) above x*
-_GRID = 81
+_GRID = 61
 
 
 @dataclass(frozen=True)
@@ -42,6 +48,7 @@ class Posterior:
 
     x: Floats
     cumulative: Floats
+    slope: float = 0.0  # b, its geometric mean
 
     def at(self, probability: float) -> float:
         """The value below which x* lies with this probability."""
@@ -57,6 +64,9 @@ class Estimate:
     c_max: float | None
     c_max_ci: tuple[float, float] | None
     binding: Slo
+    slope: (
+        float  # of the binding SLO: by how much the log-odds of a miss rise for a load twice the usable one
+    )
 
     @property
     def relative_error(self) -> float:
@@ -92,10 +102,12 @@ def estimate(stages: Sequence[Mapping[str, Any]], slos: Sequence[Slo]) -> Estima
     if not found:
         return None
     lowest = _lowest([post for _, post in found])
-    binding = min(found, key=lambda item: item[1].at(0.5))[0]
+    binding, tightest = min(found, key=lambda item: item[1].at(0.5))
     low, middle, high = (math.exp(lowest.at(p)) for p in (0.025, 0.5, 0.975))
     c_max = _concurrency(judged, lowest)
-    return Estimate(middle, (low, high), c_max and c_max[1], c_max and (c_max[0], c_max[2]), binding)
+    return Estimate(
+        middle, (low, high), c_max and c_max[1], c_max and (c_max[0], c_max[2]), binding, tightest.slope
+    )
 
 
 @dataclass(frozen=True)
@@ -112,16 +124,17 @@ class _Looks:
         """Mean size of the cluster that a miss is in, shape (slopes, stages), when x* is about ``centre``.
 
         Misses come in clusters that few stages see enough of, and a stage that happens to see few of them
-        takes its sample for a large one. So the clustering is pooled over all misses near the limit (mean
-        size of the cluster that a miss is in), and no less than what goes with the slope: in a queue with
-        P[wait > D] = e^(-theta D) near saturation, b = ln(1/(1-q)) rho/(1-rho), and its memory is of the order
-        of rho/(1-rho)^2 requests. It grows with the load.
+        takes its sample for a large one. So the clustering is pooled over all misses near the limit, and no
+        less than what goes with the slope: in a queue with P[wait > D] = e^(-theta D) near saturation,
+        b = ln(1/(1-q)) rho/(1-rho), and its memory is of the order of rho/(1-rho)^2 requests, which grows with
+        the load by the power (1+rho)/(1-rho).
         """
-        scale = np.exp(CLUSTER_GROWTH * np.clip(self.x - centre, -NEAR, NEAR))
+        r = SLOPES / math.log(1 / (1 - quantile))  # rho / (1 - rho)
+        scale = np.exp(np.clip(np.outer(1 + 2 * r, np.clip(self.x - centre, -NEAR, NEAR)), -1.5, 1.5))
         seen = weight * self.share * self.n
-        pooled = float(seen @ (self.clustering / scale)) / float(seen.sum()) if seen.sum() > 0 else 1.0
-        memory = MEMORY * (SLOPES / math.log(1 / (1 - quantile))) ** 2 * self.per_request
-        size = np.maximum(np.maximum(self.clustering, pooled * scale), np.outer(memory, scale))
+        pooled = (self.clustering / scale) @ seen / max(float(seen.sum()), 1e-9)
+        size = np.maximum(pooled, MEMORY * r * (1 + r) * self.per_request)[:, None] * scale
+        size = size * (1 + START_UP * np.maximum(size, self.clustering) / self.n)
         return np.asarray(size + SPREAD**2 * self.n * self.share * (1 - self.share))
 
 
@@ -170,18 +183,19 @@ def _posterior(
     low, high = float(looks.x.min()) - math.log(4.0), float(looks.x.max()) + math.log(2.0)
     for _ in range(3):
         grid = np.linspace(low, high, _GRID)
-        logit = odds + SLOPES[:, None, None] * (x - grid[:, None])  # slopes, grid, looks
+        rise = np.expm1(np.clip(x - grid[:, None], -50, 3))
+        logit = odds + SLOPES[:, None, None] * rise  # slopes, grid, looks
         expected = n / (1 + np.exp(-np.clip(logit, -50, 50)))
         likelihood = (_log_density(misses, expected / size, size) * weight).sum(axis=2)
-        log_mass = np.logaddexp.reduce(likelihood, axis=0)
         if len(unstable):
-            log_mass -= np.logaddexp(0, -UNSTABLE_SLOPE * (unstable - grid[:, None])).sum(axis=1)
-        mass = np.exp(log_mass - log_mass.max())
-        cumulative = np.cumsum(mass)
+            likelihood -= np.logaddexp(0, -UNSTABLE_SLOPE * (unstable - grid[:, None])).sum(axis=1)
+        mass = np.exp(likelihood - likelihood.max())
+        cumulative = np.cumsum(mass.sum(axis=0))
         cumulative /= cumulative[-1]
         first, last = np.searchsorted(cumulative, [1e-4, 1 - 1e-4])
         low, high = float(grid[max(first - 1, 0)]), float(grid[min(last + 1, _GRID - 1)])
-    return Posterior(grid, cumulative)
+    slope = math.exp(float(np.log(SLOPES) @ mass.sum(axis=1)) / float(mass.sum()))
+    return Posterior(grid, cumulative, slope)
 
 
 def _log_density(misses: Floats, number: Floats, size: Floats) -> Floats:

@@ -1,7 +1,9 @@
 """What does a search cost, and is it right? Seeded searches in virtual time against a known capacity.
 
-    .venv/bin/python -m benchmarks.search_cost                     # 100 searches on an M/M/1 queue, and the fixed grid
-    .venv/bin/python -m benchmarks.search_cost --engine --seeds 20 # on the simulated engine; truth by its own bookkeeping
+    python -m benchmarks.search_cost [--slo ttft_p99=2s]             # 100 searches on an M/M/1 queue, and the fixed grid
+    python -m benchmarks.search_cost --server batch --load 0.85      # a server of coverage.py, its limit put at that load
+    python -m benchmarks.search_cost --brackets --seeds 500          # intervals of a grid and of a sweep, at four loads
+    python -m benchmarks.search_cost --engine --seeds 20             # on the simulated engine; truth by its own bookkeeping
 
 M/M/1: TTFT is the sojourn time, exponential with rate mu - lambda, so the usable rate is mu - ln(1/(1-q))/limit exactly,
 and C_max = rho/(1-rho) + lambda x decoding time by Little's law. The fixed grid has ten loads, evenly spaced up to
@@ -15,6 +17,7 @@ import asyncio
 import math
 import tempfile
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -22,33 +25,58 @@ from typing import Any
 import numpy as np
 
 from ampacity.experiments.search import Search, SearchPlan
-from ampacity.experiments.sweep import LOOKS, Enough
+from ampacity.experiments.sweep import LOOKS, Enough, sweep
 from analysis.attainment import judge_slo
+from analysis.capacity import find_capacity
 from analysis.intervals import independent_looks
 from analysis.observations import Observations
 from analysis.search import Estimate, estimate
 from analysis.slo import Slo, parse_slo
 from analysis.steady import find_window, in_flight_at, judge_stability, time_average_in_flight
+from benchmarks.coverage import SERVERS, Server
 
 MU = 10.0  # requests/s that the queue serves
 DECODE_S = 0.5
-GRID = np.arange(1, 11) * MU / 10
+GRID = np.arange(1, 11) / 10  # of saturation
 GRID_REQUESTS = (5_000, 10_000, 20_000, 40_000, 80_000)
+BRACKET_LOADS = (0.5, 0.7, 0.85, 0.95)  # of saturation: where the limit is put
+BRACKET_REQUESTS = 5_000  # of a stage
+BRACKET_REACH = 0.3  # of the limit: loads further from it are always met or broken
 
 
-class QueueRig:
-    """A rig whose endpoint is an M/M/1 queue in front of the first token; judged by the modules that judge a run."""
+def _run_queue(rate_rps: float, n: int, rng: np.random.Generator) -> tuple[Any, Any, Any]:
+    arrival = np.cumsum(rng.exponential(1 / rate_rps, n))
+    done = np.cumsum(rng.exponential(1 / MU, n))
+    before = np.concatenate([[0.0], done[:-1]])
+    ttft = done + np.maximum.accumulate(arrival - before) - arrival
+    return arrival, ttft, ttft + DECODE_S
 
-    def __init__(self, slo: Slo, seed: int) -> None:
+
+QUEUE = Server("mm1", MU, _run_queue)
+
+
+class ServerRig:
+    """A rig whose endpoint is a server of the study; judged by the modules that judge a run."""
+
+    def __init__(self, server: Server, slo: Slo, seed: int, duration_s: float = 30.0) -> None:
         self.settings: Any = SimpleNamespace(
-            slos=(slo,), rates=None, concurrency=None, trace=None, seed=seed, duration_s=30.0
+            slos=(slo,),
+            rates=None,
+            concurrency=None,
+            trace=None,
+            lengths=(),
+            seed=seed,
+            duration_s=duration_s,
         )
         self.stages: list[dict[str, Any]] = []
         self.ended: tuple[str, str] | None = None
-        self.typical_e2e_s = 1 / MU + DECODE_S
+        self.lengths: str | None = None
+        self.typical_e2e_s = float(
+            server.run(1e-3, 200, np.random.default_rng(0))[2].mean()
+        )  # of lone requests
         self.sent = 0
         self.noted: dict[str, Any] = {}
-        self._slo = slo
+        self._server, self._slo = server, slo
 
     def note_down(self, name: str, value: Any) -> None:
         self.noted[name] = value
@@ -61,26 +89,29 @@ class QueueRig:
     ) -> dict[str, Any] | None:
         length_s = duration_s or self.settings.duration_s
         rng = np.random.default_rng([self.settings.seed, len(self.stages)])
-        arrival = np.sort(rng.uniform(0, length_s, rng.poisson(rate_rps * length_s)))
-        done = np.cumsum(rng.exponential(1 / MU, len(arrival)))
-        before = np.concatenate([[0.0], done[:-1]])
-        ttft = done + np.maximum.accumulate(arrival - before) - arrival
+        n = rng.poisson(rate_rps * length_s)
+        arrival, ttft, e2e = self._server.run(rate_rps, n + round(6 * n**0.5) + 10, rng)
+        arrival, ttft, e2e = (of[arrival < length_s] for of in (arrival, ttft, e2e))
         for look in LOOKS if enough else ():
             now = look * length_s
             seen = arrival < now - self._slo.limit_s
             if (
                 enough
                 and seen.any()
-                and enough(self._judge(rate_rps, arrival[seen], ttft[seen], now - self._slo.limit_s, now))
+                and enough(
+                    self._judge(rate_rps, arrival[seen], ttft[seen], e2e[seen], now - self._slo.limit_s, now)
+                )
             ):
-                arrival, ttft, length_s = arrival[arrival < now], ttft[arrival < now], now
+                arrival, ttft, e2e, length_s = (*(of[arrival < now] for of in (arrival, ttft, e2e)), now)
                 break
         self.sent += len(arrival)
-        self.stages.append(self._judge(rate_rps, arrival, ttft, length_s, math.inf))
+        self.stages.append(self._judge(rate_rps, arrival, ttft, e2e, length_s, math.inf))
         return self.stages[-1]
 
-    def _judge(self, rate_rps: float, arrival: Any, ttft: Any, end_s: float, now_s: float) -> dict[str, Any]:
-        ended = arrival + ttft + DECODE_S
+    def _judge(
+        self, rate_rps: float, arrival: Any, ttft: Any, e2e: Any, end_s: float, now_s: float
+    ) -> dict[str, Any]:
+        ended = arrival + e2e
         ended_known = np.where(ended > now_s, np.nan, ended)
         known = arrival + ttft <= now_s
         window = find_window(0.0, end_s, arrival, ended_known, np.where(known, ttft, np.nan), None)
@@ -97,10 +128,11 @@ class QueueRig:
             {"met": True, "broken": False}.get(verdict["verdict"]) if stability.stable is not False else False
         )
         concurrency = time_average_in_flight(window.start_s, window.end_s, arrival, np.minimum(ended, now_s))
+        carried = len(values) / max(window.end_s - window.start_s, 1e-9)
         return {
-            "index": len(self.stages), "kind": "open", "offered_rps": rate_rps, "requests": len(values), "slo_verdicts": [verdict],
+            "index": len(self.stages), "kind": "open", "lengths": self.lengths, "offered_rps": rate_rps, "requests": len(values), "slo_verdicts": [verdict],
             "client_limited": False, "ended_early": None, "stable": stability.stable, "stable_reason": stability.reason,
-            "slo_met": met, "concurrency": concurrency, "achieved_rps": rate_rps, "window": {"end_s": end_s, "warmup_requests": window.warmup_requests},
+            "slo_met": met, "slo_met_reason": verdict["reason"], "concurrency": concurrency, "achieved_rps": carried, "carried_rps": carried, "window": {"end_s": end_s, "warmup_requests": window.warmup_requests},
         }  # fmt: skip
 
 
@@ -109,9 +141,24 @@ def queue_truth(slo: Slo) -> tuple[float, float]:
     return rate, rate / (MU - rate) + rate * DECODE_S
 
 
-def search_queue(slo: Slo, precision: float, seed: int) -> tuple[Estimate | None, int, bool, int]:
+def put_at(
+    server: Server, load: float, quantile: float, requests: int = 1_000_000
+) -> tuple[Slo, tuple[float, float]]:
+    """An SLO whose limit is just met at ``load`` of saturation, and the truth; by four long runs, but for the queue."""
+    rate = load * server.most_rps
+    if server is QUEUE:
+        slo = Slo("ttft", quantile, math.log(1 / (1 - quantile)) / (MU - rate))
+        return slo, queue_truth(slo)
+    runs = [server.run(rate, requests + 50_000, np.random.default_rng([98, part])) for part in range(4)]
+    limit_s = float(np.quantile(np.concatenate([ttft[50_000:] for _, ttft, _ in runs]), quantile))
+    return Slo("ttft", quantile, limit_s), (rate, rate * float(np.mean([e2e[50_000:] for *_, e2e in runs])))
+
+
+def search_server(
+    server: Server, slo: Slo, precision: float, seed: int
+) -> tuple[Estimate | None, int, bool, int]:
     """(estimate, requests, precision reached, stages)."""
-    rig = QueueRig(slo, seed)
+    rig = ServerRig(server, slo, seed)
     asyncio.run(Search(SearchPlan(precision)).run(rig))
     return estimate(rig.stages, [slo]), rig.sent, bool(rig.noted["search"]["reached"]), len(rig.stages)
 
@@ -224,15 +271,46 @@ def grid(slo: Slo, seeds: int) -> None:
     for requests in GRID_REQUESTS:
         errors = []
         for seed in range(seeds):
-            rig = QueueRig(slo, 10_000 + seed)
-            for rate in GRID:
-                asyncio.run(rig.open_stage(float(rate), requests / float(rate)))
-            found = estimate(rig.stages, [slo])
+            found = estimate(_grid_stages(QUEUE, slo, 10_000 + seed, GRID, requests), [slo])
             errors.append(1.0 if found is None else abs(found.usable_rps / truth - 1))
         print(
             f"grid, 10 x {requests:,}: error p50 {np.median(errors):.2%}, p95 {np.quantile(errors, 0.95):.2%}",
             flush=True,
         )
+
+
+def _grid_stages(server: Server, slo: Slo, seed: int, loads: Any, requests: int) -> list[dict[str, Any]]:
+    rig = ServerRig(server, slo, seed)
+    for rate in np.asarray(loads) * server.most_rps:
+        asyncio.run(rig.open_stage(float(rate), requests / float(rate)))
+    return rig.stages
+
+
+def brackets(quantile: float, seeds: int, sweeps: int = 100) -> None:
+    """Does the bracket hold the truth? Ten loads, moved at random by a part of their distance, and the sweep's own loads."""
+    for load in BRACKET_LOADS:
+        slo, (truth, _) = put_at(QUEUE, load, quantile)
+        ends: dict[str, list[tuple[float, float]]] = {"grid": [], "sweep": []}
+        for seed in range(seeds):
+            loads = GRID - np.random.default_rng([7, seed]).uniform(0, 0.1)
+            loads = loads[np.abs(loads / load - 1) < BRACKET_REACH]
+            found = {"grid": _grid_stages(QUEUE, slo, 20_000 + seed, loads, BRACKET_REQUESTS)}
+            if seed < sweeps:
+                swept = ServerRig(QUEUE, slo, 30_000 + seed, BRACKET_REQUESTS / truth)
+                asyncio.run(sweep(swept))
+                found["sweep"] = swept.stages
+            for name, stages in found.items():
+                low, high = find_capacity(stages, [slo])["usable_rps_ci"] or (math.nan, math.nan)
+                ends[name].append((low, math.inf if high is None else high))
+        for name, rows in ends.items():
+            low, high = np.array(rows).T
+            given = np.isfinite(high)
+            print(
+                f"{slo.text}, limit at {load:.2f}: {name}: {given.mean():.1%} of {len(rows)} have both ends, "
+                f"{np.mean((low <= truth) & (truth <= high)):.1%} hold the truth; median width "
+                f"{np.median((high - low)[given]) / truth:.1%}",
+                flush=True,
+            )
 
 
 def main() -> None:
@@ -244,13 +322,24 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=100)
     parser.add_argument("--engine", action="store_true")
     parser.add_argument("--grid", type=int, default=40, metavar="SEEDS")
+    parser.add_argument("--server", choices=["mm1", *SERVERS], default="mm1")
+    parser.add_argument(
+        "--load", type=float, help="share of saturation at which the limit of --slo is put instead"
+    )
+    parser.add_argument("--brackets", action="store_true")
     given = parser.parse_args()
     slo = parse_slo(given.slo or ("ttft_p95=100ms" if given.engine else "ttft_p95=1s"))
     if given.engine:
         study(search_engine, engine_truth(slo), slo, given.precision, given.seeds)
         return
-    study(search_queue, queue_truth(slo), slo, given.precision, given.seeds)
-    if given.grid:
+    if given.brackets:
+        brackets(slo.quantile, given.seeds)
+        return
+    server = QUEUE if given.server == "mm1" else SERVERS[given.server]()
+    put = (slo, queue_truth(slo)) if server is QUEUE else put_at(server, 0.85, slo.quantile)
+    slo, truth = put_at(server, given.load, slo.quantile) if given.load else put
+    study(partial(search_server, server), truth, slo, given.precision, given.seeds)
+    if given.grid and server is QUEUE:
         grid(slo, given.grid)
 
 

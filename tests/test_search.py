@@ -91,6 +91,30 @@ def test_between_both_it_goes_where_the_limit_is_and_asks_for_what_the_interval_
     assert few.relative_error > 2 * found.relative_error
 
 
+def test_short_stages_on_both_sides_have_the_next_one_between_them() -> None:
+    short = [
+        stage(4, 1.0, n=60, effective=20),
+        stage(8, 1.0, n=60, effective=20),
+        stage(16, 0.2, n=60, effective=5),
+    ]
+    step = next_step(short, GOAL)
+    assert isinstance(step, Step)
+    assert step.load_rps == pytest.approx(
+        math.sqrt(8 * 16) * 0.85, rel=1e-3
+    )  # the most that a load is off the centre
+
+
+def test_the_slope_is_found_and_says_how_far_from_the_limit_the_next_load_is() -> None:
+    stages = [stage(x, true_share(x), n=20_000, effective=10_000) for x in (5, 9.5, 9.8, 10.2, 10.4, 16)]
+    stages[3]["requests"] = 21_000  # so that the side below has seen less
+    found = estimate(stages, SLOS)
+    assert found is not None
+    assert found.slope == pytest.approx(20.0, rel=0.2)
+    step = next_step(stages, Goal(tuple(SLOS), 0.0001, 1.0))
+    assert isinstance(step, Step)
+    assert step.load_rps == pytest.approx(found.usable_rps * (1 - 0.7 / found.slope), rel=1e-3)
+
+
 def test_one_estimate_of_two_slos_is_that_of_the_tighter() -> None:
     slos = parse_slos(["ttft_p95=1s", "e2e_p95=5s"])
     stages = []
@@ -142,7 +166,7 @@ def test_a_stage_on_its_way_is_ended_when_it_is_clear() -> None:
     known = [stage(4, 1.0), stage(8, 0.99)]
     assert "clearly broken" in str(told_enough([], stage(16, 0.5, n=200, effective=50), GOAL))
     assert "no steady state" in str(told_enough(known, stage(16, 0.9, stable=False), GOAL))
-    assert "elsewhere" in str(told_enough(known, stage(16, 0.5, n=200, effective=50), GOAL))
+    assert "clearly broken" in str(told_enough(known, stage(16, 0.5, n=200, effective=50), GOAL))
     assert told_enough([], stage(16, 0.93, n=200, effective=50), GOAL) is None
     sure = [stage(x, true_share(x), n=40_000, effective=20_000) for x in (4, 9.6, 10.2, 20)]
     assert "elsewhere" in str(told_enough(sure, stage(14, true_share(14)), GOAL)) or "known to" in str(
@@ -214,7 +238,7 @@ def test_a_search_in_virtual_time_finds_the_capacity_of_the_batching_server(
     run = tmp_path / "run"
     arguments = (
         "predict --preset linear:0.01,0.001,max_num_seqs=16 --input-tokens 10 --output-tokens gamma:mean=5,cv=1 "
-        f"--slo ttft_p90=100ms --search --precision 25% --out {run}"
+        f"--slo ttft_p90=100ms --search --precision 15% --out {run}"
     )
     monkeypatch.setattr(sys, "argv", ["ampacity", *arguments.split()])
     with pytest.raises(SystemExit) as ended:
@@ -228,7 +252,7 @@ def test_a_search_in_virtual_time_finds_the_capacity_of_the_batching_server(
     # whole tokens of that gamma have mean 1/(1 - e^-0.2) = 5.5 or a little less: 1/(5 x 0.001625) = 123/s saturate it
     assert 70 < capacity["usable_rps"] < 123
     assert search["reached"] is True
-    assert (high - low) / 2 / capacity["usable_rps"] <= 0.25
+    assert (high - low) / 2 / capacity["usable_rps"] <= 0.15
     assert search["requests"] == found["requests"]
     assert [step["stage"] for step in search["path"]] == [s["index"] for s in found["stages"]]
     assert search["path"][-1]["usable_rps"] == pytest.approx(capacity["usable_rps"])
@@ -283,8 +307,9 @@ def test_a_stage_is_judged_on_its_way_by_what_must_have_ended(
     assert judged is not None
     assert judged["stable"] is stable
     if stable:
-        assert judged["slo_verdicts"][0]["attainment"] == 1.0
-        assert judged["requests"] == pytest.approx(300, abs=3)
+        # what falls due while a busy machine writes the records has no record yet
+        assert judged["slo_verdicts"][0]["attainment"] >= 0.95
+        assert judged["requests"] == pytest.approx(300, abs=15)
 
 
 class ScriptedRig:
