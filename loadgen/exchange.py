@@ -15,7 +15,7 @@ from typing import Any
 
 import httptools
 
-from loadgen.completions import Answer
+from loadgen.completions import Answer, Kind
 from loadgen.protocols import error_text, excerpt
 from loadgen.records import CHUNK_AT_MAX_US, RequestRecord
 from loadgen.sse import CHUNKED_EVENT_END, EventSplitter, events_in_chunks
@@ -64,6 +64,10 @@ class Exchange:
     def said(self, reasoning: bool = False) -> str:
         """The answer's text so far, with what was reasoned or without; empty unless ``listen`` was called."""
         return "".join(text for kind, text in self._answer.said or () if reasoning or kind == "answer")
+
+    def pieces(self) -> list[tuple[Kind, str]]:
+        """What each chunk said, in their order; nothing where nobody listened."""
+        return self._answer.said or []
 
     def _reset_response(self) -> None:
         self._reads: list[bytes] = []  # not yet parsed

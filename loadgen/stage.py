@@ -23,6 +23,7 @@ from loadgen.http import Client
 from loadgen.pacer import Sleeper, pace
 from loadgen.plan import Limits, Live, Requests, StagePlan, StageResult, record_of
 from loadgen.records import FAILED_STATUSES, RequestRecord
+from loadgen.token_counts import ByPiece, count_tokens
 from loadgen.turns import Turns
 from loadgen.users import VirtualUsers
 
@@ -47,11 +48,12 @@ class StageRunner:
         worker: int = 0,
         answer: type[Answer] = Answer,
         keep: Callable[[Exchange], None] | None = None,
+        by_piece: ByPiece | None = None,
     ) -> None:
         """``clients`` and their names ``targets``: one for each endpoint; requests go round them.
 
         ``flush`` is called about once a second; a reason that it gives back ends the stage. ``keep`` is shown every
-        exchange with the text of its answer.
+        exchange with the text of its answer. ``by_piece`` counts tokens where the server does not.
         """
         self._clients = clients
         self._requests = requests
@@ -63,6 +65,7 @@ class StageRunner:
         self._worker = worker
         self._answer = answer
         self._keep = keep
+        self._by_piece = by_piece
         self._in_flight: dict[Exchange, int] = {}  # and the request's index in the schedule
         self._stop_reason: str | None = None
         self._decided: str | None = None  # why the stage that is going on need not go on
@@ -258,7 +261,7 @@ class StageRunner:
         exchange = Exchange(record, request, self._ended, self._answer)
         self._in_flight[exchange] = index
         schedule = self._plan.schedule
-        if self._keep is not None or self._requests.wanted(index):
+        if self._keep is not None or self._by_piece is not None or self._requests.wanted(index):
             exchange.listen()
         if schedule.cancel_after_tokens is not None:
             exchange.cancel_after_tokens = int(schedule.cancel_after_tokens[index])
@@ -309,6 +312,8 @@ class StageRunner:
             self._measures.slips_s.append(slip_ns / 1e9)
         self._measures.events += max(len(record.chunk_at_us) - 1, 0)
         self._measures.merged += exchange.merged_events
+        if self._by_piece is not None:
+            count_tokens(exchange, self._by_piece)
         self._on_record(record)
         if self._keep is not None:
             self._keep(exchange)

@@ -88,6 +88,7 @@ class Setup:
     images: Images | None = None
     answers_in: Path | None = None  # a folder, where the texts of answers are kept
     answers_bytes: int = 0  # most of them, of each process
+    counts_tokens: bool = False  # the tokenizer counts what the server does not
 
     def clients(self) -> list[Client]:
         """A client for each endpoint; call it on a running event loop."""
@@ -113,8 +114,9 @@ class Setup:
 
     def runner(self, clients: Sequence[Client], stream: Sink, worker: int = 0) -> StageRunner:
         """A stage runner that makes this run's requests."""
+        tokenizer = load_tokenizer(self.tokenizer)
         prompts = PromptMaker(
-            load_tokenizer(self.tokenizer), self.salt,
+            tokenizer, self.salt,
             tokens_per_word=self.tokens_per_word, overhead_tokens=self.overhead_tokens,
         )  # fmt: skip
         requests = ScheduledRequests(
@@ -137,6 +139,7 @@ class Setup:
             worker=worker,
             answer=ANSWERS[self.shape.api],
             keep=keep,
+            by_piece=tokenizer.by_piece if self.counts_tokens else None,
         )
 
 

@@ -9,8 +9,10 @@ import os
 import tempfile
 import threading
 import zlib
-from collections.abc import Callable
+from bisect import bisect_right
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from itertools import accumulate, pairwise
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +31,9 @@ class Tokenizer:
 
     name: str  # as it was asked for
     count: Callable[[str], int]
+    by_piece: Callable[[Sequence[str]], list[int]] | None = (
+        None  # tokens of a text that end in each of its pieces
+    )
 
 
 WORDS = Tokenizer("words", lambda text: len(text.split()))
@@ -44,8 +49,14 @@ def load_tokenizer(name: str, *, timeout_s: float = 20) -> Tokenizer:
     if name in WORD_TOKENIZERS:
         return WORDS
     if name in TIKTOKEN_ENCODINGS:
-        encode = _load_encoding(name, timeout_s).encode_ordinary
-        return Tokenizer(name, lambda text: len(encode(text)))
+        encoding = _load_encoding(name, timeout_s)
+        encode = encoding.encode_ordinary
+
+        def by_piece(pieces: Sequence[str]) -> list[int]:
+            tokens = encoding.decode_tokens_bytes(encode("".join(pieces)))
+            return _ends_in(map(len, tokens), (len(piece.encode()) for piece in pieces))
+
+        return Tokenizer(name, lambda text: len(encode(text)), by_piece)
     if name.startswith("hf:"):
         return _load_hugging_face(name)
     raise WorkloadError(
@@ -109,7 +120,24 @@ def hugging_face(name: str, tokenizer: Any) -> Tokenizer:
     """A tokenizer of the library, whole and bare: some files cut at 128 tokens, and pad up to it."""
     tokenizer.no_truncation()
     tokenizer.no_padding()
-    return Tokenizer(name, lambda text: len(tokenizer.encode(text, add_special_tokens=False)))
+
+    def by_piece(pieces: Sequence[str]) -> list[int]:
+        ends = [end for _, end in tokenizer.encode("".join(pieces), add_special_tokens=False).offsets]
+        return _ends_in((b - a for a, b in pairwise([0, *ends])), map(len, pieces))
+
+    return Tokenizer(name, lambda text: len(tokenizer.encode(text, add_special_tokens=False)), by_piece)
+
+
+def _ends_in(tokens: Iterable[int], pieces: Iterable[int]) -> list[int]:
+    """How many tokens, of these lengths one after the other, end in each of the pieces; the last takes what is left."""
+    ends, total, found = list(accumulate(tokens)), 0, []
+    for edge in accumulate(pieces):
+        upto = bisect_right(ends, edge)
+        found.append(upto - total)
+        total = upto
+    if found:
+        found[-1] += len(ends) - total
+    return found
 
 
 def _load_hugging_face(name: str) -> Tokenizer:

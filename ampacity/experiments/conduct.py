@@ -90,7 +90,7 @@ async def conduct(
             run_id=run_id, limits=settings.limits, stamps=settings.timestamps, reuse=settings.connections,
             prompt_file=settings.workload.prompts.file.path if settings.workload.prompts else None,
             classes=settings.workload.classes, images=settings.workload.images,
-            planned_histories=not answers_told(settings.workload),
+            planned_histories=not answers_told(settings.workload), counts_tokens=probe.record.chunk_tokens is None,
             answers_in=None if settings.keep_answers_bytes is None else out, answers_bytes=settings.keep_answers_bytes or 0,
         )  # fmt: skip
         meta = run_meta(settings, probe, run_id, salt, experiment, command_line, trace)
