@@ -57,7 +57,7 @@ def find_caveats(
         ("too_short", _too_short(summary)),
         ("non_monotone", _non_monotone(summary["capacity"])),
         ("beyond_context", _beyond_context(summary["workload"], summary["requests"])),
-        ("lengths_off", _lengths_off(output_deviation)),
+        ("lengths_off", _lengths_off(output_deviation, summary["workload"]["realised"]["token_source"])),
         ("tokens_per_chunk", _tokens_per_chunk(summary)),
         ("cached", _cached(summary["workload"]["realised"]["cached_token_share"], prompts)),
         ("littles_law", _littles_law(stages)),
@@ -251,12 +251,17 @@ def _beyond_context(workload: Mapping[str, Any], sent: int) -> str | None:
     )
 
 
-def _lengths_off(deviation: float | None) -> str | None:
+def _lengths_off(deviation: float | None, sources: Mapping[str, int]) -> str | None:
     if deviation is None or abs(deviation) <= LENGTHS_OFF_SHARE:
         return None
     return (
         f"Answers were {abs(deviation):.0%} {'longer' if deviation > 0 else 'shorter'} than planned in output tokens: "
-        "the load is another one than asked for. Make the server ignore the end-of-sequence token or fix lengths."
+        "the load is another one than asked for. Make the server ignore the end-of-sequence token or fix lengths"
+        + (
+            ", or give the server's own vocabulary to --tokenizer: it counted."
+            if "tokenizer" in sources
+            else "."
+        )
     )
 
 
