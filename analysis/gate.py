@@ -5,12 +5,10 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
-import pyarrow.compute as pc
 
 from analysis.baseline import DEFAULT_TOLERANCE, read_level, schedule_of
 from analysis.blocks import (
@@ -37,8 +35,6 @@ from analysis.regression import (
     times_longer,
 )
 from analysis.slo import Slo, parse_slos
-from loadgen.records import CHUNK_AT_MAX_US
-from loadgen.rundir import Run
 
 GATE_SCHEMA_VERSION = 1
 ERROR_TOLERANCE = 0.01  # in points of share
@@ -333,27 +329,3 @@ def slos_of(base: Mapping[str, Any], given: Sequence[str]) -> list[Slo]:
     """The baseline's SLOs and those given; a limit that is given wins. Raises SloError."""
     wanted = {slo.name: slo for slo in parse_slos(base["slos"])}
     return list((wanted | {slo.name: slo for slo in parse_slos(given)}).values())
-
-
-def twice_as_slow(run: Run) -> Run:
-    """The same requests, every answer taking twice its time: what a gate that works must turn red at."""
-    table = run.requests
-    for name in (
-        "headers_ns",
-        "first_event_ns",
-        "first_token_ns",
-        "first_answer_ns",
-        "last_token_ns",
-        "ended_ns",
-    ):
-        slower = pc.add(table[name], pc.subtract(table[name], table["started_ns"]))
-        table = table.set_column(table.column_names.index(name), table.schema.field(name), slower)
-    at = table["chunk_at_us"].combine_chunks()
-    doubled = np.minimum(at.values.to_numpy().astype(np.uint64) * 2, CHUNK_AT_MAX_US).astype(np.uint32)
-    lists = pa.ListArray.from_arrays(at.offsets, pa.array(doubled))
-    table = table.set_column(
-        table.column_names.index("chunk_at_us"), table.schema.field("chunk_at_us"), lists
-    )
-    ends = pc.max(table["ended_ns"]).as_py() or 0
-    stages = [{**s, "drained_ns": max(s.get("drained_ns") or 0, ends)} for s in run.meta["stages"]]
-    return replace(run, requests=table, meta={**run.meta, "stages": stages})

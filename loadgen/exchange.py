@@ -16,7 +16,7 @@ from typing import Any
 import httptools
 
 from loadgen.completions import Answer, Kind
-from loadgen.protocols import error_text, excerpt
+from loadgen.protocols import error_text, excerpt, retry_after_s
 from loadgen.records import CHUNK_AT_MAX_US, RequestRecord
 from loadgen.sse import CHUNKED_EVENT_END, EventSplitter, events_in_chunks
 
@@ -167,7 +167,7 @@ class Exchange:
         elif name == b"transfer-encoding" and b"chunked" in value.lower():
             self._chunked = True
         elif name == b"retry-after":
-            self.record.retry_after_s = _retry_after(value)
+            self.record.retry_after_s = retry_after_s(value)
         elif name in _REQUEST_ID_HEADERS and self.record.server_request_id is None:
             self.record.server_request_id = value.decode("latin-1")[:200]
 
@@ -382,20 +382,3 @@ class Exchange:
         self._parser = None  # it holds a reference back to us
         self._on_end(self)
         self.request = b""
-
-
-def _retry_after(value: bytes) -> float | None:
-    """Seconds, also where the server names a date (RFC 9110, 10.2.3); None where it is neither."""
-    from datetime import UTC, datetime
-    from email.utils import parsedate_to_datetime  # here: only failures need it
-
-    try:
-        seconds = float(value)
-        return seconds if 0 <= seconds < float("inf") else None
-    except ValueError:
-        pass
-    try:
-        due = parsedate_to_datetime(value.decode("latin-1"))
-        return max(0.0, (due.replace(tzinfo=due.tzinfo or UTC) - datetime.now(UTC)).total_seconds())
-    except (ValueError, OverflowError):
-        return None

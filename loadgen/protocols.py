@@ -90,3 +90,20 @@ def error_text(body: bytes) -> str:
         if inner is not None:
             value = inner
     return excerpt(value.encode() if isinstance(value, str) else msgspec.json.encode(value))
+
+
+def retry_after_s(value: bytes) -> float | None:
+    """Seconds, also where the server names a date (RFC 9110, 10.2.3); None where it is neither."""
+    from datetime import UTC, datetime
+    from email.utils import parsedate_to_datetime  # here: only failures need it
+
+    try:
+        seconds = float(value)
+        return seconds if 0 <= seconds < float("inf") else None
+    except ValueError:
+        pass
+    try:
+        due = parsedate_to_datetime(value.decode("latin-1"))
+        return max(0.0, (due.replace(tzinfo=due.tzinfo or UTC) - datetime.now(UTC)).total_seconds())
+    except (ValueError, OverflowError):
+        return None

@@ -18,9 +18,10 @@ from synthetic import Stage, make_run, request
 from analysis.baseline import make_baseline, read_baseline, write_baseline
 from analysis.blocks import Blocks
 from analysis.comparable import CompareError, Judged, prepare
-from analysis.gate import judge_gate, parse_tolerances, slos_of, twice_as_slow
+from analysis.gate import judge_gate, parse_tolerances, slos_of
 from analysis.hdr import encode_seconds
 from analysis.regression import Estimate, between_runs, compare_shares, holm, times_longer
+from analysis.twice_as_slow import twice_as_slow
 
 RATE = 20.0
 

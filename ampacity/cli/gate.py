@@ -89,7 +89,8 @@ def _judge(
     """The answer; while it is inconclusive, further samples of the candidate."""
     from ampacity.experiments.rerun import rerun
     from analysis.comparable import prepare
-    from analysis.gate import judge_gate, twice_as_slow
+    from analysis.gate import judge_gate
+    from analysis.twice_as_slow import twice_as_slow
     from loadgen.rundir import load_run
 
     first = load_run(path)
