@@ -234,7 +234,10 @@ def test_a_stage_that_has_told_enough_is_drained_and_the_next_one_runs() -> None
 def test_a_search_in_virtual_time_finds_the_capacity_of_the_batching_server(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """16 slots, steps of 10 + b ms, about 5 tokens: p90 of TTFT within 100 ms breaks below saturation."""
+    """16 slots, steps of 10 + b ms, about 5 tokens: p90 of TTFT within 100 ms breaks below saturation.
+
+    With a precision of 20 % and more this seed comes out above saturation: a known weakness, docs/search.md.
+    """
     run = tmp_path / "run"
     arguments = (
         "predict --preset linear:0.01,0.001,max_num_seqs=16 --input-tokens 10 --output-tokens gamma:mean=5,cv=1 "
