@@ -53,31 +53,31 @@ class _Chunk(msgspec.Struct, gc=False):
     detail: Any = None
 
 
-class _TextUsage(msgspec.Struct, gc=False):
+# What is nothing but text of one choice, perhaps with a running total of tokens. Each is narrower than what it
+# inherits from and drops no field of it: what is read as a ``_Text`` can be read as a ``_Chunk``.
+class _TextUsage(_Usage, gc=False, kw_only=True):
     completion_tokens: Annotated[int, msgspec.Meta(ge=1, le=TOKENS_MAX)]
 
 
-class _TextDelta(msgspec.Struct, gc=False):
+class _TextDelta(_Delta, gc=False, kw_only=True):
     content: Annotated[str, msgspec.Meta(min_length=1)]
 
 
-class _TextChoice(msgspec.Struct, gc=False):
+class _TextChoice(_Choice, gc=False, kw_only=True):
     delta: _TextDelta
     finish_reason: None = None
     logprobs: None = None
     token_ids: None = None
 
 
-class _Text(msgspec.Struct, gc=False):
-    """A chunk that is nothing but text of one choice, perhaps with a running total of tokens."""
-
-    choices: tuple[_TextChoice]
+class _Text(_Chunk, gc=False, kw_only=True):
+    choices: tuple[_TextChoice]  # type: ignore[assignment]  # narrower in JSON: a list of one
     usage: _TextUsage | None = None
     error: None = None
 
 
 _decode = msgspec.json.Decoder(_Chunk | None).decode
-_decode_texts = msgspec.json.Decoder(_Text).decode_lines
+_decode_text = msgspec.json.Decoder(_Text).decode  # of one event: decode_lines would not see where one ends
 _LAST_EVENTS = 3  # of a stream: its finish reason, its usage, [DONE]
 _TEXTS_MIN = 4  # fewer are read one by one
 
@@ -125,21 +125,21 @@ class Answer:
         if not self.has_texts or len(events) < _TEXTS_MIN:
             return False
         try:
-            texts = _decode_texts(b"\n".join(events))
+            texts = list(map(_decode_text, events))
         except BAD_JSON:
             return False
         totals = [None if text.usage is None else text.usage.completion_tokens for text in texts]
         without = totals.count(None)
-        if len(texts) != len(events) or 0 < without < len(texts):
+        if 0 < without < len(texts):
             return False
         if self.first_event_ns is None:
             self.first_event_ns = stamps[0]
         if self.first_answer_ns is None:
             self.first_answer_ns = stamps[0]
         if not without:
-            if self._usage is None and (usage := _usage_of(events[0])) is not None:
+            if self._usage is None and (usage := texts[0].usage) is not None:
                 self._on_usage(usage, bears_text=True)
-            self._usage, self._usage_per_chunk = _usage_of(events[-1]), True
+            self._usage, self._usage_per_chunk = texts[-1].usage, True
         if self.said is not None:
             self.said += [("answer", text.choices[0].delta.content) for text in texts]
         self.chunk_at_ns.extend(stamps)
@@ -278,11 +278,6 @@ class Answer:
         if self.chunk_at_ns:
             return len(self.chunk_at_ns), "chunks"
         return None, None
-
-
-def _usage_of(data: bytes) -> _Usage | None:
-    chunk = _decode(data)
-    return None if chunk is None else chunk.usage
 
 
 def _kind_of(choice: _Choice) -> Kind | None:
