@@ -12,8 +12,9 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NotRequired, TypedDict
 
+import msgspec
 import numpy as np
 
 from analysis.blocks import (
@@ -30,6 +31,7 @@ from analysis.blocks import (
     over_each,
     pooled_marks,
 )  # fmt: skip
+from analysis.caveats import ERROR_SHARE
 from analysis.comparable import (
     CompareError,
     Judged,
@@ -52,20 +54,60 @@ TAIL_TOLERANCES = (0.03, 0.05, 0.075, 0.1, 0.15, 0.2, 0.25, 0.3, 0.4, 0.5, 0.75,
 _SURE = 0.95  # chance that two equal runs pass with a tolerance that their noise allows
 
 
+class _Counted(TypedDict):
+    over: list[float]
+    size: list[float]
+    effective: float | None
+    explained: NotRequired[list[float]]
+
+
+class _Entry(TypedDict):
+    value_s: float
+    marks_s: list[float]
+    noise: float
+    tolerance: dict[str, float | None]
+    runs: list[_Counted]
+    expected: NotRequired[list[float]]
+
+
+class _Level(TypedDict):
+    kind: str
+    skipped: int
+    requests: list[int]
+    schedules: list[str | None]
+    errors: list[_Counted]
+    rates: list[_Counted]
+    output_tokens_per_s: float
+    client_delay_s: float
+    quantiles: dict[str, _Entry]
+    untracked: dict[str, str]
+    queue: dict[str, Any] | None
+
+
+class _File(TypedDict):
+    """What a gate reads of the file."""
+
+    identity: dict[str, Any]
+    realised: dict[str, Any]
+    slos: list[str]
+    runs: list[dict[str, Any]]
+    usable_rps: dict[str, Any] | None
+    levels: dict[str, _Level]
+
+
 def make_baseline(runs: Sequence[Judged]) -> dict[str, Any]:
     """The content of a baseline file. Raises CompareError where the runs do not belong together or are no evidence."""
     first = runs[0]
     for other in runs[1:]:
         check_same(identity(first), identity(other), str(other.run.path))
         check_realised(realised(first), realised(other), str(other.run.path))
-    if len({r.run.meta["run_id"] + r.run.meta["started_utc"] for r in runs}) < len(runs):
+    if len({(r.run.meta["run_id"], r.run.meta["started_utc"]) for r in runs}) < len(runs):
         raise CompareError("a run is given twice: noise is learned from different runs")
     shared = set.intersection(*(_steady(run) for run in runs))
     names = [name for name in first.levels() if name in shared]
     if not names:
-        raise CompareError(
-            f"no load level has a steady state and {REQUESTS_MIN} requests in every run: use lower --rates or a longer --duration"
-        )
+        told = "; ".join(f"{name}: {why}" for run in runs for name, why in _unfit(run).items())
+        raise CompareError(f"no load level of these runs can be a baseline: {told}")
     return {
         "kind": KIND, "schema_version": SCHEMA_VERSION, "identity": identity(first), "realised": realised(first),
         "slos": [s["text"] for s in first.summary["slos"]], "runs": [_origin(run) for run in runs],
@@ -74,10 +116,29 @@ def make_baseline(runs: Sequence[Judged]) -> dict[str, Any]:
 
 
 def _steady(run: Judged) -> set[str]:
-    return {
-        name for name, (_, stage) in run.levels().items()
-        if stage["stable"] is not False and not stage["client_limited"] and stage["ok"] and stage["requests"] >= REQUESTS_MIN
-    }  # fmt: skip
+    return {name for name in run.levels() if name not in _unfit(run)}
+
+
+def _unfit(run: Judged) -> dict[str, str]:
+    """Why each load level that cannot be one of a baseline is none."""
+    found = {}
+    for name, (_, stage) in run.levels().items():
+        n, failed = stage["requests"], stage["requests"] - stage["ok"] - stage["errors"].get("cancelled", 0)
+        if stage["client_limited"]:
+            found[name] = "the client was the limit (use a quieter or larger machine)"
+        elif stage["stable"] is False:
+            found[name] = (
+                f"no steady state ({stage['stable_reason']}): use a lower load or a longer --duration"
+            )
+        elif n < REQUESTS_MIN:
+            found[name] = (
+                f"{n} requests after the warm-up, {REQUESTS_MIN} are needed: use a longer --duration"
+            )
+        elif not stage["ok"] or failed > ERROR_SHARE * n:
+            found[name] = (
+                f"{failed} of {n} requests failed: with more than {ERROR_SHARE:.0%} nothing would ever pass"
+            )
+    return found
 
 
 def _origin(run: Judged) -> dict[str, Any]:
@@ -106,6 +167,12 @@ def read_level(run: Judged, name: str, skipped: int) -> LevelRecords:
     meta, stage = run.levels()[name]
     drained = meta.get("drained_ns") or meta.get("end_ns") or 0
     return level_records(run.records, stage["index"], skipped, float(drained) - run.origin_ns)
+
+
+def client_delay_s(run: Judged, name: str) -> float:
+    """How late the client itself was at p99: its requests' start, and the reading of what had arrived."""
+    audit = run.levels()[name][0].get("audit") or {}
+    return float((audit.get("slip_p99_s") or 0.0) + (audit.get("receive_delay_p99_s") or 0.0))
 
 
 def schedule_of(run: Judged, name: str, records: LevelRecords) -> str | None:
@@ -150,7 +217,8 @@ def _level(runs: Sequence[Judged], name: str) -> dict[str, Any]:
         "skipped": skipped, "requests": [level.n for level in levels],
         "schedules": [schedule_of(run, name, level) for run, level in zip(runs, levels, strict=True)],
         "errors": [as_dict(blocks_of(level.failed)) for level in levels],
-        "rates": [[_round(x) for x in level.rates(stages[0]["kind"]).tolist()] for level in levels],
+        "rates": [as_dict(level.rates(stages[0]["kind"])) for level in levels],
+        "client_delay_s": max(client_delay_s(run, name) for run in runs),
         "output_tokens_per_s": _round(float(np.mean([s["output_tokens_per_s"] for s in stages]))),
         "histograms": histograms, "quantiles": quantiles, "untracked": untracked, "queue": queue and queue.as_dict(),
     }  # fmt: skip
@@ -186,8 +254,8 @@ def _quantile(
     if few < smallest_n(q):
         return f"needs {smallest_n(q)} requests, has {few}"
     marks = pooled_marks(found, q)
-    if marks is None:
-        return "infinite: failed requests reach into it"
+    if isinstance(marks, str):
+        return marks
     expected: dict[str, Any] = {}
     explained: list[Any] = [None] * len(found)
     if cells is not None:
@@ -196,7 +264,7 @@ def _quantile(
         table = table_of([x[c] for x, c in zip(cells, counted, strict=True)], over, 1 - q)
         explained, expected = [table[x] for x in cells], {"expected": [round(x, 4) for x in table.tolist()]}
     base = [blocks_over(o, marks, explained=x) for o, x in zip(found, explained, strict=True)]
-    noise = assumed_noise(found, marks, q)
+    noise = assumed_noise(found, marks.limits_s, 1 - q)
     tolerances: dict[str, float | None] = {"same_schedule": tolerance, "other_schedule": tolerance}
     if tolerance is None:
         tolerances = _allowed(found, marks, q, base, noise)
@@ -206,14 +274,22 @@ def _quantile(
     }  # fmt: skip
 
 
-def assumed_noise(found: Sequence[Observations], marks: Marks, q: float) -> float:
-    """How far the share over the marks moves when a run is slower by ASSUMED_NOISE.
+def assumed_noise(found: Sequence[Observations], limits_s: Any, share: float | None = None) -> float:
+    """How far the share over these limits (``share``, where it is known better) moves when a run is slower by ASSUMED_NOISE.
 
     By the secant over the default tolerance: a plateau has no other slope.
     """
-    moved = marks.limits_s * (1 + DEFAULT_TOLERANCE)
-    slower = sum(float(o.shares_over(moved).mean()) * o.n for o in found) / sum(o.n for o in found)
-    return max(0.0, 1 - q - slower) * ASSUMED_NOISE / DEFAULT_TOLERANCE
+
+    def above(limits: Any) -> float:
+        return sum(float(o.shares_over(limits).mean()) * o.n for o in found) / sum(o.n for o in found)
+
+    here = above(limits_s) if share is None else share
+    return max(0.0, here - above(limits_s * (1 + DEFAULT_TOLERANCE))) * ASSUMED_NOISE / DEFAULT_TOLERANCE
+
+
+def noise_slope(found: Sequence[Observations], limits_s: Any, noise: float) -> float:
+    """How much less the share over ``limits_s`` moves by the noise of a run's speed than the baseline's over its quantile."""
+    return min(1.0, assumed_noise(found, limits_s) / noise) if noise else 1.0
 
 
 def _allowed(
@@ -227,10 +303,11 @@ def _allowed(
             for o, b in zip(found, base, strict=True)
         ]
         apart = [b.adjusted() for b in base], [b.adjusted() for b in like]
+        slope = noise_slope(found, marks.limits_s * (1 + tolerance), noise)
         for name in allowed:
-            e = compare_shares(*apart, 1 - q, paired=False, noise=noise)
+            e = compare_shares(*apart, 1 - q, paired=False, noise=noise, slope=slope)
             if name == "same_schedule":  # the candidate's noise will be its own, not this run's again
-                alike = compare_shares(base, like, 1 - q, paired=True, noise=noise)
+                alike = compare_shares(base, like, 1 - q, paired=True, noise=noise, slope=slope)
                 e = Estimate(e.worse, min(e.within, 2 * alike.within), alike.between, alike.df)
             needed = student_quantile(1 - ALPHA, e.df) + student_quantile(_SURE, math.inf)
             if e.worse + needed * e.se <= 0:
@@ -269,6 +346,12 @@ def read_baseline(path: Path) -> dict[str, Any]:
         raise CompareError(f"{path} has schema_version {found.get('schema_version')!r}, this ampacity reads {SCHEMA_VERSION}: make it anew")  # fmt: skip
     if found.get("checksum") != _checksum(found):
         raise CompareError(f"{path} was changed by hand or is damaged (its checksum differs): make it anew")
+    try:
+        msgspec.convert(found, _File)
+    except msgspec.ValidationError as error:
+        raise CompareError(f"{path} was changed by hand or is damaged: {error}: make it anew") from error
+    if not (found["levels"] and found["runs"]):
+        raise CompareError(f"{path} holds no {'load level' if found['runs'] else 'run'}: make it anew")
     return found
 
 

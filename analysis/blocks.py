@@ -89,16 +89,21 @@ class LevelRecords:
     def n(self) -> int:
         return len(self.cohort.requests)
 
-    def rates(self, kind: str) -> Floats:
-        """Output tokens received per block: per planned token (open loop) or per second of the block (closed)."""
+    def rates(self, kind: str) -> Blocks:
+        """Output tokens received in each block, per planned token (open loop) or per second (closed).
+
+        A closed loop has blocks of equal time, from the first to the last start; the tokens of an answer are spread over
+        its life, so that users who move in step are no gusts.
+        """
         r = self.cohort.requests
-        tokens = in_blocks(
-            np.nan_to_num(np.where(r.has_status("ok"), r.output_tokens, self.cohort.chunks.tokens_in()))
-        )
+        tokens = np.nan_to_num(np.where(r.has_status("ok"), r.output_tokens, self.cohort.chunks.tokens_in()))
         if kind == "open":
-            return tokens / np.maximum(in_blocks(np.nan_to_num(r.output_tokens_planned)), 1.0)
-        starts = r.scheduled_ns[_edges(self.n)]
-        return tokens[:-1] / np.maximum(np.diff(starts) * 1e-9, 1e-9)
+            planned = in_blocks(np.nan_to_num(r.output_tokens_planned))
+            return Blocks(in_blocks(tokens), np.maximum(planned, 1.0), math.inf)
+        edges = np.linspace(r.scheduled_ns[0], r.scheduled_ns[-1], BLOCKS + 1)
+        begun, life = r.scheduled_ns, np.maximum(np.nan_to_num(r.ended_ns - r.scheduled_ns), 1.0)
+        arrived = [float(tokens @ np.clip((edge - begun) / life, 0.0, 1.0)) for edge in edges]
+        return Blocks(np.diff(arrived), np.maximum(np.diff(edges) * 1e-9, 1e-9), math.inf)
 
 
 def level_records(records: RunRecords, index: int, skipped: int, now_ns: float) -> LevelRecords:
@@ -150,8 +155,8 @@ def blocks_of(events: Floats) -> Blocks:
     return Blocks(in_blocks(events), in_blocks(ones), effective_size(events, ones))
 
 
-def pooled_marks(runs: Sequence[Observations], quantile: float) -> Marks | None:
-    """Around the quantile of all runs together; the share above them is 1 - q exactly. None where one is infinite."""
+def pooled_marks(runs: Sequence[Observations], quantile: float) -> Marks | str:
+    """Around the quantile of all runs together; the share above them is 1 - q exactly. A reason where one is 0 or infinite."""
     values = np.concatenate([o.values for o in runs])
     weights = np.concatenate([np.ones(len(o.values)) if o.weights is None else o.weights for o in runs])
     order = np.argsort(values)
@@ -161,8 +166,10 @@ def pooled_marks(runs: Sequence[Observations], quantile: float) -> Marks | None:
     ranks = quantile + reach * np.linspace(-1, 1, MARKS)
     at = np.searchsorted(cumulative, [quantile_rank(float(r), n) - 0.5 for r in ranks])
     if at[-1] >= len(values):
-        return None
+        return "infinite: failed requests reach into it"
     limits = values[at]
+    if limits[0] <= 0:
+        return "0: tokens that came together reach into it"
     over, from_there = (
         sum(o.shares_over(x) * o.n for o in runs) for x in (limits, np.nextafter(limits, 0.0))
     )
@@ -170,18 +177,24 @@ def pooled_marks(runs: Sequence[Observations], quantile: float) -> Marks | None:
 
 
 def moved_by(runs: Sequence[Observations], marks: Marks, share: float) -> float | None:
-    """The factor by which the marks must move for ``share`` of the runs' samples to lie above them; None beyond 1,000."""
+    """The least factor by which the marks must move to have no more than ``share`` of the runs' samples above them.
+
+    0 below a thousandth; None beyond a thousand.
+    """
 
     def above(log_factor: float) -> float:
         limits = marks.limits_s * math.exp(log_factor)
         return float(np.mean([o.shares_over(limits).mean() for o in runs]))
 
+    share += 1e-12  # a sum of shares is not exact
     low, high = -math.log(1000.0), math.log(1000.0)
-    if not above(high) < share <= above(low):
+    if above(high) > share:
         return None
+    if above(low) <= share:
+        return 0.0
     for _ in range(50):
         middle = (low + high) / 2
-        low, high = (low, middle) if above(middle) < share else (middle, high)
+        low, high = (low, middle) if above(middle) <= share else (middle, high)
     return math.exp((low + high) / 2)
 
 
@@ -189,12 +202,12 @@ def as_dict(blocks: Blocks) -> dict[str, Any]:
     """For a file."""
     return {
         "over": [round(x, 3) for x in blocks.over.tolist()],
-        "size": [int(x) for x in blocks.size.tolist()],
-        "effective": round(blocks.effective, 1),
+        "size": [round(x, 3) for x in blocks.size.tolist()],
+        "effective": round(blocks.effective, 1) if math.isfinite(blocks.effective) else None,
     } | ({} if blocks.explained is None else {"explained": [round(x, 3) for x in blocks.explained.tolist()]})
 
 
 def from_dict(value: Mapping[str, Any]) -> Blocks:
     over, size = (np.array(value[k], dtype=np.float64) for k in ("over", "size"))
     explained = np.array(value["explained"]) if "explained" in value else None
-    return Blocks(over, size, float(value["effective"]), explained)
+    return Blocks(over, size, math.inf if value["effective"] is None else value["effective"], explained)

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from analysis.baseline import DEFAULT_TOLERANCE, read_level, schedule_of
+from analysis.baseline import DEFAULT_TOLERANCE, client_delay_s, noise_slope, read_level, schedule_of
 from analysis.blocks import (
     METRICS,
     QUANTILES,
@@ -39,6 +39,7 @@ from analysis.slo import Slo, parse_slos
 GATE_SCHEMA_VERSION = 1
 ERROR_TOLERANCE = 0.01  # in points of share
 USABLE_TOLERANCE = 0.1
+WATCH_TOLERANCE = 1.0
 TRACKED = tuple(f"{m}_{p}" for m in METRICS for p in QUANTILES)
 NAMES = (*TRACKED, "error_rate", "output_tokens_per_s", "usable_rps")
 _EDGE_FACTOR = 50.0
@@ -62,9 +63,10 @@ class Check:
     more_requests: int | None = None
     reason: str | None = None
     estimate: Estimate | None = field(default=None, repr=False)
+    watched: bool = False
 
     def as_dict(self) -> dict[str, Any]:
-        return {k: v for k, v in vars(self).items() if k != "estimate"}
+        return {k: v for k, v in vars(self).items() if k not in ("estimate", "watched")}
 
 
 def parse_tolerances(texts: Sequence[str]) -> dict[str, float]:
@@ -110,6 +112,9 @@ def judge_gate(
         paired[name] = None not in sent and len(sent | set(level["schedules"])) == 1
         checks += _changes(level, name, records, tolerances, paired[name])
     _decide([c for c in checks if c.kind == "change"], alpha, base)
+    checks = [c for c in checks if not c.watched or c.verdict == "regression"]
+    for name, level in base["levels"].items():
+        _excuse(checks, name, max(client_delay_s(run, name) for run in runs) - level["client_delay_s"])
     checks += _usable(base, runs[-1], tolerances.get("usable_rps", USABLE_TOLERANCE))
     checks += [c for name in base["levels"] for c in _slos(base, runs, name)]
     verdicts = {c.verdict for c in checks}
@@ -118,7 +123,7 @@ def judge_gate(
     return {
         "schema_version": GATE_SCHEMA_VERSION, "verdict": verdict, "sentence": _sentence(verdict, checks),
         "same_schedule": all(paired.values()), "family": sum(c.kind == "change" for c in checks), "alpha": ALPHA, "looks": looks,
-        "baseline_runs": len(base["runs"]), "candidate_runs": len(runs), "notes": _notes(base, all(paired.values()), tolerances),
+        "baseline_runs": len(base["runs"]), "candidate_runs": len(runs), "notes": _notes(base, runs, all(paired.values()), tolerances),
         "untracked": {f"{metric} at {n}": why for n, lv in base["levels"].items() for metric, why in lv["untracked"].items()},
         "checks": [c.as_dict() for c in checks],
     }  # fmt: skip
@@ -159,9 +164,11 @@ def _quantile_check(
     entry, (kind, percentile) = level["quantiles"][metric], metric.split("_")
     q, value = QUANTILES[percentile], float(entry["value_s"])
     tolerance = tolerances.get(metric, entry["tolerance"]["same_schedule" if paired else "other_schedule"])
-    if tolerance is None:
-        return None  # even twice as slow would be within its noise; the notes say so
-    check = Check(metric, "change", name, baseline=value, tolerance=tolerance)
+    watched = (
+        tolerance is None
+    )  # an equal run might not pass even twice as slow a one: only a regression beyond that is said
+    tolerance = WATCH_TOLERANCE if tolerance is None else tolerance
+    check = Check(metric, "change", name, baseline=value, tolerance=tolerance, watched=watched)
     found = [r.metrics[kind] for r in records]
     unknown = next((o.reason or "no request has a value" for o in found if o.reason or not o.n), None)
     if unknown:
@@ -176,12 +183,14 @@ def _quantile_check(
     ]
     if not paired:
         base, ours = [b.adjusted() for b in base], [b.adjusted() for b in ours]
-    check.estimate = e = compare_shares(base, ours, 1 - q, paired=paired, noise=entry["noise"])
+    slope = noise_slope(found, marks.limits_s * (1 + tolerance), entry["noise"])
+    check.estimate = e = compare_shares(base, ours, 1 - q, paired=paired, noise=entry["noise"], slope=slope)
     reach = student_quantile(0.975, e.df) * e.se
     drawn = 0.0 if paired else float(np.mean([0.0 if x is None else x.mean() for x in explained]))
     low, middle, high = (moved_by(found, marks, 1 - q + drawn - x) for x in (-reach, 0.0, reach))
     check.candidate = _finite(float(np.mean([o.quantile_bounds(q)[1] for o in found])))
-    check.change, check.change_ci = middle and middle - 1, (low and low - 1, high and high - 1)
+    check.change, *ends = (None if x is None else x - 1 for x in (middle, low, high))
+    check.change_ci = (ends[0], ends[1])
     return check
 
 
@@ -218,9 +227,9 @@ def _rate_check(
     level: Mapping[str, Any], name: str, records: Sequence[LevelRecords], tolerance: float, paired: bool
 ) -> Check:
     """Open loop: tokens received per token planned, so that the draw of the lengths does not count."""
-    ours = [r.rates(level["kind"]) for r in records]
+    theirs, ours = [from_dict(x) for x in level["rates"]], [r.rates(level["kind"]) for r in records]
     noise = ASSUMED_NOISE if level["kind"] == "closed" else 0.0
-    e = compare_rates([np.array(x) for x in level["rates"]], ours, tolerance, paired=paired, noise=noise)
+    e = compare_rates(theirs, ours, tolerance, paired=paired, noise=noise)
     change = math.exp(-(e.worse + math.log1p(tolerance))) - 1
     base = float(level["output_tokens_per_s"])
     check = Check("output_tokens_per_s", "change", name, baseline=base, candidate=base * (1 + change), change=change, tolerance=tolerance)  # fmt: skip
@@ -248,6 +257,27 @@ def _decide(checks: list[Check], alpha: float, base: Mapping[str, Any]) -> None:
             else:
                 check.more_requests = max(1, math.ceil(n * (factor - 1)))
                 check.reason = f"needs about {check.more_requests} more requests at {check.level}, in the baseline as well"
+
+
+def _excuse(checks: Sequence[Check], name: str, later_s: float) -> None:
+    """A TTFT or E2E that is worse by no more than the candidate's own client was later than the baseline's is no regression."""
+    for check in checks:
+        kind = check.name.partition("_")[0]
+        if (
+            check.level != name
+            or check.verdict != "regression"
+            or kind not in ("ttft", "e2e")
+            or check.kind != "change"
+        ):
+            continue
+        if check.change is not None and check.change * float(check.baseline or 0.0) <= later_s:
+            check.verdict, check.reason = (
+                "inconclusive",
+                (
+                    f"the client itself was {1e3 * later_s:.3g} ms later at p99 than in the baseline, which is as much as this "
+                    "change: run it on a quieter machine"
+                ),
+            )
 
 
 def _usable(base: Mapping[str, Any], run: Judged, tolerance: float) -> list[Check]:
@@ -284,20 +314,26 @@ def _slos(base: Mapping[str, Any], runs: Sequence[Judged], name: str) -> list[Ch
     return checks
 
 
-def _notes(base: Mapping[str, Any], paired: bool, given: Mapping[str, float]) -> list[str]:
+def _notes(
+    base: Mapping[str, Any], runs: Sequence[Judged], paired: bool, given: Mapping[str, float]
+) -> list[str]:
     notes = []
     if len(base["runs"]) == 1:
         notes.append(f"One baseline run shows no noise from run to run: {ASSUMED_NOISE:.1%} is assumed. Give several to measure it.")  # fmt: skip
     if not paired:
         seeds = sorted({str(r["seed"]) for r in base["runs"]})
-        notes.append(f"Baseline and candidate sent other requests (baseline seed {', '.join(seeds)}): the draw of lengths and arrivals counts as noise. With the same --seed far smaller changes can be told.")  # fmt: skip
+        notes.append(f"Baseline and candidate sent other requests (baseline seed {', '.join(seeds)}): the draw of lengths and arrivals counts as noise. With the same --seed and --duration, and no stage repeated or cut, far smaller changes can be told.")  # fmt: skip
+    if left_out := sorted({f["lengths"] for run in runs for f in run.summary.get("families") or []}):
+        notes.append(
+            f"Not judged: the curves of other lengths ({', '.join(left_out)}). Gate them by runs of their own."
+        )
     key = "same_schedule" if paired else "other_schedule"
     for name, level in base["levels"].items():
         wide = [
             m for m, entry in level["quantiles"].items() if entry["tolerance"][key] is None and m not in given
         ]
         if wide:
-            notes.append(f"Not judged at {name} unless a --tolerance is given: {', '.join(wide)}; even a doubling could be noise at this length.")  # fmt: skip
+            notes.append(f"Only more than a doubling is judged at {name}, unless a --tolerance is given: {', '.join(wide)}; less could be noise at this length.")  # fmt: skip
     return notes
 
 
@@ -313,7 +349,9 @@ def _sentence(verdict: str, checks: Sequence[Check]) -> str:
     if verdict == "regression":
         return f"Regression: {listed}."
     more = max((c.more_requests or 0 for c in named), default=0)
-    return f"Inconclusive: {listed}." + (f" About {more} more requests would decide." if more else "")
+    return f"Inconclusive: {listed}." + (
+        f" About {more} more requests would decide, in the baseline as well." if more else ""
+    )
 
 
 def _short(check: Check) -> str:

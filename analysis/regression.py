@@ -65,12 +65,19 @@ def student_quantile(probability: float, df: float) -> float:
 
 
 def compare_shares(
-    base: Sequence[Blocks], candidate: Sequence[Blocks], share: float, *, paired: bool, noise: float
+    base: Sequence[Blocks],
+    candidate: Sequence[Blocks],
+    share: float,
+    *,
+    paired: bool,
+    noise: float,
+    slope: float = 1.0,
 ) -> Estimate:
     """Is the candidates' share over their threshold above ``share``, which is the baseline runs' over theirs?
 
     ``paired``: all runs sent the same schedule, so that what the blocks have in common cancels. ``noise``: standard
-    deviation from run to run that is assumed, as a share. Variance by the means of blocks (t with 19 degrees of
+    deviation from run to run that is assumed, as a share; it is that of the baseline at its quantile, and ``slope``
+    times as much where the candidate's samples lie. Variance by the means of blocks (t with 19 degrees of
     freedom); without pairing it is at least what the effective sample sizes say.
     """
     ours, theirs = _residuals(candidate), _residuals(base)
@@ -83,23 +90,33 @@ def compare_shares(
         within += max(_mean_variance(theirs.mean(axis=0)), _binomial(p_base, base))
         one_run = max(_mean_variance(theirs), _binomial(p_base, base) * len(base))
     per_run, df = between_runs(np.array([b.share for b in base]), one_run, noise)
-    between = per_run * (1 / len(base) + 1 / len(candidate))
+    between = slope**2 * per_run * (1 / len(base) + 1 / len(candidate))
     return Estimate(p_candidate - share, within, between, _satterthwaite(within, between, df))
 
 
 def compare_rates(
-    base: Sequence[Floats], candidate: Sequence[Floats], tolerance: float, *, paired: bool, noise: float
+    base: Sequence[Blocks], candidate: Sequence[Blocks], tolerance: float, *, paired: bool, noise: float
 ) -> Estimate:
-    """Is the candidates' rate lower than 1 / (1 + tolerance) times the baseline's? Logs of rates per block."""
-    theirs, ours = (np.log(np.maximum(np.stack(list(s)), 1e-9)) for s in (base, candidate))
-    difference = float(theirs.mean() - ours.mean())
+    """Is the candidates' rate lower than 1 / (1 + tolerance) times the baseline's? The log of a ratio of totals.
+
+    Its variance is that of the blocks' residuals, relative to the rate (delta method); no rate at all is a whole rate lower.
+    """
+    theirs, ours = ([r.share for r in side] for side in (base, candidate))
+    spread = [
+        np.stack([(r.over - _share(side) * r.size) / (_share(side) * r.size.mean()) for r in side])
+        if _share(side) > 0 else np.zeros((len(side), BLOCKS))
+        for side in (base, candidate)
+    ]  # fmt: skip
+    lost = min(_share(base) / max(_share(candidate), 1e-12), 1e6)
     if paired:
-        within = _mean_variance(theirs.mean(axis=0) - ours.mean(axis=0))
+        within = _mean_variance(spread[1].mean(axis=0) - spread[0].mean(axis=0))
     else:
-        within = _mean_variance(theirs.mean(axis=0)) + _mean_variance(ours.mean(axis=0))
-    per_run, df = between_runs(theirs.mean(axis=1), _mean_variance(theirs), noise)
-    between = per_run * (1 / len(base) + 1 / len(candidate))
-    return Estimate(difference - math.log1p(tolerance), within, between, _satterthwaite(within, between, df))
+        within = sum(_mean_variance(side.mean(axis=0)) for side in spread)
+    figures = np.log(np.maximum(theirs, 1e-12))
+    per_run, df = between_runs(figures, _mean_variance(spread[0]), noise)
+    between = per_run * (1 / len(theirs) + 1 / len(ours))
+    worse = math.log(max(lost, 1e-6)) - math.log1p(tolerance)
+    return Estimate(worse, within, between, _satterthwaite(within, between, df))
 
 
 def between_runs(figures: Floats, one_run: float, assumed: float) -> tuple[float, float]:

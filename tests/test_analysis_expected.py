@@ -28,11 +28,11 @@ def test_marks_lie_around_the_quantile_and_leave_its_share_above_them() -> None:
     """1 to 1000 ms: nine ranks from 0.85 to 0.95 in steps of 0.0125, each the smallest value with that share below."""
     o = observed(np.random.default_rng(1).permutation(np.arange(1, 1001)) * 1e-3)
     marks = pooled_marks([o], 0.9)
-    assert marks is not None
+    assert isinstance(marks, Marks)
     assert marks.limits_s * 1e3 == pytest.approx([850, 863, 875, 888, 900, 913, 925, 938, 950])
     assert over_each(o, marks).sum() == pytest.approx(100)
     median = pooled_marks([o], 0.5)
-    assert median is not None
+    assert isinstance(median, Marks)
     assert median.limits_s[[0, 4, 8]] * 1e3 == pytest.approx([400, 500, 600])
 
 
@@ -40,7 +40,7 @@ def test_samples_that_are_all_equal_are_split_so_that_the_share_is_right() -> No
     o = observed(np.full(200, 0.1))
     for q in (0.5, 0.9, 0.99):
         marks = pooled_marks([o], q)
-        assert marks is not None
+        assert isinstance(marks, Marks)
         assert over_each(o, marks).sum() == pytest.approx(200 * (1 - q))
         assert over_each(o, marks.times(1.03)).sum() == 0
         assert moved_by([o], marks, 1 - q) == pytest.approx(1.0, abs=1e-6)
@@ -52,14 +52,14 @@ def test_failures_that_reach_the_marks_leave_no_quantile() -> None:
     failed = [request(94 + i, 9.4 + i * 0.1, ttft_s=None, status="http_error") for i in range(6)]
     o = cohort(*values, *failed).ttft(from_schedule=True)
     assert np.isfinite(o.quantile_bounds(0.9)[1])
-    assert pooled_marks([o], 0.9) is None
-    assert pooled_marks([o], 0.5) is not None
+    assert "failed requests" in str(pooled_marks([o], 0.9))
+    assert isinstance(pooled_marks([o], 0.5), Marks)
 
 
 def test_how_far_the_marks_have_moved() -> None:
     values = np.random.default_rng(2).lognormal(-2, 0.5, 2000)
     marks = pooled_marks([observed(values)], 0.9)
-    assert marks is not None
+    assert isinstance(marks, Marks)
     assert moved_by([observed(values * 1.07)], marks, 0.1) == pytest.approx(
         1.07, abs=1e-3
     )  # samples are 0.1 % apart
