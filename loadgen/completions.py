@@ -14,6 +14,7 @@ from typing import Annotated, Any, Literal, cast
 import msgspec
 
 from loadgen.protocols import error_text, excerpt
+from loadgen.records import CHUNK_AT_MAX_US, RequestRecord
 
 Kind = Literal["answer", "reasoning"]
 TOKENS_MAX = 2**31 - 1  # what a column of the records holds
@@ -258,6 +259,24 @@ class Answer:
         """The answer is over: take what its latest usage says."""
         if self._usage is not None:
             self._on_usage(self._usage, bears_text=True)
+
+    def write_into(self, record: RequestRecord) -> None:
+        """What it says of itself: times, tokens, finish reason."""
+        record.first_event_ns = self.first_event_ns
+        record.first_answer_ns = self.first_answer_ns
+        record.finish_reason = self.finish_reason
+        record.input_tokens = self.input_tokens
+        record.cached_tokens = self.cached_tokens
+        record.output_tokens, record.token_source = self.output_tokens()
+        record.reasoning_tokens = self.reasoning_tokens
+        record.last_token_ns = self.whole_ns
+        if self.chunk_at_ns and (start := record.started_ns) is not None:
+            record.first_token_ns, record.last_token_ns = self.chunk_at_ns[0], self.chunk_at_ns[-1]
+            at_us = [(at_ns - start) // 1000 for at_ns in self.chunk_at_ns]
+            record.chunk_at_us = (
+                at_us if at_us[-1] <= CHUNK_AT_MAX_US else [min(at, CHUNK_AT_MAX_US) for at in at_us]
+            )
+            record.chunk_tokens = self.chunk_tokens
 
     def output_tokens(self) -> tuple[int | None, str | None]:
         """(tokens generated, token_source). A usage of 0 beside visible text is not believed."""

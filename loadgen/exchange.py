@@ -9,20 +9,18 @@ one chunk with one event of text pass by the HTTP parser.
 
 from __future__ import annotations
 
-import zlib
 from collections.abc import Callable
 from typing import Any
 
 import httptools
 
+from loadgen.bodies import Body
 from loadgen.completions import Answer, Kind
 from loadgen.protocols import error_text, excerpt, retry_after_s
-from loadgen.records import CHUNK_AT_MAX_US, RequestRecord
-from loadgen.sse import CHUNKED_EVENT_END, EventSplitter, events_in_chunks
+from loadgen.records import RequestRecord
+from loadgen.sse import CHUNKED_EVENT_END, events_in_chunks
 
 PARSE_AT_BYTES = 16_384  # so much waits unparsed at most, per stream
-WHOLE_BODY_BYTES = 64 * 2**20  # a body that is no stream may be so long, and one event of a stream too
-ERROR_BODY_BYTES = 65_536  # so much of an error body is read for its message
 LAST_READS = 4  # of a stream: its finish reason, its usage, [DONE], the end of the body
 _REQUEST_ID_HEADERS = {b"x-request-id", b"x-litellm-call-id", b"request-id"}
 
@@ -31,10 +29,10 @@ class Exchange:
     """The life of one request, from dispatch to its final status. Ends exactly once."""
 
     __slots__ = (
-        "_answer", "_at_ns", "_between_chunks", "_bodies", "_body_stamps", "_chunked", "_complete_at", "_content_type", "_gunzip", "_headers_done",
+        "_answer", "_at_ns", "_between_chunks", "_body", "_chunked", "_complete_at", "_content_type", "_headers_done",
         "_informational", "_length_known", "_may_wait", "_new_answer", "_on_end", "_parsed_bytes", "_parser", "_reads",
-        "_splitter", "_stamps", "_undecoded_bytes", "_waiting_bytes", "_whole", "_whole_bytes", "cancel_after_tokens",
-        "close_after", "ended", "listening", "on_body", "record", "request", "retried",
+        "_stamps", "_undecoded_bytes", "_waiting_bytes", "cancel_after_tokens", "close_after", "ended", "listening",
+        "on_body", "record", "request", "retried",
     )  # fmt: skip
 
     def __init__(
@@ -73,25 +71,24 @@ class Exchange:
         self._reads: list[bytes] = []  # not yet parsed
         self._stamps: list[int] = []  # of _reads
         self._waiting_bytes = self._parsed_bytes = 0
-        self._may_wait = False  # an event stream in chunks is going on, and its tokens have begun
+        self._may_wait = (
+            False  # tokens have begun in an event stream in chunks, and the parser stands between two
+        )
         self._between_chunks = False  # where the parser stands, as far as it has read
-        self._bodies: list[bytes] = []  # the body as httptools gives it, not yet decoded
-        self._body_stamps: list[int] = []  # of _bodies
+        self._body = Body()
         self._undecoded_bytes = 0
-        self.on_body: Callable[[bytes], None] = self._bodies.append  # the parser calls it: no frame of Python
+        self.on_body: Callable[[bytes], None] = (
+            self._body.pieces.append
+        )  # the parser calls it: no frame of Python
         self._parser: Any = httptools.HttpResponseParser(self)
         self._answer = self._new_answer()
         if self.listening:
             self._answer.said = []
-        self._splitter: EventSplitter | None = None
-        self._whole: list[bytes] = []  # a body that is no event stream
-        self._whole_bytes = 0
         self._content_type = b""
-        self._gunzip: Any = None
         self._headers_done = False
         self._chunked = self._length_known = False  # neither: the close ends the body
         self._informational = False
-        self._complete_at: int | None = None  # the response has ended with so many of _bodies
+        self._complete_at: int | None = None  # the response has ended with so many of the body's pieces
         self._at_ns: int | None = None  # of the read that was parsed last
 
     @property
@@ -106,8 +103,14 @@ class Exchange:
         self._stamps.append(at_ns)
         self._reads.append(data)
         self._waiting_bytes = waiting = self._waiting_bytes + len(data)
-        # a response in chunks ends with CR LF CR LF, so this is not its end
-        if self._may_wait and waiting < PARSE_AT_BYTES and data.endswith(CHUNKED_EVENT_END):
+        # the end of the response begins with a chunk of size 0, at the beginning of a line: there is none
+        if (
+            self._may_wait
+            and waiting < PARSE_AT_BYTES
+            and data.endswith(CHUNKED_EVENT_END)
+            and b"\n0" not in data
+            and not data.startswith(b"0")
+        ):
             return
         self._parse()
 
@@ -161,7 +164,7 @@ class Exchange:
         if name == b"content-type":
             self._content_type = value.lower()
         elif name == b"content-encoding" and value.lower() in (b"gzip", b"deflate"):
-            self._gunzip = zlib.decompressobj(zlib.MAX_WBITS | 32)
+            self._body.decompress()
         elif name == b"content-length":
             self._length_known = True
         elif name == b"transfer-encoding" and b"chunked" in value.lower():
@@ -182,9 +185,9 @@ class Exchange:
         self.record.http_status = status
         self.record.headers_ns = self._at_ns
         self._headers_done = True
-        if status < 300 and b"json" not in self._content_type:
-            self._splitter = EventSplitter()
-            self._between_chunks = self._chunked
+        stream = status < 300 and b"json" not in self._content_type
+        self._body.begin(status, stream=stream)
+        self._between_chunks = stream and self._chunked
 
     def on_chunk_header(self) -> None:
         """The size of a chunk was read."""
@@ -200,7 +203,7 @@ class Exchange:
             self._informational = False
             return
         self.close_after = not self._parser.should_keep_alive()
-        self._complete_at = len(self._bodies)
+        self._complete_at = len(self._body.pieces)
 
     # -- reading and judging -----------------------------------------------------------------
 
@@ -216,28 +219,32 @@ class Exchange:
         if self._parser is None:  # ended
             self.close_after = True  # bytes after the end of the response: not HTTP that we asked for
             return
-        if self._between_chunks and self._may_wait and (texts := self._take_texts(stamps, reads)):
+        if self._may_wait and (texts := self._take_texts(stamps, reads)):
             del stamps[:texts], reads[:texts]
-            if not reads:
-                return
-        parse, bodies, body_stamps = self._parser.feed_data, self._bodies, self._body_stamps
+        if not reads or self._parser is None:  # what waited has ended it
+            return
+        parse, pieces, piece_stamps = self._parser.feed_data, self._body.pieces, self._body.stamps
         at_ns, data = 0, b""
         broken: str | None = None
         try:
             for at_ns, data in zip(stamps, reads, strict=True):
                 self._at_ns = at_ns
                 parse(data)
-                while len(body_stamps) < len(bodies):
-                    body_stamps.append(at_ns)
+                while len(piece_stamps) < len(pieces):
+                    piece_stamps.append(at_ns)
         except (httptools.HttpParserError, httptools.HttpParserUpgrade) as error:
             broken = f"not HTTP: {error}: {excerpt(data)}"
-            body_stamps += [at_ns] * (len(bodies) - len(body_stamps))
+            piece_stamps += [at_ns] * (len(pieces) - len(piece_stamps))
         self._between_chunks = self._between_chunks and data.endswith(b"\r\n")  # no size has begun
         complete = self._complete_at is not None
         now = complete or len(reads) > 1 or not self._answer.chunk_at_ns or self.cancel_after_tokens > 0
         if now or self._undecoded_bytes >= PARSE_AT_BYTES:
             self._decode()
-            self._may_wait = self._chunked and bool(self._answer.chunk_at_ns) and not self.cancel_after_tokens
+        self._may_wait = (
+            self._between_chunks
+            and bool(self._answer.chunk_at_ns)
+            and not (self.cancel_after_tokens or self.ended)
+        )
         if broken is not None:
             self.close_after = True
         if self.ended:
@@ -250,44 +257,27 @@ class Exchange:
     def _take_texts(self, stamps: list[int], reads: list[bytes]) -> int:
         """How many reads from the first on were taken as one chunk with one event of text each: all, most or none."""
         count = len(reads) if reads[-1].endswith(CHUNKED_EVENT_END) else max(len(reads) - LAST_READS, 0)
-        if count < LAST_READS or self._gunzip is not None:
+        if count < LAST_READS or not self._body.plain:
             return 0
         found = events_in_chunks(stamps[:count], reads[:count])
         if found is None:
             return 0
         self._decode()  # what came before
-        assert self._splitter is not None
-        if self.ended or not self._splitter.between_events or not self._answer.on_texts(*found):
+        splitter = self._body.splitter
+        if self.ended or splitter is None or not splitter.between_events or not self._answer.on_texts(*found):
             return 0
         self._at_ns = stamps[count - 1]
         return count
 
     def _decode(self) -> None:
         """Read what the parser gave of the body; of a body that is no event stream only keep it."""
-        bodies, stamps = self._bodies[: self._complete_at], self._body_stamps[: self._complete_at]
-        self._bodies.clear()
-        self._body_stamps.clear()
         self._undecoded_bytes = 0
-        at_ns, wrong = self._at_ns or 0, None
-        if self._gunzip is not None:
-            bodies, wrong = self._decompressed(bodies)
-        left = False
-        if self._splitter is not None:
-            at, events = self._splitter.feed_all(stamps, bodies)
-            if self.cancel_after_tokens:
-                left = self._leaves_within(at, events)
-            else:
-                self._answer.on_events(at, events)
-            if self._splitter.waiting_bytes > WHOLE_BODY_BYTES:
-                self._splitter = EventSplitter()  # what waits is no event any more
-                wrong = f"an event of more than {WHOLE_BODY_BYTES >> 20} MiB"
+        at_ns, left = self._at_ns or 0, False
+        stamps, events, wrong = self._body.take(self._complete_at)
+        if self.cancel_after_tokens:
+            left = self._leaves_within(stamps, events)
         else:
-            for body in bodies:
-                self._whole_bytes += len(body)
-                if self.record.http_status == 200 or self._whole_bytes <= ERROR_BODY_BYTES:
-                    self._whole.append(body)
-            if self._whole_bytes > WHOLE_BODY_BYTES:
-                wrong = f"a body of more than {WHOLE_BODY_BYTES >> 20} MiB"
+            self._answer.on_events(stamps, events)
         if not self.ended and (left or wrong is not None):
             self._answer.finish()
             if left:
@@ -304,16 +294,6 @@ class Exchange:
                 return True
         return False
 
-    def _decompressed(self, bodies: list[bytes]) -> tuple[list[bytes], str | None]:
-        """The pieces decompressed, up to one that is broken; and what is wrong with that."""
-        plain: list[bytes] = []
-        try:
-            for body in bodies:
-                plain.append(self._gunzip.decompress(body))
-        except zlib.error as error:
-            return plain, f"broken compressed body: {error}"
-        return plain, None
-
     def _give_up(self, status: str, error: str, at_ns: int) -> None:
         self._decode()
         if not self.ended:
@@ -324,18 +304,18 @@ class Exchange:
         """A proper end of HTTP: judge what it brought."""
         status = self.record.http_status or 0
         if status >= 300:
-            where = "redirect: give the final URL" if status < 400 else error_text(b"".join(self._whole))
+            where = "redirect: give the final URL" if status < 400 else error_text(self._body.whole())
             self._end("http_error", f"HTTP {status}: {where}", at_ns)
             return
         self._decode()
         if self.ended:
             return
         answer = self._answer
-        if self._splitter is not None:
-            for event_ns, data in self._splitter.finish(at_ns):
+        if self._body.splitter is not None:
+            for event_ns, data in self._body.splitter.finish(at_ns):
                 answer.on_rest(event_ns, data)
-        elif self._whole:
-            answer.on_whole(at_ns, b"".join(self._whole))
+        elif whole := self._body.whole():
+            answer.on_whole(at_ns, whole)
         answer.finish()
         tokens, _ = answer.output_tokens()
         if answer.error is not None:
@@ -356,29 +336,14 @@ class Exchange:
         return f"HTTP {self.record.http_status} without a single event, content type {kind}"
 
     def _end(self, status: str, error: str | None, at_ns: int) -> None:
-        record, answer = self.record, self._answer
+        record = self.record
         record.status = status
         record.error = error
         record.ended_ns = at_ns
-        record.first_event_ns = answer.first_event_ns
-        record.first_answer_ns = answer.first_answer_ns
-        record.finish_reason = answer.finish_reason
-        record.input_tokens = answer.input_tokens
-        record.cached_tokens = answer.cached_tokens
-        record.output_tokens, record.token_source = answer.output_tokens()
-        record.reasoning_tokens = answer.reasoning_tokens
-        record.last_token_ns = answer.whole_ns
-        if answer.chunk_at_ns and record.started_ns is not None:
-            start = record.started_ns
-            record.first_token_ns, record.last_token_ns = answer.chunk_at_ns[0], answer.chunk_at_ns[-1]
-            at_us = [(at_ns - start) // 1000 for at_ns in answer.chunk_at_ns]
-            record.chunk_at_us = (
-                at_us if at_us[-1] <= CHUNK_AT_MAX_US else [min(at, CHUNK_AT_MAX_US) for at in at_us]
-            )
-            record.chunk_tokens = answer.chunk_tokens
+        self._answer.write_into(record)
         self.ended = True
         self._may_wait = False
-        self._whole = []
+        self._body = Body()
         self._parser = None  # it holds a reference back to us
         self._on_end(self)
         self.request = b""

@@ -144,7 +144,7 @@ def test_deep_json_is_one_protocol_error_and_no_traceback() -> None:
 
 @pytest.mark.parametrize("kind", ["application/json", "text/event-stream"])
 def test_a_body_without_end_is_given_up(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("loadgen.exchange.WHOLE_BODY_BYTES", 1 << 20)
+    monkeypatch.setattr("loadgen.bodies.WHOLE_BODY_BYTES", 1 << 20)
     exchange = Exchange(RequestRecord(0, 0, 0, "unfinished", started_ns=0), b"", lambda _: None)
     exchange.feed(1, f"HTTP/1.1 200 OK\r\nContent-Type: {kind}\r\n\r\n".encode())
     for i in range(100):

@@ -210,7 +210,7 @@ def test_an_endless_stream_is_parsed_as_it_comes_and_garbage_in_it_is_noticed() 
     one = chunk(text("x" * 400))
     for i in range(200):
         exchange.feed(i + 2, one)
-    waiting = sum(len(read) for read in exchange._reads) + sum(len(body) for body in exchange._bodies)
+    waiting = sum(len(read) for read in exchange._reads) + sum(len(body) for body in exchange._body.pieces)
     assert waiting <= PARSE_AT_BYTES
     exchange.feed(300, b"no such chunk\n\n\r\n")  # it may wait, as it looks like an event ...
     exchange.fail("timeout", "nothing received for 1 s", 10**9)  # ... but not beyond the end
