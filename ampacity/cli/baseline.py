@@ -25,13 +25,18 @@ def baseline(
     content = make_baseline([prepare(load_run(path)) for path in runs])
     write_text(out, write_baseline(content))
     for name, level in content["levels"].items():
-        wide = {
-            m: e["tolerance"]["same_schedule"] for m, e in level["quantiles"].items() if m.endswith("p99")
-        }
-        told = ", ".join(f"{m} {'not judged' if t is None else f'±{t:.1%}'}" for m, t in wide.items())
-        typer.echo(
-            f"{name}: {sum(level['requests'])} requests, {len(level['quantiles'])} quantiles; tolerance 3.0%, {told}"
-        )
+        wide = [f"{m} {_said(e['tolerance'])}" for m, e in level["quantiles"].items() if m.endswith("p99")]
+        told = ", ".join(["tolerance 3 % at p50 and p90", *wide])
+        typer.echo(f"{name}: {sum(level['requests'])} requests, {len(level['quantiles'])} quantiles; {told}")
         for metric, reason in level["untracked"].items():
             typer.echo(f"  {metric} is not tracked: {reason}")
     typer.echo(out)
+
+
+def _said(tolerance: dict[str, float | None]) -> str:
+    """How much slower a p99 may be, which depends on whether the candidate sends the same requests."""
+    same, other = (
+        "more than a doubling only" if tolerance[kind] is None else f"{100 * (tolerance[kind] or 0):.3g} %"
+        for kind in ("same_schedule", "other_schedule")
+    )
+    return same if same == other else f"{same} (with another seed {other})"
