@@ -14,11 +14,23 @@ from analysis.attainment import observe_slos, requests_meeting
 from analysis.baseline import REQUESTS_MIN
 from analysis.blocks import Blocks, LevelRecords, blocks_of, in_blocks, level_records
 from analysis.comparable import Judged, level_name
-from analysis.shift import Change, Pair, Quantile, between_rounds, log_change, quantile_change, rate_change
+from analysis.shift import (  # fmt: skip
+    NOTHING_COUNTS,
+    TOO_FEW_PAIRS,
+    Change,
+    Pair,
+    Quantile,
+    between_rounds,
+    enough_pairs,
+    log_change,
+    quantile_change,
+    rate_change,
+)
 from analysis.slo import slo_from_dict
 
 RATES = ("good", "accepted", "tokens")  # per second of a stage's window
 NO_LEVEL = f"no load level that every run has, steady and with {REQUESTS_MIN} requests: give all the same --rates or --concurrency"
+NO_PAIR = "no pair of stages is left"
 Stage = Mapping[str, Any]
 
 
@@ -54,6 +66,34 @@ class Arm:
         most = max(steady, key=lambda s: s["output_tokens_per_s"], default=None)
         return max(good, key=lambda s: s["goodput_rps"], default=most)
 
+    @property
+    def limited(self) -> list[int]:
+        """Indices of the stages in which the client was the limit, but for those that were run again (not in an A/B)."""
+        audit = self.judged.summary["audit"]
+        again = [] if self.judged.run.meta.get("ab") else audit["repeated_stages"]
+        return [i for i in audit["client_limited_stages"] if i not in again]
+
+    def at_its_limit(self, basis: str) -> bool:
+        """Whether its rates say what it can do, not what it was offered.
+
+        It broke the SLOs or lost its steady state at some load, or it is a closed loop without a latency SLO.
+        """
+        capacity, steady = (
+            self.judged.summary["capacity"],
+            [s for s in self.stages if s["stable"] is not False],
+        )
+        if capacity["usable_rps"] and capacity["crossing"] != "lower_bound":
+            return True
+        if {level_name(s) for s in self.stages} - {level_name(s) for s in steady}:
+            return True
+        if (
+            self.best
+            and self.best["kind"] == "closed"
+            and self.judged.summary["offline"]["output_tokens_per_s"]
+        ):
+            return True
+        return basis in ("good", "accepted") and all(s["slo_met"] is False for s in self.stages)
+
     def meta_of(self, stage: Stage) -> Mapping[str, Any]:
         """Its entry in run.json."""
         metas = enumerate(self.judged.run.meta["stages"])
@@ -69,8 +109,7 @@ class Arm:
         """What a rate counts, in blocks of the stage's requests: per request (token) of the schedule, or else per second."""
         level = self.read(stage, skipped_of(stage))
         if basis == "tokens":
-            rates = level.rates("open" if same_schedule else "closed")
-            return Blocks(rates, np.ones(len(rates)), math.inf)
+            return level.rates("open" if same_schedule else "closed")
         slos = [slo_from_dict(s) for s in self.judged.summary["slos"]]
         met = requests_meeting(level.cohort, observe_slos(level.cohort, slos))
         if basis == "accepted":
@@ -116,8 +155,15 @@ class Pairing:
     def quantile(self, metric: str, q: float) -> Quantile | str:
         """One quantile of both with its change, or the reason why there is none."""
         if (metric, q) not in self._quantiles:
-            self._quantiles[metric, q] = quantile_change(self.pairs, metric, q) if self.pairs else NO_LEVEL
+            self._quantiles[metric, q] = self.unpaired or quantile_change(self.pairs, metric, q)
         return self._quantiles[metric, q]
+
+    @cached_property
+    def unpaired(self) -> str:
+        """Why no latency can be compared; empty where it can."""
+        if not self.pairs:
+            return NO_PAIR if self.rounds else NO_LEVEL
+        return TOO_FEW_PAIRS if self.rounds and not enough_pairs([p.order for p in self.pairs]) else ""
 
     def value(self, basis: str, side: int) -> float | str:
         """The basis of a figure (a rate, ``ttft_p99``, ``ttft_tail``: p99 / p50) for a (0) or b (1), or why there is none."""
@@ -125,7 +171,7 @@ class Pairing:
         if basis in RATES:
             stages = [pair[side] for pair in self.stages] if self.rounds else [s for s in [arm.best] if s]
             rates = [arm.rate(s, basis) for s in stages] or [
-                "no stage was steady and free of the client's limits"
+                NO_PAIR if self.rounds else "no stage was steady and free of the client's limits"
             ]
             return next((r for r in rates if isinstance(r, str)), "") or float(
                 np.mean([float(r) for r in rates])
@@ -136,14 +182,14 @@ class Pairing:
             return p99 if isinstance(p99, str) else str(p50)
         return p99.values[side] / (p50.values[side] if kind == "tail" else 1.0)
 
-    def change(self, basis: str) -> Change | None:
-        """Of the basis, from a to b; None where it cannot be told."""
+    def change(self, basis: str) -> Change | str:
+        """Of the basis, from a to b, or why it cannot be told."""
         if basis in RATES:
             return self._rate_change(basis)
         metric, kind = basis.split("_")
         p99, p50 = self.quantile(metric, 0.99), self.quantile(metric, 0.5)
         if isinstance(p99, str) or isinstance(p50, str):
-            return None
+            return p99 if isinstance(p99, str) else str(p50)
         if kind != "tail":
             return p99.change
         high, low = (
@@ -152,20 +198,21 @@ class Pairing:
         )  # they move together: taken as independent, the interval errs on the wide side
         return log_change(high.log_ratio - low.log_ratio, math.hypot(high.se, low.se), min(high.df, low.df))
 
-    def _rate_change(self, basis: str) -> Change | None:
+    def _rate_change(self, basis: str) -> Change | str:
         if self.rounds:
             rates = [(self.a.rate(s, basis), self.b.rate(t, basis)) for s, t in self.stages]
             known = [
                 (x, y) for x, y in rates if isinstance(x, float) and isinstance(y, float) and x > 0 and y > 0
             ]
-            if len(known) < len(rates):
-                return None
+            if self.unpaired or len(known) < len(rates):
+                return self.unpaired or NOTHING_COUNTS
             return between_rounds(np.log([y / x for x, y in known]), np.array([p.order for p in self.pairs]))
         s, t, x, y = self.a.best, self.b.best, self.value(basis, 0), self.value(basis, 1)
         if s is None or t is None or isinstance(x, str) or isinstance(y, str) or min(x, y) <= 0:
-            return None
-        if min(s["requests"], t["requests"]) < REQUESTS_MIN:
-            return None
+            return NOTHING_COUNTS
+        has = min(s["requests"], t["requests"])
+        if has < REQUESTS_MIN:
+            return f"needs {REQUESTS_MIN} requests, has {has}"
         same = self._pair(s, t).same_schedule and skipped_of(s) == skipped_of(t)
         a, b = self.a.counted(s, basis, same_schedule=same), self.b.counted(t, basis, same_schedule=same)
         return rate_change(math.log(y / x), a, b, paired=same)

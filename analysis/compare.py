@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from analysis.arms import Arm, Pairing, pairings
+from analysis.arms import NO_PAIR, Arm, Pairing, pairings
 from analysis.blocks import METRICS
 from analysis.comparable import (  # fmt: skip
     CACHED_POINTS,
@@ -19,10 +19,14 @@ from analysis.comparable import (  # fmt: skip
     unlike_keys,
 )
 from analysis.regression import ALPHA, holm
-from analysis.shift import QUANTILES, Change, as_dict, log_change
+from analysis.shift import NOTHING_COUNTS, QUANTILES, Change, as_dict, log_change
 
 COMPARE_SCHEMA_VERSION = 1
 NO_PRICE = "no price of a GPU hour (--gpu-hour)"
+FIXED_LOAD = (
+    "no winner: at a load that it carried a run's cost says what that load costs, not what it can carry; find the usable rate "
+    "of each first (--slo and --rates up to a load that breaks it, or ampacity search)"
+)
 Row = dict[str, Any]
 
 
@@ -66,9 +70,8 @@ def differences(arms: Sequence[Arm]) -> list[Row]:
     for known, arm, definitions in zip(found, arms, told, strict=True):
         theirs = {**ours, **{d["what"]: d["theirs"] for d in definitions}}
         known |= {f"definition of {what}": text for what, text in theirs.items()}
-        summary = arm.judged.summary
-        known["slos"] = sorted(s["text"] for s in summary["slos"])
-        known["client.limited_stages"] = summary["audit"]["client_limited_stages"] if summary["audit"]["client_limited"] else []  # fmt: skip
+        known["slos"] = sorted(s["text"] for s in arm.judged.summary["slos"])
+        known["client.limited_stages"] = arm.limited
     if all(f["predicted"] for f in found):
         for known in found:
             del known["model"]  # in virtual time it is the name of the engine
@@ -94,14 +97,69 @@ def compare(arms: list[Arm]) -> dict[str, Any]:
     shift = _shift(arms, made)
     rows = [*([] if first.rounds else _usable_rows(arms)), *_figure_rows(arms, made), *_burst_rows(arms)]
     against = [made[0, j] for j in range(1, len(arms))]
+    compared = any(q["p"] is not None for t in shift for q in t["quantiles"]) or any(
+        any(r["changes"]) for r in rows
+    )
+    sentence = _sentence(rows, shift, arms, aa) if compared else ""
+    notes = [_pairs_left(arms, first) if first.rounds and first.stages else "", *_left_out(arms, first)]
     return {
-        "schema_version": COMPARE_SCHEMA_VERSION, "sentence": _sentence(rows, shift, arms, aa), "aa": aa,
-        "level": level_name(first.stages[0][0]) if first.stages else None, "interleaved_pairs": len(first.pairs) if first.rounds else None,
+        "schema_version": COMPARE_SCHEMA_VERSION, "sentence": sentence or _nothing(rows, arms, first), "notes": [n for n in notes if n],
+        "compared": compared, "aa": aa, "level": level_name(first.stages[0][0]) if first.stages else None,
+        "interleaved_pairs": len(first.pairs) if first.rounds else None, "interleaved_pairs_planned": _planned(arms) if first.rounds else None,
         "same_schedule": bool(first.stages) and all(p.same_schedule for pairing in against for p in pairing.pairs),
         "slos": [s["text"] for s in arms[0].judged.summary["slos"]], "runs": [_origin(a) for a in arms],
         "differences": differences(arms), "scorecard": rows, "shift": shift,
         "curves": [{"run": a.name, "stages": _curve(a)} for a in arms],
     }  # fmt: skip
+
+
+def _planned(arms: Sequence[Arm]) -> int:
+    """Pairs of stages of an A/B: two a round (A B B A)."""
+    return 2 * int(arms[0].judged.run.meta["ab"]["rounds"])
+
+
+def _pairs_left(arms: Sequence[Arm], first: Pairing) -> str:
+    """How many pairs of an A/B were lost, and why; empty where none was."""
+    planned, left = _planned(arms), len(first.stages)
+    if left >= planned:
+        return ""
+    limited = [f"{len(a.limited)} of {a.name}" for a in arms if a.limited]
+    why = "the others ended early, were never sent or hold no request"
+    if limited:
+        why = f"the client was the limit in {sum(len(a.limited) for a in arms)} stages ({', '.join(limited)})"
+    what = f"{left} of {planned} pairs of stages {'is' if left == 1 else 'are'} left" if left else NO_PAIR
+    return f"{what}: {why}. {_remedy(arms)}"
+
+
+def _remedy(arms: Sequence[Arm]) -> str:
+    if not any(a.limited for a in arms):
+        return "Let it run to its end, with stages long enough to hold requests (--duration)."
+    closed = any(s["kind"] == "closed" for s in arms[0].judged.summary["stages"])
+    return f"Use a quieter or larger machine, or a lower {'--concurrency' if closed else '--rate'}."
+
+
+def _left_out(arms: Sequence[Arm], first: Pairing) -> list[str]:
+    """What of each run takes no part."""
+    found = []
+    for arm in arms:
+        if arm.limited and not first.rounds:
+            n, which = len(arm.limited), ", ".join(map(str, arm.limited))
+            stages, them = ("1 stage is", "it") if n == 1 else (f"{n} stages are", "them")
+            found.append(
+                f"{arm.name}: {stages} left out, the client was the limit in {them} (index {which})."
+            )
+        families = [f["lengths"] for f in arm.judged.summary["families"]]
+        if families:
+            found.append(f"{arm.name}: its stages at other lengths (--lengths {','.join(families)}) are left out; only those of the workload itself are compared.")  # fmt: skip
+    return found
+
+
+def _nothing(rows: Sequence[Row], arms: Sequence[Arm], first: Pairing) -> str:
+    """The sentence where no figure has a test."""
+    won = "; ".join(f"{r['winner']} is better in {r['label']}" for r in rows if r["winner"])
+    if first.rounds and not first.stages:
+        return f"Nothing is compared: {_pairs_left(arms, first)}"
+    return f"{won or f'Nothing is compared: {first.unpaired or NOTHING_COUNTS}'}."
 
 
 def _origin(arm: Arm) -> Row:
@@ -111,7 +169,8 @@ def _origin(arm: Arm) -> Row:
         "name": arm.name, "path": str(arm.judged.run.path), "run_id": meta.get("run_id"), "started_utc": meta.get("started_utc"), "seed": meta.get("seed"),
         **{k: (meta.get("endpoint") or {}).get(k) for k in ("model", "url")}, **locked, "gpus": arm.gpus, "gpu_hour_usd": arm.gpu_hour_usd,
         "requests": summary["requests"], "failed": sum(n for k, n in summary["errors"].items() if k not in ("cancelled", "unfinished")),
-        "best_stage": level_name(arm.best) if arm.best else None, "predicted": summary["predicted"], **realised(arm.judged),
+        "best_stage": level_name(arm.best) if arm.best else None, "predicted": summary["predicted"],
+        "client_limited_stages": arm.limited, "other_lengths": [f["lengths"] for f in summary["families"]], **realised(arm.judged),
     }  # fmt: skip
 
 
@@ -148,7 +207,7 @@ def _row(arms: Sequence[Arm], question: str, name: str, label: str, higher: bool
     return {
         "question": question, "name": name, "label": label, "higher_is_better": higher, "values": numbers, "brackets": brackets,
         "reasons": [v if isinstance(v, str) else None for v in values], "best": arms[numbers.index(best)].name if alone else None,
-        "changes": [None] * len(arms), "verdict": "open" if len(known) == len(arms) else "unknown", "winner": None, "smallest_seen": None, "note": note,
+        "changes": [None] * len(arms), "verdict": "open" if len(known) == len(arms) else "unknown", "winner": None, "reason": None, "smallest_seen": None, "note": note,
     }  # fmt: skip
 
 
@@ -164,13 +223,24 @@ def _figure_rows(arms: Sequence[Arm], made: Mapping[tuple[int, int], Pairing]) -
         changes = {(i, j): _change(f, pairing) for (i, j), pairing in made.items()}
         row["changes"][1:] = [_plain(changes[0, j]) for j in range(1, len(arms))]
         best = row["values"].index((max if f.higher else min)(row["values"]))
-        tests.append((row, [change for pair, change in changes.items() if best in pair]))
-    real = iter(holm([c.p if c else 1.0 for _, against in tests for c in against], ALPHA))
-    for row, against in tests:
-        verdicts = {c.verdict(is_real) if c else "open" for c, is_real in zip(against, real, strict=False)}
+        against = [change for pair, change in changes.items() if best in pair]
+        row["reason"] = next((c for c in against if isinstance(c, str)), None)
+        if (
+            f.question == "cost" or len({f.factor(a) for a in arms}) > 1
+        ):  # else the price or the number of GPUs wins
+            row["reason"] = row["reason"] or (
+                None if all(a.at_its_limit(f.basis) for a in arms) else FIXED_LOAD
+            )
+        if row["reason"]:
+            row["verdict"], row["best"] = "unknown", None
+        else:
+            tests.append((row, [c for c in against if not isinstance(c, str)]))
+    real = iter(holm([c.p for _, tested in tests for c in tested], ALPHA))
+    for row, tested in tests:
+        verdicts = {c.verdict(is_real) for c, is_real in zip(tested, real, strict=False)}
         row["verdict"] = verdicts.pop() if len(verdicts) == 1 else "open"
         row["winner"] = row["best"] if row["verdict"] == "differs" else None
-        seen = [c.smallest_seen(len(tests) * len(against)) if c else None for c in against]
+        seen = [c.smallest_seen(len(tests) * len(tested)) for c in tested]
         row["smallest_seen"] = None if None in seen else max(x for x in seen if x is not None)
     return rows
 
@@ -179,20 +249,24 @@ def _figure(f: Figure, arm: Arm, basis: float | str) -> float | str:
     factor = f.factor(arm)
     if isinstance(basis, str) or factor is None:
         return basis if isinstance(basis, str) else NO_PRICE
-    return "no request counts" if basis == 0 and f.power < 0 else factor * basis**f.power
+    return NOTHING_COUNTS if basis == 0 and f.power < 0 else factor * basis**f.power
 
 
-def _change(f: Figure, pairing: Pairing) -> Change | None:
+def _change(f: Figure, pairing: Pairing) -> Change | str:
     found, a, b = pairing.change(f.basis), f.factor(pairing.a), f.factor(pairing.b)
-    if found is None or not a or not b:
-        return None
+    if isinstance(found, str) or not a or not b:
+        return found if isinstance(found, str) else NO_PRICE
     if f.power == 1 and a == b:
         return found
     return log_change(f.power * found.log_ratio + math.log(b / a), found.se, found.df)
 
 
-def _plain(change: Change | None) -> Row | None:
-    return change and {"change": change.change, "change_ci": list(change.ci), "p": change.p}  # type: ignore[return-value]
+def _plain(change: Change | str) -> Row | None:
+    return (
+        None
+        if isinstance(change, str)
+        else {"change": change.change, "change_ci": list(change.ci), "p": change.p}
+    )
 
 
 def _usable_rows(arms: Sequence[Arm]) -> list[Row]:
@@ -204,9 +278,10 @@ def _usable_rows(arms: Sequence[Arm]) -> list[Row]:
     ):
         values = [c["usable_rps"] / n if c["usable_rps"] else str(c["reason"] or "none was found") for c, n in zip(capacities, per, strict=True)]  # fmt: skip
         brackets = [[None if end is None else end / n for end in c["usable_rps_ci"] or (None, None)] for c, n in zip(capacities, per, strict=True)]  # fmt: skip
-        row = _row(
-            arms, "capacity", name, label, True, values, brackets, "brackets of tested loads, no intervals"
-        )
+        row = _row(arms, "capacity", name, label, True, values, brackets)
+        row["at_least"] = [c["crossing"] == "lower_bound" for c in capacities]
+        if any(row["at_least"]):
+            row["best"] = None  # nobody knows which one's is higher
         for i, (low, _) in enumerate(brackets):
             others = [high for k, (_, high) in enumerate(brackets) if k != i]
             if (
@@ -214,7 +289,7 @@ def _usable_rows(arms: Sequence[Arm]) -> list[Row]:
                 and None not in row["values"]
                 and all(h is not None and h < low for h in others)
             ):
-                row["winner"], row["verdict"] = arms[i].name, "differs"
+                row["winner"], row["best"], row["verdict"] = arms[i].name, arms[i].name, "differs"
         rows.append(row)
     return rows
 
@@ -251,12 +326,14 @@ def _sentence(rows: Sequence[Row], shift: Sequence[Row], arms: Sequence[Arm], aa
             moved.setdefault(f"{table['other']} is {word}", []).append(table["metric"].upper())
     if aa and (moved or any(won.values())):
         return "A/A: the endpoint differs from itself: it, or this rig, is not steady enough to compare with."
+    unknown = [t["metric"].upper() for t in shift if all(q["p"] is None for q in t["quantiles"])]
+    but = f"; {', '.join(dict.fromkeys(unknown))} could not be compared" if unknown else ""
     if aa:
-        return "A/A: no difference between the endpoint and itself."
+        return f"A/A: no difference between the endpoint and itself{but}."
     parts = [f"{name} is better in {', '.join(labels)}" for name, labels in won.items() if labels]
     parts += [f"{who} than {arms[0].name} in {', '.join(metrics)}" for who, metrics in moved.items()]
     return (
         "; ".join(parts) + "."
         if parts
-        else f"No difference between {' and '.join(a.name for a in arms)} is shown."
+        else f"No difference between {' and '.join(a.name for a in arms)} is shown{but}."
     )

@@ -19,7 +19,6 @@ from analysis.baseline import DEFAULT_TOLERANCE, assumed_noise
 from analysis.blocks import BLOCKS, Blocks, LevelRecords, blocks_over, moved_by, pooled_marks
 from analysis.intervals import smallest_n
 from analysis.observations import Observations
-from analysis.percentiles import finite
 from analysis.regression import ASSUMED_NOISE, compare_shares, student_cdf, student_quantile
 
 Floats = npt.NDArray[np.float64]
@@ -28,6 +27,9 @@ QUANTILES = (*(k / 10 for k in range(1, 10)), 0.95, 0.99)
 EQUAL = DEFAULT_TOLERANCE  # a difference whose whole interval is smaller is none that matters
 LEAST = 0.02  # and one that is not beyond this is none, however sure: two runs of one thing differ by as much (2.8 s.d.)
 OUT_OF_RANGE = "infinite (failed requests reach into it) or 0 (tokens that came together)"
+NOTHING_COUNTS = "no request counts"
+TOO_FEW_PAIRS = "too few pairs of stages: use more --rounds"
+_FARTHEST = math.log(1000.0)  # an end of an interval, or a difference, beyond a thousandfold is not known
 NOISE_MOST = 0.03  # of a share: the noise of a run's speed says little where all samples are nearly equal
 _POWER = 0.8
 _RUN_TO_RUN = math.sqrt(2) * ASSUMED_NOISE  # between two runs, where nothing shows their noise
@@ -60,7 +62,7 @@ class Change:
         if not math.isfinite(self.se):
             return None
         needed = student_quantile(1 - 0.025 / tests, self.df) + student_quantile(_POWER, self.df)
-        return finite(max(math.expm1(min(needed * self.se, 700.0)), LEAST))
+        return None if needed * self.se > _FARTHEST else max(math.expm1(needed * self.se), LEAST)
 
 
 def log_change(log_ratio: float, se: float, df: float) -> Change:
@@ -71,9 +73,12 @@ def log_change(log_ratio: float, se: float, df: float) -> Change:
         p, reach = float(log_ratio == 0), 0.0
     else:
         p, reach = 2 * student_cdf(-abs(log_ratio) / se, df), student_quantile(0.975, df) * se
-    ends = (math.expm1(min(log_ratio + sign * reach, 700.0)) for sign in (-1, 1))
-    low, high = ends
-    return Change(log_ratio, se, df, p, (low, high))
+    return Change(log_ratio, se, df, p, (_end(log_ratio - reach), _end(log_ratio + reach)))
+
+
+def _end(log_ratio: float) -> float | None:
+    """An end of an interval as a relative change; None where it is not known."""
+    return math.expm1(log_ratio) if abs(log_ratio) <= _FARTHEST else None
 
 
 @dataclass(frozen=True)
@@ -94,13 +99,16 @@ class Pair:
     order: float = 1.0
 
 
-def between_rounds(log_ratios: Floats, order: Floats) -> Change | None:
-    """Mean of the log ratios of pairs of stages; their order's effect is a second coefficient where it varies."""
+def enough_pairs(order: Sequence[float]) -> bool:
+    """For a mean, the effect of the order where it varies, and a scatter."""
+    return len(order) > len(set(order))
+
+
+def between_rounds(log_ratios: Floats, order: Floats) -> Change:
+    """Mean of the log ratios of ``enough_pairs`` of stages; their order's effect is a second coefficient where it varies."""
     n = len(log_ratios)
     columns = [np.ones(n)] + ([order] if len(set(order.tolist())) > 1 else [])
     df = n - len(columns)
-    if df < 1:
-        return None
     design = np.stack(columns, axis=1)
     inverse = np.linalg.inv(design.T @ design)
     beta = inverse @ design.T @ log_ratios
@@ -126,17 +134,15 @@ def quantile_change(pairs: Sequence[Pair], metric: str, q: float) -> Quantile | 
     if not np.isfinite(values).all() or not values.all():
         return OUT_OF_RANGE
     change = between_rounds(np.log(values[:, 1] / values[:, 0]), np.array([p.order for p in pairs]))
-    if change is None:
-        return "too few pairs of stages: use more --rounds"
     a, b = np.exp(np.log(values).mean(axis=0)).tolist()
     return Quantile((a, b), change)
 
 
 def _by_shares(a: Observations, b: Observations, q: float, paired: bool) -> Quantile | str:
     marks, its_own = pooled_marks([a], q), pooled_marks([b], q)
-    if marks is None or its_own is None or not (marks.limits_s[0] > 0 and its_own.limits_s[0] > 0):
-        return OUT_OF_RANGE
-    base, noise = [blocks_over(a, marks)], min(assumed_noise([a], marks, q), NOISE_MOST)
+    if isinstance(marks, str) or isinstance(its_own, str):
+        return marks if isinstance(marks, str) else str(its_own)
+    base, noise = [blocks_over(a, marks)], min(assumed_noise([a], marks.limits_s, 1 - q), NOISE_MOST)
     slower, faster = (
         compare_shares(base, [blocks_over(b, marks.times(factor))], 1 - q, paired=paired, noise=noise)
         for factor in (1 + LEAST, 1 / (1 + LEAST))
@@ -152,14 +158,14 @@ def _by_shares(a: Observations, b: Observations, q: float, paired: bool) -> Quan
         math.hypot(abs(log_ratio - math.log(end)), t * _RUN_TO_RUN) if end else math.inf
         for end in (low, high)
     )
-    ends = (finite(math.expm1(log_ratio - down)), finite(math.expm1(log_ratio + up)))
+    ends = (_end(log_ratio - down), _end(log_ratio + up))
     return Quantile(values, Change(log_ratio, (down + up) / (2 * t), e.df, p, ends))
 
 
-def rate_change(log_ratio: float, a: Blocks, b: Blocks, *, paired: bool) -> Change | None:
+def rate_change(log_ratio: float, a: Blocks, b: Blocks, *, paired: bool) -> Change | str:
     """Of a rate whose counts per block scatter as these do; with the noise assumed from one run to the next."""
     if not (a.over.sum() > 0 and b.over.sum() > 0):
-        return None
+        return NOTHING_COUNTS
     ours, theirs = _relative(b), _relative(a)
     if paired:
         within = _variance(ours - theirs)

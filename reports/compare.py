@@ -7,6 +7,7 @@ import io
 import json
 import os
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -101,15 +102,19 @@ def _scorecard(result: Mapping[str, Any], narrow: bool) -> Table:
     table = Table("Scorecard", [*columns, Column("better", text=True)])
     for row in result["scorecard"]:
         cells = [Cell(row["label"], table.footnote(row["note"]) if row["note"] and row["best"] else None)]
-        for value, reason, bracket in zip(row["values"], row["reasons"], row["brackets"] or [None] * len(names), strict=True):  # fmt: skip
-            text = DASH if value is None else significant(value)
-            if value is not None and bracket and bracket[0] is not None and not narrow:
-                text += (
-                    f" [{significant(bracket[0])}, {'?' if bracket[1] is None else significant(bracket[1])}]"
-                )
-            cells.append(Cell(text, table.footnote(reason) if reason else None))
+        least = row.get("at_least") or [False] * len(names)
+        for value, reason, at_least in zip(row["values"], row["reasons"], least, strict=True):
+            text = DASH if value is None else ("at least " if at_least else "") + significant(value)
+            cells.append(Cell(text, table.footnote(reason) if reason and not at_least else None))
         cells += [Cell(_change(c, narrow)) for c in row["changes"][1:]]
-        table.rows.append([*cells, _better(row)])
+        better = _better(row)
+        table.rows.append(
+            [*cells, replace(better, note=table.footnote(row["reason"])) if row["reason"] else better]
+        )
+        if any(low is not None for low, _ in row["brackets"] or []):
+            ends = [Cell(DASH if low is None else f"{significant(low)} to {'?' if high is None else significant(high)}") for low, high in row["brackets"]]  # fmt: skip
+            note = table.footnote("between tested loads; of a search (ampacity search) its 95 % interval")
+            table.rows.append([Cell("  its interval", note), *ends, *[Cell("")] * (len(names) - 1), Cell("")])
     return table
 
 
@@ -136,7 +141,7 @@ def _shifts(result: Mapping[str, Any], short: bool) -> list[Table]:
     found = []
     for shift in result["shift"]:
         a, b = shift["reference"], shift["other"]
-        table = Table(f"{shift['metric'].upper()} of {b} against {a} at {result['level']}", [Column("quantile"), Column(a), Column(b), Column("change", "95 % interval"), Column("", text=True)])  # fmt: skip
+        table = Table(f"{shift['metric'].upper()} of {b} against {a}{_at(result)}", [Column("quantile"), Column(a), Column(b), Column("change", "95 % interval"), Column("", text=True)])  # fmt: skip
         for q in shift["quantiles"]:
             if short and q["q"] not in SHORT:
                 continue
@@ -147,10 +152,16 @@ def _shifts(result: Mapping[str, Any], short: bool) -> list[Table]:
             state = {"differs": "bad" if q["change"] > 0 else "good", "open": "unsure"}.get(q["verdict"], "")
             values = [Cell(seconds(q["reference_s"])), Cell(seconds(q["other_s"])), Cell(_change(q))]
             table.rows.append([Cell(name), *values, Cell(_word(q), state=state)])
-        if all(q["reason"] for q in shift["quantiles"]):  # one line says it
+        if len({q["reason"] for q in shift["quantiles"]} - {None}) == 1 and all(
+            q["reason"] for q in shift["quantiles"]
+        ):  # one line says it
             table.rows = [[Cell("all"), *table.rows[-1][1:]]]
         found.append(table)
     return found
+
+
+def _at(result: Mapping[str, Any]) -> str:
+    return f" at {result['level']}" if result["level"] else ""
 
 
 def _word(q: Mapping[str, Any]) -> str:
@@ -162,6 +173,8 @@ def render_comparison(result: Mapping[str, Any], console: Console) -> None:
     from reports.terminal import print_table
 
     console.print(printable(result["sentence"]), style="bold", highlight=False, markup=False)
+    for note in result["notes"]:
+        console.print(printable(note), highlight=False, markup=False)
     for table in tables(result, short=True, narrow=console.width < WIDE_TERMINAL):
         console.print(f"\n{printable(table.title)}", style="bold", highlight=False, markup=False)
         print_table(console, table)
@@ -170,7 +183,7 @@ def render_comparison(result: Mapping[str, Any], console: Console) -> None:
 
 def comparison_markdown(result: Mapping[str, Any]) -> str:
     """The same tables as Markdown."""
-    parts = [f"## {escaped(result['sentence'])}"]
+    parts = [f"## {escaped(result['sentence'])}", *map(escaped, result["notes"])]
     for table in tables(result, short=True):
         heads = [f"{c.head} ({c.unit})" if c.unit else c.head for c in table.columns]
         lines = [heads, ["---" if c.text else "---:" for c in table.columns]]
@@ -190,7 +203,7 @@ def comparison_csv(result: Mapping[str, Any]) -> str:
     for row in result["scorecard"]:
         for run, value, change, reason in zip(result["runs"], row["values"], row["changes"], row["reasons"], strict=True):  # fmt: skip
             change = change or {"change": None, "change_ci": [None, None]}
-            write([row["question"], row["name"], run["name"], value, change["change"], *change["change_ci"], row["verdict"], row["winner"], reason])  # fmt: skip
+            write([row["question"], row["name"], run["name"], value, change["change"], *change["change_ci"], row["verdict"], row["winner"], reason or row["reason"]])  # fmt: skip
     for shift in result["shift"]:
         for q in shift["quantiles"]:
             name = f"{shift['metric']}_p{100 * q['q']:.0f}_s"
@@ -248,7 +261,7 @@ def _quantiles(metric: str, shifts: Sequence[Mapping[str, Any]], result: Mapping
     for name, rows in series.items():
         plot.line(rows, _colour(result, name))
         plot.points(rows, _colour(result, name), size=30)
-    title = f"{metric.upper()} at {result['level']}: quantiles"
+    title = f"{metric.upper()}{_at(result)}: quantiles"
     return Chart(f"{metric}-quantiles", title, f"{title} of {', '.join(series)}.", plot.spec(NARROW, 260), [Key(n, _colour(result, n), "line-dot") for n in series])  # fmt: skip
 
 
@@ -283,7 +296,7 @@ def _shift_chart(metric: str, shifts: Sequence[Mapping[str, Any]], result: Mappi
             plot.points(rows, colour, filled=real)
         keys.append(Key(f"{s['other']} differs", colour, "line-dot"))
     keys.append(Key("not shown to differ", "muted", "dash-ring"))
-    title = f"{metric.upper()} at {result['level']}: change against {reference}"
+    title = f"{metric.upper()}{_at(result)}: change against {reference}"
     return Chart(f"{metric}-shift", title, f"{title}, by quantile, with 95 % intervals.", plot.spec(NARROW, 260), keys)  # fmt: skip
 
 
@@ -295,7 +308,7 @@ def write_comparison_page(path: Path, result: Mapping[str, Any]) -> None:
         figures = {c.name: drawn(c) for c in charts(result)}
     main = tables({**result, "shift": []})
     page = page_template("compare.html.j2").render(
-        title="Comparison – ampacity", sentence=result["sentence"], style=style_sheet(), figures=figures, predicted=any(r["predicted"] for r in result["runs"]),
+        title="Comparison – ampacity", sentence=result["sentence"], notes=result["notes"], style=style_sheet(), figures=figures, predicted=any(r["predicted"] for r in result["runs"]),
         runs=result["runs"], slos=", ".join(result["slos"]) or "none", tables=main, shifts=_shifts(result, False),
         metrics=list(dict.fromkeys(s["metric"] for s in result["shift"])), how=HOW, embedded=embedded_json(result),
     )  # fmt: skip

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import io
 import json
+import shutil
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -25,6 +26,7 @@ from analysis.arms import Arm
 from analysis.comparable import prepare
 from analysis.compare import compare
 from loadgen.rundir import load_run
+from reports.compare import comparison_markdown, render_comparison, write_comparison_page
 from simulator.hardware import find_config
 from simulator.launch import start_in_process
 
@@ -128,6 +130,95 @@ def test_the_noise_floor_is_said_per_metric(tmp_path: Path) -> None:
     assert floor.rows[3][2].text == f"{significant(100 * p50['smallest_seen'], 2)} %"
 
 
+@pytest.fixture(scope="module")
+def measured(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("ab") / "run"
+    virtual_ab(path, (0, 1, 1, 0))
+    return path
+
+
+def limited_in(measured: Path, path: Path, a: Sequence[int], b: Sequence[int]) -> list[Arm]:
+    """The same A/B, with a client that was the limit in these stages of each."""
+    shutil.copytree(measured, path)
+    for name, stages in (("a", a), ("b", b)):
+        meta = json.loads((path / name / "run.json").read_text())
+        for i in stages:
+            meta["stages"][i]["audit"] |= {"client_limited": True, "client_limited_reason": "slip p99 80 ms"}
+        (path / name / "run.json").write_text(json.dumps(meta))
+    return [Arm(n.upper(), prepare(load_run(path / n), limited_too=True)) for n in "ab"]
+
+
+def test_where_no_pair_is_left_nothing_is_compared(
+    measured: Path, tmp_path: Path, ampacity: Any, capsys: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A limited in all six stages, B in two: 8 stages, no pair; exit 2 with everything on disk."""
+    out = tmp_path / "x"
+    limited_in(measured, out, range(6), (1, 4))
+
+    async def run_before(*_: Any) -> Path:
+        return out
+
+    monkeypatch.setattr(experiment, "run_ab", run_before)
+    assert ampacity("ab", "--aa", "http://127.0.0.1:1/v1", "--rate", "6", "--rounds", "3", "--out", out) == 2
+    said = " ".join(capsys.readouterr().out.split())
+    assert said.startswith(
+        "Nothing is compared: no pair of stages is left: the client was the limit in 8 stages (6 of A, 2 of B). "
+        "Use a quieter or larger machine, or a lower --rate."
+    )
+    for wrong in ("no difference", "None", "--rates", "--concurrency", "open ("):
+        assert wrong not in said
+    assert "client.limited_stages [0, 1, 2, 3, 4, 5] [1, 4]" in said
+    result = json.loads((out / "compare.json").read_text())
+    assert (result["compared"], result["interleaved_pairs"], result["interleaved_pairs_planned"]) == (
+        False,
+        0,
+        6,
+    )
+    assert [r["client_limited_stages"] for r in result["runs"]] == [[0, 1, 2, 3, 4, 5], [1, 4]]
+    assert all((out / name).is_file() for name in ("compare.html", "a/report.html", "b/summary.json"))
+
+
+def test_lost_pairs_are_said_with_their_reason_everywhere(measured: Path, tmp_path: Path) -> None:
+    """A lost stages 0 and 1, B 2 and 3: two pairs, one in each order, which leave nothing to see their noise by."""
+    result = compare(limited_in(measured, tmp_path / "x", (0, 1), (2, 3)))
+    lost = "2 of 6 pairs of stages are left: the client was the limit in 4 stages (2 of A, 2 of B)"
+    few = "too few pairs of stages: use more --rounds"
+    assert result["sentence"] == f"Nothing is compared: {few}."
+    assert {q["reason"] for s in result["shift"] for q in s["quantiles"]} == {few}
+    assert {r["verdict"] for r in result["scorecard"]} == {"unknown"}
+    terminal = io.StringIO()
+    render_comparison(result, Console(file=terminal, width=80))
+    write_comparison_page(tmp_path / "page.html", result)
+    for text in (terminal.getvalue(), comparison_markdown(result), (tmp_path / "page.html").read_text()):
+        told = " ".join(text.replace("\\", "").split())
+        assert lost in told
+        assert few in told
+        assert "open (" not in told
+
+
+def test_the_pairs_that_are_left_are_compared(measured: Path, tmp_path: Path) -> None:
+    result = compare(limited_in(measured, tmp_path / "x", (0,), (3,)))
+    assert result["compared"] is True
+    assert result["interleaved_pairs"] == 4
+    assert result["notes"][0].startswith(
+        "4 of 6 pairs of stages are left: the client was the limit in 2 stages (1 of A, 1 of B)"
+    )
+    assert result["sentence"] == "A/A: no difference between the endpoint and itself."
+
+
+def test_the_cheaper_of_two_that_carried_the_same_load_is_no_winner(measured: Path) -> None:
+    """Half the price at the same load is half the cost of that load: what each could carry is not known."""
+    judged = [prepare(load_run(measured / n)) for n in "ab"]
+    result = compare([Arm("A", judged[0], 1, 2.0), Arm("B", judged[1], 1, 1.0)])
+    costs = [r for r in result["scorecard"] if r["question"] == "cost" and None not in r["values"]]
+    assert [r["name"] for r in costs] == ["usd_per_million_output_tokens", "ttft_p99_s_x_usd_per_hour"]
+    for row in costs:
+        assert row["values"][1] / row["values"][0] == pytest.approx(0.5, rel=0.1)
+        assert (row["winner"], row["best"], row["verdict"]) == (None, None, "unknown")
+        assert "not what it can carry" in row["reason"]
+    assert "USD" not in result["sentence"]
+
+
 def settings(**raw: Any) -> Settings:
     return make_settings({"url": "http://127.0.0.1:1/v1", **raw})
 
@@ -161,8 +252,8 @@ def test_one_endpoint_against_itself_over_the_wire(
     """Two run directories, stage k of both with the same lengths and arrivals, in the order A B B A, other texts."""
     code = ampacity("ab", "--aa", server, "--rate", "20", "--duration", "200ms", "--rounds", "2", "--input-tokens", "10",
                     "--output-tokens", "4", "--out", tmp_path / "x", "--json")  # fmt: skip
-    assert code == 0
     result = json.loads(capsys.readouterr().out)
+    assert code == (0 if result["compared"] else 2)  # a busy machine may limit the client in so short stages
     assert result["aa"] is True
     assert [r["path"] for r in result["runs"]] == [str(tmp_path / "x" / n) for n in "ab"]
     metas = [json.loads((tmp_path / "x" / n / "run.json").read_text()) for n in "ab"]

@@ -18,8 +18,8 @@ from synthetic import Stage, make_run, request
 from analysis.arms import Arm
 from analysis.comparable import CompareError, prepare
 from analysis.compare import compare, differences
-from analysis.shift import between_rounds, log_change
-from reports.compare import comparison_csv, comparison_markdown
+from analysis.shift import between_rounds, enough_pairs, log_change
+from reports.compare import comparison_csv, comparison_markdown, tables, write_comparison_page
 
 RATE = 20.0
 Floats = np.ndarray[Any, np.dtype[np.float64]]
@@ -96,7 +96,11 @@ def test_with_more_requests_the_same_advantage_is_real(tmp_path: Path) -> None:
     low, high = cost["changes"][1]["change_ci"]
     assert low < -0.1 < high < 0
     assert "B is better in" in result["sentence"]
-    assert rows(result)["usd_per_million_output_tokens"]["winner"] == "A"
+    tokens = rows(result)["usd_per_million_output_tokens"]
+    assert (
+        tokens["winner"] is None
+    )  # A answered all that was sent: how many tokens it could send is not known
+    assert "not what it can carry" in tokens["reason"]
 
 
 def test_accepted_answers_are_those_that_a_checker_accepted(
@@ -114,7 +118,10 @@ def test_accepted_answers_are_those_that_a_checker_accepted(
 
 
 def test_figures_per_gpu_and_per_dollar(tmp_path: Path) -> None:
-    """B has twice the GPUs at the same price and the same speed: half the goodput per GPU, twice the TTFT × USD/h."""
+    """B has twice the GPUs at the same price and the same speed: half the goodput per GPU, twice the TTFT × USD/h.
+
+    Both carry the load, so neither ratio is more than that of the GPUs: no winner.
+    """
     made = [
         arm(tmp_path / n, stage(ttfts(1)), ["ttft_p99=1s"], gpus=g, usd=2.0) for n, g in (("a", 1), ("b", 2))
     ]
@@ -122,36 +129,56 @@ def test_figures_per_gpu_and_per_dollar(tmp_path: Path) -> None:
     assert found["goodput_rps_per_gpu"]["values"][0] == pytest.approx(
         2 * found["goodput_rps_per_gpu"]["values"][1]
     )
-    assert found["goodput_rps_per_gpu"]["winner"] == "A"
+    assert found["goodput_rps_per_gpu"]["winner"] is None
     assert found["goodput_rps"]["verdict"] == "equal"
     per_dollar = found["ttft_p99_s_x_usd_per_hour"]
     assert per_dollar["values"] == pytest.approx([2 * np.quantile(ttfts(1), 0.99), 4 * np.quantile(ttfts(1), 0.99)], rel=0.03)  # fmt: skip
-    assert per_dollar["winner"] == "A"
+    assert per_dollar["winner"] is None
+    assert "find the usable rate" in per_dollar["reason"]
     assert found["ttft_p99_over_p50"]["verdict"] == "equal"
     assert found["ttft_p99_over_p50"]["winner"] is None
 
 
-def test_usable_rates_win_only_where_their_brackets_are_apart(tmp_path: Path) -> None:
-    def sweep(name: str, slow_at: float) -> Arm:
-        stages: list[Stage] = []
-        start = 0.0
-        for rate in (10.0, 20.0, 40.0):
-            values = ttfts(1, 1500) * (1.0 if rate < slow_at else 30.0)
-            made = stage(values, rate, start_s=start)
-            for r in made.records:
-                r.request_id += 1500 * len(stages)
-                for field in ("scheduled_ns", "dispatched_ns", "connected_ns", "started_ns", "sent_ns", "first_token_ns", "first_answer_ns", "last_token_ns", "ended_ns"):  # fmt: skip
-                    setattr(r, field, getattr(r, field) + round(start * 1e9))
-            stages.append(made)
-            start += 1500 / rate + 60
-        return arm(tmp_path / name, stages, ["ttft_p90=500ms"])
+def sweep(path: Path, slow_at: float, usd: float | None = None) -> Arm:
+    """10, 20 and 40 requests/s inside the SLO below ``slow_at``."""
+    stages: list[Stage] = []
+    start = 0.0
+    for rate in (10.0, 20.0, 40.0):
+        values = ttfts(1, 1500) * (1.0 if rate < slow_at else 30.0)
+        made = stage(values, rate, start_s=start)
+        for r in made.records:
+            r.request_id += 1500 * len(stages)
+            for field in ("scheduled_ns", "dispatched_ns", "connected_ns", "started_ns", "sent_ns", "first_token_ns", "first_answer_ns", "last_token_ns", "ended_ns"):  # fmt: skip
+                setattr(r, field, getattr(r, field) + round(start * 1e9))
+        stages.append(made)
+        start += 1500 / rate + 60
+    return arm(path, stages, ["ttft_p90=500ms"], usd=usd)
 
-    a, b, c = sweep("a", 15), sweep("b", 30), sweep("c", 100)
+
+def test_usable_rates_win_only_where_their_brackets_are_apart(tmp_path: Path) -> None:
+    a, b, c = (sweep(tmp_path / name, at) for name, at in (("a", 15), ("b", 30), ("c", 100)))
     assert rows(compare([a, b]))["usable_rps"]["verdict"] == "open"  # [10, 20] and [20, 40] touch
     found = rows(compare([a, b, c]))["usable_rps"]
     assert found["brackets"][0] == [pytest.approx(10, rel=0.05), 20.0]
     assert found["winner"] is None
-    assert rows(compare([a, c]))["usable_rps"]["winner"] == "C"
+    result = compare([a, c])
+    assert rows(result)["usable_rps"]["winner"] == "C"
+    for narrow in (False, True):
+        card = next(t for t in tables(result, narrow=narrow) if t.title == "Scorecard").rows
+        assert card[0][2].text == "at least 40.0"
+        assert [cell.text for cell in card[1][:3]] == ["  its interval", "10.0 to 20.0", "40.0 to ?"]
+    assert "at least 40.0" in comparison_markdown(result)
+
+
+def test_a_cost_wins_where_the_usable_rate_of_each_is_known(tmp_path: Path) -> None:
+    """B costs half; the SLO breaks for both between 10 and 20/s. Of C, which breaks nowhere, nobody knows what it can carry."""
+    a, b, c = sweep(tmp_path / "a", 15, 2.0), sweep(tmp_path / "b", 15, 1.0), sweep(tmp_path / "c", 100, 1.0)
+    good = rows(compare([a, b]))["usd_per_thousand_good_requests"]
+    assert good["winner"] == "B"
+    assert good["changes"][1]["change"] == pytest.approx(-0.5)
+    good = rows(compare([a, c]))["usd_per_thousand_good_requests"]
+    assert (good["winner"], good["verdict"]) == (None, "unknown")
+    assert None not in good["values"]
 
 
 # --- the shift function ----------------------------------------------------------------------------------------
@@ -221,14 +248,74 @@ def test_rounds_take_out_what_the_order_does() -> None:
     """Log ratios 0.02 ± 0.1 by order: mean 0.02 without scatter. In one order only, the 0.12 cannot be told apart."""
     order = np.array([1.0, -1.0, 1.0, -1.0])
     change = between_rounds(0.02 + 0.1 * order, order)
-    assert change is not None
     assert change.log_ratio == pytest.approx(0.02)
     assert change.se == 0.0
     assert change.df == 2.0
     naive = between_rounds(0.02 + 0.1 * np.ones(4), np.ones(4))
-    assert naive is not None
     assert naive.log_ratio == pytest.approx(0.12)
-    assert between_rounds(np.array([0.1, 0.2]), np.array([1.0, -1.0])) is None
+    assert [enough_pairs(o) for o in ([1.0, -1.0], [1.0], [1.0, 1.0], [1.0, -1.0, 1.0])] == [
+        False,
+        False,
+        True,
+        True,
+    ]
+
+
+def test_an_end_that_is_not_known_is_a_question_mark_on_either_side() -> None:
+    """t(0.975) of 1 degree is 12.7: with se 1 the ends are 1 / 330,000 and 330,000 times."""
+    change = log_change(0.0, 1.0, 1.0)
+    assert change.ci == (None, None)
+    assert change.smallest_seen(1) is None
+    assert change.verdict(real=True) == "open"
+    assert log_change(0.0, 0.5, 1.0).ci == pytest.approx((np.expm1(-6.353), np.expm1(6.353)), rel=1e-3)
+
+
+def test_a_lower_end_among_all_of_the_other_samples_is_not_known(tmp_path: Path) -> None:
+    """The p90 of 320 requests of which four fifths took 0.1 ms and the others 0.2 s to 0.4 s, in one gust each."""
+    values = np.where(np.arange(320) % 160 < 128, 1e-4, np.linspace(0.2, 0.4, 320))
+    result = compare([arm(tmp_path / n, stage(values), seed=s) for n, s in (("a", 1), ("b", 2))])
+    ends = [end for q in quantiles(result, "ttft").values() if q["change_ci"] for end in q["change_ci"]]
+    assert None in ends
+    assert all(end is None or abs(np.log1p(end)) < np.log(1000.1) for end in ends)
+
+
+def test_a_ttft_of_0_has_no_ratio_and_breaks_nothing(tmp_path: Path) -> None:
+    """Another tool's run may say 0 s; its other metrics are compared."""
+    a, b = (arm(tmp_path / n, stage(np.zeros(400)), ["ttft_p99=1s"], usd=2.0) for n in "ab")
+    result = compare([a, b])
+    assert {q["verdict"] for q in quantiles(result, "ttft").values()} == {"unknown"}
+    assert all(q["reason"].startswith("0") for q in quantiles(result, "ttft").values())
+    assert rows(result)["ttft_p99_over_p50"]["reasons"][0].startswith("0")
+    assert quantiles(result, "tpot")[0.5]["verdict"] == "equal"
+    assert result["sentence"] == "No difference between A and B is shown; TTFT could not be compared."
+    write_comparison_page(tmp_path / "page.html", result)
+    assert "TTFT could not be compared" in comparison_markdown(result)
+
+
+def test_stages_of_other_lengths_take_no_part_and_that_is_said(tmp_path: Path) -> None:
+    """B's p99 lengths take ten times as long, at the same load: nothing of it may touch the comparison."""
+    slow = stage(ttfts(1, 400, 10.0), start_s=100.0, extra={"lengths": "p99"})
+    for r in slow.records:
+        r.request_id += 1000
+    a, plain = arm(tmp_path / "a", stage(ttfts(1))), arm(tmp_path / "b", stage(ttfts(1)))
+    result = compare([a, arm(tmp_path / "c", [stage(ttfts(1)), slow])])
+    assert result["shift"][0]["quantiles"] == compare([a, plain])["shift"][0]["quantiles"]
+    (note,) = result["notes"]
+    assert note.startswith("C: its stages at other lengths (--lengths p99) are left out")
+    assert result["runs"][1]["other_lengths"] == ["p99"]
+    assert "other lengths" in comparison_markdown(result)
+
+
+def test_runs_of_one_class_are_compared_as_those_of_none(tmp_path: Path) -> None:
+    records = [
+        request(i, i / RATE, ttft_s=float(t), gaps_s=[0.01] * 4, class_="chat")
+        for i, t in enumerate(ttfts(1))
+    ]
+    made = [arm(tmp_path / n, Stage(records, 50.0, offered_rps=RATE), ["ttft_p99=1s"]) for n in "ab"]
+    plain = [arm(tmp_path / n, stage(ttfts(1)), ["ttft_p99=1s"]) for n in "cd"]
+    of_class, of_none = compare(made), compare(plain)
+    assert [t["quantiles"] for t in of_class["shift"]] == [t["quantiles"] for t in of_none["shift"]]
+    assert [r["values"] for r in of_class["scorecard"]] == [r["values"] for r in of_none["scorecard"]]
 
 
 def test_student_interval_and_smallest_difference() -> None:
@@ -324,6 +411,7 @@ def test_stages_that_the_client_limited_are_left_out_and_said(tmp_path: Path) ->
     result = compare([a, b])
     assert result["level"] == "20/s"
     assert len(result["curves"][0]["stages"]) == 1
+    assert result["notes"] == ["A: 1 stage is left out, the client was the limit in it (index 1)."]
 
 
 # --- what is no evidence, and the files ------------------------------------------------------------------------
@@ -421,7 +509,7 @@ def test_the_worked_example_of_the_docs_says_what_the_docs_say(
     result = json.loads(capsys.readouterr().out)
     assert "B is slower than A in TTFT, ITL, TPOT, E2E" in result["sentence"]
     cost = rows(result)["usd_per_thousand_good_requests"]
-    assert cost["winner"] == "B"
+    assert cost["winner"] is None
     assert cost["changes"][1]["change"] == pytest.approx(-0.25, abs=0.01)
     for metric in ("itl", "tpot", "e2e"):
         assert 0.04 < quantiles(result, metric)[0.5]["change"] < 0.1

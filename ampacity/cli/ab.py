@@ -58,6 +58,8 @@ def ab(
         raise typer.Exit(EXIT_INTERRUPTED)
     result = compare([load_arm(name.upper(), out / name) for name in NAMES])
     write_json(out / "compare.json", result)
-    show(result, out / "compare.html", None, None, as_json=json)
-    if not json:
-        print(f"comparison: {out / 'compare.html'}", out, sep="\n")
+    try:
+        show(result, out / "compare.html", None, None, as_json=json)
+    finally:
+        if not json:
+            print(f"comparison: {out / 'compare.html'}", out, sep="\n")

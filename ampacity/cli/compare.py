@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 
+from ampacity.cli import EXIT_USAGE
 from ampacity.cli.output import print_json, write_text, writing
 
 if TYPE_CHECKING:
@@ -110,7 +111,10 @@ def per_run(texts: Sequence[str] | None, names: Sequence[str], runs: Sequence[Pa
 def show(
     result: dict[str, Any], html: Path | None, markdown: Path | None, csv: Path | None, *, as_json: bool
 ) -> None:
-    """Write the files that are wanted and print the comparison. Raises RunDirError where a file cannot be written."""
+    """Write the files that are wanted and print the comparison; an A/B of which nothing can be compared exits 2.
+
+    Raises RunDirError where a file cannot be written.
+    """
     from rich.console import Console
 
     from reports.compare import (
@@ -131,3 +135,5 @@ def show(
         print_json(result)
     else:
         render_comparison(result, Console(highlight=False))
+    if result["interleaved_pairs"] is not None and not result["compared"]:
+        raise typer.Exit(EXIT_USAGE)
