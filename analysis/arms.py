@@ -144,7 +144,8 @@ class Pairing:
         skipped = max(skipped_of(s), skipped_of(t))
         first, second = self.a.read(s, skipped), self.b.read(t, skipped)
         seeds = [arm.judged.run.meta.get("seed") for arm in (self.a, self.b)]
-        same = first.schedule == second.schedule and seeds[0] == seeds[1] and s["index"] == t["index"]
+        number = [meta.get("schedule", meta.get("index")) for meta in (self.a.meta_of(s), self.b.meta_of(t))]
+        same = first.schedule == second.schedule and seeds[0] == seeds[1] and number[0] == number[1]
         after = self.b.meta_of(t)["start_ns"] - self.a.meta_of(s)["start_ns"]
         return Pair(first, second, same and s["kind"] != "closed", 1.0 if after > 0 else -1.0)
 

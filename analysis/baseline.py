@@ -181,7 +181,7 @@ def schedule_of(run: Judged, name: str, records: LevelRecords) -> str | None:
     return (
         None
         if stage["kind"] == "closed"
-        else f"{records.schedule}-{run.run.meta.get('seed')}-{meta.get('index')}"
+        else f"{records.schedule}-{run.run.meta.get('seed')}-{meta.get('schedule', meta.get('index'))}"
     )
 
 

@@ -455,3 +455,18 @@ def test_why_a_run_is_no_baseline(tmp_path: Path) -> None:
         make_baseline([run(tmp_path / "bad", stage(ttfts(1), failed=50, failed_at=700))])
     with pytest.raises(CompareError, match="20/s: 60 requests after the warm-up, 100 are needed"):
         make_baseline([run(tmp_path / "short", stage(ttfts(1, 60)), warmup_requests=0)])
+
+
+def test_a_stage_that_was_repeated_sent_the_same_and_is_paired(tmp_path: Path) -> None:
+    base = reread(make_baseline([run(tmp_path / "base", stage(ttfts(1, 1500)))]))
+    disturbed = stage(ttfts(3, 1500))
+    disturbed.client_limited = True
+    again = stage(ttfts(1, 1500), start_s=100.0)
+    values = ttfts(1, 1500)
+    again.records = [
+        request(1500 + i, 100.0 + i / RATE, ttft_s=float(t), gaps_s=[0.01] * 4) for i, t in enumerate(values)
+    ]
+    again.extra = {"schedule": 0}
+    found = judge_gate(base, [run(tmp_path / "again", [disturbed, again])], {})
+    assert found["same_schedule"] is True
+    assert found["verdict"] == "pass", found["sentence"]

@@ -87,6 +87,7 @@ class Rig(StageBook):
         while judged and not self.ended and self._disturbed(judged) and self.repeats_left > 0:
             self.repeats_left -= 1
             self._progress.note(f"stage {judged['index']} is repeated: {judged['client_limited_reason']}")
+            self._repetitions += 1
             judged = await once()
         return judged
 
@@ -227,7 +228,7 @@ class Rig(StageBook):
     def _announce(self, plan: StagePlan, start_ns: int) -> None:
         """Write down what is about to run, so that a report can be made of it after a kill."""
         self._writer.meta["stages"].append({
-            **plan.meta(start_ns), "lengths": self.lengths, "drained_ns": None,
+            **plan.meta(start_ns), "schedule": self._schedule, "lengths": self.lengths, "drained_ns": None,
             "scheduled_requests": len(plan.schedule) if plan.kind == "open" else None, "ended_early": None, "audit": None, "played_sessions": plan.schedule.session is not None,
         })  # fmt: skip
         self._writer.write_meta()

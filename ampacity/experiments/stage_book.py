@@ -23,6 +23,9 @@ class StageBook:
         self.ended: tuple[str, str] | None = None  # (status, reason): no further stage can run
         self._writer = writer
         self._first_request_id = 0
+        self._repetitions = (
+            0  # of stages that were disturbed: they send the same lengths at the same times, other texts
+        )
         self._left_requests = settings.max_requests
         self._left_tokens = settings.max_tokens
 
@@ -42,10 +45,15 @@ class StageBook:
         if self._left_tokens is not None:
             self._left_tokens -= tokens
 
+    @property
+    def _schedule(self) -> int:
+        """The number of the next stage's schedule."""
+        return len(self.stages) - self._repetitions
+
     def _next(self) -> dict[str, Any]:
         """What makes the next stage's schedule differ from the others'."""
         return {
-            "seed": self.settings.seed, "stage": len(self.stages), "first_request_id": self._first_request_id,
+            "seed": self.settings.seed, "stage": self._schedule, "first_request_id": self._first_request_id,
         }  # fmt: skip
 
     def _open_schedule(self, rate_rps: float, duration_s: float) -> Schedule:
