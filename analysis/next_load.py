@@ -9,7 +9,7 @@ from itertools import combinations
 from typing import Any
 
 from analysis.intervals import prob_at_least
-from analysis.search import NEAR, Estimate, estimate, is_over, judged_open
+from analysis.search import NEAR, WAITS, Estimate, estimate, is_over, judged_open
 from analysis.slo import Slo, parse_slo
 
 GROWTH = 2.0
@@ -20,6 +20,7 @@ CLEAR = 0.001  # chance of being wrong at which a stage is ended early: it is lo
 APART = 0.7  # in log-odds of a miss: how far from the limit the loads are
 SPLIT = 1.2  # loads on both sides of the limit that are further apart have the next one between them
 WIDE = 2.0  # upper over lower end of an interval that says nothing yet of where the limit is not
+LASTS = 3.0  # a stage lasts so many times as long as an overload of its size takes to show
 STEP_MAX = 1.0  # a stage takes at most this many times the requests of all stages near the limit
 
 
@@ -75,21 +76,42 @@ def next_step(stages: Sequence[Mapping[str, Any]], goal: Goal) -> Step | Finishe
     if reached(judged, found, goal):
         text = f"{found.usable_rps:.3g} requests/s to within {100 * found.relative_error:.2g} %"
         return Finished(text, reached=True, more_requests=0)
-    wanted = math.ceil(near * (found.relative_error / goal.precision) ** 2)
+    lacking = _lacking(near, found, goal)
     if len(stages) >= STAGES_MAX:
-        return Finished(f"{STAGES_MAX} stages are enough", more_requests=max(wanted - near, 1))
-    return _narrow(judged, found, centre, wanted, goal)
+        return Finished(f"{STAGES_MAX} stages are enough", more_requests=max(lacking, 1))
+    return _narrow(judged, found, centre, lacking, goal)
+
+
+def cut_short(stages: Sequence[Mapping[str, Any]], goal: Goal, why: str) -> Finished:
+    """The end of a search that something else ended, for the reason ``why``: what it would still have taken."""
+    end = next_step(stages, goal)
+    if isinstance(end, Finished):
+        return end
+    judged = judged_open(stages)
+    found = estimate(judged, goal.slos)
+    near = near_requests(judged, _centre(judged, found)) if found else 0
+    return Finished(why, more_requests=max(_lacking(near, found, goal), end.requests) if found else None)
+
+
+def _lacking(near: int, found: Estimate, goal: Goal) -> int:
+    """Requests near the limit that the precision still takes: the interval narrows with the square root."""
+    return math.ceil(near * (found.relative_error / goal.precision) ** 2) - near
 
 
 def _bracket(judged: Sequence[Mapping[str, Any]], goal: Goal) -> Step | Finished | None:
     over = [s for s in judged if is_over(s)]
     top, bottom = float(judged[-1]["offered_rps"]), float(judged[0]["offered_rps"])
     if not over:
-        return Step(_rate(top * GROWTH), goal.few, f"the SLO holds at {_rate(top):g} requests/s")
+        holds = "holds" if judged[-1]["slo_met"] else "seems to hold"
+        return _step(
+            judged, goal, top * GROWTH, goal.few, 1.0, f"the SLO {holds} at {_rate(top):g} requests/s"
+        )
     if len(over) == len(judged):
         if bottom <= goal.first_rps / GROWTH**DOWN_STEPS:
             return Finished(f"even {_rate(bottom):g} requests/s are too many")
-        return Step(_rate(bottom / GROWTH), goal.few, f"{_rate(bottom):g} requests/s are too many")
+        return _step(
+            judged, goal, bottom / GROWTH, goal.few, 1.0, f"{_rate(bottom):g} requests/s are too many"
+        )
     return None
 
 
@@ -126,7 +148,7 @@ def _centre(judged: Sequence[Mapping[str, Any]], found: Estimate) -> float:
     held = max(float(s["offered_rps"]) for s in judged if not is_over(s))
     broke = min(float(s["offered_rps"]) for s in judged if is_over(s))
     low, high = found.usable_rps_ci
-    if not 1 < broke / held < high / low:
+    if not low <= held < broke <= high:
         return found.usable_rps
     return math.sqrt(held * broke) if broke > SPLIT * held else min(max(found.usable_rps, held), broke)
 
@@ -138,7 +160,7 @@ def reached(judged: Sequence[Mapping[str, Any]], found: Estimate, goal: Goal) ->
 
 
 def _narrow(
-    judged: Sequence[Mapping[str, Any]], found: Estimate, centre: float, wanted: int, goal: Goal
+    judged: Sequence[Mapping[str, Any]], found: Estimate, centre: float, lacking: int, goal: Goal
 ) -> Step:
     """Where half or twice the allowed share would miss, on the side that has seen less, as long as the interval asks for.
 
@@ -148,15 +170,37 @@ def _narrow(
     below = near_requests([s for s in judged if s["offered_rps"] <= centre], centre)
     apart = min(APART / found.slope, 0.75 * NEAR)
     load = centre * (1 - apart if 2 * below <= near else 1 + apart / 2)
-    requests = min(
-        max(wanted - near, near // 10, 2 * goal.few), max(4 * goal.few, math.ceil(STEP_MAX * near))
+    requests = min(max(lacking, near // 10, 2 * goal.few), max(4 * goal.few, math.ceil(STEP_MAX * near)))
+    return _step(
+        judged, goal, load, requests, found.relative_error, f"the usable rate is known {_known(found)}"
     )
-    return Step(_rate(load), requests, f"the usable rate is known to {100 * found.relative_error:.2g} %")
+
+
+def _step(
+    judged: Sequence[Mapping[str, Any]], goal: Goal, load: float, requests: int, overload: float, why: str
+) -> Step:
+    """Long enough that an ``overload`` (a share of the load) leaves a backlog which breaks the SLO before the end."""
+    waits_s = [slo.limit_s for slo in goal.slos if slo.metric in WAITS]
+    steady = [s for s in judged if s["stable"] is not False and s["achieved_rps"]]
+    nearest = min(steady, key=lambda s: abs(math.log(s["offered_rps"] / load)), default=None)
+    stays_s = nearest["concurrency"] / nearest["achieved_rps"] if nearest else 0.0
+    lasting_s = LASTS * (min(waits_s, default=0.0) + stays_s) / min(max(overload, goal.precision), 1.0)
+    return Step(_rate(load), max(requests, math.ceil(load * lasting_s)), why)
+
+
+def _known(found: Estimate) -> str:
+    """How well, as people say it."""
+    low, high = found.usable_rps_ci
+    return (
+        f"to {100 * found.relative_error:.2g} %"
+        if high <= WIDE * low
+        else f"to a factor of {high / low:.2g} only"
+    )
 
 
 def told_enough(stages: Sequence[Mapping[str, Any]], partial: Mapping[str, Any], goal: Goal) -> str | None:
     """Why a stage that is still going on need not go on: unstable, clearly met or broken, or precise enough."""
-    if partial["stable"] is False:
+    if partial["stable"] is False and is_over(partial):
         return f"no steady state: {partial['stable_reason']}"
     verdicts = [v for v in partial["slo_verdicts"] if v["attainment"] is not None]
     if not verdicts:
@@ -168,7 +212,7 @@ def told_enough(stages: Sequence[Mapping[str, Any]], partial: Mapping[str, Any],
         return broken and f"{broken} is clearly broken"
     load, (low, high) = float(partial["offered_rps"]), found.usable_rps_ci
     if reached(together, found, goal):
-        return f"the usable rate is known to {100 * found.relative_error:.2g} %"
+        return f"the usable rate is known {_known(found)}"
     if not low / (1 + goal.precision) <= load <= high * (1 + goal.precision):
         return f"the limit is elsewhere: between {low:.3g} and {high:.3g} requests/s"
     return None

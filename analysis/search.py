@@ -6,7 +6,7 @@ Model: near the limit the log-odds of a miss rise linearly with the load, as the
 
 so that every stage says something about x*, where exactly a share q is within the limit. The misses of a stage
 come in clusters. Flat priors on x* and ln b, summed over a grid, give the posterior of x*; of several SLOs the
-lowest x* counts. An unstable stage lies above x*.
+lowest x* counts. An unstable stage lies above x*, unless it was taken for one by mistake.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ POOLED = (
     "all open stages together: near the limit the log-odds of a miss rise linearly with the load (slope and crossing "
     "unknown, flat priors, 95 % of the posterior), each stage counts by its effective sample size"
 )
+WAITS = ("ttft", "first_answer", "e2e")  # metrics whose limit is a time that a request may spend waiting
 NEAR = 0.2  # in ln(load): the distance over which the model is trusted to be a straight line
 MEMORY = (
     3.0  # requests in a cluster, per rho / (1 - rho)^2; it is 2.7 to 3.7 in an M/M/1 queue at rho 0.5 to 0.85
@@ -39,6 +40,8 @@ SPREAD = (
 )
 SLOPES = np.exp(np.linspace(math.log(2.0), math.log(200.0), 16))
 UNSTABLE_SLOPE = 60.0  # log-odds that a stage has no steady state, per ln(load) above x*
+MISTAKEN = 0.02  # chance that a stage below x* is taken for unstable; up to half where it is short
+FILLING = 0.1  # a stage that is blind to smaller overloads than this may be filling up only
 _GRID = 61
 
 
@@ -85,11 +88,28 @@ def judged_open(stages: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
 
 
 def is_over(stage: Mapping[str, Any]) -> bool:
-    """Whether a stage looks to be above the limit: no steady state, or a share within the limit below its SLO."""
-    return stage["stable"] is False or any(
-        v["attainment"] is not None and v["attainment"] < parse_slo(v["slo"]).quantile
-        for v in stage["slo_verdicts"]
+    """Whether a stage looks to be above the limit: a share within the limit below its SLO, or no steady state.
+
+    A stage that is short against what is in it fills up, which looks like an overload: there only misses count.
+    """
+    slos = [parse_slo(v["slo"]) for v in stage["slo_verdicts"]]
+    if stage["stable"] is False and all(blind(stage, slo) <= FILLING for slo in slos):
+        return True
+    return any(
+        v["attainment"] is not None and v["attainment"] < slo.quantile
+        for v, slo in zip(stage["slo_verdicts"], slos, strict=True)
     )
+
+
+def together(stage: Mapping[str, Any], slo: Slo) -> float:
+    """Requests that share one fate: those in flight, and those that arrive within the limit."""
+    waits_s = slo.limit_s if slo.metric in WAITS else 0.0
+    return float(stage["concurrency"]) + waits_s * float(stage["offered_rps"])
+
+
+def blind(stage: Mapping[str, Any], slo: Slo) -> float:
+    """The overload, as a share of the load, that a stage is too short to show: what it leaves behind is no backlog yet."""
+    return together(stage, slo) / max(int(stage["requests"] + stage["window"]["warmup_requests"]), 1)
 
 
 def estimate(stages: Sequence[Mapping[str, Any]], slos: Sequence[Slo]) -> Estimate | None:
@@ -118,6 +138,7 @@ class _Looks:
     n: Floats
     share: Floats
     clustering: Floats
+    together: Floats  # samples of the requests that share one fate
     per_request: float  # samples of a request: gaps, for a metric that is judged by them
 
     def clusters(self, centre: float, weight: Floats, quantile: float) -> Floats:
@@ -133,9 +154,7 @@ class _Looks:
         scale = np.exp(np.clip(np.outer(1 + 2 * r, np.clip(self.x - centre, -NEAR, NEAR)), -1.5, 1.5))
         seen = weight * self.share * self.n
         pooled = (self.clustering / scale) @ seen / max(float(seen.sum()), 1e-9)
-        size = np.maximum(pooled, MEMORY * r * (1 + r) * self.per_request)[:, None] * scale
-        size = size * (1 + START_UP * np.maximum(size, self.clustering) / self.n)
-        return np.asarray(size + SPREAD**2 * self.n * self.share * (1 - self.share))
+        return np.asarray(np.maximum(pooled, MEMORY * r * (1 + r) * self.per_request)[:, None] * scale)
 
 
 def _looks(judged: Sequence[Mapping[str, Any]], slo: Slo) -> _Looks:
@@ -146,30 +165,32 @@ def _looks(judged: Sequence[Mapping[str, Any]], slo: Slo) -> _Looks:
             continue
         n = float(stage[f"{slo.metric}_s"]["n"] if slo.metric in GAP_METRICS else stage["requests"])
         clustering = max(1.0, n / verdict["requests_effective"])
-        rows.append((math.log(stage["offered_rps"]), n, 1 - verdict["attainment"], clustering))
-    table = np.array(rows, dtype=np.float64).reshape(-1, 4)
+        rows.append(
+            (math.log(stage["offered_rps"]), n, 1 - verdict["attainment"], clustering, together(stage, slo))
+        )
+    table = np.array(rows, dtype=np.float64).reshape(-1, 5)
     requests = sum(s["requests"] for s in judged) if slo.metric in GAP_METRICS else table[:, 1].sum()
-    load, samples, share, clustering = table.T
-    return _Looks(load, samples, share, clustering, float(samples.sum() / max(requests, 1)))
+    load, samples, share, clustering, fate = table.T
+    per_request = float(samples.sum() / max(requests, 1))
+    return _Looks(load, samples, share, clustering, fate * per_request, per_request)
 
 
 def _pooled(judged: Sequence[Mapping[str, Any]], slo: Slo) -> Posterior | None:
-    """Posterior of x* for one SLO; far stages count less, by their distance from where x* is found."""
+    """Posterior of x* for one SLO; far stages count less, by their distance from where x* may be."""
     looks = _looks(judged, slo)
     x = looks.x
     if not len(x):
         return None
-    unstable = np.array([math.log(s["offered_rps"]) for s in judged if s["stable"] is False])
+    unstable = np.array([(math.log(s["offered_rps"]), blind(s, slo)) for s in judged if s["stable"] is False])
     weight, centre = np.ones(len(x)), float(np.median(x))
     for step in range(3):
         found = _posterior(
             looks, looks.clusters(centre, weight, slo.quantile), weight, unstable, slo.quantile
         )
         centre = found.at(0.5)
-        below, above = x[x <= centre], x[x >= centre]
-        reach = max(NEAR, *(float(np.min(np.abs(side - centre), initial=9.0)) for side in (below, above)))
-        if step < 2:
-            weight = np.exp(-(((x - centre) / min(reach, 1.0)) ** 2) / 2)
+        low, high = found.at(0.025), found.at(0.975)
+        if step < 2:  # by the distance from the interval: inside it nobody knows yet what is far
+            weight = np.exp(-(((x - np.clip(x, low, high)) / NEAR) ** 2) / 2)
     return found
 
 
@@ -179,16 +200,26 @@ def _posterior(
     """Sum over slopes on a grid of x*, drawn in three times around where the probability is."""
     odds, kept = math.log((1 - quantile) / quantile), weight > 1e-3
     x, n, misses = looks.x[kept], looks.n[kept], (looks.n * looks.share)[kept]
-    size, weight = clusters[:, None, kept] / 2, weight[kept]
+    least, seen, share = looks.together[kept], looks.clustering[kept], looks.share[kept]
+    beyond = SLOPES[:, None, None] / math.log(1 / (1 - quantile))  # times the rise: 1 at saturation
+    power = weight[kept] / (
+        1 + START_UP * np.maximum(least, seen) / n
+    )  # no hypothesis makes a stage count less
+    clusters = clusters[:, None, kept]
+    load, mistaken = unstable.reshape(-1, 2).T
+    mistaken = np.clip(mistaken / 2, MISTAKEN, 0.5)
     low, high = float(looks.x.min()) - math.log(4.0), float(looks.x.max()) + math.log(2.0)
     for _ in range(3):
         grid = np.linspace(low, high, _GRID)
         rise = np.expm1(np.clip(x - grid[:, None], -50, 3))
         logit = odds + SLOPES[:, None, None] * rise  # slopes, grid, looks
         expected = n / (1 + np.exp(-np.clip(logit, -50, 50)))
-        likelihood = (_log_density(misses, expected / size, size) * weight).sum(axis=2)
-        if len(unstable):
-            likelihood -= np.logaddexp(0, -UNSTABLE_SLOPE * (unstable - grid[:, None])).sum(axis=1)
+        # far beyond saturation the queue does not come back: no clusters there, whatever the slope
+        size = np.maximum(clusters / np.maximum(beyond * rise - 1, 1) ** 2, least)
+        size = np.minimum(size, n) + SPREAD**2 * n * share * (1 - share)  # a stage is one cluster at most
+        likelihood = (_log_density(misses, 2 * expected / size, size / 2) * power).sum(axis=2)
+        above = 1 / (1 + np.exp(-UNSTABLE_SLOPE * np.clip(load - grid[:, None], -0.5, 0.5)))
+        likelihood += np.log(mistaken + (1 - mistaken) * above).sum(axis=1)
         mass = np.exp(likelihood - likelihood.max())
         cumulative = np.cumsum(mass.sum(axis=0))
         cumulative /= cumulative[-1]
@@ -263,3 +294,12 @@ def summarise_search(
         "more_requests": noted.get("more_requests"), "reason": noted.get("ended") or "the run ended before the search did",
         "path": path,
     }  # fmt: skip
+
+
+def shortfall(search: Mapping[str, Any]) -> str | None:
+    """A sentence where the search did not reach its precision: why, and what it would have taken."""
+    if search["reached"]:
+        return None
+    more = search["more_requests"]
+    takes = f"; some {more:,} more requests near the limit would reach it" if more else ""
+    return f"The precision asked for, {100 * search['precision']:.2g} %, was not reached: {search['reason']}{takes}."

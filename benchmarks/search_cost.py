@@ -4,6 +4,7 @@
     python -m benchmarks.search_cost --server batch --load 0.85      # a server of coverage.py, its limit put at that load
     python -m benchmarks.search_cost --brackets --seeds 500          # intervals of a grid and of a sweep, at four loads
     python -m benchmarks.search_cost --engine --seeds 20             # on the simulated engine; truth by its own bookkeeping
+    python -m benchmarks.search_cost --engine --output-tokens gamma:mean=5,cv=1 --slo ttft_p90=100ms --precision 0.25 --seeds 40
 
 M/M/1: TTFT is the sojourn time, exponential with rate mu - lambda, so the usable rate is mu - ln(1/(1-q))/limit exactly,
 and C_max = rho/(1-rho) + lambda x decoding time by Little's law. The fixed grid has ten loads, evenly spaced up to
@@ -37,6 +38,7 @@ from benchmarks.coverage import SERVERS, Server
 
 MU = 10.0  # requests/s that the queue serves
 DECODE_S = 0.5
+OUTPUT_TOKENS = "gamma:mean=20,cv=1"
 GRID = np.arange(1, 11) / 10  # of saturation
 GRID_REQUESTS = (5_000, 10_000, 20_000, 40_000, 80_000)
 BRACKET_LOADS = (0.5, 0.7, 0.85, 0.95)  # of saturation: where the limit is put
@@ -163,7 +165,9 @@ def search_server(
     return estimate(rig.stages, [slo]), rig.sent, bool(rig.noted["search"]["reached"]), len(rig.stages)
 
 
-def search_engine(slo: Slo, precision: float, seed: int) -> tuple[Estimate | None, int, bool, int]:
+def search_engine(
+    slo: Slo, precision: float, seed: int, output_tokens: str = OUTPUT_TOKENS
+) -> tuple[Estimate | None, int, bool, int]:
     from dataclasses import replace
 
     from rich.console import Console
@@ -178,7 +182,7 @@ def search_engine(slo: Slo, precision: float, seed: int) -> tuple[Estimate | Non
         found.append(rig)
         await search.run(rig)
 
-    settings, config = _engine(slo)
+    settings, config = _engine(slo, output_tokens)
     with tempfile.TemporaryDirectory() as folder:
         settings = replace(settings, seed=seed, out=Path(folder) / "run")
         asyncio.run(
@@ -191,24 +195,26 @@ def search_engine(slo: Slo, precision: float, seed: int) -> tuple[Estimate | Non
     return found_now, sent, reached, len(rig.stages)
 
 
-def _engine(slo: Slo) -> tuple[Any, Any]:
+def _engine(slo: Slo, output_tokens: str) -> tuple[Any, Any]:
     from ampacity.config import make_settings
     from simulator.hardware import find_deployment
 
     raw = {
         "url": "http://x.invalid/v1",
         "input_tokens": 10,
-        "output_tokens": "gamma:mean=20,cv=1",
+        "output_tokens": output_tokens,
         "slo": [slo.text],
     }
     return make_settings(raw), find_deployment("linear:0.01,0.001,max_num_seqs=16")
 
 
-def engine_truth(slo: Slo, requests: int = 60_000, replications: int = 8) -> tuple[float, float]:
+def engine_truth(
+    slo: Slo, output_tokens: str, requests: int = 60_000, replications: int = 8
+) -> tuple[float, float]:
     from simulator.truth import true_capacity
     from workloads.schedule import open_schedule
 
-    settings, config = _engine(slo)
+    settings, config = _engine(slo, output_tokens)
 
     def make(rate_rps: float, seed: int) -> Any:
         s = open_schedule(
@@ -231,10 +237,11 @@ def study(
     slo: Slo,
     precision: float,
     seeds: int,
+    first_seed: int = 0,
 ) -> float:
     """Print the figures of ``seeds`` searches; gives the 95th percentile of the relative error of those that got there."""
     rows = []
-    for seed in range(seeds):
+    for seed in range(first_seed, first_seed + seeds):
         found, sent, reached, stages = search(slo, precision, seed)
         if found is None:
             continue
@@ -259,7 +266,7 @@ def study(
         f"  of these within {precision:.0%} of the truth: {np.mean(error <= precision):.1%}; error p50 {np.median(error):.2%}, p95 "
         f"{np.quantile(error, 0.95):.2%}, bias {got[:, 0].mean():+.2%}\n"
         f"  interval holds the truth: usable {table[:, 1].mean():.1%}, C_max {table[:, 2].mean():.1%}\n"
-        f"  requests p50 {np.median(table[:, 3]):,.0f}, mean {table[:, 3].mean():,.0f}; stages p50 {np.median(table[:, 5]):.0f}",
+        f"  requests p50 {np.median(table[:, 3]):,.0f}, mean {table[:, 3].mean():,.0f}, most {table[:, 3].max():,.0f}; stages p50 {np.median(table[:, 5]):.0f}",
         flush=True,
     )
     return float(np.quantile(error, 0.95))
@@ -320,7 +327,9 @@ def main() -> None:
     parser.add_argument("--slo", default=None)
     parser.add_argument("--precision", type=float, default=0.05)
     parser.add_argument("--seeds", type=int, default=100)
+    parser.add_argument("--first-seed", type=int, default=0)
     parser.add_argument("--engine", action="store_true")
+    parser.add_argument("--output-tokens", default=OUTPUT_TOKENS, help="of the engine's answers")
     parser.add_argument("--grid", type=int, default=40, metavar="SEEDS")
     parser.add_argument("--server", choices=["mm1", *SERVERS], default="mm1")
     parser.add_argument(
@@ -330,7 +339,8 @@ def main() -> None:
     given = parser.parse_args()
     slo = parse_slo(given.slo or ("ttft_p95=100ms" if given.engine else "ttft_p95=1s"))
     if given.engine:
-        study(search_engine, engine_truth(slo), slo, given.precision, given.seeds)
+        engine = partial(search_engine, output_tokens=given.output_tokens)
+        study(engine, engine_truth(slo, given.output_tokens), slo, given.precision, given.seeds, given.first_seed)
         return
     if given.brackets:
         brackets(slo.quantile, given.seeds)
@@ -338,7 +348,7 @@ def main() -> None:
     server = QUEUE if given.server == "mm1" else SERVERS[given.server]()
     put = (slo, queue_truth(slo)) if server is QUEUE else put_at(server, 0.85, slo.quantile)
     slo, truth = put_at(server, given.load, slo.quantile) if given.load else put
-    study(partial(search_server, server), truth, slo, given.precision, given.seeds)
+    study(partial(search_server, server), truth, slo, given.precision, given.seeds, given.first_seed)
     if given.grid and server is QUEUE:
         grid(slo, given.grid)
 

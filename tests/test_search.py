@@ -99,9 +99,12 @@ def test_short_stages_on_both_sides_have_the_next_one_between_them() -> None:
     ]
     step = next_step(short, GOAL)
     assert isinstance(step, Step)
-    assert step.load_rps == pytest.approx(
-        math.sqrt(8 * 16) * 0.85, rel=1e-3
-    )  # the most that a load is off the centre
+    assert 8 < step.load_rps < 16
+    # the load arrives for 1 s (the limit) and spends 2 s in flight: an overload as large as what is not known
+    # yet of the limit, three times over
+    found = estimate(short, SLOS)
+    assert found is not None
+    assert step.requests >= 3 * 3 * step.load_rps / min(found.relative_error, 1)
 
 
 def test_the_slope_is_found_and_says_how_far_from_the_limit_the_next_load_is() -> None:

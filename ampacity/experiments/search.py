@@ -9,7 +9,7 @@ from typing import Any
 
 from ampacity.experiments.sweep import START_IN_FLIGHT, Rig, first_rate
 from ampacity.values import ConfigError
-from analysis.next_load import Finished, Goal, Step, next_step, told_enough
+from analysis.next_load import Finished, Goal, Step, cut_short, next_step, told_enough
 from analysis.search import estimate
 
 START = 4 * START_IN_FLIGHT  # requests in flight at the first load
@@ -47,7 +47,9 @@ class Search:
         )
         self._note(rig, None)
         while isinstance(step := next_step(rig.stages, goal), Step):
-            if not await self._stage(rig, goal, step):
+            over = await self._stage(rig, goal, step)
+            if over:
+                self._note(rig, cut_short(rig.stages, goal, over))
                 return
         if step.reached:
             await self._repeat(rig, goal)
@@ -55,30 +57,27 @@ class Search:
             await self._closed(rig, goal)
         self._note(rig, step)
 
-    async def _stage(self, rig: Rig, goal: Goal, step: Step) -> bool:
-        """One stage; False where the run is over, or no time is left for it."""
+    async def _stage(self, rig: Rig, goal: Goal, step: Step) -> str | None:
+        """One stage; gives why it is the last one, where the run is over or no time is left."""
         fill_s = FILL_TIMES * max([rig.typical_e2e_s, *(_mean_e2e_s(s) for s in rig.stages[-1:])])
         duration_s = max(step.requests / step.load_rps, fill_s)
         limit_s = self._plan.max_duration_s
         if limit_s is not None:
             left_s = limit_s - self._spent_s
             if left_s < min(duration_s, max(fill_s, 0.05 * limit_s)):
-                self._note(
-                    rig, Finished(f"--max-duration {limit_s:g} s is used up", more_requests=step.requests)
-                )
-                return False
+                return f"--max-duration {limit_s:g} s is used up"
             duration_s = min(duration_s, left_s)
         before, began_s = list(rig.stages), time.monotonic()
         judged = await rig.open_stage(
             step.load_rps, duration_s, lambda partial: told_enough(before, partial, goal)
         )
         if judged is None:
-            return False
+            return rig.ended[1] if rig.ended else "the run is over"
         # engine time where it is virtual, else the clock's, drain included
         self._spent_s += max(judged["window"]["end_s"], time.monotonic() - began_s)
         self._path.append({"stage": judged["index"], "offered_rps": step.load_rps, "why": step.why})
         self._note(rig, None)
-        return rig.ended is None
+        return rig.ended and rig.ended[1]
 
     async def _repeat(self, rig: Rig, goal: Goal) -> None:
         """Both ends of the interval again, as often as was asked for, in an order that the seed draws."""
@@ -89,9 +88,7 @@ class Search:
         random.Random(rig.settings.seed).shuffle(loads)
         longest = max(int(s["requests"]) for s in rig.stages)
         for load in loads:
-            if not await self._stage(
-                rig, goal, Step(float(f"{load:.4g}"), longest, "repeat, in random order")
-            ):
+            if await self._stage(rig, goal, Step(float(f"{load:.4g}"), longest, "repeat, in random order")):
                 return
 
     async def _closed(self, rig: Rig, goal: Goal) -> None:
