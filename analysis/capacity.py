@@ -19,6 +19,7 @@ from analysis.search import POOLED, estimate, judged_open
 from analysis.slo import Slo
 
 MEASURED_RATIO = 1.05
+SATURATED_RATIO = 1.01  # two levels of a closed loop whose rates are closer carry the same
 ASSUMPTION = (
     "the SLOs hold below the highest stage that met them and fail above the lowest that broke them (a bracket of "
     "tested loads, not a confidence interval); an open stage stands at the lesser of its offered and its carried "
@@ -32,11 +33,11 @@ class Level:
     """One stage as capacity sees it. Rates in requests/s."""
 
     index: int  # of the stage
-    load: float  # what it is ordered by: offered rate, or set concurrency
+    load: float  # what it is ordered by: offered rate, or users of a closed loop
     rate: float  # open: the lesser of offered and carried; closed: achieved
     rate_high: float  # where it bounds the capacity from above. Open: offered; closed: achieved
     served: float  # completions per second in the window
-    concurrency: float
+    concurrency: float  # requests in flight
     is_open: bool
     verdict: str  # met | broken | undecided
     stable: bool
@@ -65,7 +66,7 @@ def levels_of(stages: Sequence[dict[str, Any]], kind: str) -> list[Level]:
         rate, met = stage_rate(s), s["slo_met"]
         (early if s["ended_early"] else levels).append(Level(
             index=s["index"], load=load, rate=rate, rate_high=load if kind == "open" else rate, served=s["achieved_rps"],
-            concurrency=s["concurrency"] if kind == "open" else float(load),
+            concurrency=float(load) if kind == "closed" and not s.get("users_pause") else s["concurrency"],
             is_open=kind == "open",
             verdict="met" if met else "undecided" if met is None else "broken",
             stable=s["stable"] is not False,
@@ -82,8 +83,9 @@ def find_capacity(
 ) -> dict[str, Any]:
     """The ``capacity`` object, with ``non_monotone`` where a stage broke below one that met.
 
-    Open stages are judged if there are any, else closed ones (then C_max is a set concurrency); where there
-    are both, ``closed`` is that other view. ``pooled``: open stages are taken together (``analysis.search``).
+    Open stages are judged if there are any, else closed ones (then C_max is the set concurrency, or, where users
+    pause between requests, the mean in flight at that number of ``users``); where there are both, ``closed`` is
+    that other view. ``pooled``: open stages are taken together (``analysis.search``).
     """
     found = _bracketed(stages, slos)
     if pooled:
@@ -115,7 +117,7 @@ def _bracketed(stages: Sequence[dict[str, Any]], slos: Sequence[Slo]) -> dict[st
     result: dict[str, Any] = {
         "c_max": None, "c_max_ci": None, "c_max_basis": kind, "usable_rps": None, "usable_rps_ci": None,
         "binding_slo": None, "crossing": "none", "assumption": ASSUMPTION, "reason": None, "non_monotone": False,
-        "stage": None,
+        "stage": None, "users": None,
     }  # fmt: skip
     levels = levels_of(stages, kind)
     if not slos:
@@ -134,6 +136,7 @@ def _bracketed(stages: Sequence[dict[str, Any]], slos: Sequence[Slo]) -> dict[st
         return result | _none_met(levels, broken, upper)
     met = below[-1]
     result["stage"] = met.index
+    result["users"] = None if met.is_open else round(met.load)
     result["c_max_ci"] = [met.concurrency, max(met.concurrency, upper.concurrency) if upper else None]
     result["usable_rps_ci"] = [met.rate, max(met.rate, upper.rate_high) if upper else None]
     if broken is None:
@@ -202,12 +205,11 @@ def _crossing(levels: list[Level], slos: Sequence[Slo], kind: str, ceiling: floa
         default=((len(levels) - 1) / 2, max(slos, key=lambda s: _load_of(broken, s))),
     )
     if kind == "closed" or broken.load <= MEASURED_RATIO * met.load:
+        saturated = kind == "closed" and broken.rate <= SATURATED_RATIO * met.rate
         return {
-            "c_max": met.concurrency,
-            "usable_rps": met.rate,
-            "binding_slo": slo.text,
-            "crossing": "measured",
-        }
+            "c_max": met.concurrency, "usable_rps": met.rate, "binding_slo": slo.text,
+            "crossing": "saturated" if saturated else "measured",
+        }  # fmt: skip
     i = min(int(position), len(levels) - 2)
     a, b, share = levels[i], levels[i + 1], position - i
     rate = max(met.rate, min(_between(a.rate, b.rate, share), ceiling, broken.rate_high))

@@ -26,6 +26,7 @@ WARNING_CODES: tuple[str, ...] = (
     "tokens_per_chunk",  # chunks are not tokens: no per-token latency
     "cached",  # the prefix cache answered although prompts should be unique
     "littles_law",  # L and lambda W disagree in a stable stage
+    "closed_loop",  # the capacity is one of users who wait
 )
 ERROR_SHARE = 0.01
 LENGTHS_OFF_SHARE = 0.1
@@ -61,6 +62,7 @@ def find_caveats(
         ("tokens_per_chunk", _tokens_per_chunk(summary)),
         ("cached", _cached(summary["workload"]["realised"]["cached_token_share"], prompts)),
         ("littles_law", _littles_law(stages)),
+        ("closed_loop", _closed_loop(summary["capacity"])),
     ]
     expected = _OF_A_STEADY_LOAD if _load_changes(summary) else ()
     return [{"code": code, "text": text} for code, text in found if text and code not in expected]
@@ -294,6 +296,16 @@ def _littles_law(stages: Sequence[dict[str, Any]]) -> str | None:
     return (
         f"In {_stages(off)} the requests in flight and rate x time in flight differ by more than the requests that cross "
         f"the window's edge explain (up to {worst['littles_law']['consistency']:.3g}): the load drifted, or times are wrong."
+    )
+
+
+def _closed_loop(capacity: Mapping[str, Any]) -> str | None:
+    if capacity["c_max_basis"] != "closed" or not capacity["usable_rps"]:
+        return None
+    most = "It is the rate at which the loop saturates. " if capacity["crossing"] == "saturated" else ""
+    return (
+        "The usable rate was found with a closed loop, in which users wait for the server: open arrivals, which do not, "
+        f"break the SLO at a lower rate. {most}Size by an open loop (--rates, or ampacity search)."
     )
 
 

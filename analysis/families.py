@@ -1,7 +1,7 @@
 """Further curves of one run: of each class of its workload, and of each length combination that was swept.
 
 What is found of a run rests on the stages of the workload itself. Stages with a ``lengths`` in run.json, in which every
-request had the lengths of one quantile, are a curve of their own and touch nothing else.
+request had the lengths of one quantile of its class, are a curve of their own and touch nothing else.
 """
 
 from __future__ import annotations
@@ -21,7 +21,17 @@ from analysis.slo import Slo
 from analysis.stage_slos import slos_of
 from loadgen.rundir import Run
 
-_CAPACITY = ("usable_rps", "usable_rps_ci", "c_max", "c_max_ci", "binding_slo", "crossing", "stage", "reason")
+_CAPACITY = (
+    "usable_rps",
+    "usable_rps_ci",
+    "c_max",
+    "c_max_ci",
+    "binding_slo",
+    "crossing",
+    "stage",
+    "users",
+    "reason",
+)
 
 
 def split_lengths(run: Run) -> tuple[Run, dict[str, Run]]:
@@ -49,9 +59,16 @@ def describe_family(
 ) -> dict[str, Any]:
     """An entry of ``families``; ``requests`` are those of its stages."""
     first = requests.take(requests.attempt == 0)
+
+    def tokens(rows: Requests) -> dict[str, Any]:
+        sides = {"input_tokens": rows.input_tokens_planned, "output_tokens": rows.output_tokens_planned}
+        return {side: describe(planned)["p50"] for side, planned in sides.items()}
+
+    names = sorted(set(first.class_))
     return {
-        "lengths": lengths, "input_tokens": describe(first.input_tokens_planned)["p50"],
-        "output_tokens": describe(first.output_tokens_planned)["p50"], "stages": list(stages),
+        "lengths": lengths, **tokens(first),
+        "classes": {name: tokens(first.take(first.class_ == name)) for name in names if len(names) > 1},
+        "stages": list(stages),
         "capacity": find_capacity(stages, slos), "knee": find_knee(stages),
     }  # fmt: skip
 

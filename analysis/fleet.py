@@ -106,6 +106,8 @@ def summarise_fleet(
 STEADY, BURSTY = 1.2, 1.5
 STEADY_CV = 0.3  # of the requests/s of whole minutes
 HISTORY_S = 7 * 86_400.0  # less does not show a week's own rhythm
+PROFILE_REQUESTS = 100  # fewer show neither a rate nor how it varies
+PEAK_WINDOWS_S = (10, 60)  # a second is shorter than a request: what one second brings is no load
 
 
 @dataclass(frozen=True)
@@ -117,13 +119,16 @@ class Traffic:
     rate_cv: float | None = None  # of the rate over whole minutes (or the longest windows that there are)
     history_s: float | None = None
     source: str = "given"
+    peak_reason: str = "as given"
 
 
 def traffic_of_profile(profile: Mapping[str, Any], peak_rps: float | None = None) -> Traffic:
-    """Peak (P99 of the requests in a second), mean and variance from a profile of ``workload fit``. Raises FleetError.
+    """Peak, mean and variance from a profile of ``workload fit``. Raises FleetError.
 
-    With index of dispersion I = variance / mean of the counts in windows of w seconds, the rate's coefficient of
-    variation is sqrt(I / (rate w)), that of a Poisson process included.
+    The peak is comparable with a usable rate, which is a mean of Poisson arrivals and contains their crowded seconds: the
+    rate of Poisson arrivals that have such a P99 over windows as the profile, the higher one of ``PEAK_WINDOWS_S`` (a
+    second, where the profile has no longer ones), the mean at least. With index of dispersion I = variance / mean of
+    the counts in windows of w seconds, the rate's own coefficient of variation is sqrt((I - 1) / (rate w)).
     """
     measured = profile.get("measured") if isinstance(profile, Mapping) else None
     held = (measured or {}).get("arrivals") if isinstance(measured or {}, Mapping) else None
@@ -131,13 +136,37 @@ def traffic_of_profile(profile: Mapping[str, Any], peak_rps: float | None = None
         raise FleetError(
             "the profile holds no measured arrivals (measured: arrivals: mean_rps, rps_p99): make one with 'ampacity workload fit'"
         )
+    requests = float((measured or {}).get("requests") or math.inf)
+    if requests < PROFILE_REQUESTS:
+        raise FleetError(
+            f"the profile rests on {requests:g} requests, which show neither peak nor variance: fit at least "
+            f"{PROFILE_REQUESTS}, or give --peak-rps alone"
+        )
     mean, dispersion, cv = float(held["mean_rps"]), held.get("dispersion") or {}, None
-    for width in ("1s", "10s", "60s"):
-        if isinstance(dispersion, Mapping) and _positive(dispersion.get(width)):
-            cv = math.sqrt(float(dispersion.get(width, 0.0)) / (mean * float(width[:-1])))
+    for name in ("1s", "10s", "60s"):
+        if isinstance(dispersion, Mapping) and _positive(dispersion.get(name)):
+            cv = math.sqrt(max(0.0, float(dispersion[name]) - 1) / (mean * float(name[:-1])))
     span = held.get("span_s") or 0.0
     history = float(span) if _positive(span) else None
-    return Traffic(peak_rps or float(held["rps_p99"]), mean, cv, history, "profile")
+    if peak_rps:
+        return Traffic(peak_rps, mean, cv, history, "profile")
+    p99 = held.get("p99_rps") or {}
+    seen = {w: float(p99[f"{w}s"]) for w in PEAK_WINDOWS_S if _positive(p99.get(f"{w}s"))}
+    seen = seen or {1: float(held["rps_p99"])}
+    peaks = {w: max(mean, poisson_rate_rps(at, w)) for w, at in seen.items()}
+    width = max(peaks, key=lambda w: peaks[w])
+    why = (
+        f"{peaks[width]:.3g} requests/s of Poisson arrivals, as the usable rate was measured with, have such a P99 of the rate over "
+        f"windows of {width} s as the profile: {seen[width]:.3g}; its mean is {mean:.3g}"
+    )
+    return Traffic(peaks[width], mean, cv, history, "profile", why)
+
+
+def poisson_rate_rps(p99_rps: float, window_s: float) -> float:
+    """The rate of a Poisson process whose P99 of the rate over windows is ``p99_rps``: m with P[N <= p99 w; m w] = 0.99."""
+    from scipy.special import pdtri
+
+    return float(pdtri(round(p99_rps * window_s), 0.99)) / window_s
 
 
 def _positive(value: Any) -> bool:
@@ -180,7 +209,7 @@ def plan_fleet(
     safety: float | None = None,
     gpu_hour_usd: float | None = None,
 ) -> dict[str, Any]:
-    """The fleet for a peak, its interval, utilisation and cost. Raises FleetError.
+    """The fleet for a peak, its interval (an end that is None or 0 is not known), utilisation and cost. Raises FleetError.
 
     utilisation = mean load / (instances x usable rate); the fleet is paid for whether it is used or not, so a cost
     per token is hourly cost / tokens really served in an hour. Input, output and all tokens each bear the whole cost.
@@ -194,7 +223,7 @@ def plan_fleet(
     ]
     load = traffic.peak_rps if traffic.mean_rps is None else traffic.mean_rps
     result: dict[str, Any] = {
-        "peak_rps": traffic.peak_rps, "mean_rps": traffic.mean_rps, "traffic": traffic.source, "usable_rps": carried.usable_rps,
+        "peak_rps": traffic.peak_rps, "peak_reason": traffic.peak_reason, "mean_rps": traffic.mean_rps, "traffic": traffic.source, "usable_rps": carried.usable_rps,
         "usable_rps_ci": list(carried.usable_rps_ci), "safety_factor": factor, "safety_reason": why,
         "instances_before_safety": fleet.instances_before_safety, "instances": fleet.instances,
         "instances_ci": [ends[1] and ends[1].instances, ends[0] and ends[0].instances],  # the high end needs the fewest

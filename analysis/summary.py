@@ -102,9 +102,11 @@ def _judge_stages(
         "fleet_inputs": meta.get("fleet_inputs"),
     }
     stages = [analyse_stage(records, m, slos, warmup, **how) for m in metas]
+    thinks = (meta.get("locked") or {}).get("think_s")
     for stage, stage_meta in zip(stages, metas, strict=True):
         stage["server"] = _server(run, stage, stage_meta)
         stage["littles_law"]["server"] = against_server(stage["concurrency"], stage["server"])
+        stage["users_pause"] = stage["kind"] == "closed" and bool(thinks or "sessions" in stage_meta)
     return metas, records, stages
 
 

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from analysis.capacity import number_text
+from analysis.search import shortfall
 from analysis.slo import slo_from_dict
 
 STATUS_WORDS = {"unfinished": "were cut off unfinished", "cancelled": "were cancelled by the workload"}
@@ -17,7 +18,10 @@ def write_verdict(summary: Mapping[str, Any]) -> str:
     sentence = _finding(summary)
     if summary["partial"]:
         sentence = f"Partial run ({summary['partial']}): {sentence[0].lower()}{sentence[1:]}"
-    return f"Predicted: {sentence[0].lower()}{sentence[1:]}" if summary["predicted"] else sentence
+    if summary["predicted"]:
+        sentence = f"Predicted: {sentence[0].lower()}{sentence[1:]}"
+    lacking = shortfall(summary["search"], sentence) if "search" in summary else None
+    return f"{sentence} {lacking}" if lacking else sentence
 
 
 def _finding(summary: Mapping[str, Any]) -> str:
@@ -87,12 +91,10 @@ def _nothing_answered(summary: Mapping[str, Any]) -> str:
 def _usable(summary: Mapping[str, Any]) -> str:
     capacity, fleet = summary["capacity"], summary["fleet"]
     low, high = capacity["usable_rps_ci"]
-    lower_bound = capacity["crossing"] == "lower_bound"
+    lower_bound, closed = capacity["crossing"] == "lower_bound", capacity["c_max_basis"] == "closed"
     rate = f"{number_text(capacity['usable_rps'])} requests/s"
     if lower_bound:
-        sentence = (
-            f"One instance carries at least {rate} with {_limits(summary['slos'])}; no stage broke the SLO"
-        )
+        sentence = f"One instance carries at least {rate}{' in a closed loop' if closed else ''} with {_limits(summary['slos'])}; no stage broke the SLO"
     else:
         binding = next(s for s in summary["slos"] if s["text"] == capacity["binding_slo"])
         upper = f"and {number_text(high)}" if high is not None else "and an unknown upper end"
@@ -100,12 +102,20 @@ def _usable(summary: Mapping[str, Any]) -> str:
         if capacity["crossing"] == "pooled":
             between = f"95 % interval {number_text(low)} to {number_text(high)}"
         sentence = f"One instance carries {rate} ({between}) with {_limits([binding])}"
+        if capacity["crossing"] == "saturated":
+            sentence = f"One instance carries at most {rate} (there the closed loop saturates) with {_limits([binding])}"
+        elif closed:
+            sentence = sentence.replace(" (between", " in a closed loop (between", 1)
         others = len(summary["slos"]) - 1
         if others:
             sentence += f" ({others} other SLO{'s' if others > 1 else ''} met there)"
     c_max = number_text(capacity["c_max"], 2 if capacity["c_max"] < 100 else 3)
     noun = "request" if c_max == "1" else "requests"
     sentence += f"; C_max {'at least ' if lower_bound else ''}{c_max} {noun} in flight"
+    if closed and round(capacity["c_max"]) != capacity["users"]:
+        sentence += f" ({capacity['users']} users)"
+    if closed:
+        sentence += "; users wait for the server there: open arrivals break the SLO at a lower rate"
     if fleet["instances"] is not None:
         unit = "instance" if fleet["instances"] == 1 else "instances"
         gpus = "GPU" if fleet["gpus"] == 1 else "GPUs"

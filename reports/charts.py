@@ -178,7 +178,7 @@ def _mark_capacity(
         keys.append(Key(text, "knee", "strip"))
     if value is not None:
         text = f"{what} {significant(value)} {unit}"
-        if interval(bounds):
+        if interval(bounds) and bounds[0] != bounds[1]:
             text += f" ({interval(bounds)})"
             plot.x_band(bounds, "usable", text)
         plot.x_rule(value, "usable", text)

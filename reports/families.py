@@ -54,11 +54,18 @@ def length_curves(summary: Figures) -> list[Curve]:
     own = {side: (workload.get(side) or {}).get("p50") for side in ("input_tokens", "output_tokens")}
     for f in [{**summary, **own}, *summary["families"]] if summary.get("families") else []:
         label = f"all at {f['lengths']} lengths" if "lengths" in f else "the workload's own lengths"
-        tokens = [DASH if f[side] is None else count(f[side]) for side in own]
-        about = f"{'' if 'lengths' in f else 'p50 '}{tokens[0]} in, {tokens[1]} out"
+        about = f"{'' if 'lengths' in f else 'p50 '}{_in_and_out(f)}"
+        if "lengths" in f and f["classes"]:
+            label = f"each class at its {f['lengths']} lengths"
+            about = "; ".join(f"{name} {_in_and_out(k)}" for name, k in f["classes"].items())
         binding = summary["capacity"]["binding_slo"]  # the same for all of them
         found.append(Curve(label, about, [(s, s) for s in by_load(f)], f["capacity"], binding, f["knee"]))
     return found
+
+
+def _in_and_out(f: Figures) -> str:
+    tokens = [DASH if f[side] is None else count(f[side]) for side in ("input_tokens", "output_tokens")]
+    return f"{tokens[0]} in, {tokens[1]} out"
 
 
 def curve_charts(summary: Figures) -> list[Chart]:
@@ -72,7 +79,7 @@ def _chart(name: str, title: str, curves: Sequence[Curve], summary: Figures) -> 
     stages = [stage for curve in curves for stage, _ in curve.judged]
     is_open = any(stage.get("kind") == "open" for stage in stages)
     x, figure, unit = (
-        ("offered_rps", "usable_rps", "req/s") if is_open else ("concurrency_set", "c_max", "in flight")
+        ("offered_rps", "usable_rps", "req/s") if is_open else ("concurrency_set", "users", "users")
     )
     drawn = [(curve, *_points(curve, x, summary)) for curve in curves[: len(CURVES)]]
     rows = [row for *_, points in drawn for row in points]
@@ -134,13 +141,13 @@ def curve_tables(summary: Figures) -> list[Table]:
         table.columns += [Column("SLOs kept", "up to req/s"), Column("interval", "req/s", 1), Column("C_max", "in flight"), Column("bound by", text=True, priority=2)]  # fmt: skip
         table.columns += [Column("knee", "req/s", 3)] if title == "Lengths" else []
         for curve in curves:
-            least = "≥ " if curve.capacity["crossing"] == "lower_bound" else ""
-            usable, c_max = (table.cell(curve.capacity, n, lambda v, least=least: least + significant(v)) for n in ("usable_rps", "c_max"))  # type: ignore[misc] # fmt: skip
-            bounds, bound = (
-                interval(curve.capacity.get("usable_rps_ci")) or DASH,
-                table.cell(curve.capacity, "binding_slo", str),
-            )
-            row = [Cell(curve.label), Cell(curve.about or "none"), usable, Cell(bounds), c_max, bound]
+            crossing = curve.capacity["crossing"]
+            least = "≥ " if crossing == "lower_bound" else ""
+            most = "≤ " if crossing == "saturated" else least
+            usable, c_max = (table.cell(curve.capacity, n, lambda v, sign=sign: sign + significant(v)) for n, sign in (("usable_rps", most), ("c_max", least)))  # type: ignore[misc] # fmt: skip
+            bounds = None if crossing == "saturated" else interval(curve.capacity.get("usable_rps_ci"))
+            bound = table.cell(curve.capacity, "binding_slo", str)
+            row = [Cell(curve.label), Cell(curve.about or "none"), usable, Cell(bounds or DASH), c_max, bound]
             if curve.knee is not None:
                 region = interval(curve.knee.get("region_rps"))
                 row.append(Cell(region) if region else table.cell(curve.knee, "rps", significant))

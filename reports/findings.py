@@ -22,10 +22,13 @@ from reports.figures import (
 CROSSING = {
     "measured": "a stage was measured at this load",
     "interpolated": "interpolated between the stages on both sides of the limit",
+    "saturated": "the closed loop saturates there: an upper limit",
     "pooled": "from all open stages together, each by what it is worth",
     "lower_bound": "a lower bound: no stage broke the SLO",
     "none": "no stage met the SLO",
 }
+BOUNDS = {"lower_bound": "at least ", "saturated": "at most "}
+CLOSED = "found with a closed loop, in which users wait for the server: open arrivals break the SLO at a lower rate"
 METHODS = {
     "p99_p50_divergence": "p99/p50 divergence",
     "kneedle": "Kneedle",
@@ -53,7 +56,7 @@ def _sentence(*parts: str | None) -> str:
 
 
 def _bound(capacity: Mapping[str, Any]) -> str:
-    return "at least " if capacity.get("crossing") == "lower_bound" else ""
+    return BOUNDS.get(str(capacity.get("crossing")), "")
 
 
 def _usable_rate(summary: Mapping[str, Any]) -> Finding:
@@ -61,8 +64,11 @@ def _usable_rate(summary: Mapping[str, Any]) -> Finding:
     if held.get("usable_rps") is None:
         return Finding("Usable rate", DASH, None, reason_of(held, "usable_rps"))
     binding = f"bound by {held['binding_slo']}" if held.get("binding_slo") else None
-    note = _sentence(binding, CROSSING.get(str(held.get("crossing"))))
-    bounds = interval(held.get("usable_rps_ci"), unit="req/s")
+    closed = CLOSED if held.get("c_max_basis") == "closed" else None
+    note = _sentence(binding, CROSSING.get(str(held.get("crossing"))), closed)
+    bounds = (
+        None if held.get("crossing") == "saturated" else interval(held.get("usable_rps_ci"), unit="req/s")
+    )
     return Finding(
         "Usable rate", _bound(held) + rate(held["usable_rps"]), bounds and f"{_interval(held)} {bounds}", note
     )
@@ -74,16 +80,17 @@ def _c_max(summary: Mapping[str, Any]) -> Finding:
         return Finding("C_max", DASH, None, reason_of(held, "c_max"))
     basis = {
         "open": "open loop: mean concurrency at the usable rate",
-        "closed": "closed loop: the set concurrency",
+        "closed": "closed loop: the set concurrency"
+        if held.get("users") in (None, held["c_max"])
+        else f"closed loop: mean concurrency of {counted(held['users'], 'user')}, who pause between requests",
     }.get(str(held.get("c_max_basis")), f"basis: {held.get('c_max_basis')}")
     bounds = interval(held.get("c_max_ci"), unit="in flight")
-    value = f"{_bound(held)}{significant(held['c_max'])} in flight"
+    least = "at least " if held.get("crossing") == "lower_bound" else ""
+    value = f"{least}{significant(held['c_max'])} in flight"
     other = held.get("closed") or {}
     if other.get("c_max") is not None:
-        bound = _bound(other)
-        basis += (
-            f"; in a closed loop {bound}{significant(other['c_max'])} users at {rate(other['usable_rps'])}"
-        )
+        least = "at least " if other.get("crossing") == "lower_bound" else ""
+        basis += f"; in a closed loop {least}{counted(other.get('users') or round(other['c_max']), 'user')} at {rate(other['usable_rps'])}"
     return Finding("C_max", value, bounds and f"{_interval(held)} {bounds}", basis)
 
 

@@ -139,7 +139,7 @@ def _measured_arrivals(held: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     if "rps_p99" in held:
         yield (
             "Per second",
-            f"P95 {held['rps_p95']:g} req/s, P99 {held['rps_p99']:g} req/s, most {held['rps_max']:g} (a fleet is sized for these)",
+            f"P95 {held['rps_p95']:g} req/s, P99 {held['rps_p99']:g} req/s, most {held['rps_max']:g}; 'ampacity plan' takes out what chance adds",
         )
     yield "Gaps", f"CV {significant(held['gap_cv'])} (Poisson: 1)"
     if held.get("dispersion"):

@@ -165,6 +165,16 @@ def test_failures_without_a_finite_percentile_interpolate_attainment() -> None:
     assert c["usable_rps"] == pytest.approx(4 * 4**0.1)
 
 
+def test_c_max_of_users_who_pause_is_what_was_in_flight() -> None:
+    stages = [
+        stage(i, users, p99, p99 <= 1, kind="closed", achieved=rate, concurrency=flying) | {"users_pause": True}
+        for i, (users, p99, rate, flying) in enumerate([(16, 0.2, 12.5, 3.9), (32, 0.6, 22.2, 9.8), (48, 1.4, 22.3, 25.8)])
+    ]  # fmt: skip
+    c = find_capacity(stages, SLOS)
+    assert (c["c_max"], c["c_max_ci"], c["users"]) == (9.8, [9.8, 25.8], 32)
+    assert (c["usable_rps"], c["crossing"]) == (22.2, "saturated")  # 22.3 is within 1 %
+
+
 def test_closed_loop_c_max_is_the_highest_set_concurrency_that_met() -> None:
     stages = [
         stage(i, load, p99, p99 <= 1, kind="closed", achieved=rate)

@@ -157,13 +157,17 @@ def test_the_stage_table_shows_the_most_requests_in_flight(runs: tuple[Run, Run]
     assert [row[at].text for row in table.rows] == [f"{s['concurrency_max']:,}" for s in summary["stages"]]
 
 
-def test_a_quantile_of_a_mixed_workload_is_that_of_all_classes(tmp_path: Path) -> None:
+def test_a_quantile_of_a_mixed_workload_is_that_of_each_class(tmp_path: Path) -> None:
     workload = load_workload("chat").at_quantile(0.99)
     assert (workload.input_tokens, workload.output_tokens) == (Fixed(4142), Fixed(601))
     (tmp_path / "office.yaml").write_text(MIXED)
     office = load_workload(str(tmp_path / "office.yaml")).at_quantile(0.5)
-    assert office.input_tokens == Fixed(100)  # 7 of 10 requests have 100, 3 have 3000
-    assert [kind.input_tokens for kind in office.classes] == [Fixed(100), Fixed(100)]
+    assert [(k.input_tokens, k.output_tokens) for k in office.classes] == [
+        (Fixed(100), Fixed(50)),
+        (Fixed(3000), Fixed(400)),
+    ]
+    assert office.input_tokens.quantile(0.6) == 100  # 7 of 10 requests have 100, 3 have 3000
+    assert office.input_tokens.quantile(0.8) == 3000
     assert [kind.slos for kind in office.classes] == [("ttft_p99=1s",), ()]
 
 

@@ -14,6 +14,8 @@ from synthetic import Stage, make_run, request
 
 from ampacity.cli import main
 from analysis.fleet import Carried, FleetError, Traffic, choose_safety, plan_fleet, traffic_of_profile
+from analysis.summary import summarise
+from workloads.fit_arrivals import fit_arrivals
 
 WEEK_S = 7 * 86_400.0
 
@@ -75,13 +77,81 @@ def test_safety_follows_variance_and_history_and_says_why() -> None:
 def test_a_profile_gives_peak_mean_and_variance() -> None:
     held = {"mean_rps": 4.0, "rps_p99": 11.0, "span_s": WEEK_S, "dispersion": {"1s": 2.0, "60s": 9.6}}
     traffic = traffic_of_profile({"measured": {"arrivals": held}})
-    assert (traffic.peak_rps, traffic.mean_rps, traffic.history_s) == (11.0, 4.0, WEEK_S)
-    # variance of the counts 9.6 x 240, over 240^2: 0.04
-    assert traffic.rate_cv == pytest.approx(math.sqrt(0.04))
+    # 11 is the P99 of Poisson(m) with 2 m = 10.856, the 1 % point of chi-squared with 24 degrees of freedom
+    assert traffic.peak_rps == pytest.approx(10.856 / 2, abs=1e-3)
+    assert (traffic.mean_rps, traffic.history_s) == (4.0, WEEK_S)
+    # variance of the counts 9.6 x 240, of which 240 are chance, over 240^2
+    assert traffic.rate_cv == pytest.approx(math.sqrt(8.6 / 240))
     assert traffic_of_profile({"measured": {"arrivals": held}}, 20.0).peak_rps == 20.0
     for bad in ({}, {"measured": {}}, {"measured": {"arrivals": {"mean_rps": 0, "rps_p99": 1}}}, [], None):
         with pytest.raises(FleetError, match="no measured arrivals"):
             traffic_of_profile(bad)  # type: ignore[arg-type]
+
+
+def test_chance_is_not_counted_twice() -> None:
+    # P99 of a second of Poisson(1.46) is 5, which an instance that carries a mean of 1.94 contains
+    held: dict[str, Any] = {"mean_rps": 1.46, "rps_p99": 5.0, "span_s": WEEK_S, "dispersion": {"60s": 1.0}}
+    traffic = traffic_of_profile({"measured": {"arrivals": held}})
+    assert traffic.peak_rps == pytest.approx(
+        3.571 / 2, abs=1e-3
+    )  # chi-squared with 12 degrees of freedom, 1 % point
+    assert traffic.rate_cv == 0.0
+    assert plan_fleet(traffic, carried(1.94))["instances"] == 2  # 1 x 1.2
+    held |= {"p99_rps": {"1s": 9.0, "10s": 3.4, "60s": 1.9}}  # 34 in 10 s: 70 degrees of freedom
+    bursty = traffic_of_profile({"measured": {"arrivals": held}})
+    assert bursty.peak_rps == pytest.approx(45.442 / 20, abs=1e-4)
+    assert "windows of 10 s as the profile: 3.4; its mean is 1.46" in bursty.peak_reason
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_a_fitted_poisson_log_needs_no_fleet_for_its_chance(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    fitted = fit_arrivals(np.sort(rng.uniform(0, 7200, 10_512)))  # 1.46 requests/s for two hours
+    traffic = traffic_of_profile({"measured": {"requests": 10_512, "arrivals": fitted}})
+    assert 1.46 <= round(traffic.peak_rps, 2) < 1.94
+    slow = np.repeat([1.0, 3.0], 3600)  # an hour at 1/s, an hour at 3/s: P99 of the rate is 3
+    seconds = np.repeat(np.arange(7200), rng.poisson(slow))
+    fitted = fit_arrivals(np.sort(seconds + rng.random(len(seconds))))
+    assert traffic_of_profile({"measured": {"arrivals": fitted}}).peak_rps == pytest.approx(3, abs=0.2)
+
+
+def test_a_profile_of_three_requests_is_refused() -> None:
+    held = {"mean_rps": 4.0, "rps_p99": 11.0, "span_s": 0.5}
+    with pytest.raises(FleetError, match="rests on 3 requests"):
+        traffic_of_profile({"measured": {"requests": 3, "arrivals": held}})
+
+
+def test_a_closed_loop_is_no_plan_without_a_warning(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    # 10 users wait 0.5 s and think 0.5 s: 10/s, 5 in flight; 40 users get the same 10/s, and wait 3.5 s
+    stages = []
+    for number, (users, takes_s) in enumerate([(10, 0.5), (40, 3.5)]):
+        records = [
+            request(1000 * number + i, 200 * number + i * 0.1, stage=number, ttft_s=takes_s)
+            for i in range(1000)
+        ]
+        stages.append(Stage(records, 100.0, 200.0 * number, concurrency=users))
+    run = make_run(tmp_path / "run", stages, ["ttft_p90=1s"], warmup_requests=0, locked={"think_s": 0.5})
+    summary = summarise(run)
+    capacity = summary["capacity"]
+    assert (capacity["c_max"], capacity["users"], capacity["crossing"]) == (
+        pytest.approx(5, rel=0.01),
+        10,
+        "saturated",
+    )
+    assert summary["littles_law"]["ceiling_rps"] == pytest.approx(5, rel=0.01)  # 5 in flight / 1 s
+    assert summary["verdict"].startswith("One instance carries at most 9.9")
+    assert "C_max 5 requests in flight (10 users); users wait for the server" in summary["verdict"]
+    monkeypatch.setattr(sys, "argv", ["ampacity", "plan", str(tmp_path / "run"), "--peak-rps", "35"])
+    with pytest.raises(SystemExit):
+        main()
+    out = capsys.readouterr().out
+    assert out.startswith("at least 5 instances")  # 4 x 1.2
+    assert "between" not in out
+    assert "Warning: The usable rate was found with a closed loop" in out
+    unpaused = summarise(make_run(tmp_path / "same", stages, ["ttft_p90=1s"], warmup_requests=0))
+    assert (unpaused["capacity"]["c_max"], unpaused["capacity"]["users"]) == (10, 10)
 
 
 def test_plan_reads_a_run_and_a_profile(
@@ -91,7 +161,7 @@ def test_plan_reads_a_run_and_a_profile(
     make_run(tmp_path / "run", [stage], ["ttft_p99=1s"], warmup_requests=0)
     profile = tmp_path / "traffic.yaml"
     profile.write_text(
-        "measured: {arrivals: {mean_rps: 20, rps_p99: 41, span_s: 1000000, dispersion: {60s: 1.0}}}\n",
+        "measured: {arrivals: {mean_rps: 20, rps_p99: 39, span_s: 1000000, dispersion: {60s: 1.0}}}\n",
         encoding="utf-8",
     )
 
@@ -103,11 +173,15 @@ def test_plan_reads_a_run_and_a_profile(
 
     assert plan("--profile", str(profile), "--gpu-hour", "2", "--json") == 0
     found: dict[str, Any] = json.loads(capsys.readouterr().out)
-    assert (found["peak_rps"], found["instances_before_safety"], found["instances"]) == (41.0, 5, 6)
-    assert found["utilisation"] == pytest.approx(20 / 60, rel=0.01)
+    assert (found["peak_rps"], found["instances_before_safety"], found["instances"]) == (
+        pytest.approx(53.540 / 2, abs=1e-3),
+        3,
+        4,
+    )
+    assert found["utilisation"] == pytest.approx(20 / 40, rel=0.01)
     # one token a request in the synthetic run, and 100 of input
-    assert found["cost_per_million_output_tokens"] == pytest.approx(12 / (20 * 3600) * 1e6, rel=0.01)
-    assert found["cost_per_million_input_tokens"] == pytest.approx(12 / (20 * 3600 * 100) * 1e6, rel=0.01)
+    assert found["cost_per_million_output_tokens"] == pytest.approx(8 / (20 * 3600) * 1e6, rel=0.01)
+    assert found["cost_per_million_input_tokens"] == pytest.approx(8 / (20 * 3600 * 100) * 1e6, rel=0.01)
     assert plan("--profile", str(profile)) == 0
     assert "20 %: the rate varies by" in capsys.readouterr().out
     assert plan() == 2

@@ -17,7 +17,7 @@ def fit_arrivals(arrival_s: Floats) -> dict[str, Any] | None:
     """Rate, coefficient of variation of the gaps, index of dispersion, peaks; None where nothing can be said.
 
     ``arrival_s`` sorted, from 0. Windows are aligned to 0 and the last, partial one is left out (unless it is the
-    only one). ``rps_p95`` and ``rps_p99`` are over seconds, idle ones included: what a fleet is sized for.
+    only one). ``rps_p95`` and ``rps_p99`` are over seconds, ``p99_rps`` is by window, idle ones included.
     The index of dispersion is variance / mean of the counts, 1 for a Poisson process (Cox and Lewis 1966).
     """
     span_s = float(arrival_s[-1])
@@ -38,12 +38,14 @@ def fit_arrivals(arrival_s: Floats) -> dict[str, Any] | None:
         "rps_max": float(seconds.max()),
         "dispersion": {},
         "peak_to_mean": {},
+        "p99_rps": {},
     }
     for width in _WINDOWS_S:
         windows = counts(arrival_s, width)
         if len(windows) >= 5:
             found["dispersion"][f"{width}s"] = rounded(windows.var() / windows.mean())
             found["peak_to_mean"][f"{width}s"] = rounded(windows.max() / windows.mean())
+            found["p99_rps"][f"{width}s"] = rounded(np.quantile(windows, 0.99, method="inverted_cdf") / width)
     hours = counts(arrival_s, 3600)
     if len(hours) >= 24:
         days = hours[: len(hours) // 24 * 24].reshape(-1, 24).mean(axis=0)

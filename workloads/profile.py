@@ -79,18 +79,17 @@ class Workload:
         return replace(self, classes=tuple(replace(kind, **changed) for kind in self.classes), **changed)
 
     def at_quantile(self, q: float) -> Workload:
-        """The workload with every request, of whichever class, at this quantile of its input and of its output tokens."""
-        fixed: dict[str, Any] = {
-            side: Fixed(round(getattr(self, side).quantile(q))) for side in ("input_tokens", "output_tokens")
-        }
-        classes = tuple(
+        """The workload with every request at this quantile of its class's input and of its output tokens."""
+        classes = [
             replace(
-                kind, correlation=0.0, **fixed,
+                kind, correlation=0.0, input_tokens=Fixed(round(_all([kind], 0).quantile(q))),
+                output_tokens=Fixed(round(_all([kind], 1).quantile(q))),
                 clients=tuple(replace(c, input_tokens=None, output_tokens=None) for c in kind.clients),
             )
             for kind in self.classes
-        )  # fmt: skip
-        return replace(self, classes=classes, **fixed)
+        ]  # fmt: skip
+        sides = [_all(classes, side) if classes else Fixed(round(own.quantile(q))) for side, own in enumerate((self.input_tokens, self.output_tokens))]  # fmt: skip
+        return replace(self, classes=tuple(classes), input_tokens=sides[0], output_tokens=sides[1])
 
     def with_arrivals(self, spec: str) -> Workload:
         """The workload with one arrival process for all its classes. Raises WorkloadError where it has clients."""

@@ -46,10 +46,11 @@ def plan(
     if carried is None:
         raise FleetError(f"{run}: no fleet can be sized from this run: {summary['fleet']['reason']}")
     fleet = plan_fleet(traffic, carried, inputs["tensor_parallel"], safety, inputs["gpu_hour_usd"])
+    fleet["warnings"] = summary["warnings"]
     if json:
         print_json(fleet)
         return
-    for line in _lines(fleet, summary["capacity"]):
+    for line in [*_lines(fleet, summary["capacity"]), *(f"Warning: {w['text']}" for w in fleet["warnings"])]:
         typer.echo(line)
 
 
@@ -96,6 +97,7 @@ def _carried(summary: Mapping[str, Any]) -> Any:
         for name in ("input_tokens", "output_tokens")
     }
     low, high = capacity["usable_rps_ci"] or (None, None)
+    low = None if capacity["crossing"] == "saturated" else low
     return Carried(
         capacity["usable_rps"], (low, high), **tokens, good_share=stage and stage["slo_attainment"]
     )
@@ -105,10 +107,13 @@ def _lines(fleet: dict[str, Any], capacity: Mapping[str, Any]) -> list[str]:
     """The plan in words, with the arithmetic shown."""
     low, high = fleet["usable_rps_ci"]
     between = f" (between {low:.3g} and {'?' if high is None else format(high, '.3g')})" if low else ""
+    at_least, most_rate = ("at least ", "at most ") if capacity["crossing"] == "saturated" else ("", "")
+    in_loop = ", in a closed loop" if capacity["c_max_basis"] == "closed" else ""
     fewest, most = fleet["instances_ci"]
     lines = [
-        f"{fleet['instances']} instances, {fleet['gpus']} GPUs for {fleet['peak_rps']:g} requests/s",
-        f"  one instance carries {capacity['usable_rps']:.3g} requests/s{between}, {capacity['crossing'].replace('_', ' ')}",
+        f"{at_least}{fleet['instances']} instances, {fleet['gpus']} GPUs for {fleet['peak_rps']:.4g} requests/s",
+        f"  one instance carries {most_rate}{capacity['usable_rps']:.3g} requests/s{between}, {capacity['crossing'].replace('_', ' ')}{in_loop}",
+        *([f"  peak: {fleet['peak_reason']}"] if fleet["traffic"] == "profile" else []),
         f"  {fleet['instances_before_safety']} instances carry the peak, × {fleet['safety_factor']:g} safety = {fleet['instances']}"
         f", × {fleet['tensor_parallel']} GPUs each = {fleet['gpus']}",
         f"  safety {fleet['safety_reason']}",
