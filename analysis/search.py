@@ -188,9 +188,11 @@ def _pooled(judged: Sequence[Mapping[str, Any]], slo: Slo) -> Posterior | None:
             looks, looks.clusters(centre, weight, slo.quantile), weight, unstable, slo.quantile
         )
         centre = found.at(0.5)
-        low, high = found.at(0.025), found.at(0.975)
-        if step < 2:  # by the distance from the interval: inside it nobody knows yet what is far
-            weight = np.exp(-(((x - np.clip(x, low, high)) / NEAR) ** 2) / 2)
+        # far from the interval: inside it nobody knows yet what is far; the nearest on both sides always count
+        off = np.abs(x - np.clip(x, found.at(0.025), found.at(0.975)))
+        reach = max(NEAR, *(float(off[side].min(initial=1.0)) for side in (x <= centre, x >= centre)))
+        if step < 2:
+            weight = np.exp(-((off / min(reach, 1.0)) ** 2) / 2)
     return found
 
 
@@ -202,9 +204,8 @@ def _posterior(
     x, n, misses = looks.x[kept], looks.n[kept], (looks.n * looks.share)[kept]
     least, seen, share = looks.together[kept], looks.clustering[kept], looks.share[kept]
     beyond = SLOPES[:, None, None] / math.log(1 / (1 - quantile))  # times the rise: 1 at saturation
-    power = weight[kept] / (
-        1 + START_UP * np.maximum(least, seen) / n
-    )  # no hypothesis makes a stage count less
+    # the same under every hypothesis: one that could make a stage count less would explain it away
+    power = weight[kept] / (1 + START_UP * np.maximum(least, seen) / n)
     clusters = clusters[:, None, kept]
     load, mistaken = unstable.reshape(-1, 2).T
     mistaken = np.clip(mistaken / 2, MISTAKEN, 0.5)
@@ -296,10 +297,11 @@ def summarise_search(
     }  # fmt: skip
 
 
-def shortfall(search: Mapping[str, Any]) -> str | None:
-    """A sentence where the search did not reach its precision: why, and what it would have taken."""
+def shortfall(search: Mapping[str, Any], said: str) -> str | None:
+    """A sentence where the search did not reach its precision: why, unless ``said`` has it, and what it lacks."""
     if search["reached"]:
         return None
     more = search["more_requests"]
-    takes = f"; some {more:,} more requests near the limit would reach it" if more else ""
-    return f"The precision asked for, {100 * search['precision']:.2g} %, was not reached: {search['reason']}{takes}."
+    why = "" if search["reason"] in said else f": {search['reason']}"
+    takes = f"; about {float(f'{more:.2g}'):,.0f} more requests would reach it" if more else ""
+    return f"The precision asked for, {100 * search['precision']:.2g} %, was not reached{why}{takes}."

@@ -340,7 +340,14 @@ def main() -> None:
     slo = parse_slo(given.slo or ("ttft_p95=100ms" if given.engine else "ttft_p95=1s"))
     if given.engine:
         engine = partial(search_engine, output_tokens=given.output_tokens)
-        study(engine, engine_truth(slo, given.output_tokens), slo, given.precision, given.seeds, given.first_seed)
+        study(
+            engine,
+            engine_truth(slo, given.output_tokens),
+            slo,
+            given.precision,
+            given.seeds,
+            given.first_seed,
+        )
         return
     if given.brackets:
         brackets(slo.quantile, given.seeds)

@@ -22,7 +22,7 @@ from ampacity.experiments.on_the_way import judge_so_far
 from ampacity.experiments.search import Search, SearchPlan
 from analysis.capacity import find_capacity
 from analysis.next_load import Finished, Goal, Step, next_step, told_enough
-from analysis.search import estimate, is_over
+from analysis.search import estimate, is_over, shortfall
 from analysis.slo import parse_slos
 from loadgen.endpoint import parse_endpoint
 from loadgen.http import Client
@@ -237,14 +237,14 @@ def test_a_stage_that_has_told_enough_is_drained_and_the_next_one_runs() -> None
 def test_a_search_in_virtual_time_finds_the_capacity_of_the_batching_server(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """16 slots, steps of 10 + b ms, about 5 tokens: p90 of TTFT within 100 ms breaks below saturation.
+    """16 slots, steps of 10 + b ms, about 5 tokens: p90 of TTFT within 100 ms breaks at 103.7 ± 0.7 requests/s.
 
-    With a precision of 20 % and more this seed comes out above saturation: a known weakness, docs/search.md.
+    So the engine's own bookkeeping (simulator.truth) in 4 x 40,000 requests; it saturates near 123.
     """
     run = tmp_path / "run"
     arguments = (
         "predict --preset linear:0.01,0.001,max_num_seqs=16 --input-tokens 10 --output-tokens gamma:mean=5,cv=1 "
-        f"--slo ttft_p90=100ms --search --precision 15% --out {run}"
+        f"--slo ttft_p90=100ms --search --precision 25% --out {run}"
     )
     monkeypatch.setattr(sys, "argv", ["ampacity", *arguments.split()])
     with pytest.raises(SystemExit) as ended:
@@ -254,15 +254,68 @@ def test_a_search_in_virtual_time_finds_the_capacity_of_the_batching_server(
     capacity, search = found["capacity"], found["search"]
     assert capacity["crossing"] == "pooled"
     low, high = capacity["usable_rps_ci"]
-    assert low < capacity["usable_rps"] < high
-    # whole tokens of that gamma have mean 1/(1 - e^-0.2) = 5.5 or a little less: 1/(5 x 0.001625) = 123/s saturate it
-    assert 70 < capacity["usable_rps"] < 123
+    assert low < 103.7 < high
+    assert capacity["usable_rps"] == pytest.approx(103.7, rel=0.25)
     assert search["reached"] is True
-    assert (high - low) / 2 / capacity["usable_rps"] <= 0.15
+    assert (high - low) / 2 / capacity["usable_rps"] <= 0.25
     assert search["requests"] == found["requests"]
     assert [step["stage"] for step in search["path"]] == [s["index"] for s in found["stages"]]
     assert search["path"][-1]["usable_rps"] == pytest.approx(capacity["usable_rps"])
     assert "95 % interval" in found["verdict"]
+    assert "precision" not in found["verdict"]  # it was reached
+
+
+def test_a_search_that_was_cut_short_says_so_in_its_verdict(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = tmp_path / "run"
+    arguments = (
+        "predict --preset linear:0.01,0.001,max_num_seqs=16 --input-tokens 10 --output-tokens gamma:mean=5,cv=1 "
+        f"--slo ttft_p90=100ms --search --precision 2% --max-requests 700 --out {run}"
+    )
+    monkeypatch.setattr(sys, "argv", ["ampacity", *arguments.split()])
+    with pytest.raises(SystemExit):
+        main()
+    found: dict[str, Any] = json.loads((run / "summary.json").read_text())
+    assert found["search"]["reached"] is False
+    assert "the limit of" in found["search"]["reason"]
+    assert "The precision asked for, 2 %, was not reached; about" in found["verdict"]
+    assert "was not reached; about" in (run / "report.html").read_text()
+
+
+def test_what_is_lacking_is_said_with_its_reason() -> None:
+    lacking = {"reached": False, "precision": 0.05, "reason": "60 stages are enough", "more_requests": 12345}
+    assert shortfall(lacking, "One instance carries 9.8.") == (
+        "The precision asked for, 5 %, was not reached: 60 stages are enough; about 12,000 more requests would reach it."
+    )
+    slow = lacking | {
+        "reason": "the client could not keep up with 80 requests/s",
+        "more_requests": None,
+    }
+    assert shortfall(slow, "No finding.") == (
+        "The precision asked for, 5 %, was not reached: the client could not keep up with 80 requests/s."
+    )
+    assert shortfall(lacking | {"reached": True}, "") is None
+
+
+def test_a_short_stage_taken_for_unstable_does_not_hold_the_search_below_it() -> None:
+    """The engine's fault: 45 requests at 6/s that only filled up. Later the law of ``true_share`` is seen around 10."""
+    filling = stage(6, 1.0, n=45, effective=7, stable=False)
+    seen = [stage(x, true_share(x), n=2000, effective=700) for x in (3, 8.5, 9.6, 10.3, 12, 24)]
+    assert not is_over(filling)
+    found, without = estimate([filling, *seen], SLOS), estimate(seen, SLOS)
+    assert found is not None
+    assert without is not None
+    assert found.usable_rps_ci[0] < 10 < found.usable_rps_ci[1]
+    assert found.usable_rps == pytest.approx(without.usable_rps, rel=0.02)
+
+
+def test_no_slope_explains_away_a_long_stage_without_a_miss() -> None:
+    """Loads at which 20,000 requests never missed lie below the limit, however steep it is and wherever the others are."""
+    found = estimate([stage(5, 1.0, n=20_000, effective=5_000), stage(20, 0.3, n=60, effective=5)], SLOS)
+    assert found is not None
+    assert found.usable_rps_ci[0] > 4.9
+    assert found.usable_rps_ci[1] > 15  # the short stage far above says little
 
 
 @pytest.mark.parametrize(
