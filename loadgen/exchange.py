@@ -21,6 +21,8 @@ from loadgen.records import RequestRecord
 from loadgen.sse import CHUNKED_EVENT_END, events_in_chunks
 
 PARSE_AT_BYTES = 16_384  # so much waits unparsed at most, per stream
+SIZE_LINE = 5  # bytes; "\\r\\n0\\r\\n\\r", the shortest end but for one that begins with 0, is longer
+ZERO = ord("0")
 LAST_READS = 4  # of a stream: its finish reason, its usage, [DONE], the end of the body
 _REQUEST_ID_HEADERS = {b"x-request-id", b"x-litellm-call-id", b"request-id"}
 
@@ -103,13 +105,14 @@ class Exchange:
         self._stamps.append(at_ns)
         self._reads.append(data)
         self._waiting_bytes = waiting = self._waiting_bytes + len(data)
-        # the end of the response begins with a chunk of size 0, at the beginning of a line: there is none
+        # The end of the response has a chunk of size 0 before it: none begins the read, none a line of it. (Of one
+        # chunk the only CRs are those of its size and its end, found faster.)
         if (
             self._may_wait
             and waiting < PARSE_AT_BYTES
             and data.endswith(CHUNKED_EVENT_END)
-            and b"\n0" not in data
-            and not data.startswith(b"0")
+            and (data.rfind(b"\r", 0, -2) < SIZE_LINE or data.rfind(b"\r\n0") < 0)
+            and data[0] != ZERO
         ):
             return
         self._parse()
