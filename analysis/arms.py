@@ -31,6 +31,9 @@ from analysis.slo import slo_from_dict
 RATES = ("good", "accepted", "tokens")  # per second of a stage's window
 NO_LEVEL = f"no load level that every run has, steady and with {REQUESTS_MIN} requests: give all the same --rates or --concurrency"
 NO_PAIR = "no pair of stages is left"
+PLATEAU = (
+    0.95  # of the most tokens/s: a closed loop that had it at two thirds of its concurrency gets no more
+)
 Stage = Mapping[str, Any]
 
 
@@ -76,21 +79,18 @@ class Arm:
     def at_its_limit(self, basis: str) -> bool:
         """Whether its rates say what it can do, not what it was offered.
 
-        It broke the SLOs or lost its steady state at some load, or it is a closed loop without a latency SLO.
+        It broke the SLOs or lost its steady state at some load, or (no latency SLO) more concurrency adds nothing.
         """
-        capacity, steady = (
-            self.judged.summary["capacity"],
-            [s for s in self.stages if s["stable"] is not False],
-        )
+        capacity, offline = (self.judged.summary[k] for k in ("capacity", "offline"))
         if capacity["usable_rps"] and capacity["crossing"] != "lower_bound":
             return True
-        if {level_name(s) for s in self.stages} - {level_name(s) for s in steady}:
+        levels = {level_name(s) for s in self.stages if s["kind"] == "open"}
+        if levels - {level_name(s) for s in self.stages if s["stable"] is not False}:
             return True
-        if (
-            self.best
-            and self.best["kind"] == "closed"
-            and self.judged.summary["offline"]["output_tokens_per_s"]
-        ):
+        closed = [s for s in self.stages if s["kind"] == "closed" and offline["output_tokens_per_s"]]
+        top = max((s["concurrency_set"] for s in closed), default=0)
+        enough = PLATEAU * (offline["output_tokens_per_s"] or math.inf)
+        if any(s["concurrency_set"] <= top / 1.5 and s["output_tokens_per_s"] >= enough for s in closed):
             return True
         return basis in ("good", "accepted") and all(s["slo_met"] is False for s in self.stages)
 

@@ -25,7 +25,7 @@ COMPARE_SCHEMA_VERSION = 1
 NO_PRICE = "no price of a GPU hour (--gpu-hour)"
 FIXED_LOAD = (
     "no winner: at a load that it carried a run's cost says what that load costs, not what it can carry; find the usable rate "
-    "of each first (--slo and --rates up to a load that breaks it, or ampacity search)"
+    "of each first (--slo and --rates up to a load that breaks it, or ampacity search), offline the --concurrency above which tokens/s do not grow"
 )
 Row = dict[str, Any]
 
@@ -128,7 +128,8 @@ def _pairs_left(arms: Sequence[Arm], first: Pairing) -> str:
     if limited:
         why = f"the client was the limit in {sum(len(a.limited) for a in arms)} stages ({', '.join(limited)})"
     what = f"{left} of {planned} pairs of stages {'is' if left == 1 else 'are'} left" if left else NO_PAIR
-    return f"{what}: {why}. {_remedy(arms)}"
+    one = " All of them ran in one order: a drift looks like a difference." if left > 1 and len({p.order for p in first.pairs}) == 1 else ""  # fmt: skip
+    return f"{what}: {why}.{one} {_remedy(arms)}"
 
 
 def _remedy(arms: Sequence[Arm]) -> str:

@@ -196,6 +196,13 @@ def test_lost_pairs_are_said_with_their_reason_everywhere(measured: Path, tmp_pa
         assert "open (" not in told
 
 
+def test_pairs_in_one_order_only_are_said_to_hold_the_drift(measured: Path, tmp_path: Path) -> None:
+    """A B B A: pairs 0, 2 and 4 ran A first, the others B first, and those are lost."""
+    result = compare(limited_in(measured, tmp_path / "x", (1, 3, 5), ()))
+    assert result["interleaved_pairs"] == 3
+    assert "the client was the limit in 3 stages (3 of A). All of them ran in one order" in result["notes"][0]
+
+
 def test_the_pairs_that_are_left_are_compared(measured: Path, tmp_path: Path) -> None:
     result = compare(limited_in(measured, tmp_path / "x", (0,), (3,)))
     assert result["compared"] is True

@@ -271,7 +271,7 @@ def test_an_end_that_is_not_known_is_a_question_mark_on_either_side() -> None:
 
 
 def test_a_lower_end_among_all_of_the_other_samples_is_not_known(tmp_path: Path) -> None:
-    """The p90 of 320 requests of which four fifths took 0.1 ms and the others 0.2 s to 0.4 s, in one gust each."""
+    """Four fifths of 320 requests took 0.1 ms, the others over 0.2 s: the interval of p80 reaches into the gap between."""
     values = np.where(np.arange(320) % 160 < 128, 1e-4, np.linspace(0.2, 0.4, 320))
     result = compare([arm(tmp_path / n, stage(values), seed=s) for n, s in (("a", 1), ("b", 2))])
     ends = [end for q in quantiles(result, "ttft").values() if q["change_ci"] for end in q["change_ci"]]
@@ -304,6 +304,33 @@ def test_stages_of_other_lengths_take_no_part_and_that_is_said(tmp_path: Path) -
     assert note.startswith("C: its stages at other lengths (--lengths p99) are left out")
     assert result["runs"][1]["other_lengths"] == ["p99"]
     assert "other lengths" in comparison_markdown(result)
+
+
+def test_offline_a_cost_wins_where_more_concurrency_adds_nothing(tmp_path: Path) -> None:
+    """A stays at 20 answers/s from 4 to 8 in flight; B, at half the price, is only known with 4."""
+
+    def closed(path: Path, levels: Sequence[int], usd: float) -> Arm:
+        stages = []
+        for k, users in enumerate(levels):
+            start, life_s = 100.0 * k, users / RATE
+            records = [
+                request(1000 * k + i, start + i / RATE, ttft_s=life_s - 0.04, gaps_s=[0.01] * 4)
+                for i in range(1000)
+            ]
+            stages.append(Stage(records, 50.0, start, concurrency=users))
+        return arm(path, stages, usd=usd)
+
+    a, b, c = (
+        closed(tmp_path / n, x, usd)
+        for n, x, usd in (("a", (4, 8), 2.0), ("b", (4,), 1.0), ("c", (4, 8), 1.0))
+    )
+    tokens = rows(compare([a, b]))["usd_per_million_output_tokens"]
+    assert tokens["values"] == pytest.approx(
+        [2 / 0.36, 1 / 0.36], rel=0.01
+    )  # 100 tokens/s are 0.36 million an hour
+    assert tokens["winner"] is None
+    assert "do not grow" in tokens["reason"]
+    assert rows(compare([a, c]))["usd_per_million_output_tokens"]["winner"] == "C"
 
 
 def test_runs_of_one_class_are_compared_as_those_of_none(tmp_path: Path) -> None:
