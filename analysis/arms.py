@@ -31,9 +31,7 @@ from analysis.slo import slo_from_dict
 RATES = ("good", "accepted", "tokens")  # per second of a stage's window
 NO_LEVEL = f"no load level that every run has, steady and with {REQUESTS_MIN} requests: give all the same --rates or --concurrency"
 NO_PAIR = "no pair of stages is left"
-PLATEAU = (
-    0.95  # of the most tokens/s: a closed loop that had it at two thirds of its concurrency gets no more
-)
+PLATEAU = 0.95  # of the most tokens/s: with that at two thirds of its concurrency a closed loop gets no more
 Stage = Mapping[str, Any]
 
 
