@@ -14,7 +14,7 @@ from decimal import Decimal
 from itertools import pairwise
 from typing import Any
 
-from analysis.next_load import Finished, non_monotone
+from analysis.next_load import Finished, non_monotone, out_of_reach
 from analysis.search import POOLED, estimate, judged_open
 from analysis.slo import Slo
 
@@ -133,7 +133,9 @@ def _bracketed(stages: Sequence[dict[str, Any]], slos: Sequence[Slo]) -> dict[st
     upper = next((v for v in levels if v.verdict == "broken" and v.load > top_met), None)
     result["non_monotone"] = non_monotone
     if not below:
-        return result | _none_met(levels, broken, upper)
+        nothing = result | _none_met(levels, broken, upper)
+        hopeless = out_of_reach([s for s in stages if s["kind"] == kind]) if broken is levels[0] else None
+        return nothing | ({"reason": hopeless} if hopeless else {})
     met = below[-1]
     result["stage"] = met.index
     result["users"] = None if met.is_open else round(met.load)

@@ -155,12 +155,18 @@ def _unstable_lowest(summary: Mapping[str, Any]) -> str | None:
 
 
 def _never_settled(summary: Mapping[str, Any]) -> str | None:
-    unsettled = [s for s in summary["stages"] if not s["window"]["settled"] and s["stable"] is not False]
+    held = (summary.get("sessions") or {}).get("stages") or []
+    lasts_s = {s["index"]: s["session_s"]["p50"] for s in held if s["session_s"]["p50"]}
+    unsettled = [
+        s for s in summary["stages"]
+        if s["stable"] is not False and (not s["window"]["settled"] or s["window"]["end_s"] < lasts_s.get(s["index"], 0.0))
+    ]  # fmt: skip
     if not unsettled:
         return None
+    enough = f" of a few sessions (the median one takes {max(lasts_s.values()):.3g} s)" if lasts_s else ""
     return (
-        f"{_stages(unsettled).capitalize()} never settled: the figures are of the second half, still drifting. "
-        f"{_longer(summary)}."
+        f"{_stages(unsettled).capitalize()} never settled: no steady state was found in a stage this short, so the figures are still "
+        f"drifting. {_longer(summary)}{enough}."
     )
 
 

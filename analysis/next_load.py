@@ -107,6 +107,9 @@ def _bracket(judged: Sequence[Mapping[str, Any]], goal: Goal) -> Step | Finished
             judged, goal, top * GROWTH, goal.few, 1.0, f"the SLO {holds} at {_rate(top):g} requests/s"
         )
     if len(over) == len(judged):
+        hopeless = out_of_reach(judged)
+        if hopeless:
+            return Finished(hopeless)
         if bottom <= goal.first_rps / GROWTH**DOWN_STEPS:
             return Finished(f"even {_rate(bottom):g} requests/s are too many")
         return _step(
@@ -136,6 +139,33 @@ def non_monotone(judged: Sequence[Mapping[str, Any]]) -> Step | Finished | None:
                 return Step(load, max(int(s["requests"]) for s in group), f"{why}: once more")
         return Finished(f"{why}, twice each: the answer does not fall with the load, so no limit is named")
     return None
+
+
+def out_of_reach(stages: Sequence[Mapping[str, Any]]) -> str | None:
+    """Why no load can meet an SLO: at the two lowest ones, both steady, the median is over its limit, and
+    would be at no load at all, on a line through both (queues are convex, so the truth lies above it)."""
+    steady = [s for s in stages if s["stable"] and not s["client_limited"] and s["slo_verdicts"]]
+    lowest: dict[float, Mapping[str, Any]] = {}
+    for stage in steady:
+        lowest.setdefault(float(stage["offered_rps"] or stage["concurrency_set"]), stage)
+    for slo in [parse_slo(v["slo"]) for v in steady[0]["slo_verdicts"]] if len(lowest) > 1 else ():
+        low, next_ = sorted(lowest)[:2]
+        low_s, next_s = (_median_s(lowest[load], slo) for load in (low, next_))
+        idle_s = low_s - max(0.0, next_s - low_s) * low / (next_ - low)
+        if slo.quantile >= 0.5 and idle_s > slo.limit_s:
+            return (
+                f"no load can meet {slo.text}: the median is {low_s:.3g} s at a load of {low:.3g} and {next_s:.3g} s at {next_:.3g}, "
+                f"so it is not the load that takes longer than {slo.limit_s:.3g} s; use a laxer limit, shorter requests or a "
+                "faster endpoint"
+            )
+    return None
+
+
+def _median_s(stage: Mapping[str, Any], slo: Slo) -> float:
+    """Median of an SLO's metric, from schedule where there is such a one; 0 where it is not known."""
+    figures = stage if slo.class_ is None else stage["classes"].get(slo.class_) or {}
+    held = figures.get(f"{slo.metric}_from_schedule_s") or figures.get(f"{slo.metric}_s") or {}
+    return float(held.get("p50") or 0.0)
 
 
 def near_requests(judged: Sequence[Mapping[str, Any]], rps: float) -> int:

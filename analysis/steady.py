@@ -104,14 +104,15 @@ def find_window(
 ) -> Window:
     """Cut the warm-up of a stage [start, end): its ramp, then the first ``warmup_requests``, or what the data say.
 
-    From the data: the later of MSER-5 on the in-flight count that each request finds and MSER-5 on
+    Turns of sessions that are due after its end are no part of it. From the data: the later of MSER-5 on the in-flight count that each request finds and MSER-5 on
     log TTFT from schedule, at most half of the requests after the ramp.
     """
     ramped = int(np.searchsorted(scheduled_s, start_s + ramp_s)) if ramp_s > 0 else 0
-    rest_s = scheduled_s[ramped:]
+    due = int(np.searchsorted(scheduled_s, end_s))
+    rest_s = scheduled_s[ramped:due]
     if warmup_requests is None and len(rest_s) >= MIN_REQUESTS_FOR_MSER:
         method = "mser5"
-        cut, reason = _settling(in_flight_at(rest_s, scheduled_s, ended_s), ttft_s[ramped:])
+        cut, reason = _settling(in_flight_at(rest_s, scheduled_s, ended_s), ttft_s[ramped:due])
     else:
         cut, method, reason = _asked(len(rest_s), warmup_requests)
     begin_s = float(rest_s[cut]) if cut else start_s + ramp_s

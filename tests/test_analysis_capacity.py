@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from synthetic import make_run, queue_sweep
 
+from ampacity.experiments.sweep import next_rate
 from analysis.capacity import find_capacity, number_text
 from analysis.fleet import (
     FleetError,
@@ -163,6 +164,30 @@ def test_failures_without_a_finite_percentile_interpolate_attainment() -> None:
     c = find_capacity([stage(0, 4, 0.25, True), stage(1, 16, None, False)], SLOS)
     # attainment 1 -> 0.9: 0.99 is at a tenth of the step
     assert c["usable_rps"] == pytest.approx(4 * 4**0.1)
+
+
+def test_a_limit_below_the_median_at_no_load_is_met_by_no_rate() -> None:
+    slos = parse_slos(["ttft_p99=60ms"])
+
+    def at(index: int, load: float, p50: float, kind: str = "open") -> dict[str, Any]:
+        made = stage(index, load, 0.3, False, p50=p50, kind=kind)
+        verdict = {"slo": "ttft_p99=60ms", "value_s": 0.3, "attainment": 0.0}
+        return made | {"slo_verdicts": [verdict], "classes": {}}
+
+    flat = [at(0, 0.2, 0.24), at(1, 0.1, 0.227)]  # 0.214 s at no load
+    assert find_capacity(flat, slos)["reason"].startswith(
+        "no load can meet ttft_p99=60ms: the median is 0.227 s at a load of 0.1 and 0.24 s at 0.2"
+    )
+    assert next_rate(flat) is None
+    falling = [at(0, 0.2, 0.18), at(1, 0.1, 0.11)]  # 0.04 s at no load
+    assert "is already too high" in find_capacity(falling, slos)["reason"]
+    assert next_rate(falling) == 0.05
+    assert (
+        "no load can meet"
+        in find_capacity([at(i, n, 0.2, "closed") for i, n in enumerate((1, 2))], slos)["reason"]
+    )
+    overloaded = [s | {"stable": False} for s in flat]
+    assert "no load can meet" not in find_capacity(overloaded, slos)["reason"]
 
 
 def test_c_max_of_users_who_pause_is_what_was_in_flight() -> None:

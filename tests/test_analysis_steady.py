@@ -180,3 +180,12 @@ def test_filling_up_that_was_cut_off_is_no_overload(e2e_s: float) -> None:
         arrival = np.sort(rng.uniform(0, 8, rng.poisson(8 * 80)))
         departure = arrival + e2e_s * np.exp(rng.normal(-0.18, 0.6, len(arrival)))
         assert cut_off(arrival, departure, 8.0) is not False
+
+
+def test_turns_due_after_the_stage_are_no_warm_up() -> None:
+    """A stage of 10 s of steady load, whose sessions are played on for 100 s: their turns cut nothing of it."""
+    scheduled = np.concatenate([np.arange(0, 10, 0.05), np.arange(10, 110, 0.2)])
+    window = find_window(0.0, 10.0, scheduled, scheduled + 0.1, np.full(len(scheduled), 0.05), None)
+    assert window.start_s <= 5.0  # at most half of the 200 that were due in it
+    fixed = find_window(0.0, 10.0, scheduled, scheduled + 0.1, np.full(len(scheduled), 0.05), 400)
+    assert fixed.start_s == 5.0

@@ -8,6 +8,7 @@ from dataclasses import replace
 from typing import Any, Literal, Protocol
 
 from ampacity.config import Settings
+from analysis.next_load import out_of_reach
 
 Enough = Callable[[dict[str, Any]], str | None]
 """Why a stage, judged as far as it came, need not go on; None: it must."""
@@ -105,7 +106,7 @@ def next_rate(stages: Sequence[dict[str, Any]]) -> float | None:
         return _round(rates[-1] * GROWTH)
     within = [rate for rate in rates if level[rate] == "within" and rate < over[0]]
     if not within:
-        worth_a_look = over[0] == rates[0] > rates[-1] / GROWTH**DOWN_STEPS
+        worth_a_look = over[0] == rates[0] > rates[-1] / GROWTH**DOWN_STEPS and not out_of_reach(stages)
         return _round(rates[0] / GROWTH) if worth_a_look else None
     return _refine([rate for rate in rates if within[-1] <= rate <= over[0]], _refined(stages))
 
