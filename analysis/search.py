@@ -108,7 +108,12 @@ def together(stage: Mapping[str, Any], slo: Slo) -> float:
 
 
 def blind(stage: Mapping[str, Any], slo: Slo) -> float:
-    """The overload, as a share of the load, that a stage is too short to show: what it leaves behind is no backlog yet."""
+    """The overload, as a share of the load, that a stage is too short to show in the waits of its requests.
+
+    0 where the SLO limits no wait: an overload never shows in it, so the steady state alone has to tell.
+    """
+    if slo.metric not in WAITS:
+        return 0.0
     return together(stage, slo) / max(int(stage["requests"] + stage["window"]["warmup_requests"]), 1)
 
 

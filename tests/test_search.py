@@ -182,6 +182,10 @@ def test_is_over_goes_by_the_share_and_the_steady_state() -> None:
     assert not is_over(stage(4, 0.95))
     assert is_over(stage(4, 0.949))
     assert is_over(stage(4, 1.0, stable=False))
+    filling = stage(4, 1.0, n=45, stable=False)
+    assert not is_over(filling)  # 45 requests, 12 of which are there at a time: it may only be filling up
+    filling["slo_verdicts"][0]["slo"] = "itl_p95=1s"
+    assert is_over(filling)  # a growing queue never shows in the gaps
 
 
 def test_clustered_misses_are_charged_even_where_a_stage_saw_none() -> None:
