@@ -6,7 +6,9 @@ import os
 import shlex
 import signal
 import subprocess
+from contextlib import suppress
 from pathlib import Path
+from tempfile import TemporaryFile
 
 from analysis.goodput import LabelsError, parse_labels
 from loadgen.kept_answers import read_answers
@@ -23,34 +25,45 @@ def check_answers(run: Path, command: str, limit_s: float) -> dict[int, bool]:
     printed = _printed(command, b"".join(kept.values()), limit_s).decode("utf-8", "replace")
     labels = parse_labels(printed.splitlines(), "--checker printed")
     missing, unknown = sorted(kept.keys() - labels), sorted(labels.keys() - kept)
+    if unknown:
+        raise LabelsError(f"--checker printed request {unknown[0]!s:.40}, which has no kept answer")
     if missing:
         raise LabelsError(
             f"--checker printed nothing of {len(missing)} of {len(kept)} answers, as of request {missing[0]}"
         )
-    if unknown:
-        raise LabelsError(f"--checker printed request {unknown[0]}, which has no kept answer")
     return labels
 
 
 def _printed(command: str, answers: bytes, limit_s: float) -> bytes:
-    pipe = subprocess.PIPE
-    try:
-        process = subprocess.Popen(
-            shlex.split(command), stdin=pipe, stdout=pipe, stderr=pipe, start_new_session=True
-        )
-    except (OSError, ValueError, IndexError) as error:
-        raise LabelsError(f"--checker {command!r} cannot be run: {error}") from None
-    with process:
+    """What ``command`` printed until it ended; what it began and left behind is ended then."""
+    with (
+        TemporaryFile() as asked,
+        TemporaryFile() as printed,
+        TemporaryFile() as said,
+    ):  # a pipe would be held open
+        asked.write(answers)
+        asked.seek(0)
         try:
-            printed, said = process.communicate(answers, timeout=limit_s)
+            if not (words := shlex.split(command)):
+                raise ValueError("give a command, as in --checker 'python check.py'")
+            process = subprocess.Popen(
+                words, stdin=asked, stdout=printed, stderr=said, start_new_session=True
+            )
+        except (OSError, ValueError) as error:
+            raise LabelsError(f"--checker {command!r} cannot be run: {error}") from None
+        try:
+            status = process.wait(limit_s)
         except subprocess.TimeoutExpired:
             raise LabelsError(
                 f"--checker {command!r} took more than {limit_s:g} s: see --checker-timeout"
             ) from None
         finally:
-            if process.poll() is None:  # with all that it began: those would hold the pipes open
+            with suppress(ProcessLookupError, PermissionError):  # nobody is left; macOS: only the dead one
                 os.killpg(process.pid, signal.SIGKILL)
-    if process.returncode:
-        last = (said.decode("utf-8", "replace").strip().splitlines() or ["it said nothing"])[-1]
-        raise LabelsError(f"--checker {command!r} ended with status {process.returncode}: {last:.200}")
-    return printed
+            process.wait()
+        printed.seek(0)
+        said.seek(0)
+        if status:
+            last = (said.read().decode("utf-8", "replace").strip().splitlines() or ["it said nothing"])[-1]
+            raise LabelsError(f"--checker {command!r} ended with status {status}: {last:.200}")
+        return printed.read()

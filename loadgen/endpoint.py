@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import ipaddress
+import json
 import os
 import socket
 import ssl
 from dataclasses import dataclass, field
+from functools import lru_cache
 from urllib.parse import urlsplit
 
 from loadgen import protocols
@@ -99,9 +101,19 @@ class Endpoint:
         return list(dict.fromkeys(str(entry[4][0]) for entry in found))
 
 
+@lru_cache
+def _written(secrets: tuple[str, ...]) -> tuple[str, ...]:
+    """The secrets, and each as it stands in a JSON text and in foreign text made printable; longest first."""
+    found = {
+        form for s in secrets for form in (s, json.dumps(s)[1:-1], json.dumps(s, ensure_ascii=False)[1:-1])
+    }
+    found |= {protocols.printable(form, len(form)) for form in found}
+    return tuple(sorted((s for s in found if len(s) >= SECRET_MIN), key=len, reverse=True))
+
+
 def redact(text: str, secrets: tuple[str, ...]) -> str:
-    """``text`` without the secrets, nor the beginning of one where the text was cut off."""
-    for secret in secrets:
+    """``text`` without the secrets, be they written plainly or in JSON, nor the beginning of one where it was cut off."""
+    for secret in _written(secrets):
         text = text.replace(secret, "***")
         body = text.removesuffix("…")
         for length in range(min(len(secret) - 1, len(body)), SECRET_MIN - 1, -1):

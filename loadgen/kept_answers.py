@@ -32,9 +32,9 @@ class KeptAnswers:
         line: dict[str, Any] = {"request_id": record.request_id, "class": record.class_}
         if self._prompts:
             body = msgspec.json.decode(exchange.request.partition(b"\r\n\r\n")[2])
-            line["prompt"] = body.get("messages") or body.get("prompt") or body.get("input")
-        line["answer"] = exchange.said()
-        text = redact(json.dumps(line, ensure_ascii=False), self._secrets) + "\n"
+            line["prompt"] = self._hidden(body.get("messages") or body.get("prompt") or body.get("input"))
+        line["answer"] = self._hidden(exchange.said())
+        text = json.dumps(line, ensure_ascii=False) + "\n"
         self._left_bytes -= len(data := text.encode("utf-8", "replace"))
         if self._left_bytes >= 0:
             try:
@@ -42,6 +42,14 @@ class KeptAnswers:
                     file.write(data)
             except OSError:
                 self._left_bytes = 0
+
+    def _hidden(self, value: Any) -> Any:
+        """``value`` without a secret in any of its texts."""
+        if isinstance(value, str):
+            return redact(value, self._secrets)
+        if isinstance(value, list):
+            return [self._hidden(item) for item in value]
+        return {k: self._hidden(v) for k, v in value.items()} if isinstance(value, dict) else value
 
 
 def read_answers(run: Path) -> Iterator[tuple[int, bytes]]:

@@ -20,6 +20,7 @@ from loadgen.audit import Measures, Tolerance, judge
 from loadgen.completions import Answer
 from loadgen.endpoint import redact
 from loadgen.exchange import Exchange
+from loadgen.protocols import error_text
 from loadgen.records import RequestRecord
 from loadgen.rundir import RunDirError, StreamWriter, load_run, read_stream
 
@@ -221,6 +222,19 @@ def test_a_secret_that_is_cut_off_is_hidden_too() -> None:
     assert redact("the key sk-right-4711-0815 is wrong", (KEY,)) == "the key *** is wrong"
     assert redact("the key sk-right-47…", (KEY,)) == "the key ***"
     assert redact("risk", (KEY,)) == "risk"
+
+
+@pytest.mark.parametrize(
+    "secret", ['pass"word', "back\\slash", "tab\tand  spaces", "caf\xe9\xa0cr\xe8me", "\x80\x85contr"]
+)
+def test_a_secret_is_hidden_however_a_server_writes_it(secret: str) -> None:
+    """Plainly, in JSON that is shown as it came or encoded anew, and made printable."""
+    nested = json.dumps({"error": {"reason": {"header": f"<{secret}>"}}}).encode()
+    broken = json.dumps({"sent": f"<{secret}>"}, ensure_ascii=False).encode() + b"}"
+    said = json.dumps({"error": {"message": f"<{secret}>"}}).encode()
+    for body in (nested, broken, broken + nested, said):
+        assert "<***>" in redact(error_text(body), (secret,))
+    assert redact(f"<{secret}>", (secret,)) == "<***>"
 
 
 @pytest.mark.parametrize(

@@ -175,7 +175,8 @@ def test_accepted_answers_are_counted_and_shown(tmp_path: Path) -> None:
         (python("sys.stdout.buffer.write(bytes(range(256)))"), "--checker printed:1: the header must name"),
         ("/no/such/checker --fast", "'/no/such/checker --fast' cannot be run: [Errno 2] No such file"),
         ("'unbalanced", "cannot be run: No closing quotation"),
-        ("", "cannot be run"),
+        ("", "--checker '' cannot be run: give a command, as in --checker 'python check.py'"),
+        (python("print(json.dumps({'request_id': 10**30, 'accepted': True}))"), f"printed request {10**30}, which has no kept answer"),
     ],
 )  # fmt: skip
 def test_a_checker_that_does_not_do_its_job_is_refused_in_one_line(
@@ -196,6 +197,19 @@ def test_a_checker_that_hangs_is_ended_with_its_children(tmp_path: Path) -> None
     with pytest.raises(LabelsError, match="took more than 1 s"):
         check_answers(run, shlex.join(["sh", "-c", script]), 1.0)
     assert time.monotonic() - began < 60
+    child = Path("/proc") / mark.read_text().strip()
+    deadline = time.monotonic() + 30
+    while child.exists() and "Z" not in (child / "stat").read_text().rpartition(")")[2][:3]:
+        assert time.monotonic() < deadline
+
+
+def test_what_a_checker_leaves_behind_is_ended_and_not_waited_for(tmp_path: Path) -> None:
+    """The leader prints all and ends with 0; its child holds the standard output open."""
+    run, mark = judged_run(tmp_path), tmp_path / "child"
+    script = f"sh -c 'echo $$ > {mark}; exec sleep 300' & while [ ! -s {mark} ]; do :; done; {YES}"
+    began = time.monotonic()
+    assert check_answers(run, shlex.join(["sh", "-c", script]), 250) == {0: True, 1: True, 2: True, 3: False}
+    assert time.monotonic() - began < 120
     child = Path("/proc") / mark.read_text().strip()
     deadline = time.monotonic() + 30
     while child.exists() and "Z" not in (child / "stat").read_text().rpartition(")")[2][:3]:
@@ -238,6 +252,26 @@ def test_what_is_kept_is_bounded_and_holds_no_secret(tmp_path: Path) -> None:
     keep(ended(4, "short"))
     assert [json.loads(line) for _, line in read_answers(tmp_path)] == [
         {"request_id": 1, "class": "default", "prompt": "why ***?", "answer": "you sent ***"}
+    ]
+    path.unlink()
+    secrets = (
+        'pass"\\word',
+        "1000",
+        "request",
+        "prompt",
+    )  # they stand in JSON otherwise, or in a line's own words
+    exchange = ended(1000, 'you sent pass"\\word in your request')
+    asked = [{"role": "user", "content": [{"type": "text", "text": 'pass"\\word?', "n": 1000}]}]
+    exchange.request = b"POST / HTTP/1.1\r\n\r\n" + json.dumps({"messages": asked}).encode()
+    KeptAnswers(path, 1000, prompts=True, secrets=secrets).keep(exchange)
+    content = [{"type": "text", "text": "***?", "n": 1000}]
+    assert [json.loads(line) for _, line in read_answers(tmp_path)] == [
+        {
+            "request_id": 1000,
+            "class": "default",
+            "prompt": [{"role": "user", "content": content}],
+            "answer": "you sent *** in your ***",
+        }
     ]
     keep = KeptAnswers(tmp_path / "no" / "disk.jsonl", 10_000, prompts=False, secrets=()).keep
     keep(ended(5, "nowhere to go"))  # the run goes on
