@@ -72,7 +72,11 @@ class Progress:
 def live_line(live: Live) -> str:
     """What is going on, in one line."""
     elapsed_s = time.monotonic() - live.began_s
-    level = f"{live.level:g} req/s offered" if live.kind == "open" else f"{live.level:g} users, closed loop"
+    level = (
+        f"{live.level:.4g} req/s offered on average"
+        if live.kind == "open"
+        else f"{live.level:g} users, closed loop"
+    )
     left_s = max(live.duration_s - elapsed_s, 0.0)
     recent = sorted(live.ttft_s[-LIVE_TTFTS:])
     ttft = "TTFT -"
@@ -91,13 +95,14 @@ def stage_line(stage: dict[str, Any]) -> str:
         if stage["kind"] == "open"
         else f"concurrency {stage['concurrency_set']}"
     )
+    curve = f", all at {stage['lengths']} lengths" if stage["lengths"] else ""
     verdict = (
         {True: "SLO met", False: "SLO broken", None: "SLO undecided"}[stage["slo_met"]]
         if stage["slo_verdicts"]
         else "no SLO"
     )
     parts = [
-        f"stage {stage['index']}: {level}",
+        f"stage {stage['index']}{curve}: {level}",
         f"{stage['requests']} requests",
         f"TTFT p50 {seconds(stage['ttft_from_schedule_s'].get('p50'))} p99 {seconds(stage['ttft_from_schedule_s'].get('p99'))}",
         f"ITL p99 {seconds(stage['itl_s'].get('p99'))}",

@@ -96,7 +96,8 @@ def _breaker(breaker: Mapping[str, Any]) -> Finding:
         f"80 to 90 % of a queue of {breaker['max_depth']}: {significant(breaker['acceptable_wait_s'])} s of acceptable wait "
         f"x {rate(breaker['rate_rps'])}"
     )
-    return Finding("Circuit breaker", f"opens at {low} to {high} waiting", None, note)
+    at = f"opens at {low} to {high} waiting" if low < high else f"opens at {high} waiting"
+    return Finding("Circuit breaker", at if high else "opens as soon as a request waits", None, note)
 
 
 def phases_table(burst: Mapping[str, Any]) -> Table:

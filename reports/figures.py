@@ -94,7 +94,7 @@ def reason_of(holder: Mapping[str, Any] | None, name: str) -> str:
 def load_of(stage: Mapping[str, Any]) -> str:
     """The load of a stage in words: what was offered, or the set concurrency."""
     if stage.get("offered_rps") is not None:
-        return f"{exact(stage['offered_rps'])} req/s"
+        return f"{exact(float(format(stage['offered_rps'], '.4g')))} req/s"
     if stage.get("concurrency_set") is not None:
         return f"{exact(stage['concurrency_set'])} users"
     return f"stage {stage.get('index', '?')}"

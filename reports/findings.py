@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -35,6 +36,7 @@ METHODS = {
     "usl": "Universal Scalability Law",
     "bounds": "asymptotic bounds",
 }
+METRICS = {"ttft_from_schedule_s": "TTFT", "e2e_from_schedule_s": "E2E"}
 
 
 def findings(summary: Mapping[str, Any]) -> list[Finding]:
@@ -45,7 +47,7 @@ def findings(summary: Mapping[str, Any]) -> list[Finding]:
         _c_max(summary),
         _knee(summary.get("knee") or {}),
         _gap(summary.get("littles_law") or {}),
-        _goodput(summary.get("goodput") or {}),
+        _goodput(summary),
         _fleet(summary.get("fleet") or {}),
         _client(summary.get("audit") or {}),
     ]
@@ -100,7 +102,7 @@ def _interval(capacity: Mapping[str, Any]) -> str:
 
 def _knee(knee: Mapping[str, Any]) -> Finding:
     if knee.get("rps") is None and knee.get("concurrency") is None:
-        return Finding("Knee", DASH, None, reason_of(knee, "concurrency"))
+        return Finding("Knee", DASH, None, _in_words(reason_of(knee, "concurrency")))
     concurrency, rps = knee.get("concurrency"), knee.get("rps")
     at = [] if concurrency is None else [f"{significant(concurrency)} in flight"]
     at += [] if rps is None else [rate(rps)]
@@ -118,16 +120,20 @@ def _knee(knee: Mapping[str, Any]) -> Finding:
 
 def _disagreement(knee: Mapping[str, Any]) -> str | None:
     """Which methods see the bend elsewhere; their ranges are in the summary."""
-    said = str(knee.get("disagreement") or "").partition(": ")[0]
-    for name, label in METHODS.items():
-        said = said.replace(name, label)
-    return said or None
+    return _in_words(str(knee.get("disagreement") or "").partition(": ")[0]) or None
+
+
+def _in_words(text: str) -> str:
+    """``text`` without the names that the summary gives to methods and metrics."""
+    for name, label in (METHODS | METRICS).items():
+        text = re.sub(rf"(?<!asymptotic )\b{name}\b", label, text)
+    return text
 
 
 def _method(name: str, found: Mapping[str, Any]) -> str:
     label = METHODS.get(name, name.replace("_", " "))
     if found.get("concurrency") is None:
-        return f"{label}: {reason_of(found, 'concurrency')}"
+        return f"{label}: {_in_words(reason_of(found, 'concurrency'))}"
     return f"{label}: {significant(found['concurrency'])} in flight"
 
 
@@ -157,14 +163,26 @@ def _gap(law: Mapping[str, Any]) -> Finding:
     )
 
 
-def _goodput(goodput: Mapping[str, Any]) -> Finding:
+def _goodput(summary: Mapping[str, Any]) -> Finding:
+    goodput = summary.get("goodput") or {}
     if goodput.get("peak_rps") is None:
         return Finding("Goodput peak", DASH, None, reason_of(goodput, "peak_rps"))
     at = goodput.get("at_offered_rps")
     note = _sentence(
-        f"at {exact(at)} req/s offered" if at is not None else None, "requests that met every SLO"
+        f"at {exact(at)} req/s offered" if at is not None else None,
+        "requests that met every SLO",
+        *(
+            f"{s['text']} counts a request where {share(s['quantile'])} of its own gaps are within the limit, the verdict where that share "
+            "of all gaps of the stage is: they may differ"
+            for s in [s for s in summary.get("slos") or [] if s["metric"] in ("itl", "icl")][:1]
+        ),
+        "whether their answers were right stands under Accepted answers" if _is_accepted(summary) else None,
     )
     return Finding("Goodput peak", rate(goodput["peak_rps"]), None, note)
+
+
+def _is_accepted(summary: Mapping[str, Any]) -> bool:
+    return any((s.get("accepted") or {}).get("requests") is not None for s in summary.get("stages") or [])
 
 
 def _fleet(fleet: Mapping[str, Any]) -> Finding:

@@ -17,7 +17,7 @@ from synthetic import Stage, make_run, queue_sweep, request
 from ampacity.config import make_settings
 from ampacity.experiments.predict import predict
 from ampacity.experiments.sweep import sweep
-from ampacity.progress import Progress
+from ampacity.progress import Progress, stage_line
 from ampacity.values import ConfigError
 from analysis.comparable import prepare
 from analysis.summary import summarise
@@ -191,6 +191,7 @@ def test_a_predicted_sweep_at_p99_lengths_is_cut_to_the_context(tmp_path: Path) 
         run = load_run(asyncio.run(predict(settings, engine, ["ampacity"], quiet)))
     assert [meta["lengths"] for meta in run.meta["stages"]] == [None, "p99"]
     (family,) = summarise(run)["families"]
+    assert stage_line(family["stages"][0]).startswith("stage 1, all at p99 lengths: 1 req/s, ")
     assert (family["input_tokens"], family["output_tokens"]) == (
         498,
         2,

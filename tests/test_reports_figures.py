@@ -5,6 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from sample_summary import ALL, all_failed, closed_sweep, meta, no_slos, one_stage, open_sweep
 
+from reports.burst import _breaker
 from reports.figures import (
     Finding,
     exact,
@@ -141,6 +142,62 @@ def test_a_lower_bound_and_a_limited_client_are_said() -> None:
     assert got["C_max"].value == "at least 34.2 in flight"
     assert (got["Load generator"].value, got["Load generator"].state) == ("was the limit", "bad")
     assert got["Load generator"].note.startswith("stages 6, 7 are no findings")
+
+
+def test_what_goodput_counts_is_said_where_it_may_differ() -> None:
+    summary = open_sweep()
+    summary["stages"][0]["accepted"] = {"requests": 3}
+    note = found(summary)["Goodput peak"].note
+    assert "itl_p99=100ms counts a request where 99.0% of its own gaps are within the limit" in note
+    assert note.endswith("whether their answers were right stands under Accepted answers")
+    summary["slos"] = [slo for slo in summary["slos"] if slo["metric"] != "itl"]
+    assert "gaps" not in found(summary)["Goodput peak"].note
+
+
+def test_reasons_hold_no_raw_names() -> None:
+    summary = open_sweep()
+    knee = summary["knee"]
+    knee["methods"]["p99_p50_divergence"] |= {
+        "concurrency": None,
+        "reason": "never reached: p99/p50 of ttft_from_schedule_s",
+    }
+    assert "p99/p50 divergence: never reached: p99/p50 of TTFT;" in found(summary)["Knee"].note
+    knee |= {
+        "concurrency": None,
+        "rps": None,
+        "reason": "usl: 4 loads are too few; bounds: no ceiling is known",
+    }
+    assert found(summary)["Knee"].note == (
+        "Universal Scalability Law: 4 loads are too few; asymptotic bounds: no ceiling is known"
+    )
+
+
+def test_a_rate_in_a_label_has_four_digits() -> None:
+    assert load_of({"offered_rps": 11.130434}) == "11.13 req/s"
+
+
+@pytest.mark.parametrize(
+    ("open_at", "said"), [([2, 2], "opens at 2 waiting"), ([0, 0], "opens as soon as a request waits"), ([8, 9], "opens at 8 to 9 waiting")]
+)  # fmt: skip
+def test_a_breaker_of_a_short_queue(open_at: list[int], said: str) -> None:
+    breaker = {"open_at": open_at, "max_depth": 3, "acceptable_wait_s": 0.5, "rate_rps": 6.0, "reason": None}
+    assert _breaker(breaker).value == said
+
+
+def test_a_closed_capacity_is_an_upper_limit_with_its_users() -> None:
+    summary = closed_sweep()
+    summary["capacity"] |= {
+        "crossing": "saturated",
+        "usable_rps_ci": [22.2, 22.2],
+        "usable_rps": 22.2,
+        "c_max": 9.78,
+        "users": 32,
+    }
+    got = found(summary)
+    assert (got["Usable rate"].value, got["Usable rate"].interval) == ("at most 22.2 req/s", None)
+    assert "users wait for the server: open arrivals break the SLO at a lower rate" in got["Usable rate"].note
+    assert got["C_max"].value == "9.78 in flight"
+    assert "mean concurrency of 32 users, who pause" in got["C_max"].note
 
 
 @pytest.mark.parametrize(("representative", "state"), [(True, "good"), (False, "bad"), (None, "unsure")])
