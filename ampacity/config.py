@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import re
+from collections.abc import Collection
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -161,6 +163,9 @@ def read_run_file(path: Path) -> dict[str, Any]:
         value = yaml.load(path.read_text(encoding="utf-8"), Loader=UniqueKeys)
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"{path} cannot be read: {error}") from error
+    except yaml.MarkedYAMLError as error:
+        line = f":{error.problem_mark.line + 1}" if error.problem_mark else ""
+        raise ConfigError(f"{path}{line}: this is no YAML: {error.problem or error.context}") from None
     except (yaml.YAMLError, RecursionError) as error:
         raise ConfigError(f"{path} is not valid YAML: {' '.join(str(error).split())}") from error
     if not isinstance(value, dict) or not all(isinstance(name, str) for name in value):
@@ -174,6 +179,29 @@ def read_run_file(path: Path) -> dict[str, Any]:
             raise ConfigError(f"{path}: {name} stands there twice")
         found[plain] = content
     return found
+
+
+def in_run_file(path: Path, flags: Collection[str], message: str) -> str:
+    """``message`` about a setting with the file, the line and the name under which it stands; ``flags`` do not stand there.
+
+    The setting is the one that the message names first, or one whose value it repeats.
+    """
+    root = yaml.compose(path.read_text(encoding="utf-8"), Loader=UniqueKeys)
+    found: list[tuple[int, int, str]] = []  # where in the message, line, name
+    for key, value in root.value if isinstance(root, yaml.MappingNode) else ():
+        name = key.value.replace("-", "_")
+        named = re.search(rf"--{name.replace('_', '-')}(?![\w-])|^{name}\b|'{re.escape(key.value)}'", message)
+        values = [node for node in (value, *value.value) if isinstance(node, yaml.ScalarNode)]
+        repeated = [node for node in values if len(node.value) > 1 and node.value in message]
+        said = min(repeated, key=lambda node: message.find(node.value), default=None)
+        if name not in flags and (named or said):
+            at = named.start() if named else len(message)
+            found.append((at, (said or key).start_mark.line + 1, name))
+    if not found:
+        return message if flags else f"{path}: {message}"
+    at, line, name = min(found)
+    message = re.sub(rf"--{name.replace('_', '-')}(?![\w-])", name, message)
+    return f"{path}:{line}: {message}" if at < len(message) else f"{path}:{line}: {name}: {message}"
 
 
 def _limits(raw: dict[str, Any]) -> Limits:

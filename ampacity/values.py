@@ -100,7 +100,9 @@ def quantile_names(value: Any) -> tuple[str, ...]:
     ]
     for name in names:
         if name != "mixed" and (not re.fullmatch(r"p\d{1,2}(\.\d+)?", name) or float(name[1:]) == 0):
-            raise ConfigError(f"--lengths {name}: write quantiles of the workload's lengths, as p50,p99")
+            raise ConfigError(
+                f"--lengths {name or repr(value)}: write quantiles of the workload's lengths, as p50,p99"
+            )
     return tuple(
         name for name in dict.fromkeys(names) if name != "mixed"
     )  # the workload itself: always the first

@@ -293,6 +293,29 @@ def test_odd_run_files_are_one_line(text: str, tmp_path: Path) -> None:
     assert "\n" not in str(caught.value)
 
 
+@pytest.mark.parametrize(
+    ("lines", "flags", "message"),
+    [
+        ("ramp: -5", [], ":3: ramp -5: write a duration with its unit"),
+        ("rampp: 5", [], ":3: unknown setting 'rampp'; did you mean 'ramp'?"),
+        ('seed: 1\nlengths: "p50,,p99"', [], ":4: lengths 'p50,,p99': write quantiles"),
+        ("slo:\n  - ttft_p99=2s\n  - ttft_p9x=2s", [], ":5: slo: SLO 'ttft_p9x=2s': percentile p9x"),
+        ("idle-timeout: soon", [], ":3: idle_timeout soon: write a duration"),
+        ("rates: 3", [], ":3: this is no YAML: 'rates' stands there twice"),
+        ("ramp: 5s", ["--ramp", "-5"], "--ramp -5: write a duration"),
+    ],
+)
+def test_a_wrong_setting_of_a_run_file_is_said_with_file_line_and_field(
+    lines: str, flags: list[str], message: str, tmp_path: Path
+) -> None:
+    file = tmp_path / "bench.yaml"
+    file.write_text(f"url: http://127.0.0.1:9/v1\nrates: [2]\n{lines}\n")
+    result = ampacity("run", "-c", str(file), *flags)
+    assert result.returncode == 2
+    assert result.stderr.startswith(f"ampacity: {'' if flags else file}{message}"), result.stderr
+    assert result.stderr.count("\n") == 1
+
+
 def test_a_flag_beats_the_run_file_even_with_the_default_value(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

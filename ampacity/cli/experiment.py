@@ -14,16 +14,29 @@ from ampacity.cli.output import print_json
 
 
 def run_experiment(
-    raw: dict[str, Any], *, experiment: str, drive: Callable[..., Any], as_json: bool, quiet: bool = False
+    raw: dict[str, Any],
+    *,
+    experiment: str,
+    drive: Callable[..., Any],
+    as_json: bool,
+    quiet: bool = False,
+    located: Callable[[str], str] = str,
 ) -> Path:
-    """Run ``drive`` on a rig made from the flags, write summary and report, print, and exit 130 if interrupted."""
+    """Run ``drive`` on a rig made from the flags, write summary and report, print, and exit 130 if interrupted.
+
+    ``located`` puts into the message about a setting where that stands.
+    """
     from rich.console import Console
 
     from ampacity.config import check_steady, make_settings
     from ampacity.experiments.conduct import conduct, run_event_loop
     from ampacity.progress import Progress
+    from ampacity.values import ConfigError
 
-    settings = make_settings(raw)
+    try:
+        settings = make_settings(raw)
+    except ValueError as error:
+        raise ConfigError(located(str(error))) from None
     if experiment in ("sweep", "search"):
         check_steady(settings.workload, experiment)
     progress = Progress(Console(stderr=True, highlight=False), quiet=quiet)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -22,18 +23,22 @@ def run(
 
     ampacity run http://127.0.0.1:8000/v1 --model M --trace azure_conv.csv --time-scale 0.5
     """
+    from functools import partial
+
     from ampacity.cli.experiment import run_experiment
-    from ampacity.config import read_run_file
+    from ampacity.config import in_run_file, read_run_file
     from ampacity.experiments import sweep as experiment
     from ampacity.values import ConfigError
 
     if url is not None:
         raw["url"] = url
+    located: Callable[[str], str] = str
     if config is not None:
+        located = partial(in_run_file, config, frozenset(raw))
         raw = {**read_run_file(config), **raw}
     elif not {"trace", "rates", "concurrency"} & raw.keys():
         raise ConfigError(
             "say what to run: --rates R, --concurrency N, --trace FILE or -c FILE ('ampacity sweep' finds the rates itself)"
         )
     drive = experiment.replay if raw.get("trace") else experiment.sweep
-    run_experiment(raw, experiment="run", drive=drive, as_json=json)
+    run_experiment(raw, experiment="run", drive=drive, as_json=json, located=located)
