@@ -100,7 +100,9 @@ def accepted_goodput(
         "cost_per_result_usd": None, "cost_per_million_output_tokens": None, "reason": None,
     }  # fmt: skip
     if labels is None:
-        return result | {"reason": "nobody judged the answers (ampacity report --labels FILE, or --checker COMMAND)"}
+        return result | {
+            "reason": "nobody judged the answers (ampacity report --labels FILE, or --checker COMMAND)"
+        }
     if meets is None:
         return result | {"reason": "an SLO could not be judged"}
     known = np.array([labels.get(int(i)) is not None for i in request_ids], dtype=np.bool_)
