@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -12,7 +11,6 @@ import numpy as np
 
 from analysis.baseline import DEFAULT_TOLERANCE, client_delay_s, noise_slope, read_level, schedule_of
 from analysis.blocks import (
-    METRICS,
     QUANTILES,
     LevelRecords,
     Marks,
@@ -40,8 +38,6 @@ GATE_SCHEMA_VERSION = 1
 ERROR_TOLERANCE = 0.01  # in points of share
 USABLE_TOLERANCE = 0.1
 WATCH_TOLERANCE = 1.0
-TRACKED = tuple(f"{m}_{p}" for m in METRICS for p in QUANTILES)
-NAMES = (*TRACKED, "error_rate", "output_tokens_per_s", "usable_rps")
 _EDGE_FACTOR = 50.0
 
 
@@ -67,22 +63,6 @@ class Check:
 
     def as_dict(self) -> dict[str, Any]:
         return {k: v for k, v in vars(self).items() if k not in ("estimate", "watched")}
-
-
-def parse_tolerances(texts: Sequence[str]) -> dict[str, float]:
-    """``ttft_p99=10%`` to {"ttft_p99": 0.1}; ``ttft`` and ``p99`` stand for several. Raises CompareError."""
-    found: dict[str, float] = {}
-    for text in texts:
-        match = re.fullmatch(r"\s*([\w.]+)\s*=\s*(\d+(?:\.\d*)?|\.\d+)\s*%\s*", text)
-        names = [n for n in NAMES if match and (n == match[1] or (n in TRACKED and match[1] in n.split("_")))]
-        if not match or not names:
-            raise CompareError(
-                f"--tolerance {text}: write METRIC=N%, as ttft_p99=10%, with one of {', '.join(NAMES)}"
-            )
-        if not 0 < float(match[2]) <= 1000:
-            raise CompareError(f"--tolerance {text}: give more than 0 % and at most 1000 %")
-        found |= dict.fromkeys(names, float(match[2]) / 100)
-    return found
 
 
 def judge_gate(

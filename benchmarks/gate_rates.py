@@ -29,7 +29,8 @@ from rich.console import Console
 from ampacity.config import make_settings
 from ampacity.experiments.predict import predict
 from ampacity.progress import Progress
-from analysis.baseline import make_baseline, write_baseline
+from analysis.baseline import make_baseline
+from analysis.baseline_file import write_baseline
 from analysis.comparable import Judged, prepare
 from analysis.gate import judge_gate
 from loadgen.records import SCHEMA

@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 from synthetic import Stage, cohort, make_run, request
 
-from analysis.baseline import make_baseline, write_baseline
+from analysis.baseline import make_baseline
+from analysis.baseline_file import write_baseline
 from analysis.blocks import Marks, moved_by, over_each, pooled_marks
 from analysis.cohort import Cohort
 from analysis.comparable import Judged, prepare

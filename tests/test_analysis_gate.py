@@ -15,12 +15,14 @@ import numpy as np
 import pytest
 from synthetic import Stage, make_run, request
 
-from analysis.baseline import make_baseline, read_baseline, write_baseline
+from analysis.baseline import make_baseline
+from analysis.baseline_file import read_baseline, write_baseline
 from analysis.blocks import Blocks
 from analysis.comparable import CompareError, Judged, prepare
-from analysis.gate import judge_gate, parse_tolerances, slos_of
+from analysis.gate import judge_gate, slos_of
 from analysis.hdr import encode_seconds
 from analysis.regression import Estimate, between_runs, compare_shares, holm, times_longer
+from analysis.tolerances import parse_tolerances
 from analysis.twice_as_slow import twice_as_slow
 
 RATE = 20.0

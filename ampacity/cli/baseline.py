@@ -18,7 +18,8 @@ def baseline(
 
     ampacity baseline runs/main-1 runs/main-2 runs/main-3 -o base.json
     """
-    from analysis.baseline import make_baseline, write_baseline
+    from analysis.baseline import make_baseline
+    from analysis.baseline_file import write_baseline
     from analysis.comparable import prepare
     from loadgen.rundir import load_run
 

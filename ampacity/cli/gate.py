@@ -35,8 +35,9 @@ def gate(
 
     ampacity gate runs/candidate --baseline base.json --tolerance ttft_p99=10% --junit gate.xml
     """
-    from analysis.baseline import read_baseline
-    from analysis.gate import parse_tolerances, slos_of
+    from analysis.baseline_file import read_baseline
+    from analysis.gate import slos_of
+    from analysis.tolerances import parse_tolerances
     from reports.gate_text import lines, workflow_commands
     from reports.junit import junit_xml
     from reports.markdown import gate_markdown
