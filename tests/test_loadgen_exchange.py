@@ -351,7 +351,7 @@ def test_two_responses_to_one_request_end_it_once_and_leave_its_record_alone() -
     ("said", "seconds"),
     [
         ("2.5", 2.5),
-        (format_datetime(datetime.now(UTC) + timedelta(hours=1), usegmt=True), pytest.approx(3600, abs=1200)),
+        ("in an hour", pytest.approx(3600, abs=60)),
         ("Fri, 31 Dec 1999 23:59:59 GMT", 0.0),  # already past
         ("soon", None),
         ("-3", None),
@@ -359,6 +359,8 @@ def test_two_responses_to_one_request_end_it_once_and_leave_its_record_alone() -
     ],
 )
 def test_when_to_come_back_is_said_in_seconds_or_as_a_date(said: str, seconds: float | None) -> None:
+    if said == "in an hour":  # names of tests must not change while they are collected
+        said = format_datetime(datetime.now(UTC) + timedelta(hours=1), usegmt=True)
     exchange, _ = _exchange()
     exchange.feed(5, f"HTTP/1.1 429 Busy\r\nRetry-After: {said}\r\nContent-Length: 0\r\n\r\n".encode())
     assert exchange.record.status == "http_error"
