@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
@@ -109,8 +110,8 @@ class Stage:
 
 
 def run_meta(stages: Sequence[Stage], slos: Iterable[str] = (), **changes: Any) -> dict[str, Any]:
-    """run.json of a made-up run; ``changes`` override top-level entries."""
-    return {
+    """run.json of a made-up run; ``changes`` override top-level entries. The caller may change it: nothing is shared."""
+    return copy.deepcopy({
         "run_id": "synthetic", "name": "synthetic", "experiment": "sweep", "status": "complete",
         "status_reason": None, "tool": {"name": "ampacity", "version": "0"}, "command_line": [],
         "started_utc": "2026-01-01T00:00:00Z", "ended_utc": "2026-01-01T00:10:00Z",
@@ -119,7 +120,7 @@ def run_meta(stages: Sequence[Stage], slos: Iterable[str] = (), **changes: Any) 
         "slos": [parse_slo(text).as_dict() for text in slos], "seed": 1, "workers": 1, "warmup_requests": None,
         "stages": [stage.meta(index) for index, stage in enumerate(stages)], "host": {},
         "fleet_inputs": {"peak_rps": None, "tensor_parallel": 1, "safety_factor": 1.2, "gpu_hour_usd": None},
-    } | changes  # fmt: skip
+    } | changes)  # fmt: skip
 
 
 def make_run(
