@@ -30,6 +30,7 @@ class Load:
     duration_s: float
     input_tokens: int = 16
     output_tokens: int = 128
+    running_usage: bool = False  # the server counts tokens in every chunk, which makes it longer by a third
 
 
 @dataclass(frozen=True)
@@ -54,10 +55,12 @@ def ampacity(words: list[str] | None = None) -> Client:
     start = words or [str(Path(sys.executable).with_name("ampacity"))]
 
     def command(url: str, load: Load, out: Path) -> list[str]:
+        stream_options = {"include_usage": True, "continuous_usage_stats": load.running_usage}
         return [
             *start, "run", url, "--rates", f"{load.rate_rps:g}", "--duration", f"{load.duration_s:g}s",
             "--arrivals", "poisson", "--input-tokens", str(load.input_tokens),
             "--output-tokens", str(load.output_tokens), "--out", str(out),
+            "--extra-body", json.dumps({"stream_options": stream_options}),
         ]  # fmt: skip
 
     return Client("ampacity", command, read_run)
@@ -70,6 +73,7 @@ def raw() -> Client:
         return [
             sys.executable, "-m", "benchmarks.raw_protocol", url, "--rate", f"{load.rate_rps:g}",
             "--duration", f"{load.duration_s:g}", "--output-tokens", str(load.output_tokens), "--out", f"{out}.npz",
+            *(["--running-usage"] if load.running_usage else []),
         ]  # fmt: skip
 
     return Client("raw", command, read_raw)

@@ -52,10 +52,11 @@ class Stream(asyncio.Protocol):
 class Client:
     """Sends one Poisson load and keeps the stamps of every request."""
 
-    def __init__(self, url: str, output_tokens: int) -> None:
+    def __init__(self, url: str, output_tokens: int, running_usage: bool = False) -> None:
         parts = urlsplit(url)
         self.host, self.port, self.path = parts.hostname or "127.0.0.1", parts.port or 80, parts.path
         self.output_tokens = output_tokens
+        self.stream_options = {"include_usage": True, "continuous_usage_stats": running_usage}
         self.idle: list[Stream] = []
         self.rows: list[tuple[int, int, int, list[int]]] = []
         self.tasks: set[asyncio.Task[None]] = set()
@@ -63,7 +64,7 @@ class Client:
     def request(self, number: int) -> bytes:
         body = json.dumps({
             "model": "mock", "messages": [{"role": "user", "content": f"{number} " + "a " * 15}], "stream": True,
-            "max_tokens": self.output_tokens, "stream_options": {"include_usage": True},
+            "max_tokens": self.output_tokens, "stream_options": self.stream_options,
         }).encode()  # fmt: skip
         head = f"POST {self.path}/chat/completions HTTP/1.1\r\nHost: {self.host}:{self.port}\r\n"
         head += f"Content-Type: application/json\r\nX-Request-Id: raw-{number}\r\nContent-Length: {len(body)}\r\n\r\n"
@@ -117,12 +118,15 @@ def main() -> None:
     parser.add_argument("--rate", type=float, required=True)
     parser.add_argument("--duration", type=float, required=True, help="seconds")
     parser.add_argument("--output-tokens", type=int, default=128)
+    parser.add_argument(
+        "--running-usage", action="store_true", help="ask for a count of tokens in every chunk"
+    )
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--out", required=True, help="stamps, as .npz")
     options = parser.parse_args()
     import uvloop
 
-    client = Client(options.url, options.output_tokens)
+    client = Client(options.url, options.output_tokens, options.running_usage)
     gc.disable()
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         runner.run(client.run(options.rate, options.duration, options.seed))
