@@ -7,8 +7,9 @@ from typing import Any
 
 import msgspec
 
-from loadgen.completions import BAD_JSON, FINISH_REASON_MAX, Answer, Kind, token_count, token_detail
+from loadgen.completions import BAD_JSON, FINISH_REASON_MAX, Answer, token_count, token_detail
 from loadgen.protocols import Api, error_text, excerpt
+from loadgen.repeats import Kind
 
 
 class _Event(msgspec.Struct, gc=False):
@@ -39,7 +40,7 @@ class _TypedAnswer(Answer, ABC):
     """An API whose events name their type; none of them says how many tokens a chunk holds."""
 
     __slots__ = ()
-    has_texts = False
+    repeats = False
 
     def _on_json(self, at_ns: int, data: bytes) -> None:
         try:
@@ -136,7 +137,7 @@ class EmbeddingsAnswer(Answer):
     """A vector: no token comes out, and the whole body is the answer."""
 
     __slots__ = ()
-    has_texts = False
+    repeats = False
 
     def _on_json(self, at_ns: int, data: bytes) -> None:
         try:

@@ -12,13 +12,12 @@ ERROR_BODY_BYTES = 65_536  # so much of an error body is read for its message
 
 
 class Body:
-    """Pieces are appended to ``pieces``, the times of their reads to ``stamps``; ``take`` uses both up."""
+    """Pieces are appended to ``pieces``; ``take`` uses them up."""
 
-    __slots__ = ("_bytes", "_gunzip", "_kept", "_most_bytes", "pieces", "splitter", "stamps")
+    __slots__ = ("_bytes", "_gunzip", "_kept", "_most_bytes", "pieces", "splitter")
 
     def __init__(self) -> None:
         self.pieces: list[bytes] = []
-        self.stamps: list[int] = []
         self.splitter: EventSplitter | None = None  # of an event stream
         self._gunzip: Any = None
         self._kept: list[bytes] = []  # of a body that is none
@@ -36,33 +35,32 @@ class Body:
         self._gunzip = zlib.decompressobj(zlib.MAX_WBITS | 32)
 
     @property
-    def plain(self) -> bool:
-        """Whether a piece is what stands in it."""
-        return self._gunzip is None
+    def between_events(self) -> bool:
+        """Whether the next piece is plain text of an event stream and begins an event."""
+        return self._gunzip is None and self.splitter is not None and self.splitter.between_events
 
-    def take(self, count: int | None) -> tuple[list[int], list[bytes], str | None]:
-        """The first ``count`` pieces, which are all of the response: (times, events, what is wrong with them).
+    def take(self, count: int | None) -> tuple[list[bytes], str | None]:
+        """The events of the first ``count`` pieces, which are all of the response; and what is wrong with them.
 
         A body that is no event stream is only kept, for ``whole``.
         """
-        pieces, stamps, wrong = self.pieces[:count], self.stamps[:count], None
+        pieces, wrong = self.pieces[:count], None
         self.pieces.clear()
-        self.stamps.clear()
         if self._gunzip is not None:
             pieces, wrong = self._decompressed(pieces)
         if self.splitter is not None:
-            at, events = self.splitter.feed_all(stamps, pieces)
+            events = [event for piece in pieces for event in self.splitter.feed(piece)]
             if self.splitter.waiting_bytes > WHOLE_BODY_BYTES:
                 self.splitter = EventSplitter()  # what waits is no event any more
                 wrong = f"an event of more than {WHOLE_BODY_BYTES >> 20} MiB"
-            return at, events, wrong
+            return events, wrong
         for piece in pieces:
             self._bytes += len(piece)
             if self._bytes <= self._most_bytes:
                 self._kept.append(piece)
         if self._bytes > WHOLE_BODY_BYTES:
             wrong = f"a body of more than {WHOLE_BODY_BYTES >> 20} MiB"
-        return [], [], wrong
+        return [], wrong
 
     def whole(self) -> bytes:
         """A body that is no event stream, as far as it was taken; of an error only the beginning."""

@@ -9,14 +9,14 @@ from __future__ import annotations
 
 from array import array
 from operator import sub
-from typing import Annotated, Any, Literal, cast
+from typing import Any, cast
 
 import msgspec
 
 from loadgen.protocols import error_text, excerpt
 from loadgen.records import CHUNK_AT_MAX_US, RequestRecord
+from loadgen.repeats import Form, Kind, Said, learn
 
-Kind = Literal["answer", "reasoning"]
 TOKENS_MAX = 2**31 - 1  # what a column of the records holds
 FINISH_REASON_MAX = 200  # characters of it that are kept
 BAD_JSON = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
@@ -54,45 +54,22 @@ class _Chunk(msgspec.Struct, gc=False):
     detail: Any = None
 
 
-# What is nothing but text of one choice, perhaps with a running total of tokens. Each is narrower than what it
-# inherits from and drops no field of it: what is read as a ``_Text`` can be read as a ``_Chunk``.
-class _TextUsage(_Usage, gc=False, kw_only=True):
-    completion_tokens: Annotated[int, msgspec.Meta(ge=1, le=TOKENS_MAX)]
-
-
-class _TextDelta(_Delta, gc=False, kw_only=True):
-    content: Annotated[str, msgspec.Meta(min_length=1)]
-
-
-class _TextChoice(_Choice, gc=False, kw_only=True):
-    delta: _TextDelta
-    finish_reason: None = None
-    logprobs: None = None
-    token_ids: None = None
-
-
-class _Text(_Chunk, gc=False, kw_only=True):
-    choices: tuple[_TextChoice]  # type: ignore[assignment]  # narrower in JSON: a list of one
-    usage: _TextUsage | None = None
-    error: None = None
-
-
 _decode = msgspec.json.Decoder(_Chunk | None).decode
-_decode_text = msgspec.json.Decoder(_Text).decode  # of one event: decode_lines would not see where one ends
-_LAST_EVENTS = 3  # of a stream: its finish reason, its usage, [DONE]
-_TEXTS_MIN = 4  # fewer are read one by one
+MISSES_MAX = (
+    4  # chunks in a row that repeat no other: a server whose chunks always differ is not learned from
+)
 
 
 class Answer:
     """The content of one response, read event by event. Times are ns of the reads that brought them."""
 
     __slots__ = (
-        "_chunk_tokens", "_finished_choices", "_usage", "_usage_per_chunk", "_usage_totals", "bad_json",
+        "_chunk_tokens", "_finished_choices", "_form", "_form_usage", "_misses", "_usage", "_usage_per_chunk", "_usage_totals", "bad_json",
         "cached_tokens", "chunk_at_ns", "done", "error", "finish_reason", "first_answer_ns", "first_event_ns",
         "input_tokens", "reasoning_chunks", "reasoning_tokens", "said", "whole_ns",
     )  # fmt: skip
 
-    has_texts = True  # whether chunks can be a ``_Text``
+    repeats = True  # whether chunks can be told by their form
 
     def __init__(self) -> None:
         self.first_event_ns: int | None = None
@@ -102,6 +79,9 @@ class Answer:
         self._usage_per_chunk = False
         self._usage_totals: list[int] = []  # completion_tokens of chunks without text
         self._finished_choices = 0
+        self._form: Form | None = None  # of text chunks, and the usage beside it
+        self._form_usage: _Usage | None = None
+        self._misses = 0  # reads since the last one that it fits
         self._usage: _Usage | None = None
         self.input_tokens: int | None = None
         self.cached_tokens: int | None = None
@@ -114,38 +94,38 @@ class Answer:
         self.whole_ns: int | None = None  # when an answer that has no tokens by its nature was complete
         self.said: list[tuple[Kind, str]] | None = None  # a list, where somebody wants the text
 
-    def on_events(self, stamps: list[int], events: list[bytes]) -> None:
-        """Events in their order."""
-        texts = max(len(events) - _LAST_EVENTS, 0)
-        begin = texts if self.on_texts(stamps[:texts], events[:texts]) else 0
-        for at_ns, data in zip(stamps[begin:], events[begin:], strict=True):
-            self.on_event(at_ns, data)
-
-    def on_texts(self, stamps: list[int], events: list[bytes]) -> bool:
-        """Events of one line, if each is a ``_Text``: all at once. False: they are not, and none was taken."""
-        if not self.has_texts or len(events) < _TEXTS_MIN:
+    def take(self, at_ns: int, read: bytes) -> bool:
+        """Whether ``read`` repeats the form of a chunk before it: then its text is taken."""
+        form = self._form
+        if form is None or (text := form.take(read)) is None:
             return False
-        try:
-            texts = list(map(_decode_text, events))
-        except BAD_JSON:
-            return False
-        totals = [None if text.usage is None else text.usage.completion_tokens for text in texts]
-        without = totals.count(None)
-        if 0 < without < len(texts):
-            return False
-        if self.first_event_ns is None:
-            self.first_event_ns = stamps[0]
-        if self.first_answer_ns is None:
-            self.first_answer_ns = stamps[0]
-        if not without:
-            if self._usage is None and (usage := texts[0].usage) is not None:
-                self._on_usage(usage, bears_text=True)
-            self._usage, self._usage_per_chunk = texts[-1].usage, True
+        self._misses = 0
+        self.chunk_at_ns.append(at_ns)
+        self._chunk_tokens.append(form.total)
+        if form.kind == "reasoning":
+            self.reasoning_chunks += 1
         if self.said is not None:
-            self.said += [("answer", text.choices[0].delta.content) for text in texts]
-        self.chunk_at_ns.extend(stamps)
-        self._chunk_tokens += totals
+            self.said.append((form.kind, text.decode()))
+        if form.total is not None and (usage := self._form_usage) is not None:
+            usage.completion_tokens = form.total
+            self._usage = usage
         return True
+
+    def learn(self, read: bytes) -> None:
+        """``read`` was no repetition and has been read event by event: those that follow may repeat it."""
+        if not self.repeats:
+            return
+        form, total = self._form, self._chunk_tokens[-1] if self._chunk_tokens else None
+        if form is not None and form.total is not None and total:
+            form.counted(total - 1)
+            if form.take(read) is not None:  # several tokens in one chunk, and else the same
+                return
+            form.counted(total)
+        if self._misses >= MISSES_MAX:
+            return
+        self._misses += 1
+        if (found := learn(read, _said)) is not None:
+            self._form, self._form_usage = found, self._usage
 
     def on_event(self, at_ns: int, data: bytes) -> None:
         """One SSE event that was completed at ``at_ns``."""
@@ -297,6 +277,22 @@ class Answer:
         if self.chunk_at_ns:
             return len(self.chunk_at_ns), "chunks"
         return None, None
+
+
+def _said(data: bytes) -> Said | None:
+    """What an event says that is text of one choice, perhaps with a running total, and nothing else that counts."""
+    try:
+        chunk = _decode(data)
+    except BAD_JSON:
+        return None
+    if chunk is None or chunk.error is not None or not chunk.choices or len(chunk.choices) > 1:
+        return None
+    choice = chunk.choices[0]
+    kind = _kind_of(choice)
+    if kind is None or choice.finish_reason or choice.token_ids is not None or choice.logprobs is not None:
+        return None
+    total = None if chunk.usage is None else token_count(chunk.usage.completion_tokens)
+    return kind, _text_of(choice), total or None
 
 
 def _kind_of(choice: _Choice) -> Kind | None:

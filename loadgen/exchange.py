@@ -2,9 +2,7 @@
 
 This is the seam of the design: whatever reads the socket (a Protocol, a recvmsg reader, a test)
 calls ``feed(at_ns, data)`` and ``eof(at_ns)`` and nothing else. Reads are stamped by the caller
-before any parsing. While a stream goes on, a read that cannot be its end is only put aside: framing,
-events and JSON are parsed later, in batches, while the code that does it is in the cache. Reads that are each
-one chunk with one event of text pass by the HTTP parser.
+before any parsing. Chunks that repeat the one before them but for their text pass by all parsers.
 """
 
 from __future__ import annotations
@@ -15,15 +13,11 @@ from typing import Any
 import httptools
 
 from loadgen.bodies import Body
-from loadgen.completions import Answer, Kind
+from loadgen.completions import Answer
 from loadgen.protocols import error_text, excerpt, retry_after_s
 from loadgen.records import RequestRecord
-from loadgen.sse import CHUNKED_EVENT_END, events_in_chunks
+from loadgen.repeats import EVENT_END, Kind
 
-PARSE_AT_BYTES = 16_384  # so much waits unparsed at most, per stream
-SIZE_LINE = 5  # bytes; "\\r\\n0\\r\\n\\r", the shortest end but for one that begins with 0, is longer
-ZERO = ord("0")
-LAST_READS = 4  # of a stream: its finish reason, its usage, [DONE], the end of the body
 _REQUEST_ID_HEADERS = {b"x-request-id", b"x-litellm-call-id", b"request-id"}
 
 
@@ -31,10 +25,9 @@ class Exchange:
     """The life of one request, from dispatch to its final status. Ends exactly once."""
 
     __slots__ = (
-        "_answer", "_at_ns", "_between_chunks", "_body", "_chunked", "_complete_at", "_content_type", "_headers_done",
-        "_informational", "_length_known", "_may_wait", "_new_answer", "_on_end", "_parsed_bytes", "_parser", "_reads",
-        "_stamps", "_undecoded_bytes", "_waiting_bytes", "cancel_after_tokens", "close_after", "ended", "listening",
-        "on_body", "record", "request", "retried",
+        "_answer", "_between_chunks", "_body", "_chunked", "_complete_at", "_content_type", "_headers_done",
+        "_informational", "_length_known", "_may_repeat", "_new_answer", "_on_end", "_parser", "cancel_after_tokens",
+        "close_after", "ended", "last_read_ns", "listening", "on_body", "received_bytes", "record", "request", "retried",
     )  # fmt: skip
 
     def __init__(
@@ -70,15 +63,13 @@ class Exchange:
         return self._answer.said or []
 
     def _reset_response(self) -> None:
-        self._reads: list[bytes] = []  # not yet parsed
-        self._stamps: list[int] = []  # of _reads
-        self._waiting_bytes = self._parsed_bytes = 0
-        self._may_wait = (
-            False  # tokens have begun in an event stream in chunks, and the parser stands between two
-        )
+        self.received_bytes = 0  # of the response so far, framing included
+        self.last_read_ns: int | None = None  # when the socket last gave something
         self._between_chunks = False  # where the parser stands, as far as it has read
+        self._may_repeat = (
+            False  # tokens have begun in an event stream, and the next byte begins a chunk and an event
+        )
         self._body = Body()
-        self._undecoded_bytes = 0
         self.on_body: Callable[[bytes], None] = (
             self._body.pieces.append
         )  # the parser calls it: no frame of Python
@@ -91,7 +82,6 @@ class Exchange:
         self._chunked = self._length_known = False  # neither: the close ends the body
         self._informational = False
         self._complete_at: int | None = None  # the response has ended with so many of the body's pieces
-        self._at_ns: int | None = None  # of the read that was parsed last
 
     @property
     def merged_events(self) -> int:
@@ -102,34 +92,29 @@ class Exchange:
 
     def feed(self, at_ns: int, data: bytes) -> None:
         """``data`` was read from the socket at ``at_ns``."""
-        self._stamps.append(at_ns)
-        self._reads.append(data)
-        self._waiting_bytes = waiting = self._waiting_bytes + len(data)
-        # The end of the response has a chunk of size 0 before it: none begins the read, none a line of it. (Of one
-        # chunk the only CRs are those of its size and its end, found faster.)
-        if (
-            self._may_wait
-            and waiting < PARSE_AT_BYTES
-            and data.endswith(CHUNKED_EVENT_END)
-            and (data.rfind(b"\r", 0, -2) < SIZE_LINE or data.rfind(b"\r\n0") < 0)
-            and data[0] != ZERO
-        ):
-            return
-        self._parse()
+        self.last_read_ns = at_ns
+        self.received_bytes += len(data)
+        if self._may_repeat:
+            if self._answer.take(at_ns, data):
+                return
+            data = self._take_some(at_ns, data)
+            if not data:
+                return
+        self._parse(at_ns, data)
 
-    @property
-    def last_read_ns(self) -> int | None:
-        """When the socket last gave something, or None."""
-        return self._stamps[-1] if self._stamps else self._at_ns
-
-    @property
-    def received_bytes(self) -> int:
-        """Bytes of the response so far, framing included."""
-        return self._parsed_bytes + self._waiting_bytes
+    def _take_some(self, at_ns: int, data: bytes) -> bytes:
+        """What is left of a read without the chunks that it begins with, as far as they are repetitions."""
+        begin = 0
+        while (end := data.find(EVENT_END, begin) + len(EVENT_END)) < len(data) and end >= len(EVENT_END):
+            if not self._answer.take(at_ns, data[begin:end]):
+                break
+            begin = end
+        if not begin or self._answer.take(at_ns, data[begin:]):
+            return b"" if begin else data
+        return data[begin:]
 
     def eof(self, at_ns: int, error: str | None = None) -> None:
         """The peer closed or broke the connection."""
-        self._parse()
         if self.ended:
             return
         framed = self._chunked or self._length_known
@@ -142,7 +127,6 @@ class Exchange:
 
     def fail(self, status: str, error: str, at_ns: int) -> None:
         """End with ``status``, unless what has arrived ends it otherwise; that stays in the record."""
-        self._parse()
         if not self.ended:
             self._give_up(status, error, at_ns)
 
@@ -186,7 +170,7 @@ class Exchange:
         if self._informational:
             return
         self.record.http_status = status
-        self.record.headers_ns = self._at_ns
+        self.record.headers_ns = self.last_read_ns
         self._headers_done = True
         stream = status < 300 and b"json" not in self._content_type
         self._body.begin(status, stream=stream)
@@ -210,98 +194,55 @@ class Exchange:
 
     # -- reading and judging -----------------------------------------------------------------
 
-    def _parse(self) -> None:
-        """Take the HTTP framing off the reads that wait, each with its own time; decode if that is due."""
-        reads, stamps = self._reads, self._stamps
-        if not reads:
-            return
-        self._reads, self._stamps = [], []
-        self._parsed_bytes += self._waiting_bytes
-        self._undecoded_bytes += self._waiting_bytes
-        self._waiting_bytes = 0
+    def _parse(self, at_ns: int, data: bytes) -> None:
+        """Take the framing off, read the events, judge the end."""
         if self._parser is None:  # ended
             self.close_after = True  # bytes after the end of the response: not HTTP that we asked for
             return
-        if self._may_wait and (texts := self._take_texts(stamps, reads)):
-            del stamps[:texts], reads[:texts]
-        if not reads or self._parser is None:  # what waited has ended it
-            return
-        parse, pieces, piece_stamps = self._parser.feed_data, self._body.pieces, self._body.stamps
-        at_ns, data = 0, b""
-        broken: str | None = None
+        broken = None
         try:
-            for at_ns, data in zip(stamps, reads, strict=True):
-                self._at_ns = at_ns
-                parse(data)
-                while len(piece_stamps) < len(pieces):
-                    piece_stamps.append(at_ns)
+            self._parser.feed_data(data)
         except (httptools.HttpParserError, httptools.HttpParserUpgrade) as error:
             broken = f"not HTTP: {error}: {excerpt(data)}"
-            piece_stamps += [at_ns] * (len(pieces) - len(piece_stamps))
-        self._between_chunks = self._between_chunks and data.endswith(b"\r\n")  # no size has begun
-        complete = self._complete_at is not None
-        now = complete or len(reads) > 1 or not self._answer.chunk_at_ns or self.cancel_after_tokens > 0
-        if now or self._undecoded_bytes >= PARSE_AT_BYTES:
-            self._decode()
-        self._may_wait = (
-            self._between_chunks
-            and bool(self._answer.chunk_at_ns)
-            and not (self.cancel_after_tokens or self.ended)
-        )
-        if broken is not None:
             self.close_after = True
+        self._decode(at_ns)
         if self.ended:
             return
-        if complete:
+        if self._complete_at is not None:
             self._conclude(at_ns)
         elif broken is not None:
             self._give_up("protocol_error", broken, at_ns)
+        elif self._chunked:
+            self._between_chunks = self._between_chunks and data.endswith(b"\r\n")  # no size has begun
+            self._may_repeat = (
+                self._between_chunks
+                and bool(self._answer.chunk_at_ns)
+                and not self.cancel_after_tokens
+                and self._body.between_events
+            )
+            if self._may_repeat:
+                self._answer.learn(data)
 
-    def _take_texts(self, stamps: list[int], reads: list[bytes]) -> int:
-        """How many reads from the first on were taken as one chunk with one event of text each: all, most or none."""
-        count = len(reads) if reads[-1].endswith(CHUNKED_EVENT_END) else max(len(reads) - LAST_READS, 0)
-        if count < LAST_READS or not self._body.plain:
-            return 0
-        found = events_in_chunks(stamps[:count], reads[:count])
-        if found is None:
-            return 0
-        self._decode()  # what came before
-        splitter = self._body.splitter
-        if self.ended or splitter is None or not splitter.between_events or not self._answer.on_texts(*found):
-            return 0
-        self._at_ns = stamps[count - 1]
-        return count
-
-    def _decode(self) -> None:
+    def _decode(self, at_ns: int) -> None:
         """Read what the parser gave of the body; of a body that is no event stream only keep it."""
-        self._undecoded_bytes = 0
-        at_ns, left = self._at_ns or 0, False
-        stamps, events, wrong = self._body.take(self._complete_at)
-        if self.cancel_after_tokens:
-            left = self._leaves_within(stamps, events)
-        else:
-            self._answer.on_events(stamps, events)
-        if not self.ended and (left or wrong is not None):
-            self._answer.finish()
-            if left:
-                self.close_after = True
-                self._end("cancelled", f"the user left after {self.cancel_after_tokens} tokens", at_ns)
-            else:
-                self._end("protocol_error", wrong, at_ns)
-
-    def _leaves_within(self, stamps: list[int], events: list[bytes]) -> bool:
-        """Whether the user leaves at one of these events; what comes after it is not read."""
-        for at_ns, event in zip(stamps, events, strict=True):
-            self._answer.on_event(at_ns, event)
-            if self._answer.tokens_so_far() >= self.cancel_after_tokens:
-                return True
-        return False
+        answer, left = self._answer, False
+        events, wrong = self._body.take(self._complete_at)
+        for event in events:
+            answer.on_event(at_ns, event)
+            if self.cancel_after_tokens and answer.tokens_so_far() >= self.cancel_after_tokens:
+                left = True  # what comes after it is not read
+                break
+        if left:
+            self.close_after = True
+            answer.finish()
+            self._end("cancelled", f"the user left after {self.cancel_after_tokens} tokens", at_ns)
+        elif wrong is not None:
+            answer.finish()
+            self._end("protocol_error", wrong, at_ns)
 
     def _give_up(self, status: str, error: str, at_ns: int) -> None:
-        self._decode()
-        if not self.ended:
-            self._answer.finish()
-            self._end(status, error, at_ns)
+        self._answer.finish()
+        self._end(status, error, at_ns)
 
     def _conclude(self, at_ns: int) -> None:
         """A proper end of HTTP: judge what it brought."""
@@ -310,13 +251,10 @@ class Exchange:
             where = "redirect: give the final URL" if status < 400 else error_text(self._body.whole())
             self._end("http_error", f"HTTP {status}: {where}", at_ns)
             return
-        self._decode()
-        if self.ended:
-            return
         answer = self._answer
         if self._body.splitter is not None:
-            for event_ns, data in self._body.splitter.finish(at_ns):
-                answer.on_rest(event_ns, data)
+            for data in self._body.splitter.finish():
+                answer.on_rest(at_ns, data)
         elif whole := self._body.whole():
             answer.on_whole(at_ns, whole)
         answer.finish()
@@ -345,7 +283,7 @@ class Exchange:
         record.ended_ns = at_ns
         self._answer.write_into(record)
         self.ended = True
-        self._may_wait = False
+        self._may_repeat = False
         self._body = Body()
         self._parser = None  # it holds a reference back to us
         self._on_end(self)

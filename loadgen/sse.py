@@ -1,46 +1,16 @@
 """Server-sent events, split incrementally from bytes.
 
 Lines end with LF, CR or CRLF and nothing else (Unicode line separators are text). An event ends
-with a blank line; its time is that of the read that brought that blank line.
+with a blank line; its time is that of the read that brought that blank line: what ``feed`` gives back is as old as its piece.
 """
 
 from __future__ import annotations
 
-from functools import lru_cache
-
 _BOM = b"\xef\xbb\xbf"
-CHUNKED_EVENT_END = b"\n\n\r\n"  # of an event that ends its HTTP chunk
-
-
-@lru_cache(4096)
-def _chunk_head(length: int) -> bytes:
-    """How a chunk begins that has ``length`` bytes with its framing and holds one event."""
-    digits = next(d for d in range(1, 16) if length - d - 4 < 16**d)
-    return b"%0*x\r\ndata: " % (digits, max(length - digits - 4, 0))
-
-
-def events_in_chunks(stamps: list[int], reads: list[bytes]) -> tuple[list[int], list[bytes]] | None:
-    """(times, data) of events of one line, each in an HTTP chunk of its own; None: the reads hold anything else.
-
-    The first read must begin where a chunk does, and each end with ``CHUNKED_EVENT_END``. Both lists are used up.
-    """
-    heads = list(map(_chunk_head, map(len, reads)))
-    fits = list(map(bytes.startswith, reads, heads))
-    while False in fits:  # this read may hold several chunks
-        i = fits.index(False)
-        chunks = [piece + CHUNKED_EVENT_END for piece in reads[i][:-4].split(CHUNKED_EVENT_END)]
-        stamps[i : i + 1], reads[i : i + 1] = [stamps[i]] * len(chunks), chunks
-        heads[i : i + 1] = map(_chunk_head, map(len, chunks))
-        fits[i : i + 1] = map(bytes.startswith, chunks, heads[i:])
-        if not fits[i]:
-            return None
-    events = [read[len(head) : -4] for read, head in zip(reads, heads, strict=True)]
-    body = b"".join(events)
-    return None if b"\n" in body or b"\r" in body else (stamps, events)
 
 
 class EventSplitter:
-    """Feed it pieces of a body with the time they were read; it gives back whole events."""
+    """Feed it pieces of a body; it gives back whole events."""
 
     __slots__ = ("_began", "_buffer", "_searched", "_swallow_lf", "comments")
 
@@ -51,8 +21,8 @@ class EventSplitter:
         self._began = False
         self.comments = 0  # keep-alive lines seen: signs of life, never tokens
 
-    def feed(self, at_ns: int, data: bytes) -> list[tuple[int, bytes]]:
-        """``data`` was read at ``at_ns``: the events completed by it, as (at_ns, joined data lines)."""
+    def feed(self, data: bytes) -> list[bytes]:
+        """The events that ``data`` completes: of each its data lines, joined."""
         if not self._began:
             data = self._without_bom(data)
             if not data:
@@ -65,26 +35,14 @@ class EventSplitter:
             and not self._swallow_lf
             and data.find(b"\r") < 0
         ):
-            return [(at_ns, data[6:-2])]
+            return [data[6:-2]]
         if self._swallow_lf or b"\r" in data:
             data = self._only_line_feeds(data)
         if not self._buffer and data.endswith(b"\n\n"):  # whole events
             blocks = data[:-2].split(b"\n\n")
         else:
             blocks = self._cut(data)
-        events = []
-        for block in blocks:
-            event = self._data_of(block)
-            if event is not None:
-                events.append((at_ns, event))
-        return events
-
-    def feed_all(self, stamps: list[int], pieces: list[bytes]) -> tuple[list[int], list[bytes]]:
-        """``feed`` for many pieces: (times, events)."""
-        found = [
-            event for at_ns, piece in zip(stamps, pieces, strict=False) for event in self.feed(at_ns, piece)
-        ]
-        return [at_ns for at_ns, _ in found], [event for _, event in found]
+        return [event for block in blocks if (event := self._data_of(block)) is not None]
 
     @property
     def between_events(self) -> bool:
@@ -96,11 +54,11 @@ class EventSplitter:
         """How much of an event has come so far without its end."""
         return len(self._buffer)
 
-    def finish(self, at_ns: int) -> list[tuple[int, bytes]]:
+    def finish(self) -> list[bytes]:
         """The body ended: an event that lacks only its blank line still counts."""
         rest, self._buffer = bytes(self._buffer), bytearray()
         event = self._data_of(rest)
-        return [] if event is None else [(at_ns, event)]
+        return [] if event is None else [event]
 
     def _without_bom(self, data: bytes) -> bytes:
         """The beginning of the body without a byte order mark, which may come in pieces."""

@@ -44,8 +44,7 @@ def reference(body: bytes) -> list[bytes]:
 
 def split(pieces: list[bytes]) -> list[bytes]:
     splitter = EventSplitter()
-    events = [event for i, piece in enumerate(pieces) for event in splitter.feed(i, piece)]
-    return [data for _, data in events + splitter.finish(len(pieces))]
+    return [event for piece in pieces for event in splitter.feed(piece)] + splitter.finish()
 
 
 _LINE = st.one_of(
@@ -99,18 +98,18 @@ def _content(record: RequestRecord) -> tuple[object, ...]:
 
 def test_the_time_of_an_event_is_that_of_the_read_with_its_blank_line() -> None:
     splitter = EventSplitter()
-    assert splitter.feed(1, b"data: a") == []
-    assert splitter.feed(2, b"\n") == []
-    assert splitter.feed(3, b"\ndata: b\n\ndata: c\n\nda") == [(3, b"a"), (3, b"b"), (3, b"c")]
-    assert splitter.feed(4, b"ta: d\n\n") == [(4, b"d")]
-    assert splitter.finish(5) == []
+    assert splitter.feed(b"data: a") == []
+    assert splitter.feed(b"\n") == []
+    assert splitter.feed(b"\ndata: b\n\ndata: c\n\nda") == [b"a", b"b", b"c"]
+    assert splitter.feed(b"ta: d\n\n") == [b"d"]
+    assert splitter.finish() == []
 
 
 def test_crlf_cut_between_its_bytes_is_one_line_end() -> None:
     splitter = EventSplitter()
-    assert splitter.feed(1, b"data: a\r") == []
-    assert splitter.feed(2, b"\ndata: b\r\n\r") == [(2, b"a\nb")]
-    assert splitter.feed(3, b"\ndata: c\r\n\r\n") == [(3, b"c")]
+    assert splitter.feed(b"data: a\r") == []
+    assert splitter.feed(b"\ndata: b\r\n\r") == [b"a\nb"]
+    assert splitter.feed(b"\ndata: c\r\n\r\n") == [b"c"]
 
 
 def test_multi_line_data_is_joined_with_line_feeds() -> None:
@@ -119,8 +118,8 @@ def test_multi_line_data_is_joined_with_line_feeds() -> None:
 
 def test_comments_are_counted_and_are_no_events() -> None:
     splitter = EventSplitter()
-    assert splitter.feed(1, b": ping\n\n:\n\n") == []
-    assert splitter.feed(2, b": with data\ndata: x\n\n") == [(2, b"x")]
+    assert splitter.feed(b": ping\n\n:\n\n") == []
+    assert splitter.feed(b": with data\ndata: x\n\n") == [b"x"]
     assert splitter.comments == 3
 
 

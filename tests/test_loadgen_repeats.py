@@ -1,4 +1,4 @@
-"""Events that are read many at a time say what they say one by one, and no end of a response is overlooked."""
+"""Chunks that are known by their form say what they say when they are parsed, and no end of a response is overlooked."""
 
 from __future__ import annotations
 
@@ -13,16 +13,17 @@ from streams.playing import in_pieces
 from loadgen.completions import Answer
 from loadgen.exchange import Exchange
 from loadgen.records import RequestRecord
+from loadgen.repeats import Kind, learn
 
 HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n"
 FINISH = b'{"choices":[{"delta":{},"finish_reason":"stop"}]}'
 
 
 class OneByOne(Answer):
-    """Reads no batch."""
+    """Parses every chunk."""
 
     __slots__ = ()
-    has_texts = False
+    repeats = False
 
 
 def text(content: str = "a", **more: Any) -> bytes:
@@ -60,10 +61,10 @@ def played(reads: list[bytes], answer: type[Answer] = Answer, *, bytewise: bool 
 
 
 def alike(events: list[bytes]) -> Exchange:
-    """The stream of these events read in batches, which must say what it says read slowly."""
+    """The stream of these events, which must say what it says when every byte is parsed."""
     reads = [HEAD, *map(event, [*events, FINISH, b"[DONE]"]), b"0\r\n\r\n"]
     fast, slow = played(reads), played(reads, OneByOne, bytewise=True)
-    fast.record.error = fast.record.error and fast.record.error[:30]  # where in a batch it stood is not said
+    fast.record.error = fast.record.error and fast.record.error[:30]
     slow.record.error = slow.record.error and slow.record.error[:30]
     assert fast.record == slow.record
     assert fast.pieces() == slow.pieces()
@@ -103,7 +104,7 @@ def test_running_totals_in_one_event_are_not_taken_apart() -> None:
         b'{"choices":[{"delta":{"content":"x"}}],"usage":{"completion_tokens":3,"prompt_tokens":1e999}}',
     ],
 )
-def test_what_is_wrong_beside_the_text_is_wrong_in_a_batch_too(wrong: bytes) -> None:
+def test_what_is_wrong_beside_the_text_is_wrong_behind_its_like_too(wrong: bytes) -> None:
     record = alike([*PLAIN, wrong, *PLAIN]).record
     assert (record.status, len(record.chunk_at_us)) == ("protocol_error", 20)
 
@@ -133,28 +134,130 @@ def events_of_any_cut(draw: st.DrawFn) -> list[bytes]:
     return found
 
 
-@settings(max_examples=150, deadline=None)
+def parsed(reads: list[bytes], monkeypatch: pytest.MonkeyPatch) -> int:
+    """How many of these reads, behind the head, need the parsers."""
+    found: list[bytes] = []
+    parse = Exchange._parse
+    monkeypatch.setattr(
+        Exchange, "_parse", lambda self, at, data: found.append(data) or parse(self, at, data)
+    )
+    fast = played([HEAD, *reads, event(FINISH), b"0\r\n\r\n"])
+    monkeypatch.undo()
+    slow = played([HEAD, *reads, event(FINISH), b"0\r\n\r\n"], OneByOne)
+    assert fast.record.status == "ok"
+    assert (fast.record, fast.pieces()) == (slow.record, slow.pieces())
+    return len(found) - 3
+
+
+def reasoning(content: str) -> bytes:
+    return json.dumps({"choices": [{"index": 0, "delta": {"reasoning_content": content}}]}).encode()
+
+
+def completion(content: str) -> bytes:
+    return json.dumps({"choices": [{"text": content, "finish_reason": None, "logprobs": None}]}).encode()
+
+
+def drafted(total: int) -> bytes:
+    return text(
+        usage={"prompt_tokens": 90, "total_tokens": 90 + total, "completion_tokens": total, "note": "50 %d"}
+    )
+
+
+def upper(body: bytes) -> bytes:
+    return b"%X\r\n%b\r\n" % (len(body), body)
+
+
+WORDS = ["a", " word", "é", " 中文", "~", "~~", " 100", "{", ":", "'", "text"]
+STREAMS = {  # the reads, and how many of them are no repetition
+    "words": ([event(text(word)) for word in WORDS * 9], 1),
+    "words, sizes in capitals (89, the first, says nothing)": ([upper(b"data: " + text(word + "x" * 80) + b"\n\n") for word in WORDS * 9], 2),
+    "no space behind data:": ([chunk(b"data:" + text(word) + b"\n\n") for word in WORDS * 9], 1),
+    "completions": ([event(completion(word)) for word in WORDS * 9 if word.isascii()], 1),
+    "reasoning, then an answer": ([event(reasoning("hm"))] * 20 + [event(text("a"))] * 20, 2),
+    "running totals": ([event(counted(i)) for i in range(1, 121)], 1),
+    "two running totals, a percentage beside them": ([event(drafted(i)) for i in range(1, 121)], 1),
+    "several tokens in some chunks": ([event(drafted(i)) for i in sorted({*range(1, 90), *range(90, 140, 3)} - {7, 31, 32})], 1 + 2 + 16),
+    "texts that are written with escapes": ([event(text(word)) for word in ["a", "\n", "b", '"', "c", "\\", "d", "\u0001"] * 10], 1 + 4 * 10),
+    "two chunks in a read": ([event(text("a"))] + [event(text("b")) * 2] * 30, 1),
+    "a chunk cut in two": ([event(text("a")), event(text("b"))[:9], event(text("b"))[9:]] + [event(text("c"))] * 30, 3),
+    "another creation time": ([event(text("a", created=n // 10)) for n in range(100)], 10),
+    "every chunk its own": ([event(text("a", obfuscation="x" * n)) for n in range(100)], 100),
+    "two choices": ([event(b'{"choices":[{"delta":{"content":"a"}},{"delta":{"content":"b"}}]}')] * 30, 30),
+    "padded sizes": ([b"0" + event(text("a"))] * 30, 30),
+    "log-probabilities": ([event(b'{"choices":[{"delta":{"content":"a"},"logprobs":{"content":[{}]}}]}')] * 30, 30),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("stream", STREAMS)
+def test_only_what_is_no_repetition_is_parsed(stream: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    reads, expected = STREAMS[stream]
+    assert parsed(reads, monkeypatch) == expected
+
+
+NOT_ITSELF = [
+    b"",
+    b'"',
+    b"\\n",
+    b'a"',
+    b'\\"',
+    b"\xff",
+    b"\xc3",
+    b"\x80a",
+    b"\x00",
+    b"\x1f",
+    b"a\nb",
+    b"\xed\xa0\x80",
+    b'","x":"',
+]
+
+
+@pytest.mark.parametrize("text_bytes", NOT_ITSELF, ids=[f"text {i}" for i in range(len(NOT_ITSELF))])
+def test_what_stands_for_something_else_is_left_to_the_parser(text_bytes: bytes) -> None:
+    form = learn(event(text("abc")), said)
+    assert form is not None
+    assert form.take(event(text("XYZ").replace(b"XYZ", b"e\xc3\xa9"))) == b"e\xc3\xa9"
+    assert form.take(event(text("XYZ").replace(b"XYZ", text_bytes))) is None
+
+
+def said(data: bytes) -> tuple[Kind, str, int | None] | None:
+    value = json.loads(data)
+    total = value.get("usage", {}).get("completion_tokens")
+    return "answer", value["choices"][0]["delta"]["content"], total
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b'{"content":"abc","choices":[{"delta":{"content":"abc"}}]}',  # the text stands there twice
+        b'{"choices":[{"delta":{"content":"no","content":"abc"}}],"x":"abc"}',
+        b'{"x":"abc","y":"abc","choices":[{"delta":{"content":"abc"}}]}',
+    ],
+)
+def test_the_text_is_found_where_it_counts(data: bytes) -> None:
+    form = learn(event(data), said)
+    assert form is not None
+    place = data.replace(b'"content":"abc"}', b'"content":"other"}')
+    assert form.take(event(place)) == b"other"
+    assert form.take(event(data.replace(b"abc", b"other"))) is None
+
+
+def test_a_total_that_is_not_where_it_seems_teaches_nothing() -> None:
+    data = b'{"choices":[{"delta":{"content":"a"}}],"usage":{"completion_tokens":4,"completion_tokens":5}}'
+    form = learn(event(data), said)
+    assert form is not None
+    assert form.take(event(data.replace(b":5", b":6"))) is None  # both are expected to run
+    ahead = b'{"usage":{"completion_tokens":5},"choices":[{"delta":{"content":"a"}}]}'
+    assert learn(event(ahead), said) is None
+    assert (
+        learn(event(b'{"choices":[{"delta":{"content":"a"}}],"usage":{"completion_tokens" : 5}}'), said)
+        is None
+    )
+
+
+@settings(max_examples=200, deadline=None)
 @given(events=events_of_any_cut())
-def test_batches_say_the_same_as_single_events(events: list[bytes]) -> None:
+def test_what_is_known_by_its_form_says_the_same_as_parsed(events: list[bytes]) -> None:
     alike(events)
-    stamps = list(range(len(events)))
-    batch, single = Answer(), OneByOne()
-    batch.on_events(stamps, events)  # as they come over TLS or without chunks
-    single.on_events(stamps, events)
-    assert (batch.chunk_at_ns, batch.chunk_tokens) == (single.chunk_at_ns, single.chunk_tokens)
-    assert (batch.error, batch.bad_json is None) == (single.error, single.bad_json is None)
-
-
-def test_an_event_without_end_before_texts_ends_the_stream(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its last bytes are parsed and not yet decoded when whole chunks of text follow."""
-    monkeypatch.setattr("loadgen.bodies.WHOLE_BODY_BYTES", 20_000)
-    exchange = opened()
-    reads = [HEAD, event(text()), event(text()), chunk(b"data: " + b"y" * 19_900), chunk(b"y" * 200)]
-    for ms, data in enumerate([*reads, *[event(text())] * 12, b"rest"], 1):
-        exchange.feed(ms * 1_000_000, data)
-    record = exchange.record
-    assert (exchange.ended, record.status, record.output_tokens) == (True, "protocol_error", 2)
-    assert "an event of more than" in (record.error or "")
 
 
 @settings(max_examples=150, deadline=None)
