@@ -199,7 +199,7 @@ class Exchange:
         if self._parser is None:  # ended
             self.close_after = True  # bytes after the end of the response: not HTTP that we asked for
             return
-        broken = None
+        broken, tokens = None, len(self._answer.chunk_at_ns)
         try:
             self._parser.feed_data(data)
         except (httptools.HttpParserError, httptools.HttpParserUpgrade) as error:
@@ -216,11 +216,11 @@ class Exchange:
             self._between_chunks = self._between_chunks and data.endswith(b"\r\n")  # no size has begun
             self._may_repeat = (
                 self._between_chunks
-                and bool(self._answer.chunk_at_ns)
+                and len(self._answer.chunk_at_ns) > 0
                 and not self.cancel_after_tokens
                 and self._body.between_events
             )
-            if self._may_repeat:
+            if self._may_repeat and len(self._answer.chunk_at_ns) == tokens + 1:
                 self._answer.learn(data)
 
     def _decode(self, at_ns: int) -> None:
