@@ -75,9 +75,9 @@ def queue_depth(rate_rps: float, budget_s: float) -> QueueDepth:
 
 
 def summarise_fleet(
-    inputs: dict[str, Any], usable_rps: float | None, output_tokens_per_s: float | None
+    inputs: dict[str, Any], usable_rps: float | None, output_tokens: float | None
 ) -> dict[str, Any]:
-    """The ``fleet`` object from run.json's ``fleet_inputs`` and the measured capacity of one instance."""
+    """The ``fleet`` object from run.json's ``fleet_inputs``, the capacity of one instance and the mean tokens of an answer."""
     peak, safety = inputs.get("peak_rps"), inputs.get("safety_factor") or 1.2
     tensor_parallel, gpu_hour = inputs.get("tensor_parallel") or 1, inputs.get("gpu_hour_usd")
     result: dict[str, Any] = {
@@ -88,9 +88,9 @@ def summarise_fleet(
     if not usable_rps:
         return result | {"reason": "no usable rate inside an SLO was found"}
     try:
-        if gpu_hour is not None and output_tokens_per_s:
+        if gpu_hour is not None and output_tokens:
             result["cost_per_million_output_tokens"] = cost_per_million_output_tokens(
-                gpu_hour, tensor_parallel, output_tokens_per_s
+                gpu_hour, tensor_parallel, usable_rps * output_tokens
             )
         if peak is None:
             return result | {"reason": "no peak rate given (--peak-rps)"}

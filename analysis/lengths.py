@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -63,6 +64,18 @@ def _tokens_per_chunk(table: pa.Table, answers: Requests) -> float | None:
     tokens = visible_tokens(answers)
     known = (counts > 0) & (tokens > 0)
     return float(tokens[known].sum() / counts[known].sum()) if known.any() else None
+
+
+def mean_tokens(requests: Requests, stages: Sequence[Mapping[str, Any]]) -> dict[str, float | None]:
+    """Tokens of a mean answered request: lengths do not depend on the load, so all stages that are findings count.
+
+    One without a steady state is left out: what it gave up on are the long answers.
+    """
+    held = [s["index"] for s in stages if not s["client_limited"] and s["stable"] is not False]
+    answers = requests.take(requests.has_status("ok") & np.isin(requests.stage, held))
+    sent = np.where(np.isnan(answers.input_tokens), answers.input_tokens_planned, answers.input_tokens)
+    sides = {"input_tokens_mean": sent, "output_tokens_mean": answers.output_tokens}
+    return {side: describe(tokens)["mean"] for side, tokens in sides.items()}
 
 
 def output_deviation(requests: Requests) -> float | None:

@@ -18,7 +18,7 @@ from analysis.fleet import summarise_fleet
 from analysis.goodput import offline_throughput, peak_goodput
 from analysis.intervals import ASSUMPTION
 from analysis.knee import find_knee
-from analysis.lengths import output_deviation, realised
+from analysis.lengths import mean_tokens, output_deviation, realised
 from analysis.littles_law import against_server, summarise_gap
 from analysis.runmeta import check_figures
 from analysis.search import summarise_search
@@ -74,7 +74,9 @@ def summarise(run: Run, labels: Mapping[int, bool] | None = None) -> dict[str, A
     if summary["sessions"] is None:
         summary["sessions_reason"] = NO_SESSIONS
     summary["littles_law"] = _gap(summary["capacity"], stages, slos) | {"server": _worst_server(stages)}
-    summary["fleet"] = _fleet(meta, summary["capacity"], stages)
+    tokens = mean_tokens(records.requests, stages)
+    inputs, usable_rps = dict(meta.get("fleet_inputs") or {}), summary["capacity"]["usable_rps"]
+    summary["fleet"] = summarise_fleet(inputs, usable_rps, tokens["output_tokens_mean"]) | tokens
     if "burst" in meta and metas:
         summary["burst"] = summarise_burst(meta["burst"], _undisturbed(metas), records, slos, run.server)
     if "search" in meta:
@@ -194,14 +196,6 @@ def _gap(capacity: dict[str, Any], stages: list[dict[str, Any]], slos: list[Slo]
         )
     limit, metric = (binding.limit_s, binding.metric) if binding else (None, None)
     return summarise_gap(capacity["c_max"], capacity["usable_rps"], limit, metric, shares)
-
-
-def _fleet(meta: Mapping[str, Any], capacity: dict[str, Any], stages: list[dict[str, Any]]) -> dict[str, Any]:
-    tokens_per_s = None
-    stage = next((s for s in stages if s["index"] == capacity["stage"]), None)
-    if stage and stage["achieved_rps"] > 0:
-        tokens_per_s = stage["output_tokens_per_s"] / stage["achieved_rps"] * capacity["usable_rps"]
-    return summarise_fleet(dict(meta.get("fleet_inputs") or {}), capacity["usable_rps"], tokens_per_s)
 
 
 def _imported(meta: Mapping[str, Any]) -> dict[str, Any] | None:

@@ -329,7 +329,7 @@ def test_fleet_refuses_nonsense() -> None:
 def test_cost_of_tokens() -> None:
     # 4 GPUs at $2.50 an hour give 10,000 tokens/s: 36 M tokens for $10
     assert cost_per_million_output_tokens(2.5, 4, 10_000) == pytest.approx(10 / 36)
-    fleet = summarise_fleet({"peak_rps": None, "tensor_parallel": 4, "gpu_hour_usd": 2.5}, 12.0, 10_000)
+    fleet = summarise_fleet({"peak_rps": None, "tensor_parallel": 4, "gpu_hour_usd": 2.5}, 12.0, 10_000 / 12)
     assert fleet["cost_per_million_output_tokens"] == pytest.approx(10 / 36)
     assert "no peak rate" in fleet["reason"]
     assert summarise_fleet({"peak_rps": 120, "safety_factor": 0.5}, 12.0, None)["instances"] is None

@@ -189,3 +189,29 @@ def test_plan_reads_a_run_and_a_profile(
     assert plan("--peak-rps", "10", "--mean-rps", "11") == 2
     assert capsys.readouterr().err.count("\n") == 1
     assert np.isfinite(found["cost_per_good_request"])
+
+
+def test_tokens_are_a_mean_over_all_answers_not_of_the_stage_at_the_limit(tmp_path: Path) -> None:
+    # 10/s met with 1 token an answer; a short stage at 12/s of 4 tokens; one at which the client was the limit of 50
+    def stage(number: int, n: int, rps: float, tokens: int, start_s: float, **how: Any) -> Stage:
+        rows = [
+            request(2000 * number + i, start_s + i / rps, stage=number, chunk_tokens=[tokens])
+            for i in range(n)
+        ]
+        return Stage(rows, n / rps, start_s, **how)
+
+    stages = [
+        stage(0, 1200, 10.0, 1, 0.0), stage(1, 300, 12.0, 4, 200.0), stage(2, 100, 20.0, 50, 400.0, client_limited=True),
+    ]  # fmt: skip
+    inputs = {"peak_rps": 100, "tensor_parallel": 2, "safety_factor": 1.2, "gpu_hour_usd": 3.0}
+    summary = summarise(
+        make_run(tmp_path / "run", stages, ["ttft_p99=1s"], warmup_requests=0, fleet_inputs=inputs)
+    )
+    fleet = summary["fleet"]
+    assert (summary["capacity"]["usable_rps"], summary["capacity"]["stage"]) == (pytest.approx(12), 1)
+    assert (fleet["input_tokens_mean"], fleet["output_tokens_mean"]) == (
+        100,
+        pytest.approx((1200 + 4 * 300) / 1500),
+    )
+    # 2 GPUs x $3 = $6 an hour for 12/s x 1.6 tokens x 3600 s
+    assert fleet["cost_per_million_output_tokens"] == pytest.approx(6 / (12 * 1.6 * 3600) * 1e6)

@@ -91,11 +91,7 @@ def _carried(summary: Mapping[str, Any]) -> Any:
     if not capacity["usable_rps"]:
         return None
     stage = next((s for s in summary["stages"] if s["index"] == capacity["stage"]), None)
-    rate = stage["achieved_rps"] if stage else 0.0
-    tokens = {
-        name: stage[f"{name}_per_s"] / rate if stage and rate else None
-        for name in ("input_tokens", "output_tokens")
-    }
+    tokens = {name: summary["fleet"][f"{name}_mean"] for name in ("input_tokens", "output_tokens")}
     low, high = capacity["usable_rps_ci"] or (None, None)
     low = None if capacity["crossing"] == "saturated" else low
     return Carried(
