@@ -39,6 +39,7 @@ class Audit:
     cpu_fraction: float
     gc_pause_max_s: float
     shortages: int  # connections that failed for want of descriptors or ports on this machine
+    resent: int  # requests that went out a second time: their kept-alive connection was closed at once, without a byte
     client_limited: bool
     client_limited_reason: str | None
 
@@ -53,6 +54,7 @@ class Measures:
     cpu_fraction: float = 0.0
     gc_pause_max_s: float = 0.0
     shortages: int = 0  # connections that failed for want of descriptors or ports on this machine
+    resent: int = 0  # requests that went out a second time
     events: int = 0  # token events after the first of their request ...
     merged: int = 0  # ... and those of them that shared a read with the one before
 
@@ -64,6 +66,7 @@ class Measures:
         self.cpu_fraction = max(self.cpu_fraction, other.cpu_fraction)
         self.gc_pause_max_s = max(self.gc_pause_max_s, other.gc_pause_max_s)
         self.shortages += other.shortages
+        self.resent += other.resent
         self.events += other.events
         self.merged += other.merged
 
@@ -100,7 +103,7 @@ def judge(measures: Measures, tolerance: Tolerance) -> Audit:
         receive_delay_p50_s=delay[0], receive_delay_p99_s=delay[1],
         coalesced_share=measures.merged / measures.events if measures.events else None,
         cpu_fraction=measures.cpu_fraction, gc_pause_max_s=measures.gc_pause_max_s,
-        shortages=measures.shortages, client_limited=False, client_limited_reason=None,
+        shortages=measures.shortages, resent=measures.resent, client_limited=False, client_limited_reason=None,
     )  # fmt: skip
     reason = limited_reason(audit, tolerance)
     return replace(audit, client_limited=reason is not None, client_limited_reason=reason)

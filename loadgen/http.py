@@ -21,6 +21,9 @@ from loadgen.proxy import Proxy, open_tunnel
 IDLE_MAX_S = 4.0  # servers close idle connections after 5 s: do not race them
 CONNECT_TIMEOUT_S = 10.0
 ANSWER_TIMEOUT_S = 120.0  # a first request may compile or load things
+RESEND_WITHIN_S = (
+    0.005  # of the request, and two round trips: so soon a close meets a connection that was idle
+)
 AUDIT_EVERY = 16  # one of so many connections is read with kernel time stamps, to measure our own delay
 
 OWN_SHORTAGE = (errno.EMFILE, errno.ENFILE, errno.EADDRNOTAVAIL, errno.ENOBUFS, errno.ENOMEM)
@@ -45,13 +48,14 @@ class Wire(Protocol):
 class Connection(asyncio.Protocol):
     """One socket. Its reads are stamped before anything else happens to them."""
 
-    __slots__ = ("_client", "_wire", "exchange", "idle_since_ns", "lost", "served")
+    __slots__ = ("_client", "_wire", "exchange", "idle_since_ns", "lost", "opened_in_ns", "served")
 
     def __init__(self, client: Client) -> None:
         self._client = client
         self._wire: Wire | None = None
         self.exchange: Exchange | None = None
         self.idle_since_ns = 0
+        self.opened_in_ns = 0  # a round trip, with TLS three
         self.served = 0
         self.lost = False
 
@@ -110,11 +114,22 @@ class Connection(asyncio.Protocol):
         exchange, self.exchange = self.exchange, None
         if exchange is None:
             return
-        if self.served and not exchange.received_bytes and not exchange.retried and not exchange.ended:
-            exchange.restart()  # the server had closed this idle connection; the request never reached it
+        if self._was_idle(exchange, at_ns):
+            self._client.resent += 1
+            exchange.restart()
             self._client.connect_and_send(exchange)
         else:
             exchange.eof(at_ns, None if exc is None else str(exc) or type(exc).__name__)
+
+    def _was_idle(self, exchange: Exchange, at_ns: int) -> bool:
+        """Whether the server closed an idle connection just as the request left, as far as that can be told.
+
+        It may as well have read the request and dropped it: so not if it took time, never twice, and it is counted.
+        """
+        if not self.served or exchange.received_bytes or exchange.retried or exchange.ended:
+            return False
+        started_ns = exchange.record.started_ns
+        return started_ns is not None and at_ns - started_ns <= RESEND_WITHIN_S * 1e9 + 2 * self.opened_in_ns
 
     def _after(self, exchange: Exchange) -> None:
         self.exchange = None
@@ -161,6 +176,7 @@ class Client:
         self.idle: deque[Connection] = deque()
         self.connections_opened = 0
         self.shortages = 0  # connections that failed because this machine ran out of something
+        self.resent = 0  # requests that a kept-alive connection was closed under
         self.receive_delays_s: array[float] = array("d")  # read − kernel time, of the audited connections
         self.patience_s = ANSWER_TIMEOUT_S  # with an answer that is asked for outside of a stage
 
@@ -209,6 +225,7 @@ class Client:
         return None
 
     async def _connect(self, exchange: Exchange) -> None:
+        began_ns = time.monotonic_ns()
         try:
             async with asyncio.timeout(CONNECT_TIMEOUT_S):
                 connection = await self._open()
@@ -231,6 +248,7 @@ class Client:
             exchange.fail("reset", "connection closed before the response headers", time.monotonic_ns())
             return
         exchange.record.connected_ns = time.monotonic_ns()
+        connection.opened_in_ns = exchange.record.connected_ns - began_ns
         self._carrying[exchange] = connection
         connection.send(exchange)
 

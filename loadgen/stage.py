@@ -122,7 +122,7 @@ class StageRunner:
         self._live = Live.of(plan, start_ns / 1e9)
         gc.collect()
         gc.freeze()  # what lives now is not looked at again in every collection of the stage
-        shortages = sum(client.shortages for client in self._clients)
+        before = self._counted()
         pacing, beating = Sleeper(), Sleeper()
         try:
             with StageWatch(beating, self._measures):
@@ -140,7 +140,8 @@ class StageRunner:
                 await self._drain(plan.drain_s)
                 watcher.cancel()
                 making.cancel()
-            self._measures.shortages = sum(client.shortages for client in self._clients) - shortages
+            after = self._counted()
+            self._measures.shortages, self._measures.resent = after[0] - before[0], after[1] - before[1]
         finally:
             gc.unfreeze()
             pacing.close()
@@ -153,6 +154,11 @@ class StageRunner:
             cut = [f"{plan.index}-{session}" for session in self._turns.cut()]
             meta["sessions"] = {"begun": self._turns.begun, "cut": cut}
         return StageResult(meta=meta, measures=self._measures, ids_used=self._ids_used)
+
+    def _counted(self) -> tuple[int, int]:
+        return sum(client.shortages for client in self._clients), sum(
+            client.resent for client in self._clients
+        )
 
     # -- the two loops ---------------------------------------------------------------------------
 

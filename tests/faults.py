@@ -382,6 +382,12 @@ async def close_after_answer(x: Call) -> bool:
     return False
 
 
+async def drop(x: Call) -> bool:
+    """Read, worked on for a while, and dropped: the connection is closed without a byte."""
+    await asyncio.sleep(0.05)
+    return False
+
+
 class Fault(NamedTuple):
     """``status`` the client must record; ``tokens`` received (None: none, -1: as many as asked for, -2: some)."""
 
@@ -458,6 +464,7 @@ FAULTS: dict[str, Fault] = {
     "garbage": Fault(garbage, "protocol_error", http=None),
     "tls_alert": Fault(tls_alert, "protocol_error", http=None),
     "two_responses": Fault(two_responses, "ok", -1),
+    "drop": Fault(drop, "reset", http=None),
     "close_after_answer": Fault(close_after_answer, "ok", -1),
 }
 """Every fault that one request can have on a listening port, with what a client must record of it."""

@@ -25,6 +25,7 @@ class Driven:
 
     meta: dict[str, Any]
     records: list[RequestRecord]
+    resent: int = 0
 
 
 def schedule_at(times_s: Sequence[float], output_tokens: int = 4, first_request_id: int = 0) -> Schedule:
@@ -88,7 +89,7 @@ async def run_stage(
     kind: Any = "closed" if "concurrency" in plan else "open"
     result = await runner.run(StagePlan(0, kind, schedule, drain_s=drain_s, **plan))
     await client.close()
-    return Driven(result.meta, emitted)
+    return Driven(result.meta, emitted, result.measures.resent)
 
 
 def on_loop(name: str, main: Any) -> Any:

@@ -328,6 +328,27 @@ def test_a_kept_alive_connection_closed_by_the_server_costs_no_request() -> None
     assert len(server.requests) == 100
 
 
+def test_what_a_server_drops_is_a_failure_on_a_kept_alive_connection_too() -> None:
+    with FaultServer() as server:
+        times = [i * 0.01 for i in range(100)]
+        result = on_loop(
+            "uvloop", run_stage(server.url, schedule_at(times), lambda i: "drop" if i % 10 == 9 else "ok")
+        )
+    check_complete(result)
+    assert [r.request_id for r in result.records if r.status == "reset"] == [*range(9, 100, 10)]
+    assert (len(server.requests), result.resent) == (100, 0)  # none was sent again behind our back
+
+
+def test_what_is_sent_again_is_counted() -> None:
+    """Closed at once, it may have been idle: it goes out once more, and the run says so."""
+    with FaultServer() as server:
+        times = [i * 0.02 for i in range(50)]
+        faults = {i: "close_before_headers" for i in range(5, 50, 5)}
+        result = on_loop("uvloop", run_stage(server.url, schedule_at(times), lambda i: faults.get(i, "ok")))
+    check_complete(result)
+    assert result.resent == len(server.requests) - 50 > 0
+
+
 def test_connections_are_kept_alive() -> None:
     with FaultServer() as server:
         times = [i * 0.02 for i in range(30)]
