@@ -17,13 +17,14 @@ from loadgen.rundir import Run
 LENGTHS_SHARE = 0.1  # means of tokens that differ by more are another workload
 CACHED_POINTS = 0.05
 _DONE = ("complete", "budget")  # a user's own limit ends a run cleanly
-_OF_THE_DAY = (
-    "tokenizer.tokens_per_word",
-    "tokenizer.overhead_tokens",
-    "tokenizer.measured",
-    "realised",
-    "source",
-)
+_OF_THE_DAY = tuple(
+    f"workload.{name}"
+    for name in (
+        "tokenizer.tokens_per_word", "tokenizer.overhead_tokens", "tokenizer.measured", "realised", "source",
+        "clipped_to_context", "turns_beyond_context",  # counts that grow with the requests sent: see ``realised``
+        "prompts",  # says how often each was sent; what they have in common follows from the other fields
+    )
+)  # fmt: skip
 
 
 class CompareError(ValueError):
@@ -108,15 +109,15 @@ def identity(judged: Judged) -> dict[str, Any]:
     """What must be equal in runs that are compared: flat, ``name.of.field`` to a value."""
     meta, workload = judged.run.meta, dict(judged.run.meta.get("workload") or {})
     locked, endpoint = meta.get("locked") or {}, meta.get("endpoint") or {}
-    found = {f"workload.{k}": v for k, v in _flat(workload).items() if not k.startswith(_OF_THE_DAY)}
-    found |= {
+    found = _flat(workload, "workload") | {
         "model": endpoint.get("model"),
         "api": endpoint.get("api"),
         "predicted": bool(meta.get("predicted")),
         "imported": (meta.get("imported") or {}).get("tool"),  # another tool defines its figures otherwise
     }
     found |= {f"client.{name}": locked.get(name) for name in ("connections", "timestamps", "think_s")}
-    return found | {f"extra_body.{k}": v for k, v in _flat(locked.get("extra_body") or {}).items()}
+    found |= _flat(locked.get("extra_body") or {}, "extra_body")
+    return {k: v for k, v in found.items() if not k.startswith(_OF_THE_DAY)}
 
 
 def _flat(value: Any, name: str = "") -> dict[str, Any]:
@@ -139,8 +140,12 @@ def realised(judged: Judged) -> dict[str, float | None]:
 
 
 def unlike_keys(found: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Names whose values are not the same in all; a name that is missing is null."""
-    keys = sorted(set().union(*found))
+    """Names whose values are not the same in all; a name that is missing is null.
+
+    In virtual time ``model`` is the name of the engine: what is under test, as a live server's build is.
+    """
+    free = (*_OF_THE_DAY, "model") if all(f.get("predicted") for f in found) else _OF_THE_DAY
+    keys = sorted(k for k in set().union(*found) if not k.startswith(free))
     return [k for k in keys if any(f.get(k) != found[0].get(k) for f in found)]
 
 

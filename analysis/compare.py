@@ -72,9 +72,6 @@ def differences(arms: Sequence[Arm]) -> list[Row]:
         known |= {f"definition of {what}": text for what, text in theirs.items()}
         known["slos"] = sorted(s["text"] for s in arm.judged.summary["slos"])
         known["client.limited_stages"] = arm.limited
-    if all(f["predicted"] for f in found):
-        for known in found:
-            del known["model"]  # in virtual time it is the name of the engine
     rows = [{"variable": k, "values": [f.get(k) for f in found]} for k in unlike_keys(found)]
     lengths = [realised(a.judged) for a in arms]
     for name in ("input_tokens", "output_tokens", "cached_token_share"):

@@ -270,6 +270,29 @@ def test_other_experiments_are_refused_and_what_differs_is_listed(tmp_path: Path
         judge_gate(base, [run(tmp_path / "c", longer)], {})
 
 
+def test_a_predicted_engine_is_under_test_and_no_other_experiment(tmp_path: Path) -> None:
+    """Presets that differ by a tenth: the gate must go red, also by a baseline that still holds a count of the day."""
+
+    def predicted(name: str, model: str, scale: float, cut: int) -> Judged:
+        workload = {
+            "name": "synthetic",
+            "arrivals": "poisson",
+            "prompts": "unique",
+            "clipped_to_context": cut,
+        }
+        return run(tmp_path / name, stage(ttfts(1, scale=scale)), predicted=True, endpoint={"api": "chat", "model": model}, workload=workload)  # fmt: skip
+
+    base = reread(make_baseline([predicted("base", "linear:0.020,0", 1.0, 10)]))
+    assert "workload.clipped_to_context" not in base["identity"]
+    base["identity"]["workload.clipped_to_context"] = 10
+    slower = predicted("slower", "linear:0.022,0", 1.1, 50)
+    assert judge_gate(base, [slower], {})["verdict"] == "regression"
+    assert judge_gate(base, [predicted("same", "linear:0.020,0", 1.0, 50)], {})["verdict"] == "pass"
+    live = run(tmp_path / "live", stage(ttfts(1)), endpoint={"api": "chat", "model": "M"})
+    with pytest.raises(CompareError, match="predicted is False, in the baseline True"):
+        judge_gate(base, [live], {})
+
+
 def test_a_run_given_twice_teaches_no_noise(tmp_path: Path) -> None:
     one = run(tmp_path / "one", stage(ttfts(1)))
     with pytest.raises(CompareError, match="given twice"):

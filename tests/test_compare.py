@@ -2,24 +2,33 @@
 
 from __future__ import annotations
 
+import asyncio
 import csv
 import io
 import json
 import re
 import shlex
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from rich.console import Console
 from synthetic import Stage, make_run, request
 
+from ampacity.cli.search import make_search
+from ampacity.config import make_settings
+from ampacity.experiments.predict import predict
+from ampacity.progress import Progress
 from analysis.arms import Arm
 from analysis.comparable import CompareError, prepare
 from analysis.compare import compare, differences
 from analysis.shift import between_rounds, enough_pairs, log_change
+from loadgen.rundir import load_run
 from reports.compare import comparison_csv, comparison_markdown, tables, write_comparison_page
+from simulator.hardware import find_config
 
 RATE = 20.0
 Floats = np.ndarray[Any, np.dtype[np.float64]]
@@ -86,6 +95,19 @@ def test_a_cheaper_accepted_result_beats_more_tokens_per_second(tmp_path: Path) 
     assert tokens["best"] == "A"
     assert tokens["values"][1] == pytest.approx(42.5, rel=0.02)  # an answer ends past the window
     assert cost["winner"] is None  # a tenth cheaper in 100 requests may be chance
+
+
+def test_a_rate_comes_from_a_stage_that_is_long_enough_to_have_one(tmp_path: Path) -> None:
+    """20/s of which all are good; 52 requests at 30/s, all good too, say nothing of what it carries there."""
+    short = Stage([request(2000 + i, 100 + i / 30, stage=1, ttft_s=0.1) for i in range(52)], 52 / 30, 100.0, offered_rps=30.0)
+    both = [arm(tmp_path / n, [stage(ttfts(1)), short], ["ttft_p99=1s"], usd=2.0, warmup_requests=0) for n in "ab"]
+    assert both[0].judged.summary["stages"][1]["goodput_rps"] == pytest.approx(30)
+    assert rows(compare(both))["goodput_rps"]["values"] == pytest.approx([20, 20])
+    alone = [arm(tmp_path / n, stage(ttfts(1, 99)), ["ttft_p99=1s"], usd=2.0, warmup_requests=0) for n in "cd"]
+    found = rows(compare(alone))
+    for name in ("goodput_rps", "usd_per_million_output_tokens"):
+        assert found[name]["values"] == [None, None]
+        assert "100 requests" in found[name]["reason"]
 
 
 def test_with_more_requests_the_same_advantage_is_real(tmp_path: Path) -> None:
@@ -403,6 +425,32 @@ def test_slos_lengths_and_cache_that_differ_are_named(tmp_path: Path) -> None:
         assert [row["variable"] for row in differences([a, other])] == [name]
     close = changed(tmp_path / "f", input_tokens=105, cached_tokens=2)  # 5 % longer, 2 points of cache
     assert differences([a, close]) == []
+
+
+def test_what_was_counted_or_is_the_engines_name_makes_no_other_experiment(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two presets in virtual time, over other loads: the context cuts more of the longer run, and texts are sent more often."""
+    made: list[Arm] = []
+    find: dict[str, Any] = {"drive": make_search("50%", None, 0, False).run, "experiment": "search"}
+    for name, step, how, rates in (("a", "0.010", {}, "5,10"), ("b", "0.012", {}, "5,10,40"), ("c", "0.010", find, None), ("d", "0.020", find, None)):  # fmt: skip
+        settings = make_settings({
+            "url": "http://a/v1", "input_tokens": "lognormal:p50=100,p99=500", "output_tokens": "2", "duration": "20s",
+            "slo": ["ttft_p50=200ms"], "max_requests": "600", "out": str(tmp_path / name), **({"rates": rates} if rates else {}),
+        })  # fmt: skip
+        engine = replace(find_config(f"linear:{step},0.001"), max_model_len=300)
+        quiet = Progress(Console(file=io.StringIO()), quiet=True)
+        monkeypatch.setattr("ampacity.experiments.predict.REQUESTS_MIN", 60)
+        run = load_run(asyncio.run(predict(settings, engine, ["ampacity"], quiet, **how)))
+        run.meta["workload"]["prompts"] = (
+            f"9 from a.jsonl, each sent {1.5 + len(made)} times in the largest stage"
+        )
+        made.append(Arm(name, prepare(run, limited_too=True), 1, None))
+    for one, other in (made[:2], made[2:]):
+        cut = [a.judged.run.meta["workload"]["clipped_to_context"] for a in (one, other)]
+        assert cut[0] != cut[1]
+        assert one.judged.run.meta["endpoint"]["model"] != other.judged.run.meta["endpoint"]["model"]
+        assert differences([one, other]) == []
 
 
 def test_another_tools_definitions_are_listed_beside_ours(tmp_path: Path) -> None:
