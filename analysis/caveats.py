@@ -16,6 +16,8 @@ WARNING_CODES: tuple[str, ...] = (
     "errors",  # more than 1 % of the requests failed
     "unstable_lowest",  # even the lowest load has no steady state
     "never_settled",  # a stage that kept changing
+    "long_warmup",  # much of a stage was cut, and not all of it was good
+    "resent",  # requests that went out twice
     "drift",  # the tail moved on while averages stood still
     "two_modes",  # some rounds were slow, others not
     "too_few_requests",  # an SLO could not be decided
@@ -52,6 +54,8 @@ def find_caveats(
         ("errors", _errors(summary)),
         ("unstable_lowest", _unstable_lowest(summary)),
         ("never_settled", _never_settled(summary)),
+        ("long_warmup", _long_warmup(stages)),
+        ("resent", _resent(stages)),
         ("drift", _drift(stages)),
         ("two_modes", _two_modes(stages)),
         ("too_few_requests", _too_few(summary)),
@@ -178,6 +182,27 @@ def _drift(stages: Sequence[dict[str, Any]]) -> str | None:
     return (
         f"In {_stages(moved)} the slow tail moved all along: p99 of TTFT went from {d['p99_first_s']:.3g} s in the first third "
         f"to {d['p99_last_s']:.3g} s in the last. The figures are averages over that; look for a cache that fills, memory, or heat."
+def _long_warmup(stages: Sequence[dict[str, Any]]) -> str | None:
+    found = [s for s in stages if s["window"]["warmup_missed"]]
+    if not found:
+        return None
+    cut, missed = (sum(s["window"][name] for s in found) for name in ("warmup_requests", "warmup_missed"))
+    return (
+        f"{missed} of the {cut} requests that were cut as warm-up in {_stages(found)} failed or missed an SLO: the verdict holds "
+        "for a server that has been under this load for a while. Count them with --warmup 0, or repeat."
+    )
+
+
+def _resent(stages: Sequence[Mapping[str, Any]]) -> str | None:
+    resent = sum(s["resent"] for s in stages)
+    if not resent:
+        return None
+    return (
+        f"{resent} requests went out a second time, because their kept-alive connection was closed at once without a byte: the server "
+        "closes idle connections early, or drops requests. With --connections new none goes out twice, and a dropped one has failed."
+    )
+
+
     )
 
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
+from analysis.attainment import observe_slos, requests_meeting
 from analysis.cohort import Cohort
 from analysis.drift import (
     tail_trend,
@@ -38,6 +39,7 @@ from analysis.steady import (
 from analysis.throughput import input_rate, output_rate, rate_intervals
 
 _NS = 1e-9
+LONG_WARMUP = 0.2  # of a stage: so much is not cut without saying what was in it
 
 
 @dataclass(frozen=True)
@@ -72,7 +74,7 @@ def analyse_stage(
     start_s, end_s, now_s = _span(meta, rows, origin_ns, cut_short)
     window = find_window(
         start_s, end_s, scheduled.scheduled_ns * _NS, scheduled.ended_ns * _NS,
-        ttft_s(scheduled, from_schedule=True), warmup_requests, float(meta.get("ramp_s") or 0.0),
+        ttft_s(scheduled, from_schedule=True), warmup_requests, float(meta.get("ramp_s") or 0.0), scheduled.failed,
     )  # fmt: skip
     cohort, tokens_per_s = _cohort(table, rows, window, missing, now_s)
     stability = _stability(meta, scheduled, start_s, end_s, now_s)
@@ -89,6 +91,7 @@ def analyse_stage(
         "stable_reason": stability.reason,
         "growth_rps": stability.growth_rps,
     }
+    result["window"]["warmup_missed"] = _warmup_missed(table, rows, window, start_s, slos, now_s)
     result |= _client(meta, cohort)
     found, meets = slo_findings(cohort, slos, window, stability, result["client_limited"])
     result |= found
@@ -134,6 +137,18 @@ def _cohort(
         chunks = read_chunks(table, requests)
     in_flight = in_flight_at(requests.scheduled_ns, rows.scheduled_ns, rows.ended_ns)
     return Cohort(requests, chunks, missing, now_s / _NS, in_flight), rate
+
+
+def _warmup_missed(
+    table: pa.Table, rows: Requests, window: Window, start_s: float, slos: Sequence[Slo], now_s: float
+) -> int | None:
+    """How many requests of a long warm-up failed or missed an SLO; None where little was cut."""
+    before = replace(window, start_s=start_s, end_s=window.start_s)
+    if before.length_s < LONG_WARMUP * (window.end_s - start_s):
+        return None
+    cut, _ = _cohort(table, rows, before, 0, now_s)
+    good = requests_meeting(cut, observe_slos(cut, slos)) | cut.requests.has_status("cancelled")
+    return int(np.count_nonzero(~good))
 
 
 def _stability(
@@ -218,6 +233,6 @@ def _client(meta: Mapping[str, Any], cohort: Cohort) -> dict[str, Any]:
             "p50": float(slip[quantile_rank(0.5, len(slip)) - 1]) if len(slip) else audit.get("slip_p50_s"),
             "p99": float(slip[quantile_rank(0.99, len(slip)) - 1]) if len(slip) else audit.get("slip_p99_s"),
         },
-        "client_limited": bool(audit.get("client_limited", False)),
+        "resent": int(audit.get("resent") or 0), "client_limited": bool(audit.get("client_limited", False)),
         "client_limited_reason": audit.get("client_limited_reason"),
     }  # fmt: skip

@@ -10,6 +10,7 @@ from itertools import pairwise
 
 import numpy as np
 
+from analysis.intervals import prob_at_least
 from analysis.metrics import Bools, Floats
 
 MIN_REQUESTS_FOR_MSER = 50
@@ -19,6 +20,7 @@ GROWTH_Z = 2.5  # arrivals minus completions, in standard deviations of a Poisso
 WEAK_GROWTH_Z = 1.75  # enough where end-to-end times rise by CLEAR_RISE and few requests arrived
 FEW_ARRIVALS = 150
 CLEAR_RISE = 1.5
+OUTAGE_CHANCE = 0.01  # so rarely do so many failures lie in the part that would be cut, if they are spread evenly
 LATENCY_RISE = 1.2  # end-to-end times must have risen by this factor as well
 LATENCY_RISE_SHORT = 2.0  # the same, where the stage is short against its requests
 
@@ -101,11 +103,13 @@ def find_window(
     ttft_s: Floats,
     warmup_requests: int | None,
     ramp_s: float = 0.0,
+    failed: Bools | None = None,
 ) -> Window:
     """Cut the warm-up of a stage [start, end): its ramp, then the first ``warmup_requests``, or what the data say.
 
     Turns of sessions that are due after its end are no part of it. From the data: the later of MSER-5 on the in-flight count that each request finds and MSER-5 on
-    log TTFT from schedule, at most half of the requests after the ramp.
+    log TTFT from schedule, at most half of the requests after the ramp; nothing where that would cut an outage away:
+    more failures than chance puts there.
     """
     ramped = int(np.searchsorted(scheduled_s, start_s + ramp_s)) if ramp_s > 0 else 0
     due = int(np.searchsorted(scheduled_s, end_s))
@@ -113,6 +117,9 @@ def find_window(
     if warmup_requests is None and len(rest_s) >= MIN_REQUESTS_FOR_MSER:
         method = "mser5"
         cut, reason = _settling(in_flight_at(rest_s, scheduled_s, ended_s), ttft_s[ramped:due])
+        outage = None if failed is None else _outage(failed[ramped:due], cut)
+        if outage:
+            cut, reason = 0, outage
     else:
         cut, method, reason = _asked(len(rest_s), warmup_requests)
     begin_s = float(rest_s[cut]) if cut else start_s + ramp_s
@@ -133,6 +140,15 @@ def _settling(in_flight: Floats, ttft_s: Floats) -> tuple[int, str | None]:
     if cut_ttft:
         cut_ttft = int(valued[min(cut_ttft, len(valued) - 1)])
     return min(max(cut_in_flight, cut_ttft), cap), None
+
+
+def _outage(failed: Bools, cut: int) -> str | None:
+    """Why the first ``cut`` requests are no warm-up: more of them failed than the share of the rest explains."""
+    early, late = int(np.count_nonzero(failed[:cut])), int(np.count_nonzero(failed[cut:]))
+    share = (late + 1) / (len(failed) - cut + 1)
+    if not early or share >= 1 or prob_at_least(early, cut, share) > OUTAGE_CHANCE:
+        return None
+    return f"nothing was cut: {early} of the first {cut} requests failed, and an outage is no warm-up"
 
 
 def _asked(n: int, warmup_requests: int | None) -> tuple[int, str, str | None]:

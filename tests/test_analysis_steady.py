@@ -95,6 +95,34 @@ def test_warm_up_of_a_cold_start_is_found_in_scheduled_order() -> None:
     assert window.end_s == 20.0
 
 
+@pytest.mark.parametrize(("outage_s", "share"), [(4.0, 1.0), (8.0, 1.0), (3.0, 0.5)])
+def test_an_outage_at_the_beginning_is_no_warm_up(outage_s: float, share: float) -> None:
+    """Answers of 3 s behind it look like a start from empty; what failed before must not vanish."""
+    rng = np.random.default_rng(5)
+    s = np.sort(rng.uniform(0, 20, 1000))
+    failed = (s < outage_s) & (rng.uniform(size=1000) < share)
+    ttft = np.where(failed, np.nan, np.exp(rng.normal(-2, 0.3, 1000)))
+    ended = s + np.where(failed, 0.01, 3.0)
+    blind = find_window(0.0, 20.0, s, ended, ttft, None)
+    assert blind.start_s > outage_s  # what MSER-5 makes of it
+    window = find_window(0.0, 20.0, s, ended, ttft, None, failed=failed)
+    assert (window.start_s, window.warmup_requests, window.settled) == (0.0, 0, False)
+    assert "an outage is no warm-up" in str(window.reason)
+
+
+def test_failures_as_rare_as_later_on_do_not_forbid_a_warm_up() -> None:
+    """1 % everywhere: with 20 seeds of a cold start nothing but chance could keep it in; at 1 % each that is rare."""
+    kept = 0
+    for seed in range(20):
+        rng = np.random.default_rng(seed)
+        s = np.sort(rng.uniform(0, 20, 1000))
+        ttft = np.exp(rng.normal(-2, 0.3, 1000)) * (1 + 20 * np.exp(-s / 0.5))
+        failed = rng.uniform(size=1000) < 0.01
+        ttft[failed] = np.nan
+        kept += find_window(0.0, 20.0, s, s + np.nan_to_num(ttft), ttft, None, failed=failed).start_s == 0.0
+    assert kept <= 2
+
+
 def test_a_growing_queue_never_settles() -> None:
     arrival, departure = fifo(np.random.default_rng(3), 150, 10)
     window = find_window(0.0, 10.0, arrival, departure, departure - arrival, None)
