@@ -343,7 +343,7 @@ def test_what_is_sent_again_is_counted() -> None:
     """Closed at once, it may have been idle: it goes out once more, and the run says so."""
     with FaultServer() as server:
         times = [i * 0.02 for i in range(50)]
-        faults = {i: "close_before_headers" for i in range(5, 50, 5)}
+        faults = dict.fromkeys(range(5, 50, 5), "close_before_headers")
         result = on_loop("uvloop", run_stage(server.url, schedule_at(times), lambda i: faults.get(i, "ok")))
     check_complete(result)
     assert result.resent == len(server.requests) - 50 > 0
