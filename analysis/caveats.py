@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from analysis.capacity import stage_rate
+from analysis.capacity import number_text, stage_rate
 
 WARNING_CODES: tuple[str, ...] = (
     "partial",  # the run ended before its schedule
@@ -94,6 +94,14 @@ def repeated_undisturbed(stages: Sequence[dict[str, Any]]) -> list[dict[str, Any
     ]  # fmt: skip
 
 
+def load_name(stage: Mapping[str, Any]) -> str:
+    """The load of a stage, as the tables name it."""
+    rate_rps, users = stage.get("offered_rps"), stage.get("concurrency_set", stage.get("concurrency"))
+    if rate_rps is not None:
+        return f"{number_text(rate_rps, 4)} req/s"
+    return f"{users:g} users" if users is not None else "of unknown load"
+
+
 def _is_replay(summary: Mapping[str, Any]) -> bool:
     return bool(summary["workload"].get("trace"))
 
@@ -174,14 +182,6 @@ def _never_settled(summary: Mapping[str, Any]) -> str | None:
     )
 
 
-def _drift(stages: Sequence[dict[str, Any]]) -> str | None:
-    moved = [s for s in stages if s["drift"]["drifting"] and s["stable"] is not False]
-    if not moved:
-        return None
-    d = max(moved, key=lambda s: abs(math.log(s["drift"]["change"])))["drift"]
-    return (
-        f"In {_stages(moved)} the slow tail moved all along: p99 of TTFT went from {d['p99_first_s']:.3g} s in the first third "
-        f"to {d['p99_last_s']:.3g} s in the last. The figures are averages over that; look for a cache that fills, memory, or heat."
 def _long_warmup(stages: Sequence[dict[str, Any]]) -> str | None:
     found = [s for s in stages if s["window"]["warmup_missed"]]
     if not found:
@@ -203,6 +203,14 @@ def _resent(stages: Sequence[Mapping[str, Any]]) -> str | None:
     )
 
 
+def _drift(stages: Sequence[dict[str, Any]]) -> str | None:
+    moved = [s for s in stages if s["drift"]["drifting"] and s["stable"] is not False]
+    if not moved:
+        return None
+    d = max(moved, key=lambda s: abs(math.log(s["drift"]["change"])))["drift"]
+    return (
+        f"In {_stages(moved)} the slow tail moved all along: p99 of TTFT went from {d['p99_first_s']:.3g} s in the first third "
+        f"to {d['p99_last_s']:.3g} s in the last. The figures are averages over that; look for a cache that fills, memory, or heat."
     )
 
 

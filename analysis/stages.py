@@ -63,11 +63,11 @@ def analyse_stage(
     """The stage object of docs/summary.md; ``labels``: request_id -> accepted, for its ``accepted`` object.
 
     ``table`` holds at least the rows of the stage, ``meta`` is the stage's entry in run.json. Where the
-    stage ended early, or the run was killed, the window ends with the last thing that happened.
+    stage ended early, or the run was killed before its end, the window ends with the last thing that happened.
     """
     records = table if isinstance(table, RunRecords) else read_records(table, int(meta.get("start_ns") or 0))
     table, everything, origin_ns = records.table, records.requests, records.origin_ns
-    cut_short = bool(meta.get("ended_early")) or not run_complete
+    cut_short = bool(meta.get("ended_early")) or not (run_complete or meta.get("drained_ns"))
     rows = everything.take(everything.stage == meta["index"])
     scheduled = rows.take(rows.attempt == 0)
     missing = max(0, int(meta.get("scheduled_requests") or 0) - len(scheduled))

@@ -12,7 +12,7 @@ import pyarrow.compute as pc
 
 from analysis.burst import summarise_burst
 from analysis.capacity import find_capacity
-from analysis.caveats import find_caveats, repeated_undisturbed
+from analysis.caveats import find_caveats, load_name, repeated_undisturbed
 from analysis.families import class_curves, describe_family, split_lengths
 from analysis.fleet import summarise_fleet
 from analysis.goodput import offline_throughput, peak_goodput
@@ -40,7 +40,7 @@ def summarise(run: Run, labels: Mapping[int, bool] | None = None) -> dict[str, A
     Raises SloError or RecordsError on a broken run.
     """
     check_figures(run.meta)
-    partial = _partial(run, len(run.meta.get("stages") or []))
+    partial = _partial(run)
     run, others = split_lengths(run)
     meta = run.meta
     slos = [slo_from_dict(s) for s in meta.get("slos") or []]
@@ -134,10 +134,12 @@ def _server(run: Run, stage: Mapping[str, Any], meta: Mapping[str, Any]) -> dict
 
 
 def _as_far_as_it_came(stage: dict[str, Any], table: pa.Table) -> dict[str, Any]:
-    """A stage of a killed run: what was never due is not missing.
+    """The stage in which a run was killed: what was never due is not missing.
 
     Requests are numbered as they are due, so those up to the highest recorded number had been due.
     """
+    if stage.get("drained_ns"):
+        return stage
     ids = table.filter(pc.equal(table["stage"], stage["index"]))["request_id"]
     due = pc.max(ids).as_py() - pc.min(ids).as_py() + 1 if len(ids) else 0
     planned = stage.get("scheduled_requests")
@@ -163,12 +165,17 @@ def _counts(requests: Any, metas: list[dict[str, Any]]) -> dict[str, Any]:
     return {"requests": len(first) + lost, "errors": counts}
 
 
-def _partial(run: Run, stages: int) -> str | None:
+def _partial(run: Run) -> str | None:
     status, reason = run.meta.get("status"), run.meta.get("status_reason")
     if run.complete and status in ("complete", None):
         return None
-    at = f" at stage {stages - 1}" if stages else " before the first stage"
-    if not run.complete:
+    stages = run.meta.get("stages") or []
+    if stages:  # the last one was going on, or was over
+        over = stages[-1].get("drained_ns") and not stages[-1].get("ended_early")
+        at = f" {'after' if over else 'at'} stage {len(stages) - 1} ({load_name(stages[-1])})"
+    else:
+        at = " before any stage was written down"
+    if not run.complete or status == "running":
         return f"killed{at}: only what had been recorded is here"
     word = {"budget": "ended by its budget"}.get(str(status), str(status))
     if reason and str(reason).startswith(f"{word} "):  # "interrupted by Ctrl-C"

@@ -52,18 +52,23 @@ def _burst(burst: Mapping[str, Any]) -> str:
     recovery_s = [burst["ttft_s_recovery_s"], burst["in_flight_recovery_s"]]
     if burst["peak_ttft_s"] is not None:
         sentence += f" took TTFT up to {number_text(burst['peak_ttft_s'])} s"
+        if burst["peak_ttft_s"] <= (base["ttft_s"]["max"] or 0.0):
+            sentence += f", no more than the base load's {number_text(base['ttft_s']['max'])} s,"
     if None in recovery_s:
         reason = burst["ttft_s_recovery_reason"] or burst["in_flight_recovery_reason"]
         sentence += f" and was not got over: {reason}"
     elif max(recovery_s) == 0:
-        sentence += " and was carried: TTFT and queue were within the base band when it ended"
+        sentence += " and left TTFT and queue within the base band when it ended"
     else:
-        sentence += (
-            f"; {number_text(max(recovery_s))} s after it TTFT and queue were back in the base band for good"
-        )
+        sentence += f"; {number_text(max(recovery_s))} s after it TTFT and queue were back in the base band"
+    again_s = max(burst["ttft_s_above_again_s"] or 0.0, burst["in_flight_above_again_s"] or 0.0)
+    if again_s and None not in recovery_s:
+        sentence += f", and later above it again for {number_text(again_s)} s in all"
     lost = burst["lost"] + burst["unfinished"]
     if burst["slo_misses"] is not None:
         sentence += f"; {burst['slo_misses']} requests broke an SLO"
+        if burst["slo_misses_of_base"] >= 0.5:
+            sentence += f" ({number_text(burst['slo_misses_of_base'], 2)} would at the base load's share)"
     return sentence + (f"; {lost} were lost." if lost else "; none was lost.")
 
 
@@ -72,15 +77,20 @@ def _nothing_answered(summary: Mapping[str, Any]) -> str:
     total, errors = summary["requests"], dict(summary["errors"])
     lost = sum(s["missing"] for s in summary["stages"])
     answered = total - sum(errors.values())
+    if not summary["stages"]:
+        return (
+            f"Nothing is judged: of {total} requests there are records, and of no stage to which they belong."
+        )
     errors["unfinished"] = max(0, errors["unfinished"] - lost)
     status, worst = max(errors.items(), key=lambda item: item[1])
     ended = f"{worst} of {total} {STATUS_WORDS.get(status, f'ended as {status}')}"
-    if answered and not any(s["requests"] for s in summary["stages"]):
+    windows = [stage["window"] for stage in summary["stages"]]
+    if answered and all(0 < w["end_s"] <= w["start_s"] for w in windows):
         return f"Every stage ended within its ramp, which does not count: {answered} of {total} requests were answered."
     if answered:
         return (
-            f"No request that was due in a stage's window was answered, {answered} of {total} in the whole run were: "
-            f"{ended}. Start at a much lower load."
+            f"No request that was due in a stage's window was answered, {answered} of {total} in the whole run were"
+            + (f": {ended}. Start at a much lower load." if worst else ".")
         )
     if lost:
         known = f" ({ended})" if worst else ""

@@ -126,8 +126,11 @@ def run_meta(stages: Sequence[Stage], slos: Iterable[str] = (), **changes: Any) 
 def make_run(
     path: Path, stages: Sequence[Stage], slos: Iterable[str] = (), *, killed: bool = False, **changes: Any
 ) -> Run:
-    """Write a run directory at ``path`` (new) and read it back; ``killed`` leaves it as a kill would."""
-    with RunWriter(path, run_meta(stages, slos, **changes)) as writer:
+    """Write a run directory at ``path`` (new) and read it back; ``killed`` leaves it as a kill in its last stage would."""
+    meta = run_meta(stages, slos, **changes)
+    if killed:
+        meta["stages"][-1]["drained_ns"] = None
+    with RunWriter(path, meta) as writer:
         for index, stage in enumerate(stages):
             for record in stage.records:
                 record.stage = index

@@ -93,8 +93,8 @@ def test_a_killed_run_counts_what_was_lost(tmp_path: Path) -> None:
     assert summary["requests"] == 500
     assert summary["errors"]["unfinished"] == 19
     assert summary["stages"][1]["missing"] == summary["stages"][1]["errors"]["unfinished"] == 19
-    assert summary["partial"] == "killed at stage 1: only what had been recorded is here"
-    assert summary["verdict"].startswith("Partial run (killed at stage 1")
+    assert summary["partial"] == "killed at stage 1 (10.12 req/s): only what had been recorded is here"
+    assert summary["verdict"].startswith("Partial run (killed at stage 1 (10.12 req/s)")
     assert summary["stages"][0]["slo_met"] is True
 
 
@@ -121,6 +121,10 @@ def test_what_was_answered_is_counted_over_the_whole_run(sweep: dict[str, Any]) 
         "No request that was due in a stage's window was answered, 1062 of 4962 in the whole run were: "
         "3900 of 4962 were cut off unfinished. Start at a much lower load."
     )
+    killed_early = summary | {"errors": dict.fromkeys(summary["errors"], 0), "stages": []}
+    assert write_verdict(killed_early) == (
+        "Nothing is judged: of 4962 requests there are records, and of no stage to which they belong."
+    )
     summary["errors"]["unfinished"] = 4962
     assert write_verdict(summary) == "No request was answered: 4962 of 4962 were cut off unfinished."
     summary["stages"][0]["missing"] = 4900  # records lost in a kill may have been answers
@@ -133,13 +137,19 @@ def test_what_was_answered_is_counted_over_the_whole_run(sweep: dict[str, Any]) 
 @pytest.mark.parametrize(
     ("status", "reason", "said"),
     [
-        ("interrupted", "interrupted by Ctrl-C", "interrupted at stage 0 by Ctrl-C"),
-        ("budget", "--max-requests 12 is used up", "ended by its budget at stage 0: --max-requests 12 is used up"),
-        ("aborted", None, "aborted at stage 0"),
+        ("interrupted", "interrupted by Ctrl-C", "interrupted at stage 0 (50 req/s) by Ctrl-C"),
+        ("budget", "--max-requests 12 is used up", "ended by its budget at stage 0 (50 req/s): --max-requests 12 is used up"),
+        ("aborted", None, "aborted after stage 0 (50 req/s)"),
+        ("running", None, "killed after stage 0 (50 req/s): only what had been recorded is here"),
     ],
 )  # fmt: skip
 def test_why_a_run_is_partial(tmp_path: Path, status: str, reason: str | None, said: str) -> None:
-    run = make_run(tmp_path / "run", [Stage(fixed(40, 0.02), 0.8)], status=status, status_reason=reason)
+    run = make_run(
+        tmp_path / "run",
+        [Stage(fixed(40, 0.02), 0.8, ended_early=reason)],
+        status=status,
+        status_reason=reason,
+    )
     assert summarise(run)["partial"] == said
 
 

@@ -1,7 +1,9 @@
 """``ampacity predict``: the same sweep and the same report, in virtual time."""
 
 import json
+import signal
 import sys
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -11,6 +13,9 @@ import pyarrow.parquet as pq
 import pytest
 
 from ampacity.cli import main
+from ampacity.experiments import virtual
+from analysis.summary import summarise
+from loadgen.rundir import load_run
 from simulator.hardware import find_config
 from simulator.truth import true_capacity
 
@@ -106,6 +111,91 @@ def test_a_ramp_comes_before_the_duration_and_does_not_count(
     assert stage["window"]["warmup_requests"] == pytest.approx(50, abs=4)
     assert stage["achieved_rps"] == pytest.approx(8.0, rel=0.02)
     assert (stage["concurrency_set"], stage["concurrency"]) == (4, pytest.approx(0.8, rel=0.02))
+
+
+# -- a run that is stopped ------------------------------------------------------------------
+
+FIXED = [
+    "--preset",
+    "linear:0.02,0",
+    "--input-tokens",
+    "10",
+    "--output-tokens",
+    "5",
+    "--slo",
+    "itl_p99=50ms",
+    "--duration",
+    "2m",
+]
+"""Five steps of 20 ms, whatever the batch."""
+
+
+def stopped(monkeypatch: pytest.MonkeyPatch, run: Path, by: Callable[..., object], *how_: object) -> None:
+    """Let ``by`` happen while the engine plays the second stage."""
+    play = virtual.play
+
+    def playing(*given: Any, **how: Any) -> Any:
+        if json.loads((run / "run.json").read_text())["stages"]:
+            by(*how_)
+        return play(*given, **how)
+
+    monkeypatch.setattr("ampacity.experiments.predict.play", playing)
+
+
+@pytest.mark.parametrize(
+    ("load", "named", "number", "name"),
+    [
+        (("--rates", "2,3,4"), "2 req/s", signal.SIGINT, "Ctrl-C"),
+        (("--concurrency", "2,3,4"), "2 users", signal.SIGTERM, "SIGTERM"),
+        (("--lengths", "p50,p90", "--rates", "2"), "2 req/s", signal.SIGTERM, "SIGTERM"),
+    ],
+)
+def test_a_signal_leaves_the_stages_that_were_finished(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, load: tuple[str, ...], named: str, number: int, name: str
+) -> None:
+    run, before = tmp_path / "run", signal.getsignal(number)
+    stopped(monkeypatch, run, signal.raise_signal, number)
+    assert predict(monkeypatch, *FIXED, *load, "--out", run) == 130
+    assert signal.getsignal(number) is before
+    meta, found = (json.loads((run / file).read_text()) for file in ("run.json", "summary.json"))
+    assert (meta["status"], meta["status_reason"]) == ("interrupted", f"interrupted by {name}")
+    assert [s["drained_ns"] is not None for s in meta["stages"]] == [True]
+    assert found["partial"] == f"interrupted after stage 0 ({named}) by {name}"
+    assert len(found["stages"]) == 1
+    assert found["stages"][0]["slo_met"] is True
+    assert found["requests"] == meta["stages"][0]["scheduled_requests"]
+    assert found["partial"] in found["verdict"]
+
+
+def test_a_stopped_search_says_what_it_lacks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = tmp_path / "run"
+    stopped(monkeypatch, run, signal.raise_signal, signal.SIGTERM)
+    assert predict(monkeypatch, *FIXED, "--search", "--out", run) == 130
+    found = json.loads((run / "summary.json").read_text())
+    assert [step["stage"] for step in found["search"]["path"]] == [0]
+    assert "interrupted after stage 0" in found["verdict"]
+    assert "was not reached" in found["verdict"]
+    assert found["search"]["reason"] == "interrupted by SIGTERM"
+
+
+def test_a_kill_leaves_the_stages_that_were_finished_as_they_were(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Killed at once in the second stage; the first is judged as in a run that has no other."""
+    whole, run = tmp_path / "whole", tmp_path / "killed"
+    assert predict(monkeypatch, *FIXED, "--rates", "2", "--out", whole) == 0
+
+    def interrupt() -> None:
+        raise KeyboardInterrupt
+
+    stopped(monkeypatch, run, interrupt)
+    assert predict(monkeypatch, *FIXED, "--rates", "2,3", "--out", run) == 130
+    loaded = load_run(run)
+    assert not loaded.complete
+    assert loaded.meta["status"] == "running"
+    found = json.loads(json.dumps(summarise(loaded)))
+    assert found["partial"] == "killed after stage 0 (2 req/s): only what had been recorded is here"
+    assert found["stages"] == json.loads((whole / "summary.json").read_text())["stages"]
 
 
 def test_unknown_preset_is_one_line(

@@ -7,6 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
+from ampacity.cli import EXIT_INTERRUPTED
 from ampacity.cli import options as o
 from ampacity.cli.engine_options import Preset, full_preset, with_engine
 from ampacity.cli.search import Closed, Precision, make_search
@@ -49,4 +50,5 @@ def predict(
             raise ConfigError("--lengths goes with a sweep: drop --search")
         how = {"drive": make_search(precision, None, 0, closed).run, "experiment": "search"}
     path = asyncio.run(experiment(settings, deployment, command_line(sys.argv), progress, **how))
-    finish(path, as_json=json)
+    if finish(path, as_json=json) == "interrupted":
+        raise typer.Exit(EXIT_INTERRUPTED)

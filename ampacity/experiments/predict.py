@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
+import signal
 import time
 from bisect import bisect_right
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -37,6 +39,10 @@ STAGE_MAX_S = 3e7  # a year of engine time
 PATIENCE_NS = (2**32 - 1) * 1000  # 71 minutes, for which requests.parquet has room: then a user gives up
 
 
+class Stopped(Exception):
+    """The run is to end while a stage is played, of which nothing is kept."""
+
+
 class VirtualRig(StageBook):
     """Runs stages on an engine in virtual time; drives ``sweep`` as the real rig does."""
 
@@ -47,6 +53,7 @@ class VirtualRig(StageBook):
         self._deployment = deployment
         self._progress = progress
         self._start_ns = ORIGIN_NS
+        self._playing = False
         sessions = settings.workload.sessions
         self._answers_told = answers_told(settings.workload)
         self._unfit: tuple[str, int]  # of the stage's schedule: what the context cut, how many
@@ -72,12 +79,32 @@ class VirtualRig(StageBook):
             duration_s = float(schedule.scheduled_s[-1]) + 1e-6
         if self._nothing_left(schedule, cut):
             return None
-        played, decided = self._play(schedule, until_s=duration_s + self._finish_s), None
-        if enough is not None:
-            ended_s, decided = self._ended_when_enough(played, duration_s, rate_rps, enough)
-            if decided:  # sessions are not played on
-                duration_s, cut, played = ended_s, None, self._play(schedule, until_s=ended_s)
+        played, decided = None, None
+        with self._stoppable():
+            played = self._play(schedule, until_s=duration_s + self._finish_s)
+            if enough is not None:
+                ended_s, decided = self._ended_when_enough(played, duration_s, rate_rps, enough)
+                if decided:  # sessions are not played on
+                    duration_s, cut, played = ended_s, None, self._play(schedule, until_s=ended_s)
+        if played is None or self.ended:
+            return None
         return self._judge(played, cut, duration_s, offered_rps=rate_rps, decided=decided)
+
+    def stop(self, reason: str) -> None:
+        """End the run, for a signal: the stage that is played is dropped, one that is written down is finished."""
+        self.ended = ("interrupted", reason)
+        if self._playing:
+            raise Stopped
+
+    @contextlib.contextmanager
+    def _stoppable(self) -> Iterator[None]:
+        self._playing = True
+        try:
+            yield
+        except Stopped:
+            pass
+        finally:
+            self._playing = False
 
     def _play(self, schedule: Schedule, **how: Any) -> Played:
         return play(
@@ -126,10 +153,14 @@ class VirtualRig(StageBook):
                 return None
             ramp_s = self.settings.ramp_s
             duration_s = ramp_s + self.settings.duration_s
-            played = self._play(
-                schedule, until_s=duration_s + self._finish_s, users=concurrency, users_until_s=duration_s,
-                think_s=self.settings.think_s, ramp_s=ramp_s,
-            )  # fmt: skip
+            played = None
+            with self._stoppable():
+                played = self._play(
+                    schedule, until_s=duration_s + self._finish_s, users=concurrency, users_until_s=duration_s,
+                    think_s=self.settings.think_s, ramp_s=ramp_s,
+                )  # fmt: skip
+            if played is None or self.ended:
+                return None
             if cut or not played.used_up:
                 break
             count *= 2
@@ -166,10 +197,11 @@ class VirtualRig(StageBook):
         self._writer.meta["stages"].append(meta)
         self._start_ns = max(drained_ns, end_ns) + IDLE_NS
         table = self._writer.stage_table(index)
+        self._writer.write_meta()  # from here on the stage survives a kill
         judged: dict[str, Any] = analyse_stage(table, meta, self.settings.slos, self.settings.warmup_requests)
         self.stages.append(judged)
         self._progress.judged(judged)
-        if cut:
+        if cut and not self.ended:
             self.ended = ("budget", cut)
         return judged
 
@@ -270,7 +302,8 @@ async def predict(
     began_s = time.monotonic()
     with RunWriter(out, meta) as writer:
         rig = VirtualRig(settings, deployment, writer, progress)
-        await drive(rig)
+        with _interruptible(rig, progress):
+            await drive(rig)
         status, reason = rig.ended or ("complete", None)
         writer.meta.update(status=status, status_reason=reason, ended_utc=utc_now())
         writer.finish()
@@ -278,3 +311,23 @@ async def predict(
     elapsed_s = time.monotonic() - began_s
     progress.note(f"{virtual_s:,.0f} s of engine time in {elapsed_s:.1f} s")
     return out
+
+
+@contextlib.contextmanager
+def _interruptible(rig: VirtualRig, progress: Progress) -> Iterator[None]:
+    """As in a real run the first Ctrl-C (or SIGTERM) ends the run cleanly, the second one at once."""
+
+    def on_signal(number: int, _: Any) -> None:
+        if rig.ended and rig.ended[0] == "interrupted":
+            raise KeyboardInterrupt
+        name = "Ctrl-C" if number == signal.SIGINT else "SIGTERM"
+        progress.note(f"{name}: ending the run, the report follows")
+        rig.stop(f"interrupted by {name}")
+
+    before = {number: signal.signal(number, on_signal) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        with contextlib.suppress(Stopped):
+            yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

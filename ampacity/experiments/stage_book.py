@@ -32,6 +32,7 @@ class StageBook:
     def note_down(self, name: str, value: Any) -> None:
         """Write an entry of run.json."""
         self._writer.meta[name] = value
+        self._writer.write_meta()
 
     def _count(self, name: str, more: int) -> None:
         """Add to a count of run.json's ``workload``."""
