@@ -274,6 +274,12 @@ def _check_together(settings: Settings, raw: dict[str, Any]) -> None:
     ):  # fmt: skip
         if wrong:
             raise ConfigError(message)
+    names = [kind.name for kind in workload.classes] or ["default"]
+    for slo in settings.slos if settings.trace is None else ():  # a trace names its own classes
+        if slo.class_ not in (None, *names):
+            raise ConfigError(
+                f"--slo {slo.text}: the workload has no class {slo.class_!r}; it has {', '.join(names)}"
+            )
 
 
 def check_steady(workload: Workload, command: str) -> None:

@@ -63,6 +63,7 @@ BAD_TRACE = "TIMESTAMP,ContextTokens,GeneratedTokens\r\n2023-11-16 18:15:46.68,3
         ([*KEY, "--slo", "ttft_p99=2"], ["ttft_p99=2", "unit"]),
         ([*KEY, "--slo", "speed_p99=2s"], ["speed", "ttft"]),
         ([*KEY, "--slo", "ttft_p101=2s"], ["ttft_p101"]),
+        ([*KEY, "--slo", "vip:ttft_p99=2s"], ["vip:ttft_p99=2s", "no class 'vip'", "it has default"]),
         ([*KEY, "--workload", "chta"], ["chta", "did you mean chat"]),
         ([*KEY, "--rates", "1,x"], ["--rates x"]),
         ([*KEY, "--rates", "1", "--concurrency", "2"], ["--rates", "--concurrency"]),
