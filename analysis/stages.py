@@ -92,7 +92,7 @@ def analyse_stage(
         "growth_rps": stability.growth_rps,
     }
     result["window"]["warmup_missed"] = _warmup_missed(table, rows, window, start_s, slos, now_s)
-    result |= _client(meta, cohort)
+    result |= _client(meta, scheduled)
     found, meets = slo_findings(cohort, slos, window, stability, result["client_limited"])
     result |= found
     result["accepted"] = accepted_goodput(
@@ -224,15 +224,16 @@ def _latencies(cohort: Cohort) -> dict[str, Any]:
     return result
 
 
-def _client(meta: Mapping[str, Any], cohort: Cohort) -> dict[str, Any]:
+def _client(meta: Mapping[str, Any], scheduled: Requests) -> dict[str, Any]:
+    """How well the client kept up over the whole stage, its warm-up too: by its own audit where it lived to make one."""
     audit = meta.get("audit") or {}
-    slip = np.sort((cohort.requests.dispatched_ns - cohort.requests.scheduled_ns) * _NS)
+    slip = np.sort((scheduled.dispatched_ns - scheduled.scheduled_ns) * _NS)
     slip = slip[~np.isnan(slip)]
+    known = {p: audit.get(f"slip_{p}_s") for p in ("p50", "p99")}
+    if None in known.values() and len(slip):
+        known = {p: float(slip[quantile_rank(q, len(slip)) - 1]) for p, q in (("p50", 0.5), ("p99", 0.99))}
     return {
-        "slip_s": {
-            "p50": float(slip[quantile_rank(0.5, len(slip)) - 1]) if len(slip) else audit.get("slip_p50_s"),
-            "p99": float(slip[quantile_rank(0.99, len(slip)) - 1]) if len(slip) else audit.get("slip_p99_s"),
-        },
+        "slip_s": known,
         "resent": int(audit.get("resent") or 0), "client_limited": bool(audit.get("client_limited", False)),
         "client_limited_reason": audit.get("client_limited_reason"),
     }  # fmt: skip

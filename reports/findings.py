@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from reports.burst import burst_findings
 from reports.figures import (
     DASH,
     Finding,
+    by_load,
     counted,
     exact,
     interval,
+    load_of,
     rate,
     reason_of,
     seconds,
@@ -41,7 +43,7 @@ METRICS = {"ttft_from_schedule_s": "TTFT", "e2e_from_schedule_s": "E2E"}
 
 def findings(summary: Mapping[str, Any]) -> list[Finding]:
     if summary.get("burst"):
-        return [*burst_findings(summary["burst"]), _client(summary.get("audit") or {})]
+        return [*burst_findings(summary["burst"]), _client(summary)]
     return [
         _usable_rate(summary),
         _c_max(summary),
@@ -49,7 +51,7 @@ def findings(summary: Mapping[str, Any]) -> list[Finding]:
         _gap(summary.get("littles_law") or {}),
         _goodput(summary),
         _fleet(summary.get("fleet") or {}),
-        _client(summary.get("audit") or {}),
+        _client(summary),
     ]
 
 
@@ -216,29 +218,29 @@ def error_bound(summary: Mapping[str, Any]) -> str | None:
     return None
 
 
-def _client(audit: Mapping[str, Any]) -> Finding:
-    limited = audit.get("client_limited")
+def _client(summary: Mapping[str, Any]) -> Finding:
+    audit = summary.get("audit") or {}
+    limited, again = audit.get("client_limited"), audit.get("repeated_stages") or []
     facts = []
     if audit.get("slip_p99_s") is not None:
-        facts.append(f"requests left {seconds(audit['slip_p99_s'])} late at p99")
+        facts.append(
+            f"requests left {seconds(audit['slip_p99_s'])} late at p99 in the worst stage{' that counts' if again else ''}"
+        )
     if audit.get("loop_lag_p99_s") is not None:
         facts.append(f"loop lag p99 {seconds(audit['loop_lag_p99_s'])}")
     if audit.get("cpu_fraction") is not None:
         facts.append(f"CPU {share(audit['cpu_fraction'])} of a core")
     if limited is None:
         return Finding("Load generator", DASH, None, _sentence(reason_of(audit, "client_limited"), *facts))
-    again = ", ".join(str(index) for index in audit.get("repeated_stages") or [])
     if not limited:
         if again:
-            facts.insert(0, f"disturbed by other work in stage {again}, whose load was repeated")
+            facts.insert(0, f"disturbed by other work at {_loads(summary, again)}, which was repeated")
         return Finding("Load generator", "kept up", None, _sentence(*facts), "good")
-    stages = ", ".join(str(index) for index in audit.get("client_limited_stages") or [])
-    one = len(audit.get("client_limited_stages") or []) == 1
-    what = (
-        f"stage {stages} is no finding"
-        if one
-        else f"stages {stages} are no findings"
-        if stages
-        else "its stages are no findings"
-    )
+    loads = _loads(summary, [i for i in audit.get("client_limited_stages") or [] if i not in again])
+    what = f"nothing measured at {loads} is a finding" if loads else "its stages are no findings"
     return Finding("Load generator", "was the limit", None, _sentence(what, *facts), "bad")
+
+
+def _loads(summary: Mapping[str, Any], indices: Sequence[int]) -> str:
+    """The loads of stages, as the tables name them."""
+    return ", ".join(dict.fromkeys(load_of(s) for s in by_load(summary) if s.get("index") in indices))

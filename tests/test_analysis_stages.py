@@ -49,8 +49,23 @@ def test_rates_concurrency_and_latency_by_hand(tmp_path: Path) -> None:
     assert s["tpot_s"]["p50"] == pytest.approx(0.02, abs=1e-6)
     assert s["itl_s"]["p50"] == pytest.approx(0.02, abs=1e-6)
     assert s["itl_s"]["n"] == 80 * 9
-    assert s["slip_s"] == {"p50": 0.0, "p99": 0.0}
+    assert s["slip_s"] == {
+        "p50": 1e-4,
+        "p99": 5e-4,
+    }  # what the client itself says of the stage, by which it is judged
     assert (s["goodput_rps"], s["slo_attainment"]) == (pytest.approx(10.0), 1.0)
+
+
+def test_how_late_requests_left_is_of_the_whole_stage_also_where_the_client_made_no_audit(
+    tmp_path: Path,
+) -> None:
+    """Ten of 100 left 50 ms late, all of them in the warm-up: by rank the p99 of the 99th."""
+    late = [
+        request(i, i * 0.1, ttft_s=0.1, dispatched_ns=at_ns(i * 0.1 + (0.05 if i < 10 else 0.0)))
+        for i in range(100)
+    ]
+    s = analyse(tmp_path, Stage(late, 10.0, extra={"audit": None}), warmup=20)
+    assert s["slip_s"] == {"p50": 0.0, "p99": pytest.approx(0.05)}
 
 
 def test_fault_31_tokens_of_requests_that_are_cut_off_count_when_they_came(tmp_path: Path) -> None:

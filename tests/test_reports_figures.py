@@ -141,7 +141,7 @@ def test_a_lower_bound_and_a_limited_client_are_said() -> None:
     assert got["Usable rate"].value == "at least 6.40 req/s"
     assert got["C_max"].value == "at least 34.2 in flight"
     assert (got["Load generator"].value, got["Load generator"].state) == ("was the limit", "bad")
-    assert got["Load generator"].note.startswith("stages 6, 7 are no findings")
+    assert got["Load generator"].note.startswith("nothing measured at 7 req/s, 9 req/s is a finding")
 
 
 def test_what_goodput_counts_is_said_where_it_may_differ() -> None:
@@ -207,6 +207,20 @@ def test_the_gap_is_coloured_by_what_it_means(representative: bool | None, state
     assert found(summary)["Little's Law gap"].state == state
 
 
+def test_a_load_that_was_repeated_is_a_finding() -> None:
+    summary = open_sweep()
+    summary["stages"][6]["offered_rps"] = summary["stages"][5]["offered_rps"]
+    summary["audit"] |= {"client_limited_stages": [5, 7], "repeated_stages": [5], "client_limited": True}
+    assert found(summary)["Load generator"].note == (
+        "nothing measured at 9 req/s is a finding; requests left 700 µs late at p99 in the worst stage that counts; "
+        "loop lag p99 400 µs; CPU 31.0% of a core"
+    )
+    summary["audit"] |= {"client_limited_stages": [5], "client_limited": False}
+    assert found(summary)["Load generator"].note.startswith(
+        "disturbed by other work at 6 req/s, which was repeated; requests"
+    )
+
+
 def test_one_instance_and_one_gpu_are_singular() -> None:
     summary = open_sweep()
     summary["fleet"] |= {"instances": 1, "gpus": 1, "instances_before_safety": 1, "tensor_parallel": 1,
@@ -215,7 +229,7 @@ def test_one_instance_and_one_gpu_are_singular() -> None:
     got = found(summary)
     assert got["Fleet"].value == "1 instance, 1 GPU"
     assert "1 instance × safety 1; 1 GPU an instance; 2 instances bear the loss of one" in got["Fleet"].note
-    assert got["Load generator"].note.startswith("stage 7 is no finding")
+    assert got["Load generator"].note.startswith("nothing measured at 9 req/s is a finding")
 
 
 def test_the_method_is_in_the_definitions_not_in_the_card() -> None:
