@@ -11,7 +11,6 @@ from typing import Any
 import numpy as np
 
 from analysis.attainment import observe_slos, requests_meeting
-from analysis.baseline import REQUESTS_MIN
 from analysis.blocks import Blocks, LevelRecords, blocks_of, in_blocks, level_records
 from analysis.comparable import Judged, level_name
 from analysis.shift import (  # fmt: skip
@@ -27,6 +26,7 @@ from analysis.shift import (  # fmt: skip
     rate_change,
 )
 from analysis.slo import slo_from_dict
+from analysis.throughput import NO_FIGURE, REQUESTS_MIN, is_figure
 
 RATES = ("good", "accepted", "tokens")  # per second of a stage's window
 NO_LEVEL = f"no load level that every run has, steady and with {REQUESTS_MIN} requests: give all the same --rates or --concurrency"
@@ -61,10 +61,10 @@ class Arm:
 
     @cached_property
     def best(self) -> Stage | None:
-        """The stage with the highest goodput; without SLOs the steady one with most output tokens/s."""
-        good = [s for s in self.stages if s["goodput_rps"] is not None]
-        steady = [s for s in self.stages if s["stable"] is not False]
-        most = max(steady, key=lambda s: s["output_tokens_per_s"], default=None)
+        """Of the stages whose rates are figures the one with the highest goodput; without SLOs with most output tokens/s."""
+        figures = [s for s in self.stages if is_figure(s)]
+        good = [s for s in figures if s["goodput_rps"] is not None]
+        most = max(figures, key=lambda s: s["output_tokens_per_s"], default=None)
         return max(good, key=lambda s: s["goodput_rps"], default=most)
 
     @property
@@ -169,9 +169,7 @@ class Pairing:
         arm = (self.a, self.b)[side]
         if basis in RATES:
             stages = [pair[side] for pair in self.stages] if self.rounds else [s for s in [arm.best] if s]
-            rates = [arm.rate(s, basis) for s in stages] or [
-                NO_PAIR if self.rounds else "no stage was steady and free of the client's limits"
-            ]
+            rates = [arm.rate(s, basis) for s in stages] or [NO_PAIR if self.rounds else NO_FIGURE]
             return next((r for r in rates if isinstance(r, str)), "") or float(
                 np.mean([float(r) for r in rates])
             )
@@ -209,9 +207,6 @@ class Pairing:
         s, t, x, y = self.a.best, self.b.best, self.value(basis, 0), self.value(basis, 1)
         if s is None or t is None or isinstance(x, str) or isinstance(y, str) or min(x, y) <= 0:
             return NOTHING_COUNTS
-        has = min(s["requests"], t["requests"])
-        if has < REQUESTS_MIN:
-            return f"needs {REQUESTS_MIN} requests, has {has}"
         same = self._pair(s, t).same_schedule and skipped_of(s) == skipped_of(t)
         a, b = self.a.counted(s, basis, same_schedule=same), self.b.counted(t, basis, same_schedule=same)
         return rate_change(math.log(y / x), a, b, paired=same)

@@ -11,7 +11,6 @@ import numpy as np
 
 from analysis.baseline_file import KIND, SCHEMA_VERSION
 from analysis.blocks import (
-    BLOCKS,
     METRICS,
     QUANTILES,
     Blocks,
@@ -38,8 +37,8 @@ from analysis.hdr import encode_seconds
 from analysis.intervals import smallest_n
 from analysis.observations import Observations
 from analysis.regression import ALPHA, ASSUMED_NOISE, Estimate, compare_shares, student_quantile
+from analysis.throughput import REQUESTS_MIN
 
-REQUESTS_MIN = 5 * BLOCKS
 DEFAULT_TOLERANCE = 0.03
 TAIL_TOLERANCES = (0.03, 0.05, 0.075, 0.1, 0.15, 0.2, 0.25, 0.3, 0.4, 0.5, 0.75, 1.0)
 _SURE = 0.95  # chance that two equal runs pass with a tolerance that their noise allows

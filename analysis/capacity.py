@@ -17,6 +17,7 @@ from typing import Any
 from analysis.next_load import Finished, non_monotone, out_of_reach
 from analysis.search import POOLED, estimate, judged_open
 from analysis.slo import Slo
+from analysis.throughput import is_figure
 
 MEASURED_RATIO = 1.05
 SATURATED_RATIO = 1.01  # two levels of a closed loop whose rates are closer carry the same
@@ -89,25 +90,26 @@ def find_capacity(
     """
     found = _bracketed(stages, slos)
     if pooled:
-        found |= _pooled(stages, slos, found)
+        found |= _pooled(stages, slos)
     found["closed"] = None
     if found["c_max_basis"] == "open" and any(s["kind"] == "closed" for s in stages):
         found["closed"] = _bracketed([s for s in stages if s["kind"] == "closed"], slos)
     return found
 
 
-def _pooled(stages: Sequence[dict[str, Any]], slos: Sequence[Slo], bracket: dict[str, Any]) -> dict[str, Any]:
+def _pooled(stages: Sequence[dict[str, Any]], slos: Sequence[Slo]) -> dict[str, Any]:
     """What replaces the figures of the bracket; empty where the stages do not allow it."""
     found = estimate(stages, slos)
     judged = judged_open(stages)
     doubtful = non_monotone(judged) if found else None
     if found is None or isinstance(doubtful, Finished):
         return {"reason": doubtful.why, "non_monotone": True} if isinstance(doubtful, Finished) else {}
-    nearest = min(judged, key=lambda s: abs(math.log(s["offered_rps"] / found.usable_rps)))
+    near = [s for s in judged if is_figure(s)]
+    nearest = min(near, key=lambda s: abs(math.log(s["offered_rps"] / found.usable_rps)), default=None)
     return {
         "usable_rps": found.usable_rps, "usable_rps_ci": list(found.usable_rps_ci), "c_max": found.c_max,
         "c_max_ci": found.c_max_ci and list(found.c_max_ci), "binding_slo": found.binding.text, "crossing": "pooled",
-        "stage": nearest["index"] if bracket["stage"] is None else bracket["stage"], "assumption": POOLED,
+        "stage": nearest and nearest["index"], "assumption": POOLED,
         "reason": None, "non_monotone": False,
     }  # fmt: skip
 

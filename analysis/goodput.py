@@ -11,6 +11,7 @@ import numpy as np
 
 from analysis.metrics import Bools, Floats, Ints
 from analysis.slo import ERROR_RATE, Slo
+from analysis.throughput import NO_FIGURE, is_figure
 
 _YES, _NO = {"true", "1", "yes", "accepted"}, {"false", "0", "no", "rejected"}
 
@@ -25,14 +26,12 @@ def goodput_rps(met: int, window_s: float) -> float:
 
 
 def peak_goodput(stages: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """The ``goodput`` object: the best stage that was not limited by the client."""
-    usable = [s for s in stages if not s["client_limited"] and s["goodput_rps"] is not None]
+    """The ``goodput`` object: the best of the stages whose rates are figures."""
+    judged = [s for s in stages if s["goodput_rps"] is not None]
+    usable = [s for s in judged if is_figure(s)]
     if not usable:
-        return {
-            "peak_rps": None,
-            "at_offered_rps": None,
-            "reason": "no SLO given, or none that could be judged",
-        }
+        reason = NO_FIGURE if judged else "no SLO given, or none that could be judged"
+        return {"peak_rps": None, "at_offered_rps": None, "reason": reason}
     best = max(usable, key=lambda s: s["goodput_rps"])
     return {"peak_rps": best["goodput_rps"], "at_offered_rps": best["offered_rps"], "reason": None}
 
@@ -147,7 +146,10 @@ def offline_throughput(
     ]  # fmt: skip
     if not kept_up:
         return result | {"reason": "no stage kept its load up"}
-    best = max(kept_up, key=lambda s: (s["output_tokens_per_s"], s["achieved_rps"]))
+    best = max(
+        [s for s in kept_up if is_figure(s)] or kept_up,
+        key=lambda s: (s["output_tokens_per_s"], s["achieved_rps"]),
+    )
     rate, tokens_per_s = best["achieved_rps"], best["output_tokens_per_s"]
     per_s = window_cost_usd(fleet_inputs, 1.0)
     return result | {

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -10,7 +11,18 @@ from analysis.drift import RATE_BATCHES, events_per_batch, rate_interval, spread
 from analysis.metrics import Chunks, Requests, visible_tokens
 from analysis.steady import Window
 
+REQUESTS_MIN = 100
+NO_FIGURE = f"no stage has a steady state and {REQUESTS_MIN} requests with a client that kept up: its rates are no figures"
 _NS = 1e-9
+
+
+def is_figure(stage: Mapping[str, Any]) -> bool:
+    """Whether a stage's rates stand for the server at that load, so that the best of them may be named.
+
+    It has a steady state and REQUESTS_MIN requests in its window, and the client kept up. The highest rate of shorter
+    stages, as those by which a search brackets the limit, is that of the luckiest draw.
+    """
+    return bool(stage["stable"] and stage["requests"] >= REQUESTS_MIN and not stage["client_limited"])
 
 
 def output_rate(rows: Requests, chunks: Chunks, window: Window) -> float:

@@ -347,3 +347,13 @@ def test_goodput_of_thirty_good_requests_a_minute() -> None:
         [stage(0, 4, 0.2, True), stage(1, 8, 0.5, True), stage(2, 50, 0.5, True, limited=True)]
     )
     assert (peak["peak_rps"], peak["at_offered_rps"]) == (8, 8)
+
+
+def test_the_best_goodput_is_not_that_of_a_short_or_an_unstable_stage() -> None:
+    long = stage(0, 8, 0.2, True)
+    short, unstable = stage(1, 9, 0.2, True) | {"requests": 99}, stage(2, 10, 0.2, True, stable=False)
+    assert peak_goodput([long, short, unstable])["peak_rps"] == 8
+    assert peak_goodput([short | {"requests": 100}, long])["peak_rps"] == 9
+    none = peak_goodput([short, unstable])
+    assert none["peak_rps"] is None
+    assert "100 requests" in none["reason"]

@@ -99,15 +99,24 @@ def test_a_cheaper_accepted_result_beats_more_tokens_per_second(tmp_path: Path) 
 
 def test_a_rate_comes_from_a_stage_that_is_long_enough_to_have_one(tmp_path: Path) -> None:
     """20/s of which all are good; 52 requests at 30/s, all good too, say nothing of what it carries there."""
-    short = Stage([request(2000 + i, 100 + i / 30, stage=1, ttft_s=0.1) for i in range(52)], 52 / 30, 100.0, offered_rps=30.0)
-    both = [arm(tmp_path / n, [stage(ttfts(1)), short], ["ttft_p99=1s"], usd=2.0, warmup_requests=0) for n in "ab"]
+    short = Stage(
+        [request(2000 + i, 100 + i / 30, stage=1, ttft_s=0.1) for i in range(52)],
+        52 / 30,
+        100.0,
+        offered_rps=30.0,
+    )
+    both = [
+        arm(tmp_path / n, [stage(ttfts(1)), short], ["ttft_p99=1s"], usd=2.0, warmup_requests=0) for n in "ab"
+    ]
     assert both[0].judged.summary["stages"][1]["goodput_rps"] == pytest.approx(30)
     assert rows(compare(both))["goodput_rps"]["values"] == pytest.approx([20, 20])
-    alone = [arm(tmp_path / n, stage(ttfts(1, 99)), ["ttft_p99=1s"], usd=2.0, warmup_requests=0) for n in "cd"]
+    alone = [
+        arm(tmp_path / n, stage(ttfts(1, 99)), ["ttft_p99=1s"], usd=2.0, warmup_requests=0) for n in "cd"
+    ]
     found = rows(compare(alone))
     for name in ("goodput_rps", "usd_per_million_output_tokens"):
         assert found[name]["values"] == [None, None]
-        assert "100 requests" in found[name]["reason"]
+        assert all("100 requests" in why for why in found[name]["reasons"])
 
 
 def test_with_more_requests_the_same_advantage_is_real(tmp_path: Path) -> None:

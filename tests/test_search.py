@@ -137,6 +137,20 @@ def test_one_estimate_of_two_slos_is_that_of_the_tighter() -> None:
     assert found.binding.text == "e2e_p95=5s"
 
 
+def test_the_stage_of_a_search_is_the_nearest_that_measures_something() -> None:
+    stages = [
+        stage(x, true_share(x), n=n, index=i)
+        for i, (x, n) in enumerate([(4, 300), (9.5, 4000), (10.1, 30), (16, 300)])
+    ]
+    found = find_capacity(stages, SLOS, pooled=True)
+    assert (found["crossing"], found["stage"]) == (
+        "pooled",
+        1,
+    )  # the limit is at 10, where only 30 requests were sent
+    few = [{**s, "requests": 30} for s in stages]
+    assert find_capacity(few, SLOS, pooled=True)["stage"] is None
+
+
 def test_an_answer_that_does_not_fall_with_the_load_is_run_again_and_then_refused() -> None:
     stages = [stage(8, 0.80, met=False), stage(10, 0.99, met=True), stage(20, 0.2, met=False)]
     again = next_step(stages, GOAL)
