@@ -5,11 +5,14 @@ from __future__ import annotations
 import ipaddress
 import json
 import os
+import re
 import socket
 import ssl
+from base64 import b64encode
 from dataclasses import dataclass, field
 from functools import lru_cache
-from urllib.parse import urlsplit
+from itertools import takewhile
+from urllib.parse import quote, urlsplit
 
 from loadgen import protocols
 from workloads.class_spec import RESERVED_HEADERS
@@ -103,23 +106,43 @@ class Endpoint:
 
 @lru_cache
 def _written(secrets: tuple[str, ...]) -> tuple[str, ...]:
-    """The secrets, and each as it stands in a JSON text and in foreign text made printable; longest first."""
-    found = {
-        form for s in secrets for form in (s, json.dumps(s)[1:-1], json.dumps(s, ensure_ascii=False)[1:-1])
-    }
+    """The secrets, each as it may stand in foreign text: plain, in JSON, in a URL, in Base64, made printable; longest first."""
+    found: set[str] = set()
+    for s in secrets:
+        found |= {
+            s,
+            json.dumps(s)[1:-1],
+            json.dumps(s, ensure_ascii=False)[1:-1],
+            quote(s, safe=""),
+            quote(s),
+        }
+        found |= {b64encode(said.encode()).decode() for said in (s, f"Bearer {s}")}
     found |= {protocols.printable(form, len(form)) for form in found}
     return tuple(sorted((s for s in found if len(s) >= SECRET_MIN), key=len, reverse=True))
 
 
 def redact(text: str, secrets: tuple[str, ...]) -> str:
-    """``text`` without the secrets, be they written plainly or in JSON, nor the beginning of one where it was cut off."""
-    for secret in _written(secrets):
-        text = text.replace(secret, "***")
-        body = text.removesuffix("…")
-        for length in range(min(len(secret) - 1, len(body)), SECRET_MIN - 1, -1):
-            if body.endswith(secret[:length]):
-                text = body[:-length] + "***"
-                break
+    """``text`` without the secrets, in whatever case, nor more than half of one, nor the beginning of one at its end."""
+    forms = _written(secrets)
+    for form in forms:
+        text = re.sub(re.escape(form), "***", text, flags=re.IGNORECASE)
+    for form in forms:
+        text = _without_beginnings(text, form.lower())
+    return text
+
+
+def _without_beginnings(text: str, secret: str) -> str:
+    most = max(SECRET_MIN, len(secret) // 2 + 1)
+    beginning, at = re.compile(re.escape(secret[:most]), re.IGNORECASE), 0
+    while found := beginning.search(text, at):
+        rest = zip(text[found.end() :].lower(), secret[most:], strict=False)
+        more = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], rest))
+        text = f"{text[: found.start()]}***{text[found.end() + more :]}"
+        at = found.start() + 3
+    body = text.removesuffix("…")
+    for length in range(min(most, len(body)), SECRET_MIN - 1, -1):
+        if body[-length:].lower() == secret[:length]:
+            return f"{body[:-length]}***"
     return text
 
 

@@ -15,6 +15,7 @@ from typing import Any
 import pyarrow.parquet as pq
 import pytest
 
+from ampacity.cli.experiment import command_line
 from ampacity.config import make_settings, read_run_file
 from loadgen.audit import Measures, Tolerance, judge
 from loadgen.completions import Answer
@@ -220,8 +221,39 @@ def test_secrets_that_come_back_are_written_nowhere(tmp_path: Path) -> None:
 
 def test_a_secret_that_is_cut_off_is_hidden_too() -> None:
     assert redact("the key sk-right-4711-0815 is wrong", (KEY,)) == "the key *** is wrong"
-    assert redact("the key sk-right-47…", (KEY,)) == "the key ***"
+    assert redact("the key sk-right-47…", (KEY,)) == "the key ***…"
+    assert redact("the key sk-r…", (KEY,)) == "the key ***"
+    assert redact("****", ("****",)) == "***"
     assert redact("risk", (KEY,)) == "risk"
+
+
+@pytest.mark.parametrize(
+    "written",
+    [
+        "sk-SECRET%2F12345%2B67890%3D99", "c2stU0VDUkVULzEyMzQ1KzY3ODkwPTk5", "QmVhcmVyIHNrLVNFQ1JFVC8xMjM0NSs2Nzg5MD05OQ==",
+        "SK-SECRET/12345+67890=99", "sk-SECRET/12345+67...", "sk-SECRET/12345+67890=99",
+    ],
+)  # fmt: skip
+def test_a_secret_is_hidden_in_every_usual_form(written: str) -> None:
+    assert redact(f"key <{written}> is wrong", ("sk-SECRET/12345+67890=99",)).startswith("key <***")
+    assert "12345" not in redact(f"key <{written}> is wrong", ("sk-SECRET/12345+67890=99",))
+
+
+def test_the_query_of_a_url_is_not_written_down() -> None:
+    argv = [
+        "ampacity",
+        "run",
+        "http://h/v1",
+        "--metrics-url",
+        "http://h/m?token=T",
+        "--metrics-url=https://h/m?a=b&c=T",
+    ]
+    assert command_line(argv)[2:] == [
+        "http://h/v1",
+        "--metrics-url",
+        "http://h/m?***",
+        "--metrics-url=https://h/m?***",
+    ]
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -90,7 +91,7 @@ def read_labels(path: Path) -> dict[int, bool]:
 
 
 def command_line(argv: list[str]) -> list[str]:
-    """argv fit to be written down: the program's bare name, and no values of headers."""
+    """argv fit to be written down: the program's bare name, no values of headers, no query of a URL."""
     found, hide = ["ampacity"], False
     for word in argv[1:]:
         if hide or word.startswith("--header="):
@@ -99,5 +100,6 @@ def command_line(argv: list[str]) -> list[str]:
             hide = False
         else:
             hide = word == "--header"
+            word = re.sub(r"(https?://[^?\s]*\?).*", r"\1***", word)
         found.append(word)
     return found

@@ -131,7 +131,9 @@ async def _telemetry(settings: Settings, pages: Pages, progress: Progress) -> Te
     telemetry = Telemetry(pages, metrics)
     await telemetry.start()
     for url in set(settings.metrics_urls) & set(telemetry.silent):
-        progress.note(f"--metrics-url {url}: no metric there that is known; it is left alone")
+        progress.note(
+            f"--metrics-url {url.partition('?')[0]}: no metric there that is known; it is left alone"
+        )
     return telemetry
 
 
