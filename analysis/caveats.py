@@ -144,6 +144,8 @@ def _relief(cpu_fraction: float | None, limited: Sequence[dict[str, Any]]) -> st
 
 
 def _errors(summary: Mapping[str, Any]) -> str | None:
+    if any(str(s["client_limited_reason"]).startswith("worker ") for s in limited):
+        return "Find out what ended that process (memory?), and run it again."
     counts = {k: n for k, n in summary["errors"].items() if n and k not in ("cancelled", "unfinished")}
     failed, total = sum(counts.values()), summary["requests"]
     if not total or failed <= ERROR_SHARE * total:
@@ -157,7 +159,7 @@ def _unstable_lowest(summary: Mapping[str, Any]) -> str | None:
         (s for s in summary["stages"] if s["kind"] == "open" and s["requests"]),
         key=lambda s: s["offered_rps"] or 0,
     )
-    if not opened or opened[0]["stable"] is not False:
+    if not opened or opened[0]["stable"] is not False or opened[0]["client_limited"]:
         return None
     lower = "Stretch the trace (--time-scale)" if _is_replay(summary) else "Start the sweep lower"
     return (
