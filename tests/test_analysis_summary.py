@@ -310,6 +310,7 @@ def test_what_to_do_about_too_few_requests(tmp_path: Path) -> None:
         (0.1, "slip p99 80 ms", "Its CPU was idle (10% of a core): other work on this machine held the client up. "
          "Free the machine or repeat."),
         (0.97, "the generator used 97% of its core", "Use more --workers or a faster client."),
+        (0.03, "worker 1 died (exit status -9) in stage 0", "Find out what ended that process (memory?), and run it again."),
         (0.1, "3 connections failed for want of file descriptors or ports on this machine (see ulimit -n)",
          "Raise that limit of the operating system, or spread the load over more machines."),
     ],
