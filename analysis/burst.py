@@ -1,4 +1,4 @@
-"""What a burst did: per phase, how high TTFT and the queue rose, and when both were back for good."""
+"""What a burst did: per phase, how high TTFT and the queue rose, and when both were back."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+from scipy.special import stdtrit
 
 from analysis.attainment import observe_slos, requests_meeting
 from analysis.cohort import Cohort
@@ -22,8 +23,10 @@ from analysis.steady import time_average_in_flight
 SETTLE_SHARE = 0.2  # of the base phase: an endpoint that starts idle fills up first
 REQUESTS_PER_BIN = 10.0
 BINS_MIN = 12  # in the base phase, to know how wide its band is
-BAND_MARGIN = 1.1
-RUN = 3  # neighbouring bins above the band: fewer are what the base itself shows now and then
+BASE_BINS_MIN = 5
+BAND_MARGIN = 1.1  # over the base's mean: what differs by less is back, however little the base varies
+RUN = 3  # neighbouring bins within the band: fewer may be a lull in a queue
+FALSE_ALARM = 0.05  # chance that base load alone is above the band anywhere after the burst
 _NS = 1e-9
 NAMES = ("base", "burst", "recovery")
 
@@ -42,36 +45,45 @@ def summarise_burst(
     met = requests_meeting(cohort, observe_slos(cohort, slos)) if slos else None
     ttft = np.where(rows.failed, np.inf, ttft_s(rows, from_schedule=True))
     begin, finish = at, np.where(np.isnan(rows.ended_ns), until_s, (rows.ended_ns - start_ns) * _NS)
+    answered = np.where(np.isnan(rows.first_token_ns), finish, (rows.first_token_ns - start_ns) * _NS)
+    cut_ns = meta["end_ns"] - meta["start_ns"] if meta.get("ended_early") else last_ns - start_ns
+    if meta.get("ended_early") or not meta.get("drained_ns"):  # stopped, or killed
+        end_s = min(end_s, cut_ns * _NS)
     times = [0.0, float(plan["base_s"]), float(plan["base_s"] + plan["burst_s"]), end_s]
-    cut_s = min(end_s, (meta["end_ns"] - meta["start_ns"]) * _NS) if meta.get("ended_early") else end_s
     phases = [
-        _phase(name, min(a, cut_s), min(b, cut_s), cohort, at, ttft, met, begin, finish)
+        _phase(name, min(a, end_s), min(b, end_s), cohort, at, ttft, met, begin, finish)
         for name, (a, b) in zip(NAMES, pairwise(times), strict=True)
     ]
     edges = _edges(times, float(plan["base_rps"]))
     in_flight = np.array([time_average_in_flight(a, b, begin, finish) for a, b in pairwise(edges)])
     series: dict[str, Floats | None] = {
-        "ttft_s": _medians(edges, at, ttft),
+        "ttft_s": _medians(
+            edges, at, np.where(np.isnan(ttft) & rows.has_status("unfinished"), finish - at, ttft)
+        ),
         "in_flight": in_flight,
         "server_queue": _gauges(edges, server, meta),
     }
-    bands = {name: _band(edges, values, times[1], counts=name != "ttft_s") for name, values in series.items()}
+    bands = {name: _band(edges, values, times, counts=name != "ttft_s") for name, values in series.items()}
     result: dict[str, Any] = {
         **{k: plan.get(k) for k in ("base_rps", "factor", "shape")}, "phases": phases, "resolution_s": float(edges[1] - edges[0]),
         "band": {name: band for name, band in bands.items() if band is not None},
-        **_peaks(at, ttft, begin, finish, times[1]),
     }  # fmt: skip
     for name, values in series.items():
-        result[f"{name}_recovery_s"], result[f"{name}_recovery_reason"] = _recovery(
-            edges, values, bands[name], times[1], times[2]
-        )
+        found = _recovery(edges, values, bands[name], times[2])
+        result |= {f"{name}_{key}": value for key, value in found.items()}
+    back_s = [
+        times[2] + (math.inf if (s := result[f"{n}_recovery_s"]) is None else s)
+        for n in ("ttft_s", "in_flight")
+    ]
+    result |= _peaks(at, ttft, begin, finish, times[1], *back_s)
     after = at >= times[1]
     result["slo_misses"] = None if met is None else int(np.count_nonzero(after & ~met))
+    of_base = float(phases[0]["slo_misses"] or 0) / max(1, int(phases[0]["requests"]))
+    result["slo_misses_of_base"] = of_base * int(np.count_nonzero(after))
     result["lost"] = int(np.count_nonzero(after & rows.failed))
     result["unfinished"] = int(np.count_nonzero(after & rows.has_status("unfinished")))
-    result["backlog"] = _backlog(
-        times, edges, in_flight, bands["in_flight"], finish, rows.has_status("ok"), phases
-    )
+    result["backlog"] = _backlog(times, at, answered, finish, rows.has_status("ok"), phases)
+    result["backlog"]["drained"] = None if bands["in_flight"] is None else math.isfinite(back_s[1])
     result["headroom"] = _headroom(plan, slos, phases, result["backlog"])
     result["breaker"] = _breaker(slos, phases, result["backlog"])
     result["series"] = {
@@ -148,89 +160,112 @@ def _gauges(edges: Floats, server: pa.Table | None, meta: Mapping[str, Any]) -> 
 
 
 def _smooth(values: Floats) -> Floats:
-    """Median of each bin and its neighbours; empty bins say nothing."""
-    padded = np.concatenate([values[:1], values, values[-1:]])
+    """Median of each bin and its neighbours, the lower of two; empty bins say nothing."""
+    padded = np.concatenate([[np.nan], values, [np.nan]])
     three = np.sort(np.stack([padded[:-2], padded[1:-1], padded[2:]]), axis=0)  # NaN last
     known = np.count_nonzero(~np.isnan(three), axis=0)
     return np.where(known == 0, np.nan, three[np.maximum(known - 1, 0) // 2, np.arange(len(values))])
 
 
-def _band(edges: Floats, values: Floats | None, base_end_s: float, *, counts: bool) -> float | None:
-    """Upper end of what the base phase shows once it has settled: its highest smoothed bin, and a tenth.
+def _band(edges: Floats, values: Floats | None, times: list[float], *, counts: bool) -> float | None:
+    """Upper prediction bound for the highest of the m bins after the burst, from the n bins of the settled base phase.
 
-    Of ``counts`` at least mean + 2 sqrt(mean): a short base shows less than chance alone may bring later.
+    Mean + t(n - 1, 1 - FALSE_ALARM / m) s sqrt(1 + 1/n): of logarithms, but of ``counts`` themselves, which vary
+    at least as Poisson's do (s >= sqrt(mean)): neighbouring bins of a short base share requests and look alike.
     """
     if values is None:
         return None
-    base = (edges[:-1] >= SETTLE_SHARE * base_end_s) & (edges[1:] <= base_end_s + 1e-9)
-    held = _smooth(values)[base]
+    held = values[(edges[:-1] >= SETTLE_SHARE * times[1]) & (edges[1:] <= times[1] + 1e-9)]
     held = held[np.isfinite(held)]
-    if not len(held):
+    if len(held) < BASE_BINS_MIN:
         return None
-    chance = float(held.mean() + 2 * math.sqrt(held.mean())) if counts else 0.0
-    return max(BAND_MARGIN * float(held.max()), chance)
+    level = held if counts else np.log(np.maximum(held, _NS))
+    mean, spread = float(level.mean()), float(level.std(ddof=1))
+    tested = max(1, int(np.count_nonzero(edges[:-1] >= times[2] - 1e-9)))
+    t = float(stdtrit(len(held) - 1, 1 - FALSE_ALARM / tested)) * math.sqrt(1 + 1 / len(held))
+    if counts:
+        return max(BAND_MARGIN * mean, mean + t * max(spread, math.sqrt(mean)))
+    return math.exp(mean + max(math.log(BAND_MARGIN), t * spread))
 
 
-def _recovery(
-    edges: Floats, values: Floats | None, band: float | None, burst_s: float, over_s: float
-) -> tuple[float | None, str | None]:
-    """Seconds from the end of the burst until the series is within the band for good, and why not.
+def _recovery(edges: Floats, values: Floats | None, band: float | None, over_s: float) -> dict[str, Any]:
+    """Seconds from the end of the burst until the smoothed series is back in the band for ``RUN`` bins, and why not.
 
-    For good: never again ``RUN`` neighbouring bins above it. 0 where it is back before the burst ends.
+    0 where it is in the band when the burst ends. What is above it later is no part of that: seconds in all.
     """
-    if values is None:
-        return None, "the server shows no gauges of its queue"
-    if band is None:
-        return None, "the base phase has no value to come back to"
-    smooth, last = _smooth(values), None
-    above = (smooth > band) & (edges[:-1] >= burst_s - 1e-9)
-    for i in range(len(above) - RUN + 1):
-        if above[i : i + RUN].all():
-            last = i + RUN - 1
-    if last is None:
-        return 0.0, None
-    if last >= len(above) - 1:
-        return None, f"still above the base band of {band:.3g} when the run ended"
-    return max(0.0, float(edges[last + 1]) - over_s), None
+    if values is None or band is None:
+        lacking = "the base phase is too short to know what to come back to"
+        reason = "the server shows no gauges of its queue" if values is None else lacking
+        return {"recovery_s": None, "recovery_reason": reason, "above_again_s": None}
+    above = _smooth(values) > band
+    if edges[-1] < over_s:
+        return {
+            "recovery_s": None,
+            "recovery_reason": "the run ended before the burst did",
+            "above_again_s": None,
+        }
+    for i in range(int(np.searchsorted(edges, over_s + 1e-9)) - 1, len(above)):
+        if not above[i : i + RUN].any():
+            again_s = float(np.diff(edges)[i:][above[i:]].sum())
+            back_s = max(0.0, float(edges[i]) - over_s)
+            return {"recovery_s": back_s, "recovery_reason": None, "above_again_s": again_s}
+    reason = f"still above the base band of {band:.3g} when the run ended"
+    return {"recovery_s": None, "recovery_reason": reason, "above_again_s": None}
 
 
-def _peaks(at: Floats, ttft: Floats, begin: Floats, finish: Floats, burst_s: float) -> dict[str, Any]:
-    """The slowest first token of what was answered, and the most requests in flight, from the burst on."""
-    known = np.flatnonzero(np.isfinite(ttft) & (at >= burst_s))
-    slowest = int(known[np.argmax(ttft[known])]) if len(known) else None
+def _peaks(
+    at: Floats, ttft: Floats, begin: Floats, finish: Floats, burst_s: float, ttft_back_s: float, in_flight_back_s: float
+) -> dict[str, Any]:  # fmt: skip
+    """The slowest first token of what was answered, and the most requests in flight, from the burst until each is back.
+
+    ``later_ttft_s``: a slower one that was due after that, which is not the burst's doing.
+    """
+
+    def slowest(which: Bools) -> int | None:
+        known = np.flatnonzero(np.isfinite(ttft) & which)
+        return int(known[np.argmax(ttft[known])]) if len(known) else None
+
+    peak, later = slowest((at >= burst_s) & (at < ttft_back_s)), slowest(at >= ttft_back_s)
+    if later is not None and peak is not None and ttft[later] <= ttft[peak]:
+        later = None
     moments = np.concatenate([begin, finish])
     order = np.argsort(moments, kind="stable")
     level = np.cumsum(np.concatenate([np.ones(len(begin)), -np.ones(len(finish))])[order])
-    level = np.where(moments[order] >= burst_s, level, 0)
+    level = np.where((moments[order] >= burst_s) & (moments[order] < in_flight_back_s), level, 0)
     return {
-        "peak_ttft_s": None if slowest is None else float(ttft[slowest]),
-        "peak_ttft_at_s": None if slowest is None else float(at[slowest]),
+        "peak_ttft_s": None if peak is None else float(ttft[peak]),
+        "peak_ttft_at_s": None if peak is None else float(at[peak]),
+        "later_ttft_s": None if later is None else float(ttft[later]),
+        "later_ttft_at_s": None if later is None else float(at[later]),
         "peak_in_flight": int(level.max()) if len(level) else 0,
         "peak_in_flight_at_s": float(moments[order][int(level.argmax())]) if len(level) else None,
     }
 
 
 def _backlog(
-    times: list[float], edges: Floats, in_flight: Floats, band: float | None, finish: Floats, ok: Bools, phases: list[dict[str, Any]]
-) -> dict[str, Any]:  # fmt: skip
-    """What had piled up when the burst ended, at which rate it was served, and whether it went away."""
-    _, burst_s, over_s, _ = times
-    base = phases[0]["concurrency"]
-    at_end = float(in_flight[max(int(np.searchsorted(edges, over_s - 1e-9)) - 1, 0)])
+    times: list[float], at: Floats, answered: Floats, finish: Floats, ok: Bools, phases: list[dict[str, Any]]
+) -> dict[str, Any]:
+    """The queue when the burst ended, requests without a first token yet, and the rate at which it was served.
+
+    A queue is more than the burst's rate explains at the base's wait (Little: rate x wait) all through the second half
+    of the burst, and beyond chance at its end. Without one the server was not full: what it can serve is not known.
+    """
+    _, burst_s, over_s, end_s = times
+    middle = (burst_s + over_s) / 2
+    moments = np.linspace(middle, over_s, 21)
+    waiting = np.searchsorted(at, moments) - np.searchsorted(np.sort(answered), moments)
+    base = time_average_in_flight(SETTLE_SHARE * burst_s, burst_s, at, answered)
     result: dict[str, Any] = {
-        "at_end_of_burst": max(0.0, at_end - base), "base_in_flight": base, "served_rps": None,
-        "expected_drain_s": None,
-        "drained": None, "reason": None,
+        "at_end_of_burst": max(0.0, float(waiting[-1]) - base), "base_waiting": base, "served_rps": None,
+        "expected_drain_s": None, "reason": None,
     }  # fmt: skip
-    if band is None:
-        return result | {"reason": "the base phase is too short to know its requests in flight"}
-    result["drained"] = _recovery(edges, in_flight, band, burst_s, over_s)[0] is not None
-    unqueued = phases[1]["offered_rps"] * (phases[0]["e2e_s"]["p50"] or 0.0)  # Little: at the base's pace
-    if at_end <= max(band, unqueued + 3 * math.sqrt(unqueued)):
-        return result | {"reason": "nothing piled up: the burst was carried"}
-    middle = (burst_s + over_s) / 2  # by then the answers come at the rate at which they are served
-    later = np.flatnonzero((edges[1:] > over_s) & (in_flight <= band))
-    until = float(edges[later[0]]) if len(later) else float(edges[-1])
+    if end_s <= over_s:
+        return result | {"reason": "the run ended before the burst did"}
+    explained = base * max(1.0, phases[1]["offered_rps"] / (phases[0]["offered_rps"] or math.inf))
+    if waiting[-1] <= explained + 3 * math.sqrt(max(1.0, explained)) or waiting.min() <= explained:
+        return result | {"reason": "no queue lasted through the second half of the burst"}
+    queued = answered[(at < over_s) & (answered > over_s)]
+    until = min(end_s, float(np.quantile(queued, 0.9)))  # while there is a queue
     served = int(np.count_nonzero(ok & (finish >= middle) & (finish < until))) / (until - middle)
     base_rps = phases[2]["offered_rps"] or phases[0]["offered_rps"]
     result["served_rps"] = served
@@ -260,10 +295,11 @@ def _headroom(
     burst, length = phases[1]["offered_rps"], float(plan["burst_s"])
     wait_s, slo = _wait_limit_s(slos, phases)
     needed = burst * length / (length + (wait_s or 0.0))
-    served = backlog["served_rps"]
+    served, harmed = backlog["served_rps"], phases[1]["slo_misses"] or sum(phases[1]["errors"].values())
     if served is None:
-        return {"needed_rps": needed, "factor": None, "enough": True if backlog["drained"] else None,
-                "reason": backlog["reason"]}  # fmt: skip
+        but = f", but {harmed} of its requests broke an SLO or failed" if harmed else ""
+        return {"needed_rps": needed, "factor": None, "enough": None if harmed else True,
+                "reason": backlog["reason"] + but}  # fmt: skip
     text = f"with a wait of {wait_s:.3g} s allowed by {slo.text}" if slo and wait_s else "without any wait"
     return {"needed_rps": needed, "factor": needed / served, "enough": bool(served >= needed), "reason": text}
 
@@ -271,7 +307,7 @@ def _headroom(
 def _breaker(slos: Sequence[Slo], phases: list[dict[str, Any]], backlog: dict[str, Any]) -> dict[str, Any]:
     """Queue depth = acceptable wait x the rate that moves it; a breaker opens at 80 to 90 % of it."""
     wait_s, slo = _wait_limit_s(slos, phases)
-    rate = min(backlog["served_rps"] or math.inf, phases[1]["offered_rps"])
+    rate = backlog["served_rps"]
     result: dict[str, Any] = {
         "acceptable_wait_s": wait_s,
         "rate_rps": rate,
@@ -279,12 +315,17 @@ def _breaker(slos: Sequence[Slo], phases: list[dict[str, Any]], backlog: dict[st
         "open_at": None,
         "reason": None,
     }
-    if not wait_s or not rate:
+    if not wait_s:
         why = (
             "the SLO leaves no time to wait"
             if slo
             else "no SLO says how long a request may wait: give --slo ttft_p99=2s"
         )
         return result | {"reason": why}
+    if not rate:
+        least = phases[1]["achieved_rps"]
+        return result | {
+            "reason": f"no lasting queue: the server's rate is only known to be at least {least:.3g} req/s; raise --factor"
+        }
     depth = queue_depth(rate, wait_s)
     return result | {"max_depth": depth.max_depth, "open_at": [depth.breaker_low, depth.breaker_high]}

@@ -53,14 +53,14 @@ def _burst(burst: Mapping[str, Any]) -> str:
     if burst["peak_ttft_s"] is not None:
         sentence += f" took TTFT up to {number_text(burst['peak_ttft_s'])} s"
         if burst["peak_ttft_s"] <= (base["ttft_s"]["max"] or 0.0):
-            sentence += f", no more than the base load's {number_text(base['ttft_s']['max'])} s,"
+            sentence += f" (the base load up to {number_text(base['ttft_s']['max'])} s)"
     if None in recovery_s:
         reason = burst["ttft_s_recovery_reason"] or burst["in_flight_recovery_reason"]
         sentence += f" and was not got over: {reason}"
     elif max(recovery_s) == 0:
-        sentence += " and left TTFT and queue within the base band when it ended"
+        sentence += " and left TTFT and requests in flight within the base band when it ended"
     else:
-        sentence += f"; {number_text(max(recovery_s))} s after it TTFT and queue were back in the base band"
+        sentence += f"; {number_text(max(recovery_s))} s after it TTFT and requests in flight were back in the base band"
     again_s = max(burst["ttft_s_above_again_s"] or 0.0, burst["in_flight_above_again_s"] or 0.0)
     if again_s and None not in recovery_s:
         sentence += f", and later above it again for {number_text(again_s)} s in all"

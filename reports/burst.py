@@ -27,14 +27,19 @@ def _peak(burst: Mapping[str, Any]) -> Finding:
     if burst["peak_ttft_s"] is None:
         return Finding("Peak TTFT", DASH, None, "nothing was answered from the burst on")
     at = f"of a request due {significant(burst['peak_ttft_at_s'])} s after the start, from schedule; {note}"
+    if burst["later_ttft_s"] is not None:
+        at += (
+            f"; after TTFT was back, {seconds(burst['later_ttft_s'])} of one due {significant(burst['later_ttft_at_s'])} s "
+            "after the start"
+        )
     return Finding("Peak TTFT", seconds(burst["peak_ttft_s"]), None, at)
 
 
 def _recoveries(burst: Mapping[str, Any]) -> list[Finding]:
     found = []
-    within = f"within the base band for good, to {significant(burst['resolution_s'])} s"
+    within = f"within the base band, to {significant(burst['resolution_s'])} s"
     for name, label, unit in (
-        ("ttft_s", "TTFT back after", "s"), ("in_flight", "Queue back after", "in flight"),
+        ("ttft_s", "TTFT back after", "s"), ("in_flight", "In flight back after", "in flight"),
         ("server_queue", "Server's queue", "in its own count"),
     ):  # fmt: skip
         value, reason = burst[f"{name}_recovery_s"], burst[f"{name}_recovery_reason"]
@@ -42,6 +47,8 @@ def _recoveries(burst: Mapping[str, Any]) -> list[Finding]:
             continue
         band = burst["band"].get(name)
         note = reason or f"{within}: up to {significant(band)} {unit}"
+        if burst[f"{name}_above_again_s"]:
+            note += f"; later above it again for {significant(burst[f'{name}_above_again_s'])} s in all"
         text = (
             DASH if value is None else f"{significant(value)} s" if value else "0 s: never out when it ended"
         )
@@ -53,7 +60,7 @@ def _backlog(backlog: Mapping[str, Any]) -> Finding:
     if backlog["served_rps"] is None:
         return Finding("Backlog", "none" if backlog["drained"] else DASH, None, str(backlog["reason"]))
     value = f"{significant(backlog['at_end_of_burst'])} requests"
-    said = f"when the burst ended; {rate(backlog['served_rps'])} were served"
+    said = f"waited for a first token when the burst ended; {rate(backlog['served_rps'])} were served"
     drain = backlog["expected_drain_s"]
     said += (
         f", so {significant(drain)} s to drain at the base load"
@@ -69,12 +76,13 @@ def _harm(burst: Mapping[str, Any]) -> Finding:
     missed = (
         "no SLO was given" if burst["slo_misses"] is None else f"{count(burst['slo_misses'])} broke an SLO"
     )
-    harmed = lost or burst["slo_misses"]
+    harmed, of_base = lost or burst["slo_misses"], burst["slo_misses_of_base"]
+    due = "of those due from the burst on"
     return Finding(
         "Requests harmed",
         f"{missed}, {count(lost)} lost",
         None,
-        "of those due from the burst on",
+        f"{due}; at the base load's share {significant(of_base)} would break one" if of_base >= 0.5 else due,
         "bad" if harmed else "good",
     )
 
@@ -157,13 +165,13 @@ def burst_queue(summary: Mapping[str, Any]) -> Chart | None:
         linear_axis("Seconds after the start", [burst["series"]["end_s"][-1]]),
         linear_axis("Requests in flight", top),
     )
-    keys = _frame(plot, burst, "in_flight", "queue")
+    keys = _frame(plot, burst, "in_flight", "in flight")
     plot.line(rows, "e2e")
     keys.append(Key("requests in flight", "e2e", "line"))
     if server:
         plot.line(server, "planned", [5, 4])
         keys.append(Key("running and waiting, by the server's count", "planned", "dash"))
-    title = _title(burst, "in_flight", "the queue")
+    title = _title(burst, "in_flight", "the count in flight")
     return Chart(
         "burst-queue", title, f"Requests in flight over time. {title}.", plot.spec(NARROW, 290), keys
     )
@@ -176,7 +184,7 @@ def _rows(burst: Mapping[str, Any], name: str) -> list[dict[str, Any]]:
 
 
 def _frame(plot: Plot, burst: Mapping[str, Any], name: str, what: str) -> list[Key]:
-    """The burst as a band over time, the upper end of the base band, and when it was back for good."""
+    """The burst as a band over time, the upper end of the base band, and when it was back."""
     phase = burst["phases"][1]
     plot.x_band([phase["start_s"], phase["end_s"]], "usable", "burst")
     keys = [Key("burst", "usable", "band")]
@@ -185,7 +193,7 @@ def _frame(plot: Plot, burst: Mapping[str, Any], name: str, what: str) -> list[K
         keys.append(Key("upper end of the base band", "muted", "dots"))
     if burst[f"{name}_recovery_s"]:
         plot.x_rule(phase["end_s"] + burst[f"{name}_recovery_s"], "good", f"{what} back")
-        keys.append(Key("back for good", "good", "line"))
+        keys.append(Key("back", "good", "line"))
     return keys
 
 
