@@ -20,9 +20,9 @@ class LabelsError(ValueError):
     """A file of labels that cannot be read; one line that names the file and the line."""
 
 
-def goodput_rps(met: int, window_s: float) -> float:
-    """Requests of the cohort that met every SLO, per second of the window in which they were scheduled."""
-    return met / window_s if window_s > 0 else 0.0
+def goodput_rps(met: int, span_s: float) -> float:
+    """Requests of the cohort that met every SLO, per second of the load that it is worth (``throughput.span_s``)."""
+    return met / span_s if span_s > 0 else 0.0
 
 
 def peak_goodput(stages: Sequence[dict[str, Any]]) -> dict[str, Any]:

@@ -14,13 +14,16 @@ from analysis.goodput import goodput_rps
 from analysis.metrics import Bools
 from analysis.percentiles import percentiles
 from analysis.slo import Slo
-from analysis.steady import Stability, Window
+from analysis.steady import Stability
 
 
 def slo_findings(
-    cohort: Cohort, slos: Sequence[Slo], window: Window, stability: Stability, client_limited: bool
+    cohort: Cohort, slos: Sequence[Slo], span_s: float, stability: Stability, client_limited: bool
 ) -> tuple[dict[str, Any], Bools | None]:  # fmt: skip
-    """What a stage object says of its SLOs, and which requests of the cohort meet them all (None: not known), (n,)."""
+    """What a stage object says of its SLOs, and which requests of the cohort meet them all (None: not known), (n,).
+
+    ``span_s``: seconds of the stage's load that the cohort is worth (``analysis.throughput.span_s``).
+    """
     observed = observe_slos(cohort, slos)
     verdicts = [judge_slo(o, slo) for slo, o in observed]
     unknown = next((o.reason for _, o in observed if o.reason), None) if observed else "no SLO given"
@@ -28,25 +31,25 @@ def slo_findings(
     good = meets if observed else None
     met, reason = _overall(verdicts, stability, client_limited)
     result = {
-        **_goodput(cohort, good, window), "slo_met": met, "slo_met_reason": reason, "slo_verdicts": verdicts,
-        "classes": _classes(cohort, slos, good, window, stability, client_limited),
+        **_goodput(cohort, good, span_s), "slo_met": met, "slo_met_reason": reason, "slo_verdicts": verdicts,
+        "classes": _classes(cohort, slos, good, span_s, stability, client_limited),
         "fluidity": _fluidity(cohort, slos),
     }  # fmt: skip
     return result | ({"goodput_rps_reason": unknown} if unknown else {}), meets
 
 
-def _goodput(cohort: Cohort, good: Bools | None, window: Window) -> dict[str, float | None]:
+def _goodput(cohort: Cohort, good: Bools | None, span_s: float) -> dict[str, float | None]:
     judged = len(cohort.requests) - int(np.count_nonzero(cohort.requests.has_status("cancelled")))
     judged += cohort.missing
     met = None if good is None else int(np.count_nonzero(good))
     return {
-        "goodput_rps": None if met is None else goodput_rps(met, window.length_s),
+        "goodput_rps": None if met is None else goodput_rps(met, span_s),
         "slo_attainment": met / judged if met is not None and judged else None,
     }
 
 
 def _classes(
-    cohort: Cohort, slos: Sequence[Slo], good: Bools | None, window: Window, stability: Stability, client_limited: bool
+    cohort: Cohort, slos: Sequence[Slo], good: Bools | None, span_s: float, stability: Stability, client_limited: bool
 ) -> dict[str, dict[str, Any]]:  # fmt: skip
     """Figures of each class of a workload that has several, judged by the SLOs of all requests and by its own."""
     names = sorted(set(cohort.requests.class_))
@@ -58,7 +61,7 @@ def _classes(
         met, reason = _overall(verdicts, stability, client_limited)
         found[name] = {
             "requests": len(part.requests), "ok": counts.pop("ok"), "errors": counts,
-            **_goodput(part, None if good is None else good[cohort.in_class(name)], window),
+            **_goodput(part, None if good is None else good[cohort.in_class(name)], span_s),
             "slo_met": met, "slo_met_reason": reason, "slo_verdicts": verdicts,
             "ttft_from_schedule_s": percentiles(part.ttft(from_schedule=True)), "tpot_s": percentiles(part.tpot),
             "icl_s": percentiles(part.icl), "e2e_from_schedule_s": percentiles(part.e2e(from_schedule=True)),

@@ -36,7 +36,7 @@ from analysis.steady import (
     judge_stability,
     time_average_in_flight,
 )
-from analysis.throughput import input_rate, output_rate, rate_intervals
+from analysis.throughput import input_rate, output_rate, rate_intervals, span_s
 
 _NS = 1e-9
 LONG_WARMUP = 0.2  # of a stage: so much is not cut without saying what was in it
@@ -93,11 +93,12 @@ def analyse_stage(
     }
     result["window"]["warmup_missed"] = _warmup_missed(table, rows, window, start_s, slos, now_s)
     result |= _client(meta, scheduled)
-    found, meets = slo_findings(cohort, slos, window, stability, result["client_limited"])
+    worth_s = span_s(result, window)
+    found, meets = slo_findings(cohort, slos, worth_s, stability, result["client_limited"])
     result |= found
     result["accepted"] = accepted_goodput(
         table["request_id"].to_numpy()[cohort.requests.row], meets,
-        cohort.requests.output_tokens, labels, window.length_s, window_cost_usd(fleet_inputs or {}, window.length_s),
+        cohort.requests.output_tokens, labels, worth_s, window_cost_usd(fleet_inputs or {}, worth_s),
     )  # fmt: skip
     return result
 

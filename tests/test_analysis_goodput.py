@@ -141,3 +141,26 @@ def test_offline_batch_finds_the_highest_throughput_and_its_cost(tmp_path: Path)
     assert half["cost_per_result_usd"] == pytest.approx(0.002 * 20 / 80, rel=0.03)
     refused = offline_throughput(summary["stages"], parse_slos(["ttft_p99=2s"]), fleet)
     assert refused["reason"] == "a latency SLO is given: see capacity"
+
+
+@pytest.mark.parametrize(
+    ("arrive", "goodput"),
+    [(95, 9.5), (110, 10.0), (200, 20.0)],  # fewer; more than 10/s by chance; a rate that moved by design
+)
+def test_goodput_is_a_share_of_what_was_offered(tmp_path: Path, arrive: int, goodput: float) -> None:
+    stage = Stage([request(i, i * 10 / arrive) for i in range(arrive)], 10.0, offered_rps=10.0)
+    found = summarise(make_run(tmp_path / "run", [stage], ["ttft_p50=1s"], warmup_requests=0))["stages"][0]
+    assert (found["slo_attainment"], found["goodput_rps"]) == (1.0, pytest.approx(goodput))
+
+
+def test_a_closed_loop_has_no_more_goodput_than_it_achieves(tmp_path: Path) -> None:
+    # four users in a window of 10 s, whose requests last 4 s: 12 begin, 8 of them end; one user's all fail at once
+    records = [request(4 * k + u, 4.0 * k, ttft_s=4.0) for k in range(3) for u in range(3)]
+    records += [request(100 + k, 4.0 * k, ttft_s=None, status="http_error") for k in range(3)]
+    run = make_run(
+        tmp_path / "run", [Stage(records, 10.0, concurrency=4)], ["ttft_p50=5s"], warmup_requests=0
+    )
+    found = summarise(run)["stages"][0]
+    assert (found["requests"], found["slo_attainment"]) == (12, 0.75)
+    assert found["achieved_rps"] == pytest.approx(0.6)  # six answers in 10 s
+    assert found["goodput_rps"] == pytest.approx(0.6)  # all nine answers are good
