@@ -169,8 +169,20 @@ def _level(runs: Sequence[Judged], name: str) -> dict[str, Any]:
         "rates": [as_dict(level.rates(stages[0]["kind"])) for level in levels],
         "client_delay_s": max(client_delay_s(run, name) for run in runs),
         "output_tokens_per_s": _round(float(np.mean([s["output_tokens_per_s"] for s in stages]))),
-        "histograms": histograms, "quantiles": quantiles, "untracked": untracked, "queue": queue and queue.as_dict(),
+        "slos": _limited(stages), "histograms": histograms, "quantiles": quantiles, "untracked": untracked, "queue": queue and queue.as_dict(),
     }  # fmt: skip
+
+
+def _limited(stages: Sequence[dict[str, Any]]) -> dict[str, float]:
+    """What a limit may be set on and no tolerance: the runs' own SLOs and each p95, in s; the greatest of the runs."""
+    found: dict[str, list[float | None]] = {
+        f"{m}_p95": [s[f"{m}_s"].get("p95") for s in stages] for m in METRICS
+    }
+    for slo in {v["slo"] for s in stages for v in s["slo_verdicts"]}:
+        found[slo.partition("=")[0]] = [
+            v["value_s"] for s in stages for v in s["slo_verdicts"] if v["slo"] == slo
+        ]
+    return {name: max(v or 0.0 for v in values) for name, values in found.items() if None not in values}
 
 
 def _queue(runs: Sequence[Judged], name: str, levels: Sequence[LevelRecords]) -> Queue | None:

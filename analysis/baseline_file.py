@@ -44,6 +44,7 @@ class _Level(TypedDict):
     quantiles: dict[str, _Entry]
     untracked: dict[str, str]
     queue: dict[str, Any] | None
+    slos: NotRequired[dict[str, float]]
 
 
 class _File(TypedDict):

@@ -92,7 +92,10 @@ def judge_gate(
         paired[name] = None not in sent and len(sent | set(level["schedules"])) == 1
         checks += _changes(level, name, records, tolerances, paired[name])
     _decide([c for c in checks if c.kind == "change"], alpha, base)
-    checks = [c for c in checks if not c.watched or c.verdict == "regression"]
+    untracked = {f"{metric} at {n}": why for n, lv in base["levels"].items() for metric, why in lv["untracked"].items()}  # fmt: skip
+    silent = [c for c in checks if c.watched and c.verdict != "regression"]
+    untracked |= {f"{c.name} at {c.level}": _only_doubling(c) for c in silent}
+    checks = [c for c in checks if c not in silent]
     for name, level in base["levels"].items():
         _excuse(checks, name, max(client_delay_s(run, name) for run in runs) - level["client_delay_s"])
     checks += _usable(base, runs[-1], tolerances.get("usable_rps", USABLE_TOLERANCE))
@@ -103,10 +106,16 @@ def judge_gate(
     return {
         "schema_version": GATE_SCHEMA_VERSION, "verdict": verdict, "sentence": _sentence(verdict, checks),
         "same_schedule": all(paired.values()), "family": sum(c.kind == "change" for c in checks), "alpha": ALPHA, "looks": looks,
-        "baseline_runs": len(base["runs"]), "candidate_runs": len(runs), "notes": _notes(base, runs, all(paired.values()), tolerances),
-        "untracked": {f"{metric} at {n}": why for n, lv in base["levels"].items() for metric, why in lv["untracked"].items()},
+        "baseline_runs": len(base["runs"]), "candidate_runs": len(runs), "notes": _notes(base, runs, all(paired.values())),
+        "untracked": untracked,
         "checks": [c.as_dict() for c in checks],
     }  # fmt: skip
+
+
+def _only_doubling(check: Check) -> str:
+    if check.change is None:
+        return check.reason or "no change can be told"
+    return f"{_signed(check.change)}; less than a doubling could be noise at this length: use a longer --duration in the baseline as well, or set a limit (--tolerance {check.name}=10%)"  # fmt: skip
 
 
 def _sanity(run: Judged, name: str) -> list[Check]:
@@ -284,19 +293,18 @@ def _slos(base: Mapping[str, Any], runs: Sequence[Judged], name: str) -> list[Ch
     """Absolute limits; in a sweep only at loads at which the baseline kept them. Any run may break one, any may meet it."""
     checks = []
     for slo in runs[0].summary["slos"]:
-        known = base["levels"][name]["quantiles"].get(slo["text"].partition("=")[0])
-        if len(base["levels"]) > 1 and (known is None or known["value_s"] > slo["limit_s"]):
+        level, metric = base["levels"][name], slo["text"].partition("=")[0]
+        known_s = level.get("slos", {}).get(metric, level["quantiles"].get(metric, {}).get("value_s"))
+        if len(base["levels"]) > 1 and (known_s is None or known_s > slo["limit_s"]):
             continue
         found = [v for run in runs for v in run.levels()[name][1]["slo_verdicts"] if v["slo"] == slo["text"]]
         v = next((v for word in ("broken", "met") for v in found if v["verdict"] == word), found[-1])
         verdict = {"met": "pass", "broken": "broken"}.get(v["verdict"], "inconclusive")
-        checks.append(Check(slo["text"], "slo", name, verdict, baseline=known and known["value_s"], candidate=v["value_s"], more_requests=v["more_requests"], reason=v["reason"]))  # fmt: skip
+        checks.append(Check(slo["text"], "slo", name, verdict, baseline=known_s, candidate=v["value_s"], more_requests=v["more_requests"], reason=v["reason"]))  # fmt: skip
     return checks
 
 
-def _notes(
-    base: Mapping[str, Any], runs: Sequence[Judged], paired: bool, given: Mapping[str, float]
-) -> list[str]:
+def _notes(base: Mapping[str, Any], runs: Sequence[Judged], paired: bool) -> list[str]:
     notes = []
     if len(base["runs"]) == 1:
         notes.append(f"One baseline run shows no noise from run to run: {ASSUMED_NOISE:.1%} is assumed. Give several to measure it.")  # fmt: skip
@@ -304,16 +312,7 @@ def _notes(
         seeds = sorted({str(r["seed"]) for r in base["runs"]})
         notes.append(f"Baseline and candidate sent other requests (baseline seed {', '.join(seeds)}): the draw of lengths and arrivals counts as noise. With the same --seed and --duration, and no stage repeated or cut, far smaller changes can be told.")  # fmt: skip
     if left_out := sorted({f["lengths"] for run in runs for f in run.summary.get("families") or []}):
-        notes.append(
-            f"Not judged: the curves of other lengths ({', '.join(left_out)}). Gate them by runs of their own."
-        )
-    key = "same_schedule" if paired else "other_schedule"
-    for name, level in base["levels"].items():
-        wide = [
-            m for m, entry in level["quantiles"].items() if entry["tolerance"][key] is None and m not in given
-        ]
-        if wide:
-            notes.append(f"Only more than a doubling is judged at {name}, unless a --tolerance is given: {', '.join(wide)}; less could be noise at this length.")  # fmt: skip
+        notes.append(f"Not judged: the curves of other lengths ({', '.join(left_out)}). Gate them by runs of their own.")  # fmt: skip
     return notes
 
 
@@ -323,15 +322,16 @@ def _sentence(verdict: str, checks: Sequence[Check]) -> str:
         named = [c for c in checks if c.verdict == "inconclusive"]
     if not named:
         return f"Pass: none of {len(checks)} checks is worse than its tolerance."
-    listed = ", ".join(_short(c) for c in named[:4]) + (
-        f" and {len(named) - 4} more" if len(named) > 4 else ""
-    )
+    more = f" and {len(named) - 4} more" if len(named) > 4 else ""
+    listed = ", ".join(_short(c) for c in named[:4]) + more
     if verdict == "regression":
         return f"Regression: {listed}."
-    more = max((c.more_requests or 0 for c in named), default=0)
-    return f"Inconclusive: {listed}." + (
-        f" About {more} more requests would decide, in the baseline as well." if more else ""
-    )
+    needed = max((c.more_requests or 0 for c in named), default=0)
+    return f"Inconclusive: {listed}." + (f" About {needed} more requests would decide, in the baseline as well." if needed else "")  # fmt: skip
+
+
+def _signed(share: float) -> str:
+    return f"{round(share, 3) + 0.0:+.1%}"  # no -0.0
 
 
 def _short(check: Check) -> str:
@@ -340,7 +340,7 @@ def _short(check: Check) -> str:
         return f"{check.name}{at} {'broken' if check.verdict == 'broken' else 'undecided'}"
     if check.name == "error_rate" and check.change is not None:
         return f"error_rate{at} {check.candidate:.2%}"
-    return f"{check.name}{at}" + (f" {check.change:+.1%}" if check.change is not None else "")
+    return f"{check.name}{at}" + (f" {_signed(check.change)}" if check.change is not None else "")
 
 
 def slos_of(base: Mapping[str, Any], given: Sequence[str]) -> list[Slo]:

@@ -11,7 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from reports.figures import DASH, printable, seconds, significant
+from reports.figures import DASH, printable, seconds, signed_per_cent, significant
 from reports.html import drawn, embedded_json, page_template
 from reports.markdown import escaped
 from reports.marks import NARROW, WIDE, Axis, Chart, Key, Plot, linear_axis, seconds_axis
@@ -85,15 +85,13 @@ def _plain(value: Any) -> str:
     return text if len(text) <= 60 else f"{text[:57]}..."
 
 
-def per_cent(value: float | None) -> str:
-    return "?" if value is None else f"{100 * value:+.1f}"
-
-
 def _change(held: Mapping[str, Any] | None, short: bool = False) -> str:
     if held is None or held["change"] is None:
         return DASH
     low, high = held["change_ci"]
-    return f"{per_cent(held['change'])} %" + ("" if short else f" ({per_cent(low)} to {per_cent(high)})")
+    return f"{signed_per_cent(held['change'])} %" + (
+        "" if short else f" ({signed_per_cent(low)} to {signed_per_cent(high)})"
+    )
 
 
 def _scorecard(result: Mapping[str, Any], narrow: bool) -> Table:

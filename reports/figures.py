@@ -63,6 +63,11 @@ def share(value: float) -> str:
     return "100%" if per_cent == 100 else f"{significant(per_cent)}%"
 
 
+def signed_per_cent(value: float | None) -> str:
+    """A share as ``+4.1``, in per cent; ``?`` where there is none."""
+    return "?" if value is None else f"{round(100 * value, 1) + 0.0:+.1f}"  # no -0.0
+
+
 def count(value: float) -> str:
     return f"{value:,.0f}"
 

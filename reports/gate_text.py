@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from reports.figures import signed_per_cent
+
 _WIDTH = 41
 _WORDS = {"pass": "pass", "regression": "REGRESSION", "broken": "BROKEN", "inconclusive": "inconclusive"}
 
@@ -30,9 +32,9 @@ def change(check: Mapping[str, Any]) -> str:
     if check["change"] is None:
         return "–"
     points = " points" if check["name"] == "error_rate" else " %"
-    text = f"{check['change'] * 100:+.1f}{points}"
+    text = f"{signed_per_cent(check['change'])}{points}"
     if check["change_ci"]:
-        low, high = (("?" if x is None else f"{x * 100:+.1f}") for x in check["change_ci"])
+        low, high = (signed_per_cent(x) for x in check["change_ci"])
         text += f" ({low} to {high})"
     return text
 
@@ -56,7 +58,7 @@ def chart(result: Mapping[str, Any]) -> list[str]:
         low, high = column(c["change_ci"][0]), column(c["change_ci"][1])
         row[low : high + 1] = "-" * (high - low + 1)
         row[column(0.0)], row[column(c["tolerance"])], row[column(c["change"])] = "|", "!", "o"
-        lines.append(f"{title(c):<{width}} {''.join(row)} {c['change'] * 100:+6.1f} %")
+        lines.append(f"{title(c):<{width}} {''.join(row)} {signed_per_cent(c['change']):>6} %")
     axis = (
         f"{-reach * 100:.0f} %".ljust(_WIDTH // 2)
         + "0".ljust(_WIDTH - _WIDTH // 2 - 6)
@@ -89,6 +91,7 @@ def lines(result: Mapping[str, Any]) -> list[str]:
     found += [
         f"{title(c)}: {c['reason']}" for c in result["checks"] if c["reason"] and c["verdict"] != "pass"
     ]
+    found += [f"{name} is not tracked: {reason}" for name, reason in result["untracked"].items()]
     return found + list(result["notes"])
 
 

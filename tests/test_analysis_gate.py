@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from xml.etree import ElementTree
 
 import numpy as np
 import pytest
@@ -24,6 +25,9 @@ from analysis.hdr import encode_seconds
 from analysis.regression import Estimate, between_runs, compare_shares, holm, times_longer
 from analysis.tolerances import parse_tolerances
 from analysis.twice_as_slow import twice_as_slow
+from reports.gate_text import lines
+from reports.junit import junit_xml
+from reports.markdown import gate_markdown
 
 RATE = 20.0
 
@@ -334,6 +338,46 @@ def test_an_absolute_slo_is_judged_beside_the_changes(tmp_path: Path) -> None:
     assert found["verdict"] == "regression"
     assert checks(found)["ttft_p90=120ms"]["verdict"] == "broken"
     assert "ttft_p90=1s" not in checks(found)  # the limit that was given wins
+
+
+def test_every_metric_that_no_tolerance_can_be_held_to_is_skipped_with_its_reason_in_each_output(
+    tmp_path: Path,
+) -> None:
+    """One gust of 60 slow requests: 6 % of a thousand, all in 3 of 20 blocks, so no p99 can be told from noise."""
+    values = ttfts(1)
+    values[500:560] *= 8
+    base = reread(make_baseline([run(tmp_path / "base", stage(values), ["ttft_p95=2s"])]))
+    assert base["levels"]["20/s"]["quantiles"]["ttft_p99"]["tolerance"]["same_schedule"] is None
+    same = run(tmp_path / "same", stage(values))
+    found = judge_gate(base, [prepare(same.run, slos_of(base, ["e2e_p95=9s"]))], {})
+    assert "ttft_p99" not in checks(found)
+    reason = found["untracked"]["ttft_p99 at 20/s"]
+    assert reason.startswith("+0.0%; less than a doubling could be noise")
+    assert "--tolerance ttft_p99=10%" in reason
+    assert f"ttft_p99 at 20/s is not tracked: {reason}" in lines(found)
+    assert f"- Not tracked: ttft_p99 at 20/s, {reason}" in gate_markdown(found)
+    xml = ElementTree.fromstring(junit_xml(found))
+    skipped = [case.get("name") for case in xml.iter("testcase") if case.find("skipped") is not None]
+    assert sorted(skipped) == sorted(name.partition(" at ")[0] for name in found["untracked"])
+    assert xml.get("skipped") == str(len(skipped))
+    tracked = {c["name"] for c in found["checks"]} | set(skipped)
+    assert tracked >= {
+        f"{metric}_{p}" for metric in ("ttft", "itl", "tpot", "e2e") for p in ("p50", "p90", "p99")
+    }
+    assert checks(found)["ttft_p95=2s"]["baseline"] == pytest.approx(sorted(values)[949])  # the 950th of 1000
+    assert checks(found)["e2e_p95=9s"]["baseline"] is not None  # that nobody asked for then
+    slow = run(tmp_path / "slow", stage(np.where(np.arange(1000) % 20, values, 10.0)))
+    assert checks(judge_gate(base, [slow], {}))["ttft_p99"]["verdict"] == "regression"
+
+
+def test_a_limit_on_p95_is_judged_in_a_sweep_where_the_baseline_kept_it(tmp_path: Path) -> None:
+    slow = ttfts(2, scale=20.0)
+    later = Stage([request(1000 + i, 60 + i / 30, ttft_s=t, gaps_s=[0.01] * 4) for i, t in enumerate(slow)], 1000 / 30, start_s=60.0)  # fmt: skip
+    both = run(tmp_path / "both", [stage(ttfts(1)), later], ["ttft_p95=1s"])
+    base = reread(make_baseline([both]))
+    found = [c for c in judge_gate(base, [both], {})["checks"] if c["kind"] == "slo"]
+    assert len(base["levels"]) == 2
+    assert [(c["name"], c["level"], c["verdict"]) for c in found] == [("ttft_p95=1s", "20/s", "pass")]
 
 
 def test_twice_as_slow_is_found(tmp_path: Path) -> None:
