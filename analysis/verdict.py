@@ -49,18 +49,23 @@ def _burst(burst: Mapping[str, Any]) -> str:
     base, high = burst["phases"][0], burst["phases"][1]
     length = number_text(high["end_s"] - high["start_s"])
     sentence = f"A burst from {number_text(base['offered_rps'])} to {number_text(high['offered_rps'])} requests/s for {length} s"
-    recovery_s = [burst["ttft_s_recovery_s"], burst["in_flight_recovery_s"]]
+    known = {
+        n: text for n, text in (("ttft_s", "TTFT"), ("in_flight", "requests in flight")) if n in burst["band"]
+    }
+    recovery_s, what = [burst[f"{n}_recovery_s"] for n in known], " and ".join(known.values())
     if burst["peak_ttft_s"] is not None:
         sentence += f" took TTFT up to {number_text(burst['peak_ttft_s'])} s"
         if burst["peak_ttft_s"] <= (base["ttft_s"]["max"] or 0.0):
             sentence += f" (the base load up to {number_text(base['ttft_s']['max'])} s)"
-    if None in recovery_s:
-        reason = burst["ttft_s_recovery_reason"] or burst["in_flight_recovery_reason"]
+    if not known:
+        sentence += f"; when it was over is not known: {burst['in_flight_recovery_reason']}"
+    elif None in recovery_s:
+        reason = next(r for n in known if (r := burst[f"{n}_recovery_reason"]))
         sentence += f" and was not got over: {reason}"
     elif max(recovery_s) == 0:
-        sentence += " and left TTFT and requests in flight within the base band when it ended"
+        sentence += f" and left {what} within the base band when it ended"
     else:
-        sentence += f"; {number_text(max(recovery_s))} s after it TTFT and requests in flight were back in the base band"
+        sentence += f"; {number_text(max(recovery_s))} s after it {what} were back in the base band"
     again_s = max(burst["ttft_s_above_again_s"] or 0.0, burst["in_flight_above_again_s"] or 0.0)
     if again_s and None not in recovery_s:
         sentence += f", and later above it again for {number_text(again_s)} s in all"
@@ -106,19 +111,22 @@ def _usable(summary: Mapping[str, Any]) -> str:
     if lower_bound:
         sentence = f"One instance carries at least {rate}{' in a closed loop' if closed else ''} with {_limits(summary['slos'])}; no stage broke the SLO"
     else:
-        binding = next(s for s in summary["slos"] if s["text"] == capacity["binding_slo"])
+        texts = [capacity["binding_slo"], *capacity["binding_or"]]
+        binding = [next(s for s in summary["slos"] if s["text"] == text) for text in texts]
         upper = f"and {number_text(high)}" if high is not None else "and an unknown upper end"
         between = f"between {number_text(low)} {upper}"
         if capacity["crossing"] == "pooled":
             between = f"95 % interval {number_text(low)} to {number_text(high)}"
-        sentence = f"One instance carries {rate} ({between}) with {_limits([binding])}"
+        sentence = f"One instance carries {rate} ({between}) with {_limits(binding)}"
         if capacity["crossing"] == "saturated":
-            sentence = f"One instance carries at most {rate} (there the closed loop saturates) with {_limits([binding])}"
+            sentence = f"One instance carries at most {rate} (there the closed loop saturates) with {_limits(binding)}"
         elif closed:
             sentence = sentence.replace(" (between", " in a closed loop (between", 1)
-        others = len(summary["slos"]) - 1
-        if others:
-            sentence += f" ({others} other SLO{'s' if others > 1 else ''} met there)"
+        others = len(summary["slos"]) - len(binding)
+        notes = ["which of them breaks first cannot be told"] if len(binding) > 1 else []
+        notes += [f"{others} other SLO{'s' if others > 1 else ''} met there"] if others else []
+        if notes:
+            sentence += f" ({'; '.join(notes)})"
     c_max = number_text(capacity["c_max"], 2 if capacity["c_max"] < 100 else 3)
     noun = "request" if c_max == "1" else "requests"
     sentence += f"; C_max {'at least ' if lower_bound else ''}{c_max} {noun} in flight"

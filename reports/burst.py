@@ -39,7 +39,7 @@ def _recoveries(burst: Mapping[str, Any]) -> list[Finding]:
     found = []
     within = f"within the base band, to {significant(burst['resolution_s'])} s"
     for name, label, unit in (
-        ("ttft_s", "TTFT back after", "s"), ("in_flight", "In flight back after", "in flight"),
+        ("ttft_s", "TTFT back after", "s"), ("in_flight", "In flight back", "in flight"),
         ("server_queue", "Server's queue", "in its own count"),
     ):  # fmt: skip
         value, reason = burst[f"{name}_recovery_s"], burst[f"{name}_recovery_reason"]

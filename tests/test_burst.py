@@ -158,6 +158,15 @@ def test_a_slow_request_long_after_the_burst_is_not_blamed_on_it(tmp_path: Path)
     assert "700 ms of one due 80.0 s after the start" in burst_findings(b)[0].note
 
 
+def test_answers_in_one_piece_wait_until_they_are_there(tmp_path: Path) -> None:
+    # 0.2 s each at any rate, and no first token: what is in flight is all that is known
+    records = [request(i, t, first_token_ns=None, gaps_s=[0.1]) for i, t in enumerate(even((5, 15, 5)))]
+    summary = burst_of(tmp_path / "run", records)
+    assert summary["burst"]["ttft_s_recovery_s"] is None
+    assert "left requests in flight within the base band" in summary["verdict"]
+    assert summary["burst"]["backlog"]["served_rps"] is None
+
+
 def test_what_the_base_load_breaks_is_told_beside_what_the_burst_broke(tmp_path: Path) -> None:
     # every tenth request takes 3 s at any rate: 15 of the base's 150, and so 40 of the 400 that follow
     records = [request(i, t, ttft_s=3.0 if i % 10 == 0 else 0.1) for i, t in enumerate(even((5, 15, 5)))]
