@@ -308,13 +308,8 @@ def _breaker(slos: Sequence[Slo], phases: list[dict[str, Any]], backlog: dict[st
     """Queue depth = acceptable wait x the rate that moves it; a breaker opens at 80 to 90 % of it."""
     wait_s, slo = _wait_limit_s(slos, phases)
     rate = backlog["served_rps"]
-    result: dict[str, Any] = {
-        "acceptable_wait_s": wait_s,
-        "rate_rps": rate,
-        "max_depth": None,
-        "open_at": None,
-        "reason": None,
-    }
+    result: dict[str, Any] = {"acceptable_wait_s": wait_s, "rate_rps": rate}
+    result |= {"max_depth": None, "open_at": None, "reason": None}
     if not wait_s:
         why = (
             "the SLO leaves no time to wait"
