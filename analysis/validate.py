@@ -129,8 +129,8 @@ def choose_stage(
 
 ASSUMPTIONS = {
     "load": "production asks no more of an instance than this stage of the benchmark",
-    "ttft_p99": "users wait for the first token as long as in the benchmark, in the tail",
-    "ttft_p95": "users wait for the first token as long as in the benchmark",
+    "ttft_p99": "users wait for the first token no longer than in the benchmark, in the tail",
+    "ttft_p95": "users wait for the first token no longer than in the benchmark",
     "itl_p95": "tokens follow each other as fast as in the benchmark",
     "gpu_utilization": "the GPUs are as busy as in the benchmark",
     "kv_cache_usage_max": "the KV cache is as full as in the benchmark",
@@ -160,7 +160,7 @@ def _judge(name: str, low: float, high: float, limit: float, **figures: Any) -> 
     else:
         verdict, reason = (
             "unknown",
-            f"production is between {low:.4g} and {high:.4g}, on both sides of the limit {limit:.4g}: finer buckets or more requests would tell",
+            f"production is between {low:.4g} and {high:.4g} s, on both sides of the limit of {limit:.4g} s: finer buckets or more requests would tell",
         )
     return _finding(name, verdict, reason, production_bounds=bounds, limit=limit, **figures)
 
@@ -188,7 +188,7 @@ def _latency(
     if finding["verdict"] == "broken" and worst and low < factor * worst:
         return finding | {
             "verdict": "unknown",
-            "reason": f"the benchmark's own {level} may be as high as {worst:.4g}: measure it longer",
+            "reason": f"the benchmark's own {level} may be as high as {worst:.4g} s: measure it longer",
         }
     return finding
 
@@ -196,7 +196,10 @@ def _latency(
 def _load(stage: Mapping[str, Any], rps: float | None, instances: int) -> dict[str, Any]:
     if rps is None:
         return _finding(
-            "load", "unknown", "one scrape has no rate: give two, or a log", benchmark=stage["achieved_rps"]
+            "load",
+            "unknown",
+            "a rate needs two scrapes of pages that count requests (--over), or a log",
+            benchmark=stage["achieved_rps"],
         )
     each = rps / instances
     return _judge(
@@ -236,12 +239,13 @@ def _lengths(name: str, sent: Floats, production: Production) -> dict[str, Any]:
     base, mean = float(sent.mean()), None if histogram.total is None else histogram.total / m
     distance = ks_distance(sent, histogram)
     limit = max(KS_DISTANCE, _KS_AT_1_PERCENT * math.sqrt((len(sent) + m) / (len(sent) * m)))
-    reason = f"KS distance {distance:.2f} at the buckets' bounds, {limit:.2f} is allowed"
+    reason = f"KS distance {distance:.2f}, {limit:.2f} is allowed"
     verdict = "broken" if distance > limit else "kept"
     if verdict == "kept" and (mean is None or abs(mean / base - 1) > MEAN_SHARE):
+        means = "production's mean is not known" if mean is None else "the means differ"
         verdict, reason = (
             "unknown",
-            f"{reason}; but the means differ, and what is inside a bucket cannot be told",
+            f"{reason}; but {means}: the tails may differ, or what is inside a bucket",
         )
     return _finding(name, verdict, reason, benchmark=base, production=mean, limit=limit)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import math
+import re
 import threading
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
@@ -237,6 +238,43 @@ def test_exit_states(run: Path, tmp_path: Path, ampacity: Any, capsys: Any) -> N
     assert ampacity("validate", run, "--production", good, "--stage", "7") == 2
 
 
+def test_an_idle_server_is_no_evidence(run: Path, tmp_path: Path, ampacity: Any, capsys: Any) -> None:
+    idle, fresh = tmp_path / "idle.prom", tmp_path / "fresh.prom"
+    gauge = "# TYPE vllm:kv_cache_usage_perc gauge\nvllm:kv_cache_usage_perc 0\n"
+    idle.write_text(page(NAME, {"0.2": 500, "+Inf": 500}) + gauge)
+    fresh.write_text(page(NAME, {"0.2": 0, "+Inf": 0}) + gauge)
+    for said, arguments in (
+        (
+            "nothing was served in the 5 s between the scrapes",
+            ("--production", idle, "--before", idle, "--over", "5s"),
+        ),
+        ("nothing was served since the server started", ("--production", fresh)),
+    ):
+        assert ampacity("validate", run, *arguments) == 2
+        told = capsys.readouterr()
+        assert said in told.err
+        assert told.err.count("\n") == 1
+        assert told.out == ""
+
+
+def test_figures_have_units_and_a_broken_line_says_what_was_assumed(
+    run: Path, tmp_path: Path, ampacity: Any, capsys: Any
+) -> None:
+    """The benchmark's TTFT is log-normal, 100 ms and sigma 0.3; production's p95 in (0.5 s, 1 s], 95 of 100 at 0.5 + 0.5 x 94/99."""
+    slow = tmp_path / "slow.prom"
+    slow.write_text(page(NAME, {"0.5": 100, "1.0": 10_000, "+Inf": 10_000}))
+    assert ampacity("validate", run, "--production", slow) == 1
+    text = capsys.readouterr().out
+    assert (
+        "BROKEN  ttft_p95: assumed that users wait for the first token no longer than in the benchmark\n"
+        in text
+    )
+    assert re.search(
+        r"benchmark 1\d\d ms, production 975 ms \(between 500 ms and 1.00 s\); above the limit", text
+    )
+    assert "production not known; a rate needs two scrapes" in text
+
+
 def test_log_shows_lengths_and_arrivals(run: Path, tmp_path: Path, ampacity: Any, capsys: Any) -> None:
     log = tmp_path / "log.csv"
     rng = np.random.default_rng(2)
@@ -251,6 +289,7 @@ def test_log_shows_lengths_and_arrivals(run: Path, tmp_path: Path, ampacity: Any
     assert found["arrivals"]["verdict"] == "broken"  # a metronome was benchmarked, a Poisson process came
     assert found["load"]["verdict"] == "kept"  # about 20/s
     assert found["ttft_p99"]["verdict"] == "unknown"
+    assert found["input_tokens"]["reason"].startswith("KS distance 1.00, ")  # of a log no bucket is spoken of
 
 
 def test_url_is_scraped_twice(run: Path, ampacity: Any, capsys: Any) -> None:

@@ -71,14 +71,12 @@ def _lines(findings: list[dict[str, Any]], stage: dict[str, Any], source: str) -
     marks = {"broken": "BROKEN ", "kept": "kept   ", "unknown": "unknown"}
     found = [f"{source} against stage {stage['index']} ({stage['achieved_rps']:.3g} requests/s)"]
     for f in sorted(findings, key=lambda f: ("broken", "kept", "unknown").index(f["verdict"])):
-        found.append(f"{marks[f['verdict']]} {f['name']}: {f['assumption']}")
-        bounds = f["production_bounds"]
-        between = (
-            f" (between {_figure(bounds[0])} and {_figure(bounds[1])})"
-            if bounds and f["name"][:3] in ("ttf", "itl")
-            else ""
+        found.append(f"{marks[f['verdict']]} {f['name']}: assumed that {f['assumption']}")
+        benchmark, figure, *bounds = (
+            _figure(f["name"], x) for x in (f["benchmark"], f["production"], *(f["production_bounds"] or ()))
         )
-        figures = f"benchmark {_figure(f['benchmark'])}, production {_figure(f['production'])}{between}; "
+        between = f" (between {' and '.join(bounds)})" if bounds and f["name"] != "load" else ""
+        figures = f"benchmark {benchmark}, production {figure}{between}; "
         found.append(f"        {figures if f['benchmark'] is not None else ''}{f['reason']}")
     broken = sum(f["verdict"] == "broken" for f in findings)
     found.append(
@@ -88,5 +86,15 @@ def _lines(findings: list[dict[str, Any]], stage: dict[str, Any], source: str) -
     return found
 
 
-def _figure(value: float | None) -> str:
-    return "not known" if value is None else f"{value:.4g}"
+def _figure(name: str, value: float | None) -> str:
+    from reports.figures import rate, seconds, share, significant
+
+    if value is None:
+        return "not known"
+    if name == "arrivals":
+        return significant(value)
+    if name.endswith("_tokens"):
+        return f"{significant(value)} tokens"
+    return (
+        rate(value) if name == "load" else seconds(value) if name.endswith(("p95", "p99")) else share(value)
+    )

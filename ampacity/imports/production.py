@@ -94,7 +94,12 @@ def from_pages(
     figures = read_page(text)
     if early:
         figures = between(read_page("\n".join(early)), figures)
-    served = max((figures[k].n for k in ("ttft", "e2e") if k in figures), default=0)
+    if figures and not any(h.n for h in figures.values()):
+        when = f"in the {over_s:g} s between the scrapes" if early else "since the server started"
+        raise ValidateError(
+            f"{source}: nothing was served {when}: scrape under load, or longer apart (--over)"
+        )
+    served = max((figures[k].n for k in ("ttft", "e2e", *_LENGTHS) if k in figures), default=0)
     gauges = read_metrics([page.encode() for page in late])
     old = read_metrics([page.encode() for page in early or ()])
     shares = {
