@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from analysis.capacity import number_text, stage_rate
+from analysis.throughput import is_figure
 
 WARNING_CODES: tuple[str, ...] = (
     "partial",  # the run ended before its schedule
@@ -69,10 +70,14 @@ def find_caveats(
         ("closed_loop", _closed_loop(summary["capacity"])),
     ]
     expected = _OF_A_STEADY_LOAD if _load_changes(summary) else ()
+    if summary.get("burst") or "search" in summary:
+        expected += _OF_A_SWEEP
     return [{"code": code, "text": text} for code, text in found if text and code not in expected]
 
 
-_OF_A_STEADY_LOAD = ("never_settled", "drift", "two_modes")
+_OF_A_STEADY_LOAD: tuple[str, ...] = ("never_settled", "drift", "two_modes")
+_OF_A_SWEEP = ("unstable_lowest", "too_few_requests", "too_short", "non_monotone")
+"""A search weighs short stages, finds its loads itself, and its verdict says what it lacks; a burst names no capacity."""
 _CHANGING = ("ramp", "steps", "diurnal", "burst")  # arrivals whose rate moves by design
 
 
@@ -99,7 +104,7 @@ def load_name(stage: Mapping[str, Any]) -> str:
     rate_rps, users = stage.get("offered_rps"), stage.get("concurrency_set", stage.get("concurrency"))
     if rate_rps is not None:
         return f"{number_text(rate_rps, 4)} req/s"
-    return f"{users:g} users" if users is not None else "of unknown load"
+    return f"{users:g} users" if users is not None else "an unknown load"
 
 
 def _is_replay(summary: Mapping[str, Any]) -> bool:
@@ -108,6 +113,10 @@ def _is_replay(summary: Mapping[str, Any]) -> bool:
 
 def _longer(summary: Mapping[str, Any]) -> str:
     """How to get more requests at the same load."""
+    if summary.get("imported"):
+        return "Measure longer with that tool"
+    if "search" in summary:
+        return "A finer --precision takes longer stages"
     return "Replay a longer trace" if _is_replay(summary) else "Use a longer --duration"
 
 
@@ -126,7 +135,7 @@ def _client_limited(summary: Mapping[str, Any]) -> str | None:
     if not limited:
         return None
     return (
-        f"In {_stages(limited)} this machine could not keep up with the schedule ({limited[0]['client_limited_reason']}); "
+        f"{_at(limited)} this machine could not keep up with the schedule ({limited[0]['client_limited_reason']}); "
         f"nothing measured there is a finding. {_relief(summary['audit']['cpu_fraction'], limited)}"
     )
 
@@ -135,6 +144,8 @@ def _relief(cpu_fraction: float | None, limited: Sequence[dict[str, Any]]) -> st
     """What helps the client; more workers only where its CPU was busy, and nothing of it where sockets ran out."""
     if any("for want of" in str(s["client_limited_reason"]) for s in limited):
         return "Raise that limit of the operating system, or spread the load over more machines."
+    if any(str(s["client_limited_reason"]).startswith("worker ") for s in limited):
+        return "Find out what ended that process (memory?), and run it again."
     if cpu_fraction is not None and cpu_fraction < IDLE_CPU_FRACTION:
         return (
             f"Its CPU was idle ({cpu_fraction:.0%} of a core): other work on this machine held the client up. "
@@ -144,8 +155,6 @@ def _relief(cpu_fraction: float | None, limited: Sequence[dict[str, Any]]) -> st
 
 
 def _errors(summary: Mapping[str, Any]) -> str | None:
-    if any(str(s["client_limited_reason"]).startswith("worker ") for s in limited):
-        return "Find out what ended that process (memory?), and run it again."
     counts = {k: n for k, n in summary["errors"].items() if n and k not in ("cancelled", "unfinished")}
     failed, total = sum(counts.values()), summary["requests"]
     if not total or failed <= ERROR_SHARE * total:
@@ -161,7 +170,7 @@ def _unstable_lowest(summary: Mapping[str, Any]) -> str | None:
     )
     if not opened or opened[0]["stable"] is not False or opened[0]["client_limited"]:
         return None
-    lower = "Stretch the trace (--time-scale)" if _is_replay(summary) else "Start the sweep lower"
+    lower = "Stretch the trace (--time-scale)" if _is_replay(summary) else "Offer less"
     return (
         f"Even the lowest load of {opened[0]['offered_rps']:.3g} requests/s has no steady state "
         f"({opened[0]['stable_reason']}). {lower}."
@@ -174,13 +183,14 @@ def _never_settled(summary: Mapping[str, Any]) -> str | None:
     unsettled = [
         s for s in summary["stages"]
         if s["stable"] is not False and (not s["window"]["settled"] or s["window"]["end_s"] < lasts_s.get(s["index"], 0.0))
+        and (is_figure(s) or "search" not in summary)
     ]  # fmt: skip
     if not unsettled:
         return None
     enough = f" of a few sessions (the median one takes {max(lasts_s.values()):.3g} s)" if lasts_s else ""
     return (
-        f"{_stages(unsettled).capitalize()} never settled: no steady state was found in a stage this short, so the figures are still "
-        f"drifting. {_longer(summary)}{enough}."
+        f"{_at(unsettled)} no steady state was found in a stage this short (it never settled), so the figures are still drifting. "
+        f"{_longer(summary)}{enough}."
     )
 
 
@@ -190,7 +200,7 @@ def _long_warmup(stages: Sequence[dict[str, Any]]) -> str | None:
         return None
     cut, missed = (sum(s["window"][name] for s in found) for name in ("warmup_requests", "warmup_missed"))
     return (
-        f"{missed} of the {cut} requests that were cut as warm-up in {_stages(found)} failed or missed an SLO: the verdict holds "
+        f"{missed} of the {cut} requests that were cut as warm-up {_at(found, 'at')} failed or missed an SLO: the verdict holds "
         "for a server that has been under this load for a while. Count them with --warmup 0, or repeat."
     )
 
@@ -211,7 +221,7 @@ def _drift(stages: Sequence[dict[str, Any]]) -> str | None:
         return None
     d = max(moved, key=lambda s: abs(math.log(s["drift"]["change"])))["drift"]
     return (
-        f"In {_stages(moved)} the slow tail moved all along: p99 of TTFT went from {d['p99_first_s']:.3g} s in the first third "
+        f"{_at(moved)} the slow tail moved all along: p99 of TTFT went from {d['p99_first_s']:.3g} s in the first third "
         f"to {d['p99_last_s']:.3g} s in the last. The figures are averages over that; look for a cache that fills, memory, or heat."
     )
 
@@ -222,7 +232,7 @@ def _two_modes(stages: Sequence[dict[str, Any]]) -> str | None:
         return None
     m = found[-1]["modes"]
     return (
-        f"In {_stages(found)} requests took one of two times: median E2E {m['fast_p50_s']:.3g} s, and {m['slow_p50_s']:.3g} s in "
+        f"{_at(found)} requests took one of two times: median E2E {m['fast_p50_s']:.3g} s, and {m['slow_p50_s']:.3g} s in "
         f"{m['slow_share']:.0%} of the stage, back and forth ({m['switches']} switches). No single percentile describes that; look for "
         "neighbours on the machine, clocks, or replicas that differ."
     )
@@ -244,22 +254,23 @@ def _too_few(summary: Mapping[str, Any]) -> str | None:
     ]  # fmt: skip
     if not undecided:
         return None
-    which = _stages(list({s["index"]: s for s, _ in undecided}.values()))
-    first = undecided[0][1]
-    return f"In {which} an SLO is undecided ({first['slo']}: {first['reason']}). {_to_decide(summary, undecided)}."
+    stage, verdict = min(undecided, key=lambda one: one[1]["more_requests"] or math.inf)
+    least = f"least is lacking for {verdict['slo']} at {load_name(stage)}" if len(undecided) > 1 else ""
+    named = f"; {least}: {verdict['reason']}" if least else f" ({verdict['slo']}: {verdict['reason']})"
+    return (
+        f"{_at([s for s, _ in undecided])} an SLO is undecided{named}. {_to_decide(summary, stage, verdict)}."
+    )
 
 
-def _to_decide(summary: Mapping[str, Any], undecided: Sequence[tuple[dict[str, Any], dict[str, Any]]]) -> str:
-    """Requests and seconds that decide the stage that needs least."""
-    needs = [(v["more_requests"], s) for s, v in undecided if v["more_requests"]]
-    if not needs:
+def _to_decide(summary: Mapping[str, Any], stage: Mapping[str, Any], verdict: Mapping[str, Any]) -> str:
+    """Requests and seconds that decide this verdict, of all the one that needs least."""
+    more, rate_rps = verdict["more_requests"], stage["offered_rps"] or stage["achieved_rps"]
+    if not more:
         return (
             "Longer stages may not decide it: lay the loads further apart or use a laxer limit or percentile"
         )
-    more, stage = min(needs, key=lambda need: need[0])
-    rate = stage["offered_rps"] or stage["achieved_rps"]
-    time = f", about {math.ceil(more / rate):,} s at {rate:.3g} requests/s" if rate else ""
-    advice = f"{_longer(summary)}: at least {more:,} more requests per stage are needed to decide{time}"
+    time = f", {math.ceil(more / rate_rps):,} s of that load," if rate_rps else ""
+    advice = f"{_longer(summary)}: about {more:,} more requests{time} decide it"
     return advice + (", or use a laxer percentile" if _is_replay(summary) else "")
 
 
@@ -267,7 +278,7 @@ def _too_short(summary: Mapping[str, Any]) -> str | None:
     short = [s for s in summary["stages"] if s["stable"] is None and s["requests"]]
     if not short:
         return None
-    return f"In {_stages(short)} stability cannot be told: {short[0]['stable_reason']}. {_longer(summary)}."
+    return f"{_at(short)} stability cannot be told: {short[0]['stable_reason']}. {_longer(summary)}."
 
 
 def _non_monotone(capacity: Mapping[str, Any]) -> str | None:
@@ -275,7 +286,7 @@ def _non_monotone(capacity: Mapping[str, Any]) -> str | None:
         return None
     return (
         "An SLO broke at a load below one at which it held. The lower one is taken as the limit and the interval "
-        "spans both; repeat the sweep with longer stages."
+        "spans both; repeat it with longer stages."
     )
 
 
@@ -330,12 +341,12 @@ def _cached(share: float | None, prompts: str | None) -> str | None:
 
 
 def _littles_law(stages: Sequence[dict[str, Any]]) -> str | None:
-    off = [s for s in stages if s["stable"] and s["littles_law"]["ok"] is False and s["window"]["settled"]]
+    off = [s for s in stages if is_figure(s) and s["littles_law"]["ok"] is False and s["window"]["settled"]]
     if not off:
         return None
     worst = max(off, key=lambda s: abs(s["littles_law"]["consistency"] - 1))
     return (
-        f"In {_stages(off)} the requests in flight and rate x time in flight differ by more than the requests that cross "
+        f"{_at(off)} the requests in flight and rate x time in flight differ by more than the requests that cross "
         f"the window's edge explain (up to {worst['littles_law']['consistency']:.3g}): the load drifted, or times are wrong."
     )
 
@@ -350,6 +361,7 @@ def _closed_loop(capacity: Mapping[str, Any]) -> str | None:
     )
 
 
-def _stages(stages: Sequence[dict[str, Any]]) -> str:
-    numbers = ", ".join(str(s["index"]) for s in stages)
-    return f"stage{'s' if len(stages) > 1 else ''} {numbers}"
+def _at(stages: Sequence[dict[str, Any]], at: str = "At") -> str:
+    """Stages by their loads, as the tables name them, from the lowest up."""
+    in_order = sorted(stages, key=lambda s: (s["kind"], s["offered_rps"] or s["concurrency_set"] or 0))
+    return f"{at} {', '.join(dict.fromkeys(map(load_name, in_order)))}"

@@ -207,7 +207,7 @@ def test_a_disturbed_stage_that_was_repeated_limits_nothing(tmp_path: Path) -> N
     assert summary["audit"]["repeated_stages"] == [0]
     assert summary["audit"]["client_limited"] is True  # stage 2 was not
     warning = next(w["text"] for w in summary["warnings"] if w["code"] == "client_limited")
-    assert "stage 2" in warning
+    assert warning.startswith("At 100 req/s this machine")
     summary = strict(summarise(make_run(tmp_path / "again", stages[:2], SLOS)))
     assert summary["audit"]["client_limited"] is False
     assert "client_limited" not in codes(summary)
@@ -287,21 +287,64 @@ def test_what_to_do_about_too_few_requests(tmp_path: Path) -> None:
     stage = Stage(fixed(30, 0.1), 3.0)
     text = warned(summarise(make_run(tmp_path / "run", [stage], ["ttft_p99=200ms"])), "too_few_requests")
     # 299 without a miss are needed: 269 more, at 10 a second
-    assert "Use a longer --duration: at least 269 more requests per stage" in text or "270 more" in text
-    assert "about 27 s at 10 requests/s." in text
+    assert text == (
+        "At 10 req/s an SLO is undecided (ttft_p99=200ms: 0 of 30 requests over the limit, worth 30 independent ones "
+        "(p99 needs 299)). Use a longer --duration: about 269 more requests, 27 s of that load, decide it."
+    )
     replay = make_run(
         tmp_path / "replay", [stage], ["ttft_p99=200ms"], workload={"trace": {"file": "day.csv"}}
     )
     text = warned(summarise(replay), "too_few_requests")
     assert "--duration" not in text
-    assert "Replay a longer trace: at least" in text
+    assert "Replay a longer trace: about 269 more requests" in text
     assert text.endswith("or use a laxer percentile.")
     missed = fixed(1980, 0.02) + fixed(20, 0.02, first=1980, start_s=39.6, ttft_s=0.3)
     on_edge = summarise(
         make_run(tmp_path / "edge", [Stage(missed, 40.0)], ["ttft_p99=200ms"], warmup_requests=0)
     )
     assert "no length is likely to decide" in warned(on_edge, "too_few_requests")
-    assert "more requests per stage" not in warned(on_edge, "too_few_requests")
+    assert "more requests" not in warned(on_edge, "too_few_requests")
+
+
+def test_the_number_that_is_lacking_is_that_of_the_verdict_that_is_named(tmp_path: Path) -> None:
+    """At 10/s 269 of 299 are lacking, at 50/s 99: the lesser is named, by its load."""
+    stages = [Stage(fixed(30, 0.1), 3.0), Stage(fixed(200, 0.02, first=30, start_s=10.0), 4.0, start_s=10.0)]
+    run = make_run(tmp_path / "run", stages, ["ttft_p99=200ms"], warmup_requests=0)
+    text = warned(summarise(run), "too_few_requests")
+    assert text == (
+        "At 10 req/s, 50 req/s an SLO is undecided; least is lacking for ttft_p99=200ms at 50 req/s: 0 of 200 requests over "
+        "the limit, worth 200 independent ones (p99 needs 299). Use a longer --duration: about 99 more requests, 2 s of "
+        "that load, decide it."
+    )
+
+
+SETTINGS_OF_LOADS = ("--duration", "--rates", "--concurrency")
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [
+        {"search": {"precision": 0.05, "reached": True, "more_requests": 0, "path": []}},
+        {"search": {"precision": 0.05, "reached": False, "more_requests": 900, "path": [], "ended": "interrupted by SIGTERM"}},
+        {"imported": {"tool": "vllm bench", "definitions": []}},
+    ],
+)  # fmt: skip
+def test_advice_names_no_setting_that_the_experiment_lacks(tmp_path: Path, kind: dict[str, Any]) -> None:
+    """Stages of 30 and 15 requests: too few to decide p99 and, the latter, to tell stability; one is broken from the start."""
+    stages = [
+        Stage(fixed(30, 0.1), 3.0), Stage(fixed(15, 0.1, first=30, start_s=10.0), 1.5, start_s=10.0),
+        Stage(fixed(400, 0.02, first=45, start_s=20.0, ttft_s=0.3), 8.0, start_s=20.0),
+    ]  # fmt: skip
+    summary = summarise(make_run(tmp_path / "run", stages, ["ttft_p99=200ms"], **kind))
+    text = json.dumps([summary["warnings"], summary["verdict"], summary["capacity"]["reason"]])
+    assert not [name for name in SETTINGS_OF_LOADS if name in text]
+    if "search" in kind:
+        assert "undecided" not in json.dumps(summary["warnings"])
+        assert ("was not reached" in summary["verdict"]) is not kind["search"]["reached"]
+    else:
+        assert "Measure longer with that tool" in warned(summary, "too_short")
+    too_high = summarise(make_run(tmp_path / "high", stages[2:], ["ttft_p99=200ms"], **kind))
+    assert "try 12, 25, 38 requests/s" in too_high["capacity"]["reason"]
 
 
 @pytest.mark.parametrize(
