@@ -183,9 +183,9 @@ def _lower_loads(level: Level) -> str:
     """Loads to try below one that was too high: quarters of what it answered, or halves of its concurrency."""
     if level.is_open:
         top = min(level.load, level.served) or level.load / 4  # nothing answered: far lower
-        return "--rates " + ",".join(number_text(top * share, 2) for share in (0.25, 0.5, 0.75))
+        return ", ".join(number_text(top * share, 2) for share in (0.25, 0.5, 0.75)) + " requests/s"
     lower = sorted({int(level.load) // 4, int(level.load) // 2} - {0})
-    return "--concurrency " + ",".join(map(str, lower)) if lower else "shorter prompts or a laxer SLO"
+    return ", ".join(map(str, lower)) + " in flight" if lower else "shorter prompts or a laxer SLO"
 
 
 def number_text(value: float, digits: int = 3) -> str:

@@ -79,7 +79,7 @@ def test_no_stage_broke_or_the_lowest_did() -> None:
     c = find_capacity([stage(0, 4, 2.0, False), stage(1, 8, 5.0, False)], SLOS)
     assert (c["crossing"], c["usable_rps"], c["usable_rps_ci"]) == ("none", None, [0.0, 4])
     assert c["reason"] == (
-        "the lowest load tried, 4 requests/s, is already too high: 4 requests/s were answered there; try --rates 1,2,3"
+        "the lowest load tried, 4 requests/s, is already too high: 4 requests/s were answered there; try 1, 2, 3 requests/s"
     )
     c = find_capacity([stage(0, 4, 0.9, None)], SLOS)
     assert (c["usable_rps"], c["usable_rps_ci"]) == (None, None)
@@ -125,13 +125,13 @@ def test_the_lowest_load_was_too_high_in_a_closed_loop_and_where_nothing_was_ans
     c = find_capacity([stage(0, 8, 2.0, False, kind="closed", achieved=3.456)], SLOS)
     assert c["reason"] == (
         "the lowest load tried, 8 in flight, is already too high: 3.46 requests/s were answered there; "
-        "try --concurrency 2,4"
+        "try 2, 4 in flight"
     )
     served = find_capacity([stage(0, 40, None, False, achieved=10)], SLOS)["reason"]
-    assert served.endswith("10 requests/s were answered there; try --rates 2.5,5,7.5")
+    assert served.endswith("10 requests/s were answered there; try 2.5, 5, 7.5 requests/s")
     nothing = find_capacity([stage(0, 40, None, False, achieved=0)], SLOS)["reason"]
     assert nothing.endswith(
-        "0 requests/s were answered there; try --rates 2.5,5,7.5"
+        "0 requests/s were answered there; try 2.5, 5, 7.5 requests/s"
     )  # quarters of a quarter
 
 
