@@ -154,7 +154,7 @@ def _left_out(arms: Sequence[Arm], first: Pairing) -> list[str]:
 
 def _nothing(rows: Sequence[Row], arms: Sequence[Arm], first: Pairing) -> str:
     """The sentence where no figure has a test."""
-    won = "; ".join(f"{r['winner']} is better in {r['label']}" for r in rows if r["winner"])
+    won = "; ".join(_won(rows, arms))
     if first.rounds and not first.stages:
         return f"Nothing is compared: {_pairs_left(arms, first)}"
     return f"{won or f'Nothing is compared: {first.unpaired or NOTHING_COUNTS}'}."
@@ -310,26 +310,28 @@ def _burst_rows(arms: Sequence[Arm]) -> list[Row]:
     return rows
 
 
+def _won(rows: Sequence[Row], arms: Sequence[Arm]) -> list[str]:
+    """``A is better in goodput per GPU``, once for each winner."""
+    won = {a.name: [r["label"].split(" (")[0].replace(", req/s", "") for r in rows if r["winner"] == a.name] for a in arms}  # fmt: skip
+    return [f"{name} is better in {', '.join(labels)}" for name, labels in won.items() if labels]
+
+
 def _sentence(rows: Sequence[Row], shift: Sequence[Row], arms: Sequence[Arm], aa: bool) -> str:
     """The winners; where no difference is real, that."""
-    won = {
-        a.name: [r["label"].split(" (")[0].replace(", req/s", "") for r in rows if r["winner"] == a.name]
-        for a in arms
-    }
+    won = _won(rows, arms)
     moved: dict[str, list[str]] = {}
     for table in shift:
         signs = {q["change"] > 0 for q in table["quantiles"] if q["verdict"] == "differs"}
         if signs:
             word = "mixed" if len(signs) > 1 else "slower" if True in signs else "faster"
             moved.setdefault(f"{table['other']} is {word}", []).append(table["metric"].upper())
-    if aa and (moved or any(won.values())):
+    if aa and (moved or won):
         return "A/A: the endpoint differs from itself: it, or this rig, is not steady enough to compare with."
     unknown = [t["metric"].upper() for t in shift if all(q["p"] is None for q in t["quantiles"])]
     but = f"; {', '.join(dict.fromkeys(unknown))} could not be compared" if unknown else ""
     if aa:
         return f"A/A: no difference between the endpoint and itself{but}."
-    parts = [f"{name} is better in {', '.join(labels)}" for name, labels in won.items() if labels]
-    parts += [f"{who} than {arms[0].name} in {', '.join(metrics)}" for who, metrics in moved.items()]
+    parts = won + [f"{who} than {arms[0].name} in {', '.join(metrics)}" for who, metrics in moved.items()]
     return (
         "; ".join(parts) + "."
         if parts
