@@ -108,7 +108,8 @@ def _pooled(stages: Sequence[dict[str, Any]], slos: Sequence[Slo]) -> dict[str, 
     nearest = min(near, key=lambda s: abs(math.log(s["offered_rps"] / found.usable_rps)), default=None)
     return {
         "usable_rps": found.usable_rps, "usable_rps_ci": list(found.usable_rps_ci), "c_max": found.c_max,
-        "c_max_ci": found.c_max_ci and list(found.c_max_ci), "binding_slo": found.binding.text, "crossing": "pooled",
+        "c_max_ci": found.c_max_ci and list(found.c_max_ci), "binding_slo": found.binding[0].text, "crossing": "pooled",
+        "binding_or": [slo.text for slo in found.binding[1:]],
         "stage": nearest and nearest["index"], "assumption": POOLED,
         "reason": None, "non_monotone": False,
     }  # fmt: skip
@@ -118,7 +119,7 @@ def _bracketed(stages: Sequence[dict[str, Any]], slos: Sequence[Slo]) -> dict[st
     kind = "open" if any(s["kind"] == "open" for s in stages) else "closed"
     result: dict[str, Any] = {
         "c_max": None, "c_max_ci": None, "c_max_basis": kind, "usable_rps": None, "usable_rps_ci": None,
-        "binding_slo": None, "crossing": "none", "assumption": ASSUMPTION, "reason": None, "non_monotone": False,
+        "binding_slo": None, "binding_or": [], "crossing": "none", "assumption": ASSUMPTION, "reason": None, "non_monotone": False,
         "stage": None, "users": None,
     }  # fmt: skip
     levels = levels_of(stages, kind)
@@ -202,26 +203,28 @@ def _ceiling(levels: list[Level], broken: Level) -> float:
 def _crossing(levels: list[Level], slos: Sequence[Slo], kind: str, ceiling: float) -> dict[str, Any]:
     """The crossing between the first (met) and the last (broken) of ``levels``."""
     met, broken = levels[0], levels[-1]
-    candidates = [(*_where(levels, slo), slo) for slo in slos]
-    position, slo = min(
-        ((p, s) for p, found, s in candidates if found),
-        key=lambda c: c[0],
-        default=((len(levels) - 1) / 2, max(slos, key=lambda s: _load_of(broken, s))),
-    )
+    candidates = [(p, slo) for slo in slos if (p := _where(levels, slo)) is not None]
+    middle = (len(levels) - 1) / 2, max(slos, key=lambda s: _load_of(broken, s))
+    position, slo = min(candidates, key=lambda c: c[0], default=middle)
+    # between two loads the course of each is a guess: which is the first of those that cross there is not known
+    binding = {
+        "binding_slo": slo.text,
+        "binding_or": [s.text for p, s in candidates if s is not slo and int(p) == int(position)],
+    }
     if kind == "closed" or broken.load <= MEASURED_RATIO * met.load:
         saturated = kind == "closed" and broken.rate <= SATURATED_RATIO * met.rate
         return {
-            "c_max": met.concurrency, "usable_rps": met.rate, "binding_slo": slo.text,
-            "crossing": "saturated" if saturated else "measured",
-        }  # fmt: skip
+            "c_max": met.concurrency, "usable_rps": met.rate, "crossing": "saturated" if saturated else "measured",
+        } | binding  # fmt: skip
     i = min(int(position), len(levels) - 2)
     a, b, share = levels[i], levels[i + 1], position - i
     rate = max(met.rate, min(_between(a.rate, b.rate, share), ceiling, broken.rate_high))
     concurrency = _between(a.concurrency, b.concurrency, share)
     return {
-        "usable_rps": rate, "c_max": max(met.concurrency, concurrency), "binding_slo": slo.text,
+        "usable_rps": rate,
+        "c_max": max(met.concurrency, concurrency),
         "crossing": "interpolated",
-    }  # fmt: skip
+    } | binding
 
 
 def _load_of(level: Level, slo: Slo) -> float:
@@ -230,15 +233,15 @@ def _load_of(level: Level, slo: Slo) -> float:
     return math.inf if value is None else value / slo.limit_s
 
 
-def _where(levels: list[Level], slo: Slo) -> tuple[float, bool]:
-    """Position (index plus share of the step) at which the SLO's percentile first passes its limit."""
+def _where(levels: list[Level], slo: Slo) -> float | None:
+    """Position (index plus share of the step) at which the SLO's percentile first passes its limit, if it does."""
     for i, (a, b) in enumerate(pairwise(levels)):
         (value_a, attained_a), (value_b, attained_b) = a.values[slo.text], b.values[slo.text]
         if value_a and value_b and value_a <= slo.limit_s < value_b:
-            return i + math.log(slo.limit_s / value_a) / math.log(value_b / value_a), True
+            return i + math.log(slo.limit_s / value_a) / math.log(value_b / value_a)
         if attained_a is not None and attained_b is not None and attained_a >= slo.quantile > attained_b:
-            return i + (attained_a - slo.quantile) / (attained_a - attained_b), True
-    return 0.0, False
+            return i + (attained_a - slo.quantile) / (attained_a - attained_b)
+    return None
 
 
 def _between(low: float, high: float, share: float) -> float:

@@ -27,6 +27,7 @@ _CAPACITY = (
     "c_max",
     "c_max_ci",
     "binding_slo",
+    "binding_or",
     "crossing",
     "stage",
     "users",

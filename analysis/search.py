@@ -20,6 +20,7 @@ import numpy as np
 import numpy.typing as npt
 
 from analysis.slo import GAP_METRICS, Slo, parse_slo
+from analysis.throughput import is_figure
 
 Floats = npt.NDArray[np.float64]
 
@@ -42,6 +43,7 @@ SLOPES = np.exp(np.linspace(math.log(2.0), math.log(200.0), 16))
 UNSTABLE_SLOPE = 60.0  # log-odds that a stage has no steady state, per ln(load) above x*
 MISTAKEN = 0.02  # chance that a stage below x* is taken for unstable; up to half where it is short
 FILLING = 0.1  # a stage that is blind to smaller overloads than this may be filling up only
+MAY_BE_FIRST = 0.1  # chance of breaking first, below which an SLO is not named
 _GRID = 61
 
 
@@ -66,10 +68,8 @@ class Estimate:
     usable_rps_ci: tuple[float, float]
     c_max: float | None
     c_max_ci: tuple[float, float] | None
-    binding: Slo
-    slope: (
-        float  # of the binding SLO: by how much the log-odds of a miss rise for a load twice the usable one
-    )
+    binding: tuple[Slo, ...]  # the SLO that breaks first, then those that may as well be the first
+    slope: float  # of the SLO with the lowest x*: by how much the log-odds of a miss rise with ln(load)
 
     @property
     def relative_error(self) -> float:
@@ -123,15 +123,19 @@ def estimate(stages: Sequence[Mapping[str, Any]], slos: Sequence[Slo]) -> Estima
     over = [is_over(s) for s in judged]
     if not slos or all(over) or not any(over):
         return None
-    found = [(slo, post) for slo in slos if (post := _pooled(judged, slo)) is not None]
+    found = {slo: post for slo in slos if (post := _pooled(judged, slo)) is not None}
     if not found:
         return None
-    lowest = _lowest([post for _, post in found])
-    binding, tightest = min(found, key=lambda item: item[1].at(0.5))
+    lowest, tightest = _lowest(list(found.values())), min(found.values(), key=lambda post: post.at(0.5))
     low, middle, high = (math.exp(lowest.at(p)) for p in (0.025, 0.5, 0.975))
     c_max = _concurrency(judged, lowest)
     return Estimate(
-        middle, (low, high), c_max and c_max[1], c_max and (c_max[0], c_max[2]), binding, tightest.slope
+        middle,
+        (low, high),
+        c_max and c_max[1],
+        c_max and (c_max[0], c_max[2]),
+        _binding(judged, found),
+        tightest.slope,
     )
 
 
@@ -248,13 +252,38 @@ def _log_density(misses: Floats, number: Floats, size: Floats) -> Floats:
     return np.where(misses < 0.5, -number, density)
 
 
+def _above(posteriors: Sequence[Posterior]) -> tuple[Floats, Floats]:
+    """A grid for all, and P[x_i > x] on it, shape (posteriors, grid)."""
+    grid = np.unique(np.concatenate([p.x for p in posteriors]))
+    return grid, np.array([1 - np.interp(grid, p.x, p.cumulative, left=0.0, right=1.0) for p in posteriors])
+
+
 def _lowest(posteriors: Sequence[Posterior]) -> Posterior:
     """Of the smallest of independent x*: P[min > x] = product of P[x_i > x]."""
     if len(posteriors) == 1:
         return posteriors[0]
-    grid = np.unique(np.concatenate([p.x for p in posteriors]))
-    above = np.prod([1 - np.interp(grid, p.x, p.cumulative, left=0.0, right=1.0) for p in posteriors], axis=0)
-    return Posterior(grid, 1 - above)
+    grid, above = _above(posteriors)
+    return Posterior(grid, 1 - above.prod(axis=0))
+
+
+def _binding(judged: Sequence[Mapping[str, Any]], found: Mapping[Slo, Posterior]) -> tuple[Slo, ...]:
+    """The SLOs that break first with a chance of ``MAY_BE_FIRST`` at least: the mass of x_i times P[all others > x_i].
+
+    The first of them was seen over its limit at the lowest load; where that says nothing it is the likeliest.
+    """
+    _, above = _above(list(found.values()))
+    mass, middle = -np.diff(above, axis=1), (above[:, 1:] + above[:, :-1]) / 2
+    first = {slo: float(mass[i] @ np.delete(middle, i, axis=0).prod(axis=0)) for i, slo in enumerate(found)}
+
+    def seen_over(slo: Slo) -> float:
+        over = [
+            s["offered_rps"] for s in judged for v in s["slo_verdicts"]
+            if v["slo"] == slo.text and is_figure(s) and v["attainment"] is not None and v["attainment"] < slo.quantile
+        ]  # fmt: skip
+        return min(over, default=math.inf)
+
+    able = [slo for slo, p in first.items() if p >= MAY_BE_FIRST]
+    return tuple(sorted(able, key=lambda slo: (seen_over(slo), -first[slo])))
 
 
 def _concurrency(judged: Sequence[Mapping[str, Any]], x_star: Posterior) -> tuple[float, float, float] | None:

@@ -67,7 +67,8 @@ def _usable_rate(summary: Mapping[str, Any]) -> Finding:
     held = summary.get("capacity") or {}
     if held.get("usable_rps") is None:
         return Finding("Usable rate", DASH, None, reason_of(held, "usable_rps"))
-    binding = f"bound by {held['binding_slo']}" if held.get("binding_slo") else None
+    first = [held.get("binding_slo"), *(held.get("binding_or") or [])]
+    binding = f"bound by {' or '.join(first)}" if first[0] else None
     closed = CLOSED if held.get("c_max_basis") == "closed" else None
     note = _sentence(binding, CROSSING.get(str(held.get("crossing"))), closed)
     bounds = (

@@ -56,6 +56,32 @@ def test_the_crossing_is_interpolated_on_log_scales() -> None:
     assert (c["crossing"], c["binding_slo"], c["c_max_basis"]) == ("interpolated", "ttft_p99=1s", "open")
 
 
+def test_slos_that_cross_between_the_same_stages_may_both_be_the_first() -> None:
+    stages = [
+        stage(0, 4, 0.25, True),
+        stage(1, 8, 0.5, True),
+        stage(2, 16, 4.0, False),
+        stage(3, 32, 8.0, False),
+    ]
+
+    def with_tpot(*values_s: float) -> dict[str, Any]:
+        for s, value_s in zip(stages, values_s, strict=True):
+            verdict = {
+                "slo": "tpot_p95=60ms",
+                "value_s": value_s,
+                "attainment": 1.0 if value_s <= 0.06 else 0.5,
+            }
+            s["slo_verdicts"] = [s["slo_verdicts"][0], verdict]
+        return find_capacity(stages, [*SLOS, *parse_slos(["tpot_p95=60ms"])])
+
+    # 0.5 -> 4 s crosses 1 s after a third of the step, 40 -> 80 ms crosses 60 ms after 0.58 of it
+    assert [with_tpot(0.03, 0.04, 0.08, 0.1)[k] for k in ("binding_slo", "binding_or")] == [
+        "ttft_p99=1s",
+        ["tpot_p95=60ms"],
+    ]
+    assert [with_tpot(0.03, 0.04, 0.05, 0.1)[k] for k in ("binding_slo", "binding_or")] == ["ttft_p99=1s", []]
+
+
 def test_undecided_stages_belong_to_the_bracket() -> None:
     stages = [
         stage(0, 4, 0.25, True),

@@ -52,6 +52,7 @@ def test_verdict_in_words_for_given_figures(sweep: dict[str, Any]) -> None:
         "usable_rps_ci": [6.0, 7.0],
         "c_max": 14.2,
         "binding_slo": "ttft_p99=2s",
+        "binding_or": [],
     }
     summary["fleet"] |= {"instances": 13, "gpus": 52, "peak_rps": 120}
     assert write_verdict(summary) == (

@@ -22,7 +22,7 @@ from ampacity.experiments.on_the_way import judge_so_far
 from ampacity.experiments.search import Search, SearchPlan
 from analysis.capacity import find_capacity
 from analysis.next_load import Finished, Goal, Step, next_step, told_enough
-from analysis.search import estimate, is_over, shortfall
+from analysis.search import Posterior, _binding, estimate, is_over, shortfall
 from analysis.slo import parse_slos
 from loadgen.endpoint import parse_endpoint
 from loadgen.http import Client
@@ -134,7 +134,30 @@ def test_one_estimate_of_two_slos_is_that_of_the_tighter() -> None:
     found = estimate(stages, slos)
     assert found is not None
     assert found.usable_rps == pytest.approx(9.0, rel=0.02)
-    assert found.binding.text == "e2e_p95=5s"
+    assert [slo.text for slo in found.binding] == ["e2e_p95=5s"]
+
+
+def uniform(low: float, high: float) -> Posterior:
+    return Posterior(np.linspace(low, high, 101), np.linspace(0, 1, 101))
+
+
+@pytest.mark.parametrize(
+    ("low", "named"),
+    [
+        (0.5, ["ttft_p95=1s", "e2e_p95=5s"]),
+        (0.6, ["ttft_p95=1s"]),
+    ],  # the second is the lower one with 0.5²/2 and 0.4²/2
+)
+def test_every_slo_that_may_be_the_first_to_break_is_named(low: float, named: list[str]) -> None:
+    ttft, e2e = parse_slos(["ttft_p95=1s", "e2e_p95=5s"])
+    found = {e2e: uniform(low, low + 1), ttft: uniform(0, 1)}
+    assert [slo.text for slo in _binding([], found)] == named
+    over = {"slo": "e2e_p95=5s", "value_s": 5.1, "attainment": 0.94, "requests_effective": 800}
+    seen = [stage(10, 0.96), stage(11, 0.96), stage(12, 0.9)]
+    seen[1]["slo_verdicts"].append(over)  # at 11/s it is over, ttft only at 12/s
+    assert _binding(seen, found)[0].text == (named[-1])
+    seen[1]["requests"] = 50  # which shows nothing
+    assert _binding(seen, found)[0].text == "ttft_p95=1s"
 
 
 def test_the_stage_of_a_search_is_the_nearest_that_measures_something() -> None:
