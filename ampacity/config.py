@@ -22,8 +22,9 @@ from loadgen.http import Reuse, Stamps
 from loadgen.plan import Limits
 from loadgen.protocols import Api
 from workloads.arrivals import arrivals_text, check_stage, shaped
+from workloads.errors import WorkloadError
 from workloads.lengths import parse_lengths
-from workloads.profile import UniqueKeys, Workload, load_workload
+from workloads.profile import PlainYaml, Workload, load_workload, read_yaml
 from workloads.prompt_files import load_prompts
 from workloads.replay import Replay
 from workloads.tokenizers import load_tokenizer
@@ -160,14 +161,9 @@ def fleet_inputs(raw: dict[str, Any]) -> dict[str, Any]:
 def read_run_file(path: Path) -> dict[str, Any]:
     """The settings of a YAML run file, by the flags' names with ``_`` or ``-``. Raises ConfigError."""
     try:
-        value = yaml.load(path.read_text(encoding="utf-8"), Loader=UniqueKeys)
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{path} cannot be read: {error}") from error
-    except yaml.MarkedYAMLError as error:
-        line = f":{error.problem_mark.line + 1}" if error.problem_mark else ""
-        raise ConfigError(f"{path}{line}: this is no YAML: {error.problem or error.context}") from None
-    except (yaml.YAMLError, RecursionError) as error:
-        raise ConfigError(f"{path} is not valid YAML: {' '.join(str(error).split())}") from error
+        value = read_yaml(path)
+    except WorkloadError as error:
+        raise ConfigError(str(error)) from None
     if not isinstance(value, dict) or not all(isinstance(name, str) for name in value):
         raise ConfigError(
             f"{path}: a run file is a mapping of settings, as in 'url: http://127.0.0.1:8000/v1'"
@@ -186,7 +182,7 @@ def in_run_file(path: Path, flags: Collection[str], message: str) -> str:
 
     The setting is the one that the message names first, or one whose value it repeats.
     """
-    root = yaml.compose(path.read_text(encoding="utf-8"), Loader=UniqueKeys)
+    root = yaml.compose(path.read_text(encoding="utf-8-sig"), Loader=PlainYaml)
     found: list[tuple[int, int, str]] = []  # where in the message, line, name
     for key, value in root.value if isinstance(root, yaml.MappingNode) else ():
         name = key.value.replace("-", "_")

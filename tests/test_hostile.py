@@ -334,6 +334,7 @@ def test_odd_run_files_are_one_line(text: str, tmp_path: Path) -> None:
         ("slo:\n  - ttft_p99=2s\n  - ttft_p9x=2s", [], ":5: slo: SLO 'ttft_p9x=2s': percentile p9x"),
         ("idle-timeout: soon", [], ":3: idle_timeout soon: write a duration"),
         ("rates: 3", [], ":3: this is no YAML: 'rates' stands there twice"),
+        ("seed: 010", [], ":3: this is no YAML: 010 is 8 in YAML 1.1"),
         ("ramp: 5s", ["--ramp", "-5"], "--ramp -5: write a duration"),
     ],
 )

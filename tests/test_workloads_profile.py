@@ -11,7 +11,7 @@ from scipy import stats
 from workloads.archetypes import ARCHETYPES
 from workloads.errors import WorkloadError
 from workloads.lengths import Fixed, LogNormal
-from workloads.profile import Workload, load_workload
+from workloads.profile import Workload, load_workload, read_yaml
 from workloads.schedule import closed_schedule
 
 DATA = Path(__file__).parents[2] / "shared" / "data"
@@ -133,6 +133,10 @@ def test_a_built_in_archetype_written_to_a_file_is_the_same_workload(tmp_path: P
         ("input_tokens: 5\noutput_tokens: 5\narrivals: often\n", "arrivals 'often' are not known"),
         ("input_tokens: [\n", "mine.yaml:2: this is no YAML"),
         ("input_tokens: 2024-99-99\n", "this is no YAML"),
+        ("input_tokens: 5\noutput_tokens: 010\n", "mine.yaml:2: this is no YAML: 010 is 8 in YAML 1.1"),
+        ("input_tokens: 1:30\n", "mine.yaml:1: this is no YAML: 1:30 is 90 in YAML 1.1"),
+        ("input_tokens: {p50: [-0_17]}\n", "-0_17 is -15 in YAML 1.1"),
+        ("arrivals: 1:30.5\n", "1:30.5 is 90.5 in YAML 1.1"),
         ("- 1\n", "this is no mapping"),
         ("", "this is no mapping"),
         ("\x00", "this is no YAML"),
@@ -160,3 +164,9 @@ def test_unreadable_files_and_unknown_names(tmp_path: Path) -> None:
         load_workload(str(tmp_path / "bytes.yaml"))
     with pytest.raises(WorkloadError, match=r"did you mean chat\?\): use one of chat, chat-short, code, rea"):
         load_workload("chatt")
+
+
+def test_numbers_that_are_what_they_look_like_and_texts_in_quotes_are_read(tmp_path: Path) -> None:
+    path = tmp_path / "mine.yaml"
+    path.write_text("[0, 0x10, 1_000, 0.5, -7, 00.5, '010', \"1:30\", 127.0.0.1:80, 3e+2]")
+    assert read_yaml(path) == [0, 16, 1000, 0.5, -7, 0.5, "010", "1:30", "127.0.0.1:80", "3e+2"]

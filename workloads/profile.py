@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -203,12 +204,12 @@ def _all(kinds: list[RequestClass], side: int) -> Lengths:
     return Mixture(tuple(lengths for _, lengths in parts), tuple(weight for weight, _ in parts))
 
 
-def read_yaml(path: Path) -> object:
-    """The value in a YAML file whose keys stand once. Raises WorkloadError with one line."""
+def read_yaml(path: Path) -> Any:
+    """The value in a YAML file whose keys stand once and whose numbers are what they look like. Raises WorkloadError."""
     try:
-        return yaml.load(path.read_text(encoding="utf-8-sig"), Loader=UniqueKeys)
+        return yaml.load(path.read_text(encoding="utf-8-sig"), Loader=PlainYaml)
     except OSError as error:
-        raise WorkloadError(f"workload file {path} cannot be read: {error.strerror or error}") from None
+        raise WorkloadError(f"{path} cannot be read: {error.strerror or error}") from None
     except yaml.MarkedYAMLError as error:
         line = f":{error.problem_mark.line + 1}" if error.problem_mark else ""
         raise WorkloadError(f"{path}{line}: this is no YAML: {error.problem or error.context}") from None
@@ -217,8 +218,9 @@ def read_yaml(path: Path) -> object:
         raise WorkloadError(f"{path}: this is no YAML text: {reason}") from None
 
 
-class UniqueKeys(yaml.SafeLoader):
-    """Refuses a key that stands in a mapping twice: YAML forbids it, PyYAML would drop the first one."""
+class PlainYaml(yaml.SafeLoader):
+    """Refuses a key that stands in a mapping twice (YAML forbids it, PyYAML would drop the first one) and YAML 1.1's
+    octal and sexagesimal numbers."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         seen: set[str] = set()
@@ -231,3 +233,16 @@ class UniqueKeys(yaml.SafeLoader):
                 )
             seen.add(key.value)
         return super().construct_mapping(node, deep)
+
+    def construct_number(self, node: yaml.ScalarNode) -> int | float:
+        read = self.construct_yaml_int if node.tag.endswith("int") else self.construct_yaml_float
+        value: int | float = read(node)
+        if ":" in node.value or re.fullmatch(r"[-+]?0[0-7_]+", node.value):
+            raise yaml.constructor.ConstructorError(
+                None, None, f"{node.value} is {value:g} in YAML 1.1 and something else in 1.2: write the number that is meant, or quotes around a text", node.start_mark
+            )  # fmt: skip
+        return value
+
+
+for _kind in ("int", "float"):
+    PlainYaml.add_constructor(f"tag:yaml.org,2002:{_kind}", PlainYaml.construct_number)

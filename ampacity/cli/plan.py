@@ -57,21 +57,16 @@ def plan(
 def _traffic(peak_rps: float | None, mean_rps: float | None, profile: Path | None) -> Any:
     from dataclasses import replace
 
-    import yaml
-
     from ampacity.values import ConfigError
     from analysis.fleet import FleetError, Traffic, traffic_of_profile
+    from workloads.profile import read_yaml
 
     if profile is None:
         assert peak_rps is not None
         traffic = Traffic(peak_rps)
     else:
         try:
-            traffic = traffic_of_profile(yaml.safe_load(profile.read_text(encoding="utf-8")), peak_rps)
-        except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
-            raise ConfigError(
-                f"--profile {profile} cannot be read: {' '.join(str(error).split())}"
-            ) from error
+            traffic = traffic_of_profile(read_yaml(profile), peak_rps)
         except FleetError as error:
             raise ConfigError(f"--profile {profile}: {error}") from error
     if mean_rps is None:
