@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from analysis.capacity import number_text, stage_rate
+from analysis.families import class_below
 from analysis.throughput import is_figure
 
 WARNING_CODES: tuple[str, ...] = (
@@ -29,6 +30,7 @@ WARNING_CODES: tuple[str, ...] = (
     "tokens_per_chunk",  # chunks are not tokens: no per-token latency
     "cached",  # the prefix cache answered although prompts should be unique
     "littles_law",  # L and lambda W disagree in a stable stage
+    "class_below",  # a class breaks an SLO below the rate at which all together keep it
     "closed_loop",  # the capacity is one of users who wait
 )
 ERROR_SHARE = 0.01
@@ -67,6 +69,7 @@ def find_caveats(
         ("tokens_per_chunk", _tokens_per_chunk(summary)),
         ("cached", _cached(summary["workload"]["realised"]["cached_token_share"], prompts)),
         ("littles_law", _littles_law(stages)),
+        ("class_below", class_below(summary)),
         ("closed_loop", _closed_loop(summary["capacity"])),
     ]
     expected = _OF_A_STEADY_LOAD if _load_changes(summary) else ()

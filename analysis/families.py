@@ -6,14 +6,14 @@ request had the lengths of one quantile of its class, are a curve of their own a
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from analysis.capacity import find_capacity
+from analysis.capacity import MEASURED_RATIO, find_capacity
 from analysis.knee import find_knee
 from analysis.lengths import describe
 from analysis.metrics import Requests
@@ -86,6 +86,31 @@ def class_curves(stages: Sequence[dict[str, Any]], slos: Sequence[Slo]) -> list[
             **{figure: capacity[figure] for figure in _CAPACITY},
         })  # fmt: skip
     return found
+
+
+def class_below(summary: Mapping[str, Any]) -> str | None:
+    """What a usable rate at which all requests together keep an SLO hides of a class that does not."""
+    usable, said = summary["capacity"]["usable_rps"], []
+    for k in summary.get("classes") or [] if usable else ():
+        name, rate, binding, (low, high) = (
+            k["name"],
+            k["usable_rps"],
+            k["binding_slo"],
+            k["usable_rps_ci"] or (None, None),
+        )
+        if rate is None and high and high <= usable:
+            said.append(f"class {name} is shown to keep its SLOs at no load that was tried")
+        elif rate and binding and not binding.startswith(f"{name}:") and MEASURED_RATIO * rate < usable:
+            between = f" (between {low:.3g} and {high:.3g})" if low and high else ""
+            said.append(
+                f"class {name} keeps {binding} only up to {rate:.3g} requests/s of all classes{between}"
+            )
+    if not said:
+        return None
+    return (
+        f"Below the usable rate of {usable:.3g} requests/s, at which an SLO without a class is kept by all requests together: {'; '.join(said)}. "
+        "Size by that rate, or give the class an SLO of its own (--slo CLASS:SLO)."
+    )
 
 
 def _judged(figures: dict[str, Any]) -> dict[str, Any]:

@@ -144,6 +144,37 @@ def test_each_class_has_the_load_at_which_its_own_slos_break(mixed: Run) -> None
     assert "SLOs kept" in printed.getvalue()
 
 
+def test_a_class_that_breaks_an_slo_below_the_usable_rate_of_all_is_named(tmp_path: Path) -> None:
+    def stage(rate: float, start_s: float, first_id: int, slow: str) -> Stage:
+        """Every twentieth request is of class b; those whose class is in ``slow`` take 1 s, others 0.1 s."""
+        names = ["b" if i % 20 == 0 else "a" for i in range(2000)]
+        records = [
+            request(first_id + i, start_s + i / rate, ttft_s=1.0 if name in slow else 0.1, class_=name)
+            for i, name in enumerate(names)
+        ]
+        return Stage(records, 2000 / rate, start_s, rate)
+
+    def run(name: str, slos: list[str]) -> dict[str, Any]:
+        stages = [stage(10.0, 0.0, 0, ""), stage(20.0, 300.0, 2000, "b"), stage(40.0, 500.0, 4000, "ab")]
+        return summarise(make_run(tmp_path / name, stages, slos, warmup_requests=0))
+
+    all_together = run("all", ["ttft_p90=500ms"])
+    up = 2 ** (
+        math.log(5) / math.log(10)
+    )  # where 0.1 s at one load and 1 s at twice that are 0.5 s, on log scales
+    assert all_together["capacity"]["usable_rps"] == pytest.approx(
+        20 * up, rel=1e-3
+    )  # the SLO of all is kept by 95 %
+    (text,) = [w["text"] for w in all_together["warnings"] if w["code"] == "class_below"]
+    assert (
+        f"class b keeps ttft_p90=500ms only up to {10 * up:.3g} requests/s of all classes (between 10 and 20)"
+        in text
+    )
+    assert "class a keeps" not in text
+    own = run("own", ["b:ttft_p90=500ms"])  # the usable rate is that of the class
+    assert "class_below" not in [w["code"] for w in own["warnings"]]
+
+
 def test_a_run_of_one_class_has_no_curves_of_classes(runs: tuple[Run, Run]) -> None:
     summary = summarise(runs[0])
     assert summary["classes"] == []
