@@ -122,7 +122,7 @@ def _facts(view: Mapping[str, Any], measured: Mapping[str, Any]) -> Iterator[tup
                 "From turn to turn",
                 f"{share(sessions['turn_to_turn_share'])} of the blocks are those of the turn before",
             )
-    for note in measured.get("notes") or []:
+    for note in [*([view["note"]] if view["note"] else []), *(measured.get("notes") or [])]:
         yield "Note", str(note)
 
 
@@ -132,10 +132,8 @@ def _measured_arrivals(held: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     peaks = ", ".join(
         f"{width} {significant(value)}×" for width, value in held.get("peak_to_mean", {}).items()
     )
-    yield (
-        "Rate",
-        f"mean {significant(held['mean_rps'])} req/s over {seconds(held['span_s'])}; peak to mean by window: {peaks}",
-    )
+    peaks = f"; peak to mean by window: {peaks}" if peaks else ""  # the log is longer than no window
+    yield "Rate", f"mean {significant(held['mean_rps'])} req/s over {seconds(held['span_s'])}{peaks}"
     if "rps_p99" in held:
         yield (
             "Per second",

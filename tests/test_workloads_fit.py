@@ -66,8 +66,18 @@ def test_one_length_and_two_requests() -> None:
     assert set(quantile_table(np.array([7.0]), np.array([3.0])).values()) == {7}
     profile = fit(trace([0, 1], [5, 5], [1, 9]), "p")
     assert profile["arrivals"] == "poisson"  # nothing is known of two
-    assert fit(trace([0, 1, 2, 3], [5, 5, 6, 6], [1, 9, 1, 2]), "p")["arrivals"] == "constant"
+    hundred = np.arange(100)
+    assert fit(trace(hundred, 5 + hundred % 2, 1 + hundred % 9), "p")["arrivals"] == "constant"
     assert profile["measured"]["input_tokens"]["families"] == []
+    few = fit(
+        trace(hundred[:99] ** 2, 5 + hundred[:99], 5 + hundred[:99]), "p"
+    )  # each gap is longer than the one before
+    assert few["arrivals"] == "poisson"
+    assert "correlation" not in few
+    assert not {"correlation", "arrivals"} & few["measured"].keys()
+    assert few["measured"]["notes"][-1].startswith(
+        "99 requests are too few to fit: arrivals are taken for Poisson, "
+    )
     with pytest.raises(WorkloadError, match="too few for a profile"):
         fit(trace([0], [5], [1]), "p")
 
@@ -362,7 +372,8 @@ def test_agentic_coding_turns() -> None:
 
 def test_a_log_whose_lengths_rise_together_gives_a_profile_that_loads(tmp_path: Path) -> None:
     path = tmp_path / "log.csv"
-    path.write_bytes(b"timestamp,input_tokens,output_tokens\r\n0,5,5\r\n1,6,6")  # no end of the last line
+    rows = [f"{i},{5 + i % 2},{5 + i % 2}" for i in range(100)]
+    path.write_text("\r\n".join(["timestamp,input_tokens,output_tokens", *rows]))  # no end of the last line
     profile = fit(read_trace(path), "log")
     assert profile["measured"]["correlation"] == 1.0
     write_profile(tmp_path / "log.yaml", profile)

@@ -256,6 +256,17 @@ def test_a_broken_json_line_is_named(tmp_path: Path, line: str, complaint: str) 
         ("t.csv", "Timestamp,Request tokens,Response tokens\n1,5,0\n", "every row has 0 output tokens"),
         ("t.csv", "time,input_tokens,output_tokens\n", "no column with the arrival time"),
         ("t.csv", "timestamp,ins,output_tokens\n", "no column with the input tokens"),
+        (
+            "t.csv",
+            "when,ins,outs\n1,2,3\n",
+            "--column time=NAME --column input=NAME --column output=NAME; the file has 'when', 'ins', 'outs'",
+        ),
+        ("t.csv", "timestamp;input_tokens;output_tokens\n", "';' seems to stand between the fields"),
+        (
+            "t.csv",
+            "timestamp,input_tokens,output_tokens\n",
+            "the file holds no rows: a trace needs at least one request",
+        ),
         ("t.csv", "timestamp,input_tokens\n", "no column with the output tokens"),
         ("t.csv", "timestamp;input_tokens;output_tokens\n", "'timestamp;input_tokens;output_tokens'"),
         ("t.csv", "timestamp,input_tokens,Timestamp,output_tokens\n", "timestamp stands there twice"),

@@ -19,6 +19,7 @@ from workloads.traces import Trace
 
 _POISSON_CV = (0.85, 1.2)  # gaps of a log that are called Poisson
 _CONSTANT_CV = 0.02
+FEWEST = 100  # requests; fewer show neither a process of arrivals nor a correlation
 _SESSION_TURNS = 1.5  # mean turns, and ...
 _SESSION_SHARE = 0.9  # ... share of the requests in sessions, from which on the profile is one of sessions
 
@@ -32,7 +33,8 @@ def fit(trace: Trace, name: str, *, seed: int = 1) -> dict[str, Any]:
     n = len(trace)
     if n < 2:
         raise WorkloadError(f"{trace.source}: {n} request is too few for a profile: give 2 or more")
-    timed = bool(trace.clock) and not trace.from_session_start
+    few = n < FEWEST
+    timed = bool(trace.clock) and not trace.from_session_start and not few
     spread_out = spread(trace, np.random.default_rng(seed))
     arrivals = fit_arrivals(spread_out.arrival_s) if timed else None
     sessions = fit_sessions(trace)
@@ -42,7 +44,7 @@ def fit(trace: Trace, name: str, *, seed: int = 1) -> dict[str, Any]:
         "clock_step_s": trace.clock_step_s,
         "input_tokens": _side(trace.input_tokens),
         "output_tokens": _side(trace.output_tokens),
-        "correlation": round(spearman(trace.input_tokens, trace.output_tokens), 4),
+        "correlation": None if few else round(spearman(trace.input_tokens, trace.output_tokens), 4),
         "arrivals": arrivals,
         "clients": None
         if trace.client is None
@@ -51,6 +53,10 @@ def fit(trace: Trace, name: str, *, seed: int = 1) -> dict[str, Any]:
         "sessions": sessions,
         "notes": list(spread_out.notes if timed else trace.notes),
     }
+    if few:
+        measured["notes"].append(
+            f"{n} requests are too few to fit: arrivals are taken for Poisson, no rate, peak or correlation is given ({FEWEST} would do); the lengths are those {n}"
+        )
     profile: dict[str, Any] = {
         "name": name,
         "source": f"fitted to {trace.source}, {n} requests",
@@ -64,7 +70,7 @@ def fit(trace: Trace, name: str, *, seed: int = 1) -> dict[str, Any]:
         profile |= _session_workload(trace, timed)
     else:
         profile |= {"input_tokens": _table(trace.input_tokens), "output_tokens": _table(trace.output_tokens)}
-        if abs(measured["correlation"]) >= 0.01:
+        if abs(measured["correlation"] or 0.0) >= 0.01:
             profile["correlation"] = _within_reach(measured["correlation"], profile)
         share = (measured["sharing"] or {}).get("cached_share_infinite")
         if share:

@@ -38,7 +38,11 @@ ROLES: dict[str, tuple[str, ...]] = {
     "blocks": ("input_blocks", "input_blocks64"),
     "shared_blocks": ("shared_blocks", "blocks_shared_with_prev_turn"),
 }  # fmt: skip
-REQUIRED = {"time": "arrival time", "input": "input tokens", "output": "output tokens"}
+REQUIRED = {
+    "time": "the arrival time (as timestamp)",
+    "input": "the input tokens (as input_tokens)",
+    "output": "the output tokens (as output_tokens)",
+}
 _FORMATS = {
     "contexttokens": "Azure", "input_length": "Mooncake", "request tokens": "BurstGPT", "gen_ai.usage.input_tokens": "OpenTelemetry",
     "gen_ai.usage.prompt_tokens": "OpenTelemetry", "usage.prompt_tokens": "OpenAI usage", "in": "agentic coding",
@@ -77,27 +81,25 @@ def find_columns(
 ) -> Columns:
     """Recognise the columns, whatever their case; ``given`` names some by role. Raises WorkloadError.
 
-    Unless ``timed``, the time may be missing. The message lists the names that would have been recognised.
+    Unless ``timed``, the time may be missing. The message names all that is missing and what there is.
     """
     by_name = {name.strip().lower(): name for name in names}
     found: dict[str, str] = {}
+    have = ", ".join(repr(name[:40]) for name in names[:12])
     for role, known in ROLES.items():
         wanted = (given or {}).get(role)
         hits = (wanted.strip().lower(),) if wanted is not None else known
         hit = next((name for name in hits if name in by_name), None)
         if hit is None:
-            if wanted is None and (role not in REQUIRED or (role == "time" and not timed)):
-                continue
-            have = ", ".join(repr(name[:40]) for name in names[:12])
             if wanted is not None:
                 raise WorkloadError(f"{where}: there is no column {wanted!r} for {role}; the file has {have}")
-            raise WorkloadError(
-                f"{where}: no column with the {REQUIRED[role]}; name it with --column {role}=NAME, or use one of "
-                f"{', '.join(known[:12])}; the file has {have}"
-            )
+            continue
         if sum(name.strip().lower() == hit for name in names) > 1:
             raise WorkloadError(f"{where}: the column {hit} stands there twice: keep one")
         found[role] = hit
+    missing = [role for role in REQUIRED if role not in found]
+    if missing and (timed or missing != ["time"]):
+        raise WorkloadError(f"{where}: {_missing(missing, names)}; the file has {have}")
     time, input_ = found.get("time", ""), found["input"]
     # Mooncake counts milliseconds; Qwen-Bailian has its length columns, a chat_id, and seconds.
     mooncake = time == "timestamp" and input_ == "input_length" and "chat_id" not in by_name
@@ -115,6 +117,17 @@ def find_columns(
         "ms" if mooncake else ending if ending in UNITS else "ns" if time == "starttimeunixnano" else None
     )
     return Columns({role: by_name[name] for role, name in found.items()}, known_format, unit)
+
+
+def _missing(roles: Sequence[str], names: Sequence[str]) -> str:
+    """What to do about columns that are not recognised."""
+    delimiter = next((d for d in ";\t|" if len(names) == 1 and d in names[0]), None)
+    if delimiter:
+        return f"one column only, in which {delimiter!r} seems to stand between the fields: write the file with commas"
+    what = " nor with ".join(REQUIRED[role] for role in roles)
+    return (
+        f"no column with {what}: name what there is by {' '.join(f'--column {role}=NAME' for role in roles)}"
+    )
 
 
 def tokens(value: object) -> int:

@@ -217,7 +217,7 @@ class _Rows:
                     f"{self.path}: all {self.bad.total()} rows are bad: nothing is left of the trace"
                 )
             some = "every row has 0 output tokens" if self.no_output else "the file holds no rows"
-            raise WorkloadError(f"{self.path}: {some}: there is nothing to replay")
+            raise WorkloadError(f"{self.path}: {some}: a trace needs at least one request")
         arrival_ns = np.frombuffer(self.arrival_ns, dtype=np.int64)
         as_schedule = self.columns.format == "schedule"
         step_s = None if as_schedule else _clock_step_s(np.sort(arrival_ns))
