@@ -151,6 +151,25 @@ def test_who_waits_for_more_than_71_minutes_gives_up(tmp_path: Path, monkeypatch
     assert (rows[-1]["ended_ns"] - rows[-1]["scheduled_ns"]) / 1e9 == pytest.approx(4294.967, abs=1e-3)
 
 
+def test_pools_that_do_not_fit_are_told_once_by_show_and_by_a_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file, run = tmp_path / "w.yaml", tmp_path / "run"
+    file.write_text("input_tokens: 58\noutput_tokens: 3\nprefixes: [{name: a, tokens: 100000}]")
+    told = "a fits whole into 0% of the prompts that are to have it, 100.0% of all prompts have some of it (100.0% are described), p50 50 of 100,000 tokens"
+    assert predict(
+        monkeypatch, "--preset", "demo", "--workload", file, "--rates", "1,2", "--max-requests", "4000", "--out", run,
+    ) == 0  # fmt: skip
+    meta = json.loads((run / "run.json").read_text())
+    assert meta["notes"] == [f"stage 0: prefixes: {told}: lengthen input_tokens or shorten the pools"]
+    assert len(meta["stages"]) == 2
+    capsys.readouterr()
+    monkeypatch.setattr(sys, "argv", ["ampacity", "workload", "show", str(file)])
+    with pytest.raises(SystemExit):
+        main()
+    assert told in capsys.readouterr().out
+
+
 def test_a_search_over_sessions_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -304,6 +304,24 @@ def test_pools_are_popular_as_zipf_says_and_stages_share_nothing() -> None:
     assert not set(shared.ids) & set(prefixes.draw(lengths, 1, np.random.default_rng(1)).ids)
     short = prefixes.draw(np.full(10, 60), 0, np.random.default_rng(1))
     assert short.totals().tolist() == [52] * 10  # 8 tokens stay its own
+    assert shared.note is None
+    assert "system fits whole into 0%" in str(short.note)
+
+
+def test_pools_that_do_not_fit_say_what_is_realised() -> None:
+    spec = "[{name: system, tokens: 100}, {name: doc, tokens: 200}]"
+    prefixes = parse_prefixes(yaml.safe_load(spec), "prefixes")
+    # 8 tokens are a prompt's own: 400 has room for both, 208 for 100 of the document, 108 and 58 for none of it
+    lengths = np.repeat([400, 208, 108, 58], [4, 3, 2, 1])
+    assert prefixes.draw(lengths, 0, np.random.default_rng(1)).note == (
+        "prefixes: system fits whole into 90% of the prompts that are to have it, 100.0% of all prompts have some of it (100.0% are described), "
+        "p50 100 of 100 tokens; doc fits whole into 40% of the prompts that are to have it, 70.0% of all prompts have some of it "
+        "(100.0% are described), p50 100 of 200 tokens: lengthen input_tokens or shorten the pools"
+    )
+    for cut, told in ((3, False), (4, True)):  # of 100
+        note = prefixes.draw(np.repeat([400, 300], [100 - cut, cut]), 0, np.random.default_rng(1)).note
+        assert (note is not None) == told
+    assert prefixes.first_turns(10, 0, np.random.default_rng(1)).note is None
 
 
 @pytest.mark.parametrize(

@@ -20,6 +20,7 @@ from workloads.lengths import Lengths, parse_lengths
 BLOCK_TOKENS = 16  # vLLM's block: a cache finds whole ones only
 OWN_TOKENS = 8  # of a prompt stay its own, so that no two are the same
 POOL_MAX = 10_000_000
+CUT_MAX = 0.03  # of the prompts with a text of a pool may have it cut short before it is said
 _STAGE_SHIFT, _POOL_SHIFT = 48, 40  # of a segment's id: stages share nothing, nor do pools
 
 Ints = NDArray[np.int64]
@@ -111,10 +112,23 @@ class Prefixes:
             ids[:, k] = (stage << _STAGE_SHIFT) + (k << _POOL_SHIFT) + chosen
             tokens[:, k] = np.where(chosen >= 0, length[chosen], 0)
         before = np.concatenate([np.zeros((n, 1), dtype=np.int64), np.cumsum(tokens, axis=1)[:, :-1]], axis=1)
-        tokens = np.clip(room[:, None] - before, 0, tokens)
+        wanted, tokens = tokens, np.clip(room[:, None] - before, 0, tokens)
         there = tokens > 0
         start = np.concatenate([[0], np.cumsum(there.sum(axis=1))]).astype(np.int64)
-        return SharedPrefixes(start, ids[there], tokens[there])
+        return SharedPrefixes(start, ids[there], tokens[there], self._note(wanted, tokens))
+
+    def _note(self, wanted: Ints, given: Ints) -> str | None:
+        """What is realised of the pools that do not fit; int64[n, pools] of tokens that were to be shared, and are."""
+        found = []
+        for k, pool in enumerate(self.pools):
+            due = wanted[:, k] > 0
+            if due.any() and (whole := np.mean((given == wanted)[due, k])) < 1 - CUT_MAX:
+                medians = (float(np.median(tokens[due, k])) for tokens in (given, wanted))
+                found.append(
+                    f"{pool.name} fits whole into {whole:.0%} of the prompts that are to have it, {np.mean(given[:, k] > 0):.1%} of all prompts "
+                    f"have some of it ({pool.share:.1%} are described), p50 {' of '.join(f'{m:,.0f}' for m in medians)} tokens"
+                )
+        return f"prefixes: {'; '.join(found)}: lengthen input_tokens or shorten the pools" if found else None
 
     def _meeting(
         self, target: float, input_tokens: Ints, room: Ints, stage: int, rng: np.random.Generator

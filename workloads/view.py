@@ -12,6 +12,7 @@ from workloads.archetypes import ARCHETYPES
 from workloads.fit_lengths import SHOWN, quantile, spikes
 from workloads.lengths import Lengths
 from workloads.profile import Workload, read_yaml
+from workloads.schedule import closed_schedule
 
 _DRAWS = 50_000
 _BINS = 24
@@ -22,9 +23,11 @@ def view(workload: Workload, measured: dict[str, Any] | None = None, seed: int =
     rng = np.random.default_rng(seed)
     sides = {side: _side(lengths, rng) for side, lengths in
              (("input", workload.input_tokens), ("output", workload.output_tokens))}  # fmt: skip
+    lone = workload.prefixes is not None and workload.sessions is None
+    shared = closed_schedule(workload, requests=_DRAWS, seed=seed, stage=0).shared if lone else None
     return {
         "name": workload.name, "source": workload.source, "sides": sides, "described": workload.describe(),
-        "measured": measured or {},
+        "measured": measured or {}, "note": shared and shared.note,
     }  # fmt: skip
 
 

@@ -49,9 +49,8 @@ class VirtualRig(StageBook):
     def __init__(
         self, settings: Settings, deployment: Deployment, writer: RunWriter, progress: Progress
     ) -> None:
-        super().__init__(settings, writer)
+        super().__init__(settings, writer, progress)
         self._deployment = deployment
-        self._progress = progress
         self._start_ns = ORIGIN_NS
         self._playing = False
         sessions = settings.workload.sessions
@@ -171,6 +170,7 @@ class VirtualRig(StageBook):
         offered_rps: float | None = None, concurrency: int | None = None, decided: str | None = None,
     ) -> dict[str, Any]:  # fmt: skip
         self._count(*self._unfit)
+        self._note_sharing(played.schedule)
         schedule, outcome = played.schedule, played.outcome
         index, start_ns, n = len(self.stages), self._start_ns, len(schedule)
         for record in _records(played, index, start_ns):

@@ -50,7 +50,7 @@ class Rig(StageBook):
         progress: Progress,
         trace: Trace | None,
     ) -> None:
-        super().__init__(settings, writer)
+        super().__init__(settings, writer, progress)
         self._trace = trace
         self.probe = probe
         self.typical_e2e_s = e2e_s(probe.record)
@@ -58,7 +58,6 @@ class Rig(StageBook):
         self._workers_wanted = settings.workers or 1
         self._tolerance = Tolerance.for_limits(_limits_by_metric(settings))
         self._telemetry = telemetry
-        self._progress = progress
         self.repeats_left = REPEATS_MAX  # stages that may yet be run again after a disturbance
 
     async def open_stage(
@@ -142,8 +141,7 @@ class Rig(StageBook):
         if self.probe.served.max_model_len is not None:
             schedule, unfit = fit_context(schedule, self.probe.served.max_model_len, TEMPLATE_TOKENS)
             self._count(*unfit)
-        if schedule.shared is not None and schedule.shared.note and kind == "open":
-            self._note(f"stage {len(self.stages)}: {schedule.shared.note}")
+        self._note_sharing(schedule)
         schedule, cut = schedule.capped(self._left_requests, self._left_tokens)
         if cut and kind == "open":
             duration_s = min(duration_s, float(schedule.scheduled_s[-1]) + 1e-6 if len(schedule) else 0.0)
@@ -245,10 +243,6 @@ class Rig(StageBook):
             self._workers_wanted = min(2 * self._workers_wanted, max(cores, self._workers_wanted))
             self._writer.meta["workers"] = self._workers_wanted
         return asdict(audit)
-
-    def _note(self, text: str) -> None:
-        self._progress.note(text)
-        self._writer.meta["notes"].append(text)
 
     def _sharing(self, schedule: Schedule, table: pa.Table) -> dict[str, Any]:
         """The stage's ``cached_share_planned``: of the requests that were answered, as an infinite cache would have it."""

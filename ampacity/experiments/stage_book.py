@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from ampacity.config import Settings
+from ampacity.progress import Progress
 from loadgen.rundir import RunWriter
 from workloads.profile import Workload
 from workloads.schedule import Schedule, closed_schedule, open_schedule
@@ -16,12 +17,13 @@ from workloads.schedule import Schedule, closed_schedule, open_schedule
 class StageBook:
     """The part of a rig that needs no engine; a rig runs the stages."""
 
-    def __init__(self, settings: Settings, writer: RunWriter) -> None:
+    def __init__(self, settings: Settings, writer: RunWriter, progress: Progress) -> None:
         self.settings = settings
         self.lengths: str | None = None  # of the curve that the next stages belong to
         self.stages: list[dict[str, Any]] = []  # judged, in the order in which they ran
         self.ended: tuple[str, str] | None = None  # (status, reason): no further stage can run
         self._writer = writer
+        self._progress = progress
         self._first_request_id = 0
         self._repetitions = (
             0  # of stages that were disturbed: they send the same lengths at the same times, other texts
@@ -29,10 +31,24 @@ class StageBook:
         self._left_requests = settings.max_requests
         self._left_tokens = settings.max_tokens
 
+    def tell(self, text: str) -> None:
+        """A line for those who wait."""
+        self._progress.note(text)
+
     def note_down(self, name: str, value: Any) -> None:
         """Write an entry of run.json."""
         self._writer.meta[name] = value
         self._writer.write_meta()
+
+    def _note(self, text: str) -> None:
+        self._progress.note(text)
+        self._writer.meta["notes"].append(text)
+
+    def _note_sharing(self, schedule: Schedule) -> None:
+        """Say once in a run where prompts share less than the workload describes."""
+        note = schedule.shared and schedule.shared.note
+        if note and not any(": prefixes: " in told for told in self._writer.meta["notes"]):
+            self._note(f"stage {len(self.stages)}: {note}")
 
     def _count(self, name: str, more: int) -> None:
         """Add to a count of run.json's ``workload``."""
