@@ -91,6 +91,7 @@ def make_settings(raw: dict[str, Any]) -> Settings:
     workload = _workload(raw)
     of_classes = [f"{kind.name}:{text}" for kind in workload.classes for text in kind.slos]
     slos = tuple(parse_slos([str(text) for text in [*v.items(raw.get("slo", ())), *of_classes]]))
+    locked = v.locked(v.items(raw.get("lock", ())))
     settings = Settings(
         endpoint=endpoints[0],
         replicas=endpoints[1:],
@@ -126,9 +127,9 @@ def make_settings(raw: dict[str, Any]) -> Settings:
         timestamps=v.choice(raw.get("timestamps", "read"), get_args(Stamps), "--timestamps"),
         workers=v.given(raw, "workers", partial(v.whole, at_most=WORKERS_MAX)),
         out=Path(raw["out"]) if "out" in raw else None,
-        locked=v.locked(v.items(raw.get("lock", ()))),
+        locked=locked,
         metrics_urls=v.metrics_urls(v.items(raw.get("metrics_url", ()))),
-        fleet_inputs=fleet_inputs(raw),
+        fleet_inputs=fleet_inputs({"tp": gpus_named(*map(locked.get, SAYS_GPUS)) or 1, **raw}),
         keep_answers_bytes=None
         if "keep_answers" not in raw
         else v.whole(raw["keep_answers"], "--keep-answers") * 2**20,
@@ -143,6 +144,18 @@ def make_settings(raw: dict[str, Any]) -> Settings:
 _TEXTS = {"model", "salt", "prompts", "api_key_env", "tokenizer", "workload", "arrivals", "trace", "out"}
 CONCURRENCY_MAX = 100_000
 WORKERS_MAX = 256
+
+
+SAYS_GPUS = ("tensor_parallel", "hardware")  # facts of --lock
+
+
+def gpus_named(*texts: object) -> int | None:
+    """GPUs of an instance by the first text that says them: ``4``, ``4xH100`` or ``llama3-70b@4xh100``."""
+    said = (
+        re.search(r"(?:^|[-@ ])([1-9]\d{0,3}) ?x ?[A-Za-z]|^([1-9]\d{0,3})$", str(text or ""))
+        for text in texts
+    )
+    return next((int(found[1] or found[2]) for found in said if found), None)
 
 
 def fleet_inputs(raw: dict[str, Any]) -> dict[str, Any]:

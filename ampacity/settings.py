@@ -57,7 +57,7 @@ SHARED: dict[str, Setting] = {
     "slo": (OUT, list[str], "METRIC_pQ=LIMIT", "As ttft_p99=2s, itl_p99=50ms, e2e_p95=10s; repeatable."),
     "keep_answers": (OUT, int, "MIB", "Keep the texts of answers in the run directory, at most so many MiB of each process, for 'ampacity report --checker'. Default: no text is kept."),
     "peak_rps": (OUT, float, "R", "Peak load that a fleet has to carry."),
-    "tp": (OUT, int, "N", "GPUs per instance. Default: 1."),
+    "tp": (OUT, int, "N", "GPUs per instance. Default: as --lock hardware=4xH100 says, or 1."),
     "safety": (OUT, float, "F", "Safety factor on the number of instances. Default: 1.2."),
     "gpu_hour": (OUT, float, "USD", "Price of one GPU for one hour."),
     "out": (OUT, Path, "DIR", "Run directory; new or empty. Default: runs/<time>-<name>"),

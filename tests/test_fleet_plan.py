@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 import sys
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ import pytest
 from synthetic import Stage, make_run, request
 
 from ampacity.cli import main
+from ampacity.config import make_settings
 from analysis.fleet import Carried, FleetError, Traffic, choose_safety, plan_fleet, traffic_of_profile
 from analysis.summary import summarise
 from workloads.fit_arrivals import fit_arrivals
@@ -46,14 +48,14 @@ def test_half_the_utilisation_is_twice_the_cost_of_a_token() -> None:
         "cost_per_million_output_tokens",
         "cost_per_million_input_tokens",
         "cost_per_million_tokens",
-        "cost_per_good_request",
+        "cost_per_thousand_good_requests",
     ):
         assert at[20.0][name] == pytest.approx(2 * at[40.0][name])
     # 10 GPUs x $3 = $30 an hour; 40/s x 200 tokens x 3600 s = 28.8 million output tokens
     assert at[40.0]["cost_per_million_output_tokens"] == pytest.approx(30 / 28.8)
     assert at[40.0]["cost_per_million_input_tokens"] == pytest.approx(30 / 144)
     assert at[40.0]["cost_per_million_tokens"] == pytest.approx(30 / 172.8)
-    assert at[40.0]["cost_per_good_request"] == pytest.approx(30 / (40 * 3600 * 0.99))
+    assert at[40.0]["cost_per_thousand_good_requests"] == pytest.approx(1000 * 30 / (40 * 3600 * 0.99))
 
 
 def test_safety_follows_variance_and_history_and_says_why() -> None:
@@ -166,7 +168,8 @@ def test_plan_reads_a_run_and_a_profile(
     )
 
     def plan(*arguments: str) -> int:
-        monkeypatch.setattr(sys, "argv", ["ampacity", "plan", str(tmp_path / "run"), *arguments])
+        run = [] if arguments and not arguments[0].startswith("-") else [str(tmp_path / "run")]
+        monkeypatch.setattr(sys, "argv", ["ampacity", "plan", *run, *arguments])
         with pytest.raises(SystemExit) as ended:
             main()
         return int(ended.value.code or 0)
@@ -182,13 +185,24 @@ def test_plan_reads_a_run_and_a_profile(
     # one token a request in the synthetic run, and 100 of input
     assert found["cost_per_million_output_tokens"] == pytest.approx(8 / (20 * 3600) * 1e6, rel=0.01)
     assert found["cost_per_million_input_tokens"] == pytest.approx(8 / (20 * 3600 * 100) * 1e6, rel=0.01)
+    assert plan("--profile", str(profile), "--gpu-hour", "0.002") == 0  # a thousandth of $8 / (20 x 3.6)
+    told = capsys.readouterr().out
+    assert re.search(r"\$0\.000111 for 1,000 good requests\n", told)
+    assert "pooled" not in told
     assert plan("--profile", str(profile)) == 0
     assert "20 %: the rate varies by" in capsys.readouterr().out
     assert plan() == 2
     assert "--peak-rps" in capsys.readouterr().err
     assert plan("--peak-rps", "10", "--mean-rps", "11") == 2
     assert capsys.readouterr().err.count("\n") == 1
-    assert np.isfinite(found["cost_per_good_request"])
+    assert np.isfinite(found["cost_per_thousand_good_requests"])
+    for flag in ("--peak-rps", "--safety", "--gpu-hour"):  # what is wrong is the flag, not the run
+        assert plan("--peak-rps", "10", flag, "1e300") == 2
+        assert capsys.readouterr().err == f"ampacity: {flag} 1e+300: at most 1e+12\n"
+    plan_of_a_burst = {"base_rps": 10.0, "factor": 1.0, "base_s": 60.0, "burst_s": 20.0, "recovery_s": 40.0}
+    make_run(tmp_path / "burst", [stage], ["ttft_p99=1s"], warmup_requests=0, burst=plan_of_a_burst)
+    assert plan(str(tmp_path / "burst"), "--peak-rps", "10") == 2
+    assert "a burst is no steady load, so it names no capacity" in capsys.readouterr().err
 
 
 def test_tokens_are_a_mean_over_all_answers_not_of_the_stage_at_the_limit(tmp_path: Path) -> None:
@@ -215,3 +229,36 @@ def test_tokens_are_a_mean_over_all_answers_not_of_the_stage_at_the_limit(tmp_pa
     )
     # 2 GPUs x $3 = $6 an hour for 12/s x 1.6 tokens x 3600 s
     assert fleet["cost_per_million_output_tokens"] == pytest.approx(6 / (12 * 1.6 * 3600) * 1e6)
+
+
+@pytest.mark.parametrize(
+    ("facts", "gpus"),
+    [
+        ({}, 1), ({"locked": {"hardware": "4xH100"}}, 4), ({"locked": {"hardware": "8x7B", "tensor_parallel": "2"}}, 2),
+        ({"locked": {"hardware": "4xH100"}, "fleet_inputs": {"tensor_parallel": 2}}, 2),
+        ({"predicted": True, "endpoint": {"model": "llama3-70b@4xa100-80"}}, 4),
+        ({"predicted": True, "endpoint": {"model": "llama3-8b-a100-80"}}, 1),
+    ],
+)  # fmt: skip
+def test_a_plan_for_other_instances_than_the_one_measured_warns(
+    facts: dict[str, Any], gpus: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:  # fmt: skip
+    stage = Stage([request(i, i * 0.1) for i in range(1200)], 120.0, offered_rps=10.0)
+    make_run(tmp_path / "run", [stage], ["ttft_p99=1s"], warmup_requests=0, **facts)
+    for tp, warned in ((None, False), (gpus, False), (gpus + 3, True)):
+        given = [] if tp is None else ["--tp", str(tp)]
+        monkeypatch.setattr(
+            sys, "argv", ["ampacity", "plan", str(tmp_path / "run"), "--peak-rps", "25", "--json", *given]
+        )
+        with pytest.raises(SystemExit):
+            main()
+        plan = json.loads(capsys.readouterr().out)
+        assert (plan["instances"], plan["gpus"]) == (4, 4 * (tp or gpus))  # ceil(3 x 1.2)
+        assert ("other_instance" in [w["code"] for w in plan["warnings"]]) == warned
+
+
+def test_the_gpus_of_an_instance_are_those_that_were_locked() -> None:
+    settings = {"url": "http://127.0.0.1:1/v1", "lock": ["hardware=4xH100"]}
+    assert make_settings(settings).fleet_inputs["tensor_parallel"] == 4
+    assert make_settings(settings | {"tp": 2}).fleet_inputs["tensor_parallel"] == 2
+    assert make_settings(settings | {"lock": ["hardware=simulated L4"]}).fleet_inputs["tensor_parallel"] == 1

@@ -23,7 +23,7 @@ def plan(
 ) -> None:  # fmt: skip
     """Size a fleet for a peak load from what one instance carried.
 
-    ampacity plan runs/search --profile traffic.yaml --tp 4 --gpu-hour 2.50
+    ampacity plan runs/search --profile traffic.yaml --gpu-hour 2.50
     """
     from dataclasses import replace
 
@@ -38,20 +38,41 @@ def plan(
         raise ConfigError(
             "say what the fleet has to carry: --peak-rps R, or --profile FILE of 'ampacity workload fit'"
         )
-    inputs = fleet_inputs({"safety": safety or 1.2, **raw})
     traffic = _traffic(peak_rps, mean_rps, profile)
     loaded = load_run(run)
+    measured = _gpus_measured(loaded.meta)
+    inputs = fleet_inputs({"safety": safety or 1.2, "tp": measured, **raw})
     summary = summarise(replace(loaded, meta={**loaded.meta, "fleet_inputs": inputs}))
     carried = _carried(summary)
     if carried is None:
-        raise FleetError(f"{run}: no fleet can be sized from this run: {summary['fleet']['reason']}")
+        raise FleetError(f"{run}: no fleet can be sized from this run: {summary['capacity']['reason']}")
     fleet = plan_fleet(traffic, carried, inputs["tensor_parallel"], safety, inputs["gpu_hour_usd"])
-    fleet["warnings"] = summary["warnings"]
+    fleet["warnings"] = summary["warnings"] + _other_instance(measured, inputs["tensor_parallel"])
     if json:
         print_json(fleet)
         return
     for line in [*_lines(fleet, summary["capacity"]), *(f"Warning: {w['text']}" for w in fleet["warnings"])]:
         typer.echo(line)
+
+
+def _gpus_measured(meta: Mapping[str, Any]) -> int:
+    """GPUs of the instance that was measured: by --tp of the run, what was locked, or the preset of a prediction."""
+    from ampacity.config import SAYS_GPUS, gpus_named
+
+    given = int((meta.get("fleet_inputs") or {}).get("tensor_parallel") or 1)
+    texts = [(meta.get("locked") or {}).get(name) for name in SAYS_GPUS]
+    texts += [(meta.get("endpoint") or {}).get("model")] if meta.get("predicted") else []
+    return given if given > 1 else gpus_named(*texts) or 1
+
+
+def _other_instance(measured: int, planned: int) -> list[dict[str, str]]:
+    if measured == planned:
+        return []
+    text = (
+        f"By what the run says (--tp, --lock hardware=) an instance of {measured} GPU{'s' if measured > 1 else ''} was measured; the plan takes "
+        f"its rate for one of {planned}, which carries another. Measure such an instance, or drop --tp."
+    )
+    return [{"code": "other_instance", "text": text}]
 
 
 def _traffic(peak_rps: float | None, mean_rps: float | None, profile: Path | None) -> Any:
@@ -96,6 +117,9 @@ def _carried(summary: Mapping[str, Any]) -> Any:
 
 def _lines(fleet: dict[str, Any], capacity: Mapping[str, Any]) -> list[str]:
     """The plan in words, with the arithmetic shown."""
+    from reports.figures import significant
+    from reports.findings import CROSSING
+
     low, high = fleet["usable_rps_ci"]
     between = f" (between {low:.3g} and {'?' if high is None else format(high, '.3g')})" if low else ""
     at_least, most_rate = ("at least ", "at most ") if capacity["crossing"] == "saturated" else ("", "")
@@ -103,7 +127,7 @@ def _lines(fleet: dict[str, Any], capacity: Mapping[str, Any]) -> list[str]:
     fewest, most = fleet["instances_ci"]
     lines = [
         f"{at_least}{fleet['instances']} instances, {fleet['gpus']} GPUs for {fleet['peak_rps']:.4g} requests/s",
-        f"  one instance carries {most_rate}{capacity['usable_rps']:.3g} requests/s{between}, {capacity['crossing'].replace('_', ' ')}{in_loop}",
+        f"  one instance carries {most_rate}{capacity['usable_rps']:.3g} requests/s{between}, {CROSSING[capacity['crossing']]}{in_loop}",
         *([f"  peak: {fleet['peak_reason']}"] if fleet["traffic"] == "profile" else []),
         f"  {fleet['instances_before_safety']} instances carry the peak, × {fleet['safety_factor']:g} safety = {fleet['instances']}"
         f", × {fleet['tensor_parallel']} GPUs each = {fleet['gpus']}",
@@ -123,9 +147,11 @@ def _lines(fleet: dict[str, Any], capacity: Mapping[str, Any]) -> list[str]:
         )
         names = {
             "cost_per_million_output_tokens": "a million output tokens", "cost_per_million_input_tokens": "a million input tokens",
-            "cost_per_million_tokens": "a million tokens of both", "cost_per_good_request": "a good request",
+            "cost_per_million_tokens": "a million tokens of both", "cost_per_thousand_good_requests": "1,000 good requests",
         }  # fmt: skip
         lines += [
-            f"    ${fleet[key]:.3g} for {what}" for key, what in names.items() if fleet[key] is not None
+            f"    ${significant(fleet[key])} for {what}"
+            for key, what in names.items()
+            if fleet[key] is not None
         ]
     return lines

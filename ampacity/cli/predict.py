@@ -34,14 +34,16 @@ def predict(
     from rich.console import Console
 
     from ampacity.cli.experiment import command_line, finish
-    from ampacity.config import check_steady, make_settings
+    from ampacity.config import check_steady, gpus_named, make_settings
     from ampacity.experiments.predict import predict as experiment
     from ampacity.progress import Progress
     from ampacity.values import ConfigError
     from simulator.hardware import find_deployment
 
     deployment = find_deployment(full_preset(preset, engine))
-    settings = make_settings({"duration": "5m", **raw, "url": "http://predicted.invalid/v1"})
+    settings = make_settings(
+        {"duration": "5m", "tp": gpus_named(preset) or 1, **raw, "url": "http://predicted.invalid/v1"}
+    )
     check_steady(settings.workload, "predict")
     progress = Progress(Console(stderr=True, highlight=False))
     how: dict[str, Any] = {}
