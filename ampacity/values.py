@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
 SECONDS_MAX = 30 * 86_400.0
+LARGEST = 1e12  # of a rate, a factor, a price: more is a slip of the finger
 RESERVED_BODY_FIELDS = ("messages", "prompt", "stream")
 T = TypeVar("T")
 
@@ -67,8 +68,10 @@ def positive(value: Any, name: str) -> float:
         number = float(value)
     except (TypeError, ValueError):
         number = math.nan
-    if isinstance(value, bool) or not (0 < number < math.inf):
+    if isinstance(value, bool) or not number > 0:
         raise ConfigError(f"{name} {value}: give a number above 0")
+    if number > LARGEST:
+        raise ConfigError(f"{name} {value}: at most {LARGEST:g}")
     return number
 
 

@@ -57,10 +57,10 @@ def summarise(run: Run, labels: Mapping[int, bool] | None = None) -> dict[str, A
         **_counts(records.requests, metas),
         "stages": stages,
         "knee": find_knee(stages),
-        "capacity": find_capacity(stages, slos, pooled="search" in meta),
+        "capacity": _capacity(meta, stages, slos),
         "interval_assumption": ASSUMPTION,
         "goodput": peak_goodput(stages),
-        "classes": class_curves(stages, slos),
+        "classes": [] if "burst" in meta else class_curves(stages, slos),
         "families": [],
         "offline": offline_throughput(stages, slos, meta.get("fleet_inputs") or {}),
         "audit": _audit(metas, stages, imported=bool(meta.get("imported"))),
@@ -86,6 +86,13 @@ def summarise(run: Run, labels: Mapping[int, bool] | None = None) -> dict[str, A
     summary["verdict"] = write_verdict(summary)
     plain: dict[str, Any] = _plain(summary)
     return plain
+
+
+def _capacity(meta: Mapping[str, Any], stages: list[dict[str, Any]], slos: list[Slo]) -> dict[str, Any]:
+    if "burst" in meta:
+        why = "a burst is no steady load, so it names no capacity: a search or a sweep does"
+        return find_capacity([], slos) | {"reason": why}
+    return find_capacity(stages, slos, pooled="search" in meta)
 
 
 def _judge_stages(

@@ -90,6 +90,7 @@ def load_arm(name: str, path: Path, gpus: int | None = None, gpu_hour: float | N
 
 def per_run(texts: Sequence[str] | None, names: Sequence[str], runs: Sequence[Path], flag: str, convert: Callable[[str], T]) -> dict[str, T]:  # fmt: skip
     """``B=4``, ``vllm=4`` (the directory's name) or ``4`` for all, as name to value. Raises CompareError."""
+    from ampacity.values import LARGEST
     from analysis.comparable import CompareError
 
     found: dict[str, T] = {}
@@ -100,10 +101,10 @@ def per_run(texts: Sequence[str] | None, names: Sequence[str], runs: Sequence[Pa
         ]
         try:
             value = convert(content)
-            if not targets or (not isinstance(value, Path) and not 0 < float(str(value)) < float("inf")):
+            if not targets or (not isinstance(value, Path) and not 0 < float(str(value)) <= LARGEST):
                 raise ValueError
         except ValueError:
-            raise CompareError(f"{flag} {text}: write RUN=VALUE with a run of {', '.join(names)} or a directory's name, and a value above 0") from None  # fmt: skip
+            raise CompareError(f"{flag} {text}: write RUN=VALUE with a run of {', '.join(names)} or a directory's name, and a value above 0, at most {LARGEST:g}") from None  # fmt: skip
         found |= dict.fromkeys(targets, value)
     return found
 
