@@ -246,7 +246,7 @@ def _costs(gpus: int, gpu_hour_usd: float | None, load_rps: float, carried: Carr
             hourly / (3600 * load_rps * each) * 1e6 if hourly and each else None
         )
     good = carried.good_share
-    costs["cost_per_good_request"] = (
-        hourly / (3600 * load_rps * good) if hourly is not None and good else None
+    costs["cost_per_thousand_good_requests"] = (
+        hourly / (3600 * load_rps * good) * 1e3 if hourly is not None and good else None
     )
     return costs

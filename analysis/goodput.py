@@ -30,7 +30,10 @@ def peak_goodput(stages: Sequence[dict[str, Any]]) -> dict[str, Any]:
     judged = [s for s in stages if s["goodput_rps"] is not None]
     usable = [s for s in judged if is_figure(s)]
     if not usable:
-        reason = NO_FIGURE if judged else "no SLO given, or none that could be judged"
+        why = next(
+            (s["goodput_rps_reason"] for s in stages if s.get("goodput_rps_reason")), "no stage was measured"
+        )
+        reason = NO_FIGURE if judged else why
         return {"peak_rps": None, "at_offered_rps": None, "reason": reason}
     best = max(usable, key=lambda s: s["goodput_rps"])
     return {"peak_rps": best["goodput_rps"], "at_offered_rps": best["offered_rps"], "reason": None}

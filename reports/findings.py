@@ -215,7 +215,7 @@ def error_bound(summary: Mapping[str, Any]) -> str | None:
     if kernel is not None:
         return f"The load generator adds at most {seconds(kernel)} to these times (p99 of read time − kernel time, worst stage)."
     if lag is not None:
-        return f"The load generator adds about {seconds(lag)} to these times (p99 of its loop's lag, worst stage)."
+        return f"In one reading of a hundred {seconds(lag)} or more can be the load generator's own (p99 of its loop's lag, worst stage)."
     return None
 
 

@@ -11,7 +11,14 @@ from hypothesis import strategies as st
 from synthetic import Stage, cohort, make_run, request
 
 from analysis.attainment import judge_slo, observe_slos, requests_meeting
-from analysis.goodput import LabelsError, accepted_goodput, goodput_rps, offline_throughput, parse_labels
+from analysis.goodput import (
+    LabelsError,
+    accepted_goodput,
+    goodput_rps,
+    offline_throughput,
+    parse_labels,
+    peak_goodput,
+)
 from analysis.slo import parse_slo, parse_slos
 from analysis.summary import summarise
 
@@ -28,6 +35,12 @@ def test_two_routes_the_one_with_more_accepted_results_wins() -> None:
     assert a["cost_per_result_usd"] == pytest.approx(0.0190, abs=5e-5)
     assert b["cost_per_result_usd"] == pytest.approx(0.0171, abs=5e-5)
     assert b["output_tokens_per_s"] == 1700
+
+
+def test_a_peak_that_is_not_known_says_why() -> None:
+    assert peak_goodput([])["reason"] == "no stage was measured"
+    unknown = {"goodput_rps": None, "goodput_rps_reason": "no answer had two tokens"}
+    assert peak_goodput([unknown])["reason"] == "no answer had two tokens"
 
 
 def test_accepted_needs_the_slo_too_and_unlabelled_answers_are_counted() -> None:

@@ -142,5 +142,5 @@ def test_the_client_s_own_error_stands_beside_the_percentiles() -> None:
         "The load generator adds at most 400 µs to these times (p99 of read time − kernel time, worst stage)."
     )
     summary["audit"] = {"loop_lag_p99_s": 0.002}
-    assert "about 2.00 ms" in str(error_bound(summary))
+    assert "one reading of a hundred 2.00 ms or more" in str(error_bound(summary))
     assert error_bound({"audit": {}}) is None

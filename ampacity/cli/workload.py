@@ -21,10 +21,11 @@ def list_() -> None:
     from workloads.archetypes import ARCHETYPES
     from workloads.profile import load_workload
 
+    width = max(map(len, ARCHETYPES))
     for name in ARCHETYPES:
         workload = load_workload(name)
         typer.echo(
-            f"{name:12} input {workload.input_tokens.describe()['text']}; output {workload.output_tokens.describe()['text']}"
+            f"{name:<{width}} input {workload.input_tokens.describe()['text']}; output {workload.output_tokens.describe()['text']}"
         )
 
 
