@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import threading
 import time
 from collections.abc import Iterator
 from typing import Any
@@ -45,6 +46,21 @@ class Progress:
         finally:
             painter.cancel()
             self._overwrite("")
+
+    @contextlib.contextmanager
+    def at_work(self, what: str) -> Iterator[None]:
+        """A line every PLAIN_EVERY_S while the block computes, without a loop that could say so."""
+        began_s, over = time.monotonic(), threading.Event()
+
+        def say() -> None:
+            while not over.wait(PLAIN_EVERY_S):
+                self.note(f"{what}: at work for {time.monotonic() - began_s:.0f} s")
+
+        threading.Thread(target=say, daemon=True).start()
+        try:
+            yield
+        finally:
+            over.set()
 
     def judged(self, stage: dict[str, Any]) -> None:
         """One line for a finished stage."""

@@ -93,6 +93,22 @@ def cut_short(stages: Sequence[Mapping[str, Any]], goal: Goal, why: str) -> Fini
     return Finished(why, more_requests=max(_lacking(near, found, goal), end.requests) if found else None)
 
 
+def so_far(stages: Sequence[Mapping[str, Any]], goal: Goal) -> str | None:
+    """What is known of the usable rate and about how much is lacking, in a line; None before both sides have been tried."""
+    judged = judged_open(stages)
+    found = estimate(judged, goal.slos)
+    if found is None:
+        return None
+    low, high = found.usable_rps_ci
+    lacking = _lacking(near_requests(judged, _centre(judged, found)), found, goal)
+    takes = (
+        f"; about {float(f'{lacking:.2g}'):,.0f} more requests to {100 * goal.precision:.2g} %"
+        if lacking > 0
+        else ""
+    )
+    return f"usable rate so far {found.usable_rps:.3g} req/s, 95 % interval {low:.3g} to {high:.3g}{takes}"
+
+
 def _lacking(near: int, found: Estimate, goal: Goal) -> int:
     """Requests near the limit that the precision still takes: the interval narrows with the square root."""
     return math.ceil(near * (found.relative_error / goal.precision) ** 2) - near

@@ -80,6 +80,9 @@ class ServerRig:
         self.noted: dict[str, Any] = {}
         self._server, self._slo = server, slo
 
+    def tell(self, text: str) -> None:
+        """Nobody waits."""
+
     def note_down(self, name: str, value: Any) -> None:
         self.noted[name] = value
 

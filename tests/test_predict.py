@@ -3,6 +3,7 @@
 import json
 import signal
 import sys
+import threading
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -11,9 +12,11 @@ from typing import Any
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
+from rich.console import Console
 
 from ampacity.cli import main
 from ampacity.experiments import virtual
+from ampacity.progress import Progress
 from analysis.summary import summarise
 from loadgen.rundir import load_run
 from simulator.hardware import find_config
@@ -196,6 +199,21 @@ def test_a_kill_leaves_the_stages_that_were_finished_as_they_were(
     found = json.loads(json.dumps(summarise(loaded)))
     assert found["partial"] == "killed after stage 0 (2 req/s): only what had been recorded is here"
     assert found["stages"] == json.loads((whole / "summary.json").read_text())["stages"]
+
+
+def test_a_stage_that_takes_long_says_that_it_is_at_work(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ampacity.progress.PLAIN_EVERY_S", 0.001)
+    said, twice = [], threading.Event()
+
+    class Told(Progress):
+        def note(self, text: str) -> None:
+            said.append(text)
+            if len(said) == 2:
+                twice.set()
+
+    with Told(Console(quiet=True)).at_work("stage 3"):
+        assert twice.wait(10)
+    assert said[0] == "stage 3: at work for 0 s"
 
 
 def test_unknown_preset_is_one_line(

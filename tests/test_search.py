@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import math
+import re
 import sys
 import time
 from pathlib import Path
@@ -421,6 +422,8 @@ class ScriptedRig:
         self.ended: tuple[str, str] | None = None
         self.typical_e2e_s = 0.1
         self.noted: dict[str, Any] = {}
+        self.told: list[str] = []
+        self.tell = self.told.append
         self.closed: list[int] = []
 
     def note_down(self, name: str, value: Any) -> None:
@@ -458,5 +461,13 @@ def test_the_time_that_was_allowed_ends_it_with_what_is_lacking() -> None:
     noted = rig.noted["search"]
     assert noted["reached"] is False
     assert "--max-duration" in noted["ended"]
+    assert rig.told[0].startswith("next ")  # nothing is known yet
+    line = re.fullmatch(
+        r"usable rate so far ([\d.]+) req/s, 95 % interval [\d.]+ to [\d.]+; about ([\d,]+) more requests to 1 %; "
+        r"next [\d.]+ req/s, [\d,]+ requests at most: the usable rate is known to .*", rig.told[-1],
+    )  # fmt: skip
+    assert line is not None
+    assert float(line[1]) == pytest.approx(10.0, rel=0.1)  # the law's own limit
+    assert int(line[2].replace(",", "")) > noted["more_requests"] / 2  # one stage earlier
     assert noted["more_requests"] > 0
     assert sum(s["window"]["end_s"] for s in rig.stages) <= 601

@@ -99,7 +99,8 @@ class VirtualRig(StageBook):
     def _stoppable(self) -> Iterator[None]:
         self._playing = True
         try:
-            yield
+            with self._progress.at_work(f"stage {len(self.stages)}"):
+                yield
         except Stopped:
             pass
         finally:

@@ -9,7 +9,7 @@ from typing import Any
 
 from ampacity.experiments.sweep import START_IN_FLIGHT, Rig, first_rate
 from ampacity.values import ConfigError
-from analysis.next_load import Finished, Goal, Step, cut_short, next_step, told_enough
+from analysis.next_load import Finished, Goal, Step, cut_short, next_step, so_far, told_enough
 from analysis.search import estimate
 
 START = 4 * START_IN_FLIGHT  # requests in flight at the first load
@@ -67,6 +67,9 @@ class Search:
             if left_s < min(duration_s, max(fill_s, 0.05 * limit_s)):
                 return f"--max-duration {limit_s:g} s is used up"
             duration_s = min(duration_s, left_s)
+        known = so_far(rig.stages, goal)
+        requests = f"{float(f'{step.load_rps * duration_s:.2g}'):,.0f} requests at most"
+        rig.tell(f"{known + '; ' if known else ''}next {step.load_rps:g} req/s, {requests}: {step.why}")
         before, began_s = list(rig.stages), time.monotonic()
         judged = await rig.open_stage(
             step.load_rps, duration_s, lambda partial: told_enough(before, partial, goal)

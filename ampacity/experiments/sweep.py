@@ -44,6 +44,9 @@ class Rig(Protocol):
     ) -> dict[str, Any] | None:
         """Run one open-loop stage, ended as soon as there is ``enough``; its judgement, or None when the run is over."""
 
+    def tell(self, text: str) -> None:
+        """A line for those who wait."""
+
     def note_down(self, name: str, value: Any) -> None:
         """Write an entry of run.json."""
 
