@@ -19,6 +19,7 @@ from reports.distributions import (
 from reports.families import curve_charts
 from reports.figures import by_load, exact, interval, load_of, rate, reason_of, seconds, share, significant
 from reports.marks import (
+    CURVE,
     DASHED,
     NARROW,
     WIDE,
@@ -56,7 +57,12 @@ def _stages(summary: Mapping[str, Any], name: str) -> list[Mapping[str, Any]]:
 
 
 def _points(
-    stages: Sequence[Mapping[str, Any]], x: str, metric: str, percentile: str, label: str
+    summary: Mapping[str, Any],
+    stages: Sequence[Mapping[str, Any]],
+    x: str,
+    metric: str,
+    percentile: str,
+    label: str,
 ) -> list[dict[str, Any]]:
     rows = []
     for stage in stages:
@@ -67,7 +73,13 @@ def _points(
         bounds = interval(held.get("p99_ci"), seconds) if percentile == "p99" else None
         text = f"{load_of(stage)}: {label} {seconds(value)}" + (f" ({bounds})" if bounds else "")
         rows.append(
-            {"x": stage[x], "y": value, "text": text, "state": stage_state(stage), "ci": held.get("p99_ci")}
+            {
+                "x": stage[x],
+                "y": value,
+                "text": text,
+                "state": stage_state(stage, summary),
+                "ci": held.get("p99_ci"),
+            }
         )
     return rows
 
@@ -130,7 +142,7 @@ def _latency_plot(
 ) -> tuple[Plot, list[Key]] | None:
     """Latency percentiles over ``x`` with the SLO limits; None below two stages with one."""
     series = [
-        (f"{label} {p}", metric, p, _points(stages, x, name, p, f"{label} {p}"))
+        (f"{label} {p}", metric, p, _points(summary, stages, x, name, p, f"{label} {p}"))
         for metric, name, label in DRAWN
         for p in ("p50", _tail(summary, metric))
     ]
@@ -156,7 +168,7 @@ def _latency_plot(
     top = plot.y.high * (plot.y.low / plot.y.high) ** 0.025
     beyond = [{**row, "y": top} for row in _beyond(stages, x, _tail(summary, "ttft"))]
     plot.points(beyond, "bad", "triangle-up")
-    keys += state_keys(stages)
+    keys += state_keys(stages, summary)
     if beyond:
         keys.append(Key(f"TTFT {_tail(summary, 'ttft')} infinite: failed requests", "bad", "triangle"))
     return plot, keys
@@ -217,7 +229,7 @@ def latency_by_rate(summary: Mapping[str, Any]) -> Chart | None:
     said = []
     if any(_has_interval(summary, s) for s in stages):
         said.append("Bars on p99 are its interval; a bar to one side only has no known other end.")
-    if any(s.get("stable") is False for s in stages):
+    if any(stage_state(s, summary) == "growing" for s in stages):
         said.append("Past saturation the curve turns upwards: latency grows, the rate does not.")
     caption = " ".join([*said, _left_out(summary)]).strip()
     return Chart("latency-rate", title, alt, plot.spec(WIDE, 380), keys, caption, plot.spec(NARROW, 340))
@@ -233,7 +245,8 @@ def _ends(summary: Mapping[str, Any], stages: Sequence[Mapping[str, Any]]) -> st
     """First and last stage in words, for those who do not see the picture."""
     said = []
     tail = _tail(summary, "ttft")
-    for stage in (stages[0], stages[-1]):
+    drawn = [s for s in stages if stage_state(s, summary) in CURVE] or stages
+    for stage in (drawn[0], drawn[-1]):
         held = stage.get("ttft_from_schedule_s") or {}
         low, high = (seconds(held[p]) if held.get(p) is not None else "unknown" for p in ("p50", tail))
         said.append(f"At {load_of(stage)}, TTFT p50 {low} and {tail} {high}.")
@@ -268,24 +281,25 @@ def achieved_by_offered(summary: Mapping[str, Any]) -> Chart | None:
     plot = Plot(linear_axis("Offered rate (requests/s)", top), linear_axis("Achieved rate (requests/s)", top))
     _diagonal(plot)
     rows = [
-        {"x": s["offered_rps"], "y": s["achieved_rps"], "state": stage_state(s),
+        {"x": s["offered_rps"], "y": s["achieved_rps"], "state": stage_state(s, summary),
          "text": f"{load_of(s)} offered: {rate(s['achieved_rps'])} achieved"}
         for s in stages
     ]  # fmt: skip
     _curve(plot, rows, "ttft")
-    title = _follows(stages)
+    title = _follows(stages, [s for s in stages if stage_state(s, summary) in CURVE])
     keys = [Key("achieved = offered", "planned", "dash"), Key("achieved rate", "ttft", "line-dot")]
     alt = f"Achieved against offered rate of {len(stages)} stages. {title}."
-    return Chart("achieved", title, alt, plot.spec(NARROW, 290), [*keys, *state_keys(stages)])
+    return Chart("achieved", title, alt, plot.spec(NARROW, 290), [*keys, *state_keys(stages, summary)])
 
 
-def _follows(stages: Sequence[Mapping[str, Any]]) -> str:
-    growing = [s["offered_rps"] for s in stages if s.get("stable") is False]
+def _follows(stages: Sequence[Mapping[str, Any]], drawn: Sequence[Mapping[str, Any]]) -> str:
+    growing = [s["offered_rps"] for s in drawn if s.get("stable") is False]
     kept = [
-        s["offered_rps"] for s in stages if s.get("stable") and s["achieved_rps"] >= 0.9 * s["offered_rps"]
+        s["offered_rps"] for s in drawn if s.get("stable") and s["achieved_rps"] >= 0.9 * s["offered_rps"]
     ]
-    if not growing and len(kept) == len(stages):
-        return "The achieved rate follows every rate offered"
+    if kept and not growing and len(kept) == len(drawn):
+        all_of_them = len(drawn) == len(stages)
+        return f"The achieved rate follows every rate offered{'' if all_of_them else f' up to {exact(max(kept))} requests/s'}"
     if growing and kept and max(kept) < min(growing):
         return f"Keeps up with {exact(max(kept))} requests/s offered, not with {exact(min(growing))}"
     return "Achieved against offered rate"
@@ -320,7 +334,8 @@ def goodput_by_load(summary: Mapping[str, Any]) -> Chart | None:
     else:
         plot = Plot(log_axis("Set concurrency (requests)", loads), linear_axis("Goodput (requests/s)", goods))
     rows = [
-        {"x": s[x], "y": s["goodput_rps"], "state": stage_state(s), "text": _goodput_text(s)} for s in stages
+        {"x": s[x], "y": s["goodput_rps"], "state": stage_state(s, summary), "text": _goodput_text(s)}
+        for s in stages
     ]
     peak = summary.get("goodput") or {}
     title = "Goodput by load"
@@ -331,7 +346,7 @@ def goodput_by_load(summary: Mapping[str, Any]) -> Chart | None:
     elif peak.get("peak_rps") == 0:
         title = "No request met every SLO"
     _curve(plot, rows, "good")
-    keys += [Key("goodput: requests that met every SLO", "good", "line-dot"), *state_keys(stages)]
+    keys += [Key("goodput: requests that met every SLO", "good", "line-dot"), *state_keys(stages, summary)]
     return Chart("goodput", title, f"{title}. {len(stages)} stages.", plot.spec(NARROW, 290), keys)
 
 

@@ -103,7 +103,7 @@ def _chart(name: str, title: str, curves: Sequence[Curve], summary: Figures) -> 
     if len(curves) > len(drawn):
         caption += f" {len(curves) - len(drawn)} more are in the table only."
     alt = f"{title}: {'; '.join(key.label for key in keys)}."
-    return Chart(name, title, alt, plot.spec(WIDE, 340), [*keys, *state_keys(stages)], caption, plot.spec(NARROW, 340))  # fmt: skip
+    return Chart(name, title, alt, plot.spec(WIDE, 340), [*keys, *state_keys(stages, summary)], caption, plot.spec(NARROW, 340))  # fmt: skip
 
 
 def _name(slo: Figures | None) -> str:
@@ -127,7 +127,7 @@ def _points(curve: Curve, x: str, summary: Figures) -> tuple[Figures | None, lis
                 )
             if value and stage.get(x):
                 text = f"{curve.label} at {load_of(stage)}: {_name(slo)}: {seconds(value)}"
-                rows.append({"x": stage[x], "y": value, "text": text, "state": stage_state(stage)})
+                rows.append({"x": stage[x], "y": value, "text": text, "state": stage_state(stage, summary)})
         if len(rows) > 1:
             break
     return slo, rows

@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from analysis.throughput import REQUESTS_MIN
 from reports.palette import light
 
 FONT = "Helvetica Neue, Helvetica, Arial, Liberation Sans, sans-serif"
@@ -20,11 +21,15 @@ SECONDS_LABEL = (
     " format(datum.value * 1e3, '.3~r') + ' ms' : format(datum.value, ',.3~r') + ' s'"
 )
 DASHED = [5, 4]
-SHAPES = {"steady": "circle", "growing": "diamond", "client": "cross"}
+SHAPES = {"steady": "circle", "growing": "diamond", "client": "cross", "short": "square"}
 STATES = {
     "growing": "not steady: requests in flight keep growing",
     "client": "limited by the load generator: no finding",
+    "short": "too short to be a figure: no part of the curve",
 }
+CURVE = ("steady", "growing")
+FAINT = 0.4
+FILLS = 10  # times as many requests must have ended as were in flight
 
 
 @dataclass(frozen=True)
@@ -136,9 +141,10 @@ class Plot:
     def line(
         self, rows: list[dict[str, Any]], colour: str, dash: list[int] | None = None, width: float = 2
     ) -> None:
-        """A line through ``rows`` (x, y) in their own order."""
+        """A line through ``rows`` (x, y) in their own order, but for stages that measure nothing (by their state)."""
         import altair as alt
 
+        rows = [r for r in rows if r.get("state", "steady") in CURVE]
         if len(rows) < 2:
             return
         rows = [{"x": r["x"], "y": r["y"], "order": i} for i, r in enumerate(rows)]
@@ -155,6 +161,7 @@ class Plot:
         shape: str = "circle",
         filled: bool = True,
         size: int = 52,
+        opacity: float = 1,
     ) -> None:
         """A symbol at each of ``rows`` (x, y, text); ``text`` is its tooltip."""
         import altair as alt
@@ -162,7 +169,7 @@ class Plot:
         if not rows:
             return
         mark = self._chart(rows).mark_point(
-            color=light(colour), shape=shape, filled=filled, size=size, opacity=1, strokeWidth=1.8
+            color=light(colour), shape=shape, filled=filled, size=size, opacity=opacity, strokeWidth=1.8
         )
         self._layers.append(mark.encode(**self._xy(), description=alt.Description("text:N")))
 
@@ -250,20 +257,31 @@ def with_look(chart: Any, datasets: dict[str, list[dict[str, Any]]]) -> dict[str
     return spec
 
 
-def stage_state(stage: Mapping[str, Any]) -> str:
-    """A name of SHAPES."""
+def stage_state(stage: Mapping[str, Any], summary: Mapping[str, Any]) -> str:
+    """A name of SHAPES. A search brackets with stages that tell a side of the limit and no figure: too few requests, or
+    hardly more than were in flight, which hides what the rate is."""
+    few = False
     if stage.get("client_limited"):
         return "client"
+    if "search" in summary:
+        window_s = stage["window"]["end_s"] - stage["window"]["start_s"]
+        few = (
+            stage["requests"] < REQUESTS_MIN
+            or stage["achieved_rps"] * window_s < FILLS * stage["concurrency"]
+        )
+    if few or stage.get("stable", True) is None or stage.get("ended_early"):
+        return "short"
     return "growing" if stage.get("stable") is False else "steady"
 
 
-def state_keys(stages: Sequence[Mapping[str, Any]]) -> list[Key]:
+def state_keys(stages: Sequence[Mapping[str, Any]], summary: Mapping[str, Any]) -> list[Key]:
     """The legend of the symbols that are not of a steady stage."""
-    seen = {stage_state(stage) for stage in stages}
+    seen = {stage_state(stage, summary) for stage in stages}
     return [Key(text, "muted", SHAPES[state]) for state, text in STATES.items() if state in seen]
 
 
 def state_points(plot: Plot, rows: list[dict[str, Any]], colour: str, filled: bool = True) -> None:
     """A symbol at each of ``rows`` (x, y, text, state)."""
     for state, shape in SHAPES.items():
-        plot.points([r for r in rows if r["state"] == state], colour, shape, filled=filled)
+        chosen = [r for r in rows if r["state"] == state]
+        plot.points(chosen, colour, shape, filled=filled, opacity=FAINT if state == "short" else 1)

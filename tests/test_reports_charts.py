@@ -349,3 +349,44 @@ def test_the_style_sheet_recolours_every_colour() -> None:
         assert f"--{name}:{bright};" in css
         assert f"--{name}:{dark};" in css
         assert f'svg [stroke="{bright}"]{{stroke:var(--{name})}}' in css
+
+
+def test_the_curves_of_a_search_leave_the_stages_out_that_only_bracket() -> None:
+    """Of 43 requests, cut by the budget, and of 60 s in which 4.8 ended a second while 100 were in flight."""
+    summary = open_sweep() | {"search": {"path": []}}
+    for stage in summary["stages"]:
+        stage["concurrency"] = 5.0
+    assert len(curve_of(summary)) == 8
+    summary["stages"][2]["requests"] = 43
+    summary["stages"][3]["ended_early"] = "--max-requests 5000 is used up"
+    summary["stages"][4] |= {"concurrency": 100.0, "achieved_rps": 4.8}
+    left_out = [summary["stages"][i]["offered_rps"] for i in (2, 3, 4)]
+    loads = [row["x"] for row in curve_of(summary)]
+    assert loads == sorted(s["offered_rps"] for s in summary["stages"] if s["offered_rps"] not in left_out)
+    chart = achieved_by_offered(summary)
+    faint = [
+        (mark, [row["x"] for row in rows])
+        for mark, rows in layers(chart, "point")
+        if mark["shape"] == "square"
+    ]
+    assert [(mark["opacity"], xs) for mark, xs in faint] == [(0.4, left_out)]
+    assert chart is not None
+    assert "too short to be a figure: no part of the curve" in [key.label for key in chart.keys]
+    summary["stages"] = [s for s in summary["stages"] if s["stable"]]
+    shorter = achieved_by_offered(summary)
+    assert shorter is not None
+    assert shorter.title == "The achieved rate follows every rate offered up to 7 requests/s"
+
+
+def curve_of(summary: dict[str, Any]) -> list[dict[str, Any]]:
+    """The points that are joined, but for the diagonal's."""
+    return layers(achieved_by_offered(summary), "line")[1][1]
+
+
+def test_a_sweep_of_short_stages_keeps_its_curve() -> None:
+    summary = open_sweep()
+    for stage in summary["stages"]:
+        stage["requests"] = 43
+    assert len(curve_of(summary)) == 8
+    summary["stages"][0]["stable"] = None  # too short to tell
+    assert len(curve_of(summary)) == 7
