@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 import re
 import time
 from collections.abc import Mapping, Sequence
@@ -49,14 +50,40 @@ SCHEMA: pa.Schema = pa.schema(
 )
 
 
-def _pattern(name: str) -> tuple[re.Pattern[bytes], float]:
-    """A sample line of ``name``, with other labels beside the one that it asks for."""
-    bare, _, label = name.partition("{")
-    labels = rf"\{{[^\n]*{re.escape(label[:-1])}[^\n]*\}}" if label else r"(?:\{[^\n]*\})?"
-    return re.compile(rf"^{re.escape(bare)}{labels} (\S+)".encode(), re.M), _FACTORS.get(bare, 1.0)
+Lines = dict[str, list[str]]  # of a page, by the names of the samples: what stands behind the name
+_LINE = re.compile(r"^[ \t]*([A-Za-z_:][\w:]*)[ \t]*(.*)", re.M)
+_SAMPLE = re.compile(r'(?:\{((?:[^"{}]|"(?:[^"\\]|\\.)*")*)\})?[ \t]*([^\s{}]+)')
+_LABEL = re.compile(r'([A-Za-z_]\w*)[ \t]*=[ \t]*"((?:[^"\\]|\\.)*)"')
+_ESCAPES = {"n": "\n"}  # all others stand for the character itself
 
 
-_PATTERNS = {column: [_pattern(n) for n in names] for column, names in _NAMES.items()}
+def lines_of(page: str) -> Lines:
+    """The sample lines of a page in Prometheus' text format, for ``samples``, which parses only what is wanted."""
+    found: Lines = {}
+    for name, rest in _LINE.findall(page):
+        found.setdefault(name, []).append(rest)
+    return found
+
+
+def samples(lines: Lines, name: str) -> list[tuple[dict[str, str], float]]:
+    """(labels, value) of the samples of one name; NaN where the line is damaged."""
+    matches = [_SAMPLE.match(line) for line in lines.get(name, ())]
+    return [(_labels(m[1] or ""), number(m[2])) if m else ({}, math.nan) for m in matches]
+
+
+def _labels(text: str) -> dict[str, str]:
+    return {
+        k: re.sub(r"\\(.)", lambda m: _ESCAPES.get(m[1], m[1]), v) if "\\" in v else v
+        for k, v in _LABEL.findall(text)
+    }
+
+
+def number(text: str) -> float:
+    """NaN where it is none."""
+    try:
+        return float(text)
+    except ValueError:
+        return math.nan
 
 
 def read_metrics(pages: Sequence[bytes]) -> dict[str, float]:
@@ -65,27 +92,31 @@ def read_metrics(pages: Sequence[bytes]) -> dict[str, float]:
     Each page is one engine or exporter: counts are added up over the pages.
     """
     found: dict[str, list[float]] = {}
-    for page in pages:
-        for column, patterns in _PATTERNS.items():
-            for pattern, factor in patterns:
-                values = [float(v) * factor for v in pattern.findall(page) if _is_number(v)]
-                if values:
-                    found.setdefault(column, []).extend(values)
-                    break
-    return {column: _one(column, values) for column, values in found.items()}
+    for lines in (lines_of(page.decode("utf-8", "replace")) for page in pages):
+        for column in COLUMNS:
+            found.setdefault(column, []).extend(series(lines, column).values())
+    return {column: _one(column, values) for column, values in found.items() if values}
+
+
+def series(lines: Lines, column: str) -> dict[tuple[tuple[str, str], ...], float]:
+    """The samples of a column, by their labels, under the first of its names that the page has."""
+    for name in _NAMES[column]:
+        bare, _, label = name.partition("{")
+        wanted = _labels(label).items()
+        found = {
+            tuple(sorted(labels.items())): value * _FACTORS.get(bare, 1.0)
+            for labels, value in samples(lines, bare)
+            if wanted <= labels.items() and not math.isnan(value)
+        }
+        if found:
+            return found
+    return {}
 
 
 def _one(column: str, values: list[float]) -> float:
     if column in _FULLEST:
         return max(values)
     return sum(values) / len(values) if column in _SHARES else sum(values)
-
-
-def _is_number(text: bytes) -> bool:
-    try:
-        return float(text) == float(text)  # not NaN
-    except ValueError:
-        return False
 
 
 class Telemetry:

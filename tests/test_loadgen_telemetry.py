@@ -7,9 +7,11 @@ import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from loadgen.pages import Pages
-from loadgen.telemetry import COLUMNS, Telemetry, read_metrics
+from loadgen.telemetry import COLUMNS, Telemetry, lines_of, read_metrics, samples
 
 VLLM = b"""# HELP vllm:num_requests_running Number of requests in model execution batches.
 # TYPE vllm:num_requests_running gauge
@@ -130,3 +132,41 @@ def test_a_page_that_knows_nothing_is_left_alone_and_the_key_goes_to_the_engine_
     table = telemetry.table()
     assert table["running"].to_pylist() == [7, 7]
     assert table["prefix_hit_rate"].to_pylist() == [None, None]
+
+
+BLANK = st.text(" \t", max_size=2)
+SAMPLE = st.tuples(
+    st.dictionaries(st.from_regex(r"[a-zA-Z_][a-zA-Z0-9_]{0,3}", fullmatch=True), st.text(max_size=6), max_size=3),
+    st.floats(allow_nan=False), st.lists(BLANK, min_size=20, max_size=20), st.sampled_from(["", " 1700000000000"]), st.booleans(),
+)  # fmt: skip
+
+
+def written(
+    name: str, labels: dict[str, str], value: float, blanks: list[str], stamp: str, comma: bool
+) -> str:
+    """A line as the text format allows it: blanks between tokens, escapes, a comma behind the last label, a time."""
+    blank = iter(blanks)
+    pairs = []
+    for label, text in labels.items():
+        escaped = text.replace("\\", "\\\\").replace("\n", "\\n").replace('"', '\\"')
+        pairs.append(f'{next(blank)}{label}{next(blank)}={next(blank)}"{escaped}"{next(blank)}')
+    braces = f"{{{','.join(pairs)}{',' if comma and pairs else ''}{next(blank)}}}" if pairs or comma else " "
+    shown = {float("inf"): "+Inf", float("-inf"): "-Inf"}.get(value, repr(value))
+    return f"{next(blank)}{name}{next(blank)}{braces}{next(blank)}{shown}{stamp}{next(blank)}"
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(SAMPLE, max_size=4), st.sampled_from(["\n", "\r\n"]))
+def test_every_line_that_the_text_format_allows_is_read(lines: list[tuple], end: str) -> None:  # type: ignore[type-arg]
+    page = end.join(
+        part
+        for line in lines
+        for part in ("# HELP m m 5", written("m_other", *line), "", written("m", *line))
+    )
+    assert samples(lines_of(page), "m") == [(labels, value) for labels, value, *_ in lines]
+
+
+@pytest.mark.parametrize("line", ['m{a="x} 5', 'm{a="x" 5', "m x", "m", 'm{a="x"}'])
+def test_a_damaged_line_is_no_number(line: str) -> None:
+    assert [value != value for _, value in samples(lines_of(line), "m")] == [True]
+    assert read_metrics([line.replace("m", "vllm:num_requests_running").encode()]) == {}

@@ -17,7 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from synthetic import Stage, make_run, request
 
-from ampacity.imports.production import between, fetch, read_page
+from ampacity.imports.production import add_up, between, fetch, read_page
 from analysis.validate import (
     ASSUMPTIONS,
     Benchmark,
@@ -30,6 +30,7 @@ from analysis.validate import (
 )
 
 INF = math.inf
+NAME = "vllm:time_to_first_token_seconds"
 
 
 def histogram(bounds: list[float], counts: list[float], total: float | None = None) -> Histogram:
@@ -87,17 +88,29 @@ def test_replicas_are_added_bucket_by_bucket_never_averaged() -> None:
     both = page(name, {"0.1": 90, "1.0": 100, "+Inf": 100}, 9.0) + page(
         name, {"0.1": 0, "1.0": 10, "+Inf": 10}, 5.0, 'model="n"'
     )
-    found = read_page(both)["ttft"]
+    found = add_up([read_page(both)])["ttft"]
     assert found.counts.tolist() == [90, 20, 0]
     assert (found.n, found.total) == (110, 14.0)
+
+
+def test_series_with_other_buckets_are_added_up_at_the_bounds_that_they_share() -> None:
+    fine, coarse = {"0.1": 1, "0.5": 3, "1.0": 6, "+Inf": 8}, {"0.1": 10, "1.0": 20, "2.0": 25, "+Inf": 30}
+    found = add_up([read_page(page(NAME, fine, 2.0)), read_page(page(NAME, coarse, 9.0))])["ttft"]
+    assert found.bounds.tolist() == [0.1, 1.0, INF]
+    assert found.counts.tolist() == [11, 15, 12]  # 1 + 10; 5 + 10; 2 + 10
+    assert found.total == 11.0
 
 
 def test_two_scrapes_leave_what_came_in_between() -> None:
     name = "sglang:time_to_first_token_seconds"
     early, late = (read_page(page(name, c)) for c in ({"1": 100, "+Inf": 100}, {"1": 130, "+Inf": 140}))
-    assert between(early, late)["ttft"].counts.tolist() == [30, 10]
-    with pytest.raises(ValidateError, match="restarted"):
-        between(late, early)
+    assert add_up([between(early, late, "p")])["ttft"].counts.tolist() == [30, 10]
+    with pytest.raises(ValidateError, match=r"p: ttft: .* restarted"):
+        between(late, early, "p")
+    new = read_page(page(name, {"1": 130, "+Inf": 140}) + page(name, {"1": 7, "+Inf": 8}, labels='model="n"'))
+    assert add_up([between(early, new, "p")])["ttft"].counts.tolist() == [37, 11]  # n came in between
+    with pytest.raises(ValidateError, match="restarted"):  # n is gone
+        between(new, late, "p")
 
 
 @pytest.mark.parametrize("line", ['_bucket{le="x"} 3', '_bucket{le="1"} NaN', '_bucket{le="1"} 5\nvllm:time_to_first_token_seconds_bucket{le="+Inf"} 3', '_bucket{le="1"} 5'])  # fmt: skip
@@ -220,9 +233,6 @@ def run(tmp_path: Path) -> Path:
     return tmp_path / "run"
 
 
-NAME = "vllm:time_to_first_token_seconds"
-
-
 def test_exit_states(run: Path, tmp_path: Path, ampacity: Any, capsys: Any) -> None:
     good, bad, none = (tmp_path / n for n in ("good.prom", "bad.prom", "none.prom"))
     good.write_text(page(NAME, {"0.2": 10_000, "+Inf": 10_000}))
@@ -273,6 +283,51 @@ def test_figures_have_units_and_a_broken_line_says_what_was_assumed(
         r"benchmark 1\d\d ms, production 975 ms \(between 500 ms and 1.00 s\); above the limit", text
     )
     assert "production not known; a rate needs two scrapes" in text
+
+
+def grown(late: int, labels: str = 'model="m"') -> str:
+    queries = f"vllm:prefix_cache_queries_total{{{labels}}} {late}\n"
+    return page(NAME, {"0.2": late, "+Inf": late}, labels=labels) + queries
+
+
+def test_each_replica_and_each_series_is_held_against_itself(
+    run: Path, tmp_path: Path, ampacity: Any, capsys: Any
+) -> None:
+    def given(**pages: str) -> dict[str, Path]:
+        for name, text in pages.items():
+            (tmp_path / name).write_text(text)
+        return {name: tmp_path / name for name in pages}
+
+    def validated(late: list[Path], early: list[Path], *more: str) -> tuple[int, str]:
+        places = [part for p in late for part in ("--production", p)] + [
+            part for p in early for part in ("--before", p)
+        ]
+        return ampacity("validate", run, *places, "--over", "600s", *more), "".join(capsys.readouterr())
+
+    b = 'model="b"'
+    at = given(
+        a0=grown(10_000), a1=grown(14_800), b0=grown(3_000), b1=grown(7_800), b2=grown(500),
+        both0=grown(10_000) + grown(3_000, b), both1=grown(14_800) + grown(500, b), both2=grown(14_800) + grown(7_800, b),
+        cache0="vllm:prefix_cache_queries_total 9\n", cache1="vllm:prefix_cache_queries_total 3\n# TYPE x gauge\n",
+    )  # fmt: skip
+    for late, early, wrong in (
+        (["a1", "b2"], ["a0", "b0"], "b2: ttft: a counter went back"),
+        (["both1"], ["both0"], "both1: ttft: a counter went back"),
+        (["cache1"], ["cache0"], "cache1: prefix_cache_queries_total: a counter went back"),
+        (["a1", "b1"], ["a0"], "--before has 1 pages and --production 2"),
+        (["a1"], ["a0", "b0"], "--before has 2 pages and --production 1"),
+        (["a1", "a1"], ["a0", "b0"], "--production: a page stands there twice"),
+        (["a1", "b1"], ["a0", "a0"], "--before: a page stands there twice"),
+    ):
+        code, said = validated([at[p] for p in late], [at[p] for p in early])
+        assert code == 2
+        assert wrong in said
+    two = [at["a1"], at["b1"]], [at["a0"], at["b0"]]
+    one = [at["both2"]], [at["both0"]]
+    for (late_, early_), more, each in ((two, (), 8.0), (one, (), 16.0), (two, ("--instances", "4"), 4.0)):
+        code, said = validated(late_, early_, "--json", *more)
+        load = next(f for f in json.loads(said)["findings"] if f["name"] == "load")
+        assert load["production"] == pytest.approx(each)  # 2 * 4800 requests in 600 s
 
 
 def test_log_shows_lengths_and_arrivals(run: Path, tmp_path: Path, ampacity: Any, capsys: Any) -> None:

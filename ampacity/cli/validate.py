@@ -15,7 +15,7 @@ def validate(
     production: Annotated[list[str], typer.Option("--production", metavar="FILE|URL", help="Metrics page (file or URL) of each replica, repeatable; or one log of requests.", show_default=False)],
     before: Annotated[list[str] | None, typer.Option("--before", metavar="FILE", help="The same pages, scraped --over earlier: only what came in between counts.")] = None,
     over: Annotated[str | None, typer.Option("--over", metavar="TIME", help="Time between the two scrapes; URLs are scraped twice, so far apart.")] = None,
-    instances: Annotated[int, typer.Option("--instances", metavar="N", help="Replicas that share what production shows.", min=1)] = 1,
+    instances: Annotated[int | None, typer.Option("--instances", metavar="N", help="Replicas that share what production shows. Default: one a page.", min=1)] = None,
     stage: Annotated[int | None, typer.Option("--stage", metavar="N", help="Stage to compare with. Default: nearest to production's rate, else that of the usable rate.")] = None,
     json: Annotated[bool, typer.Option("--json", help="Print the findings as JSON.")] = False,
 ) -> None:  # fmt: skip
@@ -30,6 +30,7 @@ def validate(
     from analysis.validate import validate as judge
     from loadgen.rundir import load_run
 
+    instances = instances or len(production)
     loaded = load_run(run)
     summary = summarise(loaded)
     held = source.production(production, before or [], parse_duration(over, "--over") if over else None)

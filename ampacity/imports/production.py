@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import functools
 import math
 import re
 import time
 import urllib.request
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from http.client import HTTPException
 from pathlib import Path
 
@@ -14,7 +15,7 @@ import numpy as np
 
 from analysis.validate import Histogram, Production, ValidateError, of_samples
 from loadgen.pages import PAGE_MAX_BYTES
-from loadgen.telemetry import read_metrics
+from loadgen.telemetry import Lines, lines_of, number, read_metrics, samples, series
 
 # The first that a page has: vLLM, SGLang, TGI, TensorRT-LLM. A per-request mean is no ITL, and is not taken for one.
 _NAMES: dict[str, tuple[str, ...]] = {
@@ -25,75 +26,97 @@ _NAMES: dict[str, tuple[str, ...]] = {
     "output_tokens": ("vllm:request_generation_tokens", "sglang:generation_tokens_histogram", "tgi_request_generated_tokens"),
 }  # fmt: skip
 _LENGTHS = ("input_tokens", "output_tokens")
-_LABEL = re.compile(r'\ble="([^"]*)"')
 _TIMEOUT_S = 10.0
+Labels = tuple[tuple[str, str], ...]
+PageFigures = dict[str, dict[Labels, Histogram]]  # of each figure, the series of models and engines
 
 
-def read_page(text: str) -> dict[str, Histogram]:
-    """The known histograms of a page, those of several models or replicas added up. Raises ValidateError."""
+def read_page(text: str) -> PageFigures:
+    """The known histograms of a page. Raises ValidateError."""
+    lines = lines_of(text)
     found = {}
     for figure, names in _NAMES.items():
-        for name in names:
-            histogram = _histogram(text, name)
-            if histogram is not None:
-                found[figure] = histogram
-                break
+        name = next((n for n in names if f"{n}_bucket" in lines), None)
+        if name is not None:
+            found[figure] = _histograms(lines, name)
     return found
 
 
-def _histogram(text: str, name: str) -> Histogram | None:
-    cumulative: dict[float, float] = {}
-    for labels, value in re.findall(rf"^{re.escape(name)}_bucket\{{(.*?)\}} (\S+)", text, re.M):
-        bound = _LABEL.search(labels)
-        number, count = _number(bound[1] if bound else "nan"), _number(value)
-        if math.isnan(number) or not 0 <= count < math.inf:
+def _histograms(lines: Lines, name: str) -> dict[Labels, Histogram]:
+    cumulative: dict[Labels, dict[float, float]] = {}
+    for labels, count in samples(lines, f"{name}_bucket"):
+        bound = number(labels.pop("le", ""))
+        if math.isnan(bound) or not 0 <= count < math.inf:
             raise ValidateError(
-                f"{name}_bucket{{{labels}}} {value}: a bucket needs a bound and a count: the page is damaged"
+                f"{name}_bucket: a bucket needs a bound and a count, not {bound} and {count}: the page is damaged"
             )
-        cumulative[number] = cumulative.get(number, 0.0) + count
-    if not cumulative:
-        return None
-    bounds = np.array(sorted(cumulative))
-    counts = np.diff([cumulative[b] for b in bounds], prepend=0.0)
-    if bounds[-1] != math.inf or (counts < 0).any():
-        raise ValidateError(
-            f"{name}: its buckets do not add up (series with other buckets, or a damaged page)"
-        )
-    sums = [_number(v) for v in re.findall(rf"^{re.escape(name)}_sum(?:\{{.*\}})? (\S+)", text, re.M)]
-    return Histogram(bounds, counts, sum(sums) if sums and math.isfinite(sum(sums)) else None)
-
-
-def _number(text: str) -> float:
-    try:
-        return float(text)
-    except ValueError:
-        return math.nan
-
-
-def between(before: Mapping[str, Histogram], after: Mapping[str, Histogram]) -> dict[str, Histogram]:
-    """What came between two scrapes. Raises ValidateError where a counter went back."""
+        cumulative.setdefault(tuple(sorted(labels.items())), {})[bound] = count
+    sums = {tuple(sorted(labels.items())): total for labels, total in samples(lines, f"{name}_sum")}
     found = {}
-    for figure, late in after.items():
-        early = before.get(figure)
-        if early is None:
-            continue
-        if not np.array_equal(early.bounds, late.bounds) or (late.counts < early.counts).any():
-            raise ValidateError(
-                f"{figure}: a counter went back between the scrapes, or its buckets changed: the server was restarted; scrape again"
-            )
-        total = None if late.total is None or early.total is None else late.total - early.total
-        found[figure] = Histogram(late.bounds, late.counts - early.counts, total)
+    for key, held in cumulative.items():
+        bounds = np.array(sorted(held))
+        counts = np.diff([held[b] for b in bounds], prepend=0.0)
+        if bounds[-1] != math.inf or (counts < 0).any():
+            raise ValidateError(f"{name}: its buckets do not add up: the page is damaged")
+        total = sums.get(key, math.nan)
+        found[key] = Histogram(bounds, counts, total if math.isfinite(total) else None)
     return found
+
+
+def between(before: PageFigures, after: PageFigures, place: str) -> PageFigures:
+    """What came between two scrapes of a page, series by series. Raises ValidateError where a counter went back."""
+    found: PageFigures = {figure: {} for figure in {**before, **after}}
+    for figure, grown in found.items():
+        early, late = before.get(figure, {}), after.get(figure, {})
+        for labels in {**early, **late}:
+            old, new = early.get(labels), late.get(labels)
+            if old is None and new is not None:  # a series is there from its first sample on
+                grown[labels] = new
+            elif old and new and np.array_equal(old.bounds, new.bounds) and (new.counts >= old.counts).all():
+                total = None if new.total is None or old.total is None else new.total - old.total
+                grown[labels] = Histogram(new.bounds, new.counts - old.counts, total)
+            else:
+                raise ValidateError(
+                    f"{place}: {figure}: a counter went back between the scrapes, or its buckets changed: the server was restarted; scrape again"
+                )
+    return found
+
+
+def add_up(pages: Sequence[PageFigures]) -> dict[str, Histogram]:
+    """All series of all pages together, at the bounds that they share."""
+    found = {}
+    for figure in dict.fromkeys(f for page in pages for f in page):
+        parts = [h for page in pages for h in page.get(figure, {}).values()]
+        bounds = functools.reduce(np.intersect1d, [h.bounds for h in parts])
+        cumulative = sum(np.cumsum(h.counts)[np.isin(h.bounds, bounds)] for h in parts)
+        totals = [h.total for h in parts if h.total is not None]
+        found[figure] = Histogram(
+            bounds, np.diff(cumulative, prepend=0.0), sum(totals) if len(totals) == len(parts) else None
+        )
+    return found
+
+
+def _grown(early: Lines, late: Lines, column: str, place: str) -> float:
+    """By how much the series of a counter have grown on a page. Raises ValidateError."""
+    old, new = series(early, column), series(late, column)
+    if any(new.get(labels, -1.0) < value for labels, value in old.items()):
+        raise ValidateError(
+            f"{place}: {column}: a counter went back between the scrapes: the server was restarted; scrape again"
+        )
+    return sum(new.values()) - sum(old.values())
 
 
 def from_pages(
-    source: str, late: Sequence[str], early: Sequence[str] | None, over_s: float | None
+    places: Sequence[str], late: Sequence[str], early: Sequence[str] | None, over_s: float | None
 ) -> Production:
-    """Production from pages of replicas; with the pages of ``over_s`` seconds before, only what came in between."""
-    text = "\n".join(late)
-    figures = read_page(text)
-    if early:
-        figures = between(read_page("\n".join(early)), figures)
+    """Production from pages of replicas; with the same pages of ``over_s`` seconds before, only what came in between."""
+    source = ", ".join(places)
+    before = early or [""] * len(late)
+    for place, page in zip(places, early or (), strict=bool(early)):
+        if not read_page(page) and not read_metrics([page.encode()]):
+            raise ValidateError(f"the page before {place} has none of the metrics of vLLM, SGLang or TGI")
+    pages = list(zip(before, late, places, strict=True))
+    figures = add_up([between(read_page(b), read_page(a), place) for b, a, place in pages])
     if figures and not any(h.n for h in figures.values()):
         when = f"in the {over_s:g} s between the scrapes" if early else "since the server started"
         raise ValidateError(
@@ -101,15 +124,15 @@ def from_pages(
         )
     served = max((figures[k].n for k in ("ttft", "e2e", *_LENGTHS) if k in figures), default=0)
     gauges = read_metrics([page.encode() for page in late])
-    old = read_metrics([page.encode() for page in early or ()])
+    lines = [(lines_of(b), lines_of(a), place) for b, a, place in pages]
+    queries, hits = (
+        sum(_grown(b, a, f"prefix_cache_{k}_total", place) for b, a, place in lines)
+        for k in ("queries", "hits")
+    )
     shares = {
         "gpu_utilization": gauges.get("gpu_utilization"),
         "kv_cache_usage_max": gauges.get("kv_cache_usage"),
     }
-    queries, hits = (
-        gauges.get(f"prefix_cache_{k}_total", 0.0) - old.get(f"prefix_cache_{k}_total", 0.0)
-        for k in ("queries", "hits")
-    )
     shares["prefix_hit_rate"] = (
         hits / queries if 0 <= hits <= queries and queries else gauges.get("prefix_hit_rate")
     )
@@ -137,7 +160,7 @@ def from_log(path: Path) -> Production:
 
 
 def is_page(text: str) -> bool:
-    return bool(re.search(r"^# (TYPE|HELP) |_bucket\{", text, re.M))
+    return bool(re.search(r"^[ \t]*#[ \t]*(TYPE|HELP)[ \t]|_bucket[ \t]*\{", text, re.M))
 
 
 def fetch(where: str) -> str:
@@ -160,6 +183,13 @@ def fetch(where: str) -> str:
 
 def production(places: Sequence[str], before: Sequence[str], over_s: float | None) -> Production:
     """Production from files or URLs, one for each replica. Raises ValidateError, WorkloadError."""
+    for flag, given in (("--production", places), ("--before", before)):
+        if len({p if "//" in p else Path(p).resolve() for p in given}) < len(given):
+            raise ValidateError(f"{flag}: a page stands there twice: give each replica once")
+    if before and len(before) != len(places):
+        raise ValidateError(
+            f"--before has {len(before)} pages and --production {len(places)}: give the same ones, in the same order"
+        )
     early = [fetch(p) for p in before]
     if not early and over_s and all(re.match(r"https?://", p) for p in places):
         early = [fetch(p) for p in places]
@@ -169,7 +199,7 @@ def production(places: Sequence[str], before: Sequence[str], over_s: float | Non
     if all(is_page(t) for t in texts):
         if before and not over_s:
             raise ValidateError("--before needs --over: how long before, as --over 5m")
-        return from_pages(source, texts, early or None, over_s if early else None)
+        return from_pages(places, texts, early or None, over_s if early else None)
     if len(places) > 1 or re.match(r"https?://", places[0]):
         raise ValidateError(f"{source}: no Prometheus text page")
     return from_log(Path(places[0]))
