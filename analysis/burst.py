@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import pairwise
 from typing import Any
 
@@ -12,10 +12,10 @@ import pyarrow as pa
 from scipy.special import stdtrit
 
 from analysis.attainment import observe_slos, requests_meeting
+from analysis.burst_advice import breaker, find_harm, headroom
 from analysis.cohort import Cohort
-from analysis.fleet import queue_depth
-from analysis.metrics import Bools, Floats, e2e_s, read_chunks, ttft_s
-from analysis.observations import quantile_rank
+from analysis.metrics import Bools, Floats, Ints, read_chunks, ttft_s
+from analysis.observations import Observations
 from analysis.slo import Slo
 from analysis.stages import RunRecords
 from analysis.steady import time_average_in_flight
@@ -27,6 +27,7 @@ BASE_BINS_MIN = 5
 BAND_MARGIN = 1.1  # over the base's mean: what differs by less is back, however little the base varies
 RUN = 3  # neighbouring bins within the band: fewer may be a lull in a queue
 FALSE_ALARM = 0.05  # chance that base load alone is above the band anywhere after the burst
+SERVED_ALL = 0.95  # of the burst's rate: what is served as fast as it comes is delayed, and no queue
 _NS = 1e-9
 NAMES = ("base", "burst", "recovery")
 
@@ -37,73 +38,86 @@ def summarise_burst(
     """The ``burst`` object of docs/summary.md from run.json's ``burst`` and its one stage. Times in s after its start."""
     rows = records.requests.take((records.requests.stage == meta["index"]) & (records.requests.attempt == 0))
     start_ns = float(meta["start_ns"] - records.origin_ns)
-    at = (rows.scheduled_ns - start_ns) * _NS
     last_ns = float(np.nanmax(np.concatenate([rows.ended_ns, [start_ns]])))
-    end_s = float(plan["base_s"] + plan["burst_s"] + plan["recovery_s"])
-    until_s = max(end_s, (last_ns - start_ns) * _NS)
+    at, last_s = (rows.scheduled_ns - start_ns) * _NS, (last_ns - start_ns) * _NS
+    planned_s = float(plan["base_s"] + plan["burst_s"] + plan["recovery_s"])
+    end_s = _known_until_s(planned_s, meta, at, records.table["request_id"].to_numpy()[rows.row], last_s)
+    rows, at = rows.take(at <= end_s), at[at <= end_s]
     cohort = Cohort(rows, read_chunks(records.table, rows), 0, last_ns)
     met = requests_meeting(cohort, observe_slos(cohort, slos)) if slos else None
-    ttft = np.where(rows.failed, np.inf, ttft_s(rows, from_schedule=True))
-    begin, finish = at, np.where(np.isnan(rows.ended_ns), until_s, (rows.ended_ns - start_ns) * _NS)
+    ttft = ttft_s(rows, from_schedule=True)
+    ttft = np.where(rows.failed | rows.has_status("unfinished") & np.isnan(ttft), np.inf, ttft)
+    finish = np.where(np.isnan(rows.ended_ns), max(end_s, last_s), (rows.ended_ns - start_ns) * _NS)
     answered = np.where(np.isnan(rows.first_token_ns), finish, (rows.first_token_ns - start_ns) * _NS)
-    cut_ns = meta["end_ns"] - meta["start_ns"] if meta.get("ended_early") else last_ns - start_ns
-    if meta.get("ended_early") or not meta.get("drained_ns"):  # stopped, or killed
-        end_s = min(end_s, cut_ns * _NS)
     times = [0.0, float(plan["base_s"]), float(plan["base_s"] + plan["burst_s"]), end_s]
     phases = [
-        _phase(name, min(a, end_s), min(b, end_s), cohort, at, ttft, met, begin, finish)
+        _phase(name, min(a, end_s), min(b, end_s), cohort, at, met, finish)
         for name, (a, b) in zip(NAMES, pairwise(times), strict=True)
     ]
     edges = _edges(times, float(plan["base_rps"]))
-    in_flight = np.array([time_average_in_flight(a, b, begin, finish) for a, b in pairwise(edges)])
     series: dict[str, Floats | None] = {
-        "ttft_s": _medians(
-            edges, at, np.where(np.isnan(ttft) & rows.has_status("unfinished"), finish - at, ttft)
-        ),
-        "in_flight": in_flight,
+        "ttft_s": _by_bin(edges, at, ttft, np.median),
+        "in_flight": np.array([time_average_in_flight(a, b, at, finish) for a, b in pairwise(edges)]),
         "server_queue": _gauges(edges, server, meta),
     }
     bands = {name: _band(edges, values, times, counts=name != "ttft_s") for name, values in series.items()}
     result: dict[str, Any] = {
         **{k: plan.get(k) for k in ("base_rps", "factor", "shape")}, "phases": phases, "resolution_s": float(edges[1] - edges[0]),
         "band": {name: band for name, band in bands.items() if band is not None},
+        "known_until_s": end_s if end_s < planned_s else None,
     }  # fmt: skip
+    back_s: dict[str, float] = {}
     for name, values in series.items():
         found = _recovery(edges, values, bands[name], times[2])
         result |= {f"{name}_{key}": value for key, value in found.items()}
-    back_s = [
-        times[2] + (math.inf if (s := result[f"{n}_recovery_s"]) is None else s)
-        for n in ("ttft_s", "in_flight")
-    ]
-    result |= _peaks(at, ttft, begin, finish, times[1], *back_s)
-    after = at >= times[1]
-    result["slo_misses"] = None if met is None else int(np.count_nonzero(after & ~met))
-    of_base = float(phases[0]["slo_misses"] or 0) / max(1, int(phases[0]["requests"]))
-    result["slo_misses_of_base"] = of_base * int(np.count_nonzero(after))
+        back_s[name] = math.inf if found["recovery_s"] is None else times[2] + found["recovery_s"]
+    result |= _peaks(at, ttft, finish, times[1], back_s["ttft_s"], back_s["in_flight"])
+    after, base = at >= times[1], _part(cohort, at < times[1])
+    result["slo_misses"] = None if met is None else phases[1]["slo_misses"] + phases[2]["slo_misses"]
+    of_base = 1 - phases[0]["slo_attainment"] if phases[0]["slo_attainment"] is not None else 0.0
+    result["slo_misses_of_base"] = of_base * int(np.count_nonzero(after & ~rows.has_status("cancelled")))
     result["lost"] = int(np.count_nonzero(after & rows.failed))
     result["unfinished"] = int(np.count_nonzero(after & rows.has_status("unfinished")))
-    result["backlog"] = _backlog(times, at, answered, finish, rows.has_status("ok"), phases)
-    result["backlog"]["drained"] = None if bands["in_flight"] is None else math.isfinite(back_s[1])
-    result["headroom"] = _headroom(plan, slos, phases, result["backlog"])
-    result["breaker"] = _breaker(slos, phases, result["backlog"])
-    result["series"] = {
-        "start_s": edges[:-1],
-        "end_s": edges[1:],
-        **{k: v for k, v in series.items() if v is not None},
+    result["harm"] = {
+        "base": find_harm(base, _part(cohort, at < 0), slos),
+        "burst": find_harm(_part(cohort, after & (at < times[2])), base, slos),
+        "after": find_harm(_part(cohort, at >= max(back_s["ttft_s"], back_s["in_flight"])), base, slos),
     }
-    result["series"]["offered_rps"] = np.histogram(at, edges)[0] / np.diff(edges)
+    result["backlog"] = _backlog(times, at, answered, finish, rows.has_status("ok"), phases)
+    judged = bands["in_flight"] is not None and end_s > times[2]
+    result["backlog"]["drained"] = math.isfinite(back_s["in_flight"]) if judged else None
+    result["headroom"] = headroom(plan, slos, phases, result["backlog"], result["harm"])
+    result["breaker"] = breaker(slos, phases, result["backlog"], result["harm"]["burst"])
+    offered_rps = np.histogram(at, edges)[0] / np.diff(edges)
+    result["series"] = {"start_s": edges[:-1], "end_s": edges[1:], **series, "offered_rps": offered_rps}
+    result["series"] = {name: values for name, values in result["series"].items() if values is not None}
     return result
 
 
+def _known_until_s(planned_s: float, meta: Mapping[str, Any], at: Floats, ids: Ints, last_s: float) -> float:
+    """When what is known ends: the plan's end, or when the run was stopped.
+
+    Of a killed run just after the last request before which none lacks its record: they are numbered as they are due.
+    """
+    if meta.get("drained_ns"):
+        stopped_s = (meta["end_ns"] - meta["start_ns"]) * _NS
+        return min(planned_s, stopped_s, last_s) if meta.get("ended_early") else planned_s
+    gaps = np.flatnonzero(np.diff(ids) != 1)
+    last = at[gaps[0] if len(gaps) else -1] if len(at) else 0.0
+    return min(planned_s, float(last) + _NS)
+
+
+def _part(cohort: Cohort, which: Bools) -> Cohort:
+    return Cohort(cohort.requests.take(which), cohort.chunks.take(which), 0, cohort.now_ns)
+
+
 def _phase(
-    name: str, start_s: float, end_s: float, cohort: Cohort, at: Floats, ttft: Floats, met: Bools | None,
-    begin: Floats, finish: Floats,
+    name: str, start_s: float, end_s: float, cohort: Cohort, at: Floats, met: Bools | None, finish: Floats
 ) -> dict[str, Any]:  # fmt: skip
     inside = (at >= start_s) & (at < end_s)
-    rows, length = (
-        cohort.requests.take(inside),
-        end_s - start_s or math.inf,
-    )  # a phase that never came: rate 0
+    part = _part(cohort, inside)
+    rows, length = part.requests, end_s - start_s or math.inf  # a phase that never came: rate 0
+    held = None if met is None else met[inside & ~cohort.requests.has_status("cancelled")]
     errors = rows.status_counts()
     ok = errors.pop("ok")
     done = (finish >= start_s) & (finish < end_s) & cohort.requests.has_status("ok")
@@ -111,20 +125,17 @@ def _phase(
         "name": name, "start_s": start_s, "end_s": end_s, "requests": len(rows), "ok": ok,
         "errors": {status: n for status, n in errors.items() if n},
         "offered_rps": len(rows) / length, "achieved_rps": int(np.count_nonzero(done)) / length,
-        "concurrency": time_average_in_flight(start_s, end_s, begin, finish),
-        "ttft_s": _quantiles(ttft[inside]), "e2e_s": _quantiles(np.where(rows.failed, np.inf, e2e_s(rows, from_schedule=True))),
-        "slo_misses": None if met is None else int(np.count_nonzero(~met[inside])),
-        "slo_attainment": None if met is None or not len(rows) else float(np.mean(met[inside])),
+        "concurrency": time_average_in_flight(start_s, end_s, at, finish),
+        "ttft_s": _quantiles(part.ttft(from_schedule=True)), "e2e_s": _quantiles(part.e2e(from_schedule=True)),
+        "slo_misses": None if held is None else int(np.count_nonzero(~held)),
+        "slo_attainment": None if held is None or not len(held) else float(np.mean(held)),
     }  # fmt: skip
 
 
-def _quantiles(values: Floats) -> dict[str, Any]:
-    """p50, p95 and the largest, each null where failures reach into it; no interval: a phase has no steady state."""
-    values = np.sort(values[~np.isnan(values)])
-    n = len(values)
-    at = {"p50": 0.5, "p95": 0.95, "max": 1.0}
-    found = {name: float(values[quantile_rank(q, n) - 1]) if n else None for name, q in at.items()}
-    return {name: v if v is not None and math.isfinite(v) else None for name, v in found.items()} | {"n": n}
+def _quantiles(o: Observations) -> dict[str, Any]:
+    """p50, p95 and the largest, each null where failed or unfinished requests reach into it; no interval: no steady state."""
+    bounds = {name: o.quantile_bounds(q) for name, q in (("p50", 0.5), ("p95", 0.95), ("max", 1.0))}
+    return {"n": o.n} | {k: low if low == high < math.inf else None for k, (low, high) in bounds.items()}
 
 
 def _edges(times: list[float], base_rps: float) -> Floats:
@@ -134,15 +145,14 @@ def _edges(times: list[float], base_rps: float) -> Floats:
     """
     width = min(max(REQUESTS_PER_BIN / base_rps, 0.25), times[1] / BINS_MIN)
     width = times[1] / math.ceil(times[1] / width)
-    return np.arange(int((times[3] + 1e-9) / width) + 1, dtype=np.float64) * width
+    return np.arange(max(1, int((times[3] + 1e-9) / width)) + 1, dtype=np.float64) * width
 
 
-def _medians(edges: Floats, at: Floats, values: Floats) -> Floats:
-    """Median of each bin, NaN where it is empty."""
-    known = ~np.isnan(values)
-    at, values = at[known], values[known]
+def _by_bin(edges: Floats, at: Floats, values: Floats, of: Callable[[Floats], Any]) -> Floats:
+    """Median or mean of each bin, NaN where it is empty."""
+    at, values = at[~np.isnan(values)], values[~np.isnan(values)]
     cuts = np.searchsorted(at, edges)
-    return np.array([np.median(values[a:b]) if b > a else np.nan for a, b in pairwise(cuts)])
+    return np.array([float(of(values[a:b])) if b > a else np.nan for a, b in pairwise(cuts)])
 
 
 def _gauges(edges: Floats, server: pa.Table | None, meta: Mapping[str, Any]) -> Floats | None:
@@ -152,11 +162,7 @@ def _gauges(edges: Floats, server: pa.Table | None, meta: Mapping[str, Any]) -> 
     waiting = server["waiting"].fill_null(0.0).to_numpy() if "waiting" in server.column_names else 0.0
     level = server["running"].to_numpy(zero_copy_only=False) + waiting
     at = (server["at_ns"].to_numpy() - int(meta["start_ns"])) * _NS
-    level, at = level[~np.isnan(level)], at[~np.isnan(level)]
-    if not len(at):
-        return None
-    cuts = np.searchsorted(at, edges)
-    return np.array([float(level[a:b].mean()) if b > a else np.nan for a, b in pairwise(cuts)])
+    return None if np.isnan(level).all() else _by_bin(edges, at, level, np.mean)
 
 
 def _smooth(values: Floats) -> Floats:
@@ -197,24 +203,21 @@ def _recovery(edges: Floats, values: Floats | None, band: float | None, over_s: 
         lacking = "the base phase is too short to know what to come back to"
         reason = "the server shows no gauges of its queue" if values is None else lacking
         return {"recovery_s": None, "recovery_reason": reason, "above_again_s": None}
-    above = _smooth(values) > band
+    none: dict[str, Any] = {"recovery_s": None, "above_again_s": None}
     if edges[-1] < over_s:
-        return {
-            "recovery_s": None,
-            "recovery_reason": "the run ended before the burst did",
-            "above_again_s": None,
-        }
-    for i in range(int(np.searchsorted(edges, over_s + 1e-9)) - 1, len(above)):
-        if not above[i : i + RUN].any():
-            again_s = float(np.diff(edges)[i:][above[i:]].sum())
+        return none | {"recovery_reason": "the run ended before the burst did"}
+    level = _smooth(values)
+    for i in range(int(np.searchsorted(edges, over_s + 1e-9)) - 1, len(level) - RUN + 1):
+        if (level[i : i + RUN] <= band).all():  # an empty bin says nothing
+            again_s = float(np.diff(edges)[i:][level[i:] > band].sum())
             back_s = max(0.0, float(edges[i]) - over_s)
             return {"recovery_s": back_s, "recovery_reason": None, "above_again_s": again_s}
-    reason = f"still above the base band of {band:.3g} when the run ended"
-    return {"recovery_s": None, "recovery_reason": reason, "above_again_s": None}
+    still = "still above" if level[-1] > band else f"not seen for {RUN} bins within"
+    return none | {"recovery_reason": f"{still} the base band of {band:.3g} when the run ended"}
 
 
 def _peaks(
-    at: Floats, ttft: Floats, begin: Floats, finish: Floats, burst_s: float, ttft_back_s: float, in_flight_back_s: float
+    at: Floats, ttft: Floats, finish: Floats, burst_s: float, ttft_back_s: float, in_flight_back_s: float
 ) -> dict[str, Any]:  # fmt: skip
     """The slowest first token of what was answered, and the most requests in flight, from the burst until each is back.
 
@@ -228,9 +231,9 @@ def _peaks(
     peak, later = slowest((at >= burst_s) & (at < ttft_back_s)), slowest(at >= ttft_back_s)
     if later is not None and peak is not None and ttft[later] <= ttft[peak]:
         later = None
-    moments = np.concatenate([begin, finish])
+    moments = np.concatenate([at, finish])
     order = np.argsort(moments, kind="stable")
-    level = np.cumsum(np.concatenate([np.ones(len(begin)), -np.ones(len(finish))])[order])
+    level = np.cumsum(np.repeat([1.0, -1.0], len(at))[order])
     level = np.where((moments[order] >= burst_s) & (moments[order] < in_flight_back_s), level, 0)
     return {
         "peak_ttft_s": None if peak is None else float(ttft[peak]),
@@ -260,13 +263,15 @@ def _backlog(
         "expected_drain_s": None, "reason": None,
     }  # fmt: skip
     if end_s <= over_s:
-        return result | {"reason": "the run ended before the burst did"}
+        return result | {"at_end_of_burst": None, "reason": "the run ended before the burst did"}
     explained = base * max(1.0, phases[1]["offered_rps"] / (phases[0]["offered_rps"] or math.inf))
     if waiting[-1] <= explained + 3 * math.sqrt(max(1.0, explained)) or waiting.min() <= explained:
         return result | {"reason": "no queue lasted through the second half of the burst"}
     queued = answered[(at < over_s) & (answered > over_s)]
     until = min(end_s, float(np.quantile(queued, 0.9)))  # while there is a queue
     served = int(np.count_nonzero(ok & (finish >= middle) & (finish < until))) / (until - middle)
+    if served >= SERVED_ALL * phases[1]["offered_rps"]:
+        return result | {"reason": "requests waited, but were served as fast as they came: a delay, no queue"}
     base_rps = phases[2]["offered_rps"] or phases[0]["offered_rps"]
     result["served_rps"] = served
     if served > base_rps:
@@ -274,53 +279,3 @@ def _backlog(
     else:
         result["reason"] = f"{served:.3g} requests/s were served, {base_rps:.3g} came: it cannot drain"
     return result
-
-
-def _wait_limit_s(slos: Sequence[Slo], phases: list[dict[str, Any]]) -> tuple[float | None, Slo | None]:
-    """How long a request may wait: the tightest limit on its beginning or whole, less what the base takes."""
-    best: tuple[float | None, Slo | None] = (None, None)
-    for slo in slos:
-        held = phases[0]["e2e_s" if slo.metric == "e2e" else "ttft_s"]["p50"]
-        if slo.metric in ("ttft", "first_answer", "e2e") and held is not None:
-            room_s = max(0.0, slo.limit_s - held)
-            if best[0] is None or room_s < best[0]:
-                best = (room_s, slo)
-    return best
-
-
-def _headroom(
-    plan: Mapping[str, Any], slos: Sequence[Slo], phases: list[dict[str, Any]], backlog: dict[str, Any]
-) -> dict[str, Any]:
-    """The rate that would have kept the burst's last request within its limit (fluid: (burst - rate) T = wait rate)."""
-    burst, length = phases[1]["offered_rps"], float(plan["burst_s"])
-    wait_s, slo = _wait_limit_s(slos, phases)
-    needed = burst * length / (length + (wait_s or 0.0))
-    served, harmed = backlog["served_rps"], phases[1]["slo_misses"] or sum(phases[1]["errors"].values())
-    if served is None:
-        but = f", but {harmed} of its requests broke an SLO or failed" if harmed else ""
-        return {"needed_rps": needed, "factor": None, "enough": None if harmed else True,
-                "reason": backlog["reason"] + but}  # fmt: skip
-    text = f"with a wait of {wait_s:.3g} s allowed by {slo.text}" if slo and wait_s else "without any wait"
-    return {"needed_rps": needed, "factor": needed / served, "enough": bool(served >= needed), "reason": text}
-
-
-def _breaker(slos: Sequence[Slo], phases: list[dict[str, Any]], backlog: dict[str, Any]) -> dict[str, Any]:
-    """Queue depth = acceptable wait x the rate that moves it; a breaker opens at 80 to 90 % of it."""
-    wait_s, slo = _wait_limit_s(slos, phases)
-    rate = backlog["served_rps"]
-    result: dict[str, Any] = {"acceptable_wait_s": wait_s, "rate_rps": rate}
-    result |= {"max_depth": None, "open_at": None, "reason": None}
-    if not wait_s:
-        why = (
-            "the SLO leaves no time to wait"
-            if slo
-            else "no SLO says how long a request may wait: give --slo ttft_p99=2s"
-        )
-        return result | {"reason": why}
-    if not rate:
-        least = phases[1]["achieved_rps"]
-        return result | {
-            "reason": f"no lasting queue: the server's rate is only known to be at least {least:.3g} req/s; raise --factor"
-        }
-    depth = queue_depth(rate, wait_s)
-    return result | {"max_depth": depth.max_depth, "open_at": [depth.breaker_low, depth.breaker_high]}

@@ -28,7 +28,7 @@ def _finding(summary: Mapping[str, Any]) -> str:
     stages, capacity = summary["stages"], summary["capacity"]
     if not summary["requests"]:
         return "Nothing was measured: no request was recorded."
-    if not any(s["ok"] for s in stages):
+    if not any(s["ok"] for s in [*stages, *summary.get("burst", {}).get("phases", [])]):
         return _nothing_answered(summary)
     if all(s["client_limited"] for s in stages):
         return "No finding: the client could not keep up with the load in any stage, so nothing says what the server can do."
@@ -47,34 +47,45 @@ def _finding(summary: Mapping[str, Any]) -> str:
 
 def _burst(burst: Mapping[str, Any]) -> str:
     base, high = burst["phases"][0], burst["phases"][1]
+    until_s = burst["known_until_s"]
+    if high["end_s"] <= high["start_s"]:
+        return f"Nothing is known of the burst: the run ended {number_text(until_s)} s after its start, in the base phase."
     length = number_text(high["end_s"] - high["start_s"])
     sentence = f"A burst from {number_text(base['offered_rps'])} to {number_text(high['offered_rps'])} requests/s for {length} s"
-    known = {
-        n: text for n, text in (("ttft_s", "TTFT"), ("in_flight", "requests in flight")) if n in burst["band"]
-    }
+    known = {n: t for n, t in (("ttft_s", "TTFT"), ("in_flight", "requests in flight")) if n in burst["band"]}
     recovery_s, what = [burst[f"{n}_recovery_s"] for n in known], " and ".join(known.values())
+    did, harm = [], burst["harm"]
     if burst["peak_ttft_s"] is not None:
-        sentence += f" took TTFT up to {number_text(burst['peak_ttft_s'])} s"
+        did.append(f"took TTFT up to {number_text(burst['peak_ttft_s'])} s")
         if burst["peak_ttft_s"] <= (base["ttft_s"]["max"] or 0.0):
-            sentence += f" (the base load up to {number_text(base['ttft_s']['max'])} s)"
-    if not known:
+            did[0] += f" (the base load up to {number_text(base['ttft_s']['max'])} s)"
+    if harm["burst"]:
+        did.append(f"was not carried: {harm['burst']['reason']}")
+    sentence = " ".join([sentence, *did[:1], *(f"and {more}" for more in did[1:])])
+    it = " and" if did and not harm["burst"] else "; it"
+    if not known or burst["phases"][2]["end_s"] <= high["end_s"]:
         sentence += f"; when it was over is not known: {burst['in_flight_recovery_reason']}"
     elif None in recovery_s:
         reason = next(r for n in known if (r := burst[f"{n}_recovery_reason"]))
-        sentence += f" and was not got over: {reason}"
+        sentence += f"{it} was not got over: {reason}"
     elif max(recovery_s) == 0:
-        sentence += f" and left {what} within the base band when it ended"
+        sentence += f"{it} left {what} within the base band when it ended"
     else:
         sentence += f"; {number_text(max(recovery_s))} s after it {what} were back in the base band"
     again_s = max(burst["ttft_s_above_again_s"] or 0.0, burst["in_flight_above_again_s"] or 0.0)
     if again_s and None not in recovery_s:
         sentence += f", and later above it again for {number_text(again_s)} s in all"
-    lost = burst["lost"] + burst["unfinished"]
+    if harm["after"]:
+        sentence += f"; yet it was not got over: of those due after that {harm['after']['reason']}"
     if burst["slo_misses"] is not None:
         sentence += f"; {burst['slo_misses']} requests broke an SLO"
         if burst["slo_misses_of_base"] >= 0.5:
             sentence += f" ({number_text(burst['slo_misses_of_base'], 2)} would at the base load's share)"
-    return sentence + (f"; {lost} were lost." if lost else "; none was lost.")
+    sentence += f"; {burst['lost'] or 'none'} {'was' if burst['lost'] < 2 else 'were'} lost"
+    if burst["unfinished"]:
+        sentence += f", {burst['unfinished']} cut off unfinished"
+    end = "" if until_s is None else f"; nothing is known from {number_text(until_s)} s after the start on"
+    return f"{sentence}{end}."
 
 
 def _nothing_answered(summary: Mapping[str, Any]) -> str:

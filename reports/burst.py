@@ -49,10 +49,9 @@ def _recoveries(burst: Mapping[str, Any]) -> list[Finding]:
         note = reason or f"{within}: up to {significant(band)} {unit}"
         if burst[f"{name}_above_again_s"]:
             note += f"; later above it again for {significant(burst[f'{name}_above_again_s'])} s in all"
-        text = (
-            DASH if value is None else f"{significant(value)} s" if value else "0 s: never out when it ended"
-        )
-        found.append(Finding(label, text, None, note, "bad" if value is None else ""))
+        text = f"{significant(value)} s" if value else "0 s: within when the burst ended"
+        tone = "bad" if value is None else ""
+        found.append(Finding(label, DASH if value is None else text, None, note, tone))
     return found
 
 
@@ -67,33 +66,30 @@ def _backlog(backlog: Mapping[str, Any]) -> Finding:
         if drain is not None
         else f"; {backlog['reason']}"
     )
-    said += "; it drained" if backlog["drained"] else "; it had not drained when the run ended"
+    said += "; it drained" if backlog["drained"] else "; it was not seen to drain"
     return Finding("Backlog", value, None, said, "" if backlog["drained"] else "bad")
 
 
 def _harm(burst: Mapping[str, Any]) -> Finding:
-    lost = burst["lost"] + burst["unfinished"]
-    missed = (
-        "no SLO was given" if burst["slo_misses"] is None else f"{count(burst['slo_misses'])} broke an SLO"
-    )
-    harmed, of_base = lost or burst["slo_misses"], burst["slo_misses_of_base"]
-    due = "of those due from the burst on"
-    return Finding(
-        "Requests harmed",
-        f"{missed}, {count(lost)} lost",
-        None,
-        f"{due}; at the base load's share {significant(of_base)} would break one" if of_base >= 0.5 else due,
-        "bad" if harmed else "good",
-    )
+    missed = burst["slo_misses"]
+    value = "no SLO was given" if missed is None else f"{count(missed)} broke an SLO"
+    note, of_base = "of those due from the burst on", burst["slo_misses_of_base"]
+    if burst["unfinished"]:
+        note += f"; {count(burst['unfinished'])} were cut off unfinished"
+    if of_base >= 0.5:
+        note += f"; at the base load's share {significant(of_base)} would break one"
+    tone = "bad" if burst["lost"] or burst["unfinished"] or missed else "good"
+    return Finding("Requests harmed", f"{value}, {count(burst['lost'])} lost", None, note, tone)
 
 
 def _headroom(burst: Mapping[str, Any]) -> Finding:
     held = burst["headroom"]
     if held["factor"] is None:
-        return Finding("Head-room", "enough" if held["enough"] else DASH, None, str(held["reason"]))
+        text = {True: "enough", False: "not enough", None: DASH}[held["enough"]]
+        return Finding("Head-room", text, None, str(held["reason"]), "bad" if held["enough"] is False else "")
     value = f"{significant(held['factor'])} times what was served"
     note = f"{rate(held['needed_rps'])} would have carried the burst {held['reason']}"
-    return Finding("Head-room needed", value, None, note, "good" if held["enough"] else "bad")
+    return Finding("Head-room needed", value, None, note, "bad")
 
 
 def _breaker(breaker: Mapping[str, Any]) -> Finding:
@@ -198,11 +194,9 @@ def _frame(plot: Plot, burst: Mapping[str, Any], name: str, what: str) -> list[K
 
 
 def _title(burst: Mapping[str, Any], name: str, what: str) -> str:
-    recovery_s = burst[f"{name}_recovery_s"]
+    recovery_s, what = burst[f"{name}_recovery_s"], what[0].upper() + what[1:]
     if recovery_s is None:
-        return f"{what[0].upper()}{what[1:]} did not come back to the base band"
+        return f"{what} was not seen to come back to the base band"
     if recovery_s == 0:
-        return f"{what[0].upper()}{what[1:]} stayed in the base band, or was back in it when the burst ended"
-    return (
-        f"{what[0].upper()}{what[1:]} was back in the base band {significant(recovery_s)} s after the burst"
-    )
+        return f"{what} stayed in the base band, or was back in it when the burst ended"
+    return f"{what} was back in the base band {significant(recovery_s)} s after the burst"

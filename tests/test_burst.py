@@ -9,12 +9,14 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
-from synthetic import Stage, at_ns, make_run, request
+from synthetic import Stage, at_ns, cohort, make_run, request
 
 from ampacity.experiments.burst import BurstPlan
 from ampacity.values import ConfigError
 from analysis.burst import _band, _recovery
+from analysis.burst_advice import find_harm
 from analysis.littles_law import against_server, gap
+from analysis.slo import parse_slo
 from analysis.summary import summarise
 from loadgen.rundir import Run
 from reports.burst import burst_findings
@@ -33,15 +35,18 @@ def burst_run(
     fail_above_s: float = np.inf,
     recovery_s: float = 50.0,
     cut_s: float | None = None,
+    kill_s: float = np.inf,
 ) -> Run:
     """5/s for 30 s, 15/s for 10 s, 5/s again, evenly spaced, in front of one server in order of arrival.
 
-    ``cut_s``: Ctrl-C, then.
+    ``cut_s``: Ctrl-C, then; ``kill_s``: what is not answered by then has no record.
     """
     end = 40 + recovery_s
     times = np.concatenate([np.arange(0, 30, 0.2), np.arange(30, 40, 1 / 15), np.arange(40, end, 0.2)])
     free, records = 0.0, []
     for i, t in enumerate(times[times < (cut_s or end)].tolist()):
+        if max(free, t) + service_s > kill_s:
+            break
         if cut_s and max(free, t) + service_s > cut_s:
             records.append(request(i, t, ttft_s=None, status="unfinished", ended_ns=at_ns(cut_s)))
             continue
@@ -53,7 +58,8 @@ def burst_run(
     plan = PLAN | {"recovery_s": recovery_s}
     early = "interrupted by Ctrl-C" if cut_s else None
     stage = Stage(records, cut_s or end, offered_rps=len(records) / end, ended_early=early)
-    return make_run(path, [stage], ["ttft_p99=2s"], burst=plan, warmup_requests=0, experiment="burst")
+    killed = kill_s < np.inf
+    return make_run(path, [stage], ["ttft_p99=2s"], killed=killed, burst=plan, warmup_requests=0, experiment="burst")  # fmt: skip
 
 
 def test_the_fluid_model_says_when_it_is_over(tmp_path: Path) -> None:
@@ -137,10 +143,91 @@ def test_what_fails_without_a_queue_is_not_enough_head_room(tmp_path: Path) -> N
         request(i, t, ttft_s=None, status="http_error") if 30 <= t < 40 and i % 3 == 0 else request(i, t)
         for i, t in enumerate(at)
     ]
-    b = burst_of(tmp_path / "run", records)["burst"]
+    summary = burst_of(tmp_path / "run", records)
+    b = summary["burst"]
     assert b["lost"] == 50
-    assert b["headroom"]["enough"] is None
-    assert "50 of its requests broke an SLO or failed" in b["headroom"]["reason"]
+    assert (b["headroom"]["enough"], b["headroom"]["reason"]) == (
+        False,
+        "in the burst 50 of 150 requests failed",
+    )
+    assert "was not carried: 50 of 150 requests failed" in summary["verdict"]
+    assert burst_findings(b)[5].value == "not enough"
+    # of 15/s 10 are answered, and 2 s less the base's 0.1 may be waited: 19
+    assert b["breaker"]["rate_rps"] == pytest.approx(10, rel=0.02)
+    assert b["breaker"]["max_depth"] == pytest.approx(19, abs=1)
+
+
+@pytest.mark.parametrize("until_s", [40, 90])
+def test_a_burst_of_which_nothing_is_answered_was_not_carried(tmp_path: Path, until_s: float) -> None:
+    records = [
+        request(i, t, ttft_s=None, status="http_error") if 30 <= t < until_s else request(i, t)
+        for i, t in enumerate(even((5, 15, 5)))
+    ]
+    summary = burst_of(tmp_path / "run", records)
+    assert summary["burst"]["headroom"]["enough"] is False
+    assert summary["burst"]["breaker"]["open_at"] is None
+    assert "was not carried: 150 of 150 requests failed" in summary["verdict"]
+    assert ("was not got over" in summary["verdict"]) is (until_s == 90)
+
+
+def test_a_burst_after_which_requests_go_on_failing_is_not_got_over(tmp_path: Path) -> None:
+    # from 30 s on each third fails, to the end: of the 250 due after the burst numbers 300, 303 ... 549
+    records = [
+        request(i, t, ttft_s=None, status="http_error") if t >= 30 and i % 3 == 0 else request(i, t)
+        for i, t in enumerate(even((5, 15, 5)))
+    ]
+    summary = burst_of(tmp_path / "run", records)
+    assert "not got over: of those due after that 84 of 250 requests failed" in summary["verdict"]
+
+
+def test_a_delay_is_neither_a_queue_nor_enough(tmp_path: Path) -> None:
+    # each of the burst takes 3 s, however many there are: 45 wait, 15/s are answered
+    records = [request(i, t, ttft_s=3.0 if 30 <= t < 40 else 0.1) for i, t in enumerate(even((5, 15, 5)))]
+    b = burst_of(tmp_path / "run", records)["burst"]
+    assert b["backlog"]["served_rps"] is None
+    assert "a delay, no queue" in b["backlog"]["reason"]
+    assert b["headroom"]["enough"] is False
+    assert "150 of 150 requests missed ttft_p99=2s" in b["headroom"]["reason"]
+    assert b["breaker"]["open_at"] is None
+
+
+@pytest.mark.parametrize(("failed", "harmed"), [(23, False), (24, True)])
+def test_harm_is_more_than_the_base_share_and_chance(failed: int, harmed: bool) -> None:
+    # 10 of 100 fail in the base: of 100 more 10 are expected, and 3 sqrt(10 x (1 + 100/100)) = 13.4 by chance
+    def part(n: int) -> Any:
+        return cohort(*(request(i, i * 0.1, status="http_error" if i < n else "ok") for i in range(100)))
+
+    found = find_harm(part(failed), part(10), [])
+    assert (found is not None) is harmed
+    base_alone = find_harm(part(10), part(0), [])  # 1 % allowed: 1 + 3 sqrt(1 x 2) = 5.2
+    assert base_alone == {"slo": "error_rate=1%", "reason": "10 of 100 requests failed"}
+    assert find_harm(part(10), part(0), [parse_slo("error_rate=10%")]) is None
+
+
+def test_what_the_workload_cancelled_is_left_out(tmp_path: Path) -> None:
+    records = [
+        request(i, t, ttft_s=None, status="cancelled") if i % 3 == 0 else request(i, t)
+        for i, t in enumerate(even((5, 15, 5)))
+    ]
+    b = burst_of(tmp_path / "run", records)["burst"]
+    assert (b["slo_misses"], b["slo_misses_of_base"], b["headroom"]["enough"]) == (0, 0, True)
+    assert [(p["slo_misses"], p["slo_attainment"]) for p in b["phases"]] == [(0, 1.0)] * 3
+    assert b["phases"][1]["ttft_s"]["n"] == 100
+
+
+def test_a_percentile_that_unfinished_requests_reach_into_is_not_known(tmp_path: Path) -> None:
+    # 60 of the burst's 150 were cut off at 100 s, as old as 60 s: rank 75 is an answer's, rank 143 is not
+    records = [
+        request(i, t, ttft_s=None, status="unfinished", ended_ns=at_ns(100))
+        if 30 <= t < 40 and i % 5 < 2
+        else request(i, t)
+        for i, t in enumerate(even((5, 15, 5)))
+    ]
+    summary = burst_of(tmp_path / "run", records)
+    phase = summary["burst"]["phases"][1]
+    assert phase["ttft_s"] == {"n": 150, "p50": pytest.approx(0.1), "p95": None, "max": None}
+    assert phase["e2e_s"]["p95"] is None
+    assert "60 requests broke an SLO; none was lost, 60 cut off unfinished" in summary["verdict"]
 
 
 def test_a_slow_request_long_after_the_burst_is_not_blamed_on_it(tmp_path: Path) -> None:
@@ -266,6 +353,36 @@ def test_a_run_that_was_killed_in_the_base_phase_is_still_reported(tmp_path: Pat
         make_run(tmp_path / "run", [stage], ["ttft_p99=2s"], killed=True, burst=PLAN)
     )["burst"]
     assert [p["requests"] for p in found["phases"]] == [20, 0, 0]
+    assert found["known_until_s"] == pytest.approx(3.8)  # 20 requests, 0.2 s apart
+
+
+@pytest.mark.parametrize(
+    ("kill_s", "known_s", "said"),
+    [
+        # 10/s are answered from 30 s on: by 44 s 140 of the burst's 150, by 47 s all of them and 20 more, of the 4 s after it
+        (44.05, 30 + 139 / 15, "when it was over is not known: the run ended before the burst did"),
+        (47.05, 40 + 19 / 5, "was not got over: still above the base band"),
+        (20.05, 19.8, "nothing is known of the burst: the run ended 19.8 s after its start"),
+    ],
+)
+def test_of_a_killed_run_nothing_is_known_from_the_first_lost_record_on(
+    tmp_path: Path, kill_s: float, known_s: float, said: str
+) -> None:
+    summary = summarise(burst_run(tmp_path / "run", kill_s=kill_s))
+    b = summary["burst"]
+    assert b["known_until_s"] == pytest.approx(known_s, abs=0.25)
+    assert said in summary["verdict"]
+    assert (b["ttft_s_recovery_s"], b["in_flight_recovery_s"]) == (None, None)
+    assert not b["backlog"]["drained"]
+    assert b["headroom"]["enough"] is (False if known_s > 40 else None)
+    assert b["phases"][1]["offered_rps"] == (pytest.approx(15, rel=0.01) if known_s > 30 else 0)
+
+
+def test_a_record_that_lacks_ends_what_is_known_of_a_killed_run(tmp_path: Path) -> None:
+    records = [request(i, i * 0.2) for i in range(300) if i != 200]
+    stage = Stage(records, 90.0, offered_rps=10.0)
+    run = make_run(tmp_path / "run", [stage], ["ttft_p99=2s"], killed=True, burst=PLAN)
+    assert summarise(run)["burst"]["known_until_s"] == pytest.approx(39.8)
 
 
 @pytest.mark.parametrize(
@@ -301,7 +418,7 @@ def test_a_burst_is_no_drift_and_no_second_mode(tmp_path: Path) -> None:
 
 def test_rates_of_a_phase_that_was_cut_are_over_what_there_was_of_it(tmp_path: Path) -> None:
     phases = summarise(burst_run(tmp_path / "run", cut_s=60))["burst"]["phases"]
-    assert [p["end_s"] for p in phases] == pytest.approx([30, 40, 60])
+    assert [p["end_s"] for p in phases] == pytest.approx([30, 40, 60], abs=0.2)  # the last event
     assert phases[2]["offered_rps"] == pytest.approx(5, rel=0.02)  # 100 requests in 20 s, not in 50
 
 
