@@ -105,6 +105,11 @@ def load_of(stage: Mapping[str, Any]) -> str:
     return f"stage {stage.get('index', '?')}"
 
 
+def loads_of(summary: Mapping[str, Any], indices: Sequence[int]) -> str:
+    """The loads of some stages, as the tables name them, from the lowest up."""
+    return ", ".join(dict.fromkeys(load_of(s) for s in by_load(summary) if s.get("index") in indices))
+
+
 def printable(text: str) -> str:
     """``text`` without control characters, which could drive a terminal."""
     return "".join(c if c.isprintable() or c == "\n" else "\N{REPLACEMENT CHARACTER}" for c in text)

@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 from reports.burst import burst_findings
 from reports.figures import (
     DASH,
     Finding,
-    by_load,
     counted,
     exact,
     interval,
-    load_of,
+    loads_of,
     rate,
     reason_of,
     seconds,
@@ -235,13 +234,8 @@ def _client(summary: Mapping[str, Any]) -> Finding:
         return Finding("Load generator", DASH, None, _sentence(reason_of(audit, "client_limited"), *facts))
     if not limited:
         if again:
-            facts.insert(0, f"disturbed by other work at {_loads(summary, again)}, which was repeated")
+            facts.insert(0, f"disturbed by other work at {loads_of(summary, again)}, which was repeated")
         return Finding("Load generator", "kept up", None, _sentence(*facts), "good")
-    loads = _loads(summary, [i for i in audit.get("client_limited_stages") or [] if i not in again])
+    loads = loads_of(summary, [i for i in audit.get("client_limited_stages") or [] if i not in again])
     what = f"nothing measured at {loads} is a finding" if loads else "its stages are no findings"
     return Finding("Load generator", "was the limit", None, _sentence(what, *facts), "bad")
-
-
-def _loads(summary: Mapping[str, Any], indices: Sequence[int]) -> str:
-    """The loads of stages, as the tables name them."""
-    return ", ".join(dict.fromkeys(load_of(s) for s in by_load(summary) if s.get("index") in indices))

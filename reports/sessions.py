@@ -5,7 +5,18 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from reports.figures import DASH, Finding, by_load, count, load_of, reason_of, seconds, share, significant
+from reports.figures import (
+    DASH,
+    Finding,
+    by_load,
+    count,
+    load_of,
+    loads_of,
+    reason_of,
+    seconds,
+    share,
+    significant,
+)
 from reports.tables import Cell, Column, Table
 
 
@@ -17,11 +28,11 @@ def session_findings(summary: Mapping[str, Any]) -> list[Finding]:
         if fit.get("concurrent_sessions") is None:
             found.append(Finding("Sessions", DASH, None, reason_of(fit, "concurrent_sessions")))
         else:
-            note = f"at once, pauses included, in stage {fit['stage']}; {significant(fit['sessions_per_s'])} began per second"
+            note = f"at once, pauses included, at {loads_of(summary, [fit['stage']])}; {significant(fit['sessions_per_s'])} began per second"
             found.append(Finding("Sessions", significant(fit["concurrent_sessions"]), None, note))
     for row in (summary.get("sharing") or [])[-1:]:
         value = share(row["realised"]) if row.get("realised") is not None else DASH
-        note = f"of the input tokens in stage {row['stage']}; {share(row['planned'])} by the schedule with an infinite cache"
+        note = f"of the input tokens at {loads_of(summary, [row['stage']])}; {share(row['planned'])} by the schedule with an infinite cache"
         if row.get("realised") is None:
             note += f"; {reason_of(row, 'realised')}"
         found.append(Finding("Cached", value, None, note))
