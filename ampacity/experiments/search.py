@@ -68,7 +68,7 @@ class Search:
                 return f"--max-duration {limit_s:g} s is used up"
             duration_s = min(duration_s, left_s)
         known = so_far(rig.stages, goal)
-        requests = f"{float(f'{step.load_rps * duration_s:.2g}'):,.0f} requests at most"
+        requests = f"about {float(f'{step.load_rps * duration_s:.2g}'):,.0f} requests"
         rig.tell(f"{known + '; ' if known else ''}next {step.load_rps:g} req/s, {requests}: {step.why}")
         before, began_s = list(rig.stages), time.monotonic()
         judged = await rig.open_stage(
