@@ -22,17 +22,8 @@ from analysis.stage_slos import slos_of
 from loadgen.rundir import Run
 
 _CAPACITY = (
-    "usable_rps",
-    "usable_rps_ci",
-    "c_max",
-    "c_max_ci",
-    "binding_slo",
-    "binding_or",
-    "crossing",
-    "stage",
-    "users",
-    "reason",
-)
+    "usable_rps", "usable_rps_ci", "c_max", "c_max_ci", "binding_slo", "binding_or", "crossing", "stage", "users", "reason",
+)  # fmt: skip
 
 
 def split_lengths(run: Run) -> tuple[Run, dict[str, Run]]:
@@ -92,18 +83,16 @@ def class_below(summary: Mapping[str, Any]) -> str | None:
     """What a usable rate at which all requests together keep an SLO hides of a class that does not."""
     usable, said = summary["capacity"]["usable_rps"], []
     for k in summary.get("classes") or [] if usable else ():
-        name, rate, binding, (low, high) = (
-            k["name"],
-            k["usable_rps"],
-            k["binding_slo"],
-            k["usable_rps_ci"] or (None, None),
-        )
+        name, rate, (low, high) = k["name"], k["usable_rps"], k["usable_rps_ci"] or (None, None)
+        own = str(k["binding_slo"] or f"{name}:").startswith(
+            f"{name}:"
+        )  # which is an SLO of the whole run, too
         if rate is None and high and high <= usable:
             said.append(f"class {name} is shown to keep its SLOs at no load that was tried")
-        elif rate and binding and not binding.startswith(f"{name}:") and MEASURED_RATIO * rate < usable:
+        elif rate and not own and MEASURED_RATIO * rate < usable:
             between = f" (between {low:.3g} and {high:.3g})" if low and high else ""
             said.append(
-                f"class {name} keeps {binding} only up to {rate:.3g} requests/s of all classes{between}"
+                f"class {name} keeps {k['binding_slo']} only up to {rate:.3g} requests/s of all classes{between}"
             )
     if not said:
         return None

@@ -12,17 +12,7 @@ import pyarrow.compute as pc
 from analysis.metrics import Floats, Requests, visible_tokens
 from analysis.observations import quantile_rank
 
-_LEVELS = {
-    "p1": 0.01,
-    "p5": 0.05,
-    "p10": 0.1,
-    "p25": 0.25,
-    "p50": 0.5,
-    "p75": 0.75,
-    "p90": 0.9,
-    "p95": 0.95,
-    "p99": 0.99,
-}
+_LEVELS = {f"p{percent}": percent / 100 for percent in (1, 5, 10, 25, 50, 75, 90, 95, 99)}
 
 
 def describe(lengths: Floats) -> dict[str, Any]:

@@ -47,7 +47,13 @@ def plan(
     if carried is None:
         raise FleetError(f"{run}: no fleet can be sized from this run: {summary['capacity']['reason']}")
     fleet = plan_fleet(traffic, carried, inputs["tensor_parallel"], safety, inputs["gpu_hour_usd"])
-    fleet["warnings"] = summary["warnings"] + _other_instance(measured, inputs["tensor_parallel"])
+    fleet["warnings"] = list(summary["warnings"])
+    if fleet["tensor_parallel"] != measured:
+        text = (
+            f"By what the run says (--tp, --lock hardware=) an instance of {measured} GPU{'s' if measured > 1 else ''} was measured; the plan "
+            f"takes its rate for one of {fleet['tensor_parallel']}, which carries another. Measure such an instance, or drop --tp."
+        )
+        fleet["warnings"].append({"code": "other_instance", "text": text})
     if json:
         print_json(fleet)
         return
@@ -63,16 +69,6 @@ def _gpus_measured(meta: Mapping[str, Any]) -> int:
     texts = [(meta.get("locked") or {}).get(name) for name in SAYS_GPUS]
     texts += [(meta.get("endpoint") or {}).get("model")] if meta.get("predicted") else []
     return given if given > 1 else gpus_named(*texts) or 1
-
-
-def _other_instance(measured: int, planned: int) -> list[dict[str, str]]:
-    if measured == planned:
-        return []
-    text = (
-        f"By what the run says (--tp, --lock hardware=) an instance of {measured} GPU{'s' if measured > 1 else ''} was measured; the plan takes "
-        f"its rate for one of {planned}, which carries another. Measure such an instance, or drop --tp."
-    )
-    return [{"code": "other_instance", "text": text}]
 
 
 def _traffic(peak_rps: float | None, mean_rps: float | None, profile: Path | None) -> Any:
