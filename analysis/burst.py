@@ -28,6 +28,7 @@ BAND_MARGIN = 1.1  # over the base's mean: what differs by less is back, however
 RUN = 3  # neighbouring bins within the band: fewer may be a lull in a queue
 FALSE_ALARM = 0.05  # chance that base load alone is above the band anywhere after the burst
 SERVED_ALL = 0.95  # of the burst's rate: what is served as fast as it comes is delayed, and no queue
+UNSEEN = "what is known of the run ends before the burst does"
 _NS = 1e-9
 NAMES = ("base", "burst", "recovery")
 
@@ -205,7 +206,7 @@ def _recovery(edges: Floats, values: Floats | None, band: float | None, over_s: 
         return {"recovery_s": None, "recovery_reason": reason, "above_again_s": None}
     none: dict[str, Any] = {"recovery_s": None, "above_again_s": None}
     if edges[-1] < over_s:
-        return none | {"recovery_reason": "the run ended before the burst did"}
+        return none | {"recovery_reason": UNSEEN}
     level = _smooth(values)
     for i in range(int(np.searchsorted(edges, over_s + 1e-9)) - 1, len(level) - RUN + 1):
         if (level[i : i + RUN] <= band).all():  # an empty bin says nothing
@@ -213,7 +214,7 @@ def _recovery(edges: Floats, values: Floats | None, band: float | None, over_s: 
             back_s = max(0.0, float(edges[i]) - over_s)
             return {"recovery_s": back_s, "recovery_reason": None, "above_again_s": again_s}
     still = "still above" if level[-1] > band else f"not seen for {RUN} bins within"
-    return none | {"recovery_reason": f"{still} the base band of {band:.3g} when the run ended"}
+    return none | {"recovery_reason": f"{still} the base band of {band:.3g} at the end"}
 
 
 def _peaks(
@@ -263,7 +264,7 @@ def _backlog(
         "expected_drain_s": None, "reason": None,
     }  # fmt: skip
     if end_s <= over_s:
-        return result | {"at_end_of_burst": None, "reason": "the run ended before the burst did"}
+        return result | {"at_end_of_burst": None, "reason": UNSEEN}
     explained = base * max(1.0, phases[1]["offered_rps"] / (phases[0]["offered_rps"] or math.inf))
     if waiting[-1] <= explained + 3 * math.sqrt(max(1.0, explained)) or waiting.min() <= explained:
         return result | {"reason": "no queue lasted through the second half of the burst"}

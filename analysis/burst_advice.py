@@ -63,7 +63,7 @@ def headroom(
     if phases[2]["end_s"] <= phases[1]["start_s"] + length:
         return result | {"needed_rps": None, "reason": backlog["reason"]}
     if served is not None and served < needed:
-        text = f"with a wait of {wait_s:.3g} s by {slo.text}" if slo and wait_s else "without any wait"
+        text = f"with a {wait_s:.3g} s wait allowed by {slo.text}" if slo and wait_s else "without any wait"
         return result | {"factor": needed / served if served else None, "enough": False, "reason": text}
     if harm["burst"]:
         return result | {"enough": False, "reason": f"in the burst {harm['burst']['reason']}"}
@@ -91,6 +91,7 @@ def breaker(
     if slo and not wait_s:
         why = "the SLO leaves no time to wait"
     elif wait_s:
-        why = f"no lasting queue: the server's rate is only known to be at least {least:.3g} req/s; raise --factor"
+        why = f"{backlog['reason']}: the server's rate is only known to be at least {least:.3g} req/s"
+        why += "; raise --factor" if backlog["at_end_of_burst"] is not None else ""
         why = why if phases[1]["ok"] else "nothing of the burst was answered: the server's rate is not known"
     return result | {"reason": why}

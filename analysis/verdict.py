@@ -49,7 +49,7 @@ def _burst(burst: Mapping[str, Any]) -> str:
     base, high = burst["phases"][0], burst["phases"][1]
     until_s = burst["known_until_s"]
     if high["end_s"] <= high["start_s"]:
-        return f"Nothing is known of the burst: the run ended {number_text(until_s)} s after its start, in the base phase."
+        return f"Nothing is known of the burst: what is known of the run ends {number_text(until_s)} s after its start, in the base phase."
     length = number_text(high["end_s"] - high["start_s"])
     sentence = f"A burst from {number_text(base['offered_rps'])} to {number_text(high['offered_rps'])} requests/s for {length} s"
     known = {n: t for n, t in (("ttft_s", "TTFT"), ("in_flight", "requests in flight")) if n in burst["band"]}

@@ -360,9 +360,13 @@ def test_a_run_that_was_killed_in_the_base_phase_is_still_reported(tmp_path: Pat
     ("kill_s", "known_s", "said"),
     [
         # 10/s are answered from 30 s on: by 44 s 140 of the burst's 150, by 47 s all of them and 20 more, of the 4 s after it
-        (44.05, 30 + 139 / 15, "when it was over is not known: the run ended before the burst did"),
+        (
+            44.05,
+            30 + 139 / 15,
+            "when it was over is not known: what is known of the run ends before the burst does",
+        ),
         (47.05, 40 + 19 / 5, "was not got over: still above the base band"),
-        (20.05, 19.8, "nothing is known of the burst: the run ended 19.8 s after its start"),
+        (20.05, 19.8, "nothing is known of the burst: what is known of the run ends 19.8 s after its start"),
     ],
 )
 def test_of_a_killed_run_nothing_is_known_from_the_first_lost_record_on(
@@ -422,7 +426,7 @@ def test_rates_of_a_phase_that_was_cut_are_over_what_there_was_of_it(tmp_path: P
     assert phases[2]["offered_rps"] == pytest.approx(5, rel=0.02)  # 100 requests in 20 s, not in 50
 
 
-@pytest.mark.parametrize(("cut_s", "why"), [(46.0, "still above"), (37.0, "ended before the burst did")])
+@pytest.mark.parametrize(("cut_s", "why"), [(46.0, "still above"), (37.0, "ends before the burst does")])
 def test_a_run_that_was_cut_before_the_queue_was_gone_has_no_recovery_time(
     tmp_path: Path, cut_s: float, why: str
 ) -> None:
