@@ -28,11 +28,24 @@ def steady(n: int = 100, every_s: float = 0.1, **options: Any) -> list[Any]:
     return [request(i, i * every_s, ttft_s=0.1, gaps_s=[0.02] * 9, **options) for i in range(n)]
 
 
+def test_what_was_in_a_long_warm_up_is_counted(tmp_path: Path) -> None:
+    """10 requests/s for 10 s; of the first 40 every fourth failed, one was cancelled, two were slow."""
+    records = [request(i, i / 10, ttft_s=0.1) for i in range(100)]
+    for i in range(0, 40, 4):
+        records[i] = request(i, i / 10, ttft_s=None, status="http_error")
+    records[1] = request(1, 0.1, status="cancelled")
+    records[2], records[3] = request(2, 0.2, ttft_s=3.0), request(3, 0.3, ttft_s=3.0)
+    slos = parse_slos(["ttft_p95=1s"])
+    for cut, missed in ((40, 10 + 2), (19, None)):
+        stage = analyse(tmp_path / str(cut), Stage(list(records), 10.0), slos, warmup=cut)
+        assert stage["window"]["warmup_missed"] == missed
+
+
 def test_rates_concurrency_and_latency_by_hand(tmp_path: Path) -> None:
     s = analyse(tmp_path, Stage(steady(), 10.0), warmup=20)
     assert s["window"] | {"settled": None} == {
         "start_s": pytest.approx(2.0), "end_s": pytest.approx(10.0), "warmup_requests": 20, "method": "fixed",
-        "settled": None, "reason": None,
+        "settled": None, "reason": None, "warmup_missed": 0,
     }  # fmt: skip
     assert s["requests"] == s["ok"] == 80
     assert s["offered_rps"] == pytest.approx(10.0)
