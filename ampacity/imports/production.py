@@ -26,19 +26,25 @@ _NAMES: dict[str, tuple[str, ...]] = {
     "output_tokens": ("vllm:request_generation_tokens", "sglang:generation_tokens_histogram", "tgi_request_generated_tokens"),
 }  # fmt: skip
 _LENGTHS = ("input_tokens", "output_tokens")
+_COUNTERS = ("prefix_cache_queries_total", "prefix_cache_hits_total")
+_ONE_BUCKET = np.array([math.inf])
 _TIMEOUT_S = 10.0
 Labels = tuple[tuple[str, str], ...]
 PageFigures = dict[str, dict[Labels, Histogram]]  # of each figure, the series of models and engines
 
 
 def read_page(text: str) -> PageFigures:
-    """The known histograms of a page. Raises ValidateError."""
+    """The known histograms of a page, and counters as histograms of one bucket. Raises ValidateError."""
     lines = lines_of(text)
     found = {}
     for figure, names in _NAMES.items():
         name = next((n for n in names if f"{n}_bucket" in lines), None)
         if name is not None:
             found[figure] = _histograms(lines, name)
+    for figure in _COUNTERS:
+        counted = {labels: n for labels, n in series(lines, figure).items() if math.isfinite(n)}
+        if counted:
+            found[figure] = {labels: Histogram(_ONE_BUCKET, np.array([n])) for labels, n in counted.items()}
     return found
 
 
@@ -96,16 +102,6 @@ def add_up(pages: Sequence[PageFigures]) -> dict[str, Histogram]:
     return found
 
 
-def _grown(early: Lines, late: Lines, column: str, place: str) -> float:
-    """By how much the series of a counter have grown on a page. Raises ValidateError."""
-    old, new = series(early, column), series(late, column)
-    if any(new.get(labels, -1.0) < value for labels, value in old.items()):
-        raise ValidateError(
-            f"{place}: {column}: a counter went back between the scrapes: the server was restarted; scrape again"
-        )
-    return sum(new.values()) - sum(old.values())
-
-
 def from_pages(
     places: Sequence[str], late: Sequence[str], early: Sequence[str] | None, over_s: float | None
 ) -> Production:
@@ -115,8 +111,10 @@ def from_pages(
     for place, page in zip(places, early or (), strict=bool(early)):
         if not read_page(page) and not read_metrics([page.encode()]):
             raise ValidateError(f"the page before {place} has none of the metrics of vLLM, SGLang or TGI")
-    pages = list(zip(before, late, places, strict=True))
-    figures = add_up([between(read_page(b), read_page(a), place) for b, a, place in pages])
+    figures = add_up(
+        [between(read_page(b), read_page(a), p) for b, a, p in zip(before, late, places, strict=True)]
+    )
+    queries, hits = (figures.pop(k).n if k in figures else 0 for k in _COUNTERS)
     if figures and not any(h.n for h in figures.values()):
         when = f"in the {over_s:g} s between the scrapes" if early else "since the server started"
         raise ValidateError(
@@ -124,11 +122,6 @@ def from_pages(
         )
     served = max((figures[k].n for k in ("ttft", "e2e", *_LENGTHS) if k in figures), default=0)
     gauges = read_metrics([page.encode() for page in late])
-    lines = [(lines_of(b), lines_of(a), place) for b, a, place in pages]
-    queries, hits = (
-        sum(_grown(b, a, f"prefix_cache_{k}_total", place) for b, a, place in lines)
-        for k in ("queries", "hits")
-    )
     shares = {
         "gpu_utilization": gauges.get("gpu_utilization"),
         "kv_cache_usage_max": gauges.get("kv_cache_usage"),
