@@ -20,7 +20,6 @@ from analysis.intervals import ASSUMPTION
 from analysis.knee import find_knee
 from analysis.lengths import mean_tokens, output_deviation, realised
 from analysis.littles_law import against_server, summarise_gap
-from analysis.runmeta import check_figures
 from analysis.search import summarise_search
 from analysis.server import server_figures
 from analysis.sessions import NO_SESSIONS, summarise_sessions
@@ -39,7 +38,6 @@ def summarise(run: Run, labels: Mapping[int, bool] | None = None) -> dict[str, A
 
     Raises SloError or RecordsError on a broken run.
     """
-    check_figures(run.meta)
     partial = _partial(run)
     run, others = split_lengths(run)
     meta = run.meta
@@ -60,7 +58,7 @@ def summarise(run: Run, labels: Mapping[int, bool] | None = None) -> dict[str, A
         "capacity": _capacity(meta, stages, slos),
         "interval_assumption": ASSUMPTION,
         "goodput": peak_goodput(stages),
-        "classes": [] if "burst" in meta else class_curves(stages, slos),
+        "classes": [] if meta.get("burst") else class_curves(stages, slos),
         "families": [],
         "offline": offline_throughput(stages, slos, meta.get("fleet_inputs") or {}),
         "audit": _audit(metas, stages, imported=bool(meta.get("imported"))),
@@ -77,9 +75,9 @@ def summarise(run: Run, labels: Mapping[int, bool] | None = None) -> dict[str, A
     tokens = mean_tokens(records.requests, stages)
     inputs, usable_rps = dict(meta.get("fleet_inputs") or {}), summary["capacity"]["usable_rps"]
     summary["fleet"] = summarise_fleet(inputs, usable_rps, tokens["output_tokens_mean"]) | tokens
-    if "burst" in meta and metas:
+    if meta.get("burst") and metas:
         summary["burst"] = summarise_burst(meta["burst"], _undisturbed(metas), records, slos, run.server)
-    if "search" in meta:
+    if meta.get("search"):
         summary["search"] = summarise_search(meta["search"], stages, slos)
     prompts = (meta.get("workload") or {}).get("prompts")
     summary["warnings"] = find_caveats(summary, prompts, output_deviation(records.requests))
@@ -89,10 +87,10 @@ def summarise(run: Run, labels: Mapping[int, bool] | None = None) -> dict[str, A
 
 
 def _capacity(meta: Mapping[str, Any], stages: list[dict[str, Any]], slos: list[Slo]) -> dict[str, Any]:
-    if "burst" in meta:
+    if meta.get("burst"):
         why = "a burst is no steady load, so it names no capacity: a search or a sweep does"
         return find_capacity([], slos) | {"reason": why}
-    return find_capacity(stages, slos, pooled="search" in meta)
+    return find_capacity(stages, slos, pooled=bool(meta.get("search")))
 
 
 def _judge_stages(
@@ -215,10 +213,7 @@ def _gap(capacity: dict[str, Any], stages: list[dict[str, Any]], slos: list[Slo]
 def _imported(meta: Mapping[str, Any]) -> dict[str, Any] | None:
     """Which tool measured an imported run, where it defines things otherwise, and what it left out."""
     held = meta.get("imported")
-    if not isinstance(held, Mapping):
-        return None
-    notes = meta.get("notes")
-    return {**held, "notes": list(notes) if isinstance(notes, list) else []}
+    return held and {**held, "notes": meta.get("notes") or []}
 
 
 def _audit(metas: list[dict[str, Any]], stages: list[dict[str, Any]], *, imported: bool) -> dict[str, Any]:

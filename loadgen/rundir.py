@@ -18,6 +18,7 @@ from typing import Any
 
 import pyarrow as pa
 
+from loadgen.meta_shape import fault_of
 from loadgen.records import SCHEMA, SCHEMA_VERSION, RequestRecord, to_batch
 
 STREAM_NAME = "requests.arrows"
@@ -232,7 +233,9 @@ def load_run(path: Path) -> Run:
     version = meta.get("schema_version") if isinstance(meta, dict) else None
     if version != SCHEMA_VERSION:
         raise RunDirError(f"{meta_path} has schema_version {version!r}, this ampacity reads {SCHEMA_VERSION}")
-    _check_shape(meta, meta_path)
+    fault = fault_of(meta)
+    if fault:
+        raise RunDirError(f"{meta_path}: {fault}")
     parquet = path / "requests.parquet"
     if parquet.is_file():
         requests = _read_requests(parquet)
@@ -241,32 +244,8 @@ def load_run(path: Path) -> Run:
     else:
         raise RunDirError(f"{path} has neither requests.parquet nor {STREAM_NAME}: nothing was recorded")
     server_path = path / "server.parquet"
-    server = _read_parquet(server_path) if server_path.is_file() else None
+    server = _read_server(server_path) if server_path.is_file() else None
     return Run(path=path, meta=meta, requests=requests, server=server, complete=parquet.is_file())
-
-
-_OBJECTS = ("tool", "clock", "endpoint", "locked", "workload", "host", "fleet_inputs")
-_NUMBERS = ("index", "offered_rps", "concurrency", "start_ns", "end_ns", "drained_ns", "scheduled_requests")
-
-
-def _check_shape(meta: dict[str, Any], path: Path) -> None:
-    """Raises RunDirError where run.json is not as it was written (docs/run-directory.md)."""
-    for name in _OBJECTS:
-        if not isinstance(meta.get(name, {}), dict | type(None)):
-            raise RunDirError(f"{path}: {name!r} is no object: the file was changed by hand or is damaged")
-    for name in ("stages", "slos"):
-        found = meta.get(name, [])
-        if not isinstance(found, list) or not all(isinstance(item, dict) for item in found):
-            raise RunDirError(
-                f"{path}: {name!r} is no list of objects: the file was changed by hand or is damaged"
-            )
-    for number, stage in enumerate(meta.get("stages") or []):
-        for name in _NUMBERS:
-            value = stage.get(name)
-            if value is not None and (isinstance(value, bool) or not isinstance(value, int | float)):
-                raise RunDirError(f"{path}: stages[{number}].{name} is {value!r}, not a number")
-        if not isinstance(stage.get("audit", {}), dict | type(None)):
-            raise RunDirError(f"{path}: stages[{number}].audit is no object")
 
 
 def _read_parquet(path: Path, columns: Collection[str] | None = None) -> pa.Table:
@@ -300,15 +279,28 @@ def _read_requests(path: Path) -> pa.Table:
         if missing:
             raise RunDirError(f"{path} lacks the column {missing[0]!r}")
         for name in part:
-            try:
-                column = table[name].cast(SCHEMA.field(name).type)
-            except pa.ArrowInvalid as error:
-                raise RunDirError(f"{path} has a column of a wrong type: {_one_line(error)}") from error
+            column = _column(table, name, SCHEMA.field(name).type, path)
             values = pc.sum(pc.list_value_length(column)).as_py() if name in lists else 0
             columns[name] = column.combine_chunks() if (values or 0) < 2**31 else column
         del table, column
         pa.default_memory_pool().release_unused()
     return pa.Table.from_arrays([columns[name] for name in SCHEMA.names], schema=SCHEMA)
+
+
+def _read_server(path: Path) -> pa.Table:
+    """The samples: their time, and figures; an older version has fewer columns."""
+    table = _read_parquet(path)
+    if "at_ns" not in table.column_names or table["at_ns"].null_count:
+        raise RunDirError(f"{path}: a sample has no at_ns, its time: the file was changed or is damaged")
+    kinds = {name: pa.int64() if name == "at_ns" else pa.float64() for name in table.column_names}
+    return pa.table({name: _column(table, name, kind, path) for name, kind in kinds.items()})
+
+
+def _column(table: pa.Table, name: str, kind: pa.DataType, path: Path) -> pa.ChunkedArray:
+    try:
+        return table[name].cast(kind)
+    except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
+        raise RunDirError(f"{path}: column {name} is of a wrong type: {_one_line(error)}") from error
 
 
 def _one_line(error: Exception) -> str:

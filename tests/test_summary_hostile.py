@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import io
 import json
 import time
 from pathlib import Path
@@ -9,24 +11,29 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from rich.console import Console
 from synthetic import (
     FLEET,
     ORIGIN_NS,
     Stage,
     fixed,
+    make_run,
     request,
     run_meta,
     strict,
 )
 
-from analysis.metrics import RecordsError
 from analysis.slo import SloError
 from analysis.summary import summarise
+from loadgen.meta_shape import fault_of
 from loadgen.records import SCHEMA, STATUSES, RequestRecord, to_batch
-from loadgen.rundir import Run
+from loadgen.rundir import Run, RunDirError, load_run
+from reports.html import render_report
+from reports.terminal import render_table
 
 _seconds = st.floats(0, 20, allow_nan=False)
 _maybe_ns = st.none() | _seconds.map(lambda s: ORIGIN_NS + round(s * 1e9))
@@ -86,27 +93,59 @@ def test_a_bare_run_json_is_enough() -> None:
 
 
 @pytest.mark.parametrize(
-    ("path", "value", "field"),
+    ("path", "value", "said"),
     [
-        (("stages", 0, "start_ns"), "x", "stages[0].start_ns is 'x', not a number"),
-        (("stages", 0, "offered_rps"), float("nan"), "stages[0].offered_rps is nan, not a number"),
-        (("stages", 0, "scheduled_requests"), 1e300, "stages[0].scheduled_requests is 1e+300, which no run writes"),
-        (("stages", 0, "index"), 0.5, "stages[0].index is 0.5, which no run writes"),
-        (("stages", 0, "audit", "cpu_fraction"), {}, "stages[0].audit.cpu_fraction is {}, not a number"),
-        (("fleet_inputs", "peak_rps"), "many", "fleet_inputs.peak_rps is 'many', not a number"),
-        (("warmup_requests",), -1, "warmup_requests is -1, which no run writes"),
+        (("stages", 0, "start_ns"), "x", "stages[0].start_ns is 'x': expected int, got str;"),
+        (("stages", 0, "offered_rps"), float("nan"), "stages[0].offered_rps is nan: expected float >= 0.0;"),
+        (("stages", 0, "scheduled_requests"), 1e300, "stages[0].scheduled_requests is 1e+300: expected int"),
+        (("stages", 0, "index"), 0.5, "stages[0].index is 0.5: expected int | null, got float;"),
+        (("stages", 0, "audit", "cpu_fraction"), {}, "stages[0].audit.cpu_fraction is {}: expected float"),
+        (("fleet_inputs", "peak_rps"), "many", "fleet_inputs.peak_rps is 'many': expected float"),
+        (("warmup_requests",), -1, "warmup_requests is -1: expected int >= 0;"),
+        (("search",), [], "search is []: expected object"),
+        (("search", "path", 0), {}, "search.path[0] is {}: object missing required field stage;"),
+        (("search", "precision"), "x", "search.precision is 'x': expected float, got str;"),
+        (("burst",), {}, "burst is {}: object missing required field base_rps;"),
+        (("imported", "definitions", 0), {}, "imported.definitions[0] is {}: object missing required field what;"),
+        (("workload", "input_tokens"), "abc", "workload.input_tokens is 'abc': expected"),
     ],
 )  # fmt: skip
-def test_a_figure_that_no_run_writes_is_named(path: tuple[Any, ...], value: Any, field: str) -> None:
-    meta = _tampered(path, value)
-    with pytest.raises(RecordsError) as caught:
-        summarise(_run_of(meta))
-    assert str(caught.value).startswith(f"run.json: {field}")
+def test_an_entry_that_no_run_writes_is_named(
+    path: tuple[Any, ...], value: Any, said: str, tmp_path: Path
+) -> None:
+    run = make_run(tmp_path / "run", [Stage(fixed(30, 0.1), 3.0)])
+    (run.path / "run.json").write_text(json.dumps({"schema_version": 1, **_tampered(path, value)}))
+    with pytest.raises(RunDirError) as caught:
+        load_run(run.path)
+    assert str(caught.value).startswith(f"{run.path / 'run.json'}: {said}")
+    assert str(caught.value).endswith("no run writes that: the file was changed or is damaged")
     assert "\n" not in str(caught.value)
 
 
+@pytest.mark.parametrize("column", [{"running": ["a"]}, {"at_ns": [None]}, {"at_ns": ["a"]}])
+def test_samples_of_a_server_that_no_run_writes_are_refused(column: dict[str, Any], tmp_path: Path) -> None:
+    run = make_run(tmp_path / "run", [Stage(fixed(30, 0.1), 3.0)])
+    pq.write_table(pa.table({"at_ns": [ORIGIN_NS], **column}), run.path / "server.parquet")
+    with pytest.raises(
+        RunDirError, match=r"server.parquet: (column running|column at_ns|a sample has no at_ns)"
+    ):
+        load_run(run.path)
+
+
+SEARCH = {"precision": 0.05, "reached": False, "ended": "x", "more_requests": 9, "path": [
+    {"stage": 0, "offered_rps": 10.0, "why": "start"}]}  # fmt: skip
+BURST = {"base_rps": 10.0, "base_s": 1.0, "burst_s": 1.0, "recovery_s": 1.0, "factor": 2.0, "shape": "step"}
+IMPORTED = {"tool": "x", "definitions": [{"what": "a", "theirs": "b", "ours": "c"}], "missing": {}}
+
+
 def _tampered(path: tuple[Any, ...], value: Any) -> dict[str, Any]:
-    meta = run_meta([Stage(fixed(30, 0.1), 3.0)], ["ttft_p90=1s"], fleet_inputs=FLEET)
+    stage = Stage(
+        fixed(30, 0.1), 3.0, extra={"sessions": {"begun": 1, "cut": ["0-1"]}, "cached_share_planned": 0.5}
+    )
+    meta = run_meta([stage], ["ttft_p90=1s"], fleet_inputs=FLEET)
+    extra = {"search": SEARCH, "burst": BURST, "imported": IMPORTED}
+    meta |= {name: copy.deepcopy(extra[name]) for name in extra if name == path[0]}
+    meta["workload"] |= {"input_tokens": {"p50": 10, "text": "10"}, "classes": [{"name": "a", "weight": 1}]}
     holder: Any = meta
     for step in path[:-1]:
         holder = holder[step]
@@ -119,34 +158,50 @@ def _run_of(meta: dict[str, Any], complete: bool = True) -> Run:
     return Run(Path("nowhere"), meta, table, None, complete=complete)
 
 
-_json = (
-    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=3) | st.just([]) | st.just({})
+_json = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=3),
+    lambda inner: st.lists(inner, max_size=2) | st.dictionaries(st.text(max_size=3), inner, max_size=2),
+    max_leaves=3,
 )
 
 
-@settings(max_examples=150, deadline=None)
+@pytest.mark.parametrize("html", [False, pytest.param(True, marks=pytest.mark.slow)])
+@settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(
     st.sampled_from([
-        *((name,) for name in ("status", "status_reason", "predicted", "warmup_requests", "started_utc")),
-        *(("stages", 0, name) for name in ("index", "kind", "offered_rps", "concurrency", "start_ns", "end_ns",
+        *((name,) for name in ("status", "status_reason", "predicted", "warmup_requests", "started_utc", "search", "burst",
+                               "imported", "workload", "slos", "stages", "notes", "locked", "fleet_inputs", "host")),
+        *(("stages", 0, name) for name in ("index", "kind", "offered_rps", "concurrency", "start_ns", "end_ns", "sessions",
+                                           "lengths", "cached_share_planned", "audit", "ramp_s",
                                            "scheduled_requests", "drained_ns", "ended_early")),
         *(("stages", 0, "audit", name) for name in ("cpu_fraction", "client_limited", "client_limited_reason", "slip_p99_s")),
-        *(("fleet_inputs", name) for name in FLEET), *(("workload", name) for name in ("prompts", "trace", "name")),
+        *(("stages", 0, "sessions", name) for name in ("begun", "cut")),
+        *(("fleet_inputs", name) for name in FLEET),
+        *(("workload", name) for name in ("prompts", "trace", "name", "input_tokens", "output_tokens", "classes", "arrivals")),
         *(("slos", 0, name) for name in ("metric", "quantile", "limit_s", "text")),
+        *(("search", name) for name in SEARCH), *(("search", "path", 0, name) for name in SEARCH["path"][0]),
+        *(("burst", name) for name in BURST), *(("imported", name) for name in IMPORTED),
+        *(("imported", "definitions", 0, name) for name in ("what", "theirs", "ours")),
     ]),
     _json,
     st.booleans(),
 )  # fmt: skip
-def test_a_tampered_run_json_gives_a_summary_or_one_line(
-    path: tuple[Any, ...], value: Any, complete: bool
+def test_a_tampered_run_json_gives_a_report_or_one_line(
+    html: bool, path: tuple[Any, ...], value: Any, complete: bool
 ) -> None:
-    meta, line = _tampered(path, value), "run.json"
-    try:
-        json.dumps(summarise(_run_of(meta, complete)), allow_nan=False)
-    except (RecordsError, SloError) as refused:
-        line = str(refused)
+    meta = _tampered(path, value)
+    line = fault_of(meta)
+    if line is None:
+        try:
+            summary = summarise(_run_of(meta, complete))
+            render_table(strict(summary), Console(file=io.StringIO()))
+            if html:
+                render_report(summary, meta)
+            return
+        except SloError as refused:
+            line = str(refused)
     assert "\n" not in line
-    assert "run.json" in line
+    assert str(path[-1]) in line or str(path[0]) in line
 
 
 @pytest.mark.slow
