@@ -30,7 +30,6 @@ FALSE_ALARM = 0.05  # chance that base load alone is above the band anywhere aft
 SERVED_ALL = 0.95  # of the burst's rate: what is served as fast as it comes is delayed, and no queue
 UNSEEN = "what is known of the run ends before the burst does"
 _NS = 1e-9
-NAMES = ("base", "burst", "recovery")
 
 
 def summarise_burst(
@@ -53,7 +52,7 @@ def summarise_burst(
     times = [0.0, float(plan["base_s"]), float(plan["base_s"] + plan["burst_s"]), end_s]
     phases = [
         _phase(name, min(a, end_s), min(b, end_s), cohort, at, met, finish)
-        for name, (a, b) in zip(NAMES, pairwise(times), strict=True)
+        for name, (a, b) in zip(("base", "burst", "recovery"), pairwise(times), strict=True)
     ]
     edges = _edges(times, float(plan["base_rps"]))
     series: dict[str, Floats | None] = {
@@ -79,15 +78,17 @@ def summarise_burst(
     result["slo_misses_of_base"] = of_base * int(np.count_nonzero(after & ~rows.has_status("cancelled")))
     result["lost"] = int(np.count_nonzero(after & rows.failed))
     result["unfinished"] = int(np.count_nonzero(after & rows.has_status("unfinished")))
+    over_s = max((back_s[n] for n in ("ttft_s", "in_flight") if n in result["band"]), default=math.inf)
     result["harm"] = {
         "base": find_harm(base, _part(cohort, at < 0), slos),
         "burst": find_harm(_part(cohort, after & (at < times[2])), base, slos),
-        "after": find_harm(_part(cohort, at >= max(back_s["ttft_s"], back_s["in_flight"])), base, slos),
+        "after": find_harm(_part(cohort, at >= over_s), base, slos),
     }
     result["backlog"] = _backlog(times, at, answered, finish, rows.has_status("ok"), phases)
     judged = bands["in_flight"] is not None and end_s > times[2]
     result["backlog"]["drained"] = math.isfinite(back_s["in_flight"]) if judged else None
-    result["headroom"] = headroom(plan, slos, phases, result["backlog"], result["harm"])
+    over = over_s < math.inf and not result["harm"]["after"]
+    result["headroom"] = headroom(plan, slos, phases, result["backlog"], result["harm"], over=over)
     result["breaker"] = breaker(slos, phases, result["backlog"], result["harm"]["burst"])
     offered_rps = np.histogram(at, edges)[0] / np.diff(edges)
     result["series"] = {"start_s": edges[:-1], "end_s": edges[1:], **series, "offered_rps": offered_rps}
@@ -200,11 +201,11 @@ def _recovery(edges: Floats, values: Floats | None, band: float | None, over_s: 
 
     0 where it is in the band when the burst ends. What is above it later is no part of that: seconds in all.
     """
-    if values is None or band is None:
-        lacking = "the base phase is too short to know what to come back to"
-        reason = "the server shows no gauges of its queue" if values is None else lacking
-        return {"recovery_s": None, "recovery_reason": reason, "above_again_s": None}
     none: dict[str, Any] = {"recovery_s": None, "above_again_s": None}
+    if values is None:
+        return none | {"recovery_reason": "the server shows no gauges of its queue"}
+    if band is None:
+        return none | {"recovery_reason": "the base phase is too short to know what to come back to"}
     if edges[-1] < over_s:
         return none | {"recovery_reason": UNSEEN}
     level = _smooth(values)

@@ -49,11 +49,12 @@ def _wait_limit_s(slos: Sequence[Slo], phases: list[dict[str, Any]]) -> tuple[fl
 
 
 def headroom(
-    plan: Mapping[str, Any], slos: Sequence[Slo], phases: list[dict[str, Any]], backlog: dict[str, Any], harm: dict[str, Any]
+    plan: Mapping[str, Any], slos: Sequence[Slo], phases: list[dict[str, Any]], backlog: dict[str, Any], harm: dict[str, Any],
+    *, over: bool,
 ) -> dict[str, Any]:  # fmt: skip
     """The rate that would have kept the burst's last request within its limit (fluid: (burst - rate) T = wait rate).
 
-    Never enough where the burst was harmed, not known where it was not seen to its end or the base load is harmed itself.
+    Never enough where the burst was harmed, not known where it was not seen to be ``over`` or the base is harmed itself.
     """
     burst, length = phases[1]["offered_rps"], float(plan["burst_s"])
     wait_s, slo = _wait_limit_s(slos, phases)
@@ -69,6 +70,9 @@ def headroom(
         return result | {"enough": False, "reason": f"in the burst {harm['burst']['reason']}"}
     if harm["base"]:
         return result | {"reason": f"the base load alone is too much: {harm['base']['reason']}"}
+    if not over or not phases[1]["ok"]:
+        why = "was not seen to be got over" if phases[1]["ok"] else "was not answered at all"
+        return result | {"reason": f"the burst {why}"}
     return result | {"enough": True, "reason": backlog["reason"] or "the queue stayed within the limits"}
 
 

@@ -61,11 +61,8 @@ def _backlog(backlog: Mapping[str, Any]) -> Finding:
     value = f"{significant(backlog['at_end_of_burst'])} requests"
     said = f"waited for a first token when the burst ended; {rate(backlog['served_rps'])} were served"
     drain = backlog["expected_drain_s"]
-    said += (
-        f", so {significant(drain)} s to drain at the base load"
-        if drain is not None
-        else f"; {backlog['reason']}"
-    )
+    so = "" if drain is None else f", so {significant(drain)} s to drain at the base load"
+    said += so or f"; {backlog['reason']}"
     said += "; it drained" if backlog["drained"] else "; it was not seen to drain"
     return Finding("Backlog", value, None, said, "" if backlog["drained"] else "bad")
 

@@ -180,6 +180,15 @@ def test_a_burst_after_which_requests_go_on_failing_is_not_got_over(tmp_path: Pa
     assert "not got over: of those due after that 84 of 250 requests failed" in summary["verdict"]
 
 
+def test_a_server_that_dies_after_the_burst_had_no_known_head_room(tmp_path: Path) -> None:
+    records = [
+        request(i, t, ttft_s=None, status="http_error") if t >= 40 else request(i, t)
+        for i, t in enumerate(even((5, 15, 5)))
+    ]
+    held = burst_of(tmp_path / "run", records)["burst"]["headroom"]
+    assert (held["enough"], held["reason"]) == (None, "the burst was not seen to be got over")
+
+
 def test_a_delay_is_neither_a_queue_nor_enough(tmp_path: Path) -> None:
     # each of the burst takes 3 s, however many there are: 45 wait, 15/s are answered
     records = [request(i, t, ttft_s=3.0 if 30 <= t < 40 else 0.1) for i, t in enumerate(even((5, 15, 5)))]
