@@ -198,7 +198,7 @@ def _never_settled(summary: Mapping[str, Any]) -> str | None:
 
 
 def _long_warmup(stages: Sequence[dict[str, Any]]) -> str | None:
-    found = [s for s in stages if s["window"]["warmup_missed"]]
+    found = [s for s in stages if s["window"]["warmup_missed"] and s["slo_met"] is not False]
     if not found:
         return None
     cut, missed = (sum(s["window"][name] for s in found) for name in ("warmup_requests", "warmup_missed"))
