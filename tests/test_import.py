@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ FILES = {
     "vllm bench serve": SAMPLES / "vllm_open.json", "aiperf": SAMPLES / "aiperf" / "profile_export.jsonl",
     "guidellm": SAMPLES / "guidellm.json", "genai-bench": SAMPLES / "genai_bench.json",
 }  # fmt: skip
+TEXTS = {tool: path.read_text() for tool, path in FILES.items()}
 
 
 def imported(tmp_path: Path, *paths: Path) -> dict[str, Any]:
@@ -212,6 +214,60 @@ def test_aiperf_summary_alone_names_the_file_to_give(tmp_path: Path) -> None:
         read_file(tmp_path / "profile_export_aiperf.json")
 
 
+def changed(tool: str, folder: Path, change: Callable[[Any], object]) -> Path:
+    """A sample with a change made to it; ``change`` is given the document, or the rows and the settings of aiperf."""
+    if tool != "aiperf":
+        document = json.loads(TEXTS[tool])
+        change(document)
+        return written(folder / "f.json", document)
+    rows = [json.loads(row) for row in TEXTS[tool].splitlines()]
+    told = json.loads((SAMPLES / "aiperf" / "profile_export_aiperf.json").read_text())
+    change((rows, told))
+    written(folder / "profile_export_aiperf.json", told)
+    (folder / "profile_export.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    return folder / "profile_export.jsonl"
+
+
+def times(factor: float, holder: Any, *names: str) -> None:
+    """Times as if they were in another unit."""
+    for name in names:
+        found = holder[name]
+        holder[name] = [factor * v for v in found] if isinstance(found, list) else factor * found
+
+
+def guided(document: Any) -> Any:
+    return document["benchmarks"][0]
+
+
+CONTRADICTIONS: list[tuple[str, Callable[[Any], object], str]] = [
+    ("vllm bench serve", lambda d: times(1000, d, "ttfts"), "mean_ttft_ms is 57.38, but 57380 by the single"),
+    ("vllm bench serve", lambda d: (times(1000, d, "ttfts"), d.pop("mean_ttft_ms")), "more than 8.48161 s"),  # 2 * 3.2408 + 2
+    ("vllm bench serve", lambda d: times(1000, d, "start_times"), "more than 8.48161 s"),
+    ("vllm bench serve", lambda d: d.update(completed=5), "completed is 5, but 24"),
+    ("vllm bench serve", lambda d: d["output_lens"].__setitem__(0, 0), "total_output_tokens is 192, but 184"),
+    ("vllm bench serve", lambda d: d["itls"].__setitem__(0, d["itls"][0][:3]), "mean_itl_ms is 10.3332, but"),
+    ("genai-bench", lambda d: [times(1000, r, "ttft", "e2e_latency") for r in d["individual_request_metrics"] if r["ttft"]], "more than 4.07566 s"),
+    ("genai-bench", lambda d: d["individual_request_metrics"].pop(0), "num_completed_requests is 23, but 22"),
+    ("genai-bench", lambda d: d["individual_request_metrics"][0].update(num_output_tokens=0), "sum is 184, but 176"),
+    ("guidellm", lambda d: guided(d)["requests"]["successful"].pop(), "request_totals.successful is 6, but 5"),
+    ("guidellm", lambda d: guided(d)["requests"]["successful"][0]["info"]["timings"].update(request_end=1795834199.5), "more than 5.28909 s"),
+    ("guidellm", lambda d: guided(d)["requests"]["successful"][0]["info"]["timings"].update(first_token_iteration=1795834199.0), "the tokens of a request"),
+    ("aiperf", lambda d: d[0][0]["metrics"]["time_to_first_token"].update(unit="s"), "take longer than its 0.100934 s"),
+    ("aiperf", lambda d: d[0][0]["metrics"]["inter_chunk_latency"].update(unit="s"), "take longer than its 0.100934 s"),
+    ("aiperf", lambda d: d[0].pop(0), "request_latency.count is 15, but 14"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("tool", "change", "wrong"), CONTRADICTIONS)
+def test_a_file_that_contradicts_itself_is_refused(
+    tmp_path: Path, ampacity: Any, capsys: Any, tool: str, change: Callable[[Any], object], wrong: str
+) -> None:
+    assert ampacity("import", changed(tool, tmp_path, change), "--out", tmp_path / "run") == 2
+    (said,) = capsys.readouterr().err.strip().splitlines()
+    assert wrong in said
+    assert "contradicts" in said
+
+
 def test_files_of_two_tools_are_two_runs(tmp_path: Path, ampacity: Any, capsys: Any) -> None:
     assert ampacity("import", FILES["guidellm"], FILES["genai-bench"], "--out", tmp_path / "run") == 2
     assert "import each tool by itself" in capsys.readouterr().err
@@ -225,7 +281,6 @@ def _places(value: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
     return [path, *(p for key, v in inner for p in _places(v, (*path, key)))]
 
 
-TEXTS = {tool: path.read_text() for tool, path in FILES.items()}
 DOCUMENTS = {
     t: json.loads(x) if t != "aiperf" else [json.loads(r) for r in x.splitlines()] for t, x in TEXTS.items()
 }

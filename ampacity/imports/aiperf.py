@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ampacity.imports.results import Fields, ImportedFileError, Request, Result, Stage, failure_status
+from ampacity.imports.results import Fields, ImportedFileError, Request, Result, Stage, agree, failure_status
 
 TOOL = "aiperf"
 SETTINGS_NAME = "profile_export_aiperf.json"
@@ -33,7 +33,9 @@ def read(records: Sequence[Mapping[str, Any]], where: str, settings: Mapping[str
         raise ImportedFileError(f"{where}only warm-up requests are in it")
     first_ns = min(_ns(r.object("metadata"), "request_start_ns") for r in kept)
     requests = [_request(r, first_ns) for r in kept]
-    rate, concurrency, facts = _load(Fields(settings or {}, SETTINGS_NAME + ": "))
+    told = Fields(settings or {}, SETTINGS_NAME + ": ")
+    agree(told.object("request_latency"), count=sum(r.status == "ok" for r in requests))
+    rate, concurrency, facts = _load(told)
     notes = [] if settings else [f"{SETTINGS_NAME} is not beside the file: the load asked for is not known"]
     if len(kept) < len(rows):
         notes.append(f"{len(rows) - len(kept)} warm-up requests are left out")

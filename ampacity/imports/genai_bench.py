@@ -6,7 +6,7 @@ import heapq
 from collections.abc import Mapping
 from typing import Any
 
-from ampacity.imports.results import Fields, ImportedFileError, Request, Result, Stage, failure_status
+from ampacity.imports.results import Fields, ImportedFileError, Request, Result, Stage, agree, failure_status
 
 TOOL = "genai-bench"
 _DEFINITIONS = [
@@ -40,13 +40,16 @@ def read(document: Mapping[str, Any], where: str) -> Result:
         request = _request(row, started, unit)
         heapq.heappush(free, started + (request.ended_s or 0.0))
         requests.append(request)
+    done = [r for r in requests if r.status == "ok"]
+    agree(total, num_completed_requests=len(done))
+    agree(total.object("stats").object("num_output_tokens"), sum=sum(r.output_tokens or 0 for r in done))
     notes = [
         f"When a request began is not in the file: they are laid out in its order over {users} users who never pause. Percentiles are as "
         "measured; rates, steady state, drift and requests in flight are only as good as that. What genai-bench measured over all: "
         f"{total.number('requests_per_second') or 0:.4g} requests/s in {total.number('run_duration') or 0:.4g} s"
     ]
     return Result(
-        TOOL, [Stage(requests, concurrency=users)], _DEFINITIONS, _MISSING, workload=total.text("scenario"),
+        TOOL, [Stage(requests, None, users, total.number("run_duration"))], _DEFINITIONS, _MISSING, workload=total.text("scenario"),
         arrivals="closed loop", notes=notes,
     )  # fmt: skip
 

@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from ampacity.imports.results import Fields, Request, Result, Stage, failure_status
+from ampacity.imports.results import Fields, Request, Result, Stage, agree, failure_status
 
 TOOL = "guidellm"
 _ENDS = {"successful": "ok", "incomplete": "unfinished", "errored": ""}
@@ -36,6 +36,11 @@ def read(document: Mapping[str, Any], where: str) -> Result:
             (status, row) for name, status in _ENDS.items() if isinstance(benchmark.object("requests").held.get(name), list)
             for row in benchmark.object("requests").objects(name)
         ]  # fmt: skip
+        totals = benchmark.object("metrics").object("request_totals")
+        for name, status in (("successful", "ok"), ("errored", "")):
+            listed = sum(of == status for of, _ in rows)
+            if listed < (totals.number(name) or 0):  # more: those of the warm-up
+                agree(totals, **{name: listed})
         arrives = strategy.text("type_") in ("constant", "poisson", "trace")
         found = [r for r in (_request(status, row, arrives) for status, row in rows) if r is not None]
         if len(found) < len(rows):
@@ -44,7 +49,8 @@ def read(document: Mapping[str, Any], where: str) -> Result:
             )
         if found:
             found.sort(key=lambda r: r.started_s)
-            stages.append(_stage(strategy, found))
+            lasted = sum(benchmark.number(f"{part}duration") or 0 for part in ("", "warmup_", "cooldown_"))
+            stages.append(_stage(strategy, found, lasted or None))
     backend = top.object("config").object("spec").object("backend")
     if not backend.held:  # before 0.6
         backend = top.object("args")
@@ -61,12 +67,12 @@ _MISSING = {
 }  # fmt: skip
 
 
-def _stage(strategy: Fields, requests: list[Request]) -> Stage:
+def _stage(strategy: Fields, requests: list[Request], duration_s: float | None) -> Stage:
     kind, rate = strategy.text("type_"), strategy.number("rate")
     if kind in ("constant", "poisson", "trace"):
-        return Stage(requests, rate or None)
+        return Stage(requests, rate or None, None, duration_s)
     streams = strategy.tokens("streams") or strategy.tokens("max_concurrency")
-    return Stage(requests, concurrency=1 if kind == "synchronous" else streams or len(requests))
+    return Stage(requests, None, 1 if kind == "synchronous" else streams or len(requests), duration_s)
 
 
 def _request(status: str, row: Fields, arrives: bool) -> Request | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import re
 from collections.abc import Sequence
 from pathlib import Path
@@ -105,10 +106,20 @@ def _lay_out(
     due = [_due(r) for r in stage.requests]
     origin_s = min(due)
     lasts = (r.ended_s or r.e2e_s or 0.0 for r in stage.requests)
-    if max(d + last for d, last in zip(due, lasts, strict=True)) - origin_s > LONGEST_S:
+    most_s = LONGEST_S if stage.duration_s is None else min(2 * stage.duration_s + 2.0, LONGEST_S)
+    found_s = max(d + last for d, last in zip(due, lasts, strict=True)) - origin_s
+    if (
+        found_s > most_s
+    ):  # tools end their clocks in their own ways, but seconds taken for milliseconds are far off
         raise ImportedFileError(
-            f"stage {index} lasts more than {LONGEST_S:g} s by its times: the file is damaged"
+            f"stage {index} lasts {found_s:g} s by its requests' times, more than {most_s:g} s: the file is damaged or contradicts its duration"
         )
+    for r in stage.requests:
+        end_s = min((t for t in (r.e2e_s, r.ended_s) if t is not None), default=math.inf)
+        if max(r.ttft_s or 0.0, math.fsum(r.gaps_s or ()), r.e2e_s or 0.0) > 1.05 * end_s + 0.1:
+            raise ImportedFileError(
+                f"stage {index}: the tokens of a request take longer than its {end_s:g} s: the file contradicts itself"
+            )
     order = sorted(range(len(due)), key=due.__getitem__)
     records = [
         _record(stage.requests[i], index, first_id + number, origin_s, start_ns)

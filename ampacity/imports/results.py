@@ -45,6 +45,7 @@ class Stage:
     requests: Sequence[Request]
     offered_rps: float | None = None  # None in a closed loop
     concurrency: int | None = None  # None in an open loop
+    duration_s: float | None = None  # by the file's own clock
 
 
 @dataclass(frozen=True)
@@ -133,6 +134,19 @@ def seconds(values: Sequence[Any], where: str) -> list[float]:
     ):
         raise ImportedFileError(f"{where} is no list of durations: the file is damaged")
     return [float(v) for v in values]
+
+
+def mean(values: Sequence[float]) -> float:
+    """NaN of none."""
+    return math.fsum(values) / len(values) if values else math.nan
+
+
+def agree(told: Fields, **listed: float) -> None:
+    """Raises ImportedFileError where a figure that the file tells of all requests is not that of those in it."""
+    for name, value in listed.items():
+        figure = told.number(name)
+        if figure is not None and abs(value - figure) > 1e-6 * figure:
+            raise ImportedFileError(f"{told.where}{name} is {figure:.6g}, but {value:.6g} by the single requests: the file contradicts itself")  # fmt: skip
 
 
 def failure_status(text: str, code: int | None = None) -> str:

@@ -13,7 +13,9 @@ from ampacity.imports.results import (
     Request,
     Result,
     Stage,
+    agree,
     failure_status,
+    mean,
     seconds,
 )
 
@@ -62,7 +64,12 @@ def read(document: Mapping[str, Any], where: str) -> Result:
             ended_s=0.0 if failed else None, gaps_s=lists[i], input_tokens=row.tokens("input"),
             output_tokens=None if failed else row.tokens("output"),
         ))  # fmt: skip
-    stage = Stage(requests, rate, (limit or n) if closed else None)
+    done = [r for r in requests if r.status == "ok"]
+    agree(
+        top, completed=len(done), total_output_tokens=sum(r.output_tokens or 0 for r in done),
+        mean_ttft_ms=1e3 * mean([r.ttft_s or 0.0 for r in done]), mean_itl_ms=1e3 * mean([g for r in done for g in r.gaps_s or ()]),
+    )  # fmt: skip
+    stage = Stage(requests, rate, (limit or n) if closed else None, top.number("duration"))
     backend = top.text("backend") or top.text("endpoint_type") or ""
     return Result(
         TOOL, [stage], [*([_CHAT_FIRST] if "chat" in backend else []), _ITL, _TPOT],
