@@ -22,7 +22,6 @@ from loadgen.http import Reuse, Stamps
 from loadgen.plan import Limits
 from loadgen.protocols import Api
 from workloads.arrivals import arrivals_text, check_stage, shaped
-from workloads.errors import WorkloadError
 from workloads.lengths import parse_lengths
 from workloads.profile import PlainYaml, Workload, load_workload, read_yaml
 from workloads.prompt_files import load_prompts
@@ -172,11 +171,8 @@ def fleet_inputs(raw: dict[str, Any]) -> dict[str, Any]:
 
 
 def read_run_file(path: Path) -> dict[str, Any]:
-    """The settings of a YAML run file, by the flags' names with ``_`` or ``-``. Raises ConfigError."""
-    try:
-        value = read_yaml(path)
-    except WorkloadError as error:
-        raise ConfigError(str(error)) from None
+    """The settings of a YAML run file, by the flags' names with ``_`` or ``-``. Raises ConfigError, WorkloadError."""
+    value = read_yaml(path)
     if not isinstance(value, dict) or not all(isinstance(name, str) for name in value):
         raise ConfigError(
             f"{path}: a run file is a mapping of settings, as in 'url: http://127.0.0.1:8000/v1'"

@@ -54,7 +54,6 @@ Lines = dict[str, list[str]]  # of a page, by the names of the samples: what sta
 _LINE = re.compile(r"^[ \t]*([A-Za-z_:][\w:]*)[ \t]*(.*)", re.M)
 _SAMPLE = re.compile(r'(?:\{((?:[^"{}]|"(?:[^"\\]|\\.)*")*)\})?[ \t]*([^\s{}]+)')
 _LABEL = re.compile(r'([A-Za-z_]\w*)[ \t]*=[ \t]*"((?:[^"\\]|\\.)*)"')
-_ESCAPES = {"n": "\n"}  # all others stand for the character itself
 
 
 def lines_of(page: str) -> Lines:
@@ -73,7 +72,7 @@ def samples(lines: Lines, name: str) -> list[tuple[dict[str, str], float]]:
 
 def _labels(text: str) -> dict[str, str]:
     return {
-        k: re.sub(r"\\(.)", lambda m: _ESCAPES.get(m[1], m[1]), v) if "\\" in v else v
+        k: re.sub(r"\\(.)", lambda m: "\n" if m[1] == "n" else m[1], v) if "\\" in v else v
         for k, v in _LABEL.findall(text)
     }
 
