@@ -37,7 +37,7 @@ def test_what_was_in_a_long_warm_up_is_counted(tmp_path: Path) -> None:
     records[2], records[3] = request(2, 0.2, ttft_s=3.0), request(3, 0.3, ttft_s=3.0)
     slos = parse_slos(["ttft_p95=1s"])
     for cut, missed in ((40, 10 + 2), (19, None)):
-        stage = analyse(tmp_path / str(cut), Stage(list(records), 10.0), slos, warmup=cut)
+        stage = analyse(tmp_path / str(cut), Stage(list(records), 10.0), cut, slos)
         assert stage["window"]["warmup_missed"] == missed
 
 
