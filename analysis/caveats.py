@@ -38,6 +38,7 @@ LENGTHS_OFF_SHARE = 0.1
 BEYOND_CONTEXT_SHARE = 0.01
 CACHED_SHARE = 0.05
 WIDE_BRACKET = 1.25
+MISSED_WARMUP_SHARE = 0.05
 IDLE_CPU_FRACTION = 0.5  # of a core: below it the client was not held up by its own work
 
 
@@ -198,7 +199,10 @@ def _never_settled(summary: Mapping[str, Any]) -> str | None:
 
 
 def _long_warmup(stages: Sequence[dict[str, Any]]) -> str | None:
-    found = [s for s in stages if s["window"]["warmup_missed"] and s["slo_met"] is not False]
+    found = [
+        s for s in stages
+        if s["slo_met"] is not False and (s["window"]["warmup_missed"] or 0) > MISSED_WARMUP_SHARE * s["window"]["warmup_requests"]
+    ]  # fmt: skip
     if not found:
         return None
     cut, missed = (sum(s["window"][name] for s in found) for name in ("warmup_requests", "warmup_missed"))
