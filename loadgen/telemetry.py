@@ -105,7 +105,7 @@ def series(lines: Lines, column: str) -> dict[tuple[tuple[str, str], ...], float
         found = {
             tuple(sorted(labels.items())): value * _FACTORS.get(bare, 1.0)
             for labels, value in samples(lines, bare)
-            if wanted <= labels.items() and not math.isnan(value)
+            if wanted <= labels.items() and math.isfinite(value)
         }
         if found:
             return found

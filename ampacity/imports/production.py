@@ -27,7 +27,6 @@ _NAMES: dict[str, tuple[str, ...]] = {
 }  # fmt: skip
 _LENGTHS = ("input_tokens", "output_tokens")
 _COUNTERS = ("prefix_cache_queries_total", "prefix_cache_hits_total")
-_ONE_BUCKET = np.array([math.inf])
 _TIMEOUT_S = 10.0
 Labels = tuple[tuple[str, str], ...]
 PageFigures = dict[str, dict[Labels, Histogram]]  # of each figure, the series of models and engines
@@ -42,9 +41,8 @@ def read_page(text: str) -> PageFigures:
         if name is not None:
             found[figure] = _histograms(lines, name)
     for figure in _COUNTERS:
-        counted = {labels: n for labels, n in series(lines, figure).items() if math.isfinite(n)}
-        if counted:
-            found[figure] = {labels: Histogram(_ONE_BUCKET, np.array([n])) for labels, n in counted.items()}
+        if counted := series(lines, figure):
+            found[figure] = {k: Histogram(np.array([math.inf]), np.array([n])) for k, n in counted.items()}
     return found
 
 
