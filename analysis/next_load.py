@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from itertools import combinations
 from typing import Any
 
+import numpy as np
+
 from analysis.intervals import prob_at_least
 from analysis.search import NEAR, WAITS, Estimate, estimate, is_over, judged_open
 from analysis.slo import Slo, parse_slo
@@ -21,6 +23,7 @@ APART = 0.7  # in log-odds of a miss: how far from the limit the loads are
 SPLIT = 1.2  # loads on both sides of the limit that are further apart have the next one between them
 WIDE = 2.0  # upper over lower end of an interval that says nothing yet of where the limit is not
 LASTS = 3.0  # a stage lasts so many times as long as an overload of its size takes to show
+BEYOND_NOISE = 2.0  # standard deviations
 STEP_MAX = 1.0  # a stage takes at most this many times the requests of all stages near the limit
 
 
@@ -158,13 +161,17 @@ def non_monotone(judged: Sequence[Mapping[str, Any]]) -> Step | Finished | None:
 
 
 def out_of_reach(stages: Sequence[Mapping[str, Any]]) -> str | None:
-    """Why no load can meet an SLO: at the two lowest ones, both steady, the median is over its limit, and
-    would be at no load at all, on a line through both (queues are convex, so the truth lies above it)."""
+    """Why no load can meet an SLO: its misses do not come with the load, or at the two lowest loads, both steady, the
+    median is over its limit, and would be at no load at all, on a line through both (queues are convex, so the truth
+    lies above it)."""
     steady = [s for s in stages if s["stable"] and not s["client_limited"] and s["slo_verdicts"]]
     lowest: dict[float, Mapping[str, Any]] = {}
     for stage in steady:
         lowest.setdefault(float(stage["offered_rps"] or stage["concurrency_set"]), stage)
     for slo in [parse_slo(v["slo"]) for v in steady[0]["slo_verdicts"]] if len(lowest) > 1 else ():
+        regardless = _missed_at_any_load(lowest, slo)
+        if regardless:
+            return regardless
         low, next_ = sorted(lowest)[:2]
         low_s, next_s = (_median_s(lowest[load], slo) for load in (low, next_))
         idle_s = low_s - max(0.0, next_s - low_s) * low / (next_ - low)
@@ -175,6 +182,35 @@ def out_of_reach(stages: Sequence[Mapping[str, Any]]) -> str | None:
                 "faster endpoint"
             )
     return None
+
+
+def _missed_at_any_load(stages: Mapping[float, Mapping[str, Any]], slo: Slo) -> str | None:
+    """Why an SLO would be broken at no load: the odds of a miss, on a weighted line over the load, are too high there.
+
+    Of what a server beyond its capacity c refuses the odds are (load - c) / c, such a line; those of a queue bend upwards.
+    """
+    seen = []
+    for load, stage in stages.items():
+        verdict = next((v for v in stage["slo_verdicts"] if v["slo"] == slo.text), None)
+        n = verdict.get("requests_effective") or 0 if verdict and verdict["attainment"] is not None else 0
+        if verdict and n >= 1 and verdict["attainment"] > 0:
+            share = ((1 - verdict["attainment"]) * n + 0.5) / (n + 1)
+            seen.append((load, share / (1 - share), n * (1 - share) ** 3 / share, 1 - verdict["attainment"]))
+    if len(seen) < 2:
+        return None
+    load, odds, weight, missed = np.array(sorted(seen)).T
+    middle = weight @ load / weight.sum()
+    spread = weight @ (load - middle) ** 2
+    idle = weight @ odds / weight.sum() - middle * (weight @ ((load - middle) * odds)) / spread
+    if (
+        idle - BEYOND_NOISE * math.sqrt(1 / weight.sum() + middle**2 / spread)
+        <= (1 - slo.quantile) / slo.quantile
+    ):
+        return None
+    return (
+        f"no load can meet {slo.text}: {100 * missed[0]:.2g} % of the requests miss it at a load of {load[0]:.3g} and "
+        f"{100 * missed[-1]:.2g} % at {load[-1]:.3g}, so it is not the load that breaks it; see what failed or took long, or use a laxer limit"
+    )
 
 
 def _median_s(stage: Mapping[str, Any], slo: Slo) -> float:

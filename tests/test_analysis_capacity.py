@@ -216,6 +216,34 @@ def test_a_limit_below_the_median_at_no_load_is_met_by_no_rate() -> None:
     assert "no load can meet" not in find_capacity(overloaded, slos)["reason"]
 
 
+@pytest.mark.parametrize("kind", ["open", "closed"])
+@pytest.mark.parametrize(
+    ("shares", "n", "hopeless"),
+    [
+        ((0.06, 0.06), 1200, True),  # odds of 0.064 at no load, sd 0.017; 0.0101 are allowed
+        ((0.06, 0.06), 100, False),  # sd 0.06: it may yet be the load
+        (
+            (0.2, 0.6),
+            1200,
+            False,
+        ),  # refused beyond 8/s: odds 0.25 and 1.5, on a line that is below 0 at no load
+        ((0.005, 0.06), 1200, False),
+    ],
+)
+def test_misses_that_do_not_fall_with_the_load_are_not_blamed_on_it(
+    kind: str, shares: tuple[float, float], n: int, hopeless: bool
+) -> None:
+    def at(index: int, load: float, missed: float) -> dict[str, Any]:
+        made = stage(index, load, 0.3, False, p50=0.1, kind=kind)
+        held = {"slo": "ttft_p99=1s", "value_s": None, "attainment": 1 - missed, "requests_effective": n}
+        return made | {"slo_verdicts": [held], "classes": {}}
+
+    stages = [at(0, 10, shares[0]), at(1, 20, shares[1])]
+    reason = find_capacity(stages, parse_slos(["ttft_p99=1s"]))["reason"]
+    said = "no load can meet ttft_p99=1s: 6 % of the requests miss it at a load of 10 and 6 % at 20, so it is not the load"
+    assert reason.startswith(said) == hopeless, reason
+
+
 def test_c_max_of_users_who_pause_is_what_was_in_flight() -> None:
     stages = [
         stage(i, users, p99, p99 <= 1, kind="closed", achieved=rate, concurrency=flying) | {"users_pause": True}
