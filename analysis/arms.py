@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from analysis.attainment import observe_slos, requests_meeting
-from analysis.blocks import Blocks, LevelRecords, blocks_of, in_blocks, level_records
+from analysis.blocks import INFINITE, Blocks, LevelRecords, blocks_of, in_blocks, level_records
 from analysis.comparable import Judged, level_name
 from analysis.shift import (  # fmt: skip
     NOTHING_COUNTS,
@@ -21,6 +21,7 @@ from analysis.shift import (  # fmt: skip
     Quantile,
     between_rounds,
     enough_pairs,
+    failed_change,
     log_change,
     quantile_change,
     rate_change,
@@ -136,7 +137,7 @@ class Pairing:
 
     def __init__(self, a: Arm, b: Arm, stages: list[tuple[Stage, Stage]], *, rounds: bool) -> None:
         self.a, self.b, self.stages, self.rounds = a, b, stages, rounds
-        self._quantiles: dict[tuple[str, float], Quantile | str] = {}
+        self._quantiles: dict[tuple[str, float], Quantile] = {}
 
     def _pair(self, s: Stage, t: Stage) -> Pair:
         skipped = max(skipped_of(s), skipped_of(t))
@@ -151,10 +152,13 @@ class Pairing:
     def pairs(self) -> list[Pair]:
         return [self._pair(s, t) for s, t in self.stages]
 
-    def quantile(self, metric: str, q: float) -> Quantile | str:
-        """One quantile of both with its change, or the reason why there is none."""
+    def quantile(self, metric: str, q: float) -> Quantile:
+        """One quantile of both with its change, or the reasons why there is none."""
         if (metric, q) not in self._quantiles:
-            self._quantiles[metric, q] = self.unpaired or quantile_change(self.pairs, metric, q)
+            why = self.unpaired
+            self._quantiles[metric, q] = (
+                Quantile((why, why), why) if why else quantile_change(self.pairs, metric, q)
+            )
         return self._quantiles[metric, q]
 
     @cached_property
@@ -165,7 +169,7 @@ class Pairing:
         return TOO_FEW_PAIRS if self.rounds and not enough_pairs([p.order for p in self.pairs]) else ""
 
     def value(self, basis: str, side: int) -> float | str:
-        """The basis of a figure (a rate, ``ttft_p99``, ``ttft_tail``: p99 / p50) for a (0) or b (1), or why there is none."""
+        """The basis of a figure (a rate, ``failed``, ``ttft_p99``, ``ttft_tail``: p99 / p50) for a (0) or b (1), or why there is none."""
         arm = (self.a, self.b)[side]
         if basis in RATES:
             stages = [pair[side] for pair in self.stages] if self.rounds else [s for s in [arm.best] if s]
@@ -173,26 +177,28 @@ class Pairing:
             return next((r for r in rates if isinstance(r, str)), "") or float(
                 np.mean([float(r) for r in rates])
             )
+        if basis == "failed":
+            levels = [(p.reference, p.other)[side] for p in self.pairs]
+            return float(np.mean(np.concatenate([x.failed for x in levels]))) if levels else self.unpaired
         metric, kind = basis.split("_")
-        p99, p50 = self.quantile(metric, 0.99), self.quantile(metric, 0.5)
+        p99, p50 = (self.quantile(metric, q).values[side] for q in (0.99, 0.5))
         if isinstance(p99, str) or isinstance(p50, str):
-            return p99 if isinstance(p99, str) else str(p50)
-        return p99.values[side] / (p50.values[side] if kind == "tail" else 1.0)
+            return p99 if isinstance(p99, str) else p50
+        return INFINITE if math.isinf(p99) else p99 / (p50 if kind == "tail" else 1.0)
 
     def change(self, basis: str) -> Change | str:
         """Of the basis, from a to b, or why it cannot be told."""
         if basis in RATES:
             return self._rate_change(basis)
+        if basis == "failed":
+            return self.unpaired or failed_change(self.pairs)
         metric, kind = basis.split("_")
-        p99, p50 = self.quantile(metric, 0.99), self.quantile(metric, 0.5)
-        if isinstance(p99, str) or isinstance(p50, str):
-            return p99 if isinstance(p99, str) else str(p50)
+        high, low = (self.quantile(metric, q).change for q in (0.99, 0.5))
+        if isinstance(high, str) or isinstance(low, str):
+            return high if isinstance(high, str) else low
         if kind != "tail":
-            return p99.change
-        high, low = (
-            p99.change,
-            p50.change,
-        )  # they move together: taken as independent, the interval errs on the wide side
+            return high
+        # they move together: taken as independent, the interval errs on the wide side
         return log_change(high.log_ratio - low.log_ratio, math.hypot(high.se, low.se), min(high.df, low.df))
 
     def _rate_change(self, basis: str) -> Change | str:

@@ -27,8 +27,9 @@ from analysis.stages import RunRecords
 Floats = npt.NDArray[np.float64]
 
 BLOCKS = 20
+INFINITE = "infinite: failed requests reach into it"
 MARKS = 9
-NEIGHBOURHOOD = 0.1  # of ranks on each side at the median, half of 1 - q in the tails
+NEIGHBOURHOOD = 0.1  # of ranks on each side at the median, half of 1 - q in the tails; no farther than finite samples reach
 METRICS = ("ttft", "itl", "tpot", "e2e")
 QUANTILES = {"p50": 0.5, "p90": 0.9, "p99": 0.99}
 
@@ -162,11 +163,12 @@ def pooled_marks(runs: Sequence[Observations], quantile: float) -> Marks | str:
     order = np.argsort(values)
     values, cumulative = values[order], np.cumsum(weights[order])
     n = sum(o.n for o in runs)
-    reach = min(NEIGHBOURHOOD, quantile / 2, (1 - quantile) / 2)
+    finite = cumulative[-1] / n if len(values) else 0.0
+    reach = max(0.0, min(NEIGHBOURHOOD, quantile / 2, (1 - quantile) / 2, finite - quantile))
     ranks = quantile + reach * np.linspace(-1, 1, MARKS)
     at = np.searchsorted(cumulative, [quantile_rank(float(r), n) - 0.5 for r in ranks])
     if at[-1] >= len(values):
-        return "infinite: failed requests reach into it"
+        return INFINITE
     limits = values[at]
     if limits[0] <= 0:
         return "0: tokens that came together reach into it"

@@ -48,6 +48,7 @@ def _usd(times: float) -> Callable[[Arm], float | None]:
 
 
 FIGURES = (
+    Figure("errors", "error_rate", "failed requests", False, "failed"),
     Figure("capacity", "goodput_rps", "goodput per instance, req/s", True, "good"),
     Figure("capacity", "goodput_rps_per_gpu", "goodput per GPU, req/s", True, "good", lambda arm: 1 / arm.gpus),
     Figure("capacity", "output_tokens_per_s_per_gpu", "output tokens/s per GPU", True, "tokens", lambda arm: 1 / arm.gpus),
@@ -92,7 +93,8 @@ def compare(arms: list[Arm]) -> dict[str, Any]:
     first = made[0, 1]
     aa = first.rounds and bool(arms[0].judged.run.meta["ab"].get("aa"))
     shift = _shift(arms, made)
-    rows = [*([] if first.rounds else _usable_rows(arms)), *_figure_rows(arms, made), *_burst_rows(arms)]
+    failed, *figures = _figure_rows(arms, made)
+    rows = [failed, *([] if first.rounds else _usable_rows(arms)), *figures, *_burst_rows(arms)]
     against = [made[0, j] for j in range(1, len(arms))]
     compared = any(q["p"] is not None for t in shift for q in t["quantiles"]) or any(
         any(r["changes"]) for r in rows
@@ -184,11 +186,11 @@ def _curve(arm: Arm) -> list[Row]:
 def _shift(arms: Sequence[Arm], made: Mapping[tuple[int, int], Pairing]) -> list[Row]:
     """Every run against the first, by metric and quantile; 5 % false findings over all of them together (Holm)."""
     cells = [(j, m, q, made[0, j].quantile(m, q)) for j in range(1, len(arms)) for m in METRICS for q in QUANTILES]  # fmt: skip
-    tested = [found.change.p for *_, found in cells if not isinstance(found, str)]
+    tested = [found.change.p for *_, found in cells if not isinstance(found.change, str)]
     real = iter(holm(tested, ALPHA))
     tables: dict[tuple[int, str], list[Row]] = {}
     for j, metric, q, found in cells:
-        is_real = not isinstance(found, str) and next(real)
+        is_real = not isinstance(found.change, str) and next(real)
         tables.setdefault((j, metric), []).append(as_dict(q, found, is_real, len(tested)))
     return [
         {"metric": m, "reference": arms[0].name, "other": arms[j].name, "quantiles": rows}
@@ -311,9 +313,10 @@ def _burst_rows(arms: Sequence[Arm]) -> list[Row]:
 
 
 def _won(rows: Sequence[Row], arms: Sequence[Arm]) -> list[str]:
-    """``A is better in goodput per GPU``, once for each winner."""
-    won = {a.name: [r["label"].split(" (")[0].replace(", req/s", "") for r in rows if r["winner"] == a.name] for a in arms}  # fmt: skip
-    return [f"{name} is better in {', '.join(labels)}" for name, labels in won.items() if labels]
+    """What fails, where that differs; then ``A is better in goodput per GPU``, once for each winner."""
+    failed = [f"Failed requests: {', '.join(f'{a.name} {x:.2%}' for a, x in zip(arms, r['values'], strict=True))}" for r in rows if r["question"] == "errors" and r["winner"]]  # fmt: skip
+    won = {a.name: [r["label"].split(" (")[0].replace(", req/s", "") for r in rows if r["winner"] == a.name and r["question"] != "errors"] for a in arms}  # fmt: skip
+    return failed + [f"{name} is better in {', '.join(labels)}" for name, labels in won.items() if labels]
 
 
 def _sentence(rows: Sequence[Row], shift: Sequence[Row], arms: Sequence[Arm], aa: bool) -> str:
@@ -321,17 +324,21 @@ def _sentence(rows: Sequence[Row], shift: Sequence[Row], arms: Sequence[Arm], aa
     won = _won(rows, arms)
     moved: dict[str, list[str]] = {}
     for table in shift:
-        signs = {q["change"] > 0 for q in table["quantiles"] if q["verdict"] == "differs"}
+        signs = {q["slower"] for q in table["quantiles"] if q["verdict"] == "differs"}
+        endless = {q["slower"] for q in table["quantiles"] if len(q["infinite"]) == 1}
         if signs:
-            word = "mixed" if len(signs) > 1 else "slower" if True in signs else "faster"
-            moved.setdefault(f"{table['other']} is {word}", []).append(table["metric"].upper())
+            word = "slower" if True in signs else "faster"
+            said = f"is {word} than {arms[0].name}"
+            if len(signs | endless) > 1:  # none is faster whose tail has become infinite
+                said = f"is faster than {arms[0].name} at some quantiles and slower{' or infinite' if endless else ''} at others"
+            moved.setdefault(f"{table['other']} {said}", []).append(table["metric"].upper())
     if aa and (moved or won):
         return "A/A: the endpoint differs from itself: it, or this rig, is not steady enough to compare with."
     unknown = [t["metric"].upper() for t in shift if all(q["p"] is None for q in t["quantiles"])]
     but = f"; {', '.join(dict.fromkeys(unknown))} could not be compared" if unknown else ""
     if aa:
         return f"A/A: no difference between the endpoint and itself{but}."
-    parts = won + [f"{who} than {arms[0].name} in {', '.join(metrics)}" for who, metrics in moved.items()]
+    parts = won + [f"{who} in {', '.join(metrics)}" for who, metrics in moved.items()]
     return (
         "; ".join(parts) + "."
         if parts

@@ -9,14 +9,24 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar
 
 import numpy as np
 import numpy.typing as npt
 
 from analysis.baseline import DEFAULT_TOLERANCE, assumed_noise
-from analysis.blocks import BLOCKS, Blocks, LevelRecords, blocks_over, moved_by, pooled_marks
+from analysis.blocks import (  # fmt: skip
+    BLOCKS,
+    INFINITE,
+    Blocks,
+    LevelRecords,
+    blocks_of,
+    blocks_over,
+    moved_by,
+    pooled_marks,
+)
+from analysis.caveats import ERROR_SHARE
 from analysis.intervals import smallest_n
 from analysis.observations import Observations
 from analysis.regression import ASSUMED_NOISE, compare_shares, student_cdf, student_quantile
@@ -26,7 +36,7 @@ Floats = npt.NDArray[np.float64]
 QUANTILES = (*(k / 10 for k in range(1, 10)), 0.95, 0.99)
 EQUAL = DEFAULT_TOLERANCE  # a difference whose whole interval is smaller is none that matters
 LEAST = 0.02  # and one that is not beyond this is none, however sure: two runs of one thing differ by as much (2.8 s.d.)
-OUT_OF_RANGE = "infinite (failed requests reach into it) or 0 (tokens that came together)"
+TOGETHER = "0: tokens that came together reach into it"
 NOTHING_COUNTS = "no request counts"
 TOO_FEW_PAIRS = "too few pairs of stages: use more --rounds"
 _FARTHEST = math.log(1000.0)  # an end of an interval, or a difference, beyond a thousandfold is not known
@@ -37,7 +47,13 @@ _RUN_TO_RUN = math.sqrt(2) * ASSUMED_NOISE  # between two runs, where nothing sh
 
 @dataclass(frozen=True)
 class Change:
-    """The other over the reference, as a log ratio. ``p`` is two-sided, ``ci`` the 95 % interval of the ratio - 1."""
+    """The other over the reference, as a log ratio. ``p`` is two-sided, ``ci`` the 95 % interval of the ratio - 1.
+
+    ``log_ratio`` is inf where only the other is infinite, -inf where only the reference is.
+    """
+
+    least: ClassVar[float] = math.log1p(LEAST)
+    near: ClassVar[float] = EQUAL
 
     log_ratio: float
     se: float
@@ -52,10 +68,10 @@ class Change:
     def verdict(self, real: bool) -> str:
         """differs | equal | open; ``real``: it has survived the correction over all tests. The interval must say so too."""
         low, high = self.ci
-        apart = (low is not None and low > 0) or (high is not None and high < 0)
-        if real and apart and abs(self.log_ratio) >= math.log1p(LEAST):
+        apart = (low is not None and low > 0) or (high is not None and high < 0) or math.isinf(self.log_ratio)
+        if real and apart and abs(self.log_ratio) >= self.least:
             return "differs"
-        return "equal" if low is not None and high is not None and max(-low, high) < EQUAL else "open"
+        return "equal" if low is not None and high is not None and max(-low, high) < self.near else "open"
 
     def smallest_seen(self, tests: int) -> float | None:
         """The relative difference that a comparison with this noise finds in 8 of 10 cases, 5 % over ``tests`` together."""
@@ -63,6 +79,19 @@ class Change:
             return None
         needed = student_quantile(1 - 0.025 / tests, self.df) + student_quantile(_POWER, self.df)
         return None if needed * self.se > _FARTHEST else max(math.expm1(needed * self.se), LEAST)
+
+
+class Difference(Change):
+    """The other's share less the reference's, in place of the log ratio; any that is no chance counts."""
+
+    least, near = 0.0, ERROR_SHARE
+
+    @property
+    def change(self) -> float:
+        return self.log_ratio
+
+    def smallest_seen(self, tests: int) -> None:
+        """Not given: it depends on how many fail."""
 
 
 def log_change(log_ratio: float, se: float, df: float) -> Change:
@@ -83,10 +112,10 @@ def _end(log_ratio: float) -> float | None:
 
 @dataclass(frozen=True)
 class Quantile:
-    """``values``: of the reference and the other, s."""
+    """``values``: of the reference and the other, s, inf where failed requests reach into it; each, and the change, or why not."""
 
-    values: tuple[float, float]
-    change: Change
+    values: tuple[float | str, float | str]
+    change: Change | str
 
 
 @dataclass(frozen=True)
@@ -118,29 +147,46 @@ def between_rounds(log_ratios: Floats, order: Floats) -> Change:
     return log_change(float(beta[0]) if abs(beta[0]) > scale else 0.0, se if se > scale else 0.0, float(df))
 
 
-def quantile_change(pairs: Sequence[Pair], metric: str, q: float) -> Quantile | str:
-    """One quantile of both, or the reason why there is none."""
+def quantile_change(pairs: Sequence[Pair], metric: str, q: float) -> Quantile:
+    """One quantile of both, and how it changes."""
     found = [(p.reference.metrics[metric], p.other.metrics[metric]) for p in pairs]
-    for side in range(2):
-        reason = next((o[side].reason or "no request has a value" for o in found if o[side].reason or not o[side].n), None)  # fmt: skip
-        if reason:
-            return reason
-        needed, has = max(smallest_n(q), smallest_n(1 - q)), sum(o[side].n_owners for o in found)
-        if has < needed:
-            return f"needs {needed} requests, has {has}"
+    a, b = (_value([o[side] for o in found], q) for side in range(2))
+    if isinstance(a, str) or isinstance(b, str):
+        return Quantile((a, b), a if isinstance(a, str) else str(b))
+    if math.isinf(a) and math.isinf(b):
+        return Quantile((a, b), INFINITE)
     if len(pairs) == 1:
-        return _by_shares(*found[0], q, pairs[0].same_schedule)
-    values = np.array([[o.quantile_bounds(q)[1] for o in pair] for pair in found])
-    if not np.isfinite(values).all() or not values.all():
-        return OUT_OF_RANGE
-    change = between_rounds(np.log(values[:, 1] / values[:, 0]), np.array([p.order for p in pairs]))
-    a, b = np.exp(np.log(values).mean(axis=0)).tolist()
-    return Quantile((a, b), change)
+        return Quantile((a, b), _by_shares(*found[0], q, pairs[0].same_schedule, math.inf in (a, b)))
+    order = np.array([p.order for p in pairs])
+    if math.isfinite(a) and math.isfinite(b):
+        ratios = [math.log(y.quantile_bounds(q)[1] / x.quantile_bounds(q)[1]) for x, y in found]
+        return Quantile((a, b), between_rounds(np.array(ratios), order))
+    over = np.array([[o.shares_over(np.array([min(a, b)]))[0] for o in pair] for pair in found])
+    change = between_rounds(over[:, 1] - over[:, 0], order)
+    endless = replace(change, log_ratio=math.copysign(math.inf, b - a), se=math.inf, ci=(None, None))
+    return Quantile((a, b), endless)
 
 
-def _by_shares(a: Observations, b: Observations, q: float, paired: bool) -> Quantile | str:
+def _value(found: Sequence[Observations], q: float) -> float | str:
+    """The quantile of one side, in the geometric mean over its stages."""
+    reason = next((o.reason or "no request has a value" for o in found if o.reason or not o.n), None)
+    needed, has = max(smallest_n(q), smallest_n(1 - q)), sum(o.n_owners for o in found)
+    if reason or has < needed:
+        return reason or f"needs {needed} requests, has {has}"
+    seconds = np.array([o.quantile_bounds(q)[1] for o in found])
+    return float(np.exp(np.log(seconds).mean())) if seconds.all() else TOGETHER
+
+
+def _by_shares(a: Observations, b: Observations, q: float, paired: bool, endless: bool) -> Change | str:
+    """``endless``: one of the two is infinite; what is over the other's quantile tells all the same."""
     marks, its_own = pooled_marks([a], q), pooled_marks([b], q)
-    if isinstance(marks, str) or isinstance(its_own, str):
+    if endless and marks == INFINITE:
+        change = _by_shares(b, a, q, paired, endless)
+        if isinstance(change, str):
+            return change
+        least = change.ci[0]
+        return replace(change, log_ratio=-math.inf, ci=(None, None if least is None else 1 / (1 + least) - 1))
+    if isinstance(marks, str) or (isinstance(its_own, str) and not endless):
         return marks if isinstance(marks, str) else str(its_own)
     base, noise = [blocks_over(a, marks)], min(assumed_noise([a], marks.limits_s, 1 - q), NOISE_MOST)
     slower, faster = (
@@ -149,17 +195,38 @@ def _by_shares(a: Observations, b: Observations, q: float, paired: bool) -> Quan
     )
     p = min(1.0, 2 * min(slower.p_regression, faster.p_equivalence))
     # the interval: shares over each one's own quantile
-    e = compare_shares(base, [blocks_over(b, its_own)], 1 - q, paired=paired, noise=0.0)
+    where = marks if isinstance(its_own, str) else its_own
+    e = compare_shares(base, [blocks_over(b, where)], 1 - q, paired=paired, noise=0.0)
     t = student_quantile(0.975, e.df)
     low, middle, high = (moved_by([b], marks, 1 - q + x * t * e.se) for x in (1, 0, -1))
-    values = float(np.median(marks.limits_s)), float(np.median(its_own.limits_s))
-    log_ratio = math.log(middle or values[1] / values[0])
+    if isinstance(its_own, str):
+        least = None if not low else _end(math.log(low) - t * _RUN_TO_RUN)
+        return Change(math.inf, math.inf, e.df, p, (least, None))
+    log_ratio = math.log(middle or float(np.median(its_own.limits_s) / np.median(marks.limits_s)))
     down, up = (
         math.hypot(abs(log_ratio - math.log(end)), t * _RUN_TO_RUN) if end else math.inf
         for end in (low, high)
     )
     ends = (_end(log_ratio - down), _end(log_ratio + up))
-    return Quantile(values, Change(log_ratio, (down + up) / (2 * t), e.df, p, ends))
+    return Change(log_ratio, (down + up) / (2 * t), e.df, p, ends)
+
+
+def failed_change(pairs: Sequence[Pair]) -> Difference:
+    """Of the share of failed requests; by pairs of stages where there are several, else by blocks."""
+    a, b = ([blocks_of(level.failed) for level in side] for side in zip(*((p.reference, p.other) for p in pairs), strict=True))  # fmt: skip
+    if len(pairs) == 1:
+        e = compare_shares(a, b, a[0].share, paired=pairs[0].same_schedule, noise=0.0)
+        worse, se, df = e.worse, e.se, e.df
+    else:
+        apart = np.array([y.share - x.share for x, y in zip(a, b, strict=True)])
+        found = between_rounds(apart, np.array([p.order for p in pairs]))
+        worse, se, df = found.log_ratio, found.se, found.df
+    n, m = (sum(float(x.size.sum()) for x in side) for side in (a, b))
+    share = (sum(x.over.sum() for x in (*a, *b)) + 1) / (n + m + 2)  # no failure at all has a variance too
+    least = math.sqrt(share * (1 - share) * (1 / n + 1 / m))
+    se, df = (least, math.inf) if se < least else (se, df)
+    reach = student_quantile(0.975, df) * se
+    return Difference(worse, se, df, 2 * student_cdf(-abs(worse) / se, df), (worse - reach, worse + reach))
 
 
 def rate_change(log_ratio: float, a: Blocks, b: Blocks, *, paired: bool) -> Change | str:
@@ -184,12 +251,14 @@ def _variance(residuals: Floats) -> float:
     return float(residuals.var(ddof=1) / len(residuals))
 
 
-def as_dict(q: float, found: Quantile | str, real: bool, tests: int) -> dict[str, Any]:
-    """One quantile for the file."""
-    if isinstance(found, str):
-        return {"q": q, "reference_s": None, "other_s": None, "change": None, "change_ci": None, "p": None, "smallest_seen": None, "verdict": "unknown", "reason": found}  # fmt: skip
-    (a, b), change = found.values, found.change
-    return {
-        "q": q, "reference_s": a, "other_s": b, "change": change.change, "change_ci": list(change.ci), "p": change.p,
-        "smallest_seen": change.smallest_seen(tests), "verdict": change.verdict(real), "reason": None,
+def as_dict(q: float, found: Quantile, real: bool, tests: int) -> dict[str, Any]:
+    """One quantile for the file; of an infinite one the value is null and ``infinite`` names it."""
+    values, change = found.values, found.change
+    a, b = (None if isinstance(v, str) or math.isinf(v) else v for v in values)
+    endless = [side for side, v in zip(("reference", "other"), values, strict=True) if v == math.inf]
+    held = {"change": None, "change_ci": None, "slower": None, "p": None, "smallest_seen": None, "verdict": "unknown"} if isinstance(change, str) else {
+        "change": change.change, "change_ci": list(change.ci), "slower": change.log_ratio > 0, "p": change.p,
+        "smallest_seen": change.smallest_seen(tests), "verdict": change.verdict(real),
     }  # fmt: skip
+    reason = change if isinstance(change, str) else INFINITE if endless else None
+    return {"q": q, "reference_s": a, "other_s": b, "infinite": endless, **held, "reason": reason}

@@ -24,8 +24,9 @@ if TYPE_CHECKING:
 COLOURS = ("ttft", "e2e", "good", "bad", "knee", "step4", "planned", "ink")  # of the runs, in their order
 SHORT = (0.1, 0.5, 0.9, 0.95, 0.99)  # what a terminal shows of the shift function
 WIDE_TERMINAL = 110
+INFINITE = "∞"
 HOW = (
-    "A run wins a line where its advantage is at least 2 % and not chance: 5 % of error over all lines together (Holm). "
+    "A run wins a line where its advantage is at least 2 % (of failed requests: any) and not chance: 5 % of error over all lines together (Holm). "
     "Equal: the whole 95 % interval lies within 3 %. Open: neither is shown; the run in brackets leads. "
     "The quantiles are a family of their own. Intervals are not widened for the number of tests."
 )  # fmt: skip
@@ -39,32 +40,13 @@ def tables(result: Mapping[str, Any], *, short: bool = False, narrow: bool = Fal
 
 
 def _runs(result: Mapping[str, Any]) -> Table:
-    names = (
-        "path",
-        "engine",
-        "model",
-        "hardware",
-        "gpus",
-        "gpu_hour_usd",
-        "requests",
-        "failed",
-        "best_stage",
-    )
-    heads = (
-        "run",
-        "engine",
-        "model",
-        "hardware",
-        "GPUs",
-        "USD per GPU-hour",
-        "requests",
-        "failed",
-        "best stage",
-    )
-    table = Table("Runs", [Column(""), *(Column(h, priority=i, text=i < 4) for i, h in enumerate(heads))])
+    shown = {"path": "run", "engine": "engine", "model": "model", "hardware": "hardware", "gpus": "GPUs", "gpu_hour_usd": "USD per GPU-hour", "best_stage": "best stage"}  # fmt: skip
+    heads = [Column(head, priority=i, text=i < 4) for i, head in enumerate(shown.values())]
+    table = Table("Runs", [Column(""), Column("failed"), *heads])
     for run in result["runs"]:
+        failed = Cell(f"{run['failed']:,} of {run['requests']:,}", state="bad" if run["failed"] else "")
         run = {**run, "path": run["path"][-60:]}
-        table.rows.append([Cell(run["name"]), *(Cell(_plain(run[n])) for n in names)])
+        table.rows.append([Cell(run["name"]), failed, *(Cell(_plain(run[n])) for n in shown)])
     return table
 
 
@@ -85,11 +67,13 @@ def _plain(value: Any) -> str:
     return text if len(text) <= 60 else f"{text[:57]}..."
 
 
-def _change(held: Mapping[str, Any] | None, short: bool = False) -> str:
-    if held is None or held["change"] is None:
+def _change(held: Mapping[str, Any] | None, short: bool = False, unit: str = "%") -> str:
+    if held is None or held["change_ci"] is None:
         return DASH
     low, high = held["change_ci"]
-    return f"{signed_per_cent(held['change'])} %" + (
+    if held["change"] is None:  # from or to infinite
+        return DASH if low is high is None else f"({signed_per_cent(low)} to {signed_per_cent(high)})"
+    return f"{signed_per_cent(held['change'])} {unit}" + (
         "" if short else f" ({signed_per_cent(low)} to {signed_per_cent(high)})"
     )
 
@@ -100,11 +84,14 @@ def _scorecard(result: Mapping[str, Any], narrow: bool) -> Table:
     table = Table("Scorecard", [*columns, Column("better", text=True)])
     for row in result["scorecard"]:
         cells = [Cell(row["label"], table.footnote(row["note"]) if row["note"] and row["best"] else None)]
+        errors = row["question"] == "errors"
         least = row.get("at_least") or [False] * len(names)
         for value, reason, at_least in zip(row["values"], row["reasons"], least, strict=True):
-            text = DASH if value is None else ("at least " if at_least else "") + significant(value)
+            endless = INFINITE if str(reason).startswith("infinite") else DASH
+            figure = endless if value is None else f"{value:.2%}" if errors else significant(value)
+            text = f"at least {figure}" if at_least else figure
             cells.append(Cell(text, table.footnote(reason) if reason and not at_least else None))
-        cells += [Cell(_change(c, narrow)) for c in row["changes"][1:]]
+        cells += [Cell(_change(c, narrow, "points" if errors else "%")) for c in row["changes"][1:]]
         better = _better(row)
         table.rows.append(
             [*cells, replace(better, note=table.footnote(row["reason"])) if row["reason"] else better]
@@ -144,15 +131,14 @@ def _shifts(result: Mapping[str, Any], short: bool) -> list[Table]:
             if short and q["q"] not in SHORT:
                 continue
             name = f"p{100 * q['q']:.0f}"
-            if q["reason"]:
-                table.rows.append([Cell(name), *[Cell(DASH, table.footnote(q["reason"]))] * 3, Cell(DASH)])
-                continue
-            state = {"differs": "bad" if q["change"] > 0 else "good", "open": "unsure"}.get(q["verdict"], "")
-            values = [Cell(seconds(q["reference_s"])), Cell(seconds(q["other_s"])), Cell(_change(q))]
-            table.rows.append([Cell(name), *values, Cell(_word(q), state=state)])
-        if len({q["reason"] for q in shift["quantiles"]} - {None}) == 1 and all(
-            q["reason"] for q in shift["quantiles"]
-        ):  # one line says it
+            state = {"differs": "bad" if q["slower"] else "good", "open": "unsure"}.get(q["verdict"], "")
+            values = [(q[f"{side}_s"], INFINITE if side in q["infinite"] else DASH) for side in ("reference", "other")]  # fmt: skip
+            texts = [*(none if value is None else seconds(value) for value, none in values), _change(q)]
+            note = table.footnote(q["reason"]) if q["reason"] else None
+            cells = [Cell(t, note if t in (INFINITE, DASH) else None) for t in texts]
+            table.rows.append([Cell(name), *cells, Cell(_word(q), state=state)])
+        told = {(q["reason"], q["reference_s"], q["other_s"]) for q in shift["quantiles"]}
+        if len(told) == 1 and all(q["verdict"] == "unknown" for q in shift["quantiles"]):  # one line says it
             table.rows = [[Cell("all"), *table.rows[-1][1:]]]
         found.append(table)
     return found
@@ -163,7 +149,8 @@ def _at(result: Mapping[str, Any]) -> str:
 
 
 def _word(q: Mapping[str, Any]) -> str:
-    return str({"differs": "slower" if q["change"] > 0 else "faster"}.get(q["verdict"], q["verdict"]))
+    words = {"differs": "slower" if q["slower"] else "faster", "unknown": DASH}
+    return words.get(q["verdict"], str(q["verdict"]))
 
 
 def render_comparison(result: Mapping[str, Any], console: Console) -> None:
@@ -247,11 +234,8 @@ def _known(shift: Mapping[str, Any]) -> list[dict[str, Any]]:
 
 
 def _quantiles(metric: str, shifts: Sequence[Mapping[str, Any]], result: Mapping[str, Any]) -> Chart | None:
-    sides = [
-        (shifts[0]["reference"], "reference_s", shifts[0]),
-        *((s["other"], "other_s", s) for s in shifts),
-    ]
-    series = {name: [{"x": q["q"], "y": q[side], "text": f"{name} p{100 * q['q']:.0f}: {seconds(q[side])}"} for q in _known(s)] for name, side, s in sides}  # fmt: skip
+    sides = [(shifts[0]["reference"], "reference_s", shifts[0]), *((s["other"], "other_s", s) for s in shifts)]  # fmt: skip
+    series = {name: [{"x": q["q"], "y": q[side], "text": f"{name} p{100 * q['q']:.0f}: {seconds(q[side])}"} for q in s["quantiles"] if q[side]] for name, side, s in sides}  # fmt: skip
     heights = [r["y"] for rows in series.values() for r in rows]
     if not heights:
         return None
@@ -280,13 +264,7 @@ def _shift_chart(metric: str, shifts: Sequence[Mapping[str, Any]], result: Mappi
         points: dict[bool, list[dict[str, Any]]] = {True: [], False: []}
         for q in _known(s):
             x, (low, high) = q["q"] + aside, q["change_ci"]
-            bars.append(
-                {
-                    "x": x,
-                    "y": y.low if low is None else 100 * low,
-                    "y2": y.high if high is None else 100 * high,
-                }
-            )
+            bars.append({"x": x, "y": y.low if low is None else 100 * low, "y2": y.high if high is None else 100 * high})  # fmt: skip
             text = f"{s['other']} p{100 * q['q']:.0f}: {_change(q)}, {_word(q)}"
             points[q["verdict"] == "differs"].append({"x": x, "y": 100 * q["change"], "text": text})
         plot.bars_between(bars, colour)

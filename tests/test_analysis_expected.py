@@ -47,14 +47,18 @@ def test_samples_that_are_all_equal_are_split_so_that_the_share_is_right() -> No
         assert moved_by([o], marks, 1 - q) == pytest.approx(1.0, abs=1e-6)
 
 
-def test_failures_that_reach_the_marks_leave_no_quantile() -> None:
-    """Of 100 requests 6 failed: p90 itself is finite, the mark at rank 0.95 is not."""
+def test_marks_reach_no_farther_than_what_was_answered() -> None:
+    """Of 100 requests 6 failed: the marks of p90 lie at ranks 0.86 to 0.94; p95 is infinite."""
     values = [request(i, i * 0.1, ttft_s=0.1 + i * 1e-3) for i in range(94)]
     failed = [request(94 + i, 9.4 + i * 0.1, ttft_s=None, status="http_error") for i in range(6)]
     o = cohort(*values, *failed).ttft(from_schedule=True)
     assert np.isfinite(o.quantile_bounds(0.9)[1])
-    assert "failed requests" in str(pooled_marks([o], 0.9))
-    assert isinstance(pooled_marks([o], 0.5), Marks)
+    marks = pooled_marks([o], 0.9)
+    assert isinstance(marks, Marks)
+    assert marks.limits_s * 1e3 == pytest.approx(np.arange(185, 194))
+    assert over_each(o, marks).sum() == pytest.approx(10)
+    assert isinstance(pooled_marks([o], 0.94), Marks)
+    assert "failed requests" in str(pooled_marks([o], 0.95))
 
 
 def test_how_far_the_marks_have_moved() -> None:

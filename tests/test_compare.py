@@ -27,7 +27,13 @@ from analysis.comparable import CompareError, prepare
 from analysis.compare import compare, differences
 from analysis.shift import between_rounds, enough_pairs, log_change
 from loadgen.rundir import load_run
-from reports.compare import comparison_csv, comparison_markdown, tables, write_comparison_page
+from reports.compare import (
+    comparison_csv,
+    comparison_markdown,
+    render_comparison,
+    tables,
+    write_comparison_page,
+)
 from simulator.hardware import find_config
 
 RATE = 20.0
@@ -196,8 +202,8 @@ def test_usable_rates_win_only_where_their_brackets_are_apart(tmp_path: Path) ->
     assert rows(result)["usable_rps"]["winner"] == "C"
     for narrow in (False, True):
         card = next(t for t in tables(result, narrow=narrow) if t.title == "Scorecard").rows
-        assert card[0][2].text == "at least 40.0"
-        assert [cell.text for cell in card[1][:3]] == ["  its interval", "10.0 to 20.0", "40.0 to ?"]
+        assert card[1][2].text == "at least 40.0"
+        assert [cell.text for cell in card[2][:3]] == ["  its interval", "10.0 to 20.0", "40.0 to ?"]
     assert "at least 40.0" in comparison_markdown(result)
 
 
@@ -266,13 +272,65 @@ def test_false_findings_stay_rare_over_all_quantiles_and_metrics_together(tmp_pa
     assert false <= 3
 
 
-def test_failed_requests_make_a_quantile_unknown_not_fast(tmp_path: Path) -> None:
-    records = stage(ttfts(1)).records
-    failing = [r if i % 4 else request(i, i / RATE, ttft_s=None, status="http_error", output_tokens_planned=5) for i, r in enumerate(records)]  # fmt: skip
-    b = arm(tmp_path / "b", Stage(failing, 50.0, offered_rps=RATE))
-    found = quantiles(compare([arm(tmp_path / "a", stage(ttfts(1))), b]), "ttft")[0.9]
-    assert found["verdict"] == "unknown"
-    assert "failed requests reach into it" in found["reason"]
+def failing(path: Path, every: int, scale: float = 1.0, n: int = 1000, **meta: Any) -> Arm:
+    """Each request whose number is a multiple of ``every`` fails."""
+    made = stage(ttfts(1, n, scale))
+    made.records = [
+        r if i % every else request(i, i / RATE, ttft_s=None, status="http_error", output_tokens_planned=5)
+        for i, r in enumerate(made.records)
+    ]
+    return arm(path, made, warmup_requests=0, **meta)
+
+
+def test_a_run_that_fails_is_not_faster_and_the_other_keeps_its_figures(tmp_path: Path) -> None:
+    """B's answers are a fifth faster, and a quarter of its requests fail: its p80 and above are infinite, A's are finite."""
+    a, b = arm(tmp_path / "a", stage(ttfts(1)), warmup_requests=0), failing(tmp_path / "b", 4, 0.8)
+    for arms, sign in (([a, b], 1), ([b, a], -1)):
+        result = compare(arms)
+        side, other = ("reference_s", "other_s")[::sign]
+        for q in (0.9, 0.95, 0.99):
+            held = quantiles(result, "ttft")[q]
+            assert held[side] == pytest.approx(sorted(ttfts(1))[round(1000 * q) - 1], abs=1e-6)
+            assert held[other] is held["change"] is None
+            assert (held["infinite"], held["verdict"], held["slower"]) == ([other[:-2]], "differs", sign > 0)
+        assert quantiles(result, "ttft")[0.1]["verdict"] == "differs"  # faster: 0.8 times p13 of the answers
+        tail = dict(zip("AB"[::sign], rows(result)["ttft_p99_over_p50"]["values"], strict=True))
+        assert tail["A"] == pytest.approx(sorted(ttfts(1))[989] / sorted(ttfts(1))[499], rel=1e-4)
+        assert tail["B"] is None
+        errors = rows(result)["error_rate"]
+        assert sorted(errors["values"]) == [0.0, 0.25]
+        assert errors["winner"] == "A"
+        assert result["sentence"].startswith("Failed requests: ")
+        assert "at some quantiles and slower or infinite at others in TTFT" in result["sentence"]
+        terminal = io.StringIO()
+        render_comparison(result, Console(file=terminal, width=80))
+        assert "∞" in terminal.getvalue()
+        assert "250 of 1,000" in terminal.getvalue()
+        write_comparison_page(tmp_path / "page.html", result)
+    both = quantiles(compare([b, failing(tmp_path / "c", 3)]), "ttft")[0.99]
+    assert (both["infinite"], both["verdict"]) == (["reference", "other"], "unknown")
+
+
+def test_ten_failures_of_a_thousand_are_a_difference_and_two_are_not(tmp_path: Path) -> None:
+    """Pooled share 11/2002: s.e. sqrt(11/2002 x 1991/2002 x 2/1000) = 0.331 points, more than the blocks' 0.229; z = 3.02."""
+    a = arm(tmp_path / "a", stage(ttfts(1)), seed=1, warmup_requests=0)
+    errors = rows(compare([a, failing(tmp_path / "b", 100, seed=2)]))["error_rate"]
+    assert errors["winner"] == "A"
+    found = errors["changes"][1]
+    assert found["change"] == pytest.approx(0.01)
+    assert found["change_ci"] == pytest.approx([0.01 - 1.96 * 0.003306, 0.01 + 1.96 * 0.003306], abs=2e-5)
+    assert found["p"] == pytest.approx(0.00249, rel=0.01)
+    few = rows(compare([a, failing(tmp_path / "c", 500, seed=2)]))["error_rate"]
+    assert (few["verdict"], few["winner"]) == ("equal", None)  # 0.2 points at most 0.55: within one point
+
+
+def test_failures_below_the_tail_leave_its_figure(tmp_path: Path) -> None:
+    """9 of 1000 fail: the 990th of all is the 990th of the 991 answers, a finite p99."""
+    a, b = arm(tmp_path / "a", stage(ttfts(1)), warmup_requests=0), failing(tmp_path / "b", 112)
+    answered = np.delete(ttfts(1), np.arange(0, 1000, 112))
+    held = quantiles(compare([a, b]), "ttft")[0.99]
+    assert held["infinite"] == []
+    assert held["other_s"] == pytest.approx(np.sort(answered)[989], abs=1e-6)
 
 
 def test_rounds_take_out_what_the_order_does() -> None:
