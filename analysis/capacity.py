@@ -15,7 +15,7 @@ from itertools import pairwise
 from typing import Any
 
 from analysis.next_load import Finished, non_monotone, out_of_reach
-from analysis.search import POOLED, estimate, judged_open
+from analysis.search import NOT_ALL_SEEN, POOLED, estimate, judged_open, unseen
 from analysis.slo import Slo
 from analysis.throughput import is_figure
 
@@ -101,6 +101,8 @@ def _pooled(stages: Sequence[dict[str, Any]], slos: Sequence[Slo]) -> dict[str, 
     """What replaces the figures of the bracket; empty where the stages do not allow it."""
     found = estimate(stages, slos)
     judged = judged_open(stages)
+    if unknown := unseen(judged, slos):
+        return {"reason": NOT_ALL_SEEN.format(unknown)}
     doubtful = non_monotone(judged) if found else None
     if found is None or isinstance(doubtful, Finished):
         return {"reason": doubtful.why, "non_monotone": True} if isinstance(doubtful, Finished) else {}

@@ -11,7 +11,18 @@ from typing import Any
 import numpy as np
 
 from analysis.intervals import prob_at_least
-from analysis.search import NEAR, WAITS, Estimate, estimate, is_over, judged_open
+from analysis.search import (
+    FILLING,
+    NEAR,
+    NOT_ALL_SEEN,
+    WAITS,
+    Estimate,
+    blind,
+    estimate,
+    is_over,
+    judged_open,
+    unseen,
+)
 from analysis.slo import Slo, parse_slo
 
 GROWTH = 2.0
@@ -66,7 +77,9 @@ def next_step(stages: Sequence[Mapping[str, Any]], goal: Goal) -> Step | Finishe
     judged = judged_open(stages)
     if not judged:
         return Step(_rate(goal.first_rps), goal.few, "start")
-    bracket = _bracket(judged, goal)
+    unknown, bracket = unseen(judged, goal.slos), _bracket(judged, goal)
+    if unknown and (bracket is None or sum(int(s["requests"]) for s in judged) >= goal.few):
+        return Finished(NOT_ALL_SEEN.format(unknown))
     if bracket is not None:
         return bracket
     doubtful = non_monotone(judged)
@@ -193,7 +206,8 @@ def _missed_at_any_load(stages: Mapping[float, Mapping[str, Any]], slo: Slo) -> 
     for load, stage in stages.items():
         verdict = next((v for v in stage["slo_verdicts"] if v["slo"] == slo.text), None)
         n = verdict.get("requests_effective") or 0 if verdict and verdict["attainment"] is not None else 0
-        if verdict and n >= 1 and verdict["attainment"] > 0:
+        filling = stage["kind"] == "open" and n and blind(stage, slo) > FILLING
+        if verdict and n >= 1 and verdict["attainment"] > 0 and not filling:
             share = ((1 - verdict["attainment"]) * n + 0.5) / (n + 1)
             seen.append((load, share / (1 - share), n * (1 - share) ** 3 / share, 1 - verdict["attainment"]))
     if len(seen) < 2:

@@ -28,6 +28,7 @@ POOLED = (
     "all open stages together: near the limit the log-odds of a miss rise linearly with the load (slope and crossing "
     "unknown, flat priors, 95 % of the posterior), each stage counts by its effective sample size"
 )
+NOT_ALL_SEEN = "no stage can show whether all SLOs are met ({})"
 WAITS = ("ttft", "first_answer", "e2e")  # metrics whose limit is a time that a request may spend waiting
 NEAR = 0.2  # in ln(load): the distance over which the model is trusted to be a straight line
 MEMORY = (
@@ -118,14 +119,12 @@ def blind(stage: Mapping[str, Any], slo: Slo) -> float:
 
 
 def estimate(stages: Sequence[Mapping[str, Any]], slos: Sequence[Slo]) -> Estimate | None:
-    """Pooled estimate, or None unless loads on both sides of the limit have been tried."""
+    """Pooled estimate, or None unless loads on both sides of the limit have been tried, and every SLO has been seen."""
     judged = judged_open(stages)
     over = [is_over(s) for s in judged]
-    if not slos or all(over) or not any(over):
+    if not slos or all(over) or not any(over) or unseen(judged, slos):
         return None
     found = {slo: post for slo in slos if (post := _pooled(judged, slo)) is not None}
-    if not found:
-        return None
     lowest, tightest = _lowest(list(found.values())), min(found.values(), key=lambda post: post.at(0.5))
     low, middle, high = (math.exp(lowest.at(p)) for p in (0.025, 0.5, 0.975))
     c_max = _concurrency(judged, lowest)
@@ -137,6 +136,17 @@ def estimate(stages: Sequence[Mapping[str, Any]], slos: Sequence[Slo]) -> Estima
         _binding(judged, found),
         tightest.slope,
     )
+
+
+def unseen(judged: Sequence[Mapping[str, Any]], slos: Sequence[Slo]) -> str | None:
+    """The first SLO that no stage says anything of, and why: as long as there is one, no load is shown to keep all of them."""
+    for slo in slos:
+        if judged and not len(_looks(judged, slo).x):
+            verdict: Mapping[str, Any] = next(
+                (v for v in judged[-1]["slo_verdicts"] if v["slo"] == slo.text), {}
+            )
+            return f"{slo.text}: {verdict.get('reason') or 'no stage measured it'}"
+    return None
 
 
 @dataclass(frozen=True)

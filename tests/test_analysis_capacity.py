@@ -236,7 +236,13 @@ def test_misses_that_do_not_fall_with_the_load_are_not_blamed_on_it(
     def at(index: int, load: float, missed: float) -> dict[str, Any]:
         made = stage(index, load, 0.3, False, p50=0.1, kind=kind)
         held = {"slo": "ttft_p99=1s", "value_s": None, "attainment": 1 - missed, "requests_effective": n}
-        return made | {"slo_verdicts": [held], "classes": {}}
+        return made | {
+            "slo_verdicts": [held],
+            "classes": {},
+            "requests": 1200,
+            "concurrency": 2.0,
+            "window": {"warmup_requests": 0},
+        }
 
     stages = [at(0, 10, shares[0]), at(1, 20, shares[1])]
     reason = find_capacity(stages, parse_slos(["ttft_p99=1s"]))["reason"]

@@ -66,6 +66,23 @@ def test_it_doubles_until_something_breaks_and_halves_until_something_holds() ->
     assert isinstance(next_step(lowest, GOAL), Finished)
 
 
+def test_an_slo_that_no_stage_measures_ends_the_search_and_names_no_capacity() -> None:
+    slos = tuple(parse_slos(["ttft_p95=1s", "itl_p95=50ms"]))
+    blank = {"slo": "itl_p95=50ms", "value_s": None, "attainment": None, "requests_effective": 0,
+             "reason": "chunks hold several tokens"}  # fmt: skip
+    short, met, broken = (
+        s | {"slo_verdicts": [*s["slo_verdicts"], blank]}
+        for s in (stage(4, 1.0, n=59), stage(4, 1.0, n=60), stage(16, 0.5))
+    )
+    assert isinstance(next_step([short], Goal(slos)), Step)  # too few requests to know
+    for stages in ([met], [met, broken]):
+        end = next_step(stages, Goal(slos))
+        assert isinstance(end, Finished)
+        assert end.why.endswith("all SLOs are met (itl_p95=50ms: chunks hold several tokens)")
+        assert not end.reached
+        assert estimate(stages, slos) is None
+
+
 def test_between_both_it_goes_where_the_limit_is_and_asks_for_what_the_interval_lacks() -> None:
     stages = [stage(4, true_share(4)), stage(8, true_share(8)), stage(16, true_share(16))]
     step = next_step(stages, GOAL)
