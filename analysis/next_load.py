@@ -29,6 +29,7 @@ GROWTH = 2.0
 DOWN_STEPS = 8  # how often the first load is halved
 STAGES_MAX = 60
 SAME_LOAD = 1.02  # loads closer than this are one load
+LATE_KNOWN = 300  # requests of which the p99 of how late they left is not about the worst
 CLEAR = 0.001  # chance of being wrong at which a stage is ended early: it is looked at several times
 APART = 0.7  # in log-odds of a miss: how far from the limit the loads are
 SPLIT = 1.2  # loads on both sides of the limit that are further apart have the next one between them
@@ -73,7 +74,13 @@ class Finished:
 def next_step(stages: Sequence[Mapping[str, Any]], goal: Goal) -> Step | Finished:
     """The next stage, given all judged stages so far, or why there is none."""
     if stages and stages[-1]["client_limited"] and stages[-1]["stable"] is not False:
-        return Finished(f"the client could not keep up with {_rate(stages[-1]['offered_rps'])} requests/s")
+        load, sent = (
+            _rate(stages[-1]["offered_rps"]),
+            stages[-1]["requests"] + stages[-1]["window"]["warmup_requests"],
+        )
+        if sent < LATE_KNOWN and len(stages) < STAGES_MAX:
+            return Step(load, 2 * LATE_KNOWN, "so few requests that a single late one counts")
+        return Finished(f"the client could not keep up with {load} requests/s")
     judged = judged_open(stages)
     if not judged:
         return Step(_rate(goal.first_rps), goal.few, "start")

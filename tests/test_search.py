@@ -66,6 +66,15 @@ def test_it_doubles_until_something_breaks_and_halves_until_something_holds() ->
     assert isinstance(next_step(lowest, GOAL), Finished)
 
 
+def test_one_late_request_of_few_does_not_end_the_search() -> None:
+    again = next_step([stage(8.2, 1.0, n=27, limited=True)], GOAL)
+    assert isinstance(again, Step)
+    assert (again.load_rps, again.requests) == (8.2, 600)
+    end = next_step([stage(8.2, 1.0, n=27, limited=True), stage(8.2, 1.0, n=600, limited=True)], GOAL)
+    assert isinstance(end, Finished)
+    assert end.why == "the client could not keep up with 8.2 requests/s"
+
+
 def test_an_slo_that_no_stage_measures_ends_the_search_and_names_no_capacity() -> None:
     slos = tuple(parse_slos(["ttft_p95=1s", "itl_p95=50ms"]))
     blank = {"slo": "itl_p95=50ms", "value_s": None, "attainment": None, "requests_effective": 0,
