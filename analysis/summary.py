@@ -16,6 +16,7 @@ from analysis.caveats import find_caveats, load_name, repeated_undisturbed
 from analysis.families import class_curves, describe_family, split_lengths
 from analysis.fleet import summarise_fleet
 from analysis.goodput import offline_throughput, peak_goodput
+from analysis.impossible import check_records
 from analysis.intervals import ASSUMPTION
 from analysis.knee import find_knee
 from analysis.lengths import mean_tokens, output_deviation, realised
@@ -38,6 +39,7 @@ def summarise(run: Run, labels: Mapping[int, bool] | None = None) -> dict[str, A
 
     Raises SloError or RecordsError on a broken run.
     """
+    check_records(run)
     partial = _partial(run)
     run, others = split_lengths(run)
     meta = run.meta

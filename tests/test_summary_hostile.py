@@ -6,6 +6,7 @@ import copy
 import io
 import json
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +28,7 @@ from synthetic import (
     strict,
 )
 
+from analysis.metrics import RecordsError
 from analysis.slo import SloError
 from analysis.summary import summarise
 from loadgen.meta_shape import fault_of
@@ -36,7 +38,15 @@ from reports.html import render_report
 from reports.terminal import render_table
 
 _seconds = st.floats(0, 20, allow_nan=False)
-_maybe_ns = st.none() | _seconds.map(lambda s: ORIGIN_NS + round(s * 1e9))
+_TIMES = (
+    "scheduled_ns",
+    "dispatched_ns",
+    "started_ns",
+    "first_token_ns",
+    "first_answer_ns",
+    "last_token_ns",
+    "ended_ns",
+)
 _tokens = st.none() | st.integers(0, 50)
 
 
@@ -44,11 +54,14 @@ _tokens = st.none() | st.integers(0, 50)
 def _record(draw: st.DrawFn) -> RequestRecord:
     chunks = sorted(draw(st.lists(st.integers(0, 10**7), max_size=6)))
     known = draw(st.booleans())
+    at_ns = sorted(ORIGIN_NS + round(draw(_seconds) * 1e9) for _ in _TIMES)
+    times: dict[str, Any] = {
+        n: ns if n == "scheduled_ns" or draw(st.booleans()) else None
+        for n, ns in zip(_TIMES, at_ns, strict=True)
+    }
     return RequestRecord(
         request_id=draw(st.integers(0, 10**6)), stage=draw(st.integers(0, 2)), attempt=draw(st.integers(0, 1)),
-        scheduled_ns=ORIGIN_NS + round(draw(_seconds) * 1e9), status=draw(st.sampled_from(STATUSES)),
-        dispatched_ns=draw(_maybe_ns), started_ns=draw(_maybe_ns), first_token_ns=draw(_maybe_ns),
-        first_answer_ns=draw(_maybe_ns), last_token_ns=draw(_maybe_ns), ended_ns=draw(_maybe_ns),
+        status=draw(st.sampled_from(STATUSES)), **times,
         input_tokens=draw(_tokens), cached_tokens=draw(_tokens), output_tokens_planned=draw(_tokens),
         output_tokens=draw(_tokens), reasoning_tokens=draw(_tokens),
         finish_reason=draw(st.sampled_from([None, "stop", "length"])), chunk_at_us=chunks,
@@ -60,7 +73,7 @@ def _record(draw: st.DrawFn) -> RequestRecord:
     max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large]
 )
 @given(
-    st.lists(_record(), max_size=60),
+    st.lists(_record(), max_size=60, unique_by=lambda r: (r.request_id, r.stage, r.attempt)),
     st.lists(st.sampled_from(["ttft_p50=1s", "itl_p99=50ms", "icl_p50=1ms", "tpot_p95=2ms", "e2e_p99=5s",
                               "first_answer_p90=1s"]), max_size=3, unique=True),
     st.sampled_from([None, 0, 5]),
@@ -82,6 +95,37 @@ def test_any_records_give_a_strict_summary(
     strict(summary)
     assert summary["verdict"]
     assert sum(summary["errors"].values()) <= summary["requests"]
+
+
+@pytest.mark.parametrize(
+    ("row", "column", "value", "said"),
+    [
+        (7, "first_token_ns", ORIGIN_NS - 300_000_000, f"before started_ns, {ORIGIN_NS + 700_000_000}"),
+        (7, "ended_ns", ORIGIN_NS, "before last_token_ns"),
+        (7, "started_ns", ORIGIN_NS, "before scheduled_ns"),
+        (7, "output_tokens", -7, "below zero"),
+        (7, "scheduled_ns", None, "which every record has"),
+        (7, "stage", 99, "which run.json does not have"),
+        (7, "request_id", 3, "with attempt 0 of stage 0 for the second time"),
+    ],
+)
+def test_a_record_that_no_run_writes_is_named(row: int, column: str, value: Any, said: str) -> None:
+    records = fixed(30, 0.1)  # the request of row i started i * 0.1 s after the origin
+    run = _run_of(run_meta([Stage(records, 3.0)]))
+    setattr(records[row], column, value)
+    table = pa.Table.from_batches([to_batch(records)], schema=SCHEMA)
+    with pytest.raises(RecordsError) as caught:
+        summarise(replace(run, requests=table))
+    assert str(caught.value).startswith(f"nowhere/requests.parquet: row {row}: {column} is {value}, {said}")
+    assert "\n" not in str(caught.value)
+
+
+def test_records_that_stand_there_twice_are_refused() -> None:
+    run = _run_of(run_meta([Stage(fixed(30, 0.1), 3.0)]))
+    with pytest.raises(
+        RecordsError, match="row 30: request_id is 0, with attempt 0 of stage 0 for the second"
+    ):
+        summarise(replace(run, requests=pa.concat_tables([run.requests, run.requests])))
 
 
 def test_a_bare_run_json_is_enough() -> None:
@@ -132,10 +176,21 @@ def test_samples_of_a_server_that_no_run_writes_are_refused(column: dict[str, An
         load_run(run.path)
 
 
-SEARCH = {"precision": 0.05, "reached": False, "ended": "x", "more_requests": 9, "path": [
+SEARCH: dict[str, Any] = {"precision": 0.05, "reached": False, "ended": "x", "more_requests": 9, "path": [
     {"stage": 0, "offered_rps": 10.0, "why": "start"}]}  # fmt: skip
-BURST = {"base_rps": 10.0, "base_s": 1.0, "burst_s": 1.0, "recovery_s": 1.0, "factor": 2.0, "shape": "step"}
-IMPORTED = {"tool": "x", "definitions": [{"what": "a", "theirs": "b", "ours": "c"}], "missing": {}}
+BURST: dict[str, Any] = {
+    "base_rps": 10.0,
+    "base_s": 1.0,
+    "burst_s": 1.0,
+    "recovery_s": 1.0,
+    "factor": 2.0,
+    "shape": "step",
+}
+IMPORTED: dict[str, Any] = {
+    "tool": "x",
+    "definitions": [{"what": "a", "theirs": "b", "ours": "c"}],
+    "missing": {},
+}
 
 
 def _tampered(path: tuple[Any, ...], value: Any) -> dict[str, Any]:
