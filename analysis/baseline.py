@@ -161,6 +161,9 @@ def _level(runs: Sequence[Judged], name: str) -> dict[str, Any]:
                 untracked[f"{metric}_{percentile}"] = entry
             else:
                 quantiles[f"{metric}_{percentile}"] = entry
+    if not quantiles:
+        told = "; ".join(f"{metric}: {why}" for metric, why in untracked.items())
+        raise CompareError(f"{runs[0].run.path}: {name} has no latency that a gate could track: {told}")
     return {
         "kind": stages[0]["kind"], "offered_rps": stages[0]["offered_rps"], "concurrency": stages[0]["concurrency_set"],
         "skipped": skipped, "requests": [level.n for level in levels],

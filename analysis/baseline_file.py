@@ -7,55 +7,52 @@ import json
 import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, NotRequired, TypedDict
+from typing import Annotated, Any, Literal
 
 import msgspec
+from msgspec import Meta
 
+from analysis.blocks import BLOCKS, MARKS
 from analysis.comparable import CompareError
+from analysis.expected import CELLS
+from analysis.tolerances import TRACKED
 
 KIND, SCHEMA_VERSION = "ampacity baseline", 2
 
 
-class _Counted(TypedDict):
-    over: list[float]
-    size: list[float]
-    effective: float | None
-    explained: NotRequired[list[float]]
+def _object(**fields: Any) -> Any:
+    """A JSON object; an entry that may be missing is a pair, its type and a default."""
+    listed = [(name, *kind) if isinstance(kind, tuple) else (name, kind) for name, kind in fields.items()]
+    return msgspec.defstruct("Object", listed)
 
 
-class _Entry(TypedDict):
-    value_s: float
-    marks_s: list[float]
-    noise: float
-    tolerance: dict[str, float | None]
-    runs: list[_Counted]
-    expected: NotRequired[list[float]]
+def _list(kind: Any, n: int) -> Any:
+    return Annotated[list[kind], Meta(min_length=n, max_length=n)]
 
 
-class _Level(TypedDict):
-    kind: str
-    skipped: int
-    requests: list[int]
-    schedules: list[str | None]
-    errors: list[_Counted]
-    rates: list[_Counted]
-    output_tokens_per_s: float
-    client_delay_s: float
-    quantiles: dict[str, _Entry]
-    untracked: dict[str, str]
-    queue: dict[str, Any] | None
-    slos: NotRequired[dict[str, float]]
-
-
-class _File(TypedDict):
-    """What a gate reads of the file."""
-
-    identity: dict[str, Any]
-    realised: dict[str, Any]
-    slos: list[str]
-    runs: list[dict[str, Any]]
-    usable_rps: dict[str, Any] | None
-    levels: dict[str, _Level]
+_AMOUNT: Any = Annotated[float, Meta(ge=0, le=2.0**62)]
+_SECONDS: Any = Annotated[float, Meta(gt=0, le=2.0**31)]
+_COUNT: Any = Annotated[int, Meta(ge=0, le=2 * 10**7)]  # of requests
+_TOLERANCE: Any = Annotated[float, Meta(gt=0, le=10)] | None
+_NAME: Any = Annotated[str, Meta(pattern=f"^({'|'.join(TRACKED)})$")]
+_COUNTED: Any = _object(
+    over=_list(_AMOUNT, BLOCKS), size=_list(_AMOUNT, BLOCKS), effective=_AMOUNT | None, explained=(_list(float, BLOCKS), None),
+)  # fmt: skip
+_QUANTILE: Any = _object(
+    value_s=_SECONDS, marks_s=_list(_SECONDS, MARKS), noise=Annotated[float, Meta(ge=0, le=1)], runs=list[_COUNTED],
+    tolerance=_object(same_schedule=_TOLERANCE, other_schedule=_TOLERANCE), expected=(_list(Annotated[float, Meta(ge=-1, le=1)], CELLS), None),
+)  # fmt: skip
+_LEVEL: Any = _object(
+    kind=Literal["open", "closed"], offered_rps=_AMOUNT | None, concurrency=_AMOUNT | None, skipped=_COUNT, requests=list[_COUNT],
+    schedules=list[str | None], errors=list[_COUNTED], rates=list[_COUNTED], output_tokens_per_s=_AMOUNT, client_delay_s=_AMOUNT,
+    quantiles=Annotated[dict[_NAME, _QUANTILE], Meta(min_length=1)], untracked=dict[str, str],
+    queue=_object(s_per_token=_SECONDS, edges_s=_list(_AMOUNT, CELLS - 1)) | None, slos=(dict[str, _AMOUNT], None),
+)  # fmt: skip
+_RUN: Any = _object(seed=int | str | None)
+_FILE = _object(  # what a gate reads of it
+    identity=dict[str, Any], realised=dict[str, _AMOUNT | None], slos=list[str], runs=Annotated[list[_RUN], Meta(min_length=1)],
+    usable_rps=_object(value=_SECONDS, bracket=tuple[_AMOUNT, _AMOUNT]) | None, levels=Annotated[dict[str, _LEVEL], Meta(min_length=1)],
+)  # fmt: skip
 
 
 def write_baseline(content: Mapping[str, Any]) -> str:
@@ -69,10 +66,31 @@ def _checksum(content: Mapping[str, Any]) -> str:
     return hashlib.sha256(json.dumps(plain, sort_keys=True).encode()).hexdigest()
 
 
+def _fault(content: Mapping[str, Any]) -> str | None:
+    """What is not as a baseline has it: the shape, or a list without samples of each run; None where all is."""
+    try:
+        msgspec.convert(content, _FILE)
+    except msgspec.ValidationError as error:
+        return str(error)
+    runs = len(content["runs"])
+    for name, level in content["levels"].items():
+        lists = {k: level[k] for k in ("requests", "schedules", "errors", "rates")}
+        for what, held in (lists | {k: q["runs"] for k, q in level["quantiles"].items()}).items():
+            if len(held) != runs or any(isinstance(x, dict) and not sum(x["size"]) for x in held):
+                return f"{what} of {name} is not that of {runs} runs with samples"
+        if level["queue"] and level["queue"]["edges_s"] != sorted(level["queue"]["edges_s"]):
+            return f"queue of {name} is not in order"
+    return None
+
+
+def _no_number(text: str) -> float:
+    raise ValueError(f"{text} is no number")
+
+
 def read_baseline(path: Path) -> dict[str, Any]:
     """Raises CompareError with one line where the file is not one, is of another version, or was changed."""
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
+        found = json.loads(path.read_text(encoding="utf-8"), parse_constant=_no_number)
     except FileNotFoundError as error:
         raise CompareError(
             f"{path} does not exist: make it with 'ampacity baseline RUN -o {path}'"
@@ -85,10 +103,6 @@ def read_baseline(path: Path) -> dict[str, Any]:
         raise CompareError(f"{path} has schema_version {found.get('schema_version')!r}, this ampacity reads {SCHEMA_VERSION}: make it anew")  # fmt: skip
     if found.get("checksum") != _checksum(found):
         raise CompareError(f"{path} was changed by hand or is damaged (its checksum differs): make it anew")
-    try:
-        msgspec.convert(found, _File)
-    except msgspec.ValidationError as error:
-        raise CompareError(f"{path} was changed by hand or is damaged: {error}: make it anew") from error
-    if not (found["levels"] and found["runs"]):
-        raise CompareError(f"{path} holds no {'load level' if found['runs'] else 'run'}: make it anew")
+    if fault := _fault(found):
+        raise CompareError(f"{path} was changed by hand or is damaged: {fault}: make it anew")
     return found

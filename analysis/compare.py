@@ -262,11 +262,9 @@ def _change(f: Figure, pairing: Pairing) -> Change | str:
 
 
 def _plain(change: Change | str) -> Row | None:
-    return (
-        None
-        if isinstance(change, str)
-        else {"change": change.change, "change_ci": list(change.ci), "p": change.p}
-    )
+    if isinstance(change, str):
+        return None
+    return {"change": change.change, "change_ci": list(change.ci), "p": change.p}
 
 
 def _usable_rows(arms: Sequence[Arm]) -> list[Row]:

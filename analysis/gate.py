@@ -99,7 +99,8 @@ def judge_gate(
     for name, level in base["levels"].items():
         _excuse(checks, name, max(client_delay_s(run, name) for run in runs) - level["client_delay_s"])
     checks += _usable(base, runs[-1], tolerances.get("usable_rps", USABLE_TOLERANCE))
-    checks += [c for name in base["levels"] for c in _slos(base, runs, name)]
+    slos, unjudged = _slos(base, runs)
+    checks, untracked = checks + slos, untracked | unjudged
     verdicts = {c.verdict for c in checks}
     failed = verdicts & {"regression", "broken"}
     verdict = "regression" if failed else "inconclusive" if "inconclusive" in verdicts else "pass"
@@ -251,22 +252,14 @@ def _decide(checks: list[Check], alpha: float, base: Mapping[str, Any]) -> None:
 def _excuse(checks: Sequence[Check], name: str, later_s: float) -> None:
     """A TTFT or E2E that is worse by no more than the candidate's own client was later than the baseline's is no regression."""
     for check in checks:
-        kind = check.name.partition("_")[0]
-        if (
-            check.level != name
-            or check.verdict != "regression"
-            or kind not in ("ttft", "e2e")
-            or check.kind != "change"
-        ):
+        if (check.level, check.verdict, check.kind) != (name, "regression", "change") or check.change is None:
             continue
-        if check.change is not None and check.change * float(check.baseline or 0.0) <= later_s:
-            check.verdict, check.reason = (
-                "inconclusive",
-                (
-                    f"the client itself was {1e3 * later_s:.3g} ms later at p99 than in the baseline, which is as much as this "
-                    "change: run it on a quieter machine"
-                ),
-            )
+        if (
+            check.name.startswith(("ttft_", "e2e_"))
+            and check.change * float(check.baseline or 0.0) <= later_s
+        ):
+            check.verdict = "inconclusive"
+            check.reason = f"the client itself was {1e3 * later_s:.3g} ms later at p99 than in the baseline, which is as much as this change: run it on a quieter machine"  # fmt: skip
 
 
 def _usable(base: Mapping[str, Any], run: Judged, tolerance: float) -> list[Check]:
@@ -289,19 +282,28 @@ def _usable(base: Mapping[str, Any], run: Judged, tolerance: float) -> list[Chec
     return [check]
 
 
-def _slos(base: Mapping[str, Any], runs: Sequence[Judged], name: str) -> list[Check]:
-    """Absolute limits; in a sweep only at loads at which the baseline kept them. Any run may break one, any may meet it."""
-    checks = []
+def _slos(base: Mapping[str, Any], runs: Sequence[Judged]) -> tuple[list[Check], dict[str, str]]:
+    """(absolute limits, why some are not judged at a load). Any run may break one, any may meet it.
+
+    In a sweep only at loads at which the baseline kept them; at the lowest where it kept one nowhere.
+    """
+    checks, untracked, levels = [], {}, base["levels"]
+    lowest = min(levels, key=lambda name: levels[name]["offered_rps"] or levels[name]["concurrency"] or 0.0)
     for slo in runs[0].summary["slos"]:
-        level, metric = base["levels"][name], slo["text"].partition("=")[0]
-        known_s = level.get("slos", {}).get(metric, level["quantiles"].get(metric, {}).get("value_s"))
-        if len(base["levels"]) > 1 and (known_s is None or known_s > slo["limit_s"]):
-            continue
-        found = [v for run in runs for v in run.levels()[name][1]["slo_verdicts"] if v["slo"] == slo["text"]]
-        v = next((v for word in ("broken", "met") for v in found if v["verdict"] == word), found[-1])
-        verdict = {"met": "pass", "broken": "broken"}.get(v["verdict"], "inconclusive")
-        checks.append(Check(slo["text"], "slo", name, verdict, baseline=known_s, candidate=v["value_s"], more_requests=v["more_requests"], reason=v["reason"]))  # fmt: skip
-    return checks
+        metric = slo["text"].partition("=")[0]
+        known = {name: level.get("slos", {}).get(metric, level["quantiles"].get(metric, {}).get("value_s")) for name, level in levels.items()}  # fmt: skip
+        kept = [name for name, s in known.items() if s is not None and s <= slo["limit_s"]] or [lowest]
+        unknown = f"the baseline does not hold {metric}: make it from runs with --slo {slo['text']}"
+        for name, known_s in known.items():
+            if name not in kept:
+                untracked[f"{slo['text']} at {name}"] = unknown if known_s is None else f"not judged at this load, the baseline did not keep it there ({known_s:.3g} s)"  # fmt: skip
+                continue
+            found = [v for run in runs for v in run.levels()[name][1]["slo_verdicts"] if v["slo"] == slo["text"]]  # fmt: skip
+            v = next((v for word in ("broken", "met") for v in found if v["verdict"] == word), found[-1])
+            verdict = {"met": "pass", "broken": "broken"}.get(v["verdict"], "inconclusive")
+            reason = v["reason"] or (unknown if known_s is None else None)
+            checks.append(Check(slo["text"], "slo", name, verdict, baseline=known_s, candidate=v["value_s"], more_requests=v["more_requests"], reason=reason))  # fmt: skip
+    return checks, untracked
 
 
 def _notes(base: Mapping[str, Any], runs: Sequence[Judged], paired: bool) -> list[str]:

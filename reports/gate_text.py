@@ -88,9 +88,7 @@ def lines(result: Mapping[str, Any]) -> list[str]:
         "  ".join(cell.ljust(w) for cell, w in zip(row, (*widths, 0), strict=True)).rstrip() for row in rows
     ]
     found += ["", *chart(result), ""]
-    found += [
-        f"{title(c)}: {c['reason']}" for c in result["checks"] if c["reason"] and c["verdict"] != "pass"
-    ]
+    found += [f"{title(c)}: {c['reason']}" for c in result["checks"] if c["reason"]]
     found += [f"{name} is not tracked: {reason}" for name, reason in result["untracked"].items()]
     return found + list(result["notes"])
 

@@ -379,6 +379,20 @@ def test_a_limit_on_p95_is_judged_in_a_sweep_where_the_baseline_kept_it(tmp_path
     found = [c for c in judge_gate(base, [both], {})["checks"] if c["kind"] == "slo"]
     assert len(base["levels"]) == 2
     assert [(c["name"], c["level"], c["verdict"]) for c in found] == [("ttft_p95=1s", "20/s", "pass")]
+    judged = judge_gate(base, [both], {})
+    why = judged["untracked"]["ttft_p95=1s at 30/s"]
+    assert why == f"not judged at this load, the baseline did not keep it there ({np.sort(slow)[949]:.3g} s)"
+    assert f"ttft_p95=1s at 30/s is not tracked: {why}" in lines(judged)
+    # kept nowhere: broken at the lowest load; at a percentile that the baseline does not hold: judged there too, and said
+    given = prepare(both.run, slos_of(base, ["ttft_p95=10ms", "ttft_p97=1s"]))
+    found = [c for c in judge_gate(base, [given], {})["checks"] if c["kind"] == "slo"]
+    assert [(c["name"], c["level"], c["verdict"]) for c in found] == [
+        ("ttft_p95=10ms", "20/s", "broken"),
+        ("ttft_p97=1s", "20/s", "pass"),
+    ]
+    assert found[1]["baseline"] is None
+    text = "\n".join(lines(judge_gate(base, [given], {})))
+    assert "ttft_p97=1s at 20/s: the baseline does not hold ttft_p97" in text
 
 
 def test_twice_as_slow_is_found(tmp_path: Path) -> None:
@@ -499,12 +513,37 @@ def test_a_change_that_the_client_may_have_made_is_no_regression(tmp_path: Path)
     )
 
 
+def level_of(content: dict[str, Any]) -> Any:
+    return content["levels"]["20/s"]
+
+
+def p99_of(content: dict[str, Any]) -> Any:
+    return level_of(content)["quantiles"]["ttft_p99"]
+
+
 @pytest.mark.parametrize(
     ("spoil", "says"),
     [
+        (lambda c: p99_of(c).update(runs=[]), "ttft_p99 of 20/s is not that of 1 runs"),
+        (lambda c: level_of(c).update(requests=[]), "requests of 20/s is not that of 1 runs"),
+        (lambda c: level_of(c).update(rates=level_of(c)["rates"] * 2), "rates of 20/s is not that of 1 runs"),
+        (lambda c: level_of(c)["errors"][0].update(size=[0.0] * 20), "errors of 20/s is not that of 1 runs"),
+        (lambda c: level_of(c)["queue"].update(edges_s=[2.0] + [1.0] * 18), "queue of 20/s is not in order"),
+        (lambda c: level_of(c).update(queue={"a": 1}), "s_per_token"),
+        (lambda c: c.update(usable_rps={"a": 1}), "usable_rps"),
+        (lambda c: p99_of(c).update(tolerance={}), "same_schedule"),
+        (lambda c: level_of(c)["quantiles"].update(ttft_p77=p99_of(c)), "quantiles"),
+        (lambda c: p99_of(c).update(expected=[0.1]), "expected"),
+        (lambda c: c["realised"].update(input_tokens="abc"), "realised"),
+        (lambda c: p99_of(c).update(value_s=0.0), "value_s"),
+        (lambda c: p99_of(c).update(value_s=1e308), "value_s"),
+        (lambda c: p99_of(c).update(noise=-1.0), "noise"),
+        (lambda c: level_of(c).update(skipped=-5), "skipped"),
+        (lambda c: level_of(c).update(quantiles={}), "quantiles"),
+        (lambda c: c["runs"][0].pop("seed"), "seed"),
         (lambda c: c.pop("levels"), "levels"),
         (lambda c: c.pop("runs"), "runs"),
-        (lambda c: c.update(levels={}), "no load level"),
+        (lambda c: c.update(levels={}), "length >= 1 - at `\\$.levels`"),
         (lambda c: c["levels"]["20/s"].update(rates=[1, 2]), "rates"),
         (lambda c: c["levels"]["20/s"]["quantiles"]["ttft_p50"].pop("marks_s"), "marks_s"),
     ],
@@ -518,6 +557,23 @@ def test_a_baseline_that_was_edited_and_signed_anew_is_one_line(
     with pytest.raises(CompareError, match=says) as error:
         read_baseline(tmp_path / "base.json")
     assert "\n" not in str(error.value)
+
+
+def test_a_baseline_with_a_value_that_is_no_number_cannot_be_read(tmp_path: Path) -> None:
+    text = write_baseline(make_baseline([run(tmp_path / "base", stage(ttfts(1)))]))
+    (tmp_path / "base.json").write_text(text.replace('"noise": 0.', '"noise": NaN, "was": 0.', 1))
+    with pytest.raises(CompareError, match="NaN is no number"):
+        read_baseline(tmp_path / "base.json")
+
+
+def test_a_run_without_any_latency_is_no_baseline(tmp_path: Path) -> None:
+    bare = run(tmp_path / "bare", stage(ttfts(1)))
+    none = {f"{m}_{p}": "x" for m in ("ttft", "itl", "tpot", "e2e") for p in ("p50", "p90", "p99")}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("analysis.baseline._quantile", lambda *_: "x")
+        with pytest.raises(CompareError, match="no latency that a gate could track: ttft_p50: x;") as error:
+            make_baseline([bare])
+    assert all(f"{name}: x" in str(error.value) for name in none)
 
 
 def test_why_a_run_is_no_baseline(tmp_path: Path) -> None:

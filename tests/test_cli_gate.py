@@ -98,6 +98,21 @@ def test_self_test_proves_that_the_gate_turns_red(
     assert "FAILED" in capsys.readouterr().err
 
 
+def test_a_fault_of_our_own_is_no_regression(
+    tmp_path: Path, base: Path, ampacity: Any, capsys: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Exit 1 is a regression; anything unexpected is 2, with its traceback, and stands in the CI's file."""
+
+    def fail(*_: Any, **__: Any) -> None:
+        raise KeyError("edges_s")
+
+    monkeypatch.setattr("analysis.gate.judge_gate", fail)
+    junit = tmp_path / "g.xml"
+    assert ampacity("gate", made(tmp_path / "same"), "--baseline", base, "--junit", junit) == 2
+    assert "KeyError: 'edges_s'" in capsys.readouterr().err
+    assert ElementTree.parse(junit).getroot().get("errors") == "1"
+
+
 def test_json_is_the_whole_answer(tmp_path: Path, base: Path, ampacity: Any, capsys: Any) -> None:
     assert ampacity("gate", made(tmp_path / "slow", 1.1), "--baseline", base, "--json") == 1
     found = json.loads(capsys.readouterr().out)

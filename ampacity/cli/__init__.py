@@ -5,10 +5,12 @@ from __future__ import annotations
 import gc
 import os
 import sys
+import traceback
 from typing import cast
 
 EXIT_USAGE = 2
 EXIT_INTERRUPTED = 130
+EXIT_BROKEN_PIPE = 141  # as the shell says it of other programs; 1 is a finding
 MESSAGE_MAX = 600
 _ROOMS = ("ampacity", "workloads", "loadgen", "analysis", "reports", "simulator")
 
@@ -35,11 +37,12 @@ def main() -> None:
         sys.exit(EXIT_INTERRUPTED)
     except BrokenPipeError:
         sys.stderr.close()
-        sys.exit(1)
+        sys.exit(EXIT_BROKEN_PIPE)
     except Exception as error:
         # the rooms raise exceptions of their own, with one line for people; anything else is our fault
         if type(error).__module__.split(".")[0] not in _ROOMS:
-            raise
+            traceback.print_exc()
+            sys.exit(EXIT_USAGE)  # 1 would be a finding, as of a gate
         _refuse(str(error))
 
 

@@ -42,17 +42,17 @@ def gate(
     from reports.junit import junit_xml
     from reports.markdown import gate_markdown
 
-    failure: ValueError | None = None
+    failure: Exception | None = None
     try:
         base = read_baseline(baseline)
         result = _judge(
             run, base, parse_tolerances(tolerance or []), slos_of(base, slo or []), retry, self_test
         )
-    except ValueError as error:  # said in the CI's files too, so that no answer does not look like a good one
+    except Exception as error:  # said in the CI's files too, so that no answer does not look like a good one
         failure = error
         result = {
             "verdict": "cannot_compare",
-            "sentence": f"Cannot compare: {error}",
+            "sentence": f"Cannot compare: {error or type(error).__name__}",
             "checks": [],
             "notes": [],
             "untracked": {},
