@@ -272,6 +272,7 @@ def test_a_hundred_thousand_requests_take_seconds() -> None:
         columns[f"{name}_ns"] = pa.array(scheduled + offset)
     for name, at in (("first_token", at_us[:, 0]), ("last_token", at_us[:, -1]), ("ended", at_us[:, -1])):
         columns[f"{name}_ns"] = pa.array(scheduled + at.astype(np.int64) * 1000)
+    columns["request_id"] = pa.array(np.arange(n))
     columns["output_tokens"] = pa.array(np.full(n, tokens, np.int32))
     offsets = pa.array(np.arange(0, n * tokens + 1, tokens, dtype=np.int32))
     columns["chunk_at_us"] = pa.ListArray.from_arrays(offsets, pa.array(at_us.ravel()))
