@@ -8,6 +8,7 @@ next chunk that has some.
 from __future__ import annotations
 
 from array import array
+from collections.abc import Callable
 from operator import sub
 from typing import Any, cast
 
@@ -64,7 +65,7 @@ class Answer:
     """The content of one response, read event by event. Times are ns of the reads that brought them."""
 
     __slots__ = (
-        "_chunk_tokens", "_finished_choices", "_form", "_form_usage", "_misses", "_usage", "_usage_per_chunk", "_usage_totals", "bad_json",
+        "_chunk_tokens", "_finished_choices", "_form", "_form_usage", "_missed_at", "_misses", "_text_of_next", "_told", "_usage", "_usage_per_chunk", "_usage_totals", "bad_json",
         "cached_tokens", "chunk_at_ns", "done", "error", "finish_reason", "first_answer_ns", "first_event_ns",
         "input_tokens", "reasoning_chunks", "reasoning_tokens", "said", "whole_ns",
     )  # fmt: skip
@@ -81,7 +82,13 @@ class Answer:
         self._finished_choices = 0
         self._form: Form | None = None  # of text chunks, and the usage beside it
         self._form_usage: _Usage | None = None
-        self._misses = 0  # reads since the last one that it fits
+        self._text_of_next: Callable[[bytes], bytes | None] = (
+            _no_text  # what a read says, if it repeats the form
+        )
+        self._told = False  # a repetition has more to note at once than its time
+        self._misses = self._missed_at = (
+            0  # chunks in a row that were no repetition; how many there were at the last
+        )
         self._usage: _Usage | None = None
         self.input_tokens: int | None = None
         self.cached_tokens: int | None = None
@@ -94,41 +101,61 @@ class Answer:
         self.whole_ns: int | None = None  # when an answer that has no tokens by its nature was complete
         self.said: list[tuple[Kind, str]] | None = None  # a list, where somebody wants the text
 
+    @property
+    def repeatable(self) -> bool:
+        """Whether ``take`` may be asked."""
+        return self._form is not None
+
     def take(self, at_ns: int, read: bytes) -> bool:
-        """Whether ``read`` repeats the form of a chunk before it: then its text is taken."""
-        form = self._form
-        if form is None or (text := form.take(read)) is None:
+        """Whether ``read`` repeats the form of a chunk before it: then its text is taken. The hot path: few steps."""
+        text = self._text_of_next(read)
+        if text is None:
             return False
-        self._misses = 0
         self.chunk_at_ns.append(at_ns)
-        self._chunk_tokens.append(form.total)
-        if form.kind == "reasoning":
+        if self._told:
+            self._tell(text)
+        return True
+
+    def _tell(self, text: bytes) -> None:
+        """What else there is to note of a repetition, at once."""
+        assert self._form is not None
+        if self._form.kind == "reasoning":
             self.reasoning_chunks += 1
         if self.said is not None:
-            self.said.append((form.kind, text.decode()))
-        if form.total is not None and (usage := self._form_usage) is not None:
+            self.said.append((self._form.kind, text.decode()))
+
+    def _catch_up(self) -> None:
+        """Note the tokens of the repetitions since the last chunk that was read event by event: one each."""
+        form, usage, new = self._form, self._form_usage, len(self.chunk_at_ns) - len(self._chunk_tokens)
+        if not new or form is None:
+            return
+        if form.total is None:
+            self._chunk_tokens += [None] * new
+            return
+        self._chunk_tokens += range(form.total - new + 1, form.total + 1)
+        if usage is not None:
             usage.completion_tokens = form.total
             self._usage = usage
-        return True
 
     def learn(self, read: bytes) -> None:
         """``read`` was no repetition and has been read event by event: those that follow may repeat it."""
         if not self.repeats:
             return
-        form, total = self._form, self._chunk_tokens[-1] if self._chunk_tokens else None
+        form, total, chunks = self._form, self._chunk_tokens[-1], len(self.chunk_at_ns)
         if form is not None and form.total is not None and total:
             form.counted(total - 1)
             if form.take(read) is not None:  # several tokens in one chunk, and else the same
                 return
             form.counted(total)
-        if self._misses >= MISSES_MAX:
-            return
-        self._misses += 1
-        if (found := learn(read, _said)) is not None:
-            self._form, self._form_usage = found, self._usage
+        self._misses = self._misses + 1 if chunks == self._missed_at + 1 else 1
+        self._missed_at = chunks
+        if self._misses <= MISSES_MAX and (found := learn(read, _said)) is not None:
+            self._form, self._form_usage, self._text_of_next = found, self._usage, found.take
+            self._told = found.kind == "reasoning" or self.said is not None
 
     def on_event(self, at_ns: int, data: bytes) -> None:
         """One SSE event that was completed at ``at_ns``."""
+        self._catch_up()
         if self.first_event_ns is None:
             self.first_event_ns = at_ns
         if data[:1] != b"{" and data.strip() == b"[DONE]":
@@ -237,6 +264,7 @@ class Answer:
 
     def finish(self) -> None:
         """The answer is over: take what its latest usage says."""
+        self._catch_up()
         if self._usage is not None:
             self._on_usage(self._usage, bears_text=True)
 
@@ -277,6 +305,10 @@ class Answer:
         if self.chunk_at_ns:
             return len(self.chunk_at_ns), "chunks"
         return None, None
+
+
+def _no_text(read: bytes) -> None:
+    return None
 
 
 def _said(data: bytes) -> Said | None:

@@ -26,8 +26,8 @@ class Exchange:
 
     __slots__ = (
         "_answer", "_between_chunks", "_body", "_chunked", "_complete_at", "_content_type", "_headers_done",
-        "_informational", "_length_known", "_may_repeat", "_new_answer", "_on_end", "_parser", "cancel_after_tokens",
-        "close_after", "ended", "last_read_ns", "listening", "on_body", "received_bytes", "record", "request", "retried",
+        "_informational", "_length_known", "_may_repeat", "_new_answer", "_on_end", "_parsed_ns", "_parser", "cancel_after_tokens",
+        "close_after", "ended", "listening", "on_body", "record", "request", "retried",
     )  # fmt: skip
 
     def __init__(
@@ -63,8 +63,7 @@ class Exchange:
         return self._answer.said or []
 
     def _reset_response(self) -> None:
-        self.received_bytes = 0  # of the response so far, framing included
-        self.last_read_ns: int | None = None  # when the socket last gave something
+        self._parsed_ns: int | None = None  # when the last read came that was no repetition
         self._between_chunks = False  # where the parser stands, as far as it has read
         self._may_repeat = (
             False  # tokens have begun in an event stream, and the next byte begins a chunk and an event
@@ -92,8 +91,6 @@ class Exchange:
 
     def feed(self, at_ns: int, data: bytes) -> None:
         """``data`` was read from the socket at ``at_ns``."""
-        self.last_read_ns = at_ns
-        self.received_bytes += len(data)
         if self._may_repeat:
             if self._answer.take(at_ns, data):
                 return
@@ -101,6 +98,12 @@ class Exchange:
             if not data:
                 return
         self._parse(at_ns, data)
+
+    @property
+    def last_read_ns(self) -> int | None:
+        """When the socket last gave something, or None."""
+        tokens_ns = self._answer.chunk_at_ns
+        return max(self._parsed_ns, tokens_ns[-1]) if tokens_ns and self._parsed_ns else self._parsed_ns
 
     def _take_some(self, at_ns: int, data: bytes) -> bytes:
         """What is left of a read without the chunks that it begins with, as far as they are repetitions."""
@@ -170,7 +173,7 @@ class Exchange:
         if self._informational:
             return
         self.record.http_status = status
-        self.record.headers_ns = self.last_read_ns
+        self.record.headers_ns = self._parsed_ns
         self._headers_done = True
         stream = status < 300 and b"json" not in self._content_type
         self._body.begin(status, stream=stream)
@@ -199,6 +202,7 @@ class Exchange:
         if self._parser is None:  # ended
             self.close_after = True  # bytes after the end of the response: not HTTP that we asked for
             return
+        self._parsed_ns = at_ns
         broken, tokens = None, len(self._answer.chunk_at_ns)
         try:
             self._parser.feed_data(data)
@@ -214,14 +218,10 @@ class Exchange:
             self._give_up("protocol_error", broken, at_ns)
         elif self._chunked:
             self._between_chunks = self._between_chunks and data.endswith(b"\r\n")  # no size has begun
-            self._may_repeat = (
-                self._between_chunks
-                and len(self._answer.chunk_at_ns) > 0
-                and not self.cancel_after_tokens
-                and self._body.between_events
-            )
-            if self._may_repeat and len(self._answer.chunk_at_ns) == tokens + 1:
+            between = self._between_chunks and self._body.between_events and not self.cancel_after_tokens
+            if between and len(self._answer.chunk_at_ns) == tokens + 1:
                 self._answer.learn(data)
+            self._may_repeat = between and self._answer.repeatable
 
     def _decode(self, at_ns: int) -> None:
         """Read what the parser gave of the body; of a body that is no event stream only keep it."""

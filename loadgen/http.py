@@ -126,7 +126,7 @@ class Connection(asyncio.Protocol):
 
         It may as well have read the request and dropped it: so not if it took time, never twice, and it is counted.
         """
-        if not self.served or exchange.received_bytes or exchange.retried or exchange.ended:
+        if not self.served or exchange.last_read_ns is not None or exchange.retried or exchange.ended:
             return False
         started_ns = exchange.record.started_ns
         return started_ns is not None and at_ns - started_ns <= RESEND_WITHIN_S * 1e9 + 2 * self.opened_in_ns

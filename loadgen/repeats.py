@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from functools import cache, lru_cache
+from functools import cache
 from typing import Literal
 
 EVENT_END = b"\n\n\r\n"  # of an event that ends its HTTP chunk
@@ -37,39 +37,42 @@ def _size_lines(size: bytes) -> list[bytes]:
     return lines
 
 
-@lru_cache(4096)
+_known: set[bytes] = set()  # texts that stand for themselves: the words of a language come again and again
+KNOWN_MAX = 20_000
+
+
 def _stands_for_itself(text: bytes) -> bool:
     odd = text.translate(None, PLAIN)
+    if not text or (odd and (min(odd) < 0x80 or not _is_utf8(text))):
+        return False
+    if len(_known) >= KNOWN_MAX:
+        _known.clear()
+    _known.add(text)
+    return True
+
+
+def _is_utf8(text: bytes) -> bool:
     try:
         text.decode()
     except UnicodeDecodeError:
         return False
-    return bool(text) and (not odd or min(odd) >= 0x80)
+    return True
 
 
 class Form:
     """One HTTP chunk with one event of text; where totals run, the chunk that is due next."""
 
-    __slots__ = (
-        "_before_bytes",
-        "_behind_bytes",
-        "_fixed_bytes",
-        "_gaps",
-        "_lines",
-        "_parts",
-        "kind",
-        "total",
-    )
+    __slots__ = ("_before", "_behind", "_gaps", "_heads", "_lines", "_parts", "kind", "total")
 
     def __init__(
         self, size: bytes, before: bytes, behind: list[bytes], kind: Kind, total: int | None, gaps: list[int]
     ) -> None:
         """``behind``: what stands behind the text, cut where there are totals, each so far from ``total`` as ``gaps`` says."""
         self._lines = _size_lines(size)
-        self._parts = [b"", before, b"", *(part for piece in behind for part in (piece, b""))]
-        self._before_bytes = len(before)
-        self._fixed_bytes = self._behind_bytes = sum(map(len, behind))
-        self._gaps = gaps
+        self._before, self._gaps = before, [gap + 1 for gap in gaps]
+        self._behind = b"".join(behind)
+        self._parts = [part for fixed in behind for part in (fixed, b"")]
+        self._heads: dict[int, bytes] = {}  # all before the text, by the length of the read
         self.kind = kind
         self.total: int | None = None
         if total is not None:
@@ -78,27 +81,29 @@ class Form:
     def counted(self, total: int) -> None:
         """So many tokens have come: the next chunk has one more."""
         self.total = total
-        parts, place, digits = self._parts, 4, 0
+        parts, place = self._parts, 1
         for gap in self._gaps:
-            parts[place] = number = b"%d" % (total + 1 + gap)
-            digits += len(number)
+            parts[place] = b"%d" % (total + gap)
             place += 2
-        self._behind_bytes = self._fixed_bytes + digits
+        self._behind = b"".join(parts)
 
     def data_of(self, text: bytes) -> bytes:
         """The event's data in the next chunk, if it says ``text``."""
-        before, behind = self._parts[1].partition(b":")[2], b"".join(self._parts[3:])
-        return before + text + behind[: -len(EVENT_END)]
+        return self._before.partition(b":")[2] + text + self._behind[: -len(EVENT_END)]
 
     def take(self, read: bytes) -> bytes | None:
-        """The text of ``read``, which is the next chunk; None if it does not repeat the form."""
-        length = len(read)
-        if length >= READ_MAX_BYTES:
-            return None
-        parts = self._parts
-        parts[0] = line = self._lines[length]
-        parts[2] = text = read[len(line) + self._before_bytes : length - self._behind_bytes]
-        if b"".join(parts) != read or not _stands_for_itself(text):
+        """The text of ``read``, which is the next chunk; None if it does not repeat the form. The hot path: few steps."""
+        length, behind = len(read), self._behind
+        try:
+            head = self._heads[length]
+        except KeyError:
+            if length >= READ_MAX_BYTES:
+                return None
+            head = self._heads[length] = self._lines[length] + self._before
+        text = read.removeprefix(head).removesuffix(behind)
+        if length - len(text) != len(head) + len(behind) or (
+            text not in _known and not _stands_for_itself(text)
+        ):
             return None
         if self.total is not None:
             self.counted(self.total + 1)
