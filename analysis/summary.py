@@ -129,7 +129,10 @@ def _undisturbed(metas: list[dict[str, Any]]) -> dict[str, Any]:
     """Of stages that repeat one load the last in which the client kept up, rather one that was not cut."""
     return min(
         reversed(metas),
-        key=lambda m: (bool((m.get("audit") or {}).get("client_limited")), bool(m.get("ended_early"))),
+        key=lambda m: (
+            bool((m.get("audit") or {}).get("client_limited")),
+            bool(m.get("ended_early") or not m.get("drained_ns")),
+        ),
     )
 
 
