@@ -14,10 +14,12 @@ from decimal import Decimal
 from itertools import pairwise
 from typing import Any
 
+import numpy as np
+
 from analysis.next_load import Finished, non_monotone, out_of_reach
 from analysis.search import NOT_ALL_SEEN, POOLED, estimate, judged_open, unseen
 from analysis.slo import Slo
-from analysis.throughput import is_figure
+from analysis.throughput import REQUESTS_MIN, is_figure
 
 MEASURED_RATIO = 1.05
 SATURATED_RATIO = 1.01  # two levels of a closed loop whose rates are closer carry the same
@@ -51,6 +53,19 @@ def stage_rate(stage: Mapping[str, Any]) -> float:
     if stage["kind"] != "open":
         return float(stage["achieved_rps"])
     return float(min(stage["offered_rps"] or 0.0, stage["carried_rps"]))
+
+
+def good_share_at(stages: Sequence[Mapping[str, Any]], kind: str, rate_rps: float) -> float | None:
+    """Share of the requests that meet every SLO at this rate: between the two stages of ``kind`` beside it, on a line.
+
+    Stages with fewer than REQUESTS_MIN requests, or whose client was the limit, say nothing. None where none is left.
+    """
+    known = sorted(
+        (stage_rate(s), float(s["slo_attainment"])) for s in stages
+        if s["kind"] == kind and not s["client_limited"] and s["requests"] >= REQUESTS_MIN and s["slo_attainment"] is not None
+    )  # fmt: skip
+    rates, shares = [rate for rate, _ in known], [share for _, share in known]
+    return float(np.interp(rate_rps, rates, shares)) if known else None
 
 
 def levels_of(stages: Sequence[dict[str, Any]], kind: str) -> list[Level]:

@@ -79,7 +79,7 @@ def find_caveats(
     return [{"code": code, "text": text} for code, text in found if text and code not in expected]
 
 
-_OF_A_STEADY_LOAD: tuple[str, ...] = ("never_settled", "drift", "two_modes")
+_OF_A_STEADY_LOAD: tuple[str, ...] = ("never_settled", "drift", "two_modes", "littles_law")
 _OF_A_SWEEP = ("unstable_lowest", "too_few_requests", "too_short", "non_monotone")
 """A search weighs short stages, finds its loads itself, and its verdict says what it lacks; a burst names no capacity."""
 _CHANGING = ("ramp", "steps", "diurnal", "burst")  # arrivals whose rate moves by design

@@ -203,7 +203,7 @@ def _fleet(fleet: Mapping[str, Any]) -> Finding:
         sized.append(f"{counted(fleet['one_replica_down'], 'instance')} {bear} the loss of one")
     cost = fleet.get("cost_per_million_output_tokens")
     if cost is not None:
-        sized.append(f"${cost:,.2f} for a million output tokens")
+        sized.append(f"${cost:,.2f} for a million output tokens of one at its usable rate")
     return Finding("Fleet", f"{counted(fleet['instances'], 'instance')}{gpus}", None, _sentence(*sized))
 
 

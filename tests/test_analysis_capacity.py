@@ -11,7 +11,7 @@ import pytest
 from synthetic import make_run, queue_sweep
 
 from ampacity.experiments.sweep import next_rate
-from analysis.capacity import find_capacity, number_text
+from analysis.capacity import find_capacity, good_share_at, number_text
 from analysis.fleet import (
     FleetError,
     cost_per_million_output_tokens,
@@ -417,3 +417,16 @@ def test_the_best_goodput_is_not_that_of_a_short_or_an_unstable_stage() -> None:
     none = peak_goodput([short, unstable])
     assert none["peak_rps"] is None
     assert "100 requests" in none["reason"]
+
+
+def test_the_good_share_is_that_at_the_usable_rate() -> None:
+    """0.871 at 0.433/s, 0.658 at 0.864/s, 0.5 at 1.22/s; a stage of 30 requests says nothing."""
+    stages = [
+        {"kind": "open", "offered_rps": rate, "carried_rps": rate, "client_limited": False, "requests": n, "slo_attainment": share}
+        for rate, n, share in ((0.433, 400, 0.871), (0.864, 400, 0.658), (1.22, 400, 0.5), (0.93, 30, 0.1))
+    ]  # fmt: skip
+    assert good_share_at(stages, "open", 0.931) == pytest.approx(
+        0.658 - 0.158 * (0.931 - 0.864) / (1.22 - 0.864)
+    )
+    assert good_share_at(stages, "open", 0.2) == 0.871
+    assert good_share_at(stages, "closed", 0.931) is None

@@ -96,18 +96,21 @@ def _traffic(peak_rps: float | None, mean_rps: float | None, profile: Path | Non
 
 
 def _carried(summary: Mapping[str, Any]) -> Any:
-    """What one instance carries, from the stage that stands for its usable rate; None where there is no such rate."""
+    """What one instance carries at its usable rate; None where there is no such rate."""
+    from analysis.capacity import good_share_at
     from analysis.fleet import Carried
 
     capacity = summary["capacity"]
     if not capacity["usable_rps"]:
         return None
-    stage = next((s for s in summary["stages"] if s["index"] == capacity["stage"]), None)
     tokens = {name: summary["fleet"][f"{name}_mean"] for name in ("input_tokens", "output_tokens")}
     low, high = capacity["usable_rps_ci"] or (None, None)
     low = None if capacity["crossing"] == "saturated" else low
     return Carried(
-        capacity["usable_rps"], (low, high), **tokens, good_share=stage and stage["slo_attainment"]
+        capacity["usable_rps"],
+        (low, high),
+        **tokens,
+        good_share=good_share_at(summary["stages"], capacity["c_max_basis"], capacity["usable_rps"]),
     )
 
 
