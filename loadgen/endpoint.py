@@ -121,26 +121,48 @@ def _written(secrets: tuple[str, ...]) -> tuple[str, ...]:
     return tuple(sorted((s for s in found if len(s) >= SECRET_MIN), key=len, reverse=True))
 
 
+@lru_cache
+def _beginnings(secrets: tuple[str, ...]) -> re.Pattern[str]:
+    """Finds a text that holds more than half of a secret: nearly none does, and every request asks."""
+    return re.compile(
+        "|".join(re.escape(f[: _telling(f)]) for f in _written(secrets)) or "(?!)", re.IGNORECASE
+    )
+
+
+def _telling(secret: str) -> int:
+    """So many characters of its beginning give it away, wherever they stand."""
+    return max(SECRET_MIN, len(secret) // 2 + 1)
+
+
 def redact(text: str, secrets: tuple[str, ...]) -> str:
     """``text`` without the secrets, in whatever case, nor more than half of one, nor the beginning of one at its end."""
     forms = _written(secrets)
+    if _beginnings(secrets).search(text):
+        for form in forms:
+            text = re.sub(re.escape(form), "***", text, flags=re.IGNORECASE)
+        for form in forms:
+            text = _without_beginnings(text, form.lower())
     for form in forms:
-        text = re.sub(re.escape(form), "***", text, flags=re.IGNORECASE)
-    for form in forms:
-        text = _without_beginnings(text, form.lower())
+        text = _without_end(text, form.lower())
     return text
 
 
 def _without_beginnings(text: str, secret: str) -> str:
-    most = max(SECRET_MIN, len(secret) // 2 + 1)
+    most = _telling(secret)
     beginning, at = re.compile(re.escape(secret[:most]), re.IGNORECASE), 0
     while found := beginning.search(text, at):
         rest = zip(text[found.end() :].lower(), secret[most:], strict=False)
         more = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], rest))
         text = f"{text[: found.start()]}***{text[found.end() + more :]}"
         at = found.start() + 3
+    return text
+
+
+def _without_end(text: str, secret: str) -> str:
     body = text.removesuffix("…")
-    for length in range(min(most, len(body)), SECRET_MIN - 1, -1):
+    if body[-SECRET_MIN:].lower() not in secret:
+        return text
+    for length in range(min(_telling(secret), len(body)), SECRET_MIN - 1, -1):
         if body[-length:].lower() == secret[:length]:
             return f"{body[:-length]}***"
     return text

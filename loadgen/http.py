@@ -24,6 +24,7 @@ ANSWER_TIMEOUT_S = 120.0  # a first request may compile or load things
 RESEND_WITHIN_S = (
     0.005  # of the request, and two round trips: so soon a close meets a connection that was idle
 )
+ROUND_TRIPS_MAX_S = 0.5  # a connection may have taken longer because we were busy
 AUDIT_EVERY = 16  # one of so many connections is read with kernel time stamps, to measure our own delay
 
 OWN_SHORTAGE = (errno.EMFILE, errno.ENFILE, errno.EADDRNOTAVAIL, errno.ENOBUFS, errno.ENOMEM)
@@ -129,7 +130,8 @@ class Connection(asyncio.Protocol):
         if not self.served or exchange.last_read_ns is not None or exchange.retried or exchange.ended:
             return False
         started_ns = exchange.record.started_ns
-        return started_ns is not None and at_ns - started_ns <= RESEND_WITHIN_S * 1e9 + 2 * self.opened_in_ns
+        within_ns = RESEND_WITHIN_S * 1e9 + min(2 * self.opened_in_ns, ROUND_TRIPS_MAX_S * 1e9)
+        return started_ns is not None and at_ns - started_ns <= within_ns
 
     def _after(self, exchange: Exchange) -> None:
         self.exchange = None
