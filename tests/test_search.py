@@ -19,6 +19,8 @@ from stage_driving import Made, request_bytes, schedule_at
 from synthetic import ORIGIN_NS, request, run_meta
 
 from ampacity.cli import main
+from ampacity.cli.search import make_search
+from ampacity.config import make_settings
 from ampacity.experiments.on_the_way import judge_so_far
 from ampacity.experiments.search import Search, SearchPlan
 from analysis.capacity import find_capacity
@@ -388,7 +390,13 @@ def test_no_slope_explains_away_a_long_stage_without_a_miss() -> None:
 
 @pytest.mark.parametrize(
     ("arguments", "said"),
-    [("--precision none", "--precision"), ("--max-duration 5", "--max-duration"), ("", "--slo")],
+    [
+        ("--precision none", "--precision"),
+        ("--max-duration 5", "--max-duration"),
+        ("", "--slo"),
+        ("--ramp 10s", "--ramp goes with --closed"),
+        ("--closed --ramp 10", "--ramp 10"),
+    ],  # fmt: skip
 )
 def test_what_cannot_be_searched_is_one_line(
     arguments: str,
@@ -481,6 +489,27 @@ def test_repeats_are_both_ends_in_random_order_and_the_closed_view_is_around_c_m
     assert min(rig.closed) < 20 < max(rig.closed)  # C_max is 20 at 10/s
 
 
+def test_the_closed_loops_of_a_search_have_the_ramp() -> None:
+    """C_max of the law is 20: six levels around it, each with the ramp, which no open stage has."""
+    settings = make_settings({"url": "http://127.0.0.1:9/v1", "slo": ["ttft_p95=1s"]})
+    ramps: list[tuple[str, float]] = []
+
+    class RampedRig(ScriptedRig):
+        async def open_stage(self, *arguments: Any, **named: Any) -> dict[str, Any]:
+            ramps.append(("open", self.settings.ramp_s))
+            return await super().open_stage(*arguments, **named)
+
+        async def closed_stage(self, concurrency: int) -> dict[str, Any]:
+            ramps.append(("closed", self.settings.ramp_s))
+            return await super().closed_stage(concurrency)
+
+    rig = RampedRig()
+    rig.settings = settings  # type: ignore[assignment]
+    asyncio.run(make_search("5%", None, 0, True, "8s").run(rig))
+    assert set(ramps) == {("open", 0.0), ("closed", 8.0)}
+    assert ramps[-6:] == [("closed", 8.0)] * 6
+
+
 def test_the_time_that_was_allowed_ends_it_with_what_is_lacking() -> None:
     rig = ScriptedRig()
     asyncio.run(Search(SearchPlan(0.01, max_duration_s=600.0)).run(rig))  # type: ignore[arg-type]
@@ -490,7 +519,7 @@ def test_the_time_that_was_allowed_ends_it_with_what_is_lacking() -> None:
     assert rig.told[0].startswith("next ")  # nothing is known yet
     line = re.fullmatch(
         r"usable rate so far ([\d.]+) req/s, 95 % interval [\d.]+ to [\d.]+; about ([\d,]+) more requests to 1 %; "
-        r"next [\d.]+ req/s, about [\d,]+ requests: the usable rate is known to .*", rig.told[-1],
+        r"next [\d.]+ req/s, at most about [\d,]+ requests: the usable rate is known to .*", rig.told[-1],
     )  # fmt: skip
     assert line is not None
     assert float(line[1]) == pytest.approx(10.0, rel=0.1)  # the law's own limit

@@ -41,6 +41,7 @@ def predict(
     from simulator.hardware import find_deployment
 
     deployment = find_deployment(full_preset(preset, engine))
+    ramp = raw.pop("ramp", None) if search else None
     settings = make_settings(
         {"duration": "5m", "tp": gpus_named(preset) or 1, **raw, "url": "http://predicted.invalid/v1"}
     )
@@ -50,7 +51,7 @@ def predict(
     if search:
         if settings.lengths:
             raise ConfigError("--lengths goes with a sweep: drop --search")
-        how = {"drive": make_search(precision, None, 0, closed).run, "experiment": "search"}
+        how = {"drive": make_search(precision, None, 0, closed, ramp).run, "experiment": "search"}
     path = asyncio.run(experiment(settings, deployment, command_line(sys.argv), progress, **how))
     if finish(path, as_json=json) == "interrupted":
         raise typer.Exit(EXIT_INTERRUPTED)

@@ -13,7 +13,9 @@ Closed = Annotated[bool, typer.Option("--closed", help="At the end run closed lo
 LOADS = ("rates", "concurrency", "lengths", "duration", "think_time", "ramp")  # a search finds these itself
 
 
-def make_search(precision: str, max_duration: str | None, repeats: int, closed: bool) -> Any:
+def make_search(
+    precision: str, max_duration: str | None, repeats: int, closed: bool, ramp: str | None = None
+) -> Any:
     """The search that was asked for. Raises ConfigError."""
     from ampacity.experiments.search import Search, SearchPlan
     from ampacity.values import ConfigError, parse_duration
@@ -25,7 +27,10 @@ def make_search(precision: str, max_duration: str | None, repeats: int, closed: 
     if not 0.005 <= share <= 0.5:
         raise ConfigError(f"--precision {precision}: write a share from 0.5% to 50%, as 5%")
     limit_s = None if max_duration is None else parse_duration(max_duration, "--max-duration")
-    return Search(SearchPlan(share, limit_s, repeats, closed))
+    if ramp is not None and not closed:
+        raise ConfigError("--ramp goes with --closed: only the closed loops of a search have users who begin")
+    ramp_s = 0.0 if ramp is None else parse_duration(ramp, "--ramp")
+    return Search(SearchPlan(share, limit_s, repeats, closed, ramp_s))
 
 
 @o.shares(but=LOADS)
@@ -36,6 +41,7 @@ def search(
     max_duration: Annotated[str | None, typer.Option(metavar="T", help="Stop after this time, as 30m, with what is known then.")] = None,
     repeats: Annotated[int, typer.Option(metavar="N", min=0, max=20, help="At the end run both ends of the interval N times more each, in random order.")] = 0,
     closed: Closed = False,
+    ramp: Annotated[str | None, typer.Option(metavar="T", help="With --closed: the users of a closed loop begin one after the other over this time, which does not count.")] = None,
     json: o.Json = False,
 ) -> None:  # fmt: skip
     """Find the load at which an SLO stops to hold: bracket it, then narrow it until it is known well enough.
@@ -44,5 +50,5 @@ def search(
     """
     from ampacity.cli.experiment import run_experiment
 
-    drive = make_search(precision, max_duration, repeats, closed).run
+    drive = make_search(precision, max_duration, repeats, closed, ramp).run
     run_experiment({"url": url, **raw}, experiment="search", drive=drive, as_json=json)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from ampacity.experiments.sweep import START_IN_FLIGHT, Rig, first_rate
@@ -25,6 +25,7 @@ class SearchPlan:
     max_duration_s: float | None = None
     repeats: int = 0
     closed: bool = False
+    ramp_s: float = 0.0  # of the closed stages
 
 
 class Search:
@@ -68,7 +69,8 @@ class Search:
                 return f"--max-duration {limit_s:g} s is used up"
             duration_s = min(duration_s, left_s)
         known = so_far(rig.stages, goal)
-        requests = f"about {float(f'{step.load_rps * duration_s:.2g}'):,.0f} requests"
+        # it mostly ends before that
+        requests = f"at most about {float(f'{step.load_rps * duration_s:.2g}'):,.0f} requests"
         rig.tell(f"{known + '; ' if known else ''}next {step.load_rps:g} req/s, {requests}: {step.why}")
         before, began_s = list(rig.stages), time.monotonic()
         judged = await rig.open_stage(
@@ -99,6 +101,8 @@ class Search:
         found = estimate(rig.stages, goal.slos)
         if found is None or found.c_max is None:
             return
+        if self._plan.ramp_s:
+            rig.settings = replace(rig.settings, ramp_s=self._plan.ramp_s)
         for users in sorted({max(1, round(share * found.c_max)) for share in CLOSED_SHARES}):
             if await rig.closed_stage(users) is None or rig.ended:
                 return
