@@ -396,7 +396,7 @@ def test_no_slope_explains_away_a_long_stage_without_a_miss() -> None:
         ("", "--slo"),
         ("--ramp 10s", "--ramp goes with --closed"),
         ("--closed --ramp 10", "--ramp 10"),
-    ],  # fmt: skip
+    ],
 )
 def test_what_cannot_be_searched_is_one_line(
     arguments: str,
