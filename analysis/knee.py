@@ -60,7 +60,6 @@ def kneedle(x: Floats, y: Floats, sensitivity: float = 1.0) -> Kneedle | None:
 @dataclass(frozen=True)
 class _Point:
     concurrency: float
-    rps: float
     ratio: float  # tail percentile / median, inf where failures reach into the tail
     stable: bool
 
@@ -77,15 +76,16 @@ def find_knee(stages: Sequence[dict[str, Any]]) -> dict[str, Any]:
     methods = {
         "p99_p50_divergence": _divergence(usable), "kneedle": _kneedle(usable), "usl": _usl(usable), "bounds": _bounds(usable),
     }  # fmt: skip
-    for name, method in methods.items():
-        if method["concurrency"] is not None:
-            _widen(method, name, usable)
-    found = [m for m in methods.values() if m["concurrency"] is not None]
+    x, y = (np.array([s[name] for s in usable]) for name in ("concurrency", "achieved_rps"))
+    found = {n: m for n, m in methods.items() if m["concurrency"] is not None}
+    for name, method in found.items():
+        _widen(method, name, usable, x, y)
+        method["rps"], method["range_rps"] = _rates(method["concurrency"], method["range"], x, y)
     if not found:
         reasons = "; ".join(f"{name}: {m['reason']}" for name, m in methods.items())
         return _no_knee(reasons) | {"methods": methods}
-    group, disagreement = _agreeing({n: m for n, m in methods.items() if m["concurrency"] is not None})
-    return _region(group) | {"disagreement": disagreement, "methods": methods}
+    group, disagreement = _agreeing(found)
+    return _region(group, x, y) | {"disagreement": disagreement, "methods": methods}
 
 
 def _straight(stages: list[dict[str, Any]]) -> str | None:
@@ -118,19 +118,17 @@ def _agreeing(found: dict[str, dict[str, Any]]) -> tuple[list[dict[str, Any]], s
     if 2 * len(group) > len(found):
         apart = ", ".join(n for n in found if n not in group)
         return list(group.values()), f"{apart} sees the bend elsewhere and is left out of the region: {said}"
-    return list(found.values()), f"the methods disagree, so the region spans them all: {said}"
+    return list(found.values()), f"the methods disagree, so the region rests on them all: {said}"
 
 
-def _widen(method: dict[str, Any], name: str, stages: list[dict[str, Any]]) -> None:
+def _widen(method: dict[str, Any], name: str, stages: list[dict[str, Any]], x: Floats, y: Floats) -> None:
     """Stretch a method's range to the 95 % of ``RESAMPLES`` parametric bootstrap samples of the stages' own noise."""
-    x = np.array([s["concurrency"] for s in stages])
-    y = np.array([s["achieved_rps"] for s in stages])
     metric, tail = _best_percentile(stages)
     ratio = np.array([_ratio(s[metric], tail) if metric else math.inf for s in stages])
     noise = np.array([1 / math.sqrt(max(s["requests"], 1)) for s in stages])
     spread = np.array([_log_spread(s[metric]) if metric else 0.0 for s in stages])
     rng, found = np.random.default_rng(1), []
-    unstable = [s["stable"] is False for s in stages]
+    saturated = any(s["stable"] is False for s in stages)
     for _ in range(RESAMPLES):
         near_x = x * np.exp(3 * noise * rng.standard_normal(len(x)))  # queues remember: more than Poisson
         near_y = y * np.exp(noise * rng.standard_normal(len(y)))
@@ -139,13 +137,12 @@ def _widen(method: dict[str, Any], name: str, stages: list[dict[str, Any]]) -> N
             for s, a, b, r in zip(stages, near_x, near_y, ratio * np.exp(spread * rng.standard_normal(len(x))), strict=True)
         ]  # fmt: skip
         order = np.argsort(near_x, kind="stable")
-        at = _point(name, [again[i] for i in order], near_x[order], near_y[order], any(unstable))
+        at = _point(name, [again[i] for i in order], near_x[order], near_y[order], saturated)
         if at is not None:
             found.append(at)
     if len(found) >= RESAMPLES // 2:
         low, high = np.quantile(found, [0.025, 0.975])
         method["range"] = [min(method["range"][0], float(low)), max(method["range"][1], float(high))]
-        method["range_rps"] = sorted(float(np.interp(end, x, y)) for end in method["range"])
 
 
 def _point(name: str, stages: list[dict[str, Any]], x: Floats, y: Floats, saturated: bool) -> float | None:
@@ -177,8 +174,9 @@ def _usl(stages: list[dict[str, Any]]) -> dict[str, Any]:
         return _no_method("throughput shows neither contention nor coherency in the loads that were tried")
     error = float(np.sqrt(np.mean((law.at(x) / y - 1) ** 2)))
     what = f"gamma N meets the highest throughput of gamma N / (1 + {law.alpha:.3g} (N - 1) + {law.beta:.3g} N (N - 1)), fitted to {100 * error:.2g} %"
-    range_ = [corner * (1 - 2 * error), corner * (1 + 2 * error)]  # the law is no better than its fit
-    return _at(corner, x, y) | {"range": range_, "definition": what}
+    return _found(
+        corner, [corner / (1 + 2 * error), corner * (1 + 2 * error)], what
+    )  # no better than its fit
 
 
 def _bounds(stages: list[dict[str, Any]]) -> dict[str, Any]:
@@ -189,65 +187,53 @@ def _bounds(stages: list[dict[str, Any]]) -> dict[str, Any]:
         return _no_method("throughput was still growing at the top: no ceiling is known")
     if not x[0] <= corner <= x[-1]:
         return _no_method(f"the bounds meet at {corner:.3g} in flight, outside the loads that were tried")
-    return _at(corner, x, y) | {"definition": "time in flight at low load x the highest throughput"}
+    return _found(corner, [corner, corner], "time in flight at low load x the highest throughput")
 
 
-def _at(concurrency: float, x: Floats, y: Floats) -> dict[str, Any]:
-    """A method's entry for a knee that lies between levels."""
-    rps = float(np.interp(concurrency, x, y))
-    return {
-        "concurrency": concurrency,
-        "rps": rps,
-        "range": [concurrency, concurrency],
-        "range_rps": [rps, rps],
-        "reason": None,
-    }
+def _rates(concurrency: float, range_: list[float], x: Floats, y: Floats) -> tuple[float, list[float]]:
+    """Throughput at the knee, and the least and the most within its range: all read from the curve that was measured."""
+    at, *ends = (float(np.interp(n, x, y)) for n in (concurrency, *range_))
+    within = [*ends, *y[(x >= range_[0]) & (x <= range_[1])].tolist(), at]
+    return at, [min(within), max(within)]
 
 
-def _region(found: list[dict[str, Any]]) -> dict[str, Any]:
-    """The region of all methods, in flight of most where that is too wide; what still spans too many loads is no finding."""
-    region, region_rps = (
-        [min(m[name][0] for m in found), max(m[name][1] for m in found)] for name in ("range", "range_rps")
-    )
+def _region(found: list[dict[str, Any]], x: Floats, y: Floats) -> dict[str, Any]:
+    """The region of all methods, of most where that is too wide; what still spans too many loads is no finding.
+
+    The figure is their median, which lies between the medians of the lower and of the upper ends as well.
+    """
+    region = [min(m["range"][0] for m in found), max(m["range"][1] for m in found)]
     if len(found) > 2 and region[1] > MAX_SPAN * region[0]:
         # past capacity the requests in flight have no level: a method whose range ends there must not silence the others
-        region = [float(np.median([m["range"][end] for m in found])) for end in (0, 1)]
+        region = [_median([m["range"][end] for m in found]) for end in (0, 1)]
+    concurrency = _median([m["concurrency"] for m in found])
+    rps, region_rps = _rates(concurrency, region, x, y)
     wide = f"the loads around the bend are too far apart ({region[0]:.3g} to {region[1]:.3g} in flight): put more loads there"
     if region[1] > MAX_SPAN * region[0] and region_rps[1] > MAX_SPAN_RPS * region_rps[0]:
         return _no_knee(wide)
     result = {
-        "concurrency": _geometric_mean([m["concurrency"] for m in found]),
-        "rps": _geometric_mean([m["rps"] for m in found]),
-        "region": region, "region_rps": region_rps, "reason": None,
-    }  # fmt: skip
-    if (
-        region[1] > MAX_SPAN * region[0]
-    ):  # past capacity the requests in flight have no level, the rate has one
+        "concurrency": concurrency,
+        "rps": rps,
+        "region": region,
+        "region_rps": region_rps,
+        "reason": None,
+    }
+    if region[1] > MAX_SPAN * region[0]:  # in flight there is no level past capacity, the rate has one
         result |= {"concurrency": None, "region": None, "concurrency_reason": wide, "region_reason": wide}
     return result
 
 
 def _no_knee(reason: str) -> dict[str, Any]:
-    return {
-        "concurrency": None,
-        "rps": None,
-        "region": None,
-        "region_rps": None,
-        "reason": reason,
-        "disagreement": None,
-        "methods": {},
-    }
+    nothing = dict.fromkeys(("concurrency", "rps", "region", "region_rps", "disagreement"))
+    return nothing | {"reason": reason, "methods": {}}
 
 
 def _no_method(reason: str) -> dict[str, Any]:
-    return {
-        "concurrency": None,
-        "rps": None,
-        "range": None,
-        "range_rps": None,
-        "reason": reason,
-        "definition": None,
-    }
+    return dict.fromkeys(("concurrency", "rps", "range", "range_rps", "definition")) | {"reason": reason}
+
+
+def _found(concurrency: float, range_: list[float], definition: str) -> dict[str, Any]:
+    return {"concurrency": concurrency, "range": range_, "reason": None, "definition": definition}
 
 
 def _divergence(stages: list[dict[str, Any]]) -> dict[str, Any]:
@@ -256,7 +242,7 @@ def _divergence(stages: list[dict[str, Any]]) -> dict[str, Any]:
     if metric is None:
         return _no_method("no latency percentile is supported in enough stages")
     points = [
-        _Point(s["concurrency"], s["achieved_rps"], _ratio_of(s, metric, tail), s["stable"] is not False)
+        _Point(s["concurrency"], _ratio_of(s, metric, tail), s["stable"] is not False)
         for s in stages
         if s[metric].get("p50") or s["stable"] is False
     ]
@@ -276,14 +262,8 @@ def _divergence(stages: list[dict[str, Any]]) -> dict[str, Any]:
     share = 0.5
     if math.isfinite(above.ratio) and above.ratio > threshold:
         share = math.log(threshold / below.ratio) / math.log(above.ratio / below.ratio)
-    return {
-        "concurrency": _between(below.concurrency, above.concurrency, share),
-        "rps": _between(below.rps, above.rps, share),
-        "range": [below.concurrency, above.concurrency],
-        "range_rps": sorted([below.rps, above.rps]),
-        "reason": None,
-        "definition": what,
-    }
+    at = below.concurrency ** (1 - share) * above.concurrency**share
+    return _found(at, [below.concurrency, above.concurrency], what)
 
 
 def _best_percentile(stages: list[dict[str, Any]]) -> tuple[str | None, str]:
@@ -318,17 +298,10 @@ def _kneedle(stages: list[dict[str, Any]]) -> dict[str, Any]:
     swept = f"swept from concurrency {x[0]:.3g} to {x[-1]:.3g}"
     if knee is None:
         return _no_method(f"no knee in throughput against concurrency, {swept}")
-    low, high = knee.index - 1, knee.index + 1
-    return {
-        "concurrency": float(x[knee.index]), "rps": float(y[knee.index]),
-        "range": [float(x[low]), float(x[high])], "range_rps": sorted([float(y[low]), float(y[high])]),
-        "reason": None, "definition": f"throughput against concurrency, S = 1, {swept}",
-    }  # fmt: skip
+    low, at, high = x[knee.index - 1 : knee.index + 2].tolist()
+    return _found(at, [low, high], f"throughput against concurrency, S = 1, {swept}")
 
 
-def _between(low: float, high: float, share: float) -> float:
-    return math.exp((1 - share) * math.log(low) + share * math.log(high))
-
-
-def _geometric_mean(values: list[float]) -> float:
-    return math.exp(sum(map(math.log, values)) / len(values))
+def _median(values: list[float]) -> float:
+    """Median on a log scale: the geometric mean of the two in the middle."""
+    return float(np.exp(np.median(np.log(values))))

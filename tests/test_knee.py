@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from analysis.knee import find_knee, kneedle
+from analysis.knee import _region, find_knee, kneedle
 from analysis.scalability import Usl, corner_of_bounds, fit_usl
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
@@ -81,3 +81,44 @@ def test_methods_that_disagree_are_named() -> None:
     knee = find_knee(stages)
     assert "p99_p50_divergence" in knee["disagreement"]
     assert knee["region"][0] > 4  # three of four agree: the region is theirs
+
+
+def test_the_figure_lies_in_its_region_whatever_the_sweep(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Sweeps that are coarse, fall past their peak, or end without a steady state: both axes, of the whole and of each method."""
+    monkeypatch.setattr("analysis.knee.RESAMPLES", 4)
+    rng = np.random.default_rng(3)
+    seen = 0
+    for k in range(60):
+        levels = LEVELS if k % 2 else np.array([1, 3, 6, 10, 20, 60, 200, 600.0])
+        demand_s = 1 / rng.uniform(2, 20)
+        y = np.array([closed_network(int(n), (demand_s,), 1 - demand_s) for n in levels])
+        y *= np.where(levels > 15, rng.uniform(0.6, 1.0), 1.0)
+        stages = stages_of(levels, y, 300, rng)
+        for stage in stages[len(stages) - k % 3 :]:
+            stage["stable"] = False
+        knee = find_knee(stages)
+        found = [(knee, "region"), *((method, "range") for method in knee["methods"].values())]
+        for figures, ends in found:
+            for name, (low, high) in (("concurrency", figures[ends] or (0, 0)), ("rps", figures[f"{ends}_rps"] or (0, 0))):  # fmt: skip
+                assert figures[name] is None or low <= figures[name] <= high
+                seen += figures[name] is not None
+    assert seen > 300
+
+
+def test_the_figure_and_a_region_by_hand() -> None:
+    """Four methods, one of whose ranges ends where nothing has a level: medians of figures and of ends (on a log scale)."""
+    x, y = np.array([1, 10, 30, 60, 1000.0]), np.array([1, 8, 12, 9, 7.0])
+    methods = [{"concurrency": at, "range": [low, high]} for at, low, high in ((20, 16, 32), (25, 20, 40), (500, 50, 1000), (400, 40, 800))]  # fmt: skip
+    found = _region(methods, x, y)
+    assert found["concurrency"] == pytest.approx(
+        100
+    )  # sqrt(25 x 400); the geometric mean of all four is as well
+    assert found["region"] == pytest.approx([28.28, 178.9], abs=0.05)  # sqrt(20 x 40), sqrt(40 x 800)
+    assert found["rps"] == pytest.approx(9 - 2 * 40 / 940)
+    assert found["region_rps"] == pytest.approx(
+        [9 - 2 * 118.885 / 940, 12.0], abs=1e-3
+    )  # the peak at 30 lies between
+    methods[2:] = [{"concurrency": 5000, "range": [15, 9000]}]
+    found = _region(methods, x, y)  # the mean of the figures, 136, lies outside
+    assert found["concurrency"] == pytest.approx(25)
+    assert found["region"] == pytest.approx([16, 40])
