@@ -104,22 +104,18 @@ class Fixed(Lengths):
 class LogNormal(Lengths):
     """Log-normal lengths with median ``p50`` and 99th percentile ``p99``, in tokens.
 
-    Censored at ``minimum`` and ``maximum``: what falls outside becomes the bound itself, so a bound
-    carries the probability that lies beyond it. mu = ln p50, sigma = ln(p99/p50) / z_0.99.
+    mu = ln p50, sigma = ln(p99/p50) / z_0.99.
     """
 
     kind = "lognormal"
     p50: float
     p99: float
-    minimum: int = 1
-    maximum: int | None = None
 
     def __post_init__(self) -> None:
         for name, value in (("p50", self.p50), ("p99", self.p99)):
             check_positive(name, value)
         if self.p99 < self.p50:
             raise WorkloadError(f"p99 ({self.p99:g}) is below p50 ({self.p50:g}): give p99 >= p50")
-        check_bounds(self.minimum, self.maximum)
 
     @classmethod
     def from_mean(cls, mean: float, cv: float) -> LogNormal:
@@ -129,50 +125,31 @@ class LogNormal(Lengths):
         p50, sigma = mean / math.sqrt(1 + cv**2), math.sqrt(math.log1p(cv**2))
         return cls(p50, p50 * math.exp(sigma * Z_99))
 
-    @property
-    def sigma(self) -> float:
-        """Standard deviation of ln(tokens), before censoring."""
-        return math.log(self.p99 / self.p50) / Z_99
-
-    @property
-    def _bounds(self) -> tuple[int, int]:
-        return self.minimum, MAX_TOKENS if self.maximum is None else self.maximum
-
-    @property
-    def _free(self) -> LogNormal:
-        return LogNormal(self.p50, self.p99)
-
     def _quantiles(self, u: Floats) -> Floats:
-        return np.clip(self.p50 * (self.p99 / self.p50) ** (_z(u) / Z_99), *self._bounds)
+        return self.p50 * (self.p99 / self.p50) ** (_z(u) / Z_99)
 
     def sample(self, rng: np.random.Generator, n: int) -> NDArray[np.int64]:
         tokens = self.p50 * (self.p99 / self.p50) ** (rng.standard_normal(n) / Z_99)
-        return np.clip(np.rint(tokens), *self._bounds).astype(np.int64)
+        return whole_tokens(np.clip(tokens, 1, MAX_TOKENS))
 
     def quantile(self, q: float) -> float:
-        """Tokens at level q in [0, 1], before rounding: exp(mu + sigma z_q) = p50 (p99/p50)^(z_q/z_0.99), censored."""
+        """Tokens at level q in [0, 1], before rounding: exp(mu + sigma z_q) = p50 (p99/p50)^(z_q/z_0.99)."""
         check_level(q)
-        low, high = self._bounds
         z = _NORMAL.inv_cdf(q) if 0 < q < 1 else math.copysign(math.inf, q - 0.5)
-        return float(min(max(self.p50 * (self.p99 / self.p50) ** (z / Z_99), low), high))
+        return float(min(max(self.p50 * (self.p99 / self.p50) ** (z / Z_99), 1), MAX_TOKENS))
 
     def mean(self) -> float:
-        """Mean in tokens, of the censored distribution: a F(a) + b (1 - F(b)) + partial expectation on (a, b)."""
-        low, high = self._bounds
-        sigma, mu = self.sigma, math.log(self.p50)
+        """Mean in tokens, censored at 1 and at b: F(1) + b (1 - F(b)) + partial expectation on (1, b)."""
+        sigma, mu = math.log(self.p99 / self.p50) / Z_99, math.log(self.p50)
         if sigma == 0:
             return self.quantile(0.5)
-        z_low, z_high = (math.log(low) - mu) / sigma, (math.log(high) - mu) / sigma
+        z_low, z_high = -mu / sigma, (math.log(MAX_TOKENS) - mu) / sigma
         inside = _NORMAL.cdf(z_high - sigma) - _NORMAL.cdf(z_low - sigma)
         inner = math.exp(mu + sigma**2 / 2) * inside if inside > 0 else 0.0
-        return float(low * _NORMAL.cdf(z_low) + high * _NORMAL.cdf(-z_high) + inner)
-
-    def describe(self) -> dict[str, Any]:
-        return super().describe() | bounds_described(self._free, self.minimum, self.maximum)
+        return float(_NORMAL.cdf(z_low) + MAX_TOKENS * _NORMAL.cdf(-z_high) + inner)
 
     def _text(self) -> str:
-        bounds = bounds_text(self._free, self.minimum, self.maximum)
-        return f"log-normal, p50 {self.p50:.10g}, p99 {self.p99:.10g}{bounds}"
+        return f"log-normal, p50 {self.p50:.10g}, p99 {self.p99:.10g}"
 
 
 @dataclass(frozen=True)
@@ -290,21 +267,6 @@ class Pareto(Lengths):
 def whole_tokens(tokens: Floats) -> NDArray[np.int64]:
     """int64[n], rounded."""
     return np.rint(tokens).astype(np.int64)
-
-
-def bounds_described(free: Lengths, minimum: int, maximum: int | None) -> dict[str, Any]:
-    """The bounds, and the share of ``free`` that ``maximum`` cuts."""
-    share = 0.0 if maximum is None else free.share_above(maximum)
-    return {"minimum": minimum, "maximum": maximum, "truncated_share": share}
-
-
-def bounds_text(free: Lengths, minimum: int, maximum: int | None) -> str:
-    """The same in words."""
-    text = f", at least {minimum}" if minimum > 1 else ""
-    if maximum is not None:
-        share = free.share_above(maximum)
-        text += f", at most {maximum}" + (f" ({share:.1%} are cut to it)" if share >= 0.0005 else "")
-    return text
 
 
 def is_number(value: object) -> bool:

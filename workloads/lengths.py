@@ -37,7 +37,9 @@ _PARAMETERS = {
     "lognormal": ("p50", "p99"), "normal": ("mean", "std"), "gamma": ("mean", "cv"), "pareto": ("start", "alpha"),
     "uniform": ("min", "max"),
 }  # fmt: skip
-_MAKE: dict[str, Callable[[float, float], Lengths]] = {"normal": Normal, "gamma": Gamma, "pareto": Pareto}
+_MAKE: dict[str, Callable[[float, float], Lengths]] = {
+    "lognormal": LogNormal, "normal": Normal, "gamma": Gamma, "pareto": Pareto,
+}  # fmt: skip
 _EXAMPLES = {
     "lognormal": "lognormal:p50=1020,p99=4142", "normal": "normal:mean=500,std=100", "gamma": "gamma:mean=300,cv=2",
     "pareto": "pareto:start=4000,alpha=1.5", "uniform": "uniform:min=100,max=200",
@@ -136,11 +138,8 @@ def _parametric(kind: str, values: object) -> Lengths:
     if kind == "uniform":
         return Uniform(*(whole(name, given[name]) for name in wanted))
     first, second = (number(name, given[name]) for name in wanted)
-    if kind != "lognormal":
-        return _bounded(_MAKE[kind](first, second), bounds)
-    return _bounded(
-        LogNormal(first, second) if wanted[0] == "p50" else LogNormal.from_mean(first, second), bounds
-    )
+    make = LogNormal.from_mean if wanted == ("mean", "cv") and kind == "lognormal" else _MAKE[kind]
+    return _bounded(make(first, second), bounds)
 
 
 def _mixture(items: list[Any] | tuple[Any, ...]) -> Mixture:
@@ -158,8 +157,6 @@ def _bounded(lengths: Lengths, bounds: Mapping[str, object]) -> Lengths:
         return lengths
     minimum = whole("minimum", bounds.get("min", 1))
     maximum = None if bounds.get("max") is None else whole("maximum", bounds["max"])
-    if isinstance(lengths, LogNormal):
-        return LogNormal(lengths.p50, lengths.p99, minimum, maximum)
     return Clipped(lengths, minimum, maximum)
 
 

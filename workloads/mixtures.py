@@ -9,16 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from workloads.distributions import (
-    MAX_TOKENS,
-    Floats,
-    Lengths,
-    bounds_described,
-    bounds_text,
-    check_bounds,
-    check_weights,
-    whole_tokens,
-)  # fmt: skip
+from workloads.distributions import MAX_TOKENS, Floats, Lengths, check_bounds, check_weights, whole_tokens
 
 
 @dataclass(frozen=True)
@@ -102,9 +93,22 @@ class Clipped(Lengths):
     def sample(self, rng: np.random.Generator, n: int) -> NDArray[np.int64]:
         return np.clip(self.lengths.sample(rng, n), *self._bounds)
 
+    def quantile(self, q: float) -> float:
+        low, high = self._bounds
+        return min(max(self.lengths.quantile(q), float(low)), float(high))
+
     def describe(self) -> dict[str, Any]:
-        bounds = bounds_described(self.lengths, self.minimum, self.maximum)
+        """That of the lengths, the bounds, and the share of the lengths that ``maximum`` cuts."""
+        bounds = {"minimum": self.minimum, "maximum": self.maximum, "truncated_share": self._cut}
         return self.lengths.describe() | super().describe() | bounds | {"kind": self.lengths.kind}
 
+    @cached_property
+    def _cut(self) -> float:
+        return 0.0 if self.maximum is None else self.lengths.share_above(self.maximum)
+
     def _text(self) -> str:
-        return self.lengths._text() + bounds_text(self.lengths, self.minimum, self.maximum)
+        text = self.lengths._text() + (f", at least {self.minimum}" if self.minimum > 1 else "")
+        if self.maximum is None:
+            return text
+        cut = f" ({self._cut:.1%} are cut to it)" if self._cut >= 0.0005 else ""
+        return f"{text}, at most {self.maximum}{cut}"
