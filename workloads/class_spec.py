@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from workloads.archetypes import ARCHETYPES
@@ -35,14 +36,15 @@ def parse_class(name: str, spec: object, defaults: Mapping[str, Any], where: str
             raise WorkloadError(f"{where}: key {key} is missing; write for example '{key}: 512'")
     try:
         models, weights = _models(given)
+        own = _client("", given)
         return RequestClass(
             name=name,
-            weight=_positive("weight", given.get("weight", 1)),
-            input_tokens=parse_lengths(given["input_tokens"], "input_tokens"),
-            output_tokens=parse_lengths(given["output_tokens"], "output_tokens"),
+            weight=own.weight,
+            input_tokens=own.input_tokens,
+            output_tokens=own.output_tokens,
             correlation=number("correlation", given.get("correlation", 0)),
-            arrivals=_arrivals(given),
-            clients=_clients(given["clients"]) if given.get("clients") is not None else (),
+            arrivals=own.arrivals,
+            clients=_clients(given["clients"], own) if given.get("clients") is not None else (),
             models=models,
             model_weights=weights,
             extra_body=_extra_body(given.get("extra_body")),
@@ -69,10 +71,6 @@ def with_archetype(given: Mapping[str, Any], where: str) -> dict[str, Any]:
     return lengths | {key: value for key, value in given.items() if key != "like"}
 
 
-def _arrivals(given: Mapping[str, Any]) -> str | None:
-    return None if given.get("arrivals") is None else arrivals_text(given["arrivals"])
-
-
 def _positive(name: str, value: object) -> float:
     found = number(name, value)
     if not 1e-9 <= found <= 1e9:
@@ -94,23 +92,28 @@ def _zipf(given: Mapping[str, Any], n: int) -> tuple[float, ...]:
     return zipf_weights(n, exponent)
 
 
-def _clients(spec: object) -> tuple[Client, ...]:
+def _clients(spec: object, own: Client) -> tuple[Client, ...]:
     if isinstance(spec, list | tuple) and spec:
-        return tuple(_client(item) for item in spec)
+        known = ("weight", "arrivals", "input_tokens", "output_tokens")
+        return tuple(_client("clients: ", check_keys(item, known, "clients"), own) for item in spec)
     given = check_keys(spec, ("count", "zipf", "arrivals"), "clients")
     if "count" not in given:
         raise WorkloadError(
             "clients: key count is missing; write {count: 50, zipf: 1.2, arrivals: 'gamma:cv=3'}"
         )
     count = _count("clients: count", given["count"])
-    return tuple(Client(weight, _arrivals(given)) for weight in _zipf(given, count))
+    one = _client("clients: ", {"arrivals": given.get("arrivals")}, own)
+    return tuple(replace(one, weight=weight) for weight in _zipf(given, count))
 
 
-def _client(item: object) -> Client:
-    given = check_keys(item, ("weight", "arrivals", "input_tokens", "output_tokens"), "clients")
+def _client(what: str, given: Mapping[str, Any], own: Client | None = None) -> Client:
+    """A class or a client of it, with what it has from the class (``own``)."""
+    weight = _positive(f"{what}weight", given.get("weight", 1))
     sides = [key for key in ("input_tokens", "output_tokens") if given.get(key) is not None]
-    lengths = {key: parse_lengths(given[key], key) for key in sides}
-    return Client(_positive("clients: weight", given.get("weight", 1)), _arrivals(given), **lengths)
+    told: dict[str, Any] = {key: parse_lengths(given[key], key) for key in sides}
+    if given.get("arrivals") is not None:
+        told["arrivals"] = arrivals_text(given["arrivals"])
+    return replace(own, weight=weight, **told) if own else Client(weight, **told)
 
 
 def _models(given: Mapping[str, Any]) -> tuple[tuple[str, ...], tuple[float, ...]]:

@@ -29,12 +29,12 @@ class Cancel:
 
 @dataclass(frozen=True)
 class Client:
-    """One sender among many: its ``weight`` in the traffic, and what sets it apart from its class (None: nothing)."""
+    """One sender among many: its ``weight`` in the traffic, and what it sends when."""
 
     weight: float
-    arrivals: str | None = None
-    input_tokens: Lengths | None = None
-    output_tokens: Lengths | None = None
+    input_tokens: Lengths
+    output_tokens: Lengths
+    arrivals: str | None = None  # None: the workload's
 
 
 @dataclass(frozen=True)
@@ -62,9 +62,14 @@ class RequestClass:
     cancel: Cancel | None = None
 
     def __post_init__(self) -> None:
-        pairs = [(client.input_tokens, client.output_tokens) for client in self.clients] or [(None, None)]
-        for inputs, outputs in pairs:  # the correlation must be within reach of each
-            fit_copula(inputs or self.input_tokens, outputs or self.output_tokens, self.correlation)
+        for _, client in self.senders(1.0):  # the correlation must be within reach of each
+            fit_copula(client.input_tokens, client.output_tokens, self.correlation)
+
+    def senders(self, share: float) -> list[tuple[float, Client]]:
+        """The clients, or the class as the only one, with their parts of ``share``."""
+        clients = self.clients or (Client(1.0, self.input_tokens, self.output_tokens, self.arrivals),)
+        among = sum(client.weight for client in clients)
+        return [(share * client.weight / among, client) for client in clients]
 
     def body(self) -> dict[str, Any]:
         """Request fields of this class: sampling parameters and priority; the model stands apart."""

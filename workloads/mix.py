@@ -13,8 +13,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from workloads.arrivals import arrival_times
-from workloads.classes import RequestClass, draw_index
-from workloads.lengths import Lengths, draw_pairs, fit_copula
+from workloads.classes import Client, RequestClass, draw_index
+from workloads.lengths import draw_pairs, fit_copula
 from workloads.profile import Workload
 
 RandomStream = Callable[..., np.random.Generator]
@@ -30,9 +30,7 @@ class _Source:
 
     class_index: int
     share: float
-    arrivals: str
-    input_tokens: Lengths
-    output_tokens: Lengths
+    client: Client
     copula: float
 
 
@@ -47,7 +45,7 @@ def draw_stage(
     """Columns of a Schedule of lone requests: an open loop at ``rate_rps`` for ``duration_s``, or ``requests`` without times."""
     sources = _sources(workload)
     if requests is None and workload.own_clocks:
-        times, source_of = _superposed(sources, stream, rate_rps, duration_s)
+        times, source_of = _superposed(sources, workload.arrivals, stream, rate_rps, duration_s)
     else:
         if requests is None:
             times = arrival_times(workload.arrivals, rate_rps, duration_s, stream(ARRIVALS))
@@ -72,39 +70,23 @@ def class_columns(workload: Workload, class_of: NDArray[np.int16], stream: Rando
 
 def _sources(workload: Workload) -> list[_Source]:
     """Classes, or their clients, with shares that add up to 1."""
-    if not workload.classes:
-        return [_Source(0, 1.0, workload.arrivals, workload.input_tokens, workload.output_tokens, 0.0)]
-    total = sum(kind.weight for kind in workload.classes)
-    found = []
-    for index, kind in enumerate(workload.classes):
-        clock, share = kind.arrivals or workload.arrivals, kind.weight / total
-        copula = fit_copula(kind.input_tokens, kind.output_tokens, kind.correlation)
-        if not kind.clients:
-            found.append(_Source(index, share, clock, kind.input_tokens, kind.output_tokens, copula))
-        among = sum(client.weight for client in kind.clients)
-        for client in kind.clients:
-            inputs, outputs = (
-                client.input_tokens or kind.input_tokens,
-                client.output_tokens or kind.output_tokens,
-            )
-            own = inputs is not kind.input_tokens or outputs is not kind.output_tokens
-            found.append(_Source(
-                index, share * client.weight / among, client.arrivals or clock, inputs, outputs,
-                fit_copula(inputs, outputs, kind.correlation) if own else copula,
-            ))  # fmt: skip
-    return found
+    total = sum(kind.weight for kind in workload.kinds)
+    return [
+        _Source(i, share, client, fit_copula(client.input_tokens, client.output_tokens, kind.correlation))
+        for i, kind in enumerate(workload.kinds)
+        for share, client in kind.senders(kind.weight / total)
+    ]
 
 
 def _superposed(
-    sources: list[_Source], stream: RandomStream, rate_rps: float, duration_s: float
+    sources: list[_Source], clock: str, stream: RandomStream, rate_rps: float, duration_s: float
 ) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
     """(times, which source) of all sources together, each on a clock of its own."""
-    times = [
-        arrival_times(
-            source.arrivals, rate_rps * source.share, duration_s, stream(ARRIVALS, i), one_of_many=True
-        )
-        for i, source in enumerate(sources)
-    ]
+    times = []
+    for i, source in enumerate(sources):
+        own = source.client.arrivals or clock
+        rate = rate_rps * source.share
+        times.append(arrival_times(own, rate, duration_s, stream(ARRIVALS, i), one_of_many=True))
     source_of = np.repeat(np.arange(len(sources)), [len(t) for t in times])
     merged = np.concatenate(times)
     order = np.argsort(merged, kind="stable")
@@ -128,7 +110,8 @@ def _lengths(sources: list[_Source], source_of: NDArray[np.int64], stream: Rando
     for i, (source, mine) in enumerate(zip(sources, _members(source_of, len(sources)), strict=True)):
         part = () if len(sources) == 1 else (i,)
         rng = stream(INPUT, *part), stream(OUTPUT, *part)
-        drawn = draw_pairs(source.input_tokens, source.output_tokens, source.copula, rng, len(mine))
+        sides = source.client.input_tokens, source.client.output_tokens
+        drawn = draw_pairs(*sides, source.copula, rng, len(mine))
         found["input_tokens"][mine], found["output_tokens"][mine] = drawn
     return found
 

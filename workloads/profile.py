@@ -24,6 +24,7 @@ from workloads.sessions import Sessions, parse_sessions
 __all__ = ["RequestClass", "Workload", "load_workload"]
 
 _KEYS = ("name", "source", "arrivals", "classes", "sessions", "prefixes", "images", "measured", *CLASS_KEYS)
+_SIDES = ("input_tokens", "output_tokens")
 CLASSES_MAX = 1000
 
 
@@ -64,11 +65,17 @@ class Workload:
         return any(kind.arrivals or kind.clients for kind in self.classes)
 
     @property
+    def kinds(self) -> tuple[RequestClass, ...]:
+        """The classes, or the plain one that stands for none."""
+        return self.classes or (RequestClass("default", 1, self.input_tokens, self.output_tokens),)
+
+    @property
     def clocks(self) -> tuple[str, ...]:
         """Every arrival process of the workload, each once."""
-        found = [kind.arrivals or self.arrivals for kind in self.classes] or [self.arrivals]
-        found += [client.arrivals for kind in self.classes for client in kind.clients if client.arrivals]
-        return tuple(dict.fromkeys(found))
+        return tuple(dict.fromkeys(clock for kind in self.kinds for clock in self._clocks_of(kind)))
+
+    def _clocks_of(self, kind: RequestClass) -> list[str]:
+        return list(dict.fromkeys(client.arrivals or self.arrivals for _, client in kind.senders(1.0)))
 
     def with_lengths(self, side: Literal["input_tokens", "output_tokens"], lengths: Lengths) -> Workload:
         """The workload with one side of its lengths replaced. Raises WorkloadError where classes differ in it."""
@@ -81,16 +88,13 @@ class Workload:
 
     def at_quantile(self, q: float) -> Workload:
         """The workload with every request at this quantile of its class's input and of its output tokens."""
-        classes = [
-            replace(
-                kind, correlation=0.0, input_tokens=Fixed(round(_all([kind], 0).quantile(q))),
-                output_tokens=Fixed(round(_all([kind], 1).quantile(q))),
-                clients=tuple(replace(c, input_tokens=None, output_tokens=None) for c in kind.clients),
-            )
-            for kind in self.classes
-        ]  # fmt: skip
-        sides = [_all(classes, side) if classes else Fixed(round(own.quantile(q))) for side, own in enumerate((self.input_tokens, self.output_tokens))]  # fmt: skip
-        return replace(self, classes=tuple(classes), input_tokens=sides[0], output_tokens=sides[1])
+        kinds = []
+        for kind in self.kinds:
+            sides: dict[str, Any] = {s: Fixed(round(_all([kind], s).quantile(q))) for s in _SIDES}
+            clients = tuple(replace(client, **sides) for client in kind.clients)
+            kinds.append(replace(kind, correlation=0.0, clients=clients, **sides))
+        both: dict[str, Any] = {side: _all(kinds, side) for side in _SIDES}
+        return replace(self, classes=tuple(kinds) if self.classes else (), **both)
 
     def with_arrivals(self, spec: str) -> Workload:
         """The workload with one arrival process for all its classes. Raises WorkloadError where it has clients."""
@@ -123,14 +127,9 @@ class Workload:
             return self.arrivals
         parts = []
         for kind in self.classes:
-            clocks = dict.fromkeys(
-                client.arrivals or kind.arrivals or self.arrivals for client in kind.clients
-            )
-            own = (
-                f"{len(kind.clients)} clients, {' and '.join(clocks)}"
-                if clocks
-                else kind.arrivals or self.arrivals
-            )
+            own = " and ".join(self._clocks_of(kind))
+            if kind.clients:
+                own = f"{len(kind.clients)} clients, {own}"
             parts.append(f"{kind.name} {own}" if len(self.classes) > 1 else own)
         return "superposed: " + "; ".join(parts)
 
@@ -164,8 +163,8 @@ def _from_mapping(value: object, default_name: str, where: str) -> Workload:
     try:
         return Workload(
             name=str(given.get("name") or default_name),
-            input_tokens=_all(kinds, 0),
-            output_tokens=_all(kinds, 1),
+            input_tokens=_all(kinds, "input_tokens"),
+            output_tokens=_all(kinds, "output_tokens"),
             arrivals=arrivals,
             source=str(given.get("source") or ""),
             classes=() if kinds == [plain] else tuple(kinds),
@@ -188,20 +187,13 @@ def _classes(spec: object, defaults: Mapping[str, Any], where: str) -> list[Requ
     return [parse_class(name, item, defaults, f"{where}: class {name}") for name, item in spec.items()]
 
 
-def _all(kinds: list[RequestClass], side: int) -> Lengths:
+def _all(kinds: list[RequestClass], side: str) -> Lengths:
     """The lengths of all requests together, for what needs one figure."""
-    parts: list[tuple[float, Lengths]] = []
-    for kind in kinds:
-        own = (kind.input_tokens, kind.output_tokens)[side]
-        among = sum(client.weight for client in kind.clients)
-        for client in kind.clients:
-            lengths = (client.input_tokens, client.output_tokens)[side] or own
-            parts.append((kind.weight * client.weight / among, lengths))
-        if not kind.clients:
-            parts.append((kind.weight, own))
-    if all(lengths == parts[0][1] for _, lengths in parts):
-        return parts[0][1]
-    return Mixture(tuple(lengths for _, lengths in parts), tuple(weight for weight, _ in parts))
+    senders = [sender for kind in kinds for sender in kind.senders(kind.weight)]
+    lengths: list[Lengths] = [getattr(client, side) for _, client in senders]
+    if all(one == lengths[0] for one in lengths):
+        return lengths[0]
+    return Mixture(tuple(lengths), tuple(weight for weight, _ in senders))
 
 
 def read_yaml(path: Path) -> Any:
