@@ -13,11 +13,13 @@ from operator import sub
 from typing import Any, cast
 
 import msgspec
+import numpy as np
 
 from loadgen.protocols import error_text, excerpt
 from loadgen.records import CHUNK_AT_MAX_US, RequestRecord
-from loadgen.repeats import Form, Kind, Said, learn
+from loadgen.repeats import Form, Kind, Said, last_chunk, learn
 
+STAMPS = "L" if array("L").itemsize == 8 else "Q"  # "q" takes Python several times as long
 TOKENS_MAX = 2**31 - 1  # what a column of the records holds
 FINISH_REASON_MAX = 200  # characters of it that are kept
 BAD_JSON = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
@@ -56,18 +58,16 @@ class _Chunk(msgspec.Struct, gc=False):
 
 
 _decode = msgspec.json.Decoder(_Chunk | None).decode
-MISSES_MAX = (
-    4  # chunks in a row that repeat no other: a server whose chunks always differ is not learned from
-)
+MISSES_MAX = 4  # reads in a row that repeat no other: a server whose chunks always differ is not learned from
 
 
 class Answer:
     """The content of one response, read event by event. Times are ns of the reads that brought them."""
 
     __slots__ = (
-        "_chunk_tokens", "_finished_choices", "_form", "_form_usage", "_missed_at", "_misses", "_text_of_next", "_told", "_usage", "_usage_per_chunk", "_usage_totals", "bad_json",
+        "_chunk_tokens", "_finished_choices", "_form", "_form_usage", "_missed_at", "_misses", "_usage", "_usage_per_chunk", "_usage_totals", "bad_json",
         "cached_tokens", "chunk_at_ns", "done", "error", "finish_reason", "first_answer_ns", "first_event_ns",
-        "input_tokens", "reasoning_chunks", "reasoning_tokens", "said", "whole_ns",
+        "fits", "input_tokens", "reasoning_chunks", "reasoning_tokens", "said", "whole_ns",
     )  # fmt: skip
 
     repeats = True  # whether chunks can be told by their form
@@ -75,17 +75,16 @@ class Answer:
     def __init__(self) -> None:
         self.first_event_ns: int | None = None
         self.first_answer_ns: int | None = None
-        self.chunk_at_ns = array("q")  # token-bearing chunks
+        self.chunk_at_ns = array(STAMPS)  # token-bearing chunks
         self._chunk_tokens: list[int | None] = []  # cumulative where _usage_per_chunk, else per chunk
         self._usage_per_chunk = False
         self._usage_totals: list[int] = []  # completion_tokens of chunks without text
         self._finished_choices = 0
         self._form: Form | None = None  # of text chunks, and the usage beside it
         self._form_usage: _Usage | None = None
-        self._text_of_next: Callable[[bytes], bytes | None] = (
-            _no_text  # what a read says, if it repeats the form
+        self.fits: Callable[[bytes], bool] | None = (
+            None  # whether a read repeats the form; None: there is none
         )
-        self._told = False  # a repetition has more to note at once than its time
         self._misses = self._missed_at = (
             0  # chunks in a row that were no repetition; how many there were at the last
         )
@@ -101,28 +100,17 @@ class Answer:
         self.whole_ns: int | None = None  # when an answer that has no tokens by its nature was complete
         self.said: list[tuple[Kind, str]] | None = None  # a list, where somebody wants the text
 
-    @property
-    def repeatable(self) -> bool:
-        """Whether ``take`` may be asked."""
-        return self._form is not None
-
-    def take(self, at_ns: int, read: bytes) -> bool:
-        """Whether ``read`` repeats the form of a chunk before it: then its text is taken. The hot path: few steps."""
-        text = self._text_of_next(read)
+    def _fits_and_tells(self, read: bytes) -> bool:
+        """As ``fits``, where there is more to note of a repetition than its time."""
+        assert self._form is not None
+        text = self._form.text_of(read)
         if text is None:
             return False
-        self.chunk_at_ns.append(at_ns)
-        if self._told:
-            self._tell(text)
-        return True
-
-    def _tell(self, text: bytes) -> None:
-        """What else there is to note of a repetition, at once."""
-        assert self._form is not None
         if self._form.kind == "reasoning":
             self.reasoning_chunks += 1
         if self.said is not None:
             self.said.append((self._form.kind, text.decode()))
+        return True
 
     def _catch_up(self) -> None:
         """Note the tokens of the repetitions since the last chunk that was read event by event: one each."""
@@ -137,21 +125,23 @@ class Answer:
             usage.completion_tokens = form.total
             self._usage = usage
 
-    def learn(self, read: bytes) -> None:
-        """``read`` was no repetition and has been read event by event: those that follow may repeat it."""
+    def learn(self, read: bytes, new: int) -> None:
+        """``read`` was read event by event and had ``new`` chunks with tokens: those that follow may repeat its last one."""
         if not self.repeats:
             return
+        read = last_chunk(read)
         form, total, chunks = self._form, self._chunk_tokens[-1], len(self.chunk_at_ns)
         if form is not None and form.total is not None and total:
             form.counted(total - 1)
-            if form.take(read) is not None:  # several tokens in one chunk, and else the same
+            if form.text_of(read) is not None:  # several tokens in one chunk, and else the same
                 return
             form.counted(total)
-        self._misses = self._misses + 1 if chunks == self._missed_at + 1 else 1
+        self._misses = self._misses + 1 if chunks - new == self._missed_at else 1
         self._missed_at = chunks
         if self._misses <= MISSES_MAX and (found := learn(read, _said)) is not None:
-            self._form, self._form_usage, self._text_of_next = found, self._usage, found.take
-            self._told = found.kind == "reasoning" or self.said is not None
+            self._form, self._form_usage = found, self._usage
+            tells = found.kind == "reasoning" or self.said is not None
+            self.fits = self._fits_and_tells if tells else found.fits()
 
     def on_event(self, at_ns: int, data: bytes) -> None:
         """One SSE event that was completed at ``at_ns``."""
@@ -260,7 +250,10 @@ class Answer:
     @property
     def merged_events(self) -> int:
         """Token events that shared their read with the one before."""
-        return len(self.chunk_at_ns) - len(set(self.chunk_at_ns))
+        if len(self.chunk_at_ns) < 2:
+            return 0
+        at_ns = np.frombuffer(self.chunk_at_ns, dtype=np.int64)
+        return int(np.count_nonzero(at_ns[1:] == at_ns[:-1]))
 
     def finish(self) -> None:
         """The answer is over: take what its latest usage says."""
@@ -280,10 +273,8 @@ class Answer:
         record.last_token_ns = self.whole_ns
         if self.chunk_at_ns and (start := record.started_ns) is not None:
             record.first_token_ns, record.last_token_ns = self.chunk_at_ns[0], self.chunk_at_ns[-1]
-            at_us = [(at_ns - start) // 1000 for at_ns in self.chunk_at_ns]
-            record.chunk_at_us = (
-                at_us if at_us[-1] <= CHUNK_AT_MAX_US else [min(at, CHUNK_AT_MAX_US) for at in at_us]
-            )
+            at_us = (np.frombuffer(self.chunk_at_ns, dtype=np.int64) - start) // 1000
+            record.chunk_at_us = array("I", np.minimum(at_us, CHUNK_AT_MAX_US).astype(np.uint32).tobytes())
             record.chunk_tokens = self.chunk_tokens
 
     def output_tokens(self) -> tuple[int | None, str | None]:
@@ -305,10 +296,6 @@ class Answer:
         if self.chunk_at_ns:
             return len(self.chunk_at_ns), "chunks"
         return None, None
-
-
-def _no_text(read: bytes) -> None:
-    return None
 
 
 def _said(data: bytes) -> Said | None:

@@ -26,8 +26,8 @@ class Exchange:
 
     __slots__ = (
         "_answer", "_between_chunks", "_body", "_chunked", "_complete_at", "_content_type", "_headers_done",
-        "_informational", "_length_known", "_may_repeat", "_new_answer", "_on_end", "_parsed_ns", "_parser", "cancel_after_tokens",
-        "close_after", "ended", "listening", "on_body", "record", "request", "retried",
+        "_informational", "_length_known", "_new_answer", "_on_end", "_parsed_ns", "_parser", "_repeats", "_stamp",
+        "cancel_after_tokens", "close_after", "ended", "listening", "on_body", "record", "request", "retried",
     )  # fmt: skip
 
     def __init__(
@@ -65,15 +65,15 @@ class Exchange:
     def _reset_response(self) -> None:
         self._parsed_ns: int | None = None  # when the last read came that was no repetition
         self._between_chunks = False  # where the parser stands, as far as it has read
-        self._may_repeat = (
-            False  # tokens have begun in an event stream, and the next byte begins a chunk and an event
-        )
+        # whether a read repeats a chunk of text; None unless the next byte begins a chunk and an event
+        self._repeats: Callable[[bytes], bool] | None = None
         self._body = Body()
         self.on_body: Callable[[bytes], None] = (
             self._body.pieces.append
         )  # the parser calls it: no frame of Python
         self._parser: Any = httptools.HttpResponseParser(self)
         self._answer = self._new_answer()
+        self._stamp = self._answer.chunk_at_ns.append
         if self.listening:
             self._answer.said = []
         self._content_type = b""
@@ -89,15 +89,19 @@ class Exchange:
 
     # -- the connection's side ---------------------------------------------------------------
 
-    def feed(self, at_ns: int, data: bytes) -> None:
-        """``data`` was read from the socket at ``at_ns``."""
-        if self._may_repeat:
-            if self._answer.take(at_ns, data):
-                return
-            data = self._take_some(at_ns, data)
+    def feed(self, at_ns: int, data: bytes) -> bool:
+        """``data`` was read from the socket at ``at_ns``; whether that ended it. The hot path: few steps."""
+        repeats = self._repeats
+        if repeats is not None:
+            if repeats(data):
+                stamp = self._stamp
+                stamp(at_ns)  # called as a method it would be looked up for long
+                return False
+            data = self._without_repetitions(at_ns, data)
             if not data:
-                return
+                return False
         self._parse(at_ns, data)
+        return self.ended
 
     @property
     def last_read_ns(self) -> int | None:
@@ -105,15 +109,16 @@ class Exchange:
         tokens_ns = self._answer.chunk_at_ns
         return max(self._parsed_ns, tokens_ns[-1]) if tokens_ns and self._parsed_ns else self._parsed_ns
 
-    def _take_some(self, at_ns: int, data: bytes) -> bytes:
-        """What is left of a read without the chunks that it begins with, as far as they are repetitions."""
+    def _without_repetitions(self, at_ns: int, data: bytes) -> bytes:
+        """What is left of a read that is no single repetition without those that it begins with."""
+        assert self._repeats is not None
         begin = 0
-        while (end := data.find(EVENT_END, begin) + len(EVENT_END)) < len(data) and end >= len(EVENT_END):
-            if not self._answer.take(at_ns, data[begin:end]):
+        while (end := data.find(EVENT_END, begin) + len(EVENT_END)) >= len(EVENT_END):
+            whole = begin == 0 and end == len(data)  # it was tried
+            if whole or not self._repeats(data[begin:end]):
                 break
+            self._stamp(at_ns)
             begin = end
-        if not begin or self._answer.take(at_ns, data[begin:]):
-            return b"" if begin else data
         return data[begin:]
 
     def eof(self, at_ns: int, error: str | None = None) -> None:
@@ -219,9 +224,10 @@ class Exchange:
         elif self._chunked:
             self._between_chunks = self._between_chunks and data.endswith(b"\r\n")  # no size has begun
             between = self._between_chunks and self._body.between_events and not self.cancel_after_tokens
-            if between and len(self._answer.chunk_at_ns) == tokens + 1:
-                self._answer.learn(data)
-            self._may_repeat = between and self._answer.repeatable
+            new = len(self._answer.chunk_at_ns) - tokens
+            if between and new:
+                self._answer.learn(data, new)
+            self._repeats = self._answer.fits if between else None
 
     def _decode(self, at_ns: int) -> None:
         """Read what the parser gave of the body; of a body that is no event stream only keep it."""
@@ -283,7 +289,7 @@ class Exchange:
         record.ended_ns = at_ns
         self._answer.write_into(record)
         self.ended = True
-        self._may_repeat = False
+        self._repeats = None
         self._body = Body()
         self._parser = None  # it holds a reference back to us
         self._on_end(self)

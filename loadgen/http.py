@@ -25,7 +25,7 @@ RESEND_WITHIN_S = (
     0.005  # of the request, and two round trips: so soon a close meets a connection that was idle
 )
 ROUND_TRIPS_MAX_S = 0.5  # a connection may have taken longer because we were busy
-AUDIT_EVERY = 16  # one of so many connections is read with kernel time stamps, to measure our own delay
+AUDIT_EVERY = 32  # one of so many connections is read with kernel time stamps, to measure our own delay
 
 OWN_SHORTAGE = (errno.EMFILE, errno.ENFILE, errno.EADDRNOTAVAIL, errno.ENOBUFS, errno.ENOMEM)
 
@@ -93,8 +93,7 @@ class Connection(asyncio.Protocol):
         if exchange is None:
             self.close()  # nobody asked
             return
-        exchange.feed(at_ns, data)
-        if exchange.ended:
+        if exchange.feed(at_ns, data):
             self._after(exchange)
 
     def received(self, at_ns: int, data: bytes) -> None:
@@ -103,8 +102,7 @@ class Connection(asyncio.Protocol):
         if exchange is None:
             self.close()  # nobody asked
             return
-        exchange.feed(at_ns, data)
-        if exchange.ended:
+        if exchange.feed(at_ns, data):
             self._after(exchange)
 
     def connection_lost(self, exc: Exception | None) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from math import inf
 from typing import Any, Literal, Protocol
 
 from loadgen.audit import Measures
@@ -83,13 +84,13 @@ class Limits:
     in_flight: int | None = None  # more than so many at once are shed: recorded, never sent
     retries: int = 0  # further attempts after 429, 502, 503, 504, no connection or a reset; each is a row
 
-    def overdue(self, began_ns: int, last_read_ns: int | None, now_ns: int) -> str | None:
-        """Why a request is given up now; None: it is not."""
-        if self.total_s is not None and now_ns - began_ns > self.total_s * 1e9:
-            return f"no complete answer within {self.total_s:g} s"
-        if self.idle_s is not None and now_ns - (last_read_ns or began_ns) > self.idle_s * 1e9:
-            return f"nothing received for {self.idle_s:g} s"
-        return None
+    def gives_up(self, began_ns: int, last_read_ns: int | None) -> tuple[float, str]:
+        """When a request is given up that nothing more is read of, monotonic ns, and why; inf: never."""
+        total_s, idle_s = self.total_s or inf, self.idle_s or inf
+        return min(
+            (began_ns + total_s * 1e9, f"no complete answer within {total_s:g} s"),
+            ((last_read_ns or began_ns) + idle_s * 1e9, f"nothing received for {idle_s:g} s"),
+        )
 
     def retry_pause_s(self, failed: RequestRecord) -> float | None:
         """How long to wait before a further attempt; None: there is none."""

@@ -73,7 +73,9 @@ class RequestRecord:
     output_tokens: int | None = None
     reasoning_tokens: int | None = None
     token_source: str | None = None
-    chunk_at_us: Sequence[int] = field(default_factory=list)  # token-bearing chunks only
+    chunk_at_us: Sequence[int] = field(
+        default_factory=list
+    )  # token-bearing chunks only; of the load generator an array
     chunk_tokens: Sequence[int] | None = None  # as long as chunk_at_us, or None where unknown
     retry_after_s: float | None = None
     server_request_id: str | None = None

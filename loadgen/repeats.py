@@ -18,8 +18,9 @@ from typing import Literal
 EVENT_END = b"\n\n\r\n"  # of an event that ends its HTTP chunk
 PLAIN = bytes(c for c in range(0x20, 0x7F) if c not in b'"\\')  # in a text these stand for themselves
 READ_MAX_BYTES = 2048  # longer reads are parsed
+BEHIND_MAX = 100  # a server that says something of the answer behind its text
 PLACES_MAX = 4  # where the text may stand, tried until one is it
-_LINE_ENDS = re.compile(rb"[\r\n]")
+_HEADERS_END = b"\r\n\r\n"
 _TOTALS = re.compile(rb'"(?:completion|total)_tokens": ?([1-9][0-9]{0,8})')
 
 Kind = Literal["answer", "reasoning"]
@@ -39,6 +40,9 @@ def _size_lines(size: bytes) -> list[bytes]:
 
 _known: set[bytes] = set()  # texts that stand for themselves: the words of a language come again and again
 KNOWN_MAX = 20_000
+_rests: dict[
+    bytes, set[bytes]
+] = {}  # such texts with what stands behind them, which is the same for all answers
 
 
 def _stands_for_itself(text: bytes) -> bool:
@@ -59,6 +63,12 @@ def _is_utf8(text: bytes) -> bool:
     return True
 
 
+def _rests_before(behind: bytes) -> set[bytes]:
+    if len(_rests) >= BEHIND_MAX and behind not in _rests:
+        _rests.clear()
+    return _rests.setdefault(behind, set())
+
+
 class Form:
     """One HTTP chunk with one event of text; where totals run, the chunk that is due next."""
 
@@ -68,11 +78,13 @@ class Form:
         self, size: bytes, before: bytes, behind: list[bytes], kind: Kind, total: int | None, gaps: list[int]
     ) -> None:
         """``behind``: what stands behind the text, cut where there are totals, each so far from ``total`` as ``gaps`` says."""
-        self._lines = _size_lines(size)
+        self._lines, self._heads = (
+            _size_lines(size),
+            dict[int, bytes](),
+        )  # all before the text, by the read's length
         self._before, self._gaps = before, [gap + 1 for gap in gaps]
         self._behind = b"".join(behind)
         self._parts = [part for fixed in behind for part in (fixed, b"")]
-        self._heads: dict[int, bytes] = {}  # all before the text, by the length of the read
         self.kind = kind
         self.total: int | None = None
         if total is not None:
@@ -91,23 +103,49 @@ class Form:
         """The event's data in the next chunk, if it says ``text``."""
         return self._before.partition(b":")[2] + text + self._behind[: -len(EVENT_END)]
 
-    def take(self, read: bytes) -> bytes | None:
-        """The text of ``read``, which is the next chunk; None if it does not repeat the form. The hot path: few steps."""
+    def text_of(self, read: bytes) -> bytes | None:
+        """The text of ``read``, which is the next chunk; None if it does not repeat the form."""
         length, behind = len(read), self._behind
-        try:
-            head = self._heads[length]
-        except KeyError:
-            if length >= READ_MAX_BYTES:
-                return None
+        if length >= READ_MAX_BYTES:
+            return None
+        head = self._heads.get(length)
+        if head is None:
             head = self._heads[length] = self._lines[length] + self._before
         text = read.removeprefix(head).removesuffix(behind)
-        if length - len(text) != len(head) + len(behind) or (
-            text not in _known and not _stands_for_itself(text)
-        ):
+        if len(head) + len(text) + len(behind) != length:
+            return None
+        if text not in _known and not _stands_for_itself(text):
             return None
         if self.total is not None:
             self.counted(self.total + 1)
         return text
+
+    def fits(self) -> Callable[[bytes], bool]:
+        """What says whether a read is the next chunk. The hot path: few steps."""
+        if self.total is not None:
+            return lambda read: self.text_of(read) is not None
+        heads, known = self._heads, _rests_before(self._behind)
+
+        def fit(read: bytes) -> bool:
+            rest = read.removeprefix(heads.get(len(read), b""))
+            if rest in known and rest is not read:  # the read itself: it has another head
+                return True
+            if self.text_of(read) is None:
+                return False
+            if len(known) >= KNOWN_MAX:
+                known.clear()
+            known.add(rest)
+            return True
+
+        return fit
+
+
+def last_chunk(read: bytes) -> bytes:
+    """What may be the last chunk of a read that ends with one."""
+    before = read.rfind(EVENT_END, 0, -1)
+    if before < 0:
+        before = read.rfind(_HEADERS_END, 0, -1)
+    return read if before < 0 else read[before + 4 :]
 
 
 def learn(read: bytes, said: Callable[[bytes], Said | None]) -> Form | None:
@@ -115,17 +153,19 @@ def learn(read: bytes, said: Callable[[bytes], Said | None]) -> Form | None:
 
     ``said`` decodes an event's data: None where that is anything but text.
     """
-    event = read.partition(b"\r\n")[2]
-    begin = 6 if event.startswith(b"data: ") else 5
+    line, _, event = read.partition(b"\r\n")
+    begin = 6 if event[5:6] == b" " else 5
     data = event[begin:-4]
-    if len(read) >= READ_MAX_BYTES or not event.startswith(b"data:") or not event.endswith(EVENT_END):
+    if len(read) >= READ_MAX_BYTES or event[:5] != b"data:" or event[-4:] != EVENT_END:
         return None
-    size = next((s for s in (b"%x", b"%X") if read.startswith(_size_lines(s)[len(read)])), None)
-    found = None if size is None or _LINE_ENDS.search(data) else said(data)
-    if size is None or found is None or not found[1]:
+    size = b"%x" if line + b"\r\n" == _size_lines(b"%x")[len(read)] else b"%X"
+    if line + b"\r\n" != _size_lines(size)[len(read)] or b"\n" in data or b"\r" in data:
+        return None
+    found = said(data)
+    if found is None or not found[1]:
         return None
     kind, text, total = found
-    string, at = b'"%b"' % text.encode(), -1
+    string, at = b'"' + text.encode() + b'"', -1
     for _ in range(PLACES_MAX):
         at = data.find(string, at + 1)
         if at < 0:

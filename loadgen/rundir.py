@@ -22,7 +22,7 @@ from loadgen.meta_shape import fault_of
 from loadgen.records import SCHEMA, SCHEMA_VERSION, RequestRecord, to_batch
 
 STREAM_NAME = "requests.arrows"
-FLUSH_ROWS = 64  # a batch holds the event loop up for about a millisecond
+FLUSH_ROWS = 256  # a batch holds the event loop up for a millisecond or two, most of it whatever its rows
 
 
 class RunDirError(ValueError):

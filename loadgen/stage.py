@@ -338,15 +338,20 @@ class StageRunner:
 
     async def _watch(self) -> None:
         """Give up requests that are past the client's own limits."""
-        turns = 0
+        turns, next_ns = 0, 0.0
         while True:
             await asyncio.sleep(WATCH_S)
             turns += 1
             if turns % FLUSH_TURNS == 0 and (trouble := self._flush()):
                 self.stop(trouble)
             now_ns = time.monotonic_ns()
+            if now_ns < next_ns:  # nothing that is in flight can have come to its limit
+                continue
+            next_ns, _ = self._limits.gives_up(now_ns, None)  # of those that are still to come
             for exchange in list(self._in_flight):
                 began_ns = exchange.record.dispatched_ns or exchange.record.scheduled_ns
-                why = self._limits.overdue(began_ns, exchange.last_read_ns, now_ns)
-                if why is not None:
+                limit_ns, why = self._limits.gives_up(began_ns, exchange.last_read_ns)
+                if limit_ns < now_ns:
                     exchange.fail("timeout", why, now_ns)
+                else:
+                    next_ns = min(next_ns, limit_ns)

@@ -64,7 +64,7 @@ def test_responses_stream() -> None:
     assert record.first_token_ns == 30 * MS
     assert record.first_answer_ns == 40 * MS
     assert record.last_token_ns == 60 * MS
-    assert record.chunk_at_us == [30_000, 40_000, 60_000]
+    assert list(record.chunk_at_us) == [30_000, 40_000, 60_000]
     assert record.chunk_tokens is None
 
 
@@ -114,7 +114,7 @@ def test_messages_stream() -> None:
     )  # fmt: skip
     assert (record.status, record.finish_reason, record.output_tokens) == ("ok", "max_tokens", 15)
     assert (record.input_tokens, record.cached_tokens) == (25, 8)
-    assert record.chunk_at_us == [40_000, 60_000, 70_000]
+    assert list(record.chunk_at_us) == [40_000, 60_000, 70_000]
     assert record.first_answer_ns == 60 * MS
 
 

@@ -215,8 +215,8 @@ NOT_ITSELF = [
 def test_what_stands_for_something_else_is_left_to_the_parser(text_bytes: bytes) -> None:
     form = learn(event(text("abc")), said)
     assert form is not None
-    assert form.take(event(text("XYZ").replace(b"XYZ", b"e\xc3\xa9"))) == b"e\xc3\xa9"
-    assert form.take(event(text("XYZ").replace(b"XYZ", text_bytes))) is None
+    assert form.text_of(event(text("XYZ").replace(b"XYZ", b"e\xc3\xa9"))) == b"e\xc3\xa9"
+    assert form.text_of(event(text("XYZ").replace(b"XYZ", text_bytes))) is None
 
 
 def said(data: bytes) -> tuple[Kind, str, int | None] | None:
@@ -237,15 +237,15 @@ def test_the_text_is_found_where_it_counts(data: bytes) -> None:
     form = learn(event(data), said)
     assert form is not None
     place = data.replace(b'"content":"abc"}', b'"content":"other"}')
-    assert form.take(event(place)) == b"other"
-    assert form.take(event(data.replace(b"abc", b"other"))) is None
+    assert form.text_of(event(place)) == b"other"
+    assert form.text_of(event(data.replace(b"abc", b"other"))) is None
 
 
 def test_a_total_that_is_not_where_it_seems_teaches_nothing() -> None:
     data = b'{"choices":[{"delta":{"content":"a"}}],"usage":{"completion_tokens":4,"completion_tokens":5}}'
     form = learn(event(data), said)
     assert form is not None
-    assert form.take(event(data.replace(b":5", b":6"))) is None  # both are expected to run
+    assert form.text_of(event(data.replace(b":5", b":6"))) is None  # both are expected to run
     ahead = b'{"usage":{"completion_tokens":5},"choices":[{"delta":{"content":"a"}}]}'
     assert learn(event(ahead), said) is None
     assert (
