@@ -4,8 +4,6 @@ Only figures are carried over. Where a source says "an assumption", nothing in i
 of a table comes out within 4 % of the trace's (11 levels leave 14 %).
 """
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

@@ -3,8 +3,6 @@
 A process is a stationary renewal process, seen through a curve of the rate where there is one (``workloads.rates``).
 """
 
-from __future__ import annotations
-
 import math
 import re
 from collections.abc import Callable, Mapping

@@ -1,7 +1,5 @@
 """Reads the classes of a workload file."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """Classes of requests: what each kind of user sends, how it is asked for, and who gives up before the end."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field

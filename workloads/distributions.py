@@ -1,12 +1,10 @@
 """Distributions of lengths in tokens, by formula. Each is its quantile function; one uniform number makes one length."""
 
-from __future__ import annotations
-
 import math
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from statistics import NormalDist
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -118,7 +116,7 @@ class LogNormal(Lengths):
             raise WorkloadError(f"p99 ({self.p99:g}) is below p50 ({self.p50:g}): give p99 >= p50")
 
     @classmethod
-    def from_mean(cls, mean: float, cv: float) -> LogNormal:
+    def from_mean(cls, mean: float, cv: float) -> Self:
         """By mean and coefficient of variation: sigma^2 = ln(1 + cv^2), p50 = mean / sqrt(1 + cv^2)."""
         check_positive("mean", mean)
         check_positive("cv", cv, "above 0")

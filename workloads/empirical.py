@@ -1,11 +1,9 @@
 """Lengths as they were observed: by a table of quantiles, or as point masses."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 
@@ -45,7 +43,7 @@ class Empirical(Lengths):
             )
 
     @classmethod
-    def from_samples(cls, samples: Iterable[float]) -> Empirical:
+    def from_samples(cls, samples: Iterable[float]) -> Self:
         """From observed lengths in tokens, in any order (one or more)."""
         values = tuple(samples)
         if not values:
@@ -59,7 +57,7 @@ class Empirical(Lengths):
         return cls(levels, tuple(ordered), f"{len(values)} samples")
 
     @classmethod
-    def from_quantiles(cls, table: Mapping[float, float]) -> Empirical:
+    def from_quantiles(cls, table: Mapping[float, float]) -> Self:
         """From {level: tokens}, in any order; the levels 0 and 1 must be there."""
         if not all(is_number(level) for level in table):
             raise WorkloadError("the levels of a quantile table are numbers from 0 to 1")

@@ -1,7 +1,5 @@
 """The one error of this room, the hint that goes with it, and checks of a workload file's keys and numbers."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping
 from difflib import get_close_matches
 from typing import Any

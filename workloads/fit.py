@@ -1,7 +1,5 @@
 """From a trace or a log to a profile: a workload file without prompts or names, with what was measured beside it."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """What a log says of arrivals: rates and their peaks, burstiness, clients."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

@@ -3,8 +3,6 @@
 All functions take distinct whole lengths ``values`` (rising, float64[n]) and how often each occurs, ``weights``.
 """
 
-from __future__ import annotations
-
 import math
 from typing import Any
 

@@ -1,7 +1,5 @@
 """What a log says of prompts that begin alike, and of sessions."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Images for vision models as data URLs: generated at a given size, or from a folder."""
 
-from __future__ import annotations
-
 import base64
 import random
 import re

@@ -1,7 +1,5 @@
 """How many tokens a request has: a distribution read from a flag or a file, and pairs of input and output."""
 
-from __future__ import annotations
-
 import math
 import re
 from collections.abc import Callable, Mapping

@@ -3,8 +3,6 @@
 Every stream has random numbers of its own, so its k-th request does not depend on the rate or on the others.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any

@@ -1,7 +1,5 @@
 """Lengths made of other lengths: mixtures, and what is cut at the model's context."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any

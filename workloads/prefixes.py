@@ -4,8 +4,6 @@ A shared prefix is a chain of segments. A segment is an endless text with an id;
 tokens of each of its segments, then text of its own. The same id is the same text within a run.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
@@ -43,7 +41,7 @@ class SharedPrefixes:
     tokens: Ints
     note: str | None = None  # where less is shared than was asked for
 
-    def take(self, kept: Ints) -> SharedPrefixes:
+    def take(self, kept: Ints) -> "SharedPrefixes":
         """Those of the prompts at these indices."""
         items, start = take_lists(self.start, kept)
         return SharedPrefixes(start, self.ids[items], self.tokens[items], self.note)

@@ -1,7 +1,5 @@
 """A workload: what is sent, as a name or a small YAML file."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -77,7 +75,7 @@ class Workload:
     def _clocks_of(self, kind: RequestClass) -> list[str]:
         return list(dict.fromkeys(client.arrivals or self.arrivals for _, client in kind.senders(1.0)))
 
-    def with_lengths(self, side: Literal["input_tokens", "output_tokens"], lengths: Lengths) -> Workload:
+    def with_lengths(self, side: Literal["input_tokens", "output_tokens"], lengths: Lengths) -> "Workload":
         """The workload with one side of its lengths replaced. Raises WorkloadError where classes differ in it."""
         if len(self.classes) > 1 or any(kind.clients for kind in self.classes):
             raise WorkloadError(
@@ -86,7 +84,7 @@ class Workload:
         changed: dict[str, Any] = {side: lengths}
         return replace(self, classes=tuple(replace(kind, **changed) for kind in self.classes), **changed)
 
-    def at_quantile(self, q: float) -> Workload:
+    def at_quantile(self, q: float) -> "Workload":
         """The workload with every request at this quantile of its class's input and of its output tokens."""
         kinds = []
         for kind in self.kinds:
@@ -96,7 +94,7 @@ class Workload:
         both: dict[str, Any] = {side: _all(kinds, side) for side in _SIDES}
         return replace(self, classes=tuple(kinds) if self.classes else (), **both)
 
-    def with_arrivals(self, spec: str) -> Workload:
+    def with_arrivals(self, spec: str) -> "Workload":
         """The workload with one arrival process for all its classes. Raises WorkloadError where it has clients."""
         if any(kind.clients for kind in self.classes):
             raise WorkloadError(

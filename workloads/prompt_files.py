@@ -1,7 +1,5 @@
 """Real prompts from a JSONL or JSON file: messages, lines of an OpenAI batch file, ShareGPT conversations, plain text."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass

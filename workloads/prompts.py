@@ -1,7 +1,5 @@
 """Prompt text of an exact length, different for every request from its first words on."""
 
-from __future__ import annotations
-
 import hashlib
 import math
 import string

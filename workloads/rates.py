@@ -5,8 +5,6 @@ the integral of the relative rate (time-rescaling; Cinlar 1975). A stage's mean 
 and for the random on-off curve on average.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from dataclasses import dataclass

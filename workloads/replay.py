@@ -1,7 +1,5 @@
 """What is done to a trace before it is played: spreading, cutting, thinning, looping. Each says so in the notes."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass, replace
 

@@ -1,7 +1,5 @@
 """The seeded plan of one stage: when each request is due and how long it is. Holds no prompt text."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -86,7 +84,7 @@ class Schedule:
             found.append((self.continues, here))
         return found
 
-    def take(self, kept: NDArray[np.int64]) -> Schedule:
+    def take(self, kept: NDArray[np.int64]) -> "Schedule":
         """The requests at these indices, in order; what they wait for must be among them."""
         new_index = np.full(len(self) + 1, -1, dtype=np.int64)  # the last one stands for "none"
         new_index[kept] = np.arange(len(kept))
@@ -102,7 +100,7 @@ class Schedule:
             columns["numbers"] = kept
         return replace(self, **columns)
 
-    def without(self, unwanted: NDArray[np.bool_]) -> Schedule:
+    def without(self, unwanted: NDArray[np.bool_]) -> "Schedule":
         """All but these requests, and but those that wait for one that is left out."""
         out = unwanted.copy()
         if self.after_start is not None and self.after is not None:
@@ -164,7 +162,7 @@ class Schedule:
 
     def capped(
         self, max_requests: int | None = None, max_tokens: int | None = None
-    ) -> tuple[Schedule, str | None]:
+    ) -> tuple["Schedule", str | None]:
         """The longest beginning that stays within both limits, and why it was cut (None: it was not).
 
         ``max_tokens`` counts planned input and output tokens.

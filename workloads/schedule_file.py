@@ -1,7 +1,5 @@
 """A schedule as JSON lines, one request each, and back."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """A client of ServeGen (Xiang et al. 2025): rates by window and histograms of lengths instead of requests."""
 
-from __future__ import annotations
-
 import ast
 import csv
 import json

@@ -4,8 +4,6 @@ A session arrives in open loop; each further request is due a pause after the la
 What is drawn here is columns of a schedule; the pauses, lengths and branches are fixed before the run.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any

@@ -1,7 +1,5 @@
 """Counting tokens as a model's vocabulary does, without ever hanging on a missing network."""
 
-from __future__ import annotations
-
 import gzip
 import importlib
 import importlib.resources

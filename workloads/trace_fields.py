@@ -1,7 +1,5 @@
 """One field of a trace: which column it is, and what its text means. Exact: times are integer nanoseconds."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

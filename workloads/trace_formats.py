@@ -1,7 +1,5 @@
 """Rows of a log or trace as mappings, streamed: CSV, JSON lines, JSON documents, Parquet, vLLM's log; each also gzipped."""
 
-from __future__ import annotations
-
 import csv
 import gzip
 import io

@@ -1,7 +1,5 @@
 """Recorded load: arrival times and token counts of real requests, from a trace or a log."""
 
-from __future__ import annotations
-
 import math
 from array import array
 from collections import Counter
@@ -33,7 +31,7 @@ class Blocks:
     ids: NDArray[np.int64]
     start: NDArray[np.int64]
 
-    def take(self, index: NDArray[np.int64]) -> Blocks:
+    def take(self, index: NDArray[np.int64]) -> "Blocks":
         """The chains of the requests ``index``, in that order."""
         places, start = take_lists(self.start, index)
         return Blocks(self.ids[places], start)
@@ -67,7 +65,7 @@ class Trace:
     def __len__(self) -> int:
         return len(self.arrival_s)
 
-    def take(self, index: NDArray[np.int64], arrival_s: NDArray[np.float64] | None = None) -> Trace:
+    def take(self, index: NDArray[np.int64], arrival_s: NDArray[np.float64] | None = None) -> "Trace":
         """The requests ``index`` (int64), sorted by ``arrival_s`` (default: their own times, not shifted)."""
         arrival_s = self.arrival_s[index] if arrival_s is None else arrival_s
         order = np.argsort(arrival_s, kind="stable")

@@ -1,7 +1,5 @@
 """A workload as it can be drawn: quantiles, spikes and a histogram of its lengths, and what a log said of it."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 
