@@ -41,14 +41,11 @@ TAILS = (0.9, 0.95, 0.99)  # quantiles that a summary holds, as p90, p95, p99
 
 def charts(summary: Mapping[str, Any]) -> list[Chart]:
     """Every chart that the summary supports, in the order of the report."""
-    from altair.utils.schemapi import debug_mode
-
     drawn: list[Callable[[Mapping[str, Any]], Chart | None]] = [
         burst_ttft, burst_queue, latency_by_rate, latency_by_concurrency, achieved_by_offered, ttft_percentiles, itl_percentiles,
         goodput_by_load, errors_by_stage, input_lengths, output_lengths,
     ]  # fmt: skip
-    with debug_mode(False):  # Altair's own checks take seconds; a test makes them instead
-        return [*(chart for draw in drawn if (chart := draw(summary)) is not None), *curve_charts(summary)]
+    return [*(chart for draw in drawn if (chart := draw(summary)) is not None), *curve_charts(summary)]
 
 
 def _stages(summary: Mapping[str, Any], name: str) -> list[Mapping[str, Any]]:

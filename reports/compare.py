@@ -278,10 +278,7 @@ def _shift_chart(metric: str, shifts: Sequence[Mapping[str, Any]], result: Mappi
 
 def write_comparison_page(path: Path, result: Mapping[str, Any]) -> None:
     """One HTML file that needs no network; whole or not at all. Raises OSError."""
-    from altair.utils.schemapi import debug_mode
-
-    with debug_mode(False):
-        figures = {c.name: drawn(c) for c in charts(result)}
+    figures = {c.name: drawn(c) for c in charts(result)}
     main = tables({**result, "shift": []})
     page = page_template("compare.html.j2").render(
         title="Comparison – ampacity", sentence=result["sentence"], notes=result["notes"], style=style_sheet(), figures=figures, predicted=any(r["predicted"] for r in result["runs"]),

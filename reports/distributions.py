@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from reports.figures import NO_FAILURES, by_load, count, ended_otherwise, exact, failures, load_of, seconds
-from reports.marks import NARROW, Axis, Chart, Key, Plot, log_axis, seconds_axis, with_look
+from reports.marks import NARROW, TOOLTIP, Axis, Chart, Key, Plot, log_axis, seconds_axis, with_look
 from reports.palette import COLOURS, STEPS, light
 
 PERCENTILE_TICKS = (1.0, 2.0, 10.0, 100.0, 1000.0)
@@ -153,8 +153,6 @@ def _length_rows(lengths: Mapping[str, Any], label: str) -> list[dict[str, Any]]
 
 def errors_by_stage(summary: Mapping[str, Any]) -> Chart | None:
     """Requests of each stage that did not end well, stacked by cause; None where all did."""
-    import altair as alt
-
     stages = by_load(summary)
     causes = list(dict.fromkeys(c for s in stages for c, n in (s.get("errors") or {}).items() if n))
     if not causes:
@@ -163,24 +161,23 @@ def errors_by_stage(summary: Mapping[str, Any]) -> Chart | None:
     rows = [
         row for stage, label in zip(stages, labels, strict=True) for row in _error_bars(stage, label, causes)
     ]
-    bars = (
-        alt.Chart(alt.NamedData(name="errors"))
-        .mark_bar(height={"band": 0.66})
-        .encode(
-            x=alt.X("x:Q", title="Requests", axis=alt.Axis(tickMinStep=1, format=",d", tickCount=6)),
-            x2=alt.X2("x2:Q"),
-            y=alt.Y("stage:N", title=None, scale=alt.Scale(domain=labels)),
-            color=alt.Color("colour:N", scale=None, legend=None),
-            description=alt.Description("text:N"),
-        )
-    )
+    counts = {"tickMinStep": 1, "format": ",d", "tickCount": 6}
+    encoding = {
+        "x": {"field": "x", "type": "quantitative", "title": "Requests", "axis": counts}, "x2": {"field": "x2"},
+        "y": {"field": "stage", "type": "nominal", "title": None, "scale": {"domain": labels}},
+        "color": {"field": "colour", "type": "nominal", "scale": None, "legend": None}, **TOOLTIP,
+    }  # fmt: skip
+    bars = {
+        "data": {"name": "errors"}, "mark": {"type": "bar", "height": {"band": 0.66}}, "encoding": encoding,
+        "width": NARROW - 20, "height": max(60, 30 * len(labels)),
+    }  # fmt: skip
     totals = {cause: sum((s.get("errors") or {}).get(cause, 0) for s in stages) for cause in causes}
     judged = count(sum(s.get("requests") or 0 for s in stages))
     failed, others = failures(totals), ended_otherwise(totals)
     title = "; ".join([f"{count(failed)} of {judged} requests in the windows failed", *others])
     if not failed:
         title = f"No request in the windows failed; of {judged}, {' and '.join(others)}"
-    spec = with_look(bars.properties(width=NARROW - 20, height=max(60, 30 * len(labels))), {"errors": rows})
+    spec = with_look(bars, {"errors": rows})
     keys = [Key(NO_FAILURES.get(cause, cause), _error_colour(cause), "band") for cause in causes]
     return Chart("errors", title, f"{title}, by stage and cause: {', '.join(causes)}.", spec, keys)
 

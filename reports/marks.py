@@ -100,18 +100,19 @@ def seconds_axis(title: str, values: Sequence[float]) -> Axis:
     return log_axis(title, values, SECONDS_LABEL)
 
 
-def _encoded(channel: Any, name: str, axis: Axis) -> Any:
-    import altair as alt
+def _channel(name: str, axis: Axis) -> dict[str, Any]:
+    scale = {
+        "type": "log" if axis.log else "linear", "domain": [axis.low, axis.high], "nice": False, "zero": False,
+    }  # fmt: skip
+    labels = {"labelExpr": axis.labels} if axis.labels else {"format": ",~r"}
+    ticks = {"tickCount": 7} if axis.ticks is None else {"values": list(axis.ticks)}
+    return {
+        "field": name, "type": "quantitative", "title": axis.title, "scale": scale, "axis": labels | ticks,
+    }  # fmt: skip
 
-    scale = alt.Scale(
-        type="log" if axis.log else "linear", domain=[axis.low, axis.high], nice=False, zero=False
-    )
-    options: dict[str, Any] = {"labelExpr": axis.labels} if axis.labels else {"format": ",~r"}
-    if axis.ticks is not None:
-        options["values"] = list(axis.ticks)
-    else:
-        options["tickCount"] = 7
-    return channel(f"{name}:Q", title=axis.title, scale=scale, axis=alt.Axis(**options))
+
+TOOLTIP = {"description": {"field": "text", "type": "nominal"}}  # the page makes it one
+TO_X2, TO_Y2 = {"x2": {"field": "x2"}}, {"y2": {"field": "y2"}}
 
 
 class Plot:
@@ -119,40 +120,29 @@ class Plot:
 
     def __init__(self, x: Axis, y: Axis) -> None:
         self.x, self.y = x, y
-        self._layers: list[Any] = []
-        self._bands: list[Any] = []  # drawn below everything else
-        self._encoding: dict[str, Any] = {}
+        self._layers: list[dict[str, Any]] = []
+        self._bands: list[dict[str, Any]] = []  # drawn below everything else
         self._datasets: dict[str, list[dict[str, Any]]] = {}
 
-    def _chart(self, rows: list[dict[str, Any]]) -> Any:
-        import altair as alt
-
-        name = f"layer{len(self._datasets)}"  # named, so that Altair does not walk through every row
+    def _layer(self, rows: list[dict[str, Any]], mark: dict[str, Any], **channels: Any) -> dict[str, Any]:
+        name = f"layer{len(self._datasets)}"
         self._datasets[name] = rows
-        return alt.Chart(alt.NamedData(name=name))
-
-    def _xy(self) -> dict[str, Any]:
-        import altair as alt
-
-        if not self._encoding:
-            self._encoding = {"x": _encoded(alt.X, "x", self.x), "y": _encoded(alt.Y, "y", self.y)}
-        return self._encoding
+        encoding = {"x": _channel("x", self.x), "y": _channel("y", self.y), **channels}
+        return {"data": {"name": name}, "mark": mark, "encoding": encoding}
 
     def line(
         self, rows: list[dict[str, Any]], colour: str, dash: list[int] | None = None, width: float = 2
     ) -> None:
         """A line through ``rows`` (x, y) in their own order, but for stages that measure nothing (by their state)."""
-        import altair as alt
-
         rows = [r for r in rows if r.get("state", "steady") in CURVE]
         if len(rows) < 2:
             return
         rows = [{"x": r["x"], "y": r["y"], "order": i} for i, r in enumerate(rows)]
-        look = {"strokeDash": dash} if dash else {}
-        mark = self._chart(rows).mark_line(
-            color=light(colour), strokeWidth=width, strokeJoin="round", clip=True, aria=False, **look
-        )
-        self._layers.append(mark.encode(**self._xy(), order=alt.Order("order:Q")))
+        mark = {
+            "type": "line", "color": light(colour), "strokeWidth": width, "strokeJoin": "round", "clip": True, "aria": False,
+        }  # fmt: skip
+        mark |= {"strokeDash": dash} if dash else {}
+        self._layers.append(self._layer(rows, mark, order={"field": "order", "type": "quantitative"}))
 
     def points(
         self,
@@ -164,25 +154,20 @@ class Plot:
         opacity: float = 1,
     ) -> None:
         """A symbol at each of ``rows`` (x, y, text); ``text`` is its tooltip."""
-        import altair as alt
-
-        if not rows:
-            return
-        mark = self._chart(rows).mark_point(
-            color=light(colour), shape=shape, filled=filled, size=size, opacity=opacity, strokeWidth=1.8
-        )
-        self._layers.append(mark.encode(**self._xy(), description=alt.Description("text:N")))
+        mark = {
+            "type": "point", "color": light(colour), "shape": shape, "filled": filled, "size": size, "opacity": opacity,
+            "strokeWidth": 1.8,
+        }  # fmt: skip
+        if rows:
+            self._layers.append(self._layer(rows, mark, **TOOLTIP))
 
     def bars_between(self, rows: list[dict[str, Any]], colour: str) -> None:
         """Vertical intervals: ``rows`` hold x, y and y2."""
-        import altair as alt
-
-        if not rows:
-            return
-        mark = self._chart(rows).mark_rule(
-            color=light(colour), strokeWidth=1.4, opacity=0.75, clip=True, aria=False
-        )
-        self._layers.append(mark.encode(**self._xy(), y2=alt.Y2("y2:Q")))
+        mark = {
+            "type": "rule", "color": light(colour), "strokeWidth": 1.4, "opacity": 0.75, "clip": True, "aria": False,
+        }  # fmt: skip
+        if rows:
+            self._layers.append(self._layer(rows, mark, **TO_Y2))
 
     def x_band(self, bounds: Sequence[float | None] | None, colour: str, text: str) -> None:
         """A vertical band; a side that is open reaches to the edge of the plot."""
@@ -195,66 +180,48 @@ class Plot:
     def _rectangle(
         self, bounds: Sequence[float | None] | None, top: float, colour: str, opacity: float, text: str
     ) -> None:
-        import altair as alt
-
         if not bounds or len(bounds) != 2 or (bounds[0] is None and bounds[1] is None):
             return
         low = self.x.low if bounds[0] is None else max(bounds[0], self.x.low)
         high = self.x.high if bounds[1] is None else min(bounds[1], self.x.high)
         rows = [{"x": low, "x2": high, "y": self.y.low, "y2": top, "text": text}]
-        mark = self._chart(rows).mark_rect(color=light(colour), opacity=opacity)
-        self._bands.append(
-            mark.encode(
-                **self._xy(), x2=alt.X2("x2:Q"), y2=alt.Y2("y2:Q"), description=alt.Description("text:N")
-            )
-        )
+        mark = {"type": "rect", "color": light(colour), "opacity": opacity}
+        self._bands.append(self._layer(rows, mark, **TO_X2, **TO_Y2, **TOOLTIP))
 
     def x_rule(self, value: float | None, colour: str, text: str) -> None:
         """A vertical line through the whole plot."""
-        import altair as alt
-
         if value is None or not self.x.low <= value <= self.x.high:
             return
         rows = [{"x": value, "y": self.y.low, "y2": self.y.high, "text": text}]
-        mark = self._chart(rows).mark_rule(color=light(colour), strokeWidth=2)
-        self._layers.append(
-            mark.encode(**self._xy(), y2=alt.Y2("y2:Q"), description=alt.Description("text:N"))
-        )
+        mark = {"type": "rule", "color": light(colour), "strokeWidth": 2}
+        self._layers.append(self._layer(rows, mark, **TO_Y2, **TOOLTIP))
 
     def y_rule(self, value: float | None, colour: str, text: str) -> None:
         """A horizontal dashed line through the whole plot: a limit."""
-        import altair as alt
-
         if value is None or not self.y.low <= value <= self.y.high:
             return
         rows = [{"x": self.x.low, "x2": self.x.high, "y": value, "text": text}]
-        mark = self._chart(rows).mark_rule(color=light(colour), strokeWidth=1.8, strokeDash=[2, 3])
-        self._layers.append(
-            mark.encode(**self._xy(), x2=alt.X2("x2:Q"), description=alt.Description("text:N"))
-        )
+        mark = {"type": "rule", "color": light(colour), "strokeWidth": 1.8, "strokeDash": [2, 3]}
+        self._layers.append(self._layer(rows, mark, **TO_X2, **TOOLTIP))
 
     def spec(self, width: int, height: int) -> dict[str, Any]:
         """The Vega-Lite spec of all layers."""
-        import altair as alt
-
-        layers = self._bands + self._layers or [self._chart([]).mark_point().encode(**self._xy())]
-        return with_look(alt.layer(*layers).properties(width=width, height=height), self._datasets)
+        layers = self._bands + self._layers or [self._layer([], {"type": "point"})]
+        return with_look({"layer": layers, "width": width, "height": height}, self._datasets)
 
 
-def with_look(chart: Any, datasets: dict[str, list[dict[str, Any]]]) -> dict[str, Any]:
+def with_look(chart: dict[str, Any], datasets: dict[str, list[dict[str, Any]]]) -> dict[str, Any]:
     """``chart`` as a spec with its named data and the report's type and lines."""
-    words = {"labelFont": FONT, "titleFont": FONT, "labelFontSize": 12, "titleFontSize": 12.5}
     axis = {
-        **words, "labelColor": light("muted"), "titleColor": light("ink"), "titleFontWeight": "normal",
+        "labelFont": FONT, "titleFont": FONT, "labelFontSize": 12, "titleFontSize": 12.5,
+        "labelColor": light("muted"), "titleColor": light("ink"), "titleFontWeight": "normal",
         "titlePadding": 10, "labelPadding": 5, "gridColor": light("grid"), "domainColor": light("axis"),
         "tickColor": light("axis"), "tickSize": 4, "labelOverlap": "greedy", "labelFlush": False,
     }  # fmt: skip
-    spec: dict[str, Any] = chart.to_dict(validate=False)
-    spec["datasets"] = datasets
-    spec["config"] = {
+    config = {
         "background": "transparent", "view": {"stroke": None}, "axis": axis, "padding": 4, "font": FONT,
     }  # fmt: skip
-    return spec
+    return {**chart, "datasets": datasets, "config": config}
 
 
 def stage_state(stage: Mapping[str, Any], summary: Mapping[str, Any]) -> str:
