@@ -7,7 +7,7 @@ import math
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -21,18 +21,20 @@ from workloads.rates import MEASURED_DAY, Bursts, Curve, Ramp, Steps, Switching
 MAX_PLANNED_REQUESTS = 50_000_000
 """A stage of more requests is refused before it eats the memory."""
 
-_CURVES = {
-    "onoff": ("on", "off"), "mmpp": ("rates", "stay"), "ramp": ("from", "to"), "steps": ("rates", "lengths"),
-    "diurnal": ("weights", "trace", "step"), "burst": ("factor", "length", "at", "every"),
+_GAPS = ("poisson", "constant", "gamma", "weibull")
+_NEEDED = {
+    "gamma": ("cv",), "weibull": ("cv",), "onoff": ("on", "off"), "mmpp": ("rates", "stay"), "ramp": ("from", "to"),
+    "steps": ("rates",), "burst": ("factor", "length"),
 }  # fmt: skip
-_PARAMETERS = {"poisson": (), "constant": (), "gamma": ("cv",), "weibull": ("cv",)} | {
-    kind: (*names, "cv") for kind, names in _CURVES.items()
-}
+_OPTIONAL = {
+    "onoff": ("cv",), "mmpp": ("cv",), "ramp": ("cv",), "steps": ("lengths", "cv"), "diurnal": ("weights", "trace", "step", "cv"),
+    "burst": ("at", "every", "cv"),
+}  # fmt: skip
 _EXAMPLES = {
     "gamma": "gamma:cv=3", "weibull": "weibull:cv=2", "onoff": "onoff:on=10s,off=50s", "mmpp": "mmpp:rates=1/8,stay=60s/5s",
     "ramp": "ramp:from=0.2,to=1.8", "steps": "steps:rates=1/2/4", "diurnal": "diurnal", "burst": "burst:factor=5,length=10s",
 }  # fmt: skip
-ARRIVALS: tuple[str, ...] = tuple(_PARAMETERS)
+ARRIVALS = (*_GAPS, *_OPTIONAL)
 _SECONDS = {"ms": 1e-3, "": 1.0, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0}
 
 Draw = Callable[[np.random.Generator, int], Any]
@@ -155,18 +157,13 @@ def arrivals_text(spec: object) -> str:
             for name, value in values.items()
         )
         spec = f"{kind}:{','.join(joined)}" if values else kind
-    check_arrivals(str(spec))
+    parse_arrivals(str(spec))
     return str(spec)
 
 
 def shaped(spec: str) -> bool:
     """Whether the rate follows a curve that is laid over the stage (ramp, steps, diurnal, burst): it is not one rate."""
     return isinstance(parse_arrivals(spec).curve, Ramp | Steps | Bursts)
-
-
-def check_arrivals(spec: str) -> None:
-    """Raise WorkloadError unless ``spec`` is an arrival process."""
-    parse_arrivals(spec)
 
 
 @lru_cache(maxsize=256)
@@ -180,112 +177,87 @@ def parse_arrivals(spec: str) -> Arrivals:
         )
     try:
         given = pairs(rest, _EXAMPLES.get(kind, kind)) if rest.strip() else {}
+        known = _NEEDED.get(kind, ()) + _OPTIONAL.get(kind, ())
         for name in given:
-            if name not in _PARAMETERS[kind]:
-                takes = f"it takes {', '.join(_PARAMETERS[kind])}" if _PARAMETERS[kind] else "it takes none"
-                hint = did_you_mean(name, _PARAMETERS[kind])
-                raise WorkloadError(f"{kind} has no parameter {name!r}{hint}: {takes}")
-        if kind not in _CURVES:
-            return Arrivals(_gaps(kind, given))
-        cv = _at_least("cv", given["cv"], 0) if "cv" in given else 1.0
-        return Arrivals(Gaps("constant") if cv == 0 else _gaps("gamma", {"cv": cv}), _curve(kind, given))
+            if name not in known:
+                takes = f"it takes {', '.join(known) or 'none'}"
+                raise WorkloadError(f"{kind} has no parameter {name!r}{did_you_mean(name, known)}: {takes}")
+        for name in _NEEDED.get(kind, ()):
+            if name not in given:
+                raise WorkloadError(f"{kind} lacks {name}: write {_EXAMPLES[kind]}")
+        values = {name: _READ[name](name, text) for name, text in given.items()}
+        return Arrivals(_gaps(kind, values), None if kind in _GAPS else _curve(kind, values))
     except WorkloadError as error:
         raise WorkloadError(f"arrivals {spec!r:.80}: {error}") from None
 
 
-def _gaps(kind: str, given: Mapping[str, Any]) -> Gaps:
-    if kind == "constant":
+def _gaps(kind: str, values: Mapping[str, Any]) -> Gaps:
+    cv = values.get("cv", 1.0)
+    if kind == "constant" or (kind not in _GAPS and _at_least("cv", cv) == 0):
         return Gaps("constant", 0.0)
-    cv = 1.0 if kind == "poisson" else number("cv", _needed(given, "cv", kind))
     if not 0.01 <= cv <= 100:
         raise WorkloadError(f"cv is {cv:g}: give a number from 0.01 to 100")
-    return Gaps() if cv == 1 else Gaps(kind, cv)  # both families are exponential there
+    # both families are exponential at 1
+    return Gaps() if cv == 1 else Gaps("weibull" if kind == "weibull" else "gamma", cv)
 
 
-def _curve(kind: str, given: Mapping[str, str]) -> Curve:
+def _curve(kind: str, values: Mapping[str, Any]) -> Curve:
     if kind == "onoff":
-        return Switching((1.0, 0.0), (_seconds(given, "on", kind), _seconds(given, "off", kind)))
+        return Switching((1.0, 0.0), (values["on"], values["off"]))
     if kind == "mmpp":
-        rates, stay = _list(_needed(given, "rates", kind), "rates"), _needed(given, "stay", kind).split("/")
-        _same(rates, stay, "rates", "stay")
-        return Switching(rates, tuple(_duration("stay", text) for text in stay))
+        return Switching(*_as_many(values, "rates", "stay"))
     if kind == "ramp":
-        start, end = (_at_least(name, _needed(given, name, kind), 0) for name in ("from", "to"))
-        if start + end == 0:
+        if values["from"] + values["to"] == 0:
             raise WorkloadError("both ends of the ramp are 0: give one of them a rate")
-        return Ramp(start, end)
+        return Ramp(values["from"], values["to"])
     if kind == "burst":
-        return _burst(given)
+        if values["length"] >= values.get("every", math.inf):
+            raise WorkloadError("length is not below every: there is nothing between the bursts")
+        return Bursts(values["factor"], values["length"], values.get("at"), values.get("every"))
     if kind == "diurnal":
-        return _day(given)
-    rates = _list(_needed(given, "rates", kind), "rates")
-    lengths = _list(given["lengths"], "lengths") if "lengths" in given else (1.0,) * len(rates)
-    _same(rates, lengths, "rates", "lengths")
+        return _day(values)
+    rates, lengths = _as_many({"lengths": (1.0,) * len(values["rates"]), **values}, "rates", "lengths")
     if min(lengths) <= 0:
         raise WorkloadError("a step of length 0: leave it out")
     return Steps(rates, lengths)
 
 
-def _burst(given: Mapping[str, str]) -> Bursts:
-    at_s = _duration("at", given["at"], zero=True) if "at" in given else None
-    every_s = _seconds(given, "every", "burst") if "every" in given else None
-    burst = Bursts(
-        _at_least("factor", _needed(given, "factor", "burst"), 0),
-        _seconds(given, "length", "burst"),
-        at_s,
-        every_s,
-    )
-    if every_s is not None and burst.length_s >= every_s:
-        raise WorkloadError("length is not below every: there is nothing between the bursts")
-    return burst
-
-
-def _day(given: Mapping[str, str]) -> Steps:
-    if "trace" not in given:
-        if "step" in given:
+def _day(values: Mapping[str, Any]) -> Steps:
+    if "trace" not in values:
+        if "step" in values:
             raise WorkloadError("step goes with trace")
-        weights = _list(given["weights"], "weights") if "weights" in given else MEASURED_DAY
+        weights = values.get("weights", MEASURED_DAY)
         return Steps(weights, (1.0,) * len(weights))
-    if "weights" in given:
+    if "weights" in values:
         raise WorkloadError("weights and trace exclude each other: give one")
     from workloads.traces import read_trace
 
-    arrival_s = read_trace(Path(given["trace"])).arrival_s
-    step_s = _duration("step", given.get("step", "1h"))
-    edges = np.append(np.arange(0.0, arrival_s[-1], step_s), arrival_s[-1])
+    arrival_s = read_trace(Path(values["trace"])).arrival_s
+    edges = np.append(np.arange(0.0, arrival_s[-1], values.get("step", 3600.0)), arrival_s[-1])
     if len(edges) < 2:
-        raise WorkloadError(f"trace {given['trace']} has no length in time")
+        raise WorkloadError(f"trace {values['trace']} has no length in time")
     counts, lengths = np.histogram(arrival_s, edges)[0], np.diff(edges)
     return Steps(tuple((counts / lengths).tolist()), tuple(lengths.tolist()))
 
 
-def _needed(given: Mapping[str, Any], name: str, kind: str) -> Any:
-    if name not in given:
-        raise WorkloadError(f"{kind} lacks {name}: write {_EXAMPLES[kind]}")
-    return given[name]
-
-
-def _at_least(name: str, text: object, least: float) -> float:
+def _at_least(name: str, text: object) -> float:
     value = number(name, text)
-    if not least <= value <= 1e9:
-        raise WorkloadError(f"{name} is {value:g}: give a number of at least {least:g}")
+    if not 0 <= value <= 1e9:
+        raise WorkloadError(f"{name} is {value:g}: give a number of at least 0")
     return value
 
 
-def _list(text: str, name: str) -> tuple[float, ...]:
-    values = tuple(_at_least(name, part.strip(), 0) for part in text.split("/"))
+def _list(name: str, text: str) -> tuple[float, ...]:
+    values = tuple(_at_least(name, part.strip()) for part in text.split("/"))
     if not any(values):
         raise WorkloadError(f"{name} are all 0: give at least one above 0")
     return values
 
 
-def _same(a: tuple[Any, ...], b: Any, name_a: str, name_b: str) -> None:
-    if len(a) != len(b):
-        raise WorkloadError(f"{len(a)} {name_a} and {len(b)} {name_b}: give as many of each")
-
-
-def _seconds(given: Mapping[str, str], name: str, kind: str) -> float:
-    return _duration(name, _needed(given, name, kind))
+def _as_many(values: Mapping[str, Any], a: str, b: str) -> tuple[Any, Any]:
+    if len(values[a]) != len(values[b]):
+        raise WorkloadError(f"{len(values[a])} {a} and {len(values[b])} {b}: give as many of each")
+    return values[a], values[b]
 
 
 def _duration(name: str, text: str, *, zero: bool = False) -> float:
@@ -294,3 +266,12 @@ def _duration(name: str, text: str, *, zero: bool = False) -> float:
     if not (seconds > 0 or (zero and seconds == 0)) or seconds > 1e9:
         raise WorkloadError(f"{name} is {text!r}: give a time such as 10s, 2m or 1h")
     return seconds
+
+
+# How the value of a parameter is read: reader(name, text).
+_READ: dict[str, Callable[[str, str], Any]] = {
+    **dict.fromkeys(("on", "off", "length", "every", "step"), _duration), "at": partial(_duration, zero=True),
+    **dict.fromkeys(("from", "to", "factor"), _at_least), **dict.fromkeys(("rates", "lengths", "weights"), _list),
+    "stay": lambda name, text: tuple(_duration(name, part) for part in text.split("/")),
+    "cv": number, "trace": lambda name, text: text,
+}  # fmt: skip

@@ -9,7 +9,7 @@ from typing import Any, Literal
 import yaml
 
 from workloads.archetypes import ARCHETYPES
-from workloads.arrivals import arrivals_text, check_arrivals
+from workloads.arrivals import arrivals_text, parse_arrivals
 from workloads.class_spec import CLASS_KEYS, parse_class
 from workloads.classes import RequestClass
 from workloads.errors import WorkloadError, check_keys, did_you_mean
@@ -46,7 +46,7 @@ class Workload:
     prompts: Prompts | None = None  # real ones from a file; then their lengths are sent
 
     def __post_init__(self) -> None:
-        check_arrivals(self.arrivals)
+        parse_arrivals(self.arrivals)
         if self.sessions and (len(self.classes) > 1 or any(k.clients or k.correlation for k in self.classes)):
             raise WorkloadError(
                 "sessions do not go with several classes, clients or a correlation: drop one of them"
