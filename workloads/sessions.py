@@ -4,9 +4,10 @@ A session arrives in open loop; each further request is due a pause after the la
 What is drawn here is columns of a schedule; the pauses, lengths and branches are fixed before the run.
 """
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, fields
-from typing import Any
+from collections.abc import Callable
+from dataclasses import MISSING, dataclass, field, fields
+from functools import partial
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,6 +18,7 @@ from workloads.prefixes import Prefixes, in_time_order
 
 Stream = Callable[[int], np.random.Generator]
 Ints = NDArray[np.int64]
+T = TypeVar("T")
 
 # Spawn keys of the random streams, apart from those of lone requests.
 _TURNS, _STEPS, _BRANCHES, _FIRST, _USER, _RESULT, _OUTPUT, _THINK, _DELAY, _PREFIX, _BRANCH = range(32, 43)
@@ -241,21 +243,7 @@ def _earliest(
 
 def parse_sessions(value: object, where: str) -> Sessions:
     """The ``sessions`` of a workload file. Raises WorkloadError with one line."""
-    given = _mapping(value, tuple(f.name for f in fields(Sessions)), where, ("turns",))
-    finish_s = _whole(given, "finish_s", where)
-    found = Sessions(
-        turns=parse_lengths(given["turns"], f"{where}: turns", " of turns"),
-        user_tokens=_lengths(given, "user_tokens", where),
-        think_ms=_lengths(given, "think_ms", where),
-        history=_one_of(given, "history", ("answers", "planned"), where),
-        keep_reasoning=_flag(given, "keep_reasoning", where),
-        on_failed_turn=_one_of(given, "on_failed_turn", ("end", "continue"), where),
-        limit_tokens=_whole(given, "limit_tokens", where),
-        summary_tokens=_lengths(given, "summary_tokens", where),
-        message_tokens=_whole(given, "message_tokens", where),
-        finish_s=60.0 if finish_s is None else float(finish_s),
-        steps=None if given.get("steps") is None else _steps(given["steps"], f"{where}: steps"),
-    )
+    found = _read(value, where, Sessions)
     if (found.limit_tokens is None) != (found.summary_tokens is None):
         raise WorkloadError(
             f"{where}: limit_tokens and summary_tokens go together: a conversation above the limit begins anew with a summary"
@@ -263,55 +251,50 @@ def parse_sessions(value: object, where: str) -> Sessions:
     return found
 
 
-def _steps(value: object, where: str) -> Steps:
-    given = _mapping(value, tuple(f.name for f in fields(Steps)), where, ("calls", "result_tokens"))
-    branches = None
-    if given.get("branches") is not None:
-        inner = f"{where}: branches"
-        names = tuple(f.name for f in fields(Branches))
-        its = _mapping(given["branches"], names, inner, names)
-        branches = Branches(
-            share=number_between(its["share"], f"{inner}: share", 0, 1),
-            width=parse_lengths(its["width"], f"{inner}: width", " of helpers"),
-            task_tokens=parse_lengths(its["task_tokens"], f"{inner}: task_tokens"),
-        )
-    return Steps(
-        calls=parse_lengths(given["calls"], f"{where}: calls", " of calls"),
-        result_tokens=parse_lengths(given["result_tokens"], f"{where}: result_tokens"),
-        delay_ms=_lengths(given, "delay_ms", where),
-        branches=branches,
-    )
+def _read(value: object, where: str, kind: type[T]) -> T:
+    """A dataclass from the mapping of its fields; those without a default must be there."""
+    known = fields(kind)  # type: ignore[arg-type]  # T is one of the three dataclasses
+    given = check_keys(value, tuple(f.name for f in known), where)
+    for f in known:
+        if f.default is MISSING and given.get(f.name) is None:
+            raise WorkloadError(f"{where}: key {f.name} is missing; write for example '{f.name}: 5'")
+    told = [f.name for f in known if given.get(f.name) is not None]
+    return kind(**{name: _READ[name](given[name], f"{where}: {name}") for name in told})
 
 
-def _mapping(value: object, known: tuple[str, ...], where: str, needed: tuple[str, ...]) -> dict[str, Any]:
-    given = check_keys(value, known, where)
-    for key in needed:
-        if given.get(key) is None:
-            raise WorkloadError(f"{where}: key {key} is missing; write for example '{key}: 5'")
-    return given
+def _pause(value: object, where: str) -> Lengths | None:
+    return None if value == 0 else parse_lengths(value, where, " of ms")
 
 
-def _lengths(given: Mapping[str, Any], name: str, where: str) -> Lengths | None:
-    value = given.get(name)
-    if value is None or (name in ("think_ms", "delay_ms") and value == 0):  # no pause
-        return None
-    return parse_lengths(value, f"{where}: {name}", " of ms" if name.endswith("_ms") else " of tokens")
+def _whole(value: object, what: str) -> int:
+    return whole_between(value, what, 0, MAX_TOKENS)
 
 
-def _one_of(given: Mapping[str, Any], name: str, allowed: tuple[str, ...], where: str) -> str:
-    value = given.get(name, allowed[0])
+def _one_of(value: object, what: str, allowed: tuple[str, ...]) -> str:
     if value not in allowed:
-        raise WorkloadError(f"{where}: {name} is {value!r}: choose one of {', '.join(allowed)}")
+        raise WorkloadError(f"{what} is {value!r}: choose one of {', '.join(allowed)}")
     return str(value)
 
 
-def _flag(given: Mapping[str, Any], name: str, where: str) -> bool:
-    value = given.get(name, False)
+def _flag(value: object, what: str) -> bool:
     if not isinstance(value, bool):
-        raise WorkloadError(f"{where}: {name} is {value!r}: give true or false")
+        raise WorkloadError(f"{what} is {value!r}: give true or false")
     return value
 
 
-def _whole(given: Mapping[str, Any], name: str, where: str) -> int | None:
-    value = given.get(name)
-    return None if value is None else whole_between(value, f"{where}: {name}", 0, MAX_TOKENS)
+# How the value of a key is read: reader(value, where it stands).
+_READ: dict[str, Callable[[object, str], Any]] = {
+    "turns": partial(parse_lengths, unit=" of turns"),
+    "calls": partial(parse_lengths, unit=" of calls"),
+    "width": partial(parse_lengths, unit=" of helpers"),
+    **dict.fromkeys(("user_tokens", "summary_tokens", "result_tokens", "task_tokens"), parse_lengths),
+    **dict.fromkeys(("think_ms", "delay_ms"), _pause),
+    **dict.fromkeys(("limit_tokens", "message_tokens"), _whole),
+    "finish_s": lambda value, what: float(_whole(value, what)),
+    "history": partial(_one_of, allowed=("answers", "planned")),
+    "on_failed_turn": partial(_one_of, allowed=("end", "continue")),
+    "keep_reasoning": _flag,
+    "share": partial(number_between, least=0, most=1),
+    "steps": partial(_read, kind=Steps),
+    "branches": partial(_read, kind=Branches),
+}
