@@ -2,7 +2,7 @@
 
 The interval is a bracket: from the highest stage that is shown to meet the SLOs to the lowest one that is
 shown to break them or has no steady state. The figure inside it is interpolated. An open stage stands at
-the lesser of its offered and its carried rate: it is no evidence above what was offered.
+the rate that was asked for, less the share that was not answered; how many arrived by chance is no capacity.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ import numpy as np
 from analysis.next_load import Finished, non_monotone, out_of_reach
 from analysis.search import NOT_ALL_SEEN, POOLED, estimate, judged_open, unseen
 from analysis.slo import Slo
-from analysis.throughput import REQUESTS_MIN, is_figure
+from analysis.throughput import CHANCE_SD, REQUESTS_MIN, is_figure
 
 MEASURED_RATIO = 1.05
 SATURATED_RATIO = 1.01  # two levels of a closed loop whose rates are closer carry the same
 ASSUMPTION = (
     "the SLOs hold below the highest stage that met them and fail above the lowest that broke them (a bracket of "
-    "tested loads, not a confidence interval); an open stage stands at the lesser of its offered and its carried "
-    "rate, the upper end is the offered rate of the stage that broke; in between the slowest SLO's percentile is "
+    "tested loads, not a confidence interval); an open stage stands at its offered rate, less the share that was not "
+    "answered, the upper end is the offered rate of the stage that broke; in between the slowest SLO's percentile is "
     "interpolated on log scales"
 )
 
@@ -37,7 +37,7 @@ class Level:
 
     index: int  # of the stage
     load: float  # what it is ordered by: offered rate, or users of a closed loop
-    rate: float  # open: the lesser of offered and carried; closed: achieved
+    rate: float  # see stage_rate
     rate_high: float  # where it bounds the capacity from above. Open: offered; closed: achieved
     served: float  # completions per second in the window
     concurrency: float  # requests in flight
@@ -49,10 +49,16 @@ class Level:
 
 
 def stage_rate(stage: Mapping[str, Any]) -> float:
-    """Where a stage stands on the axis of usable requests/s."""
+    """Where a stage stands on the axis of usable requests/s: open, at what was offered and answered; closed, at what it achieved.
+
+    Where fewer arrived than chance explains (a trace, sessions that ran out), at those that did.
+    """
     if stage["kind"] != "open":
         return float(stage["achieved_rps"])
-    return float(min(stage["offered_rps"] or 0.0, stage["carried_rps"]))
+    offered, arrived = stage["offered_rps"] or 0.0, stage["arrived_rps"]
+    if offered - arrived > CHANCE_SD * arrived / stage["requests"] ** 0.5:
+        offered = arrived
+    return float(offered * min(1.0, stage["carried_rps"] / arrived))
 
 
 def good_share_at(stages: Sequence[Mapping[str, Any]], kind: str, rate_rps: float) -> float | None:

@@ -12,6 +12,7 @@ from analysis.metrics import Chunks, Requests, visible_tokens
 from analysis.steady import Window
 
 REQUESTS_MIN = 100
+CHANCE_SD = 3.0  # of a number of arrivals: nearer to what was offered, it is the draw of the schedule
 NO_FIGURE = f"no stage has a steady state and {REQUESTS_MIN} requests with a client that kept up: its rates are no figures"
 _NS = 1e-9
 
@@ -28,15 +29,15 @@ def is_figure(stage: Mapping[str, Any]) -> bool:
 def span_s(stage: Mapping[str, Any], window: Window) -> float:
     """Seconds of the stage's load that the requests due in its window are worth; the window's own at least.
 
-    Open: more than that where more arrived by chance than are offered in it (3 standard deviations; beyond it is a
-    rate that moves by design). Closed: users who begin together, and answers that come after the window's end, make more
+    Open: more than that where more arrived by chance than are offered in it (CHANCE_SD; beyond it is a rate that moves
+    by design). Closed: users who begin together, and answers that come after the window's end, make more
     requests begin than end, so that the answers are worth the time in which the loop gives as many.
     """
     length_s, n = window.length_s, stage["requests"]
     if stage["kind"] == "closed":
         return max(length_s, stage["ok"] / stage["achieved_rps"]) if stage["achieved_rps"] else length_s
     offered = n if stage["offered_rps"] is None else stage["offered_rps"] * length_s
-    return float(length_s * n / offered) if 0 < n - offered <= 3 * n**0.5 and offered else length_s
+    return float(length_s * n / offered) if 0 < n - offered <= CHANCE_SD * n**0.5 and offered else length_s
 
 
 def output_rate(rows: Requests, chunks: Chunks, window: Window) -> float:

@@ -137,7 +137,7 @@ class ServerRig:
         return {
             "index": len(self.stages), "kind": "open", "lengths": self.lengths, "offered_rps": rate_rps, "requests": len(values), "slo_verdicts": [verdict],
             "client_limited": False, "ended_early": None, "stable": stability.stable, "stable_reason": stability.reason,
-            "slo_met": met, "slo_met_reason": verdict["reason"], "concurrency": concurrency, "achieved_rps": carried, "carried_rps": carried, "window": {"end_s": end_s, "warmup_requests": window.warmup_requests},
+            "slo_met": met, "slo_met_reason": verdict["reason"], "concurrency": concurrency, "achieved_rps": carried, "arrived_rps": carried, "carried_rps": carried, "window": {"end_s": end_s, "warmup_requests": window.warmup_requests},
         }  # fmt: skip
 
 

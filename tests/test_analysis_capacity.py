@@ -134,6 +134,22 @@ def test_a_result_is_never_above_what_was_offered() -> None:
     assert c["usable_rps"] == pytest.approx(math.sqrt(40 * 143))  # 0.25 -> 4 s: 1 s is half-way
     failing = stage(0, 40, 0.25, True) | {"carried_rps": 38.0}  # two of forty failed
     assert find_capacity([failing], SLOS)["usable_rps"] == 38
+    # as many more arrived as failed: 44 for 40, of which 38.5 were answered, seven of eight
+    crowded = stage(0, 40, 0.25, True) | {"arrived_rps": 44.0, "carried_rps": 38.5}
+    assert find_capacity([crowded], SLOS)["usable_rps"] == 35
+
+
+def test_a_level_that_was_kept_is_the_rate_that_was_asked_for() -> None:
+    # 1000 Poisson arrivals have a standard deviation of 31.6: 4.75 for 5 is 1.66 of them, 4.3 is 5.1 (a trace, sessions)
+    drawn = stage(0, 5, 0.25, True) | {"arrived_rps": 4.75, "carried_rps": 4.75}
+    found = find_capacity([drawn], SLOS)
+    assert (found["usable_rps"], found["usable_rps_ci"]) == (5.0, [5.0, None])
+    assert size_fleet(10, found["usable_rps"], 1.0).instances == 2
+    assert find_capacity([drawn | {"carried_rps": 4.56}], SLOS)["usable_rps"] == pytest.approx(
+        4.8
+    )  # 4 % failed
+    fewer = drawn | {"arrived_rps": 4.3, "carried_rps": 4.3}
+    assert find_capacity([fewer], SLOS)["usable_rps"] == 4.3
 
 
 def test_a_stage_that_ended_early_is_no_evidence_unless_it_is_alone() -> None:
@@ -425,7 +441,7 @@ def test_the_best_goodput_is_not_that_of_a_short_or_an_unstable_stage() -> None:
 def test_the_good_share_is_that_at_the_usable_rate() -> None:
     """0.871 at 0.433/s, 0.658 at 0.864/s, 0.5 at 1.22/s; a stage of 30 requests says nothing."""
     stages = [
-        {"kind": "open", "offered_rps": rate, "carried_rps": rate, "client_limited": False, "requests": n, "slo_attainment": share}
+        {"kind": "open", "offered_rps": rate, "arrived_rps": rate, "carried_rps": rate, "client_limited": False, "requests": n, "slo_attainment": share}
         for rate, n, share in ((0.433, 400, 0.871), (0.864, 400, 0.658), (1.22, 400, 0.5), (0.93, 30, 0.1))
     ]  # fmt: skip
     assert good_share_at(stages, "open", 0.931) == pytest.approx(

@@ -44,7 +44,7 @@ def stage(
         "index": index, "kind": "open", "offered_rps": load, "requests": n, "client_limited": limited, "ended_early": None,
         "stable": stable, "stable_reason": None if stable else "it kept growing", "slo_met": met if stable else False,
         "slo_met_reason": None, "concurrency": 2 * load if concurrency is None else concurrency, "achieved_rps": load,
-        "carried_rps": load, "window": {"warmup_requests": 0, "end_s": n / load},
+        "arrived_rps": load, "carried_rps": load, "window": {"warmup_requests": 0, "end_s": n / load},
         "slo_verdicts": [{"slo": "ttft_p95=1s", "value_s": 1.0, "attainment": attainment, "requests_effective": effective}],
     }  # fmt: skip
 
