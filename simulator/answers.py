@@ -1,7 +1,6 @@
 """The bytes of an answer, shaped as vLLM's. No I/O."""
 
 import itertools
-import json
 from collections.abc import Callable
 from typing import Any
 
@@ -145,9 +144,7 @@ class Stream:
         self._opened = face.early_role
         self.cached: Callable[[], int] = lambda: 0  # prompt tokens that a prefix cache had
         kind = "chat.completion.chunk" if call.chat else "text_completion"
-        self._head = (
-            f'{{"id":"{call.request_id}","object":"{kind}","created":{created},"model":{json.dumps(call.model)},"choices":['
-        ).encode()
+        self._head = {"id": call.request_id, "object": kind, "created": created, "model": call.model}
 
     def choices(self) -> list["ChoiceFrames"]:
         """One for each choice. The role chunks come with the first token, or are asked for before (`roles`)."""
@@ -160,55 +157,38 @@ class Stream:
 
     def roles(self) -> bytes:
         """The chunks that say who speaks; a chat has one for each choice."""
-        return b"".join(frame(self._role(choice.index)) for choice in self.call.choices if self.call.chat)
-
-    def _role(self, index: int) -> bytes:
-        delta = (
-            b'{"index":%d,"delta":{"role":"assistant","content":""},"logprobs":null,"finish_reason":null}]'
-        )
-        after = self.running_usage(0) + b',"prompt_token_ids":null,"prompt_text":null}'
-        return self._head + delta % index + after
+        told = {"delta": {"role": "assistant", "content": ""}, "logprobs": None, "finish_reason": None}
+        absent = {"prompt_token_ids": None, "prompt_text": None}
+        choices = self.call.choices if self.call.chat else ()
+        return b"".join(self._event([{"index": choice.index} | told], 0, absent) for choice in choices)
 
     def tail(self) -> bytes:
         """The usage chunk and [DONE], as far as they are there."""
-        parts = []
-        if self.include_usage:
-            figures = msgspec.json.encode(_final_usage(self.call, self.face, self.cached()))
-            parts.append(frame(self._head + b'],"usage":' + figures + self.fingerprint() + b"}"))
-        if self.face.done:
-            parts.append(frame(b"[DONE]"))
-        return b"".join(parts)
+        done = frame(b"[DONE]") if self.face.done else b""
+        if not self.include_usage:
+            return done
+        figures = _final_usage(self.call, self.face, self.cached())
+        return self._event([], None, {"usage": figures, "system_fingerprint": FINGERPRINT}) + done
 
-    def payload(
-        self, choice: Choice, field: bytes, text: bytes, shown: int, *, last: bool, log: object = None
+    def text(
+        self, choice: Choice, field: str, text: str, shown: int, *, last: bool = False, log: object = None
     ) -> bytes:
         """One chunk of text. field: the name in a chat's delta; shown: tokens of the choice up to here."""
         end = choice.ending
-        reason = b'"finish_reason":null'
-        if last:
-            reason = b'"finish_reason":"%b","stop_reason":%b' % (
-                end.finish_reason.encode(),
-                msgspec.json.encode(end.stop_reason),
-            )
-        logged = b"null" if log is None else msgspec.json.encode(log)
-        if self.call.chat:
-            body = b'{"index":%d,"delta":{"%b":"%b"},"logprobs":%b,%b,"token_ids":null}]'
-            body %= (choice.index, field, text, logged, reason)
-        else:
-            reason = reason if last else reason + b',"stop_reason":null'
-            body = b'{"index":%d,"text":"%b","logprobs":%b,%b,"prompt_token_ids":null,"token_ids":null}]'
-            body %= (choice.index, text, logged, reason)
-        fingerprint = self.fingerprint() if last and not self.include_usage else b""
-        return self._head + body + self.running_usage(shown) + fingerprint + b"}"
+        reasons: dict[str, Any] = {"finish_reason": end.finish_reason if last else None}
+        if last or not self.call.chat:
+            reasons["stop_reason"] = end.stop_reason if last else None
+        said: dict[str, Any] = {"delta": {field: text}} if self.call.chat else {"text": text}
+        absent = {"token_ids": None} if self.call.chat else {"prompt_token_ids": None, "token_ids": None}
+        one = {"index": choice.index, **said, "logprobs": log, **reasons, **absent}
+        more = {"system_fingerprint": FINGERPRINT} if last and not self.include_usage else {}
+        return self._event([one], shown, more)
 
-    def fingerprint(self) -> bytes:
-        return b',"system_fingerprint":"' + FINGERPRINT.encode() + b'"'
-
-    def running_usage(self, completion_tokens: int) -> bytes:
-        if not self.continuous_usage:
-            return b""
-        figures = usage(self.call, completion_tokens) | {"completion_tokens_details": None}
-        return b',"usage":' + msgspec.json.encode(figures)
+    def _event(self, choices: list[Any], shown: int | None, more: dict[str, Any]) -> bytes:
+        value = {**self._head, "choices": choices}
+        if self.continuous_usage and shown is not None:
+            value["usage"] = usage(self.call, shown) | {"completion_tokens_details": None}
+        return frame(msgspec.json.encode(value | more))
 
 
 class ChoiceFrames:
@@ -251,11 +231,11 @@ class ChoiceFrames:
         return b"".join(parts)
 
     def _chunk(self, first: int, end: int) -> bytes:
-        stream, choice = self._stream, self._choice
-        text = characters(choice.seed, self._visible(first), self._visible(end)).encode()
-        log = _shaped_logprobs(stream.call, choice, first, end)
+        choice = self._choice
+        text = characters(choice.seed, self._visible(first), self._visible(end))
+        log = _shaped_logprobs(self._stream.call, choice, first, end)
         last = end == choice.ending.tokens
-        return frame(stream.payload(choice, self._field(first), text, end, last=last, log=log))
+        return self._stream.text(choice, self._field(first), text, end, last=last, log=log)
 
     def _visible(self, tokens: int) -> int:
         """Characters that a reader has after so many tokens; what may begin a stop string is held back."""
@@ -264,8 +244,8 @@ class ChoiceFrames:
             return end.characters
         return min(end.characters, max(0, tokens * WORD_CHARACTERS - self._stream.call.held_characters))
 
-    def _field(self, position: int) -> bytes:
-        return self._stream.face.reasoning_field.encode() if position < self._thought else b"content"
+    def _field(self, position: int) -> str:
+        return self._stream.face.reasoning_field if position < self._thought else "content"
 
     def _prepare(self) -> None:
         """Build the surroundings of the plain tokens that come next."""
@@ -274,8 +254,8 @@ class ChoiceFrames:
         several = stream.face.chunk_tokens > 1
         if stream.continuous_usage or several or call.top_logprobs is not None or call.held_characters:
             return
-        mark = b"     "
-        payload = frame(stream.payload(self._choice, self._field(self.made), mark, 0, last=False))
-        self._pre, _, self._post = payload.rpartition(mark)
+        mark = " " * WORD_CHARACTERS
+        payload = stream.text(self._choice, self._field(self.made), mark, 0)
+        self._pre, _, self._post = payload.rpartition(mark.encode())
         self._plain_from = self.made
         self._plain_to = (self._thought if self.made < self._thought else self._choice.ending.tokens) - 1
