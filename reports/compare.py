@@ -5,17 +5,15 @@ from __future__ import annotations
 import csv
 import io
 import json
-import os
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from reports.figures import DASH, printable, seconds, signed_per_cent, significant
-from reports.html import drawn, embedded_json, page_template
 from reports.markdown import escaped
 from reports.marks import NARROW, WIDE, Axis, Chart, Key, Plot, linear_axis, seconds_axis
-from reports.palette import style_sheet
+from reports.page import embedded_json, render_page, write_page
 from reports.tables import Cell, Column, Table
 
 if TYPE_CHECKING:
@@ -278,13 +276,11 @@ def _shift_chart(metric: str, shifts: Sequence[Mapping[str, Any]], result: Mappi
 
 def write_comparison_page(path: Path, result: Mapping[str, Any]) -> None:
     """One HTML file that needs no network; whole or not at all. Raises OSError."""
-    figures = {c.name: drawn(c) for c in charts(result)}
     main = tables({**result, "shift": []})
-    page = page_template("compare.html.j2").render(
-        title="Comparison – ampacity", sentence=result["sentence"], notes=result["notes"], style=style_sheet(), figures=figures, predicted=any(r["predicted"] for r in result["runs"]),
-        runs=result["runs"], slos=", ".join(result["slos"]) or "none", tables=main, shifts=_shifts(result, False),
-        metrics=list(dict.fromkeys(s["metric"] for s in result["shift"])), how=HOW, embedded=embedded_json(result),
+    page = render_page(
+        "compare.html.j2", charts(result), title="Comparison – ampacity", sentence=result["sentence"], notes=result["notes"],
+        predicted=any(r["predicted"] for r in result["runs"]), runs=result["runs"], slos=", ".join(result["slos"]) or "none",
+        tables=main, shifts=_shifts(result, False), metrics=list(dict.fromkeys(s["metric"] for s in result["shift"])), how=HOW,
+        embedded=embedded_json(result),
     )  # fmt: skip
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    temporary.write_text(page, encoding="utf-8")
-    temporary.replace(path)
+    write_page(path, page)

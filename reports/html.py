@@ -6,11 +6,8 @@ it opens at once and in years, prints, needs no script (the page forbids any) an
 
 from __future__ import annotations
 
-import json
-import os
 import shlex
 from collections.abc import Mapping
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -20,10 +17,8 @@ from reports.charts import charts
 from reports.families import curve_tables
 from reports.figures import NO_FAILURES, by_load, count, ended_otherwise, exact, failures, share, significant
 from reports.findings import error_bound, findings
-from reports.marks import Chart
-from reports.palette import style_sheet
+from reports.page import embedded_json, render_page, write_page
 from reports.sessions import session_findings, session_tables
-from reports.svg import to_svg
 from reports.tables import (
     all_percentiles,
     imported_tables,
@@ -49,17 +44,16 @@ def render_report(summary: dict[str, Any], meta: dict[str, Any]) -> str:
 
     Raises ValueError where the summary holds NaN or infinity, which JSON has not.
     """
-    embedded = embedded_json(summary)
-    page: str = page_template("report.html.j2").render(
+    return render_page(
+        "report.html.j2",
+        charts(summary),
         title=f"{meta.get('name') or 'run'} – ampacity",
         verdict=str(summary.get("verdict") or "no verdict"),
         predicted=bool(summary.get("predicted")),
         warnings=summary.get("warnings") or [],
         subject=_subject(summary, meta),
-        style=style_sheet(),
         partial=partial_reason(summary, meta),
         findings=[*findings(summary), *session_findings(summary)],
-        figures={chart.name: drawn(chart) for chart in charts(summary)},
         phases=phases_table(summary["burst"]) if summary.get("burst") else None,
         stages=stages_table(summary),
         bound=error_bound(summary),
@@ -82,17 +76,13 @@ def render_report(summary: dict[str, Any], meta: dict[str, Any]) -> str:
         workload=_workload_facts(summary),
         provenance=_provenance(meta),
         imported=imported_tables(summary.get("imported")),
-        embedded=embedded,
+        embedded=embedded_json(summary),
     )
-    return page
 
 
 def write_report(path: Path, summary: dict[str, Any], meta: dict[str, Any]) -> Path:
-    """Write the report to ``path``; a reader sees the old file or the whole new one. Returns ``path``."""
-    page = render_report(summary, meta)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    temporary.write_text(page, encoding="utf-8")
-    temporary.replace(path)
+    """Write the report to ``path``, which is returned; a reader sees the old file or the whole new one."""
+    write_page(path, render_report(summary, meta))
     return path
 
 
@@ -104,38 +94,6 @@ def partial_reason(summary: Mapping[str, Any], meta: Mapping[str, Any]) -> str |
         text = str(said).strip().rstrip(".")
         return f"{text[:1].upper()}{text[1:]}."
     return None if status == "complete" else STATUS_WORDS.get(status, f"The run's status is {status}.")
-
-
-def embedded_json(value: Any) -> str:
-    """JSON that can stand inside a script element: it holds no <, > or &. Raises ValueError on NaN."""
-    text = json.dumps(value, allow_nan=False, ensure_ascii=True)
-    return text.replace("&", "\\u0026").replace("<", "\\u003c").replace(">", "\\u003e")
-
-
-@cache
-def page_template(name: str) -> Any:
-    """A jinja2 template of the reports; everything is escaped."""
-    import jinja2
-
-    environment = jinja2.Environment(
-        loader=jinja2.FileSystemLoader(Path(__file__).parent / "templates"),
-        autoescape=True,
-        undefined=jinja2.StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
-    return environment.get_template(name)
-
-
-def drawn(chart: Chart) -> dict[str, Any]:
-    """A chart with its SVG; where it has a narrow form as well, the page shows the one that fits."""
-    pictures = [("", chart.spec)]
-    if chart.narrow_spec is not None:
-        pictures = [("wide", chart.spec), ("narrow", chart.narrow_spec)]
-    return {
-        "chart": chart,
-        "pictures": [(fits, to_svg(spec, chart.alt, f"{chart.name}{fits}-")) for fits, spec in pictures],
-    }
 
 
 def _subject(summary: Mapping[str, Any], meta: Mapping[str, Any]) -> list[str]:

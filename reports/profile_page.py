@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from reports.figures import count, printable, seconds, share, significant
 from reports.marks import NARROW, Axis, Chart, Plot, log_axis
-from reports.palette import style_sheet
-from reports.svg import to_svg
+from reports.page import render_page, write_page
 from reports.traffic import side_title, workload_facts
 
 if TYPE_CHECKING:
@@ -42,31 +40,16 @@ def render_profile(view: Mapping[str, Any], console: Console) -> None:
 
 def write_profile_page(path: Path, view: Mapping[str, Any]) -> None:
     """Write the profile as one HTML file that needs no network and no script; whole or not at all. Raises OSError."""
-    import jinja2
-
-    templates = jinja2.FileSystemLoader(Path(__file__).parent / "templates")
-    environment = jinja2.Environment(
-        loader=templates,
-        autoescape=True,
-        undefined=jinja2.StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
-    charts = [_chart(view, side) for side in view["sides"]]
-    page = environment.get_template("profile.html.j2").render(
+    page = render_page(
+        "profile.html.j2",
+        [_chart(view, side) for side in view["sides"]],
         title=f"{view['name']} – ampacity",
         headline=f"Workload {view['name']}",
         source=view["source"],
-        style=style_sheet(),
         predicted=False,
-        figures={
-            c.name: {"chart": c, "pictures": [("", to_svg(c.spec, c.alt, f"{c.name}-"))]} for c in charts
-        },
         known=facts(view),
     )
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    temporary.write_text(page, encoding="utf-8")
-    temporary.replace(path)
+    write_page(path, page)
 
 
 def facts(view: Mapping[str, Any]) -> list[tuple[str, str]]:

@@ -15,7 +15,8 @@ from synthetic import make_run, queue_sweep
 
 from analysis.summary import summarise
 from reports.charts import latency_by_rate
-from reports.html import embedded_json, partial_reason, render_report, write_report
+from reports.html import partial_reason, render_report, write_report
+from reports.page import embedded_json
 from reports.svg import to_svg
 from reports.terminal import render_table
 
