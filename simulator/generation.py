@@ -5,6 +5,7 @@ import socket
 import struct
 import time
 from collections.abc import Callable, Mapping
+from functools import partial
 
 from aiohttp import web
 
@@ -60,11 +61,9 @@ class Generation:
 
     def __init__(self, deployment: Deployment, live: LiveRun, metrics: Metrics, face: Face) -> None:
         self._live = live
-        engines = (
-            [deployment.config] if deployment.prefill is None else [deployment.config, deployment.prefill]
-        )
+        caching = any(each.prefix_caching for each in (deployment.config, deployment.prefill) if each)
+        self._names_blocks = caching or deployment.routing == "prefix-hash"
         self._block_tokens = deployment.config.block_tokens
-        self._names_blocks = deployment.routing == "prefix-hash" or any(e.prefix_caching for e in engines)
         self._metrics = metrics
         self._face = face
         self._flusher = Flusher(face.flush_ms / 1000) if face.flush_ms else None
@@ -86,7 +85,7 @@ class Generation:
             if not left and not done.done():
                 done.set_result(None)
 
-        lives = self._lives(call, _session(request), [on_tokens] * len(call.choices))
+        lives = self._lives(call, request, [on_tokens] * len(call.choices))
         await self._run(lives, arrival_s, done)
         body = answer(call, self._face, int(time.time()), _cached_tokens(call, lives))
         if fate.kind == "garbage":
@@ -115,31 +114,26 @@ class Generation:
             transport.write(stream.roles())
         done = asyncio.get_running_loop().create_future()
         frames = stream.choices()
-        write = self._writer(transport)
+        # Chunks go straight to the transport, framed by hand, or are held until the flusher's next tick.
+        flusher = self._flusher
+        write = transport.write if flusher is None else partial(flusher.write, transport)
         tokens = [_on_token(write, stream, one, transport, done) for one in frames]
         if fate.kind is not None:
             strikes = fate.token(call.choices[0].ending.tokens)
             tokens[0] = _struck(fate.kind, strikes, tokens[0], write, transport, done)
-        lives = self._lives(call, _session(request), tokens)
+        lives = self._lives(call, request, tokens)
         if self._face.prompt_tokens_details:
             stream.cached = lambda: _cached_tokens(call, lives)
         await self._run(lives, arrival_s, done)
         if fate.kind in ("reset_stream", "truncated"):
             return await _cut(transport, reset=fate.kind == "reset_stream")
-        if self._flusher is not None:
-            self._flusher.flush(transport)
+        if flusher is not None:
+            flusher.flush(transport)
         await response.write_eof()
         return response
 
-    def _writer(self, transport: asyncio.WriteTransport) -> Callable[[bytes], None]:
-        """Chunks go straight to the transport, framed by hand, or are held until the flusher's next tick."""
-        flusher = self._flusher
-        if flusher is None:
-            return transport.write
-        return lambda data: flusher.write(transport, data)
-
     def _lives(
-        self, call: Call, session: str | None, on_tokens: list[Callable[[int], None]]
+        self, call: Call, request: web.Request, on_tokens: list[Callable[[int], None]]
     ) -> list[LiveRequest]:
         adapter = call.model if call.model in self._face.adapters else None
         return [
@@ -150,7 +144,7 @@ class Generation:
                 finish_reason=choice.ending.finish_reason,
                 block_hashes=block_hashes(call, choice, self._block_tokens) if self._names_blocks else (),
                 adapter=adapter,
-                session=session,
+                session=request.headers.get("X-Session-Id"),  # for session-sticky routing
             )
             for choice, give in zip(call.choices, on_tokens, strict=True)
         ]
@@ -226,11 +220,6 @@ def _cached_tokens(call: Call, lives: list[LiveRequest]) -> int:
         for choice, live in zip(reversed(call.choices), reversed(lives), strict=True)
     }
     return sum(cached.values())
-
-
-def _session(request: web.Request) -> str | None:
-    """For session-sticky routing."""
-    return request.headers.get("X-Session-Id")
 
 
 def _transport(request: web.Request) -> asyncio.Transport:

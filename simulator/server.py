@@ -11,6 +11,8 @@ import threading
 import time
 import zlib
 from collections.abc import Awaitable, Callable
+from importlib import import_module
+from importlib.util import find_spec
 
 import msgspec
 from aiohttp import web
@@ -41,23 +43,23 @@ class Server:
         *,
         model_name: str,
         api_key: str | None = None,
-        face: Face | None = None,
-        faults: Plan | None = None,
+        face: Face = Face(),  # noqa: B008  # frozen
+        faults: Plan = Plan(),  # noqa: B008
         seed: int = 0,
     ) -> None:
         """seed: of request ids, and so of the words and natural lengths of requests without a seed."""
         self.deployment = Deployment(deployment) if isinstance(deployment, EngineConfig) else deployment
         self.metrics = [Metrics(model_name, number) for number in range(self.deployment.engines)]
-        self.face = face or Face()
-        self.faults = Faults(faults or Plan(), time.monotonic())
+        self.face = face
+        self.faults = Faults(faults, time.monotonic())
         self._config = self.deployment.config
         self._models_served = (model_name, *self.face.adapters)
         self._api_key = api_key.encode() if api_key else None
         self._ids = itertools.count()
         self._id_prefix = f"{seed & 0xFFFFFFFF:08x}"
-        self.live: LiveRun | None = None  # while it is started
-        self._generation: Generation | None = None
-        self._runner: web.AppRunner | None = None
+        self.live: LiveRun  # this and the next two from `start` on
+        self._generation: Generation
+        self._runner: web.AppRunner
 
     async def start(self, host: str, port: int) -> int:
         """Listen; returns the port (a free one for port 0). Raises OSError where it cannot."""
@@ -75,7 +77,7 @@ class Server:
         self.live = LiveRun(
             self.deployment,
             lambda number, *step: self.metrics[number].on_step(*step),
-            self._step_end,
+            lambda *step: self.faults.step_end(*step),  # noqa: PLW0108  # of the plan as it is then
         )
         self._generation = Generation(self.deployment, self.live, self.metrics[0], self.face)
         self._runner = web.AppRunner(app, handler_cancellation=True, access_log=None, shutdown_timeout=0.2)
@@ -88,21 +90,13 @@ class Server:
 
     async def stop(self) -> None:
         """Stop listening and cut what is under way."""
-        if self._runner is not None:
-            await self._runner.cleanup()
-        if self._generation is not None:
-            self._generation.close()
-        if self.live is not None:
-            self.live.close()
-
-    def _step_end(self, start_s: float, end_s: float) -> float:
-        return self.faults.step_end(start_s, end_s)  # of the plan as it is now
+        await self._runner.cleanup()
+        self._generation.close()
+        self.live.close()
 
     async def _generate(self, request: web.Request) -> web.StreamResponse:
         arrival_s = time.monotonic()
         self._authorize(request)
-        if self._generation is None:
-            raise RuntimeError("the server is not started")
         body = decode(await request.read())
         number = next(self._ids)
         call = parse(
@@ -164,8 +158,7 @@ class Server:
         except SimulatorError as error:
             raise invalid("body", str(error)) from error
         self.faults = Faults(plan, time.monotonic())
-        if self.live is not None:
-            self.live.stretch_again()
+        self.live.stretch_again()
         return web.json_response(self.faults.shown(time.monotonic()))
 
     async def _health(self, request: web.Request) -> web.Response:
@@ -175,8 +168,6 @@ class Server:
         return web.json_response({"version": "ampacity-simulator"})
 
     async def _metrics(self, request: web.Request) -> web.Response:
-        if self.live is None:
-            raise RuntimeError("the server is not started")
         text = render(self.metrics, self.live)
         headers = {"Content-Type": "text/plain; version=0.0.4; charset=utf-8"}
         return web.Response(body=text.encode(), headers=headers)
@@ -264,17 +255,9 @@ def serve(
         await stopped.wait()
         await server.stop()
 
-    with asyncio.Runner(loop_factory=_loop_factory()) as runner:
+    loop_factory = import_module("uvloop").new_event_loop if find_spec("uvloop") else None
+    with asyncio.Runner(loop_factory=loop_factory) as runner:
         runner.run(main())
-
-
-def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
-    try:
-        import uvloop
-    except ImportError:
-        return None
-    factory: Callable[[], asyncio.AbstractEventLoop] = uvloop.new_event_loop
-    return factory
 
 
 def _end_with_stdin() -> None:
