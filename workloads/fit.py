@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from workloads.errors import WorkloadError
 from workloads.fit_arrivals import fit_arrivals, fit_clients
 from workloads.fit_lengths import fit_lengths, quantile_table
-from workloads.fit_sharing import fit_sessions, fit_sharing
+from workloads.fit_sharing import fit_sessions, fit_sharing, turns_of
 from workloads.lengths import fit_copula, parse_lengths, spearman
 from workloads.replay import spread
 from workloads.traces import Trace
@@ -118,17 +118,13 @@ def _table(tokens: NDArray[np.int64]) -> dict[str, Any]:
 
 def _session_workload(trace: Trace, timed: bool) -> dict[str, Any]:
     """The keys of a workload of sessions, arrivals being those of sessions; a pause is from one turn's start to the next, so it holds the answer too."""
-    assert trace.session is not None
-    member = np.flatnonzero(trace.session >= 0)
-    order = member[np.lexsort((trace.arrival_s[member], trace.session[member]))]
-    session, inputs, outputs = trace.session[order], trace.input_tokens[order], trace.output_tokens[order]
-    later = np.flatnonzero(np.diff(session) == 0) + 1
-    first = np.flatnonzero(np.diff(session, prepend=-1))
+    order, turns, first, later = turns_of(trace)
+    inputs, outputs = trace.input_tokens[order], trace.output_tokens[order]
     said = inputs[later] - inputs[later - 1] - outputs[later - 1]
     gaps_ms = np.rint(np.diff(trace.arrival_s[order])[later - 1] * 1e3).astype(np.int64)
     begun = np.sort(trace.arrival_s[order][first])
     arrivals = fit_arrivals(begun - begun[0]) if timed else None
-    sessions = {"turns": _table(np.unique(session, return_counts=True)[1])}
+    sessions = {"turns": _table(turns)}
     if len(later):
         sessions |= {"user_tokens": _table(said), "think_ms": _table(gaps_ms)}
     return {

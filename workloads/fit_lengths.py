@@ -4,6 +4,7 @@ All functions take distinct whole lengths ``values`` (rising, float64[n]) and ho
 """
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -128,26 +129,16 @@ def fit_families(values: Floats, weights: Floats, requests: int) -> list[dict[st
     part, mus, sigmas = _two_lognormals(logs, share)
     at = values + 0.5
 
-    def lognormal_cdf(x: Floats) -> Floats:
-        return np.asarray(special.ndtr((np.log(x) - mean_log) / sigma))
-
-    def gamma_cdf(x: Floats) -> Floats:
-        return np.asarray(special.gammainc(shape, x * shape / mean))
-
-    def weibull_cdf(x: Floats) -> Floats:
-        return np.asarray(-np.expm1(-((x / scale) ** k)))
-
-    def mixture_cdf(x: Floats) -> Floats:
-        parts = special.ndtr((np.log(x)[:, None] - mus) / sigmas)
-        return np.asarray(parts @ part)
-
-    fitted: list[tuple[str, Any, Any]] = [
-        ("lognormal", lognormal_cdf, {"lognormal": _p50_p99(mean_log, sigma)}),
-        ("gamma", gamma_cdf, {"gamma": {"mean": rounded(mean), "cv": rounded(1 / math.sqrt(shape))}}),
-        ("weibull", weibull_cdf, None),
-        (_MIXTURE, mixture_cdf, {
-            "mixture": [{"weight": rounded(w), "lognormal": _p50_p99(float(m), float(s))}
-                        for w, m, s in zip(part, mus, sigmas, strict=True)]}),
+    mixture = [
+        {"weight": rounded(w), "lognormal": _p50_p99(float(m), float(s))}
+        for w, m, s in zip(part, mus, sigmas, strict=True)
+    ]
+    fitted: list[tuple[str, Callable[[Floats], Floats], Any]] = [
+        ("lognormal", lambda x: special.ndtr((np.log(x) - mean_log) / sigma), {"lognormal": _p50_p99(mean_log, sigma)}),
+        ("gamma", lambda x: special.gammainc(shape, x * shape / mean),
+         {"gamma": {"mean": rounded(mean), "cv": rounded(1 / math.sqrt(shape))}}),
+        ("weibull", lambda x: -np.expm1(-((x / scale) ** k)), None),
+        (_MIXTURE, lambda x: special.ndtr((np.log(x)[:, None] - mus) / sigmas) @ part, {"mixture": mixture}),
     ]  # fmt: skip
     true_p99, cumulated = quantile(values, share, 0.99), np.cumsum(share)
     grid = np.geomspace(0.5, values[-1] * 100, 20_000)

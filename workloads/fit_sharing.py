@@ -50,17 +50,13 @@ def fit_sessions(trace: Trace) -> dict[str, Any] | None:
     """Turns, gaps between the starts of turns, growth of the context and its sharing from turn to turn."""
     if trace.session is None or not (trace.session >= 0).any():
         return None
-    member = np.flatnonzero(trace.session >= 0)
-    order = member[np.lexsort((trace.arrival_s[member], trace.session[member]))]
-    session = trace.session[order]
-    later = np.flatnonzero(np.diff(session) == 0) + 1  # turns after the first, as places in ``order``
-    turns = np.unique(session, return_counts=True)[1]
+    order, turns, first, later = turns_of(trace)
     inputs = trace.input_tokens[order]
     found: dict[str, Any] = {
         "sessions": len(turns),
         "requests_in_sessions": rounded(len(order) / len(trace)),
         "turns": _quantiles(turns) | {"mean": rounded(turns.mean())},
-        "first_input_tokens": _quantiles(inputs[np.flatnonzero(np.diff(session, prepend=-1))]),
+        "first_input_tokens": _quantiles(inputs[first]),
     }
     if len(later):
         found["gap_s"] = _quantiles(trace.arrival_s[order][later] - trace.arrival_s[order][later - 1])
@@ -69,6 +65,17 @@ def fit_sessions(trace: Trace) -> dict[str, Any] | None:
         if shared is not None:
             found["turn_to_turn_share"] = shared
     return found
+
+
+def turns_of(
+    trace: Trace,
+) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
+    """(requests in sessions, one session after the other; how many each has; places of first and of later turns)."""
+    assert trace.session is not None
+    member = np.flatnonzero(trace.session >= 0)
+    order = member[np.lexsort((trace.arrival_s[member], trace.session[member]))]
+    _, first, counts = np.unique(trace.session[order], return_index=True, return_counts=True)
+    return order, counts, first, np.delete(np.arange(len(order)), first)
 
 
 def _turn_to_turn(trace: Trace, order: NDArray[np.int64], later: NDArray[np.int64]) -> float | None:

@@ -13,13 +13,7 @@ from typing import Any
 
 from workloads.errors import WorkloadError, check_keys, whole_between
 
-_KINDS = {
-    ".png": "image/png",
-    ".jpg": "image/jpeg",
-    ".jpeg": "image/jpeg",
-    ".webp": "image/webp",
-    ".gif": "image/gif",
-}
+_KINDS = {".png": "png", ".jpg": "jpeg", ".jpeg": "jpeg", ".webp": "webp", ".gif": "gif"}
 _SIDE_MAX = 8192
 _TILE = 32  # pixels that have one colour: a generated image compresses, and no two are the same
 
@@ -52,7 +46,7 @@ class Images:
 @cache
 def _file_url(path: str) -> str:
     content = base64.b64encode(Path(path).read_bytes()).decode("ascii")
-    return f"data:{_KINDS[Path(path).suffix.lower()]};base64,{content}"
+    return f"data:image/{_KINDS[Path(path).suffix.lower()]};base64,{content}"
 
 
 def png(width: int, height: int, seed: int) -> bytes:

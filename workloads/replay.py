@@ -44,37 +44,28 @@ def prepare(trace: Trace, how: Replay, seed: int) -> Trace:
             f"{trace.source}: a schedule is played as it is: drop --trace-from, -to, -keep, -loop, -as-written"
         )
     rng = np.random.default_rng([seed, 0x7ACE])
-    trace = _as_bursts(trace) if how.as_written else spread(trace, rng)
+    trace = spread(trace, rng, as_written=how.as_written)
     trace = cut(trace, how.from_s, how.to_s)
     trace = thin(trace, how.keep, rng)
     return loop(trace, how.loops)
 
 
-def spread(trace: Trace, rng: np.random.Generator) -> Trace:
-    """Requests of one tick of a coarse clock, uniformly over the tick; other traces as they are.
+def spread(trace: Trace, rng: np.random.Generator, *, as_written: bool = False) -> Trace:
+    """Requests of one tick of a coarse clock, uniformly over the tick (``as_written``: not at all); other traces as they are.
 
     A tick lasts until the next one, and no longer than one and a half steps of the clock.
     """
     step_s = trace.clock_step_s
     if step_s is None:
         return trace
+    note = f"coarse clock: {len(np.unique(trace.arrival_s))} distinct arrival times, {step_s:.3g} s apart, for {len(trace)} requests; they are"
+    if as_written:
+        return _noted(trace, f"{note} replayed as written, so requests of one time arrive as a burst")
     ticks, of = np.unique(trace.arrival_s, return_inverse=True)
     widths = np.minimum(np.diff(ticks, append=ticks[-1] + step_s), 1.5 * step_s)
     times = trace.arrival_s + rng.random(len(trace)) * widths[of]
-    every = np.arange(len(trace))
-    spread_out = trace.take(every, times - times.min())
-    note = f"coarse clock: {len(ticks)} distinct arrival times, {step_s:.3g} s apart, for {len(trace)} requests; they are spread over the step"
-    return replace(_noted(spread_out, note), clock_step_s=None)
-
-
-def _as_bursts(trace: Trace) -> Trace:
-    if trace.clock_step_s is None:
-        return trace
-    return _noted(
-        trace,
-        f"coarse clock: {len(np.unique(trace.arrival_s))} distinct arrival times, {trace.clock_step_s:.3g} s apart, for "
-        f"{len(trace)} requests; they are replayed as written, so requests of one time arrive as a burst",
-    )
+    spread_out = trace.take(np.arange(len(trace)), times - times.min())
+    return replace(_noted(spread_out, f"{note} spread over the step"), clock_step_s=None)
 
 
 def cut(trace: Trace, from_s: float, to_s: float | None) -> Trace:

@@ -66,7 +66,7 @@ def open_records(path: Path, keep: frozenset[str] = frozenset()) -> Iterator[Rec
                 return file.tell() / size
 
             if stem.endswith(_JSON_ENDINGS):
-                yield _json(text, path, read_share)
+                yield _json(text, read_share)
             elif stem.endswith(".csv"):
                 yield _csv(text, path, read_share)
             elif stem.endswith(".log"):
@@ -117,23 +117,18 @@ def _csv(text: io.TextIOWrapper, path: Path, read_share: Callable[[], float]) ->
     return Records(header, reader.line_num, rows(), ":", read_share)
 
 
-def _json(text: io.TextIOWrapper, path: Path, read_share: Callable[[], float]) -> Records:
+def _json(text: io.TextIOWrapper, read_share: Callable[[], float]) -> Records:
+    rows: Iterator[Row]
     first = next((line for line in text if line.strip()), "")
-    document = None
-    if first and isinstance(_parse(first), BadRow | list) and first.lstrip()[:1] in ("[", "{"):
-        whole = _parse(first + text.read())
-        document = whole if not isinstance(whole, BadRow) else None
-        text.seek(0)
-    else:
-        text.seek(0)
-    if document is not None:
-        items = document if isinstance(document, list) else [document]
-        rows: Iterator[Row] = (
-            (i, row) for i, row in enumerate(itertools.chain.from_iterable(map(_expand, items)), start=1)
-        )
-        place = " entry "
-    else:
+    document: Any = BadRow("it begins as JSON lines do")
+    if first.lstrip()[:1] in ("[", "{") and isinstance(_parse(first), BadRow | list):
+        document = _parse(first + text.read())
+    text.seek(0)
+    if isinstance(document, BadRow):
         rows, place = _json_lines(text), ":"
+    else:
+        items = document if isinstance(document, list) else [document]
+        rows, place = enumerate(itertools.chain.from_iterable(map(_expand, items)), start=1), " entry "
     peeked = list(itertools.islice(rows, _PEEKED))
     names = {name: None for _, row in peeked if not isinstance(row, BadRow) for name in row}
     where = next((line for line, row in peeked if not isinstance(row, BadRow)), 1)
