@@ -1,7 +1,8 @@
 """The bytes of an answer, shaped as vLLM's. No I/O."""
 
 import itertools
-from collections.abc import Callable
+import zlib
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import msgspec
@@ -130,6 +131,29 @@ def _whole_choice(call: Call, choice: Choice, face: Face) -> dict[str, Any]:
         face.reasoning_field: characters(choice.seed, 0, cut) if thought else None,
     }
     return {"index": choice.index, "message": message, **tail}
+
+
+def model_cards(names: Sequence[str], root: str, max_model_len: int, created: int) -> list[dict[str, Any]]:
+    """What /v1/models says, one card each: the first name is the base model, the others are its adapters."""
+    base = names[0]
+    return [
+        {
+            "id": name,
+            "object": "model",
+            "created": created,
+            "owned_by": "vllm",
+            "root": root if name == base else name,
+            "parent": None if name == base else base,
+            "max_model_len": max_model_len if name == base else None,
+            "permission": [{
+                "id": f"modelperm-{zlib.crc32(name.encode('utf-8', 'replace')):016x}", "object": "model_permission",
+                "created": created, "allow_create_engine": False, "allow_sampling": True, "allow_logprobs": True,
+                "allow_search_indices": False, "allow_view": True, "allow_fine_tuning": False, "organization": "*",
+                "group": None, "is_blocking": False,
+            }],
+        }
+        for name in names
+    ]  # fmt: skip
 
 
 class Stream:

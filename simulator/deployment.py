@@ -2,14 +2,14 @@
 
 import heapq
 import math
-from collections.abc import Callable, Sequence
+import zlib
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, replace
 from itertools import count
 
 from simulator import SimulatorError
 from simulator.engine import Engine, EngineConfig, Request, StepResult
 from simulator.options import ROUTINGS
-from simulator.routing import Router
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +26,7 @@ class Transfer:
 
 @dataclass(frozen=True, slots=True)
 class Deployment:
-    """`replicas` engines of one configuration behind a router (`simulator.routing`).
+    """`replicas` engines of one configuration behind a `Router`.
 
     With `prefill`, prompts are computed by `prefill_replicas` engines of that configuration, behind a router of
     the same kind: the first token comes from there, and the request goes on here when its KV entries are over.
@@ -57,6 +57,34 @@ class Deployment:
     def engines(self) -> int:
         """How many there are, with those for prompts."""
         return self.replicas + (self.prefill_replicas if self.prefill is not None else 0)
+
+
+class Router:
+    """round-robin: in turn. least-request: fewest running and waiting, in turn among equals.
+
+    prefix-hash: by a hash of the name of the prompt's first block,
+    session-sticky: by a hash of the session; both in turn for requests that have none.
+    """
+
+    def __init__(self, routing: str, replicas: int) -> None:
+        self._routing = routing
+        self._replicas = replicas
+        self._turn = -1
+
+    def choose(self, request: Request, engines: Sequence[Engine]) -> int:
+        """The number of the replica."""
+        if self._routing == "prefix-hash" and request.block_hashes:
+            return self._hashed(request.block_hashes[0])
+        if self._routing == "session-sticky" and request.session is not None:
+            return self._hashed(request.session)
+        self._turn = (self._turn + 1) % self._replicas
+        if self._routing != "least-request":
+            return self._turn
+        order = [(self._turn + n) % self._replicas for n in range(self._replicas)]
+        return min(order, key=lambda n: engines[n].running + engines[n].waiting)
+
+    def _hashed(self, key: Hashable) -> int:
+        return zlib.crc32(repr(key).encode()) % self._replicas
 
 
 class Run:

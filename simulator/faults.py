@@ -111,10 +111,8 @@ class Bucket:
 
     def level(self, now_s: float) -> float:
         if now_s > self._at_s:
-            if self._at_s > -math.inf:
-                refilled = self._level + (now_s - self._at_s) * self.per_minute / 60.0
-                self._level = min(self.per_minute, refilled)
-            self._at_s = now_s
+            refilled = self._level + (now_s - self._at_s) * self.per_minute / 60.0
+            self._level, self._at_s = min(self.per_minute, refilled), now_s
         return self._level
 
     def wait_s(self, amount: float, now_s: float) -> float:
@@ -122,9 +120,6 @@ class Bucket:
         if amount > self.per_minute:
             return math.inf
         return max(0.0, (amount - self.level(now_s)) * 60.0 / self.per_minute)
-
-    def full_s(self, now_s: float) -> float:
-        return (self.per_minute - self.level(now_s)) * 60.0 / self.per_minute
 
     def take(self, amount: float) -> None:
         self._level -= amount
@@ -141,15 +136,8 @@ class Faults:
         self._random = random.Random(plan.seed)
         self._stalls = sorted((stall.at_s, stall.for_s) for stall in plan.stalls)
         self._capacity = sorted((change.at_s, change.factor) for change in plan.capacity)
-        limits = plan.limits
-        self._buckets = [
-            (name, Bucket(per_minute))
-            for name, per_minute in (
-                ("requests", limits.requests_per_minute),
-                ("tokens", limits.tokens_per_minute),
-            )
-            if per_minute is not None
-        ]
+        limits = ("requests", plan.limits.requests_per_minute), ("tokens", plan.limits.tokens_per_minute)
+        self._buckets = [(name, Bucket(limit)) for name, limit in limits if limit is not None]
         self._quiet = not (plan.errors or plan.spikes.share or plan.drift.share)
 
     def draw(self, now_s: float) -> Fate:
@@ -226,20 +214,21 @@ class Faults:
     def _headers(self, now_s: float) -> dict[str, str]:
         headers = {}
         for name, bucket in self._buckets:
-            headers[f"x-ratelimit-limit-{name}"] = f"{bucket.per_minute:.0f}"
-            headers[f"x-ratelimit-remaining-{name}"] = f"{max(0.0, bucket.level(now_s)):.0f}"
-            headers[f"x-ratelimit-reset-{name}"] = f"{bucket.full_s(now_s):.3f}s"
+            level, limit = bucket.level(now_s), bucket.per_minute
+            headers[f"x-ratelimit-limit-{name}"] = f"{limit:.0f}"
+            headers[f"x-ratelimit-remaining-{name}"] = f"{max(0.0, level):.0f}"
+            headers[f"x-ratelimit-reset-{name}"] = f"{(limit - level) * 60.0 / limit:.3f}s"
         return headers
 
     def error(self, kind: str) -> ApiError:
         """The answer for the kinds of errors that have a status."""
-        if kind == "503":
-            headers = retry_after(self.plan.retry_after_s)
-            return ApiError(503, "injected fault", "ServiceUnavailableError", headers=headers)
-        if kind == "429":
-            headers = retry_after(self.plan.retry_after_s)
-            return ApiError(429, "injected fault", "requests", code="rate_limit_exceeded", headers=headers)
-        return ApiError(500, "injected fault", "InternalServerError")
+        if kind not in ("503", "429"):
+            return ApiError(500, "injected fault", "InternalServerError")
+        name, code = (
+            ("requests", "rate_limit_exceeded") if kind == "429" else ("ServiceUnavailableError", None)
+        )
+        headers = retry_after(self.plan.retry_after_s)
+        return ApiError(int(kind), "injected fault", name, code=code, headers=headers)
 
     def shown(self, now_s: float) -> dict[str, Any]:
         """What GET /control/faults says: the plan, its age, and what it has done."""

@@ -38,20 +38,14 @@ _HISTOGRAMS: dict[str, tuple[str, tuple[float, ...]]] = {
     "request_params_max_tokens": ("Histogram of the max_tokens request parameter.", _LENGTH_BUCKETS),
     "time_to_first_token_seconds": ("Histogram of time to first token in seconds.", _TTFT_BUCKETS),
     "inter_token_latency_seconds": ("Histogram of inter-token latency in seconds.", _ITL_BUCKETS),
-    "request_time_per_output_token_seconds": (
-        "Histogram of time_per_output_token_seconds per request.",
-        _ITL_BUCKETS,
-    ),
+    "request_time_per_output_token_seconds": ("Histogram of time_per_output_token_seconds per request.", _ITL_BUCKETS),
     "e2e_request_latency_seconds": ("Histogram of e2e request latency in seconds.", _E2E_BUCKETS),
     "request_queue_time_seconds": ("Histogram of time spent in WAITING phase for request.", _E2E_BUCKETS),
     "request_inference_time_seconds": ("Histogram of time spent in RUNNING phase for request.", _E2E_BUCKETS),
     "request_prefill_time_seconds": ("Histogram of time spent in PREFILL phase for request.", _E2E_BUCKETS),
     "request_decode_time_seconds": ("Histogram of time spent in DECODE phase for request.", _E2E_BUCKETS),
-    "request_num_preemptions": (
-        "Histogram of the number of times a request was preempted.",
-        _PREEMPTION_BUCKETS,
-    ),
-}
+    "request_num_preemptions": ("Histogram of the number of times a request was preempted.", _PREEMPTION_BUCKETS),
+}  # fmt: skip
 
 
 class Histogram:
@@ -119,8 +113,9 @@ class Metrics:
     def _finish(self, request: LiveRequest, now_s: float) -> None:
         self.finished[request.finish_reason] += 1
         decode_s = now_s - request.real_first_token_s
-        # A prompt of several chunks counts as waiting until the step that ends it.
-        admitted_s = request.prefill_s
+        admitted_s = (
+            request.prefill_s
+        )  # a prompt of several chunks counts as waiting until the step that ends it
         values = {
             "request_prompt_tokens": request.prompt_tokens,
             "request_generation_tokens": request.output_tokens,

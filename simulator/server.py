@@ -18,6 +18,7 @@ import msgspec
 from aiohttp import web
 
 from simulator import SimulatorError
+from simulator.answers import model_cards
 from simulator.apierrors import ApiError, invalid
 from simulator.deployment import Deployment
 from simulator.engine import EngineConfig
@@ -26,7 +27,6 @@ from simulator.faults import Fate, Faults, Plan
 from simulator.generation import Generation, reset_connection
 from simulator.hardware import find_deployment
 from simulator.metrics import Metrics, render
-from simulator.modelcards import model_cards
 from simulator.protocol import decode, parse, words_of
 from simulator.realtime import LiveRun
 
