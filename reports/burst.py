@@ -7,7 +7,7 @@ from typing import Any
 
 from reports.figures import DASH, Finding, count, rate, reason_of, seconds, share, significant
 from reports.marks import NARROW, Chart, Key, Plot, linear_axis, seconds_axis
-from reports.tables import Cell, Column, Table
+from reports.tables import Table, figure, table_of, words
 
 
 def burst_findings(burst: Mapping[str, Any]) -> list[Finding]:
@@ -103,23 +103,16 @@ def _breaker(breaker: Mapping[str, Any]) -> Finding:
 
 def phases_table(burst: Mapping[str, Any]) -> Table:
     """One row for each phase, by the time at which its requests were due."""
-    columns = [
-        Column("phase", text=True), Column("offered", "req/s"), Column("answered", "req/s"), Column("in flight", "mean"),
-        Column("TTFT p50", "schedule"), Column("TTFT p95", "schedule"), Column("TTFT max", "schedule"), Column("requests"),
-        Column("errors"), Column("SLO met", "share"),
-    ]  # fmt: skip
-    rows = []
-    for phase in burst["phases"]:
-        ttft, errors = phase["ttft_s"], sum(phase["errors"].values())
-        span = f"{phase['name']}, {significant(phase['start_s'])} to {significant(phase['end_s'])} s"
-        attained = phase["slo_attainment"]
-        texts = [
-            span, significant(phase["offered_rps"]), significant(phase["achieved_rps"]), significant(phase["concurrency"]),
-            *(DASH if ttft[p] is None else seconds(ttft[p]) for p in ("p50", "p95", "max")), count(phase["requests"]),
-            count(errors), DASH if attained is None else share(attained),
-        ]  # fmt: skip
-        rows.append([Cell(text) for text in texts])
-    return Table("Phases of the burst", columns, rows)
+    return table_of("Phases of the burst", burst["phases"], [
+        words("phase", lambda p: f"{p['name']}, {significant(p['start_s'])} to {significant(p['end_s'])} s"),
+        figure("offered", "req/s", "offered_rps", significant),
+        figure("answered", "req/s", "achieved_rps", significant),
+        figure("in flight", "mean", "concurrency", significant),
+        *(figure(f"TTFT {q}", "schedule", f"ttft_s.{q}", seconds, reason=None) for q in ("p50", "p95", "max")),
+        figure("requests", "", "requests", count),
+        figure("errors", "", "errors", lambda errors: count(sum(errors.values()))),
+        figure("SLO met", "share", "slo_attainment", share, reason=None),
+    ])  # fmt: skip
 
 
 def burst_ttft(summary: Mapping[str, Any]) -> Chart | None:

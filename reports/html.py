@@ -11,7 +11,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from reports.accepted import accepted_table
 from reports.burst import phases_table
 from reports.charts import charts
 from reports.families import curve_tables
@@ -20,6 +19,7 @@ from reports.findings import error_bound, findings
 from reports.page import embedded_json, render_page, write_page
 from reports.sessions import session_findings, session_tables
 from reports.tables import (
+    accepted_table,
     all_percentiles,
     imported_tables,
     lengths_table,

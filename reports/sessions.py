@@ -17,7 +17,9 @@ from reports.figures import (
     share,
     significant,
 )
-from reports.tables import Cell, Column, Table
+from reports.tables import LOAD, Table, figure, table_of, words
+
+NO_ANSWER = "no good answer"
 
 
 def session_findings(summary: Mapping[str, Any]) -> list[Finding]:
@@ -45,45 +47,27 @@ def session_tables(summary: Mapping[str, Any]) -> list[Table]:
     if not sessions:
         return []
     held = {s["index"]: s for s in sessions["stages"]}
-    stages = [(stage, held[stage["index"]]) for stage in by_load(summary) if stage["index"] in held]
-    table = Table(
-        "Sessions",
-        [
-            Column("load", text=True), Column("sessions"), Column("complete"), Column("failed"), Column("cut"),
-            Column("at once", "mean"), Column("time p50"), Column("time p95"), Column("busy p50"), Column("goodput", "per s"),
-            Column("input", "tokens p50"), Column("output", "tokens p50"),
-        ],
-    )  # fmt: skip
-    for stage, own in stages:
-        table.rows.append([
-            Cell(load_of(stage)), *(Cell(count(own[name])) for name in ("sessions", "complete", "failed", "cut")),
-            table.cell(own["concurrent"], "mean", significant), table.cell(own["session_s"], "p50", seconds),
-            table.cell(own["session_s"], "p95", seconds), table.cell(own["busy_s"], "p50", seconds),
-            table.cell(own, "goodput_per_s", significant), _median(table, own["input_tokens"], count),
-            _median(table, own["output_tokens"], count),
-        ])  # fmt: skip
-    return [table, *(_turns(stage, own) for stage, own in stages[-1:])]
+    stages = [stage | {"own": held[stage["index"]]} for stage in by_load(summary) if stage["index"] in held]
+    table = table_of("Sessions", stages, [
+        LOAD, *(figure(name, "", f"own.{name}", count) for name in ("sessions", "complete", "failed", "cut")),
+        figure("at once", "mean", "own.concurrent.mean", significant),
+        figure("time p50", "", "own.session_s.p50", seconds),
+        figure("time p95", "", "own.session_s.p95", seconds),
+        figure("busy p50", "", "own.busy_s.p50", seconds),
+        figure("goodput", "per s", "own.goodput_per_s", significant),
+        figure("input", "tokens p50", "own.input_tokens.p50", count, reason=NO_ANSWER),
+        figure("output", "tokens p50", "own.output_tokens.p50", count, reason=NO_ANSWER),
+    ])  # fmt: skip
+    return [table, *map(_turns, stages[-1:])]
 
 
-def _turns(stage: Mapping[str, Any], own: Mapping[str, Any]) -> Table:
-    table = Table(
-        f"Turns at {load_of(stage)}",
-        [
-            Column("turns", text=True), Column("requests"), Column("ok"), Column("input", "tokens p50"), Column("cached", "of input"),
-            Column("TTFT p50", "schedule"), Column("TTFT p95", "schedule"), Column("E2E p50", "schedule"),
-        ],
-    )  # fmt: skip
-    for turn in own["per_turn"]:
-        low, high = turn["turns"]
-        ttft, e2e = turn["ttft_from_schedule_s"], turn["e2e_from_schedule_s"]
-        table.rows.append([
-            Cell(str(low) if low == high else f"{low}–{high}"), Cell(count(turn["requests"])), Cell(count(turn["ok"])),
-            _median(table, turn["input_tokens"], count),
-            table.cell({"reason": "the server does not report cached tokens"} | turn, "cached_share", share),
-            _median(table, ttft, seconds), _median(table, ttft, seconds, "p95"), _median(table, e2e, seconds),
-        ])  # fmt: skip
-    return table
-
-
-def _median(table: Table, spread: Mapping[str, Any], text: Any, name: str = "p50") -> Cell:
-    return table.cell({"reason": "no good answer"} | dict(spread), name, text)
+def _turns(stage: Mapping[str, Any]) -> Table:
+    return table_of(f"Turns at {load_of(stage)}", stage["own"]["per_turn"], [
+        words("turns", lambda turn: "–".join(map(str, sorted(set(turn["turns"]))))),
+        figure("requests", "", "requests", count), figure("ok", "", "ok", count),
+        figure("input", "tokens p50", "input_tokens.p50", count, reason=NO_ANSWER),
+        figure("cached", "of input", "cached_share", share, reason="the server does not report cached tokens"),
+        figure("TTFT p50", "schedule", "ttft_from_schedule_s.p50", seconds, reason=NO_ANSWER),
+        figure("TTFT p95", "schedule", "ttft_from_schedule_s.p95", seconds, reason=NO_ANSWER),
+        figure("E2E p50", "schedule", "e2e_from_schedule_s.p50", seconds, reason=NO_ANSWER),
+    ])  # fmt: skip

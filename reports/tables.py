@@ -5,7 +5,7 @@ A null figure is a dash that carries the number of a footnote with its reason.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -36,6 +36,7 @@ METRICS: dict[str, str] = {
 }
 GAP_METRICS = {"itl_s", "icl_s"}
 LENGTH_COLUMNS = ("n", "mean", "p1", "p5", "p10", "p25", "p50", "p75", "p90", "p95", "p99", "max")
+Row = Mapping[str, Any]
 
 
 @dataclass(frozen=True)
@@ -76,49 +77,68 @@ class Table:
         return Cell(text(value))
 
 
-def stages_table(summary: Mapping[str, Any]) -> Table:
-    """One row a stage: load, what came of it, and the verdict."""
-    errors = [stage.get("errors") for stage in by_load(summary)]
-    cuts = [cut_off(e) for e in errors]
-    urgent = any(failures(e) for e in errors)
-    most = any(stage.get("concurrency_max") is not None for stage in by_load(summary))
-    table = Table(
-        "Stages",
-        [
-            Column("load", text=True),
-            Column("achieved", "req/s", 1),
-            Column("in flight", "mean", 5),
-            *([Column("at most", "in flight", 8)] if most else []),
-            Column("TTFT p50", "schedule", 6),
-            Column("TTFT p99", "schedule", 0),
-            Column("ITL p99", "per gap", 3),
-            Column("E2E p99", "schedule", 7),
-            Column("goodput", "req/s", 2),
-            Column("errors", "requests", 1 if urgent else 4),
-            *([Column("cut off", "unfinished", 1)] if any(cuts) else []),
-            Column("stable", text=True, priority=2),
-            Column("SLO", text=True),
-        ],
-    )
-    for stage, cut in zip(by_load(summary), cuts, strict=True):
-        table.rows.append(
-            [
-                Cell(load_of(stage)),
-                table.cell(stage, "achieved_rps", significant),
-                table.cell(stage, "concurrency", significant),
-                *([table.cell(stage, "concurrency_max", count)] if most else []),
-                table.cell(stage.get("ttft_from_schedule_s"), "p50", seconds),
-                table.cell(stage.get("ttft_from_schedule_s"), "p99", seconds),
-                table.cell(stage.get("itl_s"), "p99", seconds),
-                table.cell(stage.get("e2e_from_schedule_s"), "p99", seconds),
-                table.cell(stage, "goodput_rps", significant),
-                _errors(stage),
-                *([Cell(count(cut), state="unsure" if cut else "")] if any(cuts) else []),
-                _stable(table, stage),
-                _slo(table, stage, bool(summary.get("slos"))),
-            ]
-        )
+Shown = tuple[Column, Callable[[Table, Row], Cell]]  # a column, and its cell in a row of the summary
+
+
+def table_of(title: str, rows: Iterable[Row], shown: Sequence[Shown]) -> Table:
+    """A table with one row for each of ``rows``."""
+    table = Table(title, [column for column, _ in shown])
+    table.rows += [[cell(table, row) for _, cell in shown] for row in rows]
     return table
+
+
+def figure(
+    head: str, unit: str, name: str, text: Callable[[Any], str], priority: int = 0, reason: str | None = ""
+) -> Shown:
+    """The column of a figure; ``name`` is its place in the row, as ``ttft_s.p50``.
+
+    ``reason``: why it is null, where the summary does not say; None: a dash without a footnote.
+    """
+    *path, last = name.split(".")
+
+    def cell(table: Table, row: Row) -> Cell:
+        for key in path:
+            row = row.get(key) or {}
+        if reason is None and row.get(last) is None:
+            return Cell(DASH)
+        return table.cell({"reason": reason} | dict(row), last, text)
+
+    return Column(head, unit, priority), cell
+
+
+def words(head: str, text: Callable[[Row], str]) -> Shown:
+    return Column(head, text=True), lambda _, row: Cell(text(row))
+
+
+LOAD = words("load", load_of)
+
+
+def stages_table(summary: Row) -> Table:
+    """One row a stage: load, what came of it, and the verdict."""
+    stages = by_load(summary)
+    errors = [stage.get("errors") for stage in stages]
+    urgent, any_cut = any(map(failures, errors)), any(map(cut_off, errors))
+    most = any(stage.get("concurrency_max") is not None for stage in stages)
+    judged = bool(summary.get("slos"))
+    return table_of("Stages", stages, [
+        LOAD, figure("achieved", "req/s", "achieved_rps", significant, 1),
+        figure("in flight", "mean", "concurrency", significant, 5),
+        *([figure("at most", "in flight", "concurrency_max", count, 8)] if most else []),
+        figure("TTFT p50", "schedule", "ttft_from_schedule_s.p50", seconds, 6),
+        figure("TTFT p99", "schedule", "ttft_from_schedule_s.p99", seconds),
+        figure("ITL p99", "per gap", "itl_s.p99", seconds, 3),
+        figure("E2E p99", "schedule", "e2e_from_schedule_s.p99", seconds, 7),
+        figure("goodput", "req/s", "goodput_rps", significant, 2),
+        (Column("errors", "requests", 1 if urgent else 4), lambda _, stage: _errors(stage)),
+        *([(Column("cut off", "unfinished", 1), lambda _, stage: _cut_off(stage))] if any_cut else []),
+        (Column("stable", text=True, priority=2), _stable),
+        (Column("SLO", text=True), lambda table, stage: _slo(table, stage, judged)),
+    ])  # fmt: skip
+
+
+def _cut_off(stage: Row) -> Cell:
+    cut = cut_off(stage.get("errors"))
+    return Cell(count(cut), state="unsure" if cut else "")
 
 
 def _errors(stage: Mapping[str, Any]) -> Cell:
@@ -150,17 +170,16 @@ def _slo(table: Table, stage: Mapping[str, Any], judged: bool) -> Cell:
 def percentile_table(summary: Mapping[str, Any], metric: str) -> Table:
     """Every percentile of one metric of METRICS, one row a stage."""
     what = "gaps" if metric in GAP_METRICS else "requests"
-    heads = [Column("load", text=True), *(Column(p) for p in ("p50", "p90", "p95", "p99"))]
-    heads += [Column("p99 interval"), Column("mean"), Column("n", what), Column("infinite", what)]
-    table = Table(METRICS[metric], heads)
-    for stage in by_load(summary):
-        held = stage.get(metric) or {"reason": "not in this summary"}
-        row = [Cell(load_of(stage)), *(table.cell(held, p, seconds) for p in ("p50", "p90", "p95", "p99"))]
-        row.append(_interval_cell(table, held))
-        row.append(table.cell(held, "mean", seconds))
-        row += [Cell(count(held.get("n") or 0)), Cell(count(held.get("infinite") or 0))]
-        table.rows.append(row)
-    return table
+    absent = "not in this summary"
+    return table_of(METRICS[metric], by_load(summary), [
+        LOAD, *(figure(p, "", f"{metric}.{p}", seconds, reason=absent) for p in ("p50", "p90", "p95", "p99")),
+        (Column("p99 interval"), lambda table, stage: _interval_cell(table, stage.get(metric) or {"reason": absent})),
+        figure("mean", "", f"{metric}.mean", seconds, reason=absent),
+        *(
+            (Column(name, what), lambda _, stage, name=name: Cell(count((stage.get(metric) or {}).get(name) or 0)))
+            for name in ("n", "infinite")
+        ),
+    ])  # fmt: skip
 
 
 def _interval_cell(table: Table, held: Mapping[str, Any]) -> Cell:
@@ -176,115 +195,100 @@ def _interval_cell(table: Table, held: Mapping[str, Any]) -> Cell:
 
 def slo_table(summary: Mapping[str, Any]) -> Table:
     """One row for each stage and SLO."""
-    heads = [Column("load", text=True), Column("SLO", text=True), Column("verdict", text=True)]
-    heads += [Column("value"), Column("attainment", "of requests"), Column("effective", "requests")]
-    table = Table("SLO verdicts", [*heads, Column("to decide", "more requests")])
-    for stage in by_load(summary):
-        for verdict in stage.get("slo_verdicts") or []:
-            said = str(verdict.get("verdict"))
-            reason = verdict.get("reason")
-            state = {"met": "good", "broken": "bad"}.get(said, "unsure")
-            more = verdict.get("more_requests")
-            table.rows.append(
-                [
-                    Cell(load_of(stage)),
-                    Cell(str(verdict.get("slo"))),
-                    Cell(said, table.footnote(str(reason)) if reason else None, state),
-                    table.cell(verdict, "value_s", seconds),
-                    table.cell(verdict, "attainment", share),
-                    table.cell(verdict, "requests_effective", count),
-                    Cell("" if more is None else count(more)),
-                ]
-            )
-    return table
+    rows = [{"stage": s, **verdict} for s in by_load(summary) for verdict in s.get("slo_verdicts") or []]
+    return table_of("SLO verdicts", rows, [
+        words("load", lambda row: load_of(row["stage"])), words("SLO", lambda row: str(row.get("slo"))),
+        (Column("verdict", text=True), _verdict),
+        figure("value", "", "value_s", seconds), figure("attainment", "of requests", "attainment", share),
+        figure("effective", "requests", "requests_effective", count),
+        (Column("to decide", "more requests"), lambda _, row: Cell(_more(row.get("more_requests")))),
+    ])  # fmt: skip
+
+
+def _verdict(table: Table, row: Row) -> Cell:
+    said, reason = str(row.get("verdict")), row.get("reason")
+    state = {"met": "good", "broken": "bad"}.get(said, "unsure")
+    return Cell(said, table.footnote(str(reason)) if reason else None, state)
+
+
+def _more(requests: float | None) -> str:
+    return "" if requests is None else count(requests)
 
 
 def server_table(summary: Mapping[str, Any]) -> Table | None:
     """What the server's own metrics say, one row a stage; None where no stage has any."""
-    figures: dict[str, tuple[Column, Callable[[Any], str]]] = {
-        "running": (Column("running", "mean"), significant),
-        "waiting": (Column("waiting", "mean"), significant),
-        "kv_cache_usage_max": (Column("KV cache", "most"), share),
-        "preemptions": (Column("preemptions"), count),
-        "prefix_hit_rate": (Column("prefix hits", "of tokens"), share),
-        "spec_acceptance_rate": (Column("drafts accepted", "of tokens"), share),
-        "gpu_utilization": (Column("GPU", "mean"), share),
-        "gpu_memory_used_bytes": (Column("GPU memory", "GiB, all"), lambda b: significant(b / 2**30)),
-    }
-    stages = [(s, s["server"]) for s in by_load(summary) if s.get("server")]
-    known = [name for name in figures if any(held.get(name) is not None for _, held in stages)]
-    if not known:
-        return None
-    table = Table("The server's own metrics", [Column("load", text=True), *(figures[n][0] for n in known)])
-    for stage, held in stages:
-        cells = [table.cell({"reason": "not on its page"} | held, n, figures[n][1]) for n in known]
-        table.rows.append([Cell(load_of(stage)), *cells])
-    return table
+    stages = [stage for stage in by_load(summary) if stage.get("server")]
+    known = [
+        figure(head, unit, f"server.{name}", text, reason="not on its page")
+        for head, unit, name, text in (
+            ("running", "mean", "running", significant), ("waiting", "mean", "waiting", significant),
+            ("KV cache", "most", "kv_cache_usage_max", share), ("preemptions", "", "preemptions", count),
+            ("prefix hits", "of tokens", "prefix_hit_rate", share),
+            ("drafts accepted", "of tokens", "spec_acceptance_rate", share), ("GPU", "mean", "gpu_utilization", share),
+            ("GPU memory", "GiB, all", "gpu_memory_used_bytes", lambda b: significant(b / 2**30)),
+        )
+        if any(stage["server"].get(name) is not None for stage in stages)
+    ]  # fmt: skip
+    return table_of("The server's own metrics", stages, [LOAD, *known]) if known else None
 
 
 def lengths_table(summary: Mapping[str, Any]) -> Table:
     """Planned and realised token counts: one row a side."""
-    table = Table("Lengths in tokens", [Column("", text=True), *(Column(name) for name in LENGTH_COLUMNS)])
-    for label, held in length_sides(summary):
-        cells = [table.cell(held, name, _tokens) for name in LENGTH_COLUMNS]
-        table.rows.append([Cell(label), *cells])
-    return table
+    realised = (summary.get("workload") or {}).get("realised") or {}
+    rows = [
+        {"side": label, **held}
+        for label, group, side in (
+            ("input, planned", "input_tokens", "planned"), ("input, counted by the server", "input_tokens", "sent"),
+            ("output, planned", "output_tokens", "planned"), ("output, received", "output_tokens", "received"),
+        )
+        if (held := (realised.get(group) or {}).get(side))
+    ]  # fmt: skip
+    figures = [figure(name, "", name, _tokens) for name in LENGTH_COLUMNS]
+    return table_of("Lengths in tokens", rows, [words("", lambda row: str(row["side"])), *figures])
 
 
 def _tokens(value: float) -> str:
     return count(value) if float(value).is_integer() else significant(value, 4)
 
 
-def length_sides(summary: Mapping[str, Any]) -> list[tuple[str, Mapping[str, Any]]]:
-    """The four LENGTHS of a summary with their names, those that are there."""
-    realised = (summary.get("workload") or {}).get("realised") or {}
-    sides = [
-        ("input, planned", "input_tokens", "planned"),
-        ("input, counted by the server", "input_tokens", "sent"),
-        ("output, planned", "output_tokens", "planned"),
-        ("output, received", "output_tokens", "received"),
-    ]
-    found = [(label, (realised.get(group) or {}).get(side)) for label, group, side in sides]
-    return [(label, held) for label, held in found if held]
+def accepted_table(summary: Mapping[str, Any]) -> Table | None:
+    """Goodput per accepted result, one row a stage; None where no checker judged the answers."""
+    stages = [s for s in by_load(summary) if (s.get("accepted") or {}).get("requests") is not None]
+    free = "no price is known (--gpu-hour), or nothing was accepted"
+    table = table_of("Accepted answers", stages, [
+        LOAD, figure("accepted", "inside SLOs", "accepted.requests", count),
+        figure("of requests", "", "accepted.share", share),
+        figure("goodput", "accepted/s", "accepted.rps", significant),
+        figure("output", "tokens/s", "accepted.output_tokens_per_s", significant, 2),
+        (Column("unlabelled", "not accepted", 1), lambda _, stage: _unlabelled(stage["accepted"]["unlabelled"])),
+        figure("a result", "USD", "accepted.cost_per_result_usd", significant, 1, free),
+    ])  # fmt: skip
+    return table if stages else None
+
+
+def _unlabelled(requests: int) -> Cell:
+    return Cell(count(requests), state="unsure" if requests else "")
 
 
 def windows_table(summary: Mapping[str, Any], meta: Mapping[str, Any]) -> Table:
     """What part of each stage counts, Little's Law in it, and how well the load generator kept up."""
-    heads = [Column("load", text=True), Column("window", "from start"), Column("warm-up", "requests")]
-    heads += [Column("method", text=True), Column("L"), Column("λW"), Column("L ÷ λW")]
-    heads += [
-        Column("slip p50"),
-        Column("slip p99"),
-        Column("slip max"),
-        Column("loop lag p99"),
-        Column("CPU"),
-    ]
-    table = Table(
-        "Windows and load generator", [*heads, Column("output", "tokens/s"), Column("input", "tokens/s")]
-    )
     audits = {s.get("index"): s.get("audit") or {} for s in meta.get("stages") or []}
-    for stage in by_load(summary):
-        window, law = stage.get("window") or {}, stage.get("littles_law") or {}
-        audit = {"reason": "run.json does not hold it", **audits.get(stage.get("index"), {})}
-        table.rows.append(
-            [
-                Cell(load_of(stage)),
-                _span(table, window),
-                table.cell(window, "warmup_requests", count),
-                _method(table, window),
-                table.cell(law, "l", significant),
-                table.cell(law, "lambda_w", significant),
-                _consistency(table, law),
-                table.cell(stage.get("slip_s"), "p50", seconds),
-                table.cell(stage.get("slip_s"), "p99", seconds),
-                table.cell(audit, "slip_max_s", seconds),
-                table.cell(audit, "loop_lag_p99_s", seconds),
-                table.cell(audit, "cpu_fraction", share),
-                table.cell(stage, "output_tokens_per_s", significant),
-                table.cell(stage, "input_tokens_per_s", significant),
-            ]
-        )
-    return table
+    stages = [{**stage, "audit": audits.get(stage.get("index"), {})} for stage in by_load(summary)]
+    untold = "run.json does not hold it"
+    return table_of("Windows and load generator", stages, [
+        LOAD,
+        (Column("window", "from start"), lambda table, stage: _span(table, stage.get("window") or {})),
+        figure("warm-up", "requests", "window.warmup_requests", count),
+        (Column("method", text=True), lambda table, stage: _method(table, stage.get("window") or {})),
+        figure("L", "", "littles_law.l", significant), figure("λW", "", "littles_law.lambda_w", significant),
+        (Column("L ÷ λW"), lambda table, stage: _consistency(table, stage.get("littles_law") or {})),
+        figure("slip p50", "", "slip_s.p50", seconds), figure("slip p99", "", "slip_s.p99", seconds),
+        figure("slip max", "", "audit.slip_max_s", seconds, reason=untold),
+        figure("loop lag p99", "", "audit.loop_lag_p99_s", seconds, reason=untold),
+        figure("CPU", "", "audit.cpu_fraction", share, reason=untold),
+        figure("output", "tokens/s", "output_tokens_per_s", significant),
+        figure("input", "tokens/s", "input_tokens_per_s", significant),
+    ])  # fmt: skip
 
 
 def _span(table: Table, window: Mapping[str, Any]) -> Cell:
@@ -310,8 +314,7 @@ def _consistency(table: Table, law: Mapping[str, Any]) -> Cell:
 
 def all_percentiles(summary: Mapping[str, Any]) -> list[Table]:
     """The percentile table of every metric that any stage of the summary holds."""
-    stages: Sequence[Mapping[str, Any]] = by_load(summary)
-    return [percentile_table(summary, m) for m in METRICS if any(stage.get(m) for stage in stages)]
+    return [percentile_table(summary, m) for m in METRICS if any(s.get(m) for s in by_load(summary))]
 
 
 def imported_tables(imported: Mapping[str, Any] | None) -> list[Table]:

@@ -5,13 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from reports.accepted import accepted_table
 from reports.burst import phases_table
 from reports.families import curve_tables
 from reports.figures import NO_FAILURES, count, cut_off, ended_otherwise, failures, printable
 from reports.findings import error_bound, findings
 from reports.sessions import session_findings
-from reports.tables import Cell, Column, Table, stages_table
+from reports.tables import Cell, Column, Table, accepted_table, stages_table
 
 if TYPE_CHECKING:
     from rich.console import Console

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from reports.figures import by_load, count, load_of, seconds, share, significant
-from reports.tables import Cell, Column, Table
+from reports.tables import Table, figure, table_of, words
 
 
 def workload_facts(described: Mapping[str, Any]) -> list[tuple[str, str]]:
@@ -39,32 +39,24 @@ def side_title(described: Mapping[str, Any], side: str, more: str = "") -> str:
 
 def traffic_table(summary: Mapping[str, Any]) -> Table:
     """By stage and class: what was planned, what was sent, and what came back."""
-    table = Table(
-        "Traffic",
-        [
-            Column("load", text=True), Column("class", text=True), Column("planned", "of requests"), Column("sent", "of requests"),
-            Column("requests"), Column("ok"), Column("failed"), Column("cancelled"), Column("gap CV", "arrivals"),
-            Column("input", "tokens p50"), Column("output", "tokens p50"), Column("cached", "of input"),
-            Column("TTFT p50", "schedule"), Column("TTFT p95", "schedule"),
-        ],
-    )  # fmt: skip
     held = {entry["stage"]: entry for entry in summary.get("traffic") or []}
-    for stage in by_load(summary):
-        entry = held.get(stage["index"], {})
-        for kind in entry.get("classes") or []:
-            table.rows.append([
-                Cell(load_of(stage)), Cell(str(kind["name"])), _optional(kind["planned_share"], share), Cell(share(kind["share"])),
-                *(Cell(count(kind[name])) for name in ("requests", "ok", "failed", "cancelled")),
-                _optional(entry["gap_cv"], significant),
-                _optional(kind["input_tokens"]["p50"], count), _optional(kind["output_tokens"]["p50"], count),
-                _optional(kind["cached_share"], share),
-                *(_optional(kind["ttft_from_schedule_s"][q], seconds) for q in ("p50", "p95")),
-            ])  # fmt: skip
-    return table
-
-
-def _optional(value: float | None, text: Any) -> Cell:
-    return Cell("–" if value is None else str(text(value)))
+    rows = [
+        {"stage": stage, "gap_cv": held[stage["index"]]["gap_cv"], **kind}
+        for stage in by_load(summary) if stage["index"] in held
+        for kind in held[stage["index"]].get("classes") or []
+    ]  # fmt: skip
+    return table_of("Traffic", rows, [
+        words("load", lambda row: load_of(row["stage"])), words("class", lambda row: str(row["name"])),
+        figure("planned", "of requests", "planned_share", share, reason=None),
+        figure("sent", "of requests", "share", share),
+        *(figure(name, "", name, count) for name in ("requests", "ok", "failed", "cancelled")),
+        figure("gap CV", "arrivals", "gap_cv", significant, reason=None),
+        figure("input", "tokens p50", "input_tokens.p50", count, reason=None),
+        figure("output", "tokens p50", "output_tokens.p50", count, reason=None),
+        figure("cached", "of input", "cached_share", share, reason=None),
+        figure("TTFT p50", "schedule", "ttft_from_schedule_s.p50", seconds, reason=None),
+        figure("TTFT p95", "schedule", "ttft_from_schedule_s.p95", seconds, reason=None),
+    ])  # fmt: skip
 
 
 def _class(kind: Mapping[str, Any], classes: list[Mapping[str, Any]]) -> str:

@@ -29,7 +29,7 @@ from loadgen.exchange import Exchange
 from loadgen.kept_answers import KeptAnswers, read_answers
 from loadgen.records import RequestRecord
 from loadgen.rundir import RunDirError, load_run
-from reports.accepted import accepted_table
+from reports.tables import accepted_table
 from simulator.launch import Started, start_in_process
 
 DOCUMENT = Path(__file__).parent.parent / "docs" / "quality.md"
