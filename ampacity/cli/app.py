@@ -13,6 +13,7 @@ from ampacity.cli import (
     burst,
     compare,
     demo,
+    doctor,
     gate,
     import_,
     plan,
@@ -52,7 +53,7 @@ def _root(
 
 
 for command in (
-    demo.demo, sweep.sweep, search.search, burst.burst, run.run, report.report, plan.plan, compare.compare, ab.ab,
+    demo.demo, doctor.doctor, sweep.sweep, search.search, burst.burst, run.run, report.report, plan.plan, compare.compare, ab.ab,
     baseline.baseline, gate.gate, validate.validate, import_.import_, predict.predict, simulate.simulate,
 ):  # fmt: skip
     app.command(command.__name__.rstrip("_"))(command)

@@ -13,7 +13,7 @@ import sys
 from collections.abc import Awaitable, Callable, Coroutine, Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -44,6 +44,7 @@ from workloads.traces import Trace, read_trace
 
 SILENCE_S = 3.0  # of the endpoint, before the user is told what is waited for
 Drive = Callable[[Rig], Awaitable[None]]
+T = TypeVar("T")
 
 _going: list[Generator] = []  # what a signal ends: one, or both arms of an A/B
 
@@ -54,16 +55,16 @@ async def conduct(
     """Set up, drive, close. Gives the run directory back. Raises a ValueError of one line before the load begins."""
     out = out_path(settings, experiment)
     check_new(out)
-    settings = await _followed(settings, progress)
-    routes = tuple(_route(target) for target in (settings.endpoint, *settings.replicas))
+    settings = await followed(settings, progress)
+    routes = tuple(route_to(target) for target in (settings.endpoint, *settings.replicas))
     raise_open_files_limit()
-    _check_open_files(settings)
+    check_open_files(settings)
     trace = _read_trace(settings.trace, settings, progress) if settings.trace else None
     tokenizer = load_tokenizer(settings.tokenizer)
     run_id, salt = secrets.token_hex(6), settings.salt or secrets.token_hex(8)
     async with contextlib.AsyncExitStack() as closing:
         pages = await closing.enter_async_context(Pages())
-        clients = [_client(settings, route) for route in routes]
+        clients = [client_to(settings, route) for route in routes]
         for client in clients:
             closing.push_async_callback(client.close)
 
@@ -71,7 +72,7 @@ async def conduct(
             prompts = PromptMaker(tokenizer, salt)
             return RequestMaker(settings.endpoint, prompts, f"{run_id}-{name}", routes[0].proxy)
 
-        probe = await _probed(settings, pages, clients[0], maker(f"{salt}-probe", "probe"), trace, progress)
+        probe = await probed(settings, pages, clients[0], maker(f"{salt}-probe", "probe"), trace, progress)
         sessions = settings.workload.sessions
         if sessions is not None and sessions.message_tokens is None:
             say = maker(salt, "probe-messages").saying
@@ -137,7 +138,7 @@ async def _telemetry(settings: Settings, pages: Pages, progress: Progress) -> Te
     return telemetry
 
 
-async def _probed(
+async def probed(
     settings: Settings, pages: Pages, client: Client, maker: RequestMaker, trace: Trace | None, progress: Progress
 ) -> Probe:  # fmt: skip
     """What the endpoint says of itself; who waits for a first answer is told so."""
@@ -150,7 +151,7 @@ async def _probed(
     return probe
 
 
-def _check_open_files(settings: Settings) -> None:
+def check_open_files(settings: Settings) -> None:
     """Refuse a load that is known to need more connections than the system allows. Raises ConfigError."""
     wanted, room = max(settings.concurrency or (0,)), room_for_connections()
     if room is not None and wanted > room * (settings.workers or 1):
@@ -160,10 +161,10 @@ def _check_open_files(settings: Settings) -> None:
         )
 
 
-async def _followed(settings: Settings, progress: Progress) -> Settings:
+async def followed(settings: Settings, progress: Progress) -> Settings:
     """The settings with the URL that the endpoint redirects to, and a note of it. Raises EndpointError."""
     endpoint = settings.endpoint
-    _route(endpoint)  # raises where there is no way to it
+    route_to(endpoint)  # raises where there is no way to it
     async with Pages() as pages:
         final = await final_endpoint(pages, endpoint)
     if final != endpoint:
@@ -171,7 +172,7 @@ async def _followed(settings: Settings, progress: Progress) -> Settings:
     return replace(settings, endpoint=final)
 
 
-def _route(endpoint: Endpoint) -> Route:
+def route_to(endpoint: Endpoint) -> Route:
     """The endpoint's addresses, and the proxy on the way; behind a proxy the name need not resolve here."""
     try:
         addresses = endpoint.addresses()
@@ -183,7 +184,7 @@ def _route(endpoint: Endpoint) -> Route:
     return Route(endpoint, addresses, proxy_for(endpoint, addresses))
 
 
-def _client(settings: Settings, route: Route) -> Client:
+def client_to(settings: Settings, route: Route) -> Client:
     return Client(
         route.endpoint,
         route.addresses,
@@ -213,12 +214,12 @@ async def _probe(
         calibration = await census_by_tokenize(pages, endpoint, shape.model, calibration)
     elif calibration.measured and calibration.tokens_per_word != 1 and e2e_s(short) <= SLOWEST_S:
         calibration = await census_by_usage(client, shape, calibration, served.max_model_len, maker.saying)
-    lengths = _typical_lengths(settings, trace)
+    lengths = typical_lengths(settings, trace)
     typical = await ask(client, shape.api, send(shape, *lengths))
     return Probe(served, shape, calibration, typical if typical.status == "ok" else record, tuple(notes))
 
 
-def _typical_lengths(settings: Settings, trace: Trace | None) -> tuple[int, int]:
+def typical_lengths(settings: Settings, trace: Trace | None) -> tuple[int, int]:
     """(input, output) tokens of a middling request, for the one that is timed before the run."""
     if trace is not None:
         return int(np.median(trace.input_tokens)), int(np.median(trace.output_tokens))
@@ -251,7 +252,7 @@ def _interruptible(generator: Generator, progress: Progress) -> Iterator[None]:
             loop.remove_signal_handler(number)
 
 
-def run_event_loop(main: Coroutine[Any, Any, Path]) -> Path:
+def run_event_loop(main: Coroutine[Any, Any, T]) -> T:
     """Run on uvloop where there is one: it halves the cost of a token event."""
     factory: Callable[[], asyncio.AbstractEventLoop] | None = None
     if sys.platform != "win32":

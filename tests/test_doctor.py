@@ -1,0 +1,242 @@
+"""``ampacity doctor``: the right verdict for servers whose truth is known."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from fault_server import FaultServer
+from faults import FAULTS, Call, close_mid_stream, ok
+
+from ampacity.cli import main
+from ampacity.config import make_settings
+from ampacity.experiments.checkup import checkup, trusted
+from ampacity.experiments.doctor import Seen
+from loadgen.probe import Calibration, Probe, Served
+from loadgen.protocols import RequestShape
+from loadgen.records import RequestRecord
+from simulator.face import Face
+from simulator.launch import start_in_process
+
+Doctor = Callable[..., tuple[object, str, str]]
+
+
+@pytest.fixture
+def doctor(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> Doctor:
+    """(exit status, stdout, stderr) of the command, which leaves no file behind."""
+    monkeypatch.chdir(tmp_path)
+
+    def call(*arguments: str) -> tuple[object, str, str]:
+        monkeypatch.setattr(sys, "argv", ["ampacity", "doctor", *arguments])
+        with pytest.raises(SystemExit) as ended:
+            main()
+        assert not list(tmp_path.iterdir())
+        return ended.value.code, *capsys.readouterr()
+
+    return call
+
+
+def examined(doctor: Doctor, url: str, *arguments: str) -> tuple[dict[str, str], list[str], dict[str, Any]]:
+    """Verdicts by check, metrics that are not to be trusted, facts."""
+    code, out, _ = doctor(url, "--json", *arguments)
+    assert code == 0
+    found = json.loads(out)
+    verdicts = {check["name"]: check["verdict"] for check in found["checks"]}
+    return verdicts, [name for name, fine in found["trusted"].items() if not fine], found["facts"]
+
+
+# -- servers whose truth is known ------------------------------------------------------------------
+
+LENGTHS = ("--input-tokens", "5", "--output-tokens", "32")  # the fault server counts every prompt as 5 tokens
+
+
+@pytest.mark.parametrize(
+    ("fault", "verdicts", "spoiled"),
+    [
+        ("ok", {"connection": "ok", "stream": "ok", "token counts": "ok", "output length": "ok", "metrics": "note"}, []),
+        ("not_streamed", {"stream": "bad", "output length": "note", "input length": "note"}, ["ttft", "itl", "icl", "tpot"]),
+        ("gzipped_stream", {"stream": "bad", "token counts": "ok"}, ["ttft", "itl", "icl", "tpot"]),
+        ("no_done", {"token counts": "bad", "output length": "note", "input length": "note"}, ["itl", "tpot", "tokens"]),
+        ("close_after_answer", {"connection": "note", "stream": "ok"}, []),
+    ],
+)  # fmt: skip
+def test_what_a_faulty_server_streams(
+    fault: str, verdicts: dict[str, str], spoiled: list[str], doctor: Doctor
+) -> None:
+    with FaultServer(gap_s=0.005, models=(f"fault:{fault}",)) as server:
+        found, not_trusted, facts = examined(doctor, server.url, "--model", f"fault:{fault}", *LENGTHS)
+        asked = [r for r in server.requests if r.method == "POST"]
+    if facts["chunks"] == 32 and 1 < facts["reads"] < 29:
+        pytest.skip(f"other work held this client up: 32 chunks in {facts['reads']} reads")
+    assert verdicts.items() <= found.items()
+    assert not_trusted == spoiled
+    assert found["model"] == "ok"
+    assert len(asked) <= 17
+    assert facts["kept_alive"] is (fault != "close_after_answer")
+
+
+def test_a_name_that_is_not_listed_and_answered_all_the_same(doctor: Doctor) -> None:
+    with FaultServer(gap_s=0.002) as server:
+        code, out, _ = doctor(server.url, "--model", "fault:ok", *LENGTHS)
+    assert code == 0
+    assert "bad" in next(
+        line for line in out.splitlines() if "fault:ok is answered, but the list has m" in line
+    )
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--model", "n"], "--model n"),
+        (["--model", "m", "--api-key-env", "AMPACITY_TEST_KEY"], "refuses the API key (HTTP 401"),
+        (["--model", "m", "--concurrency", "100000"], "open files"),
+    ],
+)
+def test_what_cannot_be_benchmarked_is_one_line(
+    arguments: list[str], said: str, doctor: Doctor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("AMPACITY_TEST_KEY", "sk-wrong-0815")
+    monkeypatch.setattr("ampacity.experiments.conduct.room_for_connections", lambda: 1000)
+    with FaultServer(api_key="sk-right" if "--api-key-env" in arguments else None) as server:
+        code, out, err = doctor(server.url, *arguments)
+    assert (code, out) == (2, "")
+    assert said in err
+    assert len(err.splitlines()) == 1
+    assert "0815" not in err
+
+
+def test_a_request_that_fails_is_sent_once_more(doctor: Doctor, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The answer of 33 tokens breaks off the first time, or always; the probe asks for none that is as long."""
+    broken: list[float] = []
+
+    async def play(call: Call) -> bool:
+        if call.request.tokens == 33 and len(broken) < limit:
+            broken.append(0)
+            return await close_mid_stream(call)
+        return await ok(call)
+
+    monkeypatch.setitem(FAULTS, "ok", FAULTS["ok"]._replace(play=play))
+    monkeypatch.setattr("ampacity.experiments.doctor.ANSWER_TOKENS", (33, 256))
+    for limit in (1, 2):
+        broken.clear()
+        with FaultServer() as server:
+            code, out, err = doctor(server.url, *LENGTHS)
+        if limit == 1:
+            assert code == 0
+            assert "a request failed and was sent again: truncated" in " ".join(out.split())
+        else:
+            assert (code, out) == (2, "")
+            assert "5 input and 33 output tokens failed twice as truncated" in err
+
+
+def test_the_simulator_with_a_face_of_which_everything_is_known(doctor: Doctor) -> None:
+    """Chunks of 4 tokens but for the first, 1 + 31/4 = 9 of them; a role chunk before the prefill of 400 tokens."""
+    face = Face(chunk_tokens=4, usage="end", early_role=True, prompt_tokens_details=True)
+    with start_in_process("demo,prefix_caching=on", face=face) as server:
+        found, spoiled, facts = examined(doctor, server.url, "--input-tokens", "400", "--output-tokens", "32")
+    assert spoiled == ["itl"]
+    assert found == dict.fromkeys(found, "ok") | {"token counts": "note"}
+    assert (facts["chunks"], facts["chunk_tokens_known"], facts["token_source"]) == (9, False, "usage")
+    assert (facts["output_tokens"], facts["input_tokens"], facts["overhead_tokens"]) == (32, 400, 8)
+    assert facts["early_s"] > 0.001
+    assert facts["cached_tokens_new"] == 0
+    assert facts["cached_tokens_again"] == 384  # whole blocks of 16, the last token always computed: 24 of 25
+    assert {"running", "waiting", "kv_cache_usage"} <= set(facts["gauges"])
+
+
+def test_a_gateway_that_flushes_now_and_then_and_says_nothing_of_tokens(doctor: Doctor) -> None:
+    face = Face(flush_ms=100, usage="none", reasoning_share=0.5)
+    with start_in_process("demo", face=face) as server:
+        found, spoiled, facts = examined(doctor, server.url, "--input-tokens", "50", "--output-tokens", "64")
+    assert found["stream"] == "note"
+    assert facts["read_gap_p50_s"] == pytest.approx(0.1, rel=0.5)
+    assert spoiled == ["ttft", "itl", "icl", "tpot", "tokens"]
+    assert found["reasoning"] == "note"
+
+
+# -- the judgement, by hand ------------------------------------------------------------------------
+
+
+def record(
+    ttft_s: float, chunk_gaps_s: list[float], *, asked: int, tokens: int, **more: Any
+) -> RequestRecord:
+    at_us = [round(1e6 * (ttft_s + sum(chunk_gaps_s[:k]))) for k in range(len(chunk_gaps_s) + 1)]
+    made = RequestRecord(
+        0, 0, 0, "ok", dispatched_ns=0, connected_ns=0, started_ns=0, first_event_ns=at_us[0] * 1000,
+        first_token_ns=at_us[0] * 1000, first_answer_ns=at_us[0] * 1000, last_token_ns=at_us[-1] * 1000, http_status=200,
+        finish_reason="length", input_tokens_planned=100, input_tokens=100, output_tokens_planned=asked, output_tokens=tokens,
+        token_source="usage", chunk_at_us=at_us,
+    )  # fmt: skip
+    return replace(made, **more)
+
+
+def seen(answer: RequestRecord, *, short_ttft_s: float) -> Seen:
+    short = record(short_ttft_s, [0.01] * 3, asked=4, tokens=4)
+    probe = Probe(Served(("m",)), RequestShape("chat", "m"), Calibration(1.0, 0, True), short)
+    settings = make_settings({"url": "http://127.0.0.1:9/v1"})
+    return Seen(settings, probe, answer, short, short, (), True, False, None, (2e-5,), ("running",), 2000)
+
+
+def verdict(answer: RequestRecord, name: str, short_ttft_s: float = 0.1) -> tuple[str, list[str]]:
+    checks, _ = checkup(seen(answer, short_ttft_s=short_ttft_s))
+    found = next(check for check in checks if check.name == name)
+    return found.verdict, [metric for metric, fine in trusted(checks).items() if not fine]
+
+
+@pytest.mark.parametrize(
+    ("ttft_s", "gaps_s", "short_ttft_s", "expected"),
+    [
+        (0.1, [0.01] * 31, 0.1, ("ok", [])),
+        # the answer takes 0.27 s more than the short one, and its 32 tokens come within 31 ms
+        (0.37, [0.001] * 31, 0.1, ("bad", ["ttft", "itl", "icl", "tpot"])),
+        (0.4, [0.0] * 31, 0.1, ("bad", ["ttft", "itl", "icl", "tpot"])),
+        # a prompt that takes 20 s with an answer of 0.16 s is none that was held back
+        (20.0, [0.005] * 31, 20.0, ("ok", [])),
+        # 80 ms between bunches are much of a TTFT of 0.1 s and nothing of one of 20 s; a third of the time of 4 bunches,
+        # a fifteenth of that of 16
+        (0.1, ([0.0] * 7 + [0.08]) * 3 + [0.0] * 7, 0.1, ("note", ["ttft", "itl", "icl", "tpot"])),
+        (20.0, ([0.0] * 7 + [0.08]) * 3 + [0.0] * 7, 20.0, ("note", ["itl", "icl", "tpot"])),
+        (20.0, [0.0, 0.08] * 15 + [0.0], 20.0, ("note", ["itl", "icl"])),
+        (0.02, [0.0, 0.0005] * 15 + [0.0], 0.02, ("ok", [])),  # 0.5 ms matter to nobody
+    ],
+)  # fmt: skip
+def test_whether_chunks_come_as_they_are_made(
+    ttft_s: float, gaps_s: list[float], short_ttft_s: float, expected: tuple[str, list[str]]
+) -> None:
+    answer = record(ttft_s, gaps_s, asked=32, tokens=32)
+    assert verdict(answer, "stream", short_ttft_s) == expected
+
+
+@pytest.mark.parametrize(
+    ("more", "name", "expected"),
+    [
+        ({"output_tokens": 40}, "output length", ("bad", ["itl", "tokens"])),  # and 40 tokens in 32 chunks
+        ({"output_tokens": 20, "chunk_at_us": list(range(0, 200_000, 10_000))}, "output length", ("note", [])),
+        ({"input_tokens": 150}, "input length", ("bad", ["tokens"])),
+        ({"input_tokens": 109}, "input length", ("ok", [])),
+        ({"cached_tokens": 90}, "prompt cache", ("bad", ["ttft"])),
+        ({"first_answer_ns": 300_000_000}, "reasoning", ("note", [])),
+        ({"first_answer_ns": None}, "reasoning", ("note", [])),
+        ({"reasoning_tokens": 8, "output_tokens": 40}, "token counts", ("ok", ["tokens"])),  # hidden: 32 are visible
+        ({"first_event_ns": 40_000_000}, "first event", ("ok", [])),
+        ({"token_source": "usage_per_chunk", "chunk_tokens": [2] * 32, "output_tokens": 64}, "token counts", ("ok", ["tokens"])),
+    ],
+)  # fmt: skip
+def test_what_the_answer_says_of_its_tokens(
+    more: dict[str, Any], name: str, expected: tuple[str, list[str]]
+) -> None:
+    assert verdict(record(0.1, [0.01] * 31, asked=32, tokens=32, **more), name) == expected
+
+
+def test_the_first_event_is_told_with_what_another_tool_would_report() -> None:
+    """A role at 40 ms and text at 100 ms: 60 ms less."""
+    answer = record(0.1, [0.01] * 31, asked=32, tokens=32, first_event_ns=40_000_000)
+    checks, _ = checkup(seen(answer, short_ttft_s=0.1))
+    said = next(check for check in checks if check.name == "first event")
+    assert "40 ms after the request; the first text 60 ms later" in said.found
+    assert said.means.endswith("reports 60 ms less")
