@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -96,30 +97,19 @@ def _gaps(times: Floats) -> Floats:
     return np.repeat(np.diff(instants) / tokens[1:], tokens[1:])
 
 
-def simulate(
-    config: EngineConfig | Deployment,
-    arrivals_s: ArrayLike,
-    input_tokens: ArrayLike,
-    output_tokens: ArrayLike,
-) -> Outcome:
-    """Run plain requests to their end in virtual time. Raises SimulatorError as `simulate_requests`."""
-    inputs = np.asarray(input_tokens, dtype=np.int64).tolist()
-    outputs = np.asarray(output_tokens, dtype=np.int64).tolist()
-    if not len(np.asarray(arrivals_s)) == len(inputs) == len(outputs):
-        raise SimulatorError("arrivals_s, input_tokens and output_tokens must have the same length")
-    return simulate_requests(
-        config, arrivals_s, [Request(i, o) for i, o in zip(inputs, outputs, strict=True)]
-    )
+def simulate(config: EngineConfig | Deployment, arrivals_s: ArrayLike, *load: Any) -> Outcome:
+    """Run requests to their end in virtual time.
 
-
-def simulate_requests(
-    config: EngineConfig | Deployment, arrivals_s: ArrayLike, requests: Sequence[Request]
-) -> Outcome:
-    """Run requests with prefixes, sessions, adapters or deadlines to their end in virtual time.
-
+    load: new Requests, or the prompt tokens and the output tokens of plain ones.
     Raises SimulatorError for arrivals that are not sorted and for requests that cannot be served.
     """
     arrivals = np.asarray(arrivals_s, dtype=np.float64)
+    requests = load[0]
+    if len(load) > 1:
+        inputs, outputs = (np.asarray(tokens, dtype=np.int64).tolist() for tokens in load)
+        if len(inputs) != len(outputs):
+            raise SimulatorError("input_tokens and output_tokens must have the same length")
+        requests = list(map(Request, inputs, outputs))
     if len(arrivals) == 0 or np.any(np.diff(arrivals) < 0) or len(arrivals) != len(requests):
         raise SimulatorError("arrivals_s must hold one time for each request, at least one, and be sorted")
     deployment = Deployment(config) if isinstance(config, EngineConfig) else config

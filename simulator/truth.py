@@ -3,7 +3,6 @@
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -11,7 +10,7 @@ from numpy.typing import ArrayLike, NDArray
 from simulator import SimulatorError
 from simulator.deployment import Deployment
 from simulator.options import EngineConfig
-from simulator.outcome import Outcome, simulate, simulate_requests
+from simulator.outcome import Outcome, simulate
 from simulator.request import Request
 
 __all__ = ["Capacity", "Outcome", "saturation_rps", "shares_within", "simulate", "true_capacity"]
@@ -59,20 +58,13 @@ def saturation_rps(config: EngineConfig | Deployment, make_requests: MakeRequest
     The middle half of the completions counts, so that neither the start nor the drain does.
     """
     arrivals, *rest = make_requests(1.0, seed)
-    outcome = _outcome(config, np.zeros(len(np.asarray(arrivals))), rest)
+    outcome = simulate(config, np.zeros(len(np.asarray(arrivals))), *rest)
     finish = np.sort(outcome.finish_s)
     low, high = len(finish) // 4, (3 * len(finish)) // 4
     elapsed = finish[high] - finish[low]
     if elapsed <= 0:
         raise SimulatorError(f"{len(finish)} requests are too few to see the engine saturated; make more")
     return float((high - low) / elapsed)
-
-
-def _outcome(config: EngineConfig | Deployment, arrivals_s: ArrayLike, rest: list[Any]) -> Outcome:
-    """rest: prompt tokens and output tokens, or one sequence of Requests."""
-    if len(rest) == 1:
-        return simulate_requests(config, arrivals_s, rest[0])
-    return simulate(config, arrivals_s, *rest)
 
 
 def true_capacity(
@@ -132,7 +124,7 @@ class _Judge:
     def at(self, rate_rps: float) -> tuple[Slo | None, float]:
         """(the SLO that misses its quantile by most, or None when all hold; mean requests in flight)."""
         arrivals, *rest = self.make_requests(rate_rps, self.seed)
-        outcome = _outcome(self.config, arrivals, rest)
+        outcome = simulate(self.config, arrivals, *rest)
         total = len(outcome.arrival_s)
         chosen = np.zeros(total, dtype=bool)
         chosen[int(total * self.warmup_share) : max(1, int(total * 0.95))] = True

@@ -11,7 +11,7 @@ from simulator import SimulatorError
 from simulator.deployment import Deployment, Run, Transfer
 from simulator.engine import EngineConfig, Request, Speculation
 from simulator.hardware import PRESETS, linear_config
-from simulator.outcome import outcome_of, simulate, simulate_requests
+from simulator.outcome import outcome_of, simulate
 from simulator.steptime import Roofline
 from simulator.truth import true_capacity
 
@@ -163,5 +163,5 @@ def test_bad_deployments(options: dict[str, object]) -> None:
 def test_speculation_behind_a_router() -> None:
     config = replace(LINE, speculation=Speculation(2, 0.7), max_num_batched_tokens=1 << 30)
     requests = [Request(1, 50) for _ in range(20)]
-    outcome = simulate_requests(Deployment(config, 2), np.zeros(20), requests)
+    outcome = simulate(Deployment(config, 2), np.zeros(20), requests)
     assert all(len(outcome.token_times_s(n)) == 50 for n in range(20))

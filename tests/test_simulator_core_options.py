@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from simulator import SimulatorError
 from simulator.engine import Engine, EngineConfig, Request, Speculation
 from simulator.hardware import PRESETS, linear_config
-from simulator.outcome import simulate, simulate_requests
+from simulator.outcome import simulate
 from simulator.steptime import Roofline
 
 # Memory 1 ms a step; a computed token 1 ms: a step of n > 1 tokens takes n ms.
@@ -41,7 +41,7 @@ def test_a_prefix_hit_leaves_only_the_rest_to_compute() -> None:
     config = tiny(prefix_caching=True)
     names = prefix_hashes("system", 16, 4)
     requests = [Request(18, 1, block_hashes=names) for _ in range(2)]
-    outcome = simulate_requests(config, [0.0, 1.0], requests)
+    outcome = simulate(config, [0.0, 1.0], requests)
     assert outcome.ttft_s == pytest.approx([0.018, 0.002])
     assert outcome.cached_tokens.tolist() == [0, 16]
 
@@ -49,7 +49,7 @@ def test_a_prefix_hit_leaves_only_the_rest_to_compute() -> None:
 def test_the_last_prompt_token_is_always_computed() -> None:
     config = tiny(prefix_caching=True)
     requests = [Request(16, 1, block_hashes=prefix_hashes("p", 16, 4)) for _ in range(2)]
-    outcome = simulate_requests(config, [0.0, 1.0], requests)
+    outcome = simulate(config, [0.0, 1.0], requests)
     # Only 12 of 16 may come from the cache, as the first output token needs a computed one
     assert outcome.cached_tokens.tolist() == [0, 12]
     assert outcome.ttft_s == pytest.approx([0.016, 0.004])
@@ -96,7 +96,7 @@ def test_a_conversation_finds_its_answer_again() -> None:
     config = tiny(prefix_caching=True)
     names = prefix_hashes("chat", 24, 4)
     turns = [Request(8, 9, block_hashes=names), Request(20, 2, block_hashes=names)]
-    assert simulate_requests(config, [0.0, 1.0], turns).cached_tokens.tolist() == [0, 16]
+    assert simulate(config, [0.0, 1.0], turns).cached_tokens.tolist() == [0, 16]
 
 
 def naive_hits(rows: list[tuple[int, int, int]], blocks: int) -> list[int]:

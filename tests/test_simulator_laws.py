@@ -12,7 +12,7 @@ from simulator.catalog import H100, LLAMA3_8B
 from simulator.deployment import Deployment
 from simulator.engine import Engine, EngineConfig, Request, Speculation
 from simulator.hardware import PRESETS, engine_config, linear_config
-from simulator.outcome import Outcome, simulate, simulate_requests
+from simulator.outcome import Outcome, simulate
 from simulator.truth import true_capacity
 
 BIG = PRESETS["llama3-70b-4xh100"]
@@ -51,7 +51,7 @@ def test_prefix_hits_lower_ttft_in_proportion() -> None:
     for share in (0.25, 0.5, 0.75):
         tokens = int(6400 * share)
         requests = [Request(6400, 1, block_hashes=prefix_hashes("system", tokens)) for _ in range(10)]
-        outcome = simulate_requests(config, np.arange(10.0), requests)
+        outcome = simulate(config, np.arange(10.0), requests)
         assert outcome.cached_tokens.tolist() == [0] + [tokens] * 9
         ttft = outcome.ttft_s - step.overhead_s
         assert ttft[1:] == pytest.approx(np.full(9, (1 - share) * ttft[0]), rel=0.02)
@@ -69,7 +69,7 @@ def test_round_robin_lowers_the_hit_rate_towards_one_nth(replicas: int) -> None:
         rows = [(t, s) for t in range(turns) for s in rng.permutation(sessions).tolist()]
         requests = [Request((t + 1) * grown, 8, session=s, block_hashes=names[s]) for t, s in rows]
         deployment = Deployment(replace(SMALL, prefix_caching=True), replicas, routing)
-        outcome = simulate_requests(deployment, 0.02 * np.arange(len(rows)), requests)
+        outcome = simulate(deployment, 0.02 * np.arange(len(rows)), requests)
         # New tokens of a turn can never be cached: hits as a share of what the turns before had
         return float(outcome.cached_tokens.sum() / sum(t * grown for t, _ in rows))
 
@@ -89,7 +89,7 @@ def unique_prefix_rate(replicas: int, routing: str) -> float:
         Request(1616, 4, block_hashes=prefix_hashes(p, 1600)) for p in range(prefixes) for _ in range(uses)
     ]
     arrivals = 0.1 * np.arange(len(requests))
-    outcome = simulate_requests(Deployment(config, replicas, routing), arrivals, requests)
+    outcome = simulate(Deployment(config, replicas, routing), arrivals, requests)
     return float((outcome.cached_tokens > 0).mean())
 
 

@@ -11,7 +11,7 @@ from simulator import SimulatorError
 from simulator.deployment import Deployment
 from simulator.engine import EngineConfig, Request, Speculation
 from simulator.hardware import PRESETS, linear_config
-from simulator.outcome import Outcome, simulate, simulate_requests
+from simulator.outcome import Outcome, simulate
 
 LINE = linear_config(0.010, 0.001)
 
@@ -53,11 +53,11 @@ def test_shared_prefixes_are_found_again() -> None:
     """Prefixes of 64 tokens of two groups; then a conversation: turn 2 finds 127 of the first's 128 tokens, 7 blocks."""
     config = EngineConfig("c", LINE.step_time, 16, 4096, 8192, kv_blocks=1024, prefix_caching=True)
     requests = [Request(100, 10, block_hashes=prefix_hashes(name, 64)) for name in "abab"]
-    stage = simulate_requests(config, [0.0, 1.0, 2.0, 3.0], requests)
+    stage = simulate(config, [0.0, 1.0, 2.0, 3.0], requests)
     assert stage.cached_tokens.tolist() == [0, 0, 64, 64]
     turns = ((100, "x"), (100, "y"), (150, "x"), (100, "x"))
     requests = [Request(prompt, 28, block_hashes=prefix_hashes(name, prompt + 28)) for prompt, name in turns]
-    stage = simulate_requests(config, [0.0, 1.0, 2.0, 3.0], requests)
+    stage = simulate(config, [0.0, 1.0, 2.0, 3.0], requests)
     assert stage.cached_tokens.tolist() == [0, 0, 112, 96]
 
 

@@ -12,7 +12,7 @@ from loadgen.plan import user_starts
 from loadgen.turns import Turns
 from simulator.deployment import Deployment, Run
 from simulator.engine import Request
-from simulator.outcome import Outcome, outcome_of, simulate_requests
+from simulator.outcome import Outcome, outcome_of, simulate
 from workloads.schedule import Schedule
 
 
@@ -51,9 +51,7 @@ def play(
     if users is None and schedule.after_start is None:
         sent = np.flatnonzero(schedule.scheduled_s < until_s)
         schedule = schedule.take(sent)
-        return Played(
-            schedule, simulate_requests(engine, schedule.scheduled_s, [requests[i] for i in sent.tolist()])
-        )
+        return Played(schedule, simulate(engine, schedule.scheduled_s, [requests[i] for i in sent.tolist()]))
     turns, place = Turns(schedule), {request: i for i, request in enumerate(requests)}
     first = iter(schedule.first_requests().tolist())
     used_up = False
