@@ -10,7 +10,16 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from reports.figures import DASH, printable, seconds, signed_per_cent, significant
+from reports.figures import (
+    DASH,
+    OF_NEIGHBOURS,
+    OTHER_SIGN,
+    other_sign,
+    printable,
+    seconds,
+    signed_per_cent,
+    significant,
+)
 from reports.markdown import escaped
 from reports.marks import NARROW, WIDE, Axis, Chart, Key, Plot, linear_axis, seconds_axis
 from reports.page import embedded_json, render_page, write_page
@@ -23,10 +32,12 @@ COLOURS = ("ttft", "e2e", "good", "bad", "knee", "step4", "planned", "ink")  # o
 SHORT = (0.1, 0.5, 0.9, 0.95, 0.99)  # what a terminal shows of the shift function
 WIDE_TERMINAL = 110
 INFINITE = "∞"
+IN_TURNS = "the change is the mean over the pairs of stages, their order taken out; the two figures moved the other way"
 HOW = (
     "A run wins a line where its advantage is at least 2 % (of failed requests: any) and not chance: 5 % of error over all lines together (Holm). "
     "Equal: the whole 95 % interval lies within 3 %. Open: neither is shown; the run in brackets leads. "
-    "The quantiles are a family of their own. Intervals are not widened for the number of tests."
+    "The quantiles are a family of their own. Intervals are not widened for the number of tests. "
+    f"{OF_NEIGHBOURS} An A/B's is the mean over its pairs, their order taken out."
 )  # fmt: skip
 
 
@@ -89,7 +100,9 @@ def _scorecard(result: Mapping[str, Any], narrow: bool) -> Table:
             figure = endless if value is None else f"{value:.2%}" if errors else significant(value)
             text = f"at least {figure}" if at_least else figure
             cells.append(Cell(text, table.footnote(reason) if reason and not at_least else None))
-        cells += [Cell(_change(c, narrow, "points" if errors else "%")) for c in row["changes"][1:]]
+        for value, held in zip(row["values"][1:], row["changes"][1:], strict=True):
+            note = _otherwise(table, result, row["values"][0], value, held)
+            cells.append(Cell(_change(held, narrow, "points" if errors else "%"), note))
         better = _better(row)
         table.rows.append(
             [*cells, replace(better, note=table.footnote(row["reason"])) if row["reason"] else better]
@@ -99,6 +112,15 @@ def _scorecard(result: Mapping[str, Any], narrow: bool) -> Table:
             note = table.footnote("between tested loads; of a search (ampacity search) its 95 % interval")
             table.rows.append([Cell("  its interval", note), *ends, *[Cell("")] * (len(names) - 1), Cell("")])
     return table
+
+
+def _otherwise(
+    table: Table, result: Mapping[str, Any], a: float | None, b: float | None, held: Mapping[str, Any] | None
+) -> int | None:
+    """The footnote of a change that has another sign than the two figures."""
+    if held is None or not other_sign(a, b, held["change"]):
+        return None
+    return table.footnote(IN_TURNS if result["interleaved_pairs"] else OTHER_SIGN)
 
 
 def _better(row: Mapping[str, Any]) -> Cell:
@@ -134,6 +156,9 @@ def _shifts(result: Mapping[str, Any], short: bool) -> list[Table]:
             texts = [*(none if value is None else seconds(value) for value, none in values), _change(q)]
             note = table.footnote(q["reason"]) if q["reason"] else None
             cells = [Cell(t, note if t in (INFINITE, DASH) else None) for t in texts]
+            cells[2] = replace(
+                cells[2], note=cells[2].note or _otherwise(table, result, q["reference_s"], q["other_s"], q)
+            )
             table.rows.append([Cell(name), *cells, Cell(_word(q), state=state)])
         told = {(q["reason"], q["reference_s"], q["other_s"]) for q in shift["quantiles"]}
         if len(told) == 1 and all(q["verdict"] == "unknown" for q in shift["quantiles"]):  # one line says it

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from reports.figures import signed_per_cent
+from reports.figures import OF_NEIGHBOURS, OTHER_SIGN, other_sign, signed_per_cent
 
 _WIDTH = 41
 _WORDS = {"pass": "pass", "regression": "REGRESSION", "broken": "BROKEN", "inconclusive": "inconclusive"}
@@ -67,6 +67,17 @@ def chart(result: Mapping[str, Any]) -> list[str]:
     return [*lines, f"{'':<{width}} {axis}   o change, - 95 % interval, ! tolerance"]
 
 
+def about_changes(result: Mapping[str, Any]) -> list[str]:
+    """What the changes of quantiles are of, and which have another sign than their two figures."""
+    checks = [c for c in result["checks"] if c["change_ci"]]
+    found = [OF_NEIGHBOURS] if checks else []
+    return found + [f"{title(c)}: {OTHER_SIGN}" for c in checks if _other_sign(c)]
+
+
+def _other_sign(check: Mapping[str, Any]) -> bool:
+    return other_sign(check["baseline"], check["candidate"], check["change"])
+
+
 def lines(result: Mapping[str, Any]) -> list[str]:
     """For a terminal."""
     found = [result["sentence"], ""]
@@ -87,7 +98,7 @@ def lines(result: Mapping[str, Any]) -> list[str]:
     found += [
         "  ".join(cell.ljust(w) for cell, w in zip(row, (*widths, 0), strict=True)).rstrip() for row in rows
     ]
-    found += ["", *chart(result), ""]
+    found += ["", *chart(result), *about_changes(result), ""]
     found += [f"{title(c)}: {c['reason']}" for c in result["checks"] if c["reason"]]
     found += [f"{name} is not tracked: {reason}" for name, reason in result["untracked"].items()]
     return found + list(result["notes"])
@@ -112,6 +123,8 @@ def sentence(check: Mapping[str, Any]) -> str:
     parts = []
     if check["change"] is not None:
         parts.append(f"{figure(check, 'baseline')} → {figure(check, 'candidate')}, {change(check)}")
+    if check["change_ci"] and _other_sign(check):
+        parts.append(OTHER_SIGN)
     if check["tolerance"] is not None:
         parts.append(f"tolerance {check['tolerance'] * 100:.3g} %")
     if check["reason"]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from reports.gate_text import change, chart, figure, title
+from reports.gate_text import about_changes, change, chart, figure, title
 
 _SIGNS = {
     "pass": "✅ pass",
@@ -40,7 +40,7 @@ def gate_markdown(result: Mapping[str, Any]) -> str:
         found += ["", "```text", *drawn, "```"]
     said = [f"{title(c)}: {c['reason']}" for c in result["checks"] if c["reason"] and c["verdict"] != "pass"]
     said += [f"Not tracked: {name}, {reason}" for name, reason in result.get("untracked", {}).items()]
-    notes = [f"- {escaped(text)}" for text in [*said, *result.get("notes", [])]]
+    notes = [f"- {escaped(text)}" for text in [*about_changes(result), *said, *result.get("notes", [])]]
     return "\n".join([*found, *([""] if notes else []), *notes]) + "\n"
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import csv
+import html
 import io
 import json
 import re
@@ -34,6 +35,7 @@ from reports.compare import (
     tables,
     write_comparison_page,
 )
+from reports.figures import OF_NEIGHBOURS, OTHER_SIGN
 from simulator.hardware import find_config
 
 RATE = 20.0
@@ -633,6 +635,28 @@ def test_markdown_and_csv_hold_the_figures(tmp_path: Path) -> None:
     assert float(line["change"]) == pytest.approx(0.2, abs=1e-5)
     assert line["verdict"] == "differs"
     assert {r["run"] for r in read} == {"A", "B"}
+
+
+def test_a_change_of_another_sign_than_its_two_figures_is_explained(tmp_path: Path) -> None:
+    """A: 100.1 to 200 ms evenly, p90 190 ms. B: 3 % more, but ranks 835 to 905 are one plateau at 189 ms.
+
+    With A's nine marks (185 to 195 ms) moved by 1.79 % a tenth of B is above them in the mean: 172 of 1000 above the lowest (all of
+    the plateau), 95 above six, 85 and 73 above the two highest: 172 + 6 x 95 + 85 + 73 = 900.
+    """
+    a = 0.1 + np.arange(1, 1001) * 1e-4
+    b = np.where((a >= 0.18345) & (a <= 0.19055), 0.189, 1.03 * a)
+    order = np.random.default_rng(2).permutation(1000)
+    result = compare([arm(tmp_path / n, stage(x[order]), warmup_requests=0) for n, x in (("a", a), ("b", b))])
+    found = quantiles(result, "ttft")[0.9]
+    assert (found["reference_s"], found["other_s"]) == (pytest.approx(0.190), pytest.approx(0.189))
+    assert found["change"] == pytest.approx(0.0179, abs=0.0003)
+    terminal = io.StringIO()
+    render_comparison(result, Console(file=terminal, width=100))
+    write_comparison_page(tmp_path / "page.html", result)
+    for text in (terminal.getvalue(), comparison_markdown(result), (tmp_path / "page.html").read_text()):
+        told = " ".join(html.unescape(text).split())
+        assert told.count(OTHER_SIGN) >= 2  # of TTFT and of E2E, which is 40 ms longer
+        assert OF_NEIGHBOURS in told
 
 
 # --- docs/compare.md -------------------------------------------------------------------------------------------
