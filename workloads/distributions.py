@@ -9,7 +9,7 @@ from typing import Any, ClassVar, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from workloads.errors import WorkloadError
+from workloads.errors import WorkloadError, number_between
 
 MAX_TOKENS = 2**31 - 1
 """Longest length that a record can hold; every distribution is censored there."""
@@ -216,8 +216,7 @@ class Gamma(Lengths):
 
     def __post_init__(self) -> None:
         check_positive("mean", self.average)
-        if not (is_number(self.cv) and 0.001 <= self.cv <= 100):
-            raise WorkloadError(f"cv is {self.cv!r}: give a number from 0.001 to 100")
+        number_between(self.cv, "cv", 0.001, 100)
 
     def _quantiles(self, u: Floats) -> Floats:
         from scipy.special import gammaincinv
@@ -242,10 +241,9 @@ class Pareto(Lengths):
     alpha: float
 
     def __post_init__(self) -> None:
-        if not (is_number(self.start) and 1 <= self.start <= MAX_TOKENS):
+        if not 1 <= self.start <= MAX_TOKENS:
             raise WorkloadError(f"start is {self.start!r}: give a number of tokens from 1 to {MAX_TOKENS}")
-        if not (is_number(self.alpha) and 0.05 <= self.alpha <= 100):
-            raise WorkloadError(f"alpha is {self.alpha!r}: give a number from 0.05 to 100")
+        number_between(self.alpha, "alpha", 0.05, 100)
 
     def _quantiles(self, u: Floats) -> Floats:
         with np.errstate(divide="ignore", over="ignore"):  # an endless tail is censored by ``at``
@@ -267,14 +265,9 @@ def whole_tokens(tokens: Floats) -> NDArray[np.int64]:
     return np.rint(tokens).astype(np.int64)
 
 
-def is_number(value: object) -> bool:
-    """A finite int or float, and no bool."""
-    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < math.inf
-
-
-def check_positive(name: str, value: object, bounds: str = "") -> None:
-    """Raise WorkloadError unless ``value`` is a number above 0 that a record can hold."""
-    if not (is_number(value) and 0 < value <= MAX_TOKENS):  # type: ignore[operator]  # is_number has looked
+def check_positive(name: str, value: float, bounds: str = "") -> None:
+    """Raise WorkloadError unless ``value`` is above 0 and a record can hold it."""
+    if not 0 < value <= MAX_TOKENS:
         wanted = bounds or f"of tokens above 0 and up to {MAX_TOKENS}"
         raise WorkloadError(f"{name} is {value!r}: give a number {wanted}")
 
@@ -284,7 +277,7 @@ def check_weights(weights: tuple[float, ...], n: int) -> None:
     if not weights or len(weights) != n:
         raise WorkloadError("give at least one part, each with its weight")
     for weight in weights:
-        if not (is_number(weight) and 1e-12 <= weight <= 1e12):
+        if not 1e-12 <= weight <= 1e12:
             raise WorkloadError(f"weight {weight!r}: give a number above 0")
 
 
@@ -297,9 +290,9 @@ def check_bounds(minimum: int, maximum: int | None) -> None:
             raise WorkloadError(f"maximum ({maximum}) is below minimum ({minimum}): give max >= min")
 
 
-def check_whole(name: str, value: object) -> None:
+def check_whole(name: str, value: int) -> None:
     """Raise WorkloadError unless ``value`` is a length."""
-    if not (isinstance(value, int) and not isinstance(value, bool) and 1 <= value <= MAX_TOKENS):
+    if not 1 <= value <= MAX_TOKENS:
         raise WorkloadError(f"{name} is {value!r}: give a whole number of tokens from 1 to {MAX_TOKENS}")
 
 

@@ -7,7 +7,7 @@ from typing import Any, Self
 
 import numpy as np
 
-from workloads.distributions import MAX_TOKENS, Floats, Lengths, check_weights, check_whole, is_number
+from workloads.distributions import MAX_TOKENS, Floats, Lengths, check_weights, check_whole
 from workloads.errors import WorkloadError
 
 
@@ -27,9 +27,9 @@ class Empirical(Lengths):
         if len(self.levels) != len(self.tokens) or len(self.levels) < 2:
             raise WorkloadError("a quantile table needs at least the levels 0 and 1, each with its tokens")
         for value in self.tokens:
-            if not (is_number(value) and 1 <= value <= MAX_TOKENS):
+            if not 1 <= value <= MAX_TOKENS:
                 raise WorkloadError(f"{value!r} is no length: give tokens from 1 to {MAX_TOKENS}")
-        if not all(is_number(level) and 0 <= level <= 1 for level in self.levels):
+        if not all(0 <= level <= 1 for level in self.levels):
             raise WorkloadError("a quantile level is outside 0 to 1: write p99 as 0.99")
         if self.levels[0] != 0 or self.levels[-1] != 1:
             raise WorkloadError(
@@ -45,24 +45,19 @@ class Empirical(Lengths):
     @classmethod
     def from_samples(cls, samples: Iterable[float]) -> Self:
         """From observed lengths in tokens, in any order (one or more)."""
-        values = tuple(samples)
-        if not values:
+        ordered = sorted(float(v) for v in samples)
+        if not ordered:
             raise WorkloadError("an empirical distribution needs at least one length")
-        if not all(is_number(v) for v in values):
-            raise WorkloadError("an empirical distribution takes numbers of tokens only")
-        ordered = sorted(float(v) for v in values)
+        basis = f"{len(ordered)} samples"
         if len(ordered) == 1:
             ordered *= 2
         levels = tuple(i / (len(ordered) - 1) for i in range(len(ordered)))
-        return cls(levels, tuple(ordered), f"{len(values)} samples")
+        return cls(levels, tuple(ordered), basis)
 
     @classmethod
     def from_quantiles(cls, table: Mapping[float, float]) -> Self:
         """From {level: tokens}, in any order; the levels 0 and 1 must be there."""
-        if not all(is_number(level) for level in table):
-            raise WorkloadError("the levels of a quantile table are numbers from 0 to 1")
-        pairs = sorted(table.items(), key=lambda pair: pair[0])
-        return cls(tuple(float(q) for q, _ in pairs), tuple(tokens for _, tokens in pairs))
+        return cls(tuple(sorted(float(level) for level in table)), tuple(table[q] for q in sorted(table)))
 
     @cached_property
     def _table(self) -> tuple[Floats, Floats]:

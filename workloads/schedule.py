@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from workloads.arrivals import arrival_times
 from workloads.errors import WorkloadError
-from workloads.mix import ARRIVALS, class_columns, draw_stage
+from workloads.mix import ARRIVALS, RandomStream, class_columns, draw_stage
 from workloads.prefixes import SharedPrefixes, infinite_cache, prefixes_of_blocks, take_lists
 from workloads.profile import Workload
 from workloads.sessions import draw_sessions
@@ -197,16 +197,15 @@ def open_schedule(
     The lengths of the k-th request depend on workload, seed and stage, not on rate or duration. Of a workload of
     sessions so many begin that their requests come at ``rate_rps`` once they overlap. Raises WorkloadError.
     """
+    stream = partial(_stream, seed, stage)
     per_arrival = _requests_per_arrival(workload)
     if per_arrival is None:
-        columns = draw_stage(
-            workload, partial(_stream, seed, stage), rate_rps=rate_rps, duration_s=duration_s
-        )
-        return _lone(workload, columns, seed, stage, first_request_id)
-    scheduled_s = arrival_times(
-        workload.arrivals, rate_rps / per_arrival, duration_s, _stream(seed, stage, ARRIVALS)
-    )
-    return _of_sessions(workload, scheduled_s, seed, stage, first_request_id)
+        columns = draw_stage(workload, stream, rate_rps=rate_rps, duration_s=duration_s)
+        columns |= _shared(workload, columns, stage, stream)
+    else:
+        begin_s = arrival_times(workload.arrivals, rate_rps / per_arrival, duration_s, stream(ARRIVALS))
+        columns = _of_sessions(workload, begin_s, stage, stream)
+    return Schedule(first_request_id=first_request_id, **columns)
 
 
 def closed_schedule(
@@ -215,12 +214,15 @@ def closed_schedule(
     """A closed-loop stage of ``requests`` requests: lengths only, every time is 0. Raises WorkloadError."""
     if requests < 0:
         raise WorkloadError(f"requests is {requests}: give 0 or more")
+    stream = partial(_stream, seed, stage)
     per_arrival = _requests_per_arrival(workload)
     if per_arrival is None:
-        columns = draw_stage(workload, partial(_stream, seed, stage), requests=requests)
-        return _lone(workload, columns, seed, stage, first_request_id)
-    sessions = -int(-requests // per_arrival)  # whose requests are about as many
-    return _of_sessions(workload, np.zeros(sessions), seed, stage, first_request_id)
+        columns = draw_stage(workload, stream, requests=requests)
+        columns |= _shared(workload, columns, stage, stream)
+    else:
+        sessions = -int(-requests // per_arrival)  # whose requests are about as many
+        columns = _of_sessions(workload, np.zeros(sessions), stage, stream)
+    return Schedule(first_request_id=first_request_id, **columns)
 
 
 def trace_schedule(trace: Trace, *, time_scale: float = 1.0, first_request_id: int = 0) -> Schedule:
@@ -234,20 +236,16 @@ def trace_schedule(trace: Trace, *, time_scale: float = 1.0, first_request_id: i
     )
 
 
-def _lone(
-    workload: Workload, columns: dict[str, Any], seed: int, stage: int, first_request_id: int
-) -> Schedule:
-    shared = None
-    if workload.prefixes is not None:
-        rng = _stream(seed, stage, _PREFIXES)
-        shared = workload.prefixes.draw(columns["input_tokens"], stage, rng)
-    return Schedule(first_request_id=first_request_id, shared=shared, **columns)
+def _shared(workload: Workload, columns: dict[str, Any], stage: int, stream: RandomStream) -> dict[str, Any]:
+    if workload.prefixes is None:
+        return {}
+    return {"shared": workload.prefixes.draw(columns["input_tokens"], stage, stream(_PREFIXES))}
 
 
 def _of_sessions(
-    workload: Workload, begin_s: NDArray[np.float64], seed: int, stage: int, first_request_id: int
-) -> Schedule:
-    stream, sessions = partial(_stream, seed, stage), workload.sessions
+    workload: Workload, begin_s: NDArray[np.float64], stage: int, stream: RandomStream
+) -> dict[str, Any]:
+    sessions = workload.sessions
     if workload.prompts is not None:
         think_ms = None if sessions is None else sessions.think_ms
         order, draws = stream(_PREFIXES), stream(_PROMPTS)
@@ -258,7 +256,7 @@ def _of_sessions(
             sessions, begin_s, workload.input_tokens, workload.output_tokens, workload.prefixes, stage, stream
         )
     class_of = np.zeros(len(columns["scheduled_s"]), dtype=np.int16)
-    return Schedule(first_request_id=first_request_id, **columns, **class_columns(workload, class_of, stream))
+    return columns | class_columns(workload, class_of, stream)
 
 
 def _requests_per_arrival(workload: Workload) -> float | None:
