@@ -26,7 +26,8 @@ from typing import Any
 import numpy as np
 
 from ampacity.experiments.search import Search, SearchPlan
-from ampacity.experiments.sweep import LOOKS, Enough, sweep
+from ampacity.experiments.stage_book import LOOKS, Enough
+from ampacity.experiments.sweep import sweep
 from analysis.attainment import judge_slo
 from analysis.capacity import find_capacity
 from analysis.intervals import independent_looks

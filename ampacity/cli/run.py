@@ -27,7 +27,8 @@ def run(
 
     from ampacity.cli.experiment import run_experiment
     from ampacity.config import in_run_file, read_run_file
-    from ampacity.experiments import sweep as experiment
+    from ampacity.experiments.rig import Rig
+    from ampacity.experiments.sweep import sweep
     from ampacity.values import ConfigError
 
     if url is not None:
@@ -40,5 +41,5 @@ def run(
         raise ConfigError(
             "say what to run: --rates R, --concurrency N, --trace FILE or -c FILE ('ampacity sweep' finds the rates itself)"
         )
-    drive = experiment.replay if raw.get("trace") else experiment.sweep
+    drive = Rig.trace_stage if raw.get("trace") else sweep
     run_experiment(raw, experiment="run", drive=drive, as_json=json, located=located)

@@ -9,8 +9,8 @@ from pathlib import Path
 from ampacity.config import Settings
 from ampacity.experiments.conduct import conduct
 from ampacity.experiments.provenance import out_path
-from ampacity.experiments.rig import Rig as RealRig
-from ampacity.experiments.sweep import Rig
+from ampacity.experiments.rig import Rig
+from ampacity.experiments.stage_book import StageBook
 from ampacity.progress import Progress
 from ampacity.values import ConfigError
 
@@ -34,7 +34,7 @@ def arms(a: Settings, b: Settings) -> tuple[Settings, Settings]:
     return first, second
 
 
-async def interleave(rigs: tuple[Rig, Rig], rounds: int, *, aa: bool) -> None:
+async def interleave(rigs: tuple[StageBook, StageBook], rounds: int, *, aa: bool) -> None:
     """``rounds`` times A B B A. Stage k of both has the same lengths and arrivals; one that ends ends the other."""
     pair = secrets.token_hex(6)
     for rig, name in zip(rigs, NAMES, strict=True):
@@ -54,12 +54,12 @@ async def run_ab(
 ) -> Path:
     """Both rigs open at once, their stages in turns; gives the directory of both run directories."""
 
-    async def with_both(first: RealRig, second: RealRig) -> None:
+    async def with_both(first: Rig, second: Rig) -> None:
         for rig in (first, second):
             rig.repeats_left = 0  # a stage that only one arm repeats would part the schedules
         await interleave((first, second), rounds, aa=aa)
 
-    async def with_first(first: RealRig) -> None:
+    async def with_first(first: Rig) -> None:
         how = {"experiment": "ab", "command_line": command_line, "progress": progress}
         await conduct(b, drive=lambda second: with_both(first, second), **how)  # type: ignore[arg-type]
 

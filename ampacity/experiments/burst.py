@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import asdict, dataclass
 
-from ampacity.experiments.sweep import Rig
+from ampacity.experiments.stage_book import StageBook
 from ampacity.values import ConfigError
 
 RAMP = (1 / 3, 2 / 3, 1.0, 2 / 3, 1 / 3)  # of the step's height
@@ -57,7 +57,7 @@ class BurstPlan:
         part = f"/{self.burst_s / len(self.factors):.12g}" * len(self.factors)
         return f"steps:rates={rates},lengths={self.base_s:.12g}{part}/{self.recovery_s:.12g}"
 
-    async def run(self, rig: Rig) -> None:
+    async def run(self, rig: StageBook) -> None:
         """The one stage."""
         rig.note_down("burst", asdict(self))
         await rig.open_stage(self.mean_rps, self.duration_s)

@@ -43,7 +43,7 @@ from workloads.tokenizers import WORD_TOKENIZERS, load_tokenizer
 from workloads.traces import Trace, read_trace
 
 SILENCE_S = 3.0  # of the endpoint, before the user is told what is waited for
-Drive = Callable[[Rig], Awaitable[None]]
+Drive = Callable[[Rig], Awaitable[Any]]
 T = TypeVar("T")
 
 _going: list[Generator] = []  # what a signal ends: one, or both arms of an A/B

@@ -17,8 +17,8 @@ from numpy.typing import NDArray
 
 from ampacity.config import Settings
 from ampacity.experiments.provenance import out_path, run_meta, utc_now
-from ampacity.experiments.stage_book import StageBook, answers_told, fit_context
-from ampacity.experiments.sweep import LOOKS, Enough, sweep
+from ampacity.experiments.stage_book import LOOKS, Enough, StageBook, answers_told, fit_context
+from ampacity.experiments.sweep import sweep
 from ampacity.experiments.virtual import Played, play
 from ampacity.progress import Progress
 from ampacity.values import ConfigError
@@ -69,7 +69,6 @@ class VirtualRig(StageBook):
     async def open_stage(
         self, rate_rps: float, duration_s: float | None = None, enough: Enough | None = None
     ) -> dict[str, Any] | None:
-        """One stage at ``rate_rps``, run to the end of its last request; its judgement, or None when the run is over."""
         if duration_s is None:
             duration_s = _stage_s(self.settings, rate_rps)
         schedule = self._open_schedule(rate_rps, duration_s)
@@ -144,7 +143,6 @@ class VirtualRig(StageBook):
         return duration_s, None
 
     async def closed_stage(self, concurrency: int) -> dict[str, Any] | None:
-        """One closed-loop stage of ``concurrency`` virtual users."""
         count = 50 * concurrency
         while True:  # until the users are busy for the whole stage
             schedule = self._fit(self._closed_schedule(count))

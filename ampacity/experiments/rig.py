@@ -8,14 +8,13 @@ import os
 import time
 from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import asdict, replace
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import pyarrow as pa
 
 from ampacity.config import Settings
-from ampacity.experiments.stage_book import StageBook, answers_told, fit_context
-from ampacity.experiments.sweep import LOOKS, Enough
+from ampacity.experiments.stage_book import LOOKS, Enough, StageBook, answers_told, fit_context
 from ampacity.progress import Progress
 from loadgen.audit import Measures, Tolerance, judge
 from loadgen.generator import Generator
@@ -63,17 +62,24 @@ class Rig(StageBook):
     async def open_stage(
         self, rate_rps: float, duration_s: float | None = None, enough: Enough | None = None
     ) -> dict[str, Any] | None:
-        """One open-loop stage at ``rate_rps``; its judgement (docs/summary.md), or None when the run is over.
-
-        The stage is looked at on its way and ended, drained, as soon as there is ``enough``.
-        """
+        duration_s = duration_s or self.settings.duration_s
         return await self._undisturbed(
-            lambda: self._open_once(rate_rps, duration_s or self.settings.duration_s, enough)
+            lambda: self._run(
+                "open",
+                self._open_schedule(rate_rps, duration_s),
+                duration_s,
+                offered_rps=rate_rps,
+                enough=enough,
+            )
         )
 
     async def closed_stage(self, concurrency: int) -> dict[str, Any] | None:
-        """One closed-loop stage of ``concurrency`` virtual users, with the settings' think time and ramp."""
-        return await self._undisturbed(lambda: self._closed_once(concurrency))
+        duration_s = self.settings.ramp_s + self.settings.duration_s
+        return await self._undisturbed(
+            lambda: self._run(
+                "closed", self._closed_schedule(CLOSED_REQUESTS_MAX), duration_s, concurrency=concurrency
+            )
+        )
 
     async def _undisturbed(
         self, once: Callable[[], Awaitable[dict[str, Any] | None]]
@@ -96,12 +102,6 @@ class Rig(StageBook):
         idle = audit["cpu_fraction"] < GROW_CPU_FRACTION and not audit["shortages"]
         return bool(audit["client_limited"]) and idle and judged["stable"] is not False
 
-    async def _open_once(
-        self, rate_rps: float, duration_s: float, enough: Enough | None = None
-    ) -> dict[str, Any] | None:
-        schedule = self._open_schedule(rate_rps, duration_s)
-        return await self._run("open", schedule, duration_s, offered_rps=rate_rps, enough=enough)
-
     async def trace_stage(self) -> dict[str, Any] | None:
         """Replay the trace of the settings as one open stage."""
         assert self._trace is not None
@@ -122,14 +122,9 @@ class Rig(StageBook):
             "open", schedule, max(duration_s, 1e-3), offered_rps=len(schedule) / max(duration_s, 1e-3)
         )
 
-    async def _closed_once(self, concurrency: int) -> dict[str, Any] | None:
-        schedule = self._closed_schedule(CLOSED_REQUESTS_MAX)
-        duration_s = self.settings.ramp_s + self.settings.duration_s
-        return await self._run("closed", schedule, duration_s, concurrency=concurrency)
-
     async def _run(
         self,
-        kind: str,
+        kind: Literal["open", "closed"],
         schedule: Schedule,
         duration_s: float,
         offered_rps: float | None = None,
@@ -149,7 +144,7 @@ class Rig(StageBook):
             self.ended = ("budget", self._budget_text(cut))
             return None
         plan = StagePlan(
-            index=len(self.stages), kind="open" if kind == "open" else "closed", schedule=schedule, duration_s=duration_s,
+            index=len(self.stages), kind=kind, schedule=schedule, duration_s=duration_s,
             offered_rps=offered_rps, concurrency=concurrency, used_up=cut or StagePlan.used_up,
             think_s=self.settings.think_s, ramp_s=self.settings.ramp_s, drain_s=self._drain_s(),
             sticky=self.settings.sticky, **_session_rules(self.settings.workload),

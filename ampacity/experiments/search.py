@@ -7,7 +7,8 @@ import time
 from dataclasses import dataclass, replace
 from typing import Any
 
-from ampacity.experiments.sweep import START_IN_FLIGHT, Rig, first_rate
+from ampacity.experiments.stage_book import StageBook
+from ampacity.experiments.sweep import START_IN_FLIGHT, first_rate
 from ampacity.values import ConfigError
 from analysis.next_load import Finished, Goal, Step, cut_short, next_step, so_far, told_enough
 from analysis.search import estimate
@@ -36,7 +37,7 @@ class Search:
         self._path: list[dict[str, Any]] = []
         self._spent_s = 0.0
 
-    async def run(self, rig: Rig) -> None:
+    async def run(self, rig: StageBook) -> None:
         """Bracket, narrow, repeat where that was asked for. Raises ConfigError without an SLO."""
         settings = rig.settings
         if not settings.slos:
@@ -58,7 +59,7 @@ class Search:
             await self._closed(rig, goal)
         self._note(rig, step)
 
-    async def _stage(self, rig: Rig, goal: Goal, step: Step) -> str | None:
+    async def _stage(self, rig: StageBook, goal: Goal, step: Step) -> str | None:
         """One stage; gives why it is the last one, where the run is over or no time is left."""
         fill_s = FILL_TIMES * max([rig.typical_e2e_s, *(_mean_e2e_s(s) for s in rig.stages[-1:])])
         duration_s = max(step.requests / step.load_rps, fill_s)
@@ -84,7 +85,7 @@ class Search:
         self._note(rig, None)
         return rig.ended and rig.ended[1]
 
-    async def _repeat(self, rig: Rig, goal: Goal) -> None:
+    async def _repeat(self, rig: StageBook, goal: Goal) -> None:
         """Both ends of the interval again, as often as was asked for, in an order that the seed draws."""
         found = estimate(rig.stages, goal.slos)
         if found is None or not self._plan.repeats:
@@ -96,7 +97,7 @@ class Search:
             if await self._stage(rig, goal, Step(float(f"{load:.4g}"), longest, "repeat, in random order")):
                 return
 
-    async def _closed(self, rig: Rig, goal: Goal) -> None:
+    async def _closed(self, rig: StageBook, goal: Goal) -> None:
         """The closed view of C_max: set concurrencies around the one that the open loop found."""
         found = estimate(rig.stages, goal.slos)
         if found is None or found.c_max is None:
@@ -107,7 +108,7 @@ class Search:
             if await rig.closed_stage(users) is None or rig.ended:
                 return
 
-    def _note(self, rig: Rig, ended: Finished | None) -> None:
+    def _note(self, rig: StageBook, ended: Finished | None) -> None:
         rig.note_down("search", {
             "precision": self._plan.precision, "max_duration_s": self._plan.max_duration_s, "repeats": self._plan.repeats,
             "path": self._path, "ended": ended and ended.why, "reached": bool(ended and ended.reached),

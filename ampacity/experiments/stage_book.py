@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -13,9 +15,15 @@ from loadgen.rundir import RunWriter
 from workloads.profile import Workload
 from workloads.schedule import Schedule, closed_schedule, open_schedule
 
+Enough = Callable[[dict[str, Any]], str | None]
+"""Why a stage, judged as far as it came, need not go on; None: it must."""
+LOOKS = (0.15, 0.25, 0.4, 0.6, 0.8)  # parts of a stage after which an ``Enough`` is asked
 
-class StageBook:
-    """The part of a rig that needs no engine; a rig runs the stages."""
+
+class StageBook(ABC):
+    """What an experiment needs of a rig, real or virtual; the part of one that needs no engine."""
+
+    typical_e2e_s: float  # of a middling request, alone
 
     def __init__(self, settings: Settings, writer: RunWriter, progress: Progress) -> None:
         self.settings = settings
@@ -30,6 +38,16 @@ class StageBook:
         )
         self._left_requests = settings.max_requests
         self._left_tokens = settings.max_tokens
+
+    @abstractmethod
+    async def open_stage(
+        self, rate_rps: float, duration_s: float | None = None, enough: Enough | None = None
+    ) -> dict[str, Any] | None:
+        """One open-loop stage, ended as soon as there is ``enough``; its judgement (docs/summary.md), None when the run is over."""
+
+    @abstractmethod
+    async def closed_stage(self, concurrency: int) -> dict[str, Any] | None:
+        """One closed-loop stage of ``concurrency`` virtual users, with the settings' think time and ramp."""
 
     def tell(self, text: str) -> None:
         """A line for those who wait."""

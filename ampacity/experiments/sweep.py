@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
-from ampacity.config import Settings
+from ampacity.experiments.stage_book import StageBook
 from analysis.next_load import out_of_reach
-
-Enough = Callable[[dict[str, Any]], str | None]
-"""Why a stage, judged as far as it came, need not go on; None: it must."""
-LOOKS = (0.15, 0.25, 0.4, 0.6, 0.8)  # parts of a stage after which an ``Enough`` is asked
 
 START_IN_FLIGHT = 0.25  # the first rate of the grid: an idle endpoint most of the time
 FIRST_REQUESTS = 20  # and sends at least so many in a stage
@@ -23,38 +19,7 @@ REFINE_UNTIL = 1.1  # their ratio at which the bracket is narrow enough
 DOWN_STEPS = 6  # how often the grid is halved below a start that was too high already
 
 
-class TraceRig(Protocol):
-    """What a replay asks of the one who runs it."""
-
-    async def trace_stage(self) -> dict[str, Any] | None:
-        """Replay the trace of the settings as one open stage."""
-
-
-class Rig(Protocol):
-    """What a sweep needs of a rig, real or virtual."""
-
-    settings: Settings
-    lengths: str | None  # the curve that the next stages belong to; None: the workload's own
-    stages: list[dict[str, Any]]
-    ended: tuple[str, str] | None
-    typical_e2e_s: float
-
-    async def open_stage(
-        self, rate_rps: float, duration_s: float | None = None, enough: Enough | None = None
-    ) -> dict[str, Any] | None:
-        """Run one open-loop stage, ended as soon as there is ``enough``; its judgement, or None when the run is over."""
-
-    def tell(self, text: str) -> None:
-        """A line for those who wait."""
-
-    def note_down(self, name: str, value: Any) -> None:
-        """Write an entry of run.json."""
-
-    async def closed_stage(self, concurrency: int) -> dict[str, Any] | None:
-        """Run one closed-loop stage."""
-
-
-async def sweep(rig: Rig, start_rps: float | None = None) -> None:
+async def sweep(rig: StageBook, start_rps: float | None = None) -> None:
     """Run the levels of the settings, or the grid that finds itself; then again at each of the settings' ``lengths``."""
     await _curve(rig, start_rps)
     settings = rig.settings
@@ -66,7 +31,7 @@ async def sweep(rig: Rig, start_rps: float | None = None) -> None:
         await _curve(rig, start_rps)
 
 
-async def _curve(rig: Rig, start_rps: float | None) -> None:
+async def _curve(rig: StageBook, start_rps: float | None) -> None:
     settings = rig.settings
     if settings.concurrency:
         for concurrency in settings.concurrency:
@@ -81,11 +46,6 @@ async def _curve(rig: Rig, start_rps: float | None) -> None:
     rate_rps: float | None = start_rps or first_rate(rig.typical_e2e_s, settings.duration_s)
     while rate_rps is not None and await rig.open_stage(rate_rps) is not None and not rig.ended:
         rate_rps = next_rate([s for s in rig.stages if s["lengths"] == rig.lengths])
-
-
-async def replay(rig: TraceRig) -> None:
-    """One stage with the arrivals and lengths of the settings' trace."""
-    await rig.trace_stage()
 
 
 def first_rate(typical_e2e_s: float, duration_s: float) -> float:
