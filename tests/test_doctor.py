@@ -60,7 +60,7 @@ LENGTHS = ("--input-tokens", "5", "--output-tokens", "32")  # the fault server c
     [
         ("ok", {"connection": "ok", "stream": "ok", "token counts": "ok", "output length": "ok", "metrics": "note"}, []),
         ("not_streamed", {"stream": "bad", "output length": "note", "input length": "note"}, ["ttft", "itl", "icl", "tpot"]),
-        ("gzipped_stream", {"stream": "bad", "token counts": "ok"}, ["ttft", "itl", "icl", "tpot"]),
+        ("gzipped", {"stream": "bad", "token counts": "ok"}, ["ttft", "itl", "icl", "tpot"]),
         ("no_done", {"token counts": "bad", "output length": "note", "input length": "note"}, ["itl", "tpot", "tokens"]),
         ("close_after_answer", {"connection": "note", "stream": "ok"}, []),
     ],
@@ -231,6 +231,38 @@ def test_what_the_answer_says_of_its_tokens(
     more: dict[str, Any], name: str, expected: tuple[str, list[str]]
 ) -> None:
     assert verdict(record(0.1, [0.01] * 31, asked=32, tokens=32, **more), name) == expected
+
+
+def test_an_answer_that_ends_by_itself_counts_an_end_token_that_no_chunk_has() -> None:
+    """33 tokens in 32 chunks, ended by "stop": one token in each; by "length" nobody knows which chunk had two."""
+    for finish_reason, known, ratio in (("stop", True, 1.0), ("length", False, 33 / 32)):
+        answer = record(0.1, [0.01] * 31, asked=64, tokens=33, finish_reason=finish_reason)
+        checks, facts = checkup(seen(answer, short_ttft_s=0.1))
+        assert (facts["chunk_tokens_known"], facts["tokens_per_chunk"]) == (known, ratio)
+        said = next(check.found for check in checks if check.name == "output length")
+        assert ("ignore_eos is not obeyed" in said) is (finish_reason == "stop")
+
+
+def test_tokens_without_text_and_vectors_have_no_latency_of_a_stream() -> None:
+    hidden = replace(
+        record(0.1, [0.01] * 3, asked=4, tokens=4), chunk_at_us=[], first_token_ns=None, last_token_ns=None, first_answer_ns=None
+    )  # fmt: skip
+    assert verdict(hidden, "stream") == ("bad", ["ttft", "itl", "icl", "tpot"])
+    vector = replace(hidden, output_tokens=None, token_source=None, last_token_ns=100_000_000)
+    asked = seen(vector, short_ttft_s=0.1)
+    checks, _ = checkup(replace(asked, settings=replace(asked.settings, api="embeddings")))
+    assert [c.name for c in checks] == [
+        "connection",
+        "model",
+        "stream",
+        "input length",
+        "prompt cache",
+        "metrics",
+        "clock",
+        "open files",
+    ]
+    assert [c.name for c in checks if c.verdict != "ok"] == ["prompt cache"]
+    assert [metric for metric, fine in trusted(checks).items() if fine] == ["e2e", "tokens"]
 
 
 def test_the_first_event_is_told_with_what_another_tool_would_report() -> None:

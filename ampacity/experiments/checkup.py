@@ -68,7 +68,9 @@ def _facts(seen: Seen) -> Facts:
     reads = sorted(set(at_us))
     lasts_s = [_s(r, "started_ns", "last_token_ns") or 0.0 for r in (answer, short, again)]
     table = pa.Table.from_batches([to_batch([answer])])
-    ttft_s = _s(answer, "started_ns", "first_token_ns")
+    chunks = read_chunks(table, read_requests(table, 0))  # as the report will have it
+    known = bool(chunks.known[0])
+    tokens = float(chunks.tokens_in()[0]) if known else answer.output_tokens or 0
     return {
         "api": settings.api, "engine": served.engine, "engine_version": served.engine_version, "server": served.server,
         "proxy": seen.proxy and f"{seen.proxy.host}:{seen.proxy.port}", "kept_alive": seen.kept_alive, "connections": settings.connections,
@@ -78,10 +80,9 @@ def _facts(seen: Seen) -> Facts:
         "max_tokens_field": seen.probe.shape.dialect.max_tokens_field, "ignore_eos_taken": seen.probe.shape.dialect.ignore_eos,
         "chunks": len(at_us), "reads": len(reads), "read_gap_p50_s": median([b - a for a, b in pairwise(reads)] or [0]) / 1e6,
         "span_s": _s(answer, "first_token_ns", "last_token_ns") or 0.0, "lasts_s": lasts_s[0], "longer_s": lasts_s[0] - max(lasts_s[1:]),
-        "ttft_s": ttft_s, "first_event_s": _s(answer, "started_ns", "first_event_ns"),
+        "ttft_s": _s(answer, "started_ns", "first_token_ns"), "first_event_s": _s(answer, "started_ns", "first_event_ns"),
         "early_s": _s(answer, "first_event_ns", "first_token_ns") or 0.0,
-        "token_source": answer.token_source, "tokens_per_chunk": (answer.output_tokens or 0) / max(len(at_us), 1),
-        "chunk_tokens_known": bool(read_chunks(table, read_requests(table, 0)).known[0]),  # as the report will have it
+        "token_source": answer.token_source, "tokens_per_chunk": tokens / max(len(at_us), 1), "chunk_tokens_known": known,
         "vocabulary": None if settings.tokenizer in WORD_TOKENIZERS else settings.tokenizer,
         "reasoning_tokens": answer.reasoning_tokens or 0, "first_answer_s": _s(answer, "started_ns", "first_answer_ns"),
         "reasoning_sent": answer.first_answer_ns != answer.first_token_ns,
@@ -133,6 +134,7 @@ def _stream(f: Facts) -> dict[str, list[Case]]:
     spoilt = [metric for metric, much in changed.items() if much]
     return {"stream": [
         (f["api"] == "embeddings", "ok", "vectors are not streamed", "E2E is what there is", OF_STREAM),
+        (not f["chunks"], "bad", f"no text came; tokens counted all the same: {f['output_tokens']}", "TTFT, ITL, TPOT: none", OF_STREAM),
         (f["output_tokens"] < 2, "note", "a single token: whether it streams cannot be seen", "ITL, TPOT: none", OF_STREAM[1:]),
         (f["chunks"] < 2, "bad", f"not streamed: {f['output_tokens']} tokens in one piece, after {seconds(f['lasts_s'])}", "TTFT is E2E; no ITL, no TPOT: judge by e2e", OF_STREAM),
         (held, "bad", f"held back: {tokens} within {seconds(f['span_s'])}, {seconds(f['lasts_s'])} after the request", "something buffers the stream (a proxy, compression): TTFT is E2E, ITL and TPOT are the buffer's; judge by e2e", OF_STREAM),
@@ -167,6 +169,7 @@ def _text(f: Facts) -> dict[str, list[Case]]:
     ], "output length": [
         (got != asked and by_chunks, "note", f"{length}, as far as chunks tell", "whether planned output lengths are kept cannot be said", ()),
         (got > asked, "bad", f"{length}: {f['max_tokens_field']} is not obeyed", "the load is another one than planned", ("tokens",)),
+        (got < asked and f["finish_reason"] == "length", "note", f"{length}: the server has a limit of its own", "answers are shorter than planned", ()),
         (got < asked, "note", f"{length}: ignore_eos is {'not obeyed' if taken else 'refused'}", ends, ()),
         (not taken, "note", f"{length}; ignore_eos is refused", ends, ()),
         (True, "ok", length, "planned output lengths are kept", ()),
@@ -179,7 +182,9 @@ def _text(f: Facts) -> dict[str, list[Case]]:
 
 def _prompt(f: Facts) -> dict[str, list[Case]]:
     planned, counted = f["input_tokens_planned"], f["input_tokens"] or 0
-    length = f"{planned:,} tokens planned, {counted:,} counted by the server: {f['overhead_tokens'] or 0} for its template, {f['tokens_per_word'] or 1:.3g} for a word"
+    length = f"{planned:,} tokens planned, {counted:,} counted by the server"
+    if f["tokens_per_word"]:
+        length += f": {f['overhead_tokens']} for its template, {f['tokens_per_word']:.3g} for a word"
     new, again = f["cached_tokens_new"], f["cached_tokens_again"]
     unique = "a run's prompts are unique: none is cached unless the workload shares prefixes"
     faster = f["ttft_new_s"] > SPEEDUP * f["ttft_again_s"] > 0
