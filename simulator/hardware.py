@@ -6,14 +6,13 @@ peak compute in prefill are what well-tuned kernels reach on large models; fit t
 """
 
 import re
-from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
 from simulator import SimulatorError
 from simulator.catalog import BYTES_PER_ELEMENT, HARDWARE, MODELS, Hardware, Model
 from simulator.deployment import Deployment, Transfer
-from simulator.options import DEPLOYED, SCHEDULING, EngineConfig, finite
+from simulator.options import DEPLOYED, SCHEDULING, EngineConfig, Settings, finite
 from simulator.steptime import Linear, Roofline
 
 ALL_REDUCE_LATENCY_S = 10e-6  # of one all-reduce of a small tensor over NVLink; an assumption
@@ -119,14 +118,10 @@ def linear_config(
 
 
 # What may follow the name of an engine, beside options.SCHEDULING and DEPLOYED: how it is built, and how that is read.
-BUILT: dict[str, tuple[str, Callable[[str], Any]]] = {
-    "weights": ("precision", str),
-    "kv": ("kv_precision", str),
-    "bandwidth_factor": ("bandwidth_factor", finite),
-    "compute_factor": ("compute_factor", finite),
-    "overhead_s": ("overhead_s", finite),
-    "max_model_len": ("max_model_len", int),
-}
+BUILT: Settings = {
+    **dict.fromkeys(("weights", "kv"), (str, "NUMBER", "")), "max_model_len": (int, "NUMBER", ""),
+    **dict.fromkeys(("bandwidth_factor", "compute_factor", "overhead_s"), (finite, "NUMBER", "")),
+}  # fmt: skip
 
 
 def find_config(name: str) -> EngineConfig:
@@ -143,36 +138,33 @@ def find_config(name: str) -> EngineConfig:
 
 def find_deployment(name: str) -> Deployment:
     """Engines by name, as `find_config`, with the settings of DEPLOYED too. Raises SimulatorError."""
-    parts = name.split(",")
-    base = ",".join(part for part in parts if "=" not in part)
+    base = ",".join(part for part in name.split(",") if "=" not in part)
     composed = "@" in base
-    built: dict[str, Any] = {}
-    scheduling: dict[str, Any] = {}
-    deployed: dict[str, Any] = {}
-    for part in parts:
+    settings = (BUILT if composed else {}) | SCHEDULING | DEPLOYED
+    found: dict[str, Any] = {}
+    for part in name.split(","):
         key, equals, value = part.partition("=")
+        if key not in settings:
+            if not equals:
+                continue
+            raise SimulatorError(
+                f"preset {name!r}: unknown setting in {part!r}; known: {', '.join(settings)}"
+            )
+        read, written, text = settings[key]
         try:
-            if composed and key in BUILT:
-                built[BUILT[key][0]] = BUILT[key][1](value)
-            elif key in DEPLOYED:
-                deployed[key] = DEPLOYED[key][0](value)
-            elif equals:
-                scheduling[key] = SCHEDULING[key][0](value)
-        except KeyError as error:
-            known = ", ".join([*(BUILT if composed else ()), *SCHEDULING, *DEPLOYED])
-            raise SimulatorError(f"preset {name!r}: unknown setting in {part!r}; known: {known}") from error
+            found[key] = read(value)
         except (ValueError, TypeError) as error:
-            _, written, text = {**SCHEDULING, **DEPLOYED}.get(key, (None, "NUMBER", ""))
             raise SimulatorError(
                 f"preset {name!r}: cannot read {part!r}; write {key}={written}. {text}"
             ) from error
     if composed:
-        config = _compose(base, built | {name: scheduling[name] for name in LIMITS if name in scheduling})
+        config = _compose(base, {key: found[key] for key in found if key in BUILT or key in LIMITS})
     else:
         config = _named(base)
     if name != config.name:
+        scheduling = {key: found[key] for key in found if key in SCHEDULING}
         config = replace(config, name=name, **scheduling)
-    return _deployment(config, **deployed)
+    return _deployment(config, **{key: found[key] for key in found if key in DEPLOYED})
 
 
 def _deployment(
@@ -199,14 +191,15 @@ def _compose(base: str, options: dict[str, Any]) -> EngineConfig:
         raise SimulatorError(f"preset {base!r}: unknown model {model_name!r}; known: {', '.join(MODELS)}")
     if card_name not in HARDWARE or int(count) < 1:
         raise SimulatorError(f"preset {base!r}: unknown hardware {place!r}; known: {', '.join(HARDWARE)}")
-    for field in ("precision", "kv_precision"):
-        if options.get(field, "fp16") not in BYTES_PER_ELEMENT:
-            raise SimulatorError(
-                f"preset {base!r}: {options[field]!r} is none of {', '.join(BYTES_PER_ELEMENT)}"
-            )
+    precisions = {
+        field: options.pop(key, "fp16") for key, field in (("weights", "precision"), ("kv", "kv_precision"))
+    }
+    for given in precisions.values():
+        if given not in BYTES_PER_ELEMENT:
+            raise SimulatorError(f"preset {base!r}: {given!r} is none of {', '.join(BYTES_PER_ELEMENT)}")
     factors = {f: options.pop(f) for f in ("bandwidth_factor", "compute_factor") if f in options}
     card = replace(HARDWARE[card_name], **factors)
-    return engine_config(base, card, MODELS[model_name], tensor_parallel=int(count), **options)
+    return engine_config(base, card, MODELS[model_name], tensor_parallel=int(count), **precisions, **options)
 
 
 def _named(name: str) -> EngineConfig:

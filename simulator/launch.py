@@ -9,7 +9,6 @@ import tempfile
 import threading
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
 from typing import IO, Any, Self
 
 import msgspec
@@ -45,9 +44,7 @@ class Started:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.stop()
 
 
@@ -72,18 +69,14 @@ def start_in_process(preset: str = "demo", *, timeout_s: float = 30.0, **options
             env=environment,
             start_new_session=True,  # a Ctrl-C in the terminal is for the parent, which then ends the child
         )
-        started = Started(process, "", "")
         try:
             found = _READY.fullmatch(_first_line(process, timeout_s))
-            if not found:
-                raise SimulatorError(
-                    f"the simulator did not start: {_last_line(errors) or 'no answer in time'}"
-                )
-            started = Started(process, found[1], found[2])
+            if found:
+                return Started(process, found[1], found[2])
+            raise SimulatorError(f"the simulator did not start: {_last_line(errors) or 'no answer in time'}")
         except BaseException:
-            started.stop()
+            Started(process, "", "").stop()
             raise
-    return started
 
 
 def _first_line(process: "subprocess.Popen[bytes]", timeout_s: float) -> str:

@@ -1,21 +1,8 @@
 """How long one iteration of the engine takes: a roofline, or plain alpha + beta * b for closed forms."""
 
 from dataclasses import dataclass
-from typing import Protocol
 
 from simulator import SimulatorError
-
-
-class StepTime(Protocol):
-    def seconds(
-        self, sequences: int, tokens: int, kv_tokens: int, attended_pairs: float, prompts: int
-    ) -> float:
-        """Length of one step, in seconds.
-
-        sequences: requests in the batch; tokens: tokens computed, decode and prefill; kv_tokens: KV entries
-        touched; attended_pairs: (query token, context token) pairs; prompts: prefills that end in the step.
-        """
-        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +20,11 @@ class Linear:
     def seconds(
         self, sequences: int, tokens: int, kv_tokens: int, attended_pairs: float, prompts: int
     ) -> float:
+        """Length of one step, in seconds.
+
+        sequences: requests in the batch; tokens: tokens computed, decode and prefill; kv_tokens: KV entries
+        touched; attended_pairs: (query token, context token) pairs; prompts: prefills that end in the step.
+        """
         return self.alpha_s + self.beta_s * sequences + self.prefill_s * prompts
 
 
@@ -66,6 +58,7 @@ class Roofline:
     def seconds(
         self, sequences: int, tokens: int, kv_tokens: int, attended_pairs: float, prompts: int
     ) -> float:
+        """As `Linear.seconds`."""
         moved = self.weight_bytes + self.kv_bytes_per_token * kv_tokens
         if self.expert_bytes:
             moved += self.expert_bytes * (1.0 - (1.0 - self.expert_share) ** tokens)
@@ -75,3 +68,6 @@ class Roofline:
         ) / self.compute_flops
         longer_s = memory_s if memory_s > compute_s else compute_s
         return longer_s + self.overhead_s + self.communication_s_per_token * tokens
+
+
+StepTime = Linear | Roofline
