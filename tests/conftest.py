@@ -22,7 +22,7 @@ ARGUMENTS = [
     "--disable-sync", "--no-first-run",
 ]  # fmt: skip
 REAL_TIME = {
-    "test_ab", "test_benchmarks", "test_calibrate", "test_experiments", "test_llamacpp", "test_loadgen_faults",
+    "test_ab", "test_benchmarks", "test_calibrate", "test_doctor", "test_experiments", "test_llamacpp", "test_loadgen_faults",
     "test_loadgen_pacer", "test_loadgen_pages", "test_loadgen_probe", "test_loadgen_proxy", "test_loadgen_redirects",
     "test_loadgen_retries", "test_loadgen_sessions", "test_loadgen_token_counts", "test_loadgen_users", "test_loadgen_workers", "test_search", "test_simulator_faults_server",
     "test_simulator_launch", "test_simulator_server", "test_simulator_server_agreement", "test_simulator_server_answers",
