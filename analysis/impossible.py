@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+import reprlib
+from collections.abc import Callable, Collection, Iterator
 from itertools import chain
 from typing import Any
 
@@ -28,12 +29,13 @@ def check_records(run: Run) -> None:
     stages = {i if (index := s.get("index")) is None else index for i, s in entries}
     # a kill may come before a stage is noted down; other tools end their clocks in their own ways, as the import allows
     known, times = stages if run.complete else set(), () if run.meta.get("imported") else _times(table)
-    for column, mask, why in chain(_values(table, known), times, _twice(table)):
+    by_kernel = (run.meta.get("locked") or {}).get("timestamps") == "kernel"
+    for column, mask, why in chain(_values(table, known), times, _chunks(table, by_kernel), _twice(table)):
         rows: Bools = np.asarray(pc.fill_null(mask, False)) if isinstance(mask, pa.ChunkedArray) else mask
         if rows.any():
             row = int(np.argmax(rows))
-            held = {name: table[name][row].as_py() for name in table.column_names if name[:6] != "chunk_"}
-            said = f"{column} is {held[column]}, {why.format_map(held)}"
+            held = {name: table[name][row].as_py() for name in table.column_names}
+            said = f"{column} is {reprlib.repr(held[column])}, {why.format_map(held)}"
             raise RecordsError(
                 f"{run.path / 'requests.parquet'}: row {row}: {said}; no run writes that: the file was changed or is damaged"
             )
@@ -57,6 +59,28 @@ def _times(table: pa.Table) -> Iterator[_Fault]:
     for earlier, later in _ORDER:
         by = pc.add(table[later], _CLOCKS_APART_NS)
         yield later, pc.less(by, table[earlier]), f"before {earlier}, {{{earlier}}}"
+
+
+def _chunks(table: pa.Table, by_kernel: bool) -> Iterator[_Fault]:
+    at, counts = table["chunk_at_us"], table["chunk_tokens"]
+    apart = pc.not_equal(pc.list_value_length(at), pc.list_value_length(counts))
+    yield "chunk_tokens", apart, "of another length than chunk_at_us"
+    negative = _rows_with(counts, lambda count, _: np.flatnonzero(~(count >= 0)))
+    yield "chunk_tokens", negative, "a count below zero or none"
+    if not by_kernel:  # each of its dates is reckoned from two clocks
+        falls = _rows_with(at, lambda us, ends: np.setdiff1d(np.flatnonzero(us[1:] < us[:-1]) + 1, ends))
+        yield "chunk_at_us", falls, "a time before the one ahead of it"
+
+
+def _rows_with(lists: pa.ChunkedArray, wrong: Callable[[Any, Any], Any]) -> Bools:
+    """Rows in whose list an element is ``wrong``: their indices, from all elements and where each row's end."""
+    rows = [np.zeros(0, dtype=np.bool_)]
+    for part in lists.chunks:
+        ends = np.cumsum(pc.fill_null(pc.list_value_length(part), 0))
+        found = wrong(part.flatten().to_numpy(zero_copy_only=False), ends)
+        rows.append(np.zeros(len(part), dtype=np.bool_))
+        rows[-1][np.searchsorted(ends, found, "right")] = True
+    return np.concatenate(rows)
 
 
 def _twice(table: pa.Table) -> Iterator[_Fault]:

@@ -106,6 +106,10 @@ def test_any_records_give_a_strict_summary(
         (7, "output_tokens", -7, "below zero"),
         (7, "scheduled_ns", None, "which every record has"),
         (7, "stage", 99, "which run.json does not have"),
+        (7, "chunk_tokens", [1, 1, 1, 1, -3], "a count below zero or none"),
+        (7, "chunk_tokens", [1, 1, 1], "of another length than chunk_at_us"),
+        (29, "chunk_tokens", [], "of another length than chunk_at_us"),
+        (0, "chunk_at_us", [200_000, 100_000], "a time before the one ahead of it"),
         (7, "request_id", 3, "with attempt 0 of stage 0 for the second time"),
     ],
 )
@@ -126,6 +130,54 @@ def test_records_that_stand_there_twice_are_refused() -> None:
         RecordsError, match="row 30: request_id is 0, with attempt 0 of stage 0 for the second"
     ):
         summarise(replace(run, requests=pa.concat_tables([run.requests, run.requests])))
+
+
+def test_chunks_are_looked_at_in_every_part_of_a_table_and_a_list_begins_anew() -> None:
+    """Row 40 stands in the second part, behind lists that are null or empty; times dated by the kernel may fall by themselves."""
+    records = fixed(60, 0.1)
+    records[35].chunk_at_us = records[36].chunk_at_us = []
+    records[36].chunk_tokens = []
+    meta = run_meta([Stage(records, 6.0)])
+
+    def refused(locked: dict[str, Any]) -> str:
+        parts = [to_batch(records[:30]), to_batch(records[30:])]
+        try:
+            summarise(
+                Run(
+                    Path("nowhere"),
+                    meta | {"locked": locked},
+                    pa.Table.from_batches(parts, schema=SCHEMA),
+                    None,
+                    complete=True,
+                )
+            )
+        except RecordsError as error:
+            return str(error)
+        return ""
+
+    assert refused({}) == ""
+    records[40].chunk_at_us = [100_000, 110_000, 109_999, 120_000, 130_000, 140_000, 150_000]
+    assert (
+        "row 40: chunk_at_us is [100000, 110000, 109999, 120000, 130000, 140000, ...], a time before"
+        in refused({})
+    )
+    assert refused({"timestamps": "kernel"}) == ""
+    records[40].chunk_tokens = [0, -1, 1, 1, 1, 1, 1]
+    assert "row 40: chunk_tokens is [0, -1, 1, 1, 1, 1, ...], a count below zero" in refused(
+        {"timestamps": "kernel"}
+    )
+
+
+def test_a_chunk_whose_count_is_null_is_refused() -> None:
+    run = _run_of(run_meta([Stage(fixed(30, 0.1), 3.0)]))
+    field = SCHEMA.field("chunk_tokens")
+    counts = pa.array([[1] * 5] * 29 + [[1, None, 1, 1, 1]], type=field.type)
+    with pytest.raises(
+        RecordsError, match=r"row 29: chunk_tokens is \[1, None, 1, 1, 1\], a count below zero or none"
+    ):
+        summarise(
+            replace(run, requests=run.requests.set_column(SCHEMA.names.index(field.name), field, counts))
+        )
 
 
 def test_a_bare_run_json_is_enough() -> None:
