@@ -87,8 +87,6 @@ class SpeculativeBatch(LockstepBatch):
 
         super().__init__(block_tokens)
         self.width = speculation.tokens + 1
-        self.drafted = 0
-        self.accepted = 0
         self._speculation = speculation
         self._random = np.random.default_rng(seed)
         self._kv_tokens: dict[Request, int] = {}
@@ -125,10 +123,7 @@ class SpeculativeBatch(LockstepBatch):
             self._left[request] -= tokens
             if not self._left[request]:
                 finished.append(request)
-        given = sum(drawn.values())
-        self.context += given
-        self.drafted += self._speculation.tokens * len(drawn)
-        self.accepted += given - len(drawn)
+        self.context += sum(drawn.values())
         return finished
 
     def join(self, request: Request, kv_tokens: int, left: int, now_s: float) -> None:

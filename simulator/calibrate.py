@@ -20,14 +20,13 @@ class Calibration:
     """The fitted step time and how far to trust it.
 
     relative_error: standard error of each fitted figure as a share of it, from the fit's curvature (infinite
-    where the data do not depend on it). Residuals are ln(measured / fitted), over the levels given; r2_* is the
+    where the data do not depend on it). worst_residual: the largest |ln(measured / fitted)|, 0.05 is 5 %. r2_*:
     share of the variance of the measured values that the fit explains, NaN where they do not vary.
     """
 
     step_time: Roofline
     relative_error: dict[str, float]
-    residuals_itl: Floats
-    residuals_ttft: Floats
+    worst_residual: float
     r2_itl: float
     r2_ttft: float
 
@@ -35,11 +34,6 @@ class Calibration:
     def unknown(self) -> list[str]:
         """Fitted figures that these measurements do not determine; as high as any (low, for the overhead) would do."""
         return [name for name in NAMES if not self.relative_error[name] < IDENTIFIED]
-
-    @property
-    def worst_residual(self) -> float:
-        """Largest |ln(measured / fitted)|: 0.05 is 5 %."""
-        return float(np.abs(np.concatenate([self.residuals_itl, self.residuals_ttft])).max())
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,8 +174,7 @@ def calibrate(
     return Calibration(
         step_time=step_time,
         relative_error=_errors(best.jac, residuals(best.x)),
-        residuals_itl=np.log(itl / fitted_itl)[use_itl],
-        residuals_ttft=np.log(ttft / fitted_ttft)[use_ttft],
+        worst_residual=float(np.abs(residuals(best.x)).max()),
         r2_itl=_r2(itl[use_itl], fitted_itl[use_itl]),
         r2_ttft=_r2(ttft[use_ttft], fitted_ttft[use_ttft]),
     )

@@ -34,7 +34,6 @@ class Capacity:
     c_max_se: float
     saturation_rps: float  # completions per second with a queue that never empties
     binding: Slo | None  # the SLO that breaks first; None when the engine saturates before any does
-    replications: int
 
 
 def shares_within(outcome: Outcome, slos: Sequence[Slo], chosen: NDArray[np.bool_]) -> list[float]:
@@ -107,7 +106,6 @@ def true_capacity(
         c_max_se=float(levels.std(ddof=1) / root),
         saturation_rps=float(np.mean(saturations)),
         binding=found[0][2],
-        replications=replications,
     )
 
 

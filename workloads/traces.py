@@ -4,7 +4,7 @@ import math
 from array import array
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -60,7 +60,6 @@ class Trace:
     clock_step_s: float | None = None
     as_schedule: bool = False  # written by ``workload sample``: times count from the start of the stage
     from_session_start: bool = False  # times count from the start of each session: there are no arrivals
-    left_out: Mapping[str, int] = field(default_factory=dict)  # bad rows that were skipped, by reason
 
     def __len__(self) -> int:
         return len(self.arrival_s)
@@ -243,7 +242,6 @@ class _Rows:
             clock_step_s=None if from_start else step_s,
             from_session_start=from_start,
             as_schedule=as_schedule,
-            left_out=dict(self.bad),
         )
         return unsorted.take(np.arange(len(arrival_ns)))
 
