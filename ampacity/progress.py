@@ -24,22 +24,17 @@ PLAIN_EVERY_S = 10.0
 class Progress:
     """Prints to stderr only; never touches stdout."""
 
-    def __init__(self, console: Console, quiet: bool = False) -> None:
+    def __init__(self, console: Console) -> None:
         self._console = console
-        self._quiet = quiet
 
     def note(self, text: str) -> None:
         """One line that stays."""
-        if not self._quiet:
-            with contextlib.suppress(OSError):  # nobody reads any more: that is no reason to lose a run
-                self._console.print(Text(printable(text, 1000)), soft_wrap=True)
+        with contextlib.suppress(OSError):  # nobody reads any more: that is no reason to lose a run
+            self._console.print(Text(printable(text, 1000)), soft_wrap=True)
 
     @contextlib.contextmanager
     def stage(self, generator: Generator, plan: StagePlan) -> Iterator[None]:
         """Show the stage that ``generator`` is about to run. A painted line costs the event loop some 50 µs."""
-        if self._quiet:
-            yield
-            return
         painter = asyncio.create_task(self._paint(generator, plan))
         try:
             yield

@@ -508,7 +508,7 @@ def test_what_was_counted_or_is_the_engines_name_makes_no_other_experiment(
             "slo": ["ttft_p50=200ms"], "max_requests": "600", "out": str(tmp_path / name), **({"rates": rates} if rates else {}),
         })  # fmt: skip
         engine = replace(find_config(f"linear:{step},0.001"), max_model_len=300)
-        quiet = Progress(Console(file=io.StringIO()), quiet=True)
+        quiet = Progress(Console(file=io.StringIO()))
         monkeypatch.setattr("ampacity.experiments.predict.REQUESTS_MIN", 60)
         run = load_run(asyncio.run(predict(settings, engine, ["ampacity"], quiet, **how)))
         run.meta["workload"]["prompts"] = (

@@ -1,5 +1,6 @@
 """Whole experiments through the command line, against the simulator in a process of its own."""
 
+import io
 import json
 import os
 import re
@@ -190,7 +191,7 @@ def test_a_run_file_with_a_ramp(server: Started, tmp_path: Path) -> None:
         f"url: {server.url}\nworkload: {workload}\nconcurrency: 2\nramp: 600ms\nduration: 800ms\n"
     )
     settings = make_settings({**read_run_file(config), "out": tmp_path / "run"})
-    quiet = Progress(Console(stderr=True), quiet=True)
+    quiet = Progress(Console(file=io.StringIO()))
     run = run_event_loop(
         conduct(settings, experiment="run", drive=sweep, command_line=["ampacity", "run"], progress=quiet)
     )

@@ -15,10 +15,6 @@ if TYPE_CHECKING:
     from analysis.arms import Arm
 
 T = TypeVar("T")
-Html = Annotated[Path | None, typer.Option("--html", metavar="FILE", help="Write one HTML page with the curves.", show_default=False)]  # fmt: skip
-Markdown = Annotated[Path | None, typer.Option("--markdown", metavar="FILE", help="Write the tables as Markdown.", show_default=False)]  # fmt: skip
-Csv = Annotated[Path | None, typer.Option("--csv", metavar="FILE", help="Write every figure as CSV.", show_default=False)]  # fmt: skip
-Json = Annotated[bool, typer.Option("--json", help="Print the comparison as JSON, and nothing else.")]
 
 
 def compare(
@@ -27,7 +23,10 @@ def compare(
     gpus: Annotated[list[str] | None, typer.Option("--gpus", metavar="RUN=N", help="GPUs of one instance, as B=4 or N for all. Default: --tp of the run.")] = None,
     gpu_hour: Annotated[list[str] | None, typer.Option("--gpu-hour", metavar="RUN=USD", help="Price of a GPU hour, as A=2.5 or USD for all. Default: that of the run.")] = None,
     labels: Annotated[list[str] | None, typer.Option("--labels", metavar="RUN=FILE", help="What a checker accepted, as for 'ampacity report --labels'.")] = None,
-    html: Html = None, markdown: Markdown = None, csv: Csv = None, json: Json = False,
+    html: Annotated[Path | None, typer.Option("--html", metavar="FILE", help="Write one HTML page with the curves.", show_default=False)] = None,
+    markdown: Annotated[Path | None, typer.Option("--markdown", metavar="FILE", help="Write the tables as Markdown.", show_default=False)] = None,
+    csv: Annotated[Path | None, typer.Option("--csv", metavar="FILE", help="Write every figure as CSV.", show_default=False)] = None,
+    json: Annotated[bool, typer.Option("--json", help="Print the comparison as JSON, and nothing else.")] = False,
 ) -> None:  # fmt: skip
     """Compare runs: capacity, cost, latency by quantile. A run wins a line only where the difference is real.
 

@@ -20,9 +20,8 @@ def run_experiment(
     experiment: str,
     drive: Callable[..., Any],
     as_json: bool,
-    quiet: bool = False,
     located: Callable[[str], str] = str,
-) -> Path:
+) -> None:
     """Run ``drive`` on a rig made from the flags, write summary and report, print, and exit 130 if interrupted.
 
     ``located`` puts into the message about a setting where that stands.
@@ -40,20 +39,13 @@ def run_experiment(
         raise ConfigError(located(str(error))) from None
     if experiment in ("sweep", "search"):
         check_steady(settings.workload, experiment)
-    progress = Progress(Console(stderr=True, highlight=False), quiet=quiet)
+    progress = Progress(Console(stderr=True, highlight=False))
+    said = command_line(sys.argv)
     path = run_event_loop(
-        conduct(
-            settings,
-            experiment=experiment,
-            drive=drive,
-            command_line=command_line(sys.argv),
-            progress=progress,
-        )
+        conduct(settings, experiment=experiment, drive=drive, command_line=said, progress=progress)
     )
-    status = finish(path, as_json=as_json)
-    if status == "interrupted":
+    if finish(path, as_json=as_json) == "interrupted":
         raise typer.Exit(EXIT_INTERRUPTED)
-    return path
 
 
 def finish(path: Path, *, as_json: bool, labels: dict[int, bool] | None = None, quiet: bool = False) -> str:
@@ -69,11 +61,9 @@ def finish(path: Path, *, as_json: bool, labels: dict[int, bool] | None = None, 
     summary = summarise(run, labels)
     write_json(path / "summary.json", summary)
     write_report(path / "report.html", summary, run.meta)
-    if quiet:
-        return str(run.meta.get("status"))
     if as_json:
         print_json(summary)
-    else:
+    elif not quiet:
         render_table(summary, Console(highlight=False))
         print(f"report: {path / 'report.html'}")
         print(path)
