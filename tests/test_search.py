@@ -519,7 +519,7 @@ def test_the_time_that_was_allowed_ends_it_with_what_is_lacking() -> None:
     assert rig.told[0].startswith("next ")  # nothing is known yet
     line = re.fullmatch(
         r"usable rate so far ([\d.]+) req/s, 95 % interval [\d.]+ to [\d.]+; about ([\d,]+) more requests to 1 %; "
-        r"next [\d.]+ req/s, at most about [\d,]+ requests: the usable rate is known to .*", rig.told[-1],
+        r"next [\d.]+ req/s, at most [\d,.]+ s, about [\d,]+ requests: the usable rate is known to .*", rig.told[-1],
     )  # fmt: skip
     assert line is not None
     assert float(line[1]) == pytest.approx(10.0, rel=0.1)  # the law's own limit

@@ -70,9 +70,9 @@ class Search:
                 return f"--max-duration {limit_s:g} s is used up"
             duration_s = min(duration_s, left_s)
         known = so_far(rig.stages, goal)
-        # it mostly ends before that
-        requests = f"at most about {float(f'{step.load_rps * duration_s:.2g}'):,.0f} requests"
-        rig.tell(f"{known + '; ' if known else ''}next {step.load_rps:g} req/s, {requests}: {step.why}")
+        # mostly it ends before that; arrivals are random, so that only the time is a bound
+        size = f"at most {float(f'{duration_s:.2g}'):,g} s, about {float(f'{step.load_rps * duration_s:.2g}'):,.0f} requests"
+        rig.tell(f"{known + '; ' if known else ''}next {step.load_rps:g} req/s, {size}: {step.why}")
         before, began_s = list(rig.stages), time.monotonic()
         judged = await rig.open_stage(
             step.load_rps, duration_s, lambda partial: told_enough(before, partial, goal)
