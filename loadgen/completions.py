@@ -13,7 +13,6 @@ from operator import sub
 from typing import Any, cast
 
 import msgspec
-import numpy as np
 
 from loadgen.protocols import error_text, excerpt
 from loadgen.records import CHUNK_AT_MAX_US, RequestRecord
@@ -250,10 +249,7 @@ class Answer:
     @property
     def merged_events(self) -> int:
         """Token events that shared their read with the one before."""
-        if len(self.chunk_at_ns) < 2:
-            return 0
-        at_ns = np.frombuffer(self.chunk_at_ns, dtype=np.int64)
-        return int(np.count_nonzero(at_ns[1:] == at_ns[:-1]))
+        return len(self.chunk_at_ns) - len(set(self.chunk_at_ns))
 
     def finish(self) -> None:
         """The answer is over: take what its latest usage says."""
@@ -273,8 +269,10 @@ class Answer:
         record.last_token_ns = self.whole_ns
         if self.chunk_at_ns and (start := record.started_ns) is not None:
             record.first_token_ns, record.last_token_ns = self.chunk_at_ns[0], self.chunk_at_ns[-1]
-            at_us = (np.frombuffer(self.chunk_at_ns, dtype=np.int64) - start) // 1000
-            record.chunk_at_us = array("I", np.minimum(at_us, CHUNK_AT_MAX_US).astype(np.uint32).tobytes())
+            at_us = [(at_ns - start) // 1000 for at_ns in self.chunk_at_ns]  # numpy takes longer for so few
+            if at_us[-1] > CHUNK_AT_MAX_US:
+                at_us = [min(at, CHUNK_AT_MAX_US) for at in at_us]
+            record.chunk_at_us = array("I", at_us)
             record.chunk_tokens = self.chunk_tokens
 
     def output_tokens(self) -> tuple[int | None, str | None]:

@@ -16,6 +16,7 @@ import sys
 import time
 from bisect import bisect_right
 from collections.abc import Callable
+from functools import cache
 
 import numpy as np
 import numpy.typing as npt
@@ -25,6 +26,7 @@ YIELD_EVERY = 16  # starts released in a row before the loop may read sockets ag
 _CLOCK_MONOTONIC = 1
 _TFD_NONBLOCK_CLOEXEC = 0o4000 | 0o2000000
 _TFD_TIMER_ABSTIME = 1
+_ITIMERSPEC = struct.Struct("@4l")
 
 
 def due_count(scheduled_ns: npt.NDArray[np.int64] | memoryview, released: int, now_ns: int) -> int:
@@ -149,13 +151,9 @@ def _timerfd_create() -> int | None:
 
 def _timerfd_settime(fd: int, deadline_ns: int) -> None:
     seconds, nanoseconds = divmod(deadline_ns, 1_000_000_000)
-    _libc().timerfd_settime(fd, _TFD_TIMER_ABSTIME, struct.pack("@4l", 0, 0, seconds, nanoseconds), None)
+    _libc().timerfd_settime(fd, _TFD_TIMER_ABSTIME, _ITIMERSPEC.pack(0, 0, seconds, nanoseconds), None)
 
 
-_loaded: list[ctypes.CDLL] = []
-
-
-def _libc() -> ctypes.CDLL:
-    if not _loaded:
-        _loaded.append(ctypes.CDLL(None, use_errno=True))
-    return _loaded[0]
+@cache
+def _libc() -> ctypes.PyDLL:
+    return ctypes.PyDLL(None)  # without giving the GIL away: neither call waits
