@@ -165,7 +165,8 @@ def _bracketed(stages: Sequence[dict[str, Any]], slos: Sequence[Slo]) -> dict[st
     met = below[-1]
     result["stage"] = met.index
     result["users"] = None if met.is_open else round(met.load)
-    result["c_max_ci"] = [met.concurrency, max(met.concurrency, upper.concurrency) if upper else None]
+    inside = [v.concurrency for v in levels if upper and met.load <= v.load <= upper.load]
+    result["c_max_ci"] = [met.concurrency, max(inside, default=None)]
     result["usable_rps_ci"] = [met.rate, max(met.rate, upper.rate_high) if upper else None]
     if broken is None:
         return result | {
@@ -270,4 +271,4 @@ def _where(levels: list[Level], slo: Slo) -> float | None:
 def _between(low: float, high: float, share: float) -> float:
     if low <= 0 or high <= 0:
         return (1 - share) * low + share * high
-    return math.exp((1 - share) * math.log(low) + share * math.log(high))
+    return float(low ** (1 - share) * high**share)

@@ -152,6 +152,40 @@ def test_a_level_that_was_kept_is_the_rate_that_was_asked_for() -> None:
     assert find_capacity([fewer], SLOS)["usable_rps"] == 4.3
 
 
+def test_c_max_lies_in_its_interval_where_a_stage_inside_the_bracket_held_more_requests() -> None:
+    between = stage(1, 12, 0.9, None, concurrency=100)
+    c = find_capacity(
+        [stage(0, 10, 0.5, True, concurrency=30), between, stage(2, 13, 1.8, False, concurrency=90)], SLOS
+    )
+    share = math.log(1 / 0.9) / math.log(2)  # 1 s is crossed between 0.9 and 1.8 s
+    assert c["c_max"] == pytest.approx(100 ** (1 - share) * 90**share)
+    assert c["c_max_ci"] == [30, 100]
+
+
+def test_figures_lie_in_their_intervals_whatever_the_stages() -> None:
+    rng, seen = np.random.default_rng(0), 0
+    for k in range(600):
+        loads = np.sort(rng.uniform(1, 100, rng.integers(2, 7)))
+        stages = []
+        for i, (load, p99) in enumerate(
+            zip(loads.tolist(), np.exp(rng.normal(np.log(0.3 + loads / 60), 0.5)), strict=True)
+        ):
+            met, stable = True if p99 < 0.8 else None if p99 < 1.2 else False, rng.random() > 0.1 * i
+            concurrency, achieved = (
+                load * np.exp(rng.normal(0, 0.4)),
+                load * min(1, np.exp(rng.normal(0, 0.05))),
+            )
+            stages.append(stage(i, load, float(p99), met if stable else False, kind="open" if k % 3 else "closed",
+                                stable=stable, concurrency=concurrency, achieved=achieved))  # fmt: skip
+        found = find_capacity(stages, SLOS)
+        for name in ("usable_rps", "c_max"):
+            if found[name] is not None:
+                low, high = found[f"{name}_ci"]
+                assert low <= found[name] <= (math.inf if high is None else high)
+                seen += 1
+    assert seen > 600
+
+
 def test_a_stage_that_ended_early_is_no_evidence_unless_it_is_alone() -> None:
     cut = stage(1, 40, 0.3, True, achieved=61.5) | {"ended_early": "the budget", "requests": 12}
     c = find_capacity([stage(0, 20, 0.25, True), cut], SLOS)
