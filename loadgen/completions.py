@@ -81,12 +81,8 @@ class Answer:
         self._finished_choices = 0
         self._form: Form | None = None  # of text chunks, and the usage beside it
         self._form_usage: _Usage | None = None
-        self.fits: Callable[[bytes], bool] | None = (
-            None  # whether a read repeats the form; None: there is none
-        )
-        self._misses = self._missed_at = (
-            0  # chunks in a row that were no repetition; how many there were at the last
-        )
+        self.fits: Callable[[bytes], bool] | None = None  # whether a read repeats the form, if there is one
+        self._misses = self._missed_at = 0  # reads in a row that repeated nothing; the chunks up to the last
         self._usage: _Usage | None = None
         self.input_tokens: int | None = None
         self.cached_tokens: int | None = None

@@ -78,10 +78,8 @@ class Form:
         self, size: bytes, before: bytes, behind: list[bytes], kind: Kind, total: int | None, gaps: list[int]
     ) -> None:
         """``behind``: what stands behind the text, cut where there are totals, each so far from ``total`` as ``gaps`` says."""
-        self._lines, self._heads = (
-            _size_lines(size),
-            dict[int, bytes](),
-        )  # all before the text, by the read's length
+        self._lines = _size_lines(size)
+        self._heads: dict[int, bytes] = {}  # all before the text, by the length of the read
         self._before, self._gaps = before, [gap + 1 for gap in gaps]
         self._behind = b"".join(behind)
         self._parts = [part for fixed in behind for part in (fixed, b"")]
