@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from reports.figures import DASH, Finding, count, rate, reason_of, seconds, share, significant
-from reports.marks import NARROW, Chart, Key, Plot, linear_axis, seconds_axis
+from reports.marks import NARROW, Chart, Plot, linear_axis, seconds_axis
 from reports.tables import Table, figure, table_of, words
 
 
@@ -129,14 +129,13 @@ def burst_ttft(summary: Mapping[str, Any]) -> Chart | None:
         linear_axis("Seconds after the start", [burst["series"]["end_s"][-1]]),
         seconds_axis("TTFT from schedule", heights),
     )
-    keys = _frame(plot, burst, "ttft_s", "TTFT")
+    _frame(plot, burst, "ttft_s", "TTFT")
     plot.line(rows, "ttft")
-    keys.append(Key("median TTFT", "ttft", "line"))
+    plot.key("median TTFT", "ttft", "line")
     for slo in limits:
-        plot.y_rule(slo["limit_s"], "bad", f"SLO {slo['text']}")
-        keys.append(Key(f"SLO {slo['text']}", "bad", "dots"))
+        plot.slo(slo, "bad")
     title = _title(burst, "ttft_s", "TTFT")
-    return Chart("burst-ttft", title, f"Median TTFT over time. {title}.", plot.spec(NARROW, 290), keys)
+    return Chart("burst-ttft", title, f"Median TTFT over time. {title}.", plot.spec(NARROW, 290), plot.keys)
 
 
 def burst_queue(summary: Mapping[str, Any]) -> Chart | None:
@@ -151,15 +150,15 @@ def burst_queue(summary: Mapping[str, Any]) -> Chart | None:
         linear_axis("Seconds after the start", [burst["series"]["end_s"][-1]]),
         linear_axis("Requests in flight", top),
     )
-    keys = _frame(plot, burst, "in_flight", "in flight")
+    _frame(plot, burst, "in_flight", "in flight")
     plot.line(rows, "e2e")
-    keys.append(Key("requests in flight", "e2e", "line"))
+    plot.key("requests in flight", "e2e", "line")
     if server:
         plot.line(server, "planned", [5, 4])
-        keys.append(Key("running and waiting, by the server's count", "planned", "dash"))
+        plot.key("running and waiting, by the server's count", "planned", "dash")
     title = _title(burst, "in_flight", "the count in flight")
     return Chart(
-        "burst-queue", title, f"Requests in flight over time. {title}.", plot.spec(NARROW, 290), keys
+        "burst-queue", title, f"Requests in flight over time. {title}.", plot.spec(NARROW, 290), plot.keys
     )
 
 
@@ -169,18 +168,17 @@ def _rows(burst: Mapping[str, Any], name: str) -> list[dict[str, Any]]:
     return [{"x": x, "y": y} for x, y in zip(middles, series.get(name) or [], strict=False) if y is not None]
 
 
-def _frame(plot: Plot, burst: Mapping[str, Any], name: str, what: str) -> list[Key]:
+def _frame(plot: Plot, burst: Mapping[str, Any], name: str, what: str) -> None:
     """The burst as a band over time, the upper end of the base band, and when it was back."""
     phase = burst["phases"][1]
     plot.x_band([phase["start_s"], phase["end_s"]], "usable", "burst")
-    keys = [Key("burst", "usable", "band")]
+    plot.key("burst", "usable", "band")
     if burst["band"].get(name) is not None:
         plot.y_rule(burst["band"][name], "muted", "base band")
-        keys.append(Key("upper end of the base band", "muted", "dots"))
+        plot.key("upper end of the base band", "muted", "dots")
     if burst[f"{name}_recovery_s"]:
         plot.x_rule(phase["end_s"] + burst[f"{name}_recovery_s"], "good", f"{what} back")
-        keys.append(Key("back", "good", "line"))
-    return keys
+        plot.key("back", "good", "line")
 
 
 def _title(burst: Mapping[str, Any], name: str, what: str) -> str:

@@ -25,14 +25,11 @@ from reports.marks import (
     WIDE,
     Axis,
     Chart,
-    Key,
     Plot,
     linear_axis,
     log_axis,
     seconds_axis,
     stage_state,
-    state_keys,
-    state_points,
 )
 
 DRAWN = (("ttft", "ttft_from_schedule_s", "TTFT"), ("e2e", "e2e_from_schedule_s", "E2E"))
@@ -126,54 +123,37 @@ def _left_out(summary: Mapping[str, Any]) -> str:
     return f"Not drawn: {'; '.join(parts)}." if parts else ""
 
 
-def _limits(summary: Mapping[str, Any], metrics: tuple[str, ...]) -> list[tuple[float, str, str]]:
-    return [
-        (slo["limit_s"], str(slo["metric"]), str(slo["text"]))
-        for slo in summary.get("slos") or []
-        if slo.get("metric") in metrics and slo.get("limit_s")
-    ]
-
-
 def _latency_plot(
     summary: Mapping[str, Any], stages: Sequence[Mapping[str, Any]], x: str, axis: Axis
-) -> tuple[Plot, list[Key]] | None:
+) -> Plot | None:
     """Latency percentiles over ``x`` with the SLO limits; None below two stages with one."""
     series = [
         (f"{label} {p}", metric, p, _points(summary, stages, x, name, p, f"{label} {p}"))
         for metric, name, label in DRAWN
         for p in ("p50", _tail(summary, metric))
     ]
-    limits = _limits(summary, ("ttft", "e2e"))
-    heights = [row["y"] for *_, rows in series for row in rows] + [limit for limit, *_ in limits]
+    limits = [s for s in summary.get("slos") or [] if s.get("metric") in ("ttft", "e2e") and s.get("limit_s")]
+    heights = [row["y"] for *_, rows in series for row in rows] + [slo["limit_s"] for slo in limits]
     heights += [b for *_, p, rows in series if p == "p99" for r in rows for b in r["ci"] or [] if b]
     if len({row["x"] for *_, rows in series for row in rows}) < 2:
         return None
     plot = Plot(axis, seconds_axis("Latency from schedule", heights))
-    keys = []
-    for limit, colour, text in limits:
-        plot.y_rule(limit, colour, f"SLO {text}")
-        keys.append(Key(f"SLO {text}", colour, "dots"))
-    for label, colour, percentile, rows in series:
-        if not rows:
-            continue
-        tail = percentile != "p50"
-        plot.line(rows, colour, None if tail else DASHED)
-        if percentile == "p99":
-            plot.bars_between(_interval_bars(rows), colour)
-        state_points(plot, rows, colour, filled=tail)
-        keys.append(Key(label, colour, "line-dot" if tail else "dash-ring"))
+    for slo in limits:
+        plot.slo(slo, slo["metric"])
+    for label, colour, p, rows in series:
+        if rows:
+            plot.curve(rows, colour, label, p == "p50", intervals=_interval_bars(rows) if p == "p99" else ())
     top = plot.y.high * (plot.y.low / plot.y.high) ** 0.025
     beyond = [{**row, "y": top} for row in _beyond(stages, x, _tail(summary, "ttft"))]
     plot.points(beyond, "bad", "triangle-up")
-    keys += state_keys(stages, summary)
+    plot.state_keys(stages, summary)
     if beyond:
-        keys.append(Key(f"TTFT {_tail(summary, 'ttft')} infinite: failed requests", "bad", "triangle"))
-    return plot, keys
+        plot.key(f"TTFT {_tail(summary, 'ttft')} infinite: failed requests", "bad", "triangle")
+    return plot
 
 
 def _mark_capacity(
     plot: Plot,
-    keys: list[Key],
     knee: Sequence[float] | None,
     value: float | None,
     bounds: Any,
@@ -184,14 +164,14 @@ def _mark_capacity(
     if interval(knee):
         text = f"knee region {interval(knee, unit=unit)}"
         plot.x_strip(knee, "knee", text)
-        keys.append(Key(text, "knee", "strip"))
+        plot.key(text, "knee", "strip")
     if value is not None:
         text = f"{what} {significant(value)} {unit}"
         if interval(bounds) and bounds[0] != bounds[1]:
             text += f" ({interval(bounds)})"
             plot.x_band(bounds, "usable", text)
         plot.x_rule(value, "usable", text)
-        keys.append(Key(text, "usable", "rule-band"))
+        plot.key(text, "usable", "rule-band")
 
 
 def _capacity_title(summary: Mapping[str, Any], figure: str, otherwise: str) -> str:
@@ -210,13 +190,12 @@ def latency_by_rate(summary: Mapping[str, Any]) -> Chart | None:
     capacity, knee = summary.get("capacity") or {}, summary.get("knee") or {}
     bounds = [b for b in capacity.get("usable_rps_ci") or [] if b]
     rates = [s["achieved_rps"] for s in stages] + bounds
-    made = _latency_plot(summary, stages, "achieved_rps", linear_axis("Achieved rate (requests/s)", rates))
-    if made is None:
+    plot = _latency_plot(summary, stages, "achieved_rps", linear_axis("Achieved rate (requests/s)", rates))
+    if plot is None:
         return None
-    plot, keys = made
     usable = capacity.get("usable_rps")
     _mark_capacity(
-        plot, keys, knee.get("region_rps"), usable, capacity.get("usable_rps_ci"), "usable rate", "req/s"
+        plot, knee.get("region_rps"), usable, capacity.get("usable_rps_ci"), "usable rate", "req/s"
     )
     title = _capacity_title(summary, "usable_rps", "Latency against the achieved rate")
     alt = (
@@ -229,7 +208,7 @@ def latency_by_rate(summary: Mapping[str, Any]) -> Chart | None:
     if any(stage_state(s, summary) == "growing" for s in stages):
         said.append("Past saturation the curve turns upwards: latency grows, the rate does not.")
     caption = " ".join([*said, _left_out(summary)]).strip()
-    return Chart("latency-rate", title, alt, plot.spec(WIDE, 380), keys, caption, plot.spec(NARROW, 340))
+    return Chart("latency-rate", title, alt, plot.spec(WIDE, 380), plot.keys, caption, plot.spec(NARROW, 340))
 
 
 def _has_interval(summary: Mapping[str, Any], stage: Mapping[str, Any]) -> bool:
@@ -259,14 +238,13 @@ def latency_by_concurrency(summary: Mapping[str, Any]) -> Chart | None:
         return None
     c_max, bounds = capacity.get("c_max"), capacity.get("c_max_ci")
     axis = log_axis("Requests in flight (mean)", levels + [b for b in [c_max, *(bounds or [])] if b])
-    made = _latency_plot(summary, stages, "concurrency", axis)
-    if made is None:
+    plot = _latency_plot(summary, stages, "concurrency", axis)
+    if plot is None:
         return None
-    plot, keys = made
-    _mark_capacity(plot, keys, knee.get("region"), c_max, bounds, "C_max", "in flight")
+    _mark_capacity(plot, knee.get("region"), c_max, bounds, "C_max", "in flight")
     title = _capacity_title(summary, "c_max", "Latency against requests in flight")
     alt = f"Latency against requests in flight, both axes logarithmic. {title}. {_ends(summary, stages)}"
-    return Chart("latency-concurrency", title, alt, plot.spec(NARROW, 290), keys, _left_out(summary))
+    return Chart("latency-concurrency", title, alt, plot.spec(NARROW, 290), plot.keys, _left_out(summary))
 
 
 def achieved_by_offered(summary: Mapping[str, Any]) -> Chart | None:
@@ -276,17 +254,17 @@ def achieved_by_offered(summary: Mapping[str, Any]) -> Chart | None:
         return None
     top = [s["offered_rps"] for s in stages]
     plot = Plot(linear_axis("Offered rate (requests/s)", top), linear_axis("Achieved rate (requests/s)", top))
-    _diagonal(plot)
+    _diagonal(plot, "achieved = offered")
     rows = [
         {"x": s["offered_rps"], "y": s["achieved_rps"], "state": stage_state(s, summary),
          "text": f"{load_of(s)} offered: {rate(s['achieved_rps'])} achieved"}
         for s in stages
     ]  # fmt: skip
-    _curve(plot, rows, "ttft")
+    plot.curve(rows, "ttft", "achieved rate")
+    plot.state_keys(stages, summary)
     title = _follows(stages, [s for s in stages if stage_state(s, summary) in CURVE])
-    keys = [Key("achieved = offered", "planned", "dash"), Key("achieved rate", "ttft", "line-dot")]
     alt = f"Achieved against offered rate of {len(stages)} stages. {title}."
-    return Chart("achieved", title, alt, plot.spec(NARROW, 290), [*keys, *state_keys(stages, summary)])
+    return Chart("achieved", title, alt, plot.spec(NARROW, 290), plot.keys)
 
 
 def _follows(stages: Sequence[Mapping[str, Any]], drawn: Sequence[Mapping[str, Any]]) -> str:
@@ -302,14 +280,10 @@ def _follows(stages: Sequence[Mapping[str, Any]], drawn: Sequence[Mapping[str, A
     return "Achieved against offered rate"
 
 
-def _diagonal(plot: Plot) -> None:
+def _diagonal(plot: Plot, label: str) -> None:
     end = min(plot.x.high, plot.y.high)
     plot.line([{"x": 0, "y": 0}, {"x": end, "y": end}], "planned", DASHED, 1.5)
-
-
-def _curve(plot: Plot, rows: list[dict[str, Any]], colour: str) -> None:
-    plot.line(rows, colour)
-    state_points(plot, rows, colour)
+    plot.key(label, "planned", "dash")
 
 
 def goodput_by_load(summary: Mapping[str, Any]) -> Chart | None:
@@ -327,7 +301,7 @@ def goodput_by_load(summary: Mapping[str, Any]) -> Chart | None:
             linear_axis("Offered rate (requests/s)", loads),
             linear_axis("Goodput (requests/s)", [*loads, *goods]),
         )
-        _diagonal(plot)
+        _diagonal(plot, "goodput = offered")
     else:
         plot = Plot(log_axis("Set concurrency (requests)", loads), linear_axis("Goodput (requests/s)", goods))
     rows = [
@@ -336,15 +310,14 @@ def goodput_by_load(summary: Mapping[str, Any]) -> Chart | None:
     ]
     peak = summary.get("goodput") or {}
     title = "Goodput by load"
-    keys = [Key("goodput = offered", "planned", "dash")] if is_open else []
     if peak.get("peak_rps"):
         at = f", at {exact(peak['at_offered_rps'])} offered" if peak.get("at_offered_rps") is not None else ""
         title = f"Goodput peaks at {significant(peak['peak_rps'])} requests/s{at}"
     elif peak.get("peak_rps") == 0:
         title = "No request met every SLO"
-    _curve(plot, rows, "good")
-    keys += [Key("goodput: requests that met every SLO", "good", "line-dot"), *state_keys(stages, summary)]
-    return Chart("goodput", title, f"{title}. {len(stages)} stages.", plot.spec(NARROW, 290), keys)
+    plot.curve(rows, "good", "goodput: requests that met every SLO")
+    plot.state_keys(stages, summary)
+    return Chart("goodput", title, f"{title}. {len(stages)} stages.", plot.spec(NARROW, 290), plot.keys)
 
 
 def _goodput_text(stage: Mapping[str, Any]) -> str:

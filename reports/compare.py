@@ -21,7 +21,7 @@ from reports.figures import (
     significant,
 )
 from reports.markdown import escaped
-from reports.marks import NARROW, WIDE, Axis, Chart, Key, Plot, linear_axis, seconds_axis
+from reports.marks import NARROW, WIDE, Axis, Chart, Plot, linear_axis, seconds_axis
 from reports.page import embedded_json, render_page, write_page
 from reports.tables import Cell, Column, Table
 
@@ -242,14 +242,11 @@ def _curves(result: Mapping[str, Any]) -> Chart | None:
     if result["interleaved_pairs"] or all(len(rows) < 2 for *_, rows in series):
         return None
     plot = Plot(linear_axis("Achieved rate (requests/s)", [r["x"] for r in points]), seconds_axis("TTFT from schedule", [r["y"] for r in points]))  # fmt: skip
-    keys = []
     for name, p, rows in series:
         if rows:
-            plot.line(rows, _colour(result, name), None if p == "p99" else [5, 4])
-            plot.points(rows, _colour(result, name), filled=p == "p99")
-            keys.append(Key(f"{name} {p}", _colour(result, name), "line-dot" if p == "p99" else "dash-ring"))
+            plot.curve(rows, _colour(result, name), f"{name} {p}", dashed=p == "p50")
     alt = f"TTFT against the achieved rate of {len(result['runs'])} runs, on a logarithmic axis."
-    return Chart("curves", "TTFT against the achieved rate", alt, plot.spec(WIDE, 380), keys, "", plot.spec(NARROW, 340))  # fmt: skip
+    return Chart("curves", "TTFT against the achieved rate", alt, plot.spec(WIDE, 380), plot.keys, "", plot.spec(NARROW, 340))  # fmt: skip
 
 
 def _known(shift: Mapping[str, Any]) -> list[dict[str, Any]]:
@@ -264,10 +261,9 @@ def _quantiles(metric: str, shifts: Sequence[Mapping[str, Any]], result: Mapping
         return None
     plot = Plot(Axis("Quantile", 0.0, 1.0), seconds_axis(metric.upper(), heights))
     for name, rows in series.items():
-        plot.line(rows, _colour(result, name))
-        plot.points(rows, _colour(result, name), size=30)
+        plot.curve(rows, _colour(result, name), name, size=30)
     title = f"{metric.upper()}{_at(result)}: quantiles"
-    return Chart(f"{metric}-quantiles", title, f"{title} of {', '.join(series)}.", plot.spec(NARROW, 260), [Key(n, _colour(result, n), "line-dot") for n in series])  # fmt: skip
+    return Chart(f"{metric}-quantiles", title, f"{title} of {', '.join(series)}.", plot.spec(NARROW, 260), plot.keys)  # fmt: skip
 
 
 def _shift_chart(metric: str, shifts: Sequence[Mapping[str, Any]], result: Mapping[str, Any]) -> Chart | None:
@@ -279,7 +275,7 @@ def _shift_chart(metric: str, shifts: Sequence[Mapping[str, Any]], result: Mappi
     bottom, top = max(min(*ends, *changes, -1.0), -reach), min(max(*ends, *changes, 1.0), reach)
     air, reference = 0.06 * (top - bottom), shifts[0]["reference"]
     y = Axis(f"Change against {reference} (%)", bottom - air, top + air)
-    plot, keys = Plot(Axis("Quantile", 0.0, 1.0), y), []
+    plot = Plot(Axis("Quantile", 0.0, 1.0), y)
     plot.line([{"x": 0, "y": 0}, {"x": 1, "y": 0}], "axis", None, 1)
     for k, s in enumerate(shifts):
         colour, aside = _colour(result, s["other"]), 0.01 * (k - (len(shifts) - 1) / 2)
@@ -293,10 +289,10 @@ def _shift_chart(metric: str, shifts: Sequence[Mapping[str, Any]], result: Mappi
         plot.bars_between(bars, colour)
         for real, rows in points.items():
             plot.points(rows, colour, filled=real)
-        keys.append(Key(f"{s['other']} differs", colour, "line-dot"))
-    keys.append(Key("not shown to differ", "muted", "dash-ring"))
+        plot.key(f"{s['other']} differs", colour, "line-dot")
+    plot.key("not shown to differ", "muted", "dash-ring")
     title = f"{metric.upper()}{_at(result)}: change against {reference}"
-    return Chart(f"{metric}-shift", title, f"{title}, by quantile, with 95 % intervals.", plot.spec(NARROW, 260), keys)  # fmt: skip
+    return Chart(f"{metric}-shift", title, f"{title}, by quantile, with 95 % intervals.", plot.spec(NARROW, 260), plot.keys)  # fmt: skip
 
 
 def write_comparison_page(path: Path, result: Mapping[str, Any]) -> None:

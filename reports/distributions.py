@@ -65,25 +65,21 @@ def _quantile_chart(
     right = max(p["x"] for _, curve in drawn for p in curve)
     x = Axis("Percentile", 1.0, max(right * 1.1, 120.0), True, PERCENTILE_LABEL, PERCENTILE_TICKS)
     plot = Plot(x, seconds_axis(f"{short} (logarithmic)", heights))
-    keys = []
     for slo in limits:
-        plot.y_rule(slo["limit_s"], "ink", f"SLO {slo['text']}")
+        plot.slo(slo, "ink")
         plot.points(_target(slo, plot), "ink", "diamond", filled=False)
-        keys.append(Key(f"SLO {slo['text']}", "ink", "dots"))
     for place, (stage, curve) in enumerate(drawn):
         colour = _step_colour(place, len(drawn))
         growing = stage.get("stable") is False
         plot.line(curve, colour, [5, 3] if growing else None, 1.9)
-        keys.append(
-            Key(load_of(stage) + (", not steady" if growing else ""), colour, "dash" if growing else "line")
-        )
+        plot.key(load_of(stage) + (", not steady" if growing else ""), colour, "dash" if growing else "line")
     caption = "The axis widens the slow tail: p90, p99 and p99.9 lie equally far apart."
     if len(drawn) < len(with_curve):
         caption += f" {len(drawn)} of {len(with_curve)} stages are drawn."
     if name == "ttft_s" and limits:
         caption += " The SLO itself is judged from schedule."
     alt = f"{title}, {len(drawn)} stages, latency on a logarithmic axis."
-    return Chart(f"{metric}-percentiles", title, alt, plot.spec(NARROW, 290), keys, caption)
+    return Chart(f"{metric}-percentiles", title, alt, plot.spec(NARROW, 290), plot.keys, caption)
 
 
 def _target(slo: Mapping[str, Any], plot: Plot) -> list[dict[str, Any]]:
@@ -125,14 +121,11 @@ def _length_chart(
         range(len(LENGTH_PERCENTILES)),
     )
     plot = Plot(log_axis(f"{what.split()[0]} tokens (logarithmic)", tokens), y)
-    keys = []
     for label, lengths, colour in sides:
-        planned = label == "planned"
-        plot.line(rows[label], colour, [5, 4] if planned else None)
         if rows[label]:
-            plot.points(rows[label], colour, filled=not planned, size=110 if planned else 52)
+            planned = label == "planned"
             n = f", {count(lengths['n'])} requests" if lengths.get("n") else ""
-            keys.append(Key(label + n, colour, "dash-ring" if planned else "line-dot"))
+            plot.curve(rows[label], colour, label + n, planned, 110 if planned else 52)
     title = f"{what}: planned and {realised}" if rows[realised] else f"{what}: planned, none {realised}"
     medians = [
         f"{label} p50 {count(lengths['p50'])}"
@@ -140,7 +133,7 @@ def _length_chart(
         if lengths.get("p50") is not None
     ]
     alt = f"{title}, {len(names)} percentiles of tokens a request: {', '.join(medians)}."
-    return Chart(group.replace("_", "-"), title, alt, plot.spec(NARROW, 260), keys)
+    return Chart(group.replace("_", "-"), title, alt, plot.spec(NARROW, 260), plot.keys)
 
 
 def _length_rows(lengths: Mapping[str, Any], label: str) -> list[dict[str, Any]]:

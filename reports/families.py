@@ -7,19 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from reports.figures import DASH, by_load, count, exact, interval, load_of, seconds, significant
-from reports.marks import (
-    NARROW,
-    WIDE,
-    Chart,
-    Key,
-    Plot,
-    linear_axis,
-    log_axis,
-    seconds_axis,
-    stage_state,
-    state_keys,
-    state_points,
-)  # fmt: skip
+from reports.marks import NARROW, WIDE, Chart, Plot, linear_axis, log_axis, seconds_axis, stage_state
 from reports.palette import CURVES
 from reports.tables import Cell, Column, Table
 
@@ -87,7 +75,7 @@ def _chart(name: str, title: str, curves: Sequence[Curve], summary: Figures) -> 
     if len(curves) < 2 or len(set(loads)) < 2:
         return None
     axis = linear_axis("Offered rate (requests/s)", loads) if is_open else log_axis("Set concurrency", loads)
-    plot, keys = Plot(axis, seconds_axis("Latency", [*(row["y"] for row in rows), *limits])), []
+    plot = Plot(axis, seconds_axis("Latency", [*(row["y"] for row in rows), *limits]))
     for colour, (curve, slo, points) in zip(CURVES, drawn, strict=False):
         label, kept = f"{curve.label}: {_name(slo)}", curve.capacity.get(figure)
         if slo:
@@ -96,14 +84,13 @@ def _chart(name: str, title: str, curves: Sequence[Curve], summary: Figures) -> 
             least = "at least " if curve.capacity["crossing"] == "lower_bound" else ""
             label += f", SLOs kept up to {least}{significant(kept)} {unit}"
             plot.x_rule(kept, colour, label)
-        plot.line(points, colour)
-        state_points(plot, points, colour)
-        keys.append(Key(label, colour, "line-dot"))
+        plot.curve(points, colour, label)
     caption = "Dotted: the limit of an SLO. Upright: the highest load at which the SLOs are kept."
     if len(curves) > len(drawn):
         caption += f" {len(curves) - len(drawn)} more are in the table only."
-    alt = f"{title}: {'; '.join(key.label for key in keys)}."
-    return Chart(name, title, alt, plot.spec(WIDE, 340), [*keys, *state_keys(stages, summary)], caption, plot.spec(NARROW, 340))  # fmt: skip
+    alt = f"{title}: {'; '.join(key.label for key in plot.keys)}."
+    plot.state_keys(stages, summary)
+    return Chart(name, title, alt, plot.spec(WIDE, 340), plot.keys, caption, plot.spec(NARROW, 340))  # fmt: skip
 
 
 def _name(slo: Figures | None) -> str:

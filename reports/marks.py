@@ -34,11 +34,11 @@ FILLS = 10  # times as many requests must have ended as were in flight
 
 @dataclass(frozen=True)
 class Key:
-    """An entry of a chart's legend. ``shape`` is line, dash, dot, ring, band, or the name of a symbol."""
+    """An entry of a chart's legend. ``shape``: see the macro ``swatch`` of the page."""
 
     label: str
     colour: str
-    shape: str = "line"
+    shape: str
 
 
 @dataclass(frozen=True)
@@ -123,6 +123,32 @@ class Plot:
         self._layers: list[dict[str, Any]] = []
         self._bands: list[dict[str, Any]] = []  # drawn below everything else
         self._datasets: dict[str, list[dict[str, Any]]] = {}
+        self.keys: list[Key] = []  # of the legend
+
+    def key(self, label: str, colour: str, shape: str) -> None:
+        self.keys.append(Key(label, colour, shape))
+
+    def curve(
+        self,
+        rows: list[dict[str, Any]],
+        colour: str,
+        label: str,
+        dashed: bool = False,
+        size: int = 52,
+        intervals: Sequence[dict[str, Any]] = (),
+    ) -> None:
+        """``rows`` (x, y, text and, if of a stage, its state) as a line with a symbol at each; dashed: with hollow ones."""
+        self.line(rows, colour, DASHED if dashed else None)
+        self.bars_between(list(intervals), colour)
+        for state, shape in SHAPES.items():
+            chosen = [r for r in rows if r.get("state", "steady") == state]
+            self.points(chosen, colour, shape, not dashed, size, FAINT if state == "short" else 1)
+        self.key(label, colour, "dash-ring" if dashed else "line-dot")
+
+    def state_keys(self, stages: Sequence[Mapping[str, Any]], summary: Mapping[str, Any]) -> None:
+        """The legend of the symbols that are not of a steady stage."""
+        seen = {stage_state(stage, summary) for stage in stages}
+        self.keys += [Key(text, "muted", SHAPES[state]) for state, text in STATES.items() if state in seen]
 
     def _layer(self, rows: list[dict[str, Any]], mark: dict[str, Any], **channels: Any) -> dict[str, Any]:
         name = f"layer{len(self._datasets)}"
@@ -196,9 +222,14 @@ class Plot:
         mark = {"type": "rule", "color": light(colour), "strokeWidth": 2}
         self._layers.append(self._layer(rows, mark, **TO_Y2, **TOOLTIP))
 
-    def y_rule(self, value: float | None, colour: str, text: str) -> None:
+    def slo(self, slo: Mapping[str, Any], colour: str) -> None:
+        """The limit of an SLO, with its key."""
+        self.y_rule(slo["limit_s"], colour, f"SLO {slo['text']}")
+        self.key(f"SLO {slo['text']}", colour, "dots")
+
+    def y_rule(self, value: float, colour: str, text: str) -> None:
         """A horizontal dashed line through the whole plot: a limit."""
-        if value is None or not self.y.low <= value <= self.y.high:
+        if not self.y.low <= value <= self.y.high:
             return
         rows = [{"x": self.x.low, "x2": self.x.high, "y": value, "text": text}]
         mark = {"type": "rule", "color": light(colour), "strokeWidth": 1.8, "strokeDash": [2, 3]}
@@ -239,16 +270,3 @@ def stage_state(stage: Mapping[str, Any], summary: Mapping[str, Any]) -> str:
     if few or stage.get("stable", True) is None or stage.get("ended_early"):
         return "short"
     return "growing" if stage.get("stable") is False else "steady"
-
-
-def state_keys(stages: Sequence[Mapping[str, Any]], summary: Mapping[str, Any]) -> list[Key]:
-    """The legend of the symbols that are not of a steady stage."""
-    seen = {stage_state(stage, summary) for stage in stages}
-    return [Key(text, "muted", SHAPES[state]) for state, text in STATES.items() if state in seen]
-
-
-def state_points(plot: Plot, rows: list[dict[str, Any]], colour: str, filled: bool = True) -> None:
-    """A symbol at each of ``rows`` (x, y, text, state)."""
-    for state, shape in SHAPES.items():
-        chosen = [r for r in rows if r["state"] == state]
-        plot.points(chosen, colour, shape, filled=filled, opacity=FAINT if state == "short" else 1)
