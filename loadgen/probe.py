@@ -233,7 +233,8 @@ def _refusal(endpoint: Endpoint, shape: RequestShape, served: Served, record: Re
     error = redact(record.error or record.status, endpoint.secrets)
     if record.http_status in (401, 403):
         return _key_error(endpoint, record.http_status, error.encode())
-    if served.models and shape.model not in served.models:
+    unlisted = served.models and shape.model not in served.models
+    if unlisted and record.http_status in (400, 404, 422):  # else it failed for another reason
         return f"--model {shape.model}: {endpoint.url} does not serve it ({error}); it serves: {', '.join(served.models[:10])}"
     if record.http_status == 404:
         return f"{endpoint.url}: no such route or model ({error}); does the URL end in /v1, and is --model {shape.model} right?"

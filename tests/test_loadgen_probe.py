@@ -220,6 +220,13 @@ def test_a_model_that_is_not_served_is_named_with_those_that_are() -> None:
         assert len(server.requests) == 2  # nothing to be gained by asking more plainly
 
 
+def test_a_model_that_is_not_listed_is_not_blamed_for_another_failure() -> None:
+    with FaultServer() as server:
+        with pytest.raises(EndpointError) as raised:
+            dialect_of(parse_endpoint(server.url), "fault:empty_500", Served(("a", "b")))
+        assert "HTTP 500" in str(raised.value) and "--model" not in str(raised.value)
+
+
 @pytest.mark.parametrize(
     ("fault", "words"),
     [
