@@ -224,7 +224,8 @@ def test_a_model_that_is_not_listed_is_not_blamed_for_another_failure() -> None:
     with FaultServer() as server:
         with pytest.raises(EndpointError) as raised:
             dialect_of(parse_endpoint(server.url), "fault:empty_500", Served(("a", "b")))
-        assert "HTTP 500" in str(raised.value) and "--model" not in str(raised.value)
+        assert "HTTP 500" in str(raised.value)
+        assert "--model" not in str(raised.value)
 
 
 @pytest.mark.parametrize(
