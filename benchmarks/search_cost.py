@@ -190,7 +190,7 @@ def search_engine(
     with tempfile.TemporaryDirectory() as folder:
         settings = replace(settings, seed=seed, out=Path(folder) / "run")
         asyncio.run(
-            predict(settings, config, [], Progress(Console(stderr=True), quiet=True), drive, "search")
+            predict(settings, config, [], Progress(Console(quiet=True)), drive, "search")
         )
     rig = found[0]
     sent = sum(s["requests"] + s["window"]["warmup_requests"] for s in rig.stages)

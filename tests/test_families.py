@@ -216,7 +216,7 @@ def test_a_predicted_sweep_at_p99_lengths_is_cut_to_the_context(tmp_path: Path) 
         "lengths": "p99", "out": str(tmp_path / "run"), "duration": "1m",
     })  # fmt: skip
     engine = replace(find_config("linear:0.01,0.001"), max_model_len=500)
-    quiet = Progress(Console(file=StringIO()), quiet=True)
+    quiet = Progress(Console(file=StringIO()))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("ampacity.experiments.predict.REQUESTS_MIN", 60)
         run = load_run(asyncio.run(predict(settings, engine, ["ampacity"], quiet)))

@@ -44,7 +44,7 @@ def server() -> Iterator[Started]:
 
 def measured(**raw: object) -> Path:
     """A run directory, without a report."""
-    progress = Progress(Console(file=StringIO()), quiet=True)
+    progress = Progress(Console(file=StringIO()))
     settings = make_settings({"warmup": 0, **raw})
     return run_event_loop(
         conduct(settings, experiment="run", drive=sweep, command_line=["ampacity"], progress=progress)
