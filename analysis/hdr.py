@@ -16,7 +16,6 @@ Floats = npt.NDArray[np.float64]
 Counts = npt.NDArray[np.int64]
 
 _DIGITS, _HALF_BITS = 3, 10  # 2 x 1024 sub-buckets: the smallest power of two that resolves 1 in 1000
-_HALF = 1 << _HALF_BITS
 _HIGHEST_US = (1 << 32) - 1  # 71 minutes, as far as chunk times go
 _COOKIE, _COMPRESSED_COOKIE = 0x1C849313, 0x1C849314
 _HEADER = struct.Struct(">IIIIQQd")

@@ -13,7 +13,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from statistics import NormalDist
 
 import numpy as np
 import numpy.typing as npt
@@ -35,9 +34,6 @@ LOOKS_OVER_QUANTILE = 0.65
 _BUNCHED = 3.0  # variance over mean of the in-flight count; it is 1 where requests do not meet (M/G/infinity)
 _MORE_LIMIT = 10**9
 _SERIES_BITS = 16
-
-
-_NORMAL = NormalDist()
 
 
 def _betainc(a: float, b: float, x: float) -> float:
@@ -242,8 +238,3 @@ def _deciding_factor(share: float, n: float, tau: float, p0: float) -> float | N
         middle = (low + high) / 2
         low, high = (low, middle) if decided(middle) else (middle, high)
     return high / n
-
-
-def normal_quantile(probability: float) -> float:
-    """z with P[N(0, 1) <= z] = probability."""
-    return _NORMAL.inv_cdf(probability)

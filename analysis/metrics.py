@@ -197,10 +197,10 @@ def read_chunks(table: pa.Table, requests: Requests) -> Chunks:
     """The chunks of ``requests`` (rows of ``table``)."""
     at = _lists(table["chunk_at_us"], requests.row)
     tokens = _lists(table["chunk_tokens"], requests.row)
-    count, token_count = _lengths(at), _lengths(tokens)
+    count = np.asarray(pc.fill_null(pc.list_value_length(at), 0), dtype=np.int64)
     starts = np.concatenate([[0], np.cumsum(count)]).astype(np.int64)
     at_us = np.asarray(at.flatten().to_numpy(zero_copy_only=False), dtype=np.uint32)
-    listed = np.asarray(pc.is_valid(tokens).to_numpy(zero_copy_only=False)) & (token_count == count)
+    listed = np.asarray(pc.is_valid(tokens))
     visible = visible_tokens(requests)
     one_each = ~listed & ((count == visible) | (requests.stopped & (count + 1 == visible)))
     return Chunks(starts, at_us, _tokens_in_each(tokens, listed, count), listed | one_each)
@@ -208,12 +208,7 @@ def read_chunks(table: pa.Table, requests: Requests) -> Chunks:
 
 def _tokens_in_each(tokens: pa.ListArray, listed: Bools, count: Ints) -> npt.NDArray[np.int32] | None:
     """Tokens of every chunk, 1 where they are not listed; None where it is 1 in all, which is most servers."""
-    said = tokens if listed.all() else tokens.filter(pa.array(listed))
-    held = said.flatten()
-    held = (
-        pc.fill_null(held, 0) if held.null_count else held
-    )  # it copies, whether there is something to fill or not
-    values = np.asarray(held.to_numpy(zero_copy_only=False), dtype=np.int32)
+    values = np.asarray(tokens.flatten(), dtype=np.int32)  # of a null list it has none
     if np.all(values == 1):
         return None
     if listed.all():
@@ -233,12 +228,6 @@ def _lists(column: pa.ChunkedArray, rows: Ints) -> pa.ListArray:
     if len(rows) == len(part) and np.array_equal(rows, np.arange(low, high)):
         return part
     return part.take(pa.array(rows - low))
-
-
-def _lengths(lists: pa.ListArray) -> Ints:
-    return np.asarray(
-        pc.fill_null(pc.list_value_length(lists), 0).to_numpy(zero_copy_only=False), dtype=np.int64
-    )
 
 
 def visible_tokens(requests: Requests) -> Floats:
