@@ -6,7 +6,7 @@ from collections import OrderedDict
 class AdapterSlots:
     """Which adapters are resident and which of them running requests use."""
 
-    def __init__(self, slots: int, load_s: float) -> None:
+    def __init__(self, slots: float, load_s: float) -> None:
         self._slots = slots
         self._load_s = load_s
         self._users: dict[str, int] = {}

@@ -5,6 +5,8 @@ are computed in chunks under the token budget, waiting requests are admitted as 
 at the end of the step.
 """
 
+import math
+
 from simulator import SimulatorError
 from simulator.adapters import AdapterSlots
 from simulator.batch import LockstepBatch, SpeculativeBatch
@@ -34,15 +36,12 @@ class Engine:
         self.prefix_hits = 0  # and found
         self.kv_blocks = config.kv_blocks if config.kv_blocks is not None else UNBOUNDED_BLOCKS
         self.free_blocks = self.kv_blocks
-        self.adapters: AdapterSlots | None = None
-        if config.max_loras is not None:
-            self.adapters = AdapterSlots(config.max_loras, config.adapter_load_s)
+        self.adapters = AdapterSlots(config.max_loras or math.inf, config.adapter_load_s)
         self._cache = BlockCache(config.block_tokens) if config.prefix_caching else None
         self._queue = WaitingQueue(by_deadline=config.policy == "deadline")
         self.batch = LockstepBatch(config.block_tokens)
         if config.speculation is not None:
             self.batch = SpeculativeBatch(config.block_tokens, config.speculation, config.seed)
-        self._speculative = config.speculation is not None
         self._step_seconds = config.step_time.seconds
         self._draft_s = 0.0 if config.speculation is None else config.speculation.draft_s
         self._running: dict[Request, None] = {}  # in order of admission
@@ -136,7 +135,7 @@ class Engine:
                 len(prompts),
             )
         )
-        if self._speculative and decoding:
+        if decoding:
             end_s += self._draft_s
             batch.stamp(end_s)
         number = self.steps
@@ -234,7 +233,7 @@ class Engine:
             if request is None:
                 break
             adapter = request.adapter
-            if adapters is not None and adapter is not None and not adapters.admits(adapter):
+            if adapter is not None and not adapters.admits(adapter):
                 queue.pop()
                 passed_over.append(request)
                 continue
@@ -244,7 +243,7 @@ class Engine:
                 break
             queue.pop()
             running[request] = None
-            if adapters is not None and adapter is not None:
+            if adapter is not None:
                 load_s += adapters.acquire(adapter)
             chunk = length - start
             if chunk > budget:
@@ -329,5 +328,5 @@ class Engine:
             cache.register(request, computed)
             named, released = cache.release(request)
             self.free_blocks += blocks - named + released
-        if request.adapter is not None and self.adapters is not None:
+        if request.adapter is not None:
             self.adapters.release(request.adapter)

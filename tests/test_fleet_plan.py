@@ -17,7 +17,7 @@ from ampacity.cli import main
 from ampacity.config import make_settings
 from analysis.fleet import Carried, FleetError, Traffic, choose_safety, plan_fleet, traffic_of_profile
 from analysis.summary import summarise
-from workloads.fit_arrivals import fit_arrivals
+from workloads.fit_traffic import fit_arrivals
 
 WEEK_S = 7 * 86_400.0
 

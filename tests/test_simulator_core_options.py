@@ -297,11 +297,11 @@ def test_adapters_are_paged_least_recently_used() -> None:
     engine = Engine(tiny(max_loras=2, adapter_load_s=1.0))
     loads = []
     for name in ["a", "b", "a", "c", "a", "b", None]:
-        before = engine.adapters.loads if engine.adapters else 0
+        before = engine.adapters.loads
         request = Request(1, 1, adapter=name)
         engine.submit(request, 0.0)
         run_dry(engine)
-        loads.append(engine.adapters.loads - before if engine.adapters else 0)
+        loads.append(engine.adapters.loads - before)
         assert request.finish_s == pytest.approx(0.001 + loads[-1])
     # c pushes b out (a was used after it); then b comes back for c
     assert loads == [1, 1, 0, 1, 0, 1, 0]

@@ -11,9 +11,8 @@ import yaml
 
 from workloads.errors import WorkloadError
 from workloads.fit import fit, write_profile
-from workloads.fit_arrivals import counts, fit_arrivals, fit_clients
 from workloads.fit_lengths import fit_families, fit_lengths, quantile_table
-from workloads.fit_sharing import fit_sessions, leading_hits
+from workloads.fit_traffic import counts, fit_arrivals, fit_clients, fit_sessions, leading_hits
 from workloads.lengths import parse_lengths, spearman
 from workloads.profile import load_workload
 from workloads.schedule import open_schedule

@@ -8,9 +8,8 @@ import yaml
 from numpy.typing import NDArray
 
 from workloads.errors import WorkloadError
-from workloads.fit_arrivals import fit_arrivals, fit_clients
 from workloads.fit_lengths import fit_lengths, quantile_table
-from workloads.fit_sharing import fit_sessions, fit_sharing, turns_of
+from workloads.fit_traffic import fit_arrivals, fit_clients, fit_sessions, fit_sharing, turns_of
 from workloads.lengths import fit_copula, parse_lengths, spearman
 from workloads.replay import spread
 from workloads.traces import Trace

@@ -30,18 +30,15 @@ __all__ = [
 ]  # fmt: skip
 
 FORMS = "512, lognormal:p50=1020,p99=4142, gamma:mean=300,cv=2, 0.7*lognormal:... + 0.3*512, or in a file {quantiles: {0: 1, 0.5: 100, 1: 4000}}"  # fmt: skip
-_PARAMETERS = {
-    "lognormal": ("p50", "p99"), "normal": ("mean", "std"), "gamma": ("mean", "cv"), "pareto": ("start", "alpha"),
-    "uniform": ("min", "max"),
-}  # fmt: skip
-_MAKE: dict[str, Callable[[float, float], Lengths]] = {
-    "lognormal": LogNormal, "normal": Normal, "gamma": Gamma, "pareto": Pareto,
-}  # fmt: skip
-_EXAMPLES = {
-    "lognormal": "lognormal:p50=1020,p99=4142", "normal": "normal:mean=500,std=100", "gamma": "gamma:mean=300,cv=2",
-    "pareto": "pareto:start=4000,alpha=1.5", "uniform": "uniform:min=100,max=200",
-}  # fmt: skip
-_KINDS = (*_PARAMETERS, "fixed", "points", "quantiles", "empirical", "mixture")
+# By kind: its parameters, what it is made with, and how it is written.
+_FAMILIES: dict[str, tuple[tuple[str, str], Callable[[Any, Any], Lengths], str]] = {
+    "lognormal": (("p50", "p99"), LogNormal, "lognormal:p50=1020,p99=4142"),
+    "normal": (("mean", "std"), Normal, "normal:mean=500,std=100"),
+    "gamma": (("mean", "cv"), Gamma, "gamma:mean=300,cv=2"),
+    "pareto": (("start", "alpha"), Pareto, "pareto:start=4000,alpha=1.5"),
+    "uniform": (("min", "max"), Uniform, "uniform:min=100,max=200"),
+}
+_KINDS = (*_FAMILIES, "fixed", "points", "quantiles", "empirical", "mixture")
 _LONG = {"minimum": "min", "maximum": "max"}
 _SUM = re.compile(r"\s*\+\s*(?=[\d.]+\s*\*)")  # between the parts of a mixture; 1e+3 holds a + too
 _PART = re.compile(r"([\d.]+)\s*\*\s*(.+)", re.DOTALL)
@@ -96,8 +93,8 @@ def _from_mapping(spec: Mapping[Any, Any]) -> Lengths:
 def _of_kind(kind: object, value: object) -> Lengths:
     if kind == "fixed":
         return Fixed(whole("tokens", value))
-    if isinstance(kind, str) and kind in _PARAMETERS:
-        return _parametric(kind, pairs(value, _EXAMPLES[kind]) if isinstance(value, str) else value)
+    if isinstance(kind, str) and kind in _FAMILIES:
+        return _parametric(kind, value)
     if kind == "empirical" and isinstance(value, list | tuple):
         return Empirical.from_samples(number("empirical", item) for item in value)
     if kind == "quantiles" and isinstance(value, Mapping):
@@ -114,12 +111,14 @@ def _of_kind(kind: object, value: object) -> Lengths:
 
 
 def _parametric(kind: str, values: object) -> Lengths:
+    wanted, make, example = _FAMILIES[kind]
+    if isinstance(values, str):
+        values = pairs(values, example)
     if not isinstance(values, Mapping):
-        raise WorkloadError(f"{kind}: {values!r:.60} is no list of parameters: write {_EXAMPLES[kind]}")
+        raise WorkloadError(f"{kind}: {values!r:.60} is no list of parameters: write {example}")
     given = {_LONG.get(name, name): value for name, value in values.items()}
-    wanted = _PARAMETERS[kind]
     if kind == "lognormal" and "p50" not in given and ("mean" in given or "cv" in given):
-        wanted = ("mean", "cv")
+        wanted, make = ("mean", "cv"), LogNormal.from_mean
     bounded = () if kind == "uniform" else ("min", "max")
     bounds = {name: given.pop(name) for name in bounded if name in given}
     for name in given:
@@ -131,12 +130,9 @@ def _parametric(kind: str, values: object) -> Lengths:
             )
     for name in wanted:
         if name not in given:
-            raise WorkloadError(f"{kind} lacks {name}: write {_EXAMPLES[kind]}")
-    if kind == "uniform":
-        return Uniform(*(whole(name, given[name]) for name in wanted))
-    first, second = (number(name, given[name]) for name in wanted)
-    make = LogNormal.from_mean if wanted == ("mean", "cv") and kind == "lognormal" else _MAKE[kind]
-    return _bounded(make(first, second), bounds)
+            raise WorkloadError(f"{kind} lacks {name}: write {example}")
+    read = whole if kind == "uniform" else number
+    return _bounded(make(*(read(name, given[name]) for name in wanted)), bounds)
 
 
 def _mixture(items: list[Any] | tuple[Any, ...]) -> Mixture:

@@ -157,8 +157,9 @@ def _from_mapping(value: object, default_name: str, where: str) -> Workload:
     else:
         kinds = _classes(given["classes"], defaults, where)
     plain = RequestClass("default", 1, kinds[0].input_tokens, kinds[0].output_tokens)
-    sessions, prefixes = given.get("sessions"), given.get("prefixes")
+    parsers: dict[str, Any] = {"sessions": parse_sessions, "prefixes": parse_prefixes, "images": parse_images}
     try:
+        parts = {k: parse(given[k], k) for k, parse in parsers.items() if given.get(k) is not None}
         return Workload(
             name=str(given.get("name") or default_name),
             input_tokens=_all(kinds, "input_tokens"),
@@ -166,9 +167,7 @@ def _from_mapping(value: object, default_name: str, where: str) -> Workload:
             arrivals=arrivals,
             source=str(given.get("source") or ""),
             classes=() if kinds == [plain] else tuple(kinds),
-            sessions=None if sessions is None else parse_sessions(sessions, "sessions"),
-            prefixes=None if prefixes is None else parse_prefixes(prefixes, "prefixes"),
-            images=None if given.get("images") is None else parse_images(given["images"], "images"),
+            **parts,
         )
     except WorkloadError as error:
         raise WorkloadError(f"{where}: {error}") from None
