@@ -20,7 +20,7 @@ from reports.figures import (
     signed_per_cent,
     significant,
 )
-from reports.markdown import escaped
+from reports.gate import escaped
 from reports.marks import NARROW, WIDE, Axis, Chart, Plot, linear_axis, seconds_axis
 from reports.page import embedded_json, render_page, write_page
 from reports.tables import Cell, Column, Table

@@ -26,9 +26,7 @@ from analysis.metrics import RecordsError
 from analysis.regression import Estimate, between_runs, compare_shares, holm, times_longer
 from analysis.tolerances import parse_tolerances
 from analysis.twice_as_slow import twice_as_slow
-from reports.gate_text import lines
-from reports.junit import junit_xml
-from reports.markdown import gate_markdown
+from reports.gate import gate_markdown, junit_xml, lines
 
 RATE = 20.0
 

@@ -17,9 +17,7 @@ import yaml
 from synthetic import Stage, make_run, request
 
 from reports.figures import OF_NEIGHBOURS, OTHER_SIGN
-from reports.gate_text import lines, workflow_commands
-from reports.junit import junit_xml
-from reports.markdown import gate_markdown
+from reports.gate import gate_markdown, junit_xml, lines, workflow_commands
 
 ROOT = Path(__file__).parent.parent
 RATE = 20.0

@@ -38,9 +38,7 @@ def gate(
     from analysis.baseline_file import read_baseline
     from analysis.gate import slos_of
     from analysis.tolerances import parse_tolerances
-    from reports.gate_text import lines, workflow_commands
-    from reports.junit import junit_xml
-    from reports.markdown import gate_markdown
+    from reports.gate import gate_markdown, junit_xml, lines, workflow_commands
 
     failure: Exception | None = None
     try:

@@ -1,14 +1,23 @@
-"""The gate's answer as text: figures, a chart of changes, lines for a terminal, annotations of a CI service."""
+"""The gate's answer: for a terminal, as Markdown, as JUnit XML, as annotations of a CI service; a chart of the changes."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Any
+from xml.etree import ElementTree
 
 from reports.figures import OF_NEIGHBOURS, OTHER_SIGN, other_sign, signed_per_cent
 
 _WIDTH = 41
 _WORDS = {"pass": "pass", "regression": "REGRESSION", "broken": "BROKEN", "inconclusive": "inconclusive"}
+_SIGNS = {
+    "pass": "✅ pass",
+    "regression": "❌ regression",
+    "broken": "❌ broken",
+    "inconclusive": "❔ inconclusive",
+}
+_FORBIDDEN = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")  # in XML 1.0
 
 
 def title(check: Mapping[str, Any]) -> str:
@@ -78,22 +87,21 @@ def _other_sign(check: Mapping[str, Any]) -> bool:
     return other_sign(check["baseline"], check["candidate"], check["change"])
 
 
+def _cells(check: Mapping[str, Any], words: Mapping[str, str]) -> tuple[str, ...]:
+    """A check as a row of a table: name, both figures, change, tolerance, verdict in ``words``."""
+    figures = figure(check, "baseline"), figure(check, "candidate"), change(check)
+    return title(check), *figures, _tolerance(check), words[check["verdict"]]
+
+
+def _tolerance(check: Mapping[str, Any]) -> str:
+    return "" if check["tolerance"] is None else f"{check['tolerance'] * 100:.3g} %"
+
+
 def lines(result: Mapping[str, Any]) -> list[str]:
     """For a terminal."""
     found = [result["sentence"], ""]
-    rows = [("", "baseline", "candidate", "change (95 %)", "tolerance", "")]
-    for c in result["checks"]:
-        tolerance = "" if c["tolerance"] is None else f"{c['tolerance'] * 100:.3g} %"
-        rows.append(
-            (
-                title(c),
-                figure(c, "baseline"),
-                figure(c, "candidate"),
-                change(c),
-                tolerance,
-                _WORDS[c["verdict"]],
-            )
-        )
+    rows: list[tuple[str, ...]] = [("", "baseline", "candidate", "change (95 %)", "tolerance", "")]
+    rows += [_cells(c, _WORDS) for c in result["checks"]]
     widths = [max(len(row[i]) for row in rows) for i in range(5)]
     found += [
         "  ".join(cell.ljust(w) for cell, w in zip(row, (*widths, 0), strict=True)).rstrip() for row in rows
@@ -126,7 +134,7 @@ def sentence(check: Mapping[str, Any]) -> str:
     if check["change_ci"] and _other_sign(check):
         parts.append(OTHER_SIGN)
     if check["tolerance"] is not None:
-        parts.append(f"tolerance {check['tolerance'] * 100:.3g} %")
+        parts.append(f"tolerance {_tolerance(check)}")
     if check["reason"]:
         parts.append(str(check["reason"]))
     if not parts and check["candidate"] is not None:
@@ -136,3 +144,67 @@ def sentence(check: Mapping[str, Any]) -> str:
 
 def _escaped(text: str) -> str:
     return text.replace("%", "%25").replace("\r", "%0D").replace("\n", "%0A")
+
+
+def gate_markdown(result: Mapping[str, Any]) -> str:
+    """Verdict, table, the changes drawn as text, and what to know about them."""
+    sign = {"pass": "✅", "inconclusive": "❔"}.get(result["verdict"], "❌")
+    found = [f"## {sign} ampacity gate", "", escaped(result["sentence"]), ""]
+    if result["checks"]:
+        found += [
+            "| check | baseline | candidate | change (95 % interval) | tolerance | verdict |",
+            "|---|---|---|---|---|---|",
+        ]
+    for c in result["checks"]:
+        cells = _cells(c, _SIGNS)
+        found.append(f"| {' | '.join(escaped(cell) for cell in cells)} |")
+    drawn = chart(result)
+    if drawn:
+        found += ["", "```text", *drawn, "```"]
+    said = [f"{title(c)}: {c['reason']}" for c in result["checks"] if c["reason"] and c["verdict"] != "pass"]
+    said += [f"Not tracked: {name}, {reason}" for name, reason in result["untracked"].items()]
+    notes = [f"- {escaped(text)}" for text in [*about_changes(result), *said, *result["notes"]]]
+    return "\n".join([*found, *([""] if notes else []), *notes]) + "\n"
+
+
+def escaped(text: str) -> str:
+    """Text that cannot end a table cell, open a tag or start a link."""
+    for sign in "\\|<[`*":
+        text = text.replace(sign, f"\\{sign}")
+    return " ".join(text.split())
+
+
+def junit_xml(result: Mapping[str, Any]) -> str:
+    """A regression is a failure, an open question an error, what is not judged is skipped."""
+    suite = ElementTree.Element("testsuite", name="ampacity gate")
+    counts = {"failures": 0, "errors": 0, "skipped": 0}
+
+    def case(name: str, level: str | None, tag: str | None, kind: str, message: str) -> None:
+        element = ElementTree.SubElement(
+            suite, "testcase", classname=_clean(f"gate.{level or 'run'}"), name=_clean(name), time="0"
+        )
+        if tag:
+            counts[{"failure": "failures", "error": "errors", "skipped": "skipped"}[tag]] += 1
+            attributes = {"message": _clean(message)} | ({} if tag == "skipped" else {"type": kind})
+            ElementTree.SubElement(element, tag, attributes).text = _clean(message)
+        else:
+            ElementTree.SubElement(element, "system-out").text = _clean(message)
+
+    for c in result["checks"]:
+        tag = {"pass": None, "inconclusive": "error"}.get(c["verdict"], "failure")
+        case(c["name"], c["level"], tag, c["verdict"], sentence(c))
+    for name, reason in result["untracked"].items():
+        metric, _, level = name.partition(" at ")
+        case(metric, level, "skipped", "untracked", reason)
+    if result["verdict"] == "cannot_compare":
+        case("comparable", None, "error", "cannot_compare", result["sentence"])
+    totals = {"tests": str(len(suite)), **{k: str(n) for k, n in counts.items()}, "time": "0"}
+    suite.attrib.update(totals)
+    root = ElementTree.Element("testsuites", {"name": "ampacity", **totals})
+    root.append(suite)
+    ElementTree.indent(root)
+    return '<?xml version="1.0" encoding="UTF-8"?>\n' + ElementTree.tostring(root, encoding="unicode") + "\n"
+
+
+def _clean(text: str) -> str:
+    return _FORBIDDEN.sub("\N{REPLACEMENT CHARACTER}", text)
