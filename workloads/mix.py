@@ -49,7 +49,8 @@ def draw_stage(
             times = arrival_times(workload.arrivals, rate_rps, duration_s, stream(ARRIVALS))
         else:
             times = np.zeros(requests, dtype=np.float64)
-        source_of = _chosen(sources, stream, len(times))
+        shares = tuple(source.share for source in sources)
+        source_of = draw_index(shares, stream(CLASS).random(len(times)))
     class_of = np.array([source.class_index for source in sources], dtype=np.int16)[source_of]
     columns = {"scheduled_s": times, **_lengths(sources, source_of, stream)}
     return columns | class_columns(workload, class_of, stream)
@@ -91,12 +92,6 @@ def _superposed(
     return merged[order], source_of[order]
 
 
-def _chosen(sources: list[_Source], stream: RandomStream, n: int) -> NDArray[np.int64]:
-    if len(sources) == 1:
-        return np.zeros(n, dtype=np.int64)
-    return draw_index(tuple(source.share for source in sources), stream(CLASS).random(n))
-
-
 def _members(index: NDArray[Any], count: int) -> list[NDArray[np.int64]]:
     """For each of ``count`` numbers, the places in ``index`` where it stands."""
     ends = np.cumsum(np.bincount(index, minlength=count))
@@ -132,23 +127,17 @@ def _models(
 def _cancels(
     classes: tuple[RequestClass, ...], class_of: NDArray[np.int16], stream: RandomStream
 ) -> dict[str, Any]:
-    after_s = np.full(len(class_of), np.nan)
-    after_tokens = np.zeros(len(class_of), dtype=np.int64)
+    found: dict[str, Any] = {}
     for i, (kind, mine) in enumerate(zip(classes, _members(class_of, len(classes)), strict=True)):
         cancel = kind.cancel
         if cancel is None:
             continue
         leaves = stream(CANCEL, i).random(len(mine)) < cancel.share
         if cancel.after_ms is not None:
+            column = found.setdefault("cancel_after_s", np.full(len(class_of), np.nan))
             drawn_ms = cancel.after_ms.sample(stream(CANCEL, i, 1), len(mine))
-            after_s[mine[leaves]] = drawn_ms[leaves] / 1e3
-        if cancel.after_tokens is not None:
-            drawn = cancel.after_tokens.sample(stream(CANCEL, i, 1), len(mine))
-            after_tokens[mine[leaves]] = drawn[leaves]
-    kinds = [kind.cancel for kind in classes if kind.cancel]
-    found: dict[str, Any] = {}
-    if any(cancel.after_ms for cancel in kinds):
-        found["cancel_after_s"] = after_s
-    if any(cancel.after_tokens for cancel in kinds):
-        found["cancel_after_tokens"] = after_tokens
+            column[mine[leaves]] = drawn_ms[leaves] / 1e3
+        elif cancel.after_tokens is not None:
+            column = found.setdefault("cancel_after_tokens", np.zeros(len(class_of), dtype=np.int64))
+            column[mine[leaves]] = cancel.after_tokens.sample(stream(CANCEL, i, 1), len(mine))[leaves]
     return found

@@ -5,7 +5,7 @@ tokens of each of its segments, then text of its own. The same id is the same te
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -181,7 +181,7 @@ def block_size(input_tokens: Ints, start: Ints) -> int | None:
     return power if power <= most else least
 
 
-def prefixes_of_blocks(ids: Ints, start: Ints, input_tokens: Ints, stage: int = 0) -> SharedPrefixes | None:
+def prefixes_of_blocks(ids: Ints, start: Ints, input_tokens: Ints) -> SharedPrefixes | None:
     """Trees of shared blocks as Mooncake's ``hash_ids`` describe: ids[start[i]:start[i + 1]] are the blocks of prompt
     i, all of one size but its last one, which holds what is left. None where the lengths say otherwise."""
     size = block_size(input_tokens, start)
@@ -190,7 +190,7 @@ def prefixes_of_blocks(ids: Ints, start: Ints, input_tokens: Ints, stage: int = 
     count = np.diff(start)
     place = np.arange(len(ids)) - np.repeat(start[:-1], count)
     tokens = np.minimum(np.repeat(input_tokens, count) - place * size, size)
-    return SharedPrefixes(start, ids + (stage << _STAGE_SHIFT), tokens)
+    return SharedPrefixes(start, ids, tokens)
 
 
 def in_time_order(
@@ -256,11 +256,10 @@ def _match(shared: SharedPrefixes, n: int) -> Ints:
 def parse_prefixes(value: object, where: str) -> Prefixes:
     """The ``prefixes`` of a workload file: a list of pools, or a mapping with cached_share. Raises WorkloadError."""
     if isinstance(value, Mapping) and "cached_share" in value:
-        known = ("cached_share", "pool", "zipf")
-        check_keys(value, known, where)
+        check_keys(value, ("cached_share", "pool", "zipf"), where)
         share = number_between(value["cached_share"], f"{where}: cached_share", 0.0, 0.999)
-        pool = _pool({"tokens": 1, **{k: v for k, v in value.items() if k != "cached_share"}}, where)
-        return Prefixes((replace(pool, name="documents"),), share)
+        rest = {key: item for key, item in value.items() if key != "cached_share"}
+        return Prefixes((_pool({"tokens": 1, "name": "documents", **rest}, where),), share)
     if not isinstance(value, list) or not value:
         raise WorkloadError(
             f"{where}: write a list of pools, as '- {{name: system, tokens: 800, pool: 5, zipf: 1}}', or 'cached_share: 0.4'"

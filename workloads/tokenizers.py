@@ -66,21 +66,20 @@ def _load_encoding(name: str, timeout_s: float) -> Any:
     """tiktoken downloads a missing vocabulary with no time limit of its own: wait in a thread, and no longer."""
     tiktoken = importlib.import_module("tiktoken")
     _unpack_carried(name)
-    result: list[Any] = []
-    failure: list[Exception] = []
+    outcome: list[Any] = [None]
 
     def load() -> None:
         try:
-            result.append(tiktoken.get_encoding(name))
+            outcome[0] = tiktoken.get_encoding(name)
         except Exception as error:  # requests, OSError, ValueError of a broken file: all mean the same here
-            failure.append(error)
+            outcome[0] = error
 
     thread = threading.Thread(target=load, name=f"load-{name}", daemon=True)
     thread.start()
     thread.join(timeout_s)
-    if result:
-        return result[0]
-    reason = type(failure[0]).__name__ if failure else f"no answer within {timeout_s:g} s"
+    if isinstance(outcome[0], tiktoken.Encoding):
+        return outcome[0]
+    reason = type(outcome[0]).__name__ if outcome[0] else f"no answer within {timeout_s:g} s"
     raise WorkloadError(
         f"tokenizer {name} is not in the cache folder {_cache_folder()} and cannot be fetched ({reason}): load it once "
         f"where there is a network and copy that folder, install 'ampacity[offline]', set TIKTOKEN_CACHE_DIR, or use the tokenizer words"

@@ -42,7 +42,7 @@ REQUIRED = {
     "output": "the output tokens (as output_tokens)",
 }
 _FORMATS = {
-    "contexttokens": "Azure", "input_length": "Mooncake", "request tokens": "BurstGPT", "gen_ai.usage.input_tokens": "OpenTelemetry",
+    "contexttokens": "Azure", "request tokens": "BurstGPT", "gen_ai.usage.input_tokens": "OpenTelemetry",
     "gen_ai.usage.prompt_tokens": "OpenTelemetry", "usage.prompt_tokens": "OpenAI usage", "in": "agentic coding",
 }  # fmt: skip
 UNITS = {"s": 9, "ms": 6, "us": 3, "ns": 0}  # powers of ten to nanoseconds
@@ -101,19 +101,17 @@ def find_columns(
     time, input_ = found.get("time", ""), found["input"]
     # Mooncake counts milliseconds; Qwen-Bailian has its length columns, a chat_id, and seconds.
     mooncake = time == "timestamp" and input_ == "input_length" and "chat_id" not in by_name
-    known_format = _FORMATS.get(input_, "generic")
-    if input_ == "prompt_tokens" and time == "starttime":
-        known_format = "LiteLLM spend log"
-    if "shared_blocks" in found:
-        known_format = "agentic coding"
-    if known_format == "Mooncake" and not mooncake:
-        known_format = "generic"
     if time == "scheduled_s":
         known_format = "schedule"
+    elif "shared_blocks" in found:
+        known_format = "agentic coding"
+    elif input_ == "prompt_tokens" and time == "starttime":
+        known_format = "LiteLLM spend log"
+    else:
+        known_format = "Mooncake" if mooncake else _FORMATS.get(input_, "generic")
     ending = time.rpartition("_")[2]
-    unit = unit or (
-        "ms" if mooncake else ending if ending in UNITS else "ns" if time == "starttimeunixnano" else None
-    )
+    units = {"timestamp": "ms" if mooncake else None, "starttimeunixnano": "ns"}
+    unit = unit or units.get(time, ending if ending in UNITS else None)
     return Columns({role: by_name[name] for role, name in found.items()}, known_format, unit)
 
 

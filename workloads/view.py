@@ -54,8 +54,7 @@ def _bins(drawn: NDArray[np.int64]) -> list[dict[str, float]]:
     """Shares within bins of equal width in the logarithm, from the smallest to the largest length."""
     low, high = max(float(drawn.min()), 1.0), float(drawn.max())
     edges = np.unique(np.rint(np.geomspace(low, high + 1, _BINS + 1)))
-    shares = np.histogram(drawn, bins=edges)[0] / len(drawn) if len(edges) > 1 else np.ones(1)
-    edges = edges if len(edges) > 1 else np.array([low, low + 1])
+    shares = np.histogram(drawn, bins=edges)[0] / len(drawn)
     return [
         {"low": float(a), "high": float(b) - 1, "share": float(s)}
         for a, b, s in zip(edges, edges[1:], shares, strict=False)
