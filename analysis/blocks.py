@@ -16,15 +16,12 @@ from functools import cached_property
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from analysis.cohort import Cohort
 from analysis.intervals import effective_size
-from analysis.metrics import Requests, read_chunks
+from analysis.metrics import Floats, Ints, Requests, read_chunks
 from analysis.observations import Observations, quantile_rank
 from analysis.stages import RunRecords
-
-Floats = npt.NDArray[np.float64]
 
 BLOCKS = 20
 INFINITE = "infinite: failed requests reach into it"
@@ -120,7 +117,7 @@ def _digest(rows: Requests) -> str:
     return hashlib.sha256(planned.tobytes()).hexdigest()[:16]
 
 
-def _edges(n: int) -> npt.NDArray[np.int64]:
+def _edges(n: int) -> Ints:
     return np.arange(BLOCKS, dtype=np.int64) * n // BLOCKS
 
 

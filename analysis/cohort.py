@@ -20,6 +20,7 @@ from analysis.metrics import (
     tpot_s,
     ttft_s,
     visible_tokens,
+    zero_ns,
 )
 from analysis.observations import GapObservations, Observations
 from analysis.slo import ERROR_RATE, Slo
@@ -95,11 +96,13 @@ class Cohort:
         return self.per_request(np.where(self.requests.has_status("ok"), pace, np.nan), None)
 
     def ttft(self, *, from_schedule: bool) -> Observations:
-        return self.per_request(ttft_s(self.requests, from_schedule=from_schedule), self._zero(from_schedule))
+        return self.per_request(
+            ttft_s(self.requests, from_schedule=from_schedule), zero_ns(self.requests, from_schedule)
+        )
 
     def first_answer(self, *, from_schedule: bool) -> Observations:
         return self.per_request(
-            first_answer_s(self.requests, from_schedule=from_schedule), self._zero(from_schedule)
+            first_answer_s(self.requests, from_schedule=from_schedule), zero_ns(self.requests, from_schedule)
         )
 
     def e2e(self, *, from_schedule: bool) -> Observations:
@@ -107,7 +110,7 @@ class Cohort:
         values = np.where(
             self.requests.has_status("unfinished"), np.nan, values
         )  # its last token is not its last
-        return self.per_request(values, self._zero(from_schedule))
+        return self.per_request(values, zero_ns(self.requests, from_schedule))
 
     @cached_property
     def tpot(self) -> Observations:
@@ -177,9 +180,6 @@ class Cohort:
         return GapObservations(
             "gaps", values, np.empty(0, np.int64), weights, infinite, censored, series=series
         )
-
-    def _zero(self, from_schedule: bool) -> Floats:
-        return self.requests.scheduled_ns if from_schedule else self.requests.started_ns
 
     def _with_lost(self, infinite: Floats, censored: Floats) -> tuple[Floats, Floats]:
         """What was lost in a kill counts as unfinished at age zero."""

@@ -22,6 +22,7 @@ from analysis.blocks import (
 from analysis.caveats import ERROR_SHARE
 from analysis.comparable import CompareError, Judged, check_realised, check_same, identity, realised
 from analysis.expected import queue_from_dict
+from analysis.percentiles import finite
 from analysis.regression import (
     ALPHA,
     ASSUMED_NOISE,
@@ -178,7 +179,7 @@ def _quantile_check(
     reach = student_quantile(0.975, e.df) * e.se
     drawn = 0.0 if paired else float(np.mean([0.0 if x is None else x.mean() for x in explained]))
     low, middle, high = (moved_by(found, marks, 1 - q + drawn - x) for x in (-reach, 0.0, reach))
-    check.candidate = _finite(float(np.mean([o.quantile_bounds(q)[1] for o in found])))
+    check.candidate = finite(float(np.mean([o.quantile_bounds(q)[1] for o in found])))
     check.change, *ends = (None if x is None else x - 1 for x in (middle, low, high))
     check.change_ci = (ends[0], ends[1])
     return check
@@ -192,10 +193,6 @@ def _explained(
     if queue is None or table is None:
         return [None] * len(records)
     return [np.array(table)[queue.cells(r.cohort.requests)] for r in records]
-
-
-def _finite(value: float) -> float | None:
-    return float(value) if math.isfinite(value) else None
 
 
 def _error_check(

@@ -257,19 +257,19 @@ def tpot_s(requests: Requests, chunks: Chunks) -> tuple[Floats, Bools]:
 
 
 def ttft_s(requests: Requests, *, from_schedule: bool) -> Floats:
-    return (requests.first_token_ns - _zero(requests, from_schedule)) * _NS
+    return (requests.first_token_ns - zero_ns(requests, from_schedule)) * _NS
 
 
 def first_answer_s(requests: Requests, *, from_schedule: bool) -> Floats:
-    return (requests.first_answer_ns - _zero(requests, from_schedule)) * _NS
+    return (requests.first_answer_ns - zero_ns(requests, from_schedule)) * _NS
 
 
 def e2e_s(requests: Requests, *, from_schedule: bool) -> Floats:
     """To the last token; a good answer without any text ends with its response."""
     no_text = np.isnan(requests.last_token_ns) & requests.has_status("ok")
     end = np.where(no_text, requests.ended_ns, requests.last_token_ns)
-    return (end - _zero(requests, from_schedule)) * _NS
+    return (end - zero_ns(requests, from_schedule)) * _NS
 
 
-def _zero(requests: Requests, from_schedule: bool) -> Floats:
+def zero_ns(requests: Requests, from_schedule: bool) -> Floats:
     return requests.scheduled_ns if from_schedule else requests.started_ns

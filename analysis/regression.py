@@ -12,11 +12,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 
 from analysis.blocks import BLOCKS, Blocks
-
-Floats = npt.NDArray[np.float64]
+from analysis.metrics import Floats
 
 ALPHA = 0.05
 ASSUMED_NOISE = 0.005  # of a run's speed against the next, while one baseline run is all there is

@@ -17,12 +17,10 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
+from analysis.metrics import Floats
 from analysis.slo import GAP_METRICS, Slo, parse_slo
 from analysis.throughput import is_figure
-
-Floats = npt.NDArray[np.float64]
 
 POOLED = (
     "all open stages together: near the limit the log-odds of a miss rise linearly with the load (slope and crossing "

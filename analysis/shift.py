@@ -13,7 +13,6 @@ from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 import numpy as np
-import numpy.typing as npt
 
 from analysis.baseline import DEFAULT_TOLERANCE, assumed_noise
 from analysis.blocks import (  # fmt: skip
@@ -28,10 +27,9 @@ from analysis.blocks import (  # fmt: skip
 )
 from analysis.caveats import ERROR_SHARE
 from analysis.intervals import smallest_n
+from analysis.metrics import Floats
 from analysis.observations import Observations
 from analysis.regression import ASSUMED_NOISE, compare_shares, student_cdf, student_quantile
-
-Floats = npt.NDArray[np.float64]
 
 QUANTILES = (*(k / 10 for k in range(1, 10)), 0.95, 0.99)
 EQUAL = DEFAULT_TOLERANCE  # a difference whose whole interval is smaller is none that matters
