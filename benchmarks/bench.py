@@ -46,6 +46,9 @@ SCENARIOS = (
         "ttft_error_ms_p99": 0.5, "itl_error_ms_p99": 0.4, "rss_load_mb": 150, "client_limited": False,
     }, {}),
     Scenario("190-usage", Load(190, 60, running_usage=True), _EVERY | {"client_limited": False}, {}),
+    Scenario("190-kernel", Load(190, 60, timestamps="kernel"), {
+        **_EVERY, "ttft_error_ms_p50": 0.15, "ttft_error_ms_p99": 0.5, "itl_error_ms_p99": 0.4, "client_limited": False,
+    }, {}),
     Scenario("600", Load(600, 20), {
         **_EVERY, "client_limited": False, "ttft_error_ms_p99": 1.5, "itl_error_ms_p99": 2.0, "arrival_late_ms_p99": 2.0,
     }, {}),

@@ -31,6 +31,7 @@ class Load:
     input_tokens: int = 16
     output_tokens: int = 128
     running_usage: bool = False  # the server counts tokens in every chunk, which makes it longer by a third
+    timestamps: str = "read"  # of ampacity
 
 
 @dataclass(frozen=True)
@@ -60,7 +61,7 @@ def ampacity(words: list[str] | None = None) -> Client:
             *start, "run", url, "--rates", f"{load.rate_rps:g}", "--duration", f"{load.duration_s:g}s",
             "--arrivals", "poisson", "--input-tokens", str(load.input_tokens),
             "--output-tokens", str(load.output_tokens), "--out", str(out),
-            "--extra-body", json.dumps({"stream_options": stream_options}),
+            "--extra-body", json.dumps({"stream_options": stream_options}), "--timestamps", load.timestamps,
         ]  # fmt: skip
 
     return Client("ampacity", command, read_run)
