@@ -165,25 +165,23 @@ class Stream:
         self.include_usage = call.include_usage and face.usage != "none"
         self.continuous_usage = call.continuous_usage and face.usage == "full"
         self.unfinished = len(call.choices)
-        self._opened = face.early_role
+        self._opened = False
         self.cached: Callable[[], int] = lambda: 0  # prompt tokens that a prefix cache had
         kind = "chat.completion.chunk" if call.chat else "text_completion"
         self._head = {"id": call.request_id, "object": kind, "created": created, "model": call.model}
 
     def choices(self) -> list["ChoiceFrames"]:
-        """One for each choice. The role chunks come with the first token, or are asked for before (`roles`)."""
+        """One for each choice. The role chunks come with the first token, or are asked for before (`opening`)."""
         return [ChoiceFrames(self, choice) for choice in self.call.choices]
 
     def opening(self) -> bytes:
-        """The role chunks, if they are not out yet: the first token of any choice brings all of them."""
-        due, self._opened = not self._opened, True
-        return self.roles() if due else b""
-
-    def roles(self) -> bytes:
-        """The chunks that say who speaks; a chat has one for each choice."""
+        """The chunks that say who speaks, one for each choice of a chat; b'' when they are out."""
+        if self._opened or not self.call.chat:
+            return b""
+        self._opened = True
         told = {"delta": {"role": "assistant", "content": ""}, "logprobs": None, "finish_reason": None}
         absent = {"prompt_token_ids": None, "prompt_text": None}
-        choices = self.call.choices if self.call.chat else ()
+        choices = self.call.choices
         return b"".join(self._event([{"index": choice.index} | told], 0, absent) for choice in choices)
 
     def tail(self) -> bytes:

@@ -111,7 +111,7 @@ class Generation:
         transport = _transport(request)
         stream = Stream(call, self._face, int(time.time()))
         if self._face.early_role:
-            transport.write(stream.roles())
+            transport.write(stream.opening())
         done = asyncio.get_running_loop().create_future()
         frames = stream.choices()
         # Chunks go straight to the transport, framed by hand, or are held until the flusher's next tick.

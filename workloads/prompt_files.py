@@ -90,7 +90,7 @@ def _values(text: str, path: Path) -> Iterator[tuple[object, str]]:
 
 def _entry(value: object, where: str) -> Entry:
     if isinstance(value, str):
-        return _conversation([{"role": "user", "content": value}], where)
+        return _conversation(value, where)
     if not isinstance(value, Mapping):
         raise WorkloadError(f"{where}: neither an object nor a text")
     limit, body = None, value.get("body")
@@ -102,20 +102,17 @@ def _entry(value: object, where: str) -> Entry:
             limit = given
     for name in ("messages", "conversations", "conversation", "prompt", "input", "text", "instruction"):
         if value.get(name):
-            found = value[name]
-            break
-    else:
-        raise WorkloadError(f"{where}: it has none of messages, conversations, prompt, input, text")
-    return _conversation(
-        [{"role": "user", "content": found}] if isinstance(found, str) else found, where, limit
-    )
+            return _conversation(value[name], where, limit)
+    raise WorkloadError(f"{where}: it has none of messages, conversations, prompt, input, text")
 
 
 def _conversation(messages: object, where: str, limit: int | None = None) -> Entry:
+    """messages: those of a list, or the text of a single one."""
+    if isinstance(messages, str):
+        messages = [{"role": "user", "content": messages}]
     if not isinstance(messages, list):
         raise WorkloadError(f"{where}: the messages are no list")
-    turns: list[tuple[Message, ...]] = []
-    answers: list[str | None] = []
+    found: list[tuple[tuple[Message, ...], str | None]] = []  # what a turn adds, and its answer
     waiting: list[Message] = []
     for item in messages:
         if not isinstance(item, Mapping):
@@ -129,17 +126,16 @@ def _conversation(messages: object, where: str, limit: int | None = None) -> Ent
             raise WorkloadError(f"{where}: a message has no content")
         if role == "assistant":
             if any(m["role"] == "user" for m in waiting):
-                turns.append(tuple(waiting))
-                answers.append(_text(content))
+                found.append((tuple(waiting), _text(content)))
                 waiting = []
             continue  # an answer that nobody asked for opens the conversation: left out
         waiting.append({"role": role, "content": content})
     if any(m["role"] == "user" for m in waiting):
-        turns.append(tuple(waiting))
-        answers.append(None)
-    if not turns:
+        found.append((tuple(waiting), None))
+    if not found:
         raise WorkloadError(f"{where}: no message of a user is in it")
-    return Entry(tuple(turns), tuple(answers), limit)
+    turns, answers = zip(*found, strict=True)
+    return Entry(turns, answers, limit)
 
 
 def _text(content: str | list[Any]) -> str:

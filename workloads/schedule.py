@@ -62,8 +62,10 @@ class Schedule:
             column = getattr(self, name)
             if column is not None and len(column) != len(self.scheduled_s):
                 raise WorkloadError(f"the columns of a schedule differ in length: {name}")
-        for earlier, late in self._waits():
-            if np.any(earlier >= late):
+        here = np.arange(len(self))
+        waiting = None if self.after_start is None else np.repeat(here, np.diff(self.after_start))
+        for earlier, late in ((self.after, waiting), (self.continues, here)):
+            if earlier is not None and late is not None and np.any(earlier >= late):
                 raise WorkloadError("a request waits for one that stands behind it in the schedule")
         if not np.isfinite(self.scheduled_s).all():
             raise WorkloadError("a scheduled time is not a finite number")
@@ -74,15 +76,6 @@ class Schedule:
     def planned_tokens(self) -> int:
         """Input and output tokens of all requests."""
         return int(self.input_tokens.sum() + self.output_tokens.sum())
-
-    def _waits(self) -> list[tuple[NDArray[np.int64], NDArray[np.int64]]]:
-        """(requests that are waited for or gone on with, requests that do), pair by pair."""
-        found, here = [], np.arange(len(self))
-        if self.after_start is not None and self.after is not None:
-            found.append((self.after, np.repeat(here, np.diff(self.after_start))))
-        if self.continues is not None:
-            found.append((self.continues, here))
-        return found
 
     def take(self, kept: NDArray[np.int64]) -> "Schedule":
         """The requests at these indices, in order; what they wait for must be among them."""

@@ -2,7 +2,6 @@
 
 import json
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -73,20 +72,19 @@ def read_schedule(path: Path, *, time_scale: float = 1.0, first_request_id: int 
                 raise WorkloadError(
                     f"{path}:{line}: column cancel_after_s or cancel_after_tokens: give numbers"
                 ) from None
-    schedule = Schedule(
-        trace.arrival_s / time_scale, trace.input_tokens, trace.output_tokens, first_request_id
-    )
     if np.any(np.diff(trace.arrival_s) < 0) or len(shared) != len(trace):
         raise WorkloadError(f"{path}: the requests are not in the order of their times")
+    columns: dict[str, Any] = {}
     if any(shared):
         start = np.concatenate([[0], np.cumsum([len(s) for s in shared])]).astype(np.int64)
         flat = np.array([pair for s in shared for pair in s], dtype=np.int64).reshape(-1, 2)
-        schedule = replace(schedule, shared=SharedPrefixes(start, flat[:, 0], flat[:, 1]))
+        columns["shared"] = SharedPrefixes(start, flat[:, 0], flat[:, 1])
     if any(c == c for c in cancel_s):
-        schedule = replace(schedule, cancel_after_s=np.array(cancel_s))
+        columns["cancel_after_s"] = np.array(cancel_s)
     if any(cancel_tokens):
-        schedule = replace(schedule, cancel_after_tokens=np.array(cancel_tokens, dtype=np.int64))
-    return schedule
+        columns["cancel_after_tokens"] = np.array(cancel_tokens, dtype=np.int64)
+    times_s = trace.arrival_s / time_scale
+    return Schedule(times_s, trace.input_tokens, trace.output_tokens, first_request_id, **columns)
 
 
 def _segments(held: object, where: str) -> list[tuple[int, int]]:

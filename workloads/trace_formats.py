@@ -125,7 +125,8 @@ def _json(text: io.TextIOWrapper, read_share: Callable[[], float]) -> Records:
         document = _parse(first + text.read())
     text.seek(0)
     if isinstance(document, BadRow):
-        rows, place = _json_lines(text), ":"
+        lines = ((line, content) for line, content in enumerate(text, start=1) if content.strip())
+        rows, place = ((line, row) for line, content in lines for row in _expand(_parse(content))), ":"
     else:
         items = document if isinstance(document, list) else [document]
         rows, place = enumerate(itertools.chain.from_iterable(map(_expand, items)), start=1), " entry "
@@ -133,13 +134,6 @@ def _json(text: io.TextIOWrapper, read_share: Callable[[], float]) -> Records:
     names = {name: None for _, row in peeked if not isinstance(row, BadRow) for name in row}
     where = next((line for line, row in peeked if not isinstance(row, BadRow)), 1)
     return Records(list(names), where, itertools.chain(peeked, rows), place, read_share)
-
-
-def _json_lines(text: io.TextIOWrapper) -> Iterator[Row]:
-    for line, content in enumerate(text, start=1):
-        if content.strip():
-            for row in _expand(_parse(content)):
-                yield line, row
 
 
 def _parse(content: str) -> Any:
