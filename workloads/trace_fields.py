@@ -129,11 +129,7 @@ def _missing(roles: Sequence[str], names: Sequence[str]) -> str:
 def tokens(value: object) -> int:
     """A whole number of tokens from a CSV cell or a JSON value. Raises ValueError that says what it is instead."""
     if type(value) is str and value.isdecimal() and value.isascii() and len(value) < 10:
-        return int(value) if int(value) <= MAX_TOKENS else _tokens(value)  # nearly every cell of a large file
-    return _tokens(value)
-
-
-def _tokens(value: object) -> int:
+        return int(value)  # nearly every cell of a large file
     if value is None or value == "":
         raise ValueError("the value is missing")
     text = str(value).strip()
