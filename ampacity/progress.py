@@ -22,10 +22,10 @@ PLAIN_EVERY_S = 10.0
 
 
 class Progress:
-    """Prints to stderr only; never touches stdout."""
+    """Prints to stderr only, where it is given no other ``console``; never touches stdout."""
 
-    def __init__(self, console: Console) -> None:
-        self._console = console
+    def __init__(self, console: Console | None = None) -> None:
+        self._console = console or Console(stderr=True, highlight=False)
 
     def note(self, text: str) -> None:
         """One line that stays."""

@@ -58,10 +58,6 @@ def _sentence(*parts: str | None) -> str:
     return "; ".join(part.strip().rstrip(".") for part in parts if part)
 
 
-def _bound(capacity: Mapping[str, Any]) -> str:
-    return BOUNDS.get(str(capacity.get("crossing")), "")
-
-
 def _usable_rate(summary: Mapping[str, Any]) -> Finding:
     held = summary.get("capacity") or {}
     if held.get("usable_rps") is None:
@@ -74,7 +70,10 @@ def _usable_rate(summary: Mapping[str, Any]) -> Finding:
         None if held.get("crossing") == "saturated" else interval(held.get("usable_rps_ci"), unit="req/s")
     )
     return Finding(
-        "Usable rate", _bound(held) + rate(held["usable_rps"]), bounds and f"{_interval(held)} {bounds}", note
+        "Usable rate",
+        BOUNDS.get(str(held.get("crossing")), "") + rate(held["usable_rps"]),
+        bounds and f"{_interval(held)} {bounds}",
+        note,
     )
 
 
@@ -111,18 +110,11 @@ def _knee(knee: Mapping[str, Any]) -> Finding:
     spans = [(knee.get("region"), "in flight"), (knee.get("region_rps"), "req/s")]
     region = ", ".join(text for span, unit in spans if (text := interval(span, unit=unit)))
     methods = [_method(name, found) for name, found in (knee.get("methods") or {}).items()]
+    # which methods see the bend elsewhere; their ranges are in the summary
+    elsewhere = _in_words(str(knee.get("disagreement") or "").partition(": ")[0])
     moves = "a region, not a limit: it moves with the loads that were swept"
-    return Finding(
-        "Knee",
-        " at ".join(at),
-        region and f"region {region}",
-        _sentence(*methods, _disagreement(knee), moves),
-    )
-
-
-def _disagreement(knee: Mapping[str, Any]) -> str | None:
-    """Which methods see the bend elsewhere; their ranges are in the summary."""
-    return _in_words(str(knee.get("disagreement") or "").partition(": ")[0]) or None
+    note = _sentence(*methods, elsewhere, moves)
+    return Finding("Knee", " at ".join(at), region and f"region {region}", note)
 
 
 def _in_words(text: str) -> str:
@@ -156,13 +148,8 @@ def _gap(law: Mapping[str, Any]) -> Finding:
     if law.get("consistency") is not None:
         consistency = f"L ÷ λW is {significant(law['consistency'])}"
     counted_there = (law.get("server") or {}).get("reason")  # only where it is another figure than ours
-    return Finding(
-        label,
-        significant(law["gap"]),
-        None,
-        _sentence(verdict, law.get("reason"), ceiling, consistency, counted_there),
-        state,
-    )
+    note = _sentence(verdict, law.get("reason"), ceiling, consistency, counted_there)
+    return Finding(label, significant(law["gap"]), None, note, state)
 
 
 def _goodput(summary: Mapping[str, Any]) -> Finding:

@@ -125,7 +125,7 @@ def _errors_sentence(summary: Mapping[str, Any]) -> str:
 def _workload_facts(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
     workload = summary.get("workload") or {}
     realised = workload.get("realised") or {}
-    facts = [
+    return [
         ("Workload", _plain(workload.get("name"))),
         ("Source", _plain(workload.get("source"))),
         ("Arrivals", _plain(workload.get("arrivals"))),
@@ -142,7 +142,6 @@ def _workload_facts(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
         ("Tokens per chunk", _known(realised, "tokens_per_chunk", significant)),
         ("Tokens counted by", _plain(realised.get("token_source"), "nothing")),
     ]
-    return facts
 
 
 def _known(holder: Mapping[str, Any], name: str, text: Any) -> str:
@@ -186,17 +185,20 @@ def _provenance(meta: Mapping[str, Any]) -> list[tuple[str, list[tuple[str, str]
             f"CLOCK_MONOTONIC {_plain(clock.get('monotonic_ns'))} ns was {_plain(clock.get('utc'))}",
         ),
     ]
-    host_facts = [(_words(k), _plain(v)) for k, v in host.items()]
+    host_facts = _facts(host)
     if isinstance(memory, int | float):
         host_facts.append(("Memory", f"{memory / 2**30:.1f} GiB"))
-    inputs = [(_words(k), _plain(v)) for k, v in (meta.get("fleet_inputs") or {}).items()]
     return [
-        ("Locked variables", [(_words(k), _plain(v)) for k, v in (meta.get("locked") or {}).items()]),
-        ("Endpoint", [(_words(k), _plain(v)) for k, v in (meta.get("endpoint") or {}).items()]),
+        ("Locked variables", _facts(meta.get("locked"))),
+        ("Endpoint", _facts(meta.get("endpoint"))),
         ("Run", run),
         ("Load generator's host", host_facts),
-        ("Inputs of the fleet size", inputs),
+        ("Inputs of the fleet size", _facts(meta.get("fleet_inputs"))),
     ]
+
+
+def _facts(held: Mapping[str, Any] | None) -> list[tuple[str, str]]:
+    return [(_words(name), _plain(value)) for name, value in (held or {}).items()]
 
 
 def _command(parts: Any) -> str:

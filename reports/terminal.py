@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from reports.burst import phases_table
@@ -24,8 +23,10 @@ STYLES = {"good": "green", "bad": "bold red", "unsure": "yellow", "": ""}
 def render_table(summary: dict[str, Any], console: Console) -> None:
     """Print ``summary`` to ``console``, as wide as the console is; readable without colour."""
     _print(console, str(summary.get("verdict") or "no verdict"), "bold")
-    for line in _state_lines(summary):
-        _print(console, line, "yellow")
+    if summary.get("partial"):
+        _print(console, f"Partial: {summary['partial']}", "yellow")
+    if summary.get("predicted"):
+        _print(console, "Predicted: every figure comes from a simulation, none was measured.", "yellow")
     table = phases_table(summary["burst"]) if summary.get("burst") else stages_table(summary)
     if table.rows:
         console.print()
@@ -49,13 +50,6 @@ def render_table(summary: dict[str, Any], console: Console) -> None:
     for warning in summary.get("warnings") or []:
         console.print()
         _print(console, f"Warning [{warning.get('code')}] {warning.get('text')}", "yellow")
-
-
-def _state_lines(summary: Mapping[str, Any]) -> list[str]:
-    lines = [f"Partial: {summary['partial']}"] if summary.get("partial") else []
-    if summary.get("predicted"):
-        lines.append("Predicted: every figure comes from a simulation, none was measured.")
-    return lines
 
 
 def _text(text: str, style: str = "") -> Text:

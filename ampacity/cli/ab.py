@@ -28,8 +28,6 @@ def ab(
     """
     import sys
 
-    from rich.console import Console
-
     from ampacity.cli import EXIT_INTERRUPTED
     from ampacity.cli.compare import load_arm, show
     from ampacity.cli.experiment import command_line, finish
@@ -51,8 +49,7 @@ def ab(
         {**raw, "url": urls[-1], **{k: v for k, v in of_b.items() if v is not None}},
     )
     a, b = arms(*map(make_settings, raws))
-    progress = Progress(Console(stderr=True, highlight=False))
-    out = run_event_loop(run_ab(a, b, rounds, aa, command_line(sys.argv), progress))
+    out = run_event_loop(run_ab(a, b, rounds, aa, command_line(sys.argv), Progress()))
     statuses = {finish(out / name, as_json=False, quiet=True) for name in NAMES}
     if "interrupted" in statuses:
         raise typer.Exit(EXIT_INTERRUPTED)

@@ -43,7 +43,7 @@ def doctor(
     settings = make_settings({"url": url, **raw})
     if settings.replicas:
         raise ConfigError(f"url {url}: one endpoint at a time")
-    seen = run_event_loop(examine(settings, Progress(Console(stderr=True, highlight=False))))
+    seen = run_event_loop(examine(settings, Progress()))
     checks, facts = checkup(seen)
     metrics = trusted(checks)
     if json:

@@ -26,8 +26,6 @@ def run_experiment(
 
     ``located`` puts into the message about a setting where that stands.
     """
-    from rich.console import Console
-
     from ampacity.config import check_steady, make_settings
     from ampacity.experiments.conduct import conduct, run_event_loop
     from ampacity.progress import Progress
@@ -39,11 +37,8 @@ def run_experiment(
         raise ConfigError(located(str(error))) from None
     if experiment in ("sweep", "search"):
         check_steady(settings.workload, experiment)
-    progress = Progress(Console(stderr=True, highlight=False))
-    said = command_line(sys.argv)
-    path = run_event_loop(
-        conduct(settings, experiment=experiment, drive=drive, command_line=said, progress=progress)
-    )
+    how: dict[str, Any] = {"command_line": command_line(sys.argv), "progress": Progress()}
+    path = run_event_loop(conduct(settings, experiment=experiment, drive=drive, **how))
     if finish(path, as_json=as_json) == "interrupted":
         raise typer.Exit(EXIT_INTERRUPTED)
 

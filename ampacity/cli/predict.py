@@ -31,8 +31,6 @@ def predict(
     """
     import asyncio
 
-    from rich.console import Console
-
     from ampacity.cli.experiment import command_line, finish
     from ampacity.config import check_steady, gpus_named, make_settings
     from ampacity.experiments.predict import predict as experiment
@@ -46,12 +44,11 @@ def predict(
         {"duration": "5m", "tp": gpus_named(preset) or 1, **raw, "url": "http://predicted.invalid/v1"}
     )
     check_steady(settings.workload, "predict")
-    progress = Progress(Console(stderr=True, highlight=False))
     how: dict[str, Any] = {}
     if search:
         if settings.lengths:
             raise ConfigError("--lengths goes with a sweep: drop --search")
         how = {"drive": make_search(precision, None, 0, closed, ramp).run, "experiment": "search"}
-    path = asyncio.run(experiment(settings, deployment, command_line(sys.argv), progress, **how))
+    path = asyncio.run(experiment(settings, deployment, command_line(sys.argv), Progress(), **how))
     if finish(path, as_json=json) == "interrupted":
         raise typer.Exit(EXIT_INTERRUPTED)

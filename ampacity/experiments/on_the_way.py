@@ -38,26 +38,19 @@ def judge_so_far(
     start_ns = int(meta["start_ns"])
     owed = _in_flight(table, schedule, int(meta["index"]), start_ns, now_ns)
     whole = pa.concat_tables([table, pa.Table.from_batches([to_batch(owed)], schema=SCHEMA)])
-    judged = _judge(whole, meta, now_ns - round(AGE * (now_ns - start_ns)), now_ns, slos, warmup)
+
+    def up_to(end_ns: int) -> dict[str, Any]:
+        due = whole.filter(pc.less(whole["scheduled_ns"], end_ns))
+        so_far = {**meta, "end_ns": end_ns, "drained_ns": now_ns, "scheduled_requests": due.num_rows}
+        return analyse_stage(due, so_far, slos, warmup)
+
+    judged = up_to(now_ns - round(AGE * (now_ns - start_ns)))
     if judged["stable"] is False:
         return judged
     longest_ns = pc.max(pc.subtract(table["ended_ns"], table["scheduled_ns"])).as_py() or 0
     if longest_ns > PATIENCE * (now_ns - start_ns):
         return judged | {"slo_verdicts": []}
-    return _judge(whole, meta, now_ns - longest_ns, now_ns, slos, warmup)
-
-
-def _judge(
-    table: pa.Table,
-    meta: Mapping[str, Any],
-    end_ns: int,
-    now_ns: int,
-    slos: Sequence[Slo],
-    warmup: int | None,
-) -> dict[str, Any]:
-    table = table.filter(pc.less(table["scheduled_ns"], end_ns))
-    so_far = {**meta, "end_ns": end_ns, "drained_ns": now_ns, "scheduled_requests": table.num_rows}
-    return analyse_stage(table, so_far, slos, warmup)
+    return up_to(now_ns - longest_ns)
 
 
 def _in_flight(
