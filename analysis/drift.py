@@ -5,11 +5,9 @@ Everything looks at a stage in consecutive blocks, in scheduled order. Times in 
 
 from __future__ import annotations
 
-from itertools import pairwise
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from analysis.metrics import Floats
 from analysis.observations import Observations
@@ -131,16 +129,3 @@ def events_per_batch(at_s: Floats, start_s: float, end_s: float) -> Floats:
     """Events in each of ``RATE_BATCHES`` equal spans of [start, end)."""
     counts = np.histogram(at_s[(at_s >= start_s) & (at_s < end_s)], RATE_BATCHES, (start_s, end_s))[0]
     return np.asarray(counts, dtype=np.float64)
-
-
-def spread_per_batch(
-    amount: Floats, begin_s: Floats, finish_s: Floats, start_s: float, end_s: float
-) -> Floats:
-    """Amounts that flow evenly from begin to finish, as they fall into equal spans of [start, end)."""
-    edges = np.linspace(start_s, end_s, RATE_BATCHES + 1)
-    length = np.maximum(finish_s - begin_s, 1e-9)
-    found: npt.NDArray[np.float64] = np.array([
-        np.nansum(amount * np.clip(np.minimum(finish_s, b) - np.maximum(begin_s, a), 0.0, None) / length)
-        for a, b in pairwise(edges)
-    ])  # fmt: skip
-    return found

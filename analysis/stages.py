@@ -18,6 +18,7 @@ from analysis.drift import (
 from analysis.goodput import accepted_goodput, window_cost_usd
 from analysis.littles_law import consistency
 from analysis.metrics import (
+    Floats,
     Requests,
     e2e_s,
     read_chunks,
@@ -36,7 +37,7 @@ from analysis.steady import (
     judge_stability,
     time_average_in_flight,
 )
-from analysis.throughput import input_rate, output_rate, rate_intervals, span_s
+from analysis.throughput import input_rate, output_rates, span_s, tokens_per_batch
 
 _NS = 1e-9
 LONG_WARMUP = 0.2  # of a stage: so much is not cut without saying what was in it
@@ -76,11 +77,10 @@ def analyse_stage(
         start_s, end_s, scheduled.scheduled_ns * _NS, scheduled.ended_ns * _NS,
         ttft_s(scheduled, from_schedule=True), warmup_requests, float(meta.get("ramp_s") or 0.0), scheduled.failed,
     )  # fmt: skip
-    cohort, tokens_per_s = _cohort(table, rows, window, missing, now_s)
+    cohort, tokens = _cohort(table, rows, window, missing, now_s)
     stability = _stability(meta, scheduled, start_s, end_s, now_s)
     result = _load(meta, cohort, window, start_s, rows, everything)
-    result |= {"output_tokens_per_s": tokens_per_s, "input_tokens_per_s": input_rate(rows, window)}
-    result |= rate_intervals(rows, window)
+    result |= output_rates(rows, tokens, window) | {"input_tokens_per_s": input_rate(rows, window)}
     result |= _latencies(cohort)
     result |= {
         "drift": tail_trend(cohort.ttft(from_schedule=True)),
@@ -124,10 +124,10 @@ def _span(
 
 def _cohort(
     table: pa.Table, rows: Requests, window: Window, missing: int, now_s: float
-) -> tuple[Cohort, float]:  # fmt: skip
-    """The cohort of the window, and output tokens per second by the time at which they came."""
+) -> tuple[Cohort, Floats]:  # fmt: skip
+    """The cohort of the window, and the output tokens in each batch of it, by the time at which they came."""
     chunks = read_chunks(table, rows)
-    rate = output_rate(rows, chunks, window)
+    tokens = tokens_per_batch(rows, chunks, window)
     s = rows.scheduled_ns * _NS
     which = np.flatnonzero((rows.attempt == 0) & (s >= window.start_s) & (s < window.end_s))
     requests = rows if len(which) == len(rows) else rows.take(which)
@@ -137,7 +137,7 @@ def _cohort(
     elif len(which) < len(rows):
         chunks = read_chunks(table, requests)
     in_flight = in_flight_at(requests.scheduled_ns, rows.scheduled_ns, rows.ended_ns)
-    return Cohort(requests, chunks, missing, now_s / _NS, in_flight), rate
+    return Cohort(requests, chunks, missing, now_s / _NS, in_flight), tokens
 
 
 def _warmup_missed(

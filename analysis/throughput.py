@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from analysis.drift import RATE_BATCHES, events_per_batch, rate_interval, spread_per_batch
-from analysis.metrics import Chunks, Requests, visible_tokens
+from analysis.drift import RATE_BATCHES, events_per_batch, rate_interval
+from analysis.metrics import Chunks, Floats, Requests, visible_tokens
 from analysis.steady import Window
 
 REQUESTS_MIN = 100
@@ -40,10 +40,11 @@ def span_s(stage: Mapping[str, Any], window: Window) -> float:
     return float(length_s * n / offered) if 0 < n - offered <= CHANCE_SD * n**0.5 and offered else length_s
 
 
-def output_rate(rows: Requests, chunks: Chunks, window: Window) -> float:
-    """Output tokens per second of the window; chunks of unknown size share the request's tokens evenly."""
-    if window.length_s <= 0:
-        return 0.0
+def tokens_per_batch(rows: Requests, chunks: Chunks, window: Window) -> Floats:
+    """Output tokens that came in each of ``RATE_BATCHES`` equal spans; chunks of unknown size share the request's tokens evenly."""
+    found, batch_s = np.zeros(RATE_BATCHES), window.length_s / RATE_BATCHES
+    if batch_s <= 0:
+        return found
     held, count = chunks.tokens_in(), chunks.count
     sent = np.where(np.isnan(rows.output_tokens), count, visible_tokens(rows))
     mean_chunk = np.divide(sent, count, out=np.zeros(len(rows)), where=count > 0)
@@ -51,19 +52,25 @@ def output_rate(rows: Requests, chunks: Chunks, window: Window) -> float:
     silent = (count == 0) & rows.has_status("ok")
     held = np.where(silent, np.nan_to_num(rows.output_tokens), held)
     last_ns = np.where(silent, rows.ended_ns, rows.started_ns + chunks.last_us() * 1e3)
-    begin_ns = np.where(silent, last_ns, rows.started_ns)
-    whole = (begin_ns * _NS >= window.start_s) & (last_ns * _NS < window.end_s)
-    crossing = (count > 0) & ~whole & (last_ns * _NS >= window.start_s) & (begin_ns * _NS < window.end_s)
-    total = float(held[whole].sum())
+
+    def batch_of(at_ns: Floats) -> Floats:
+        return np.asarray(np.floor((at_ns * _NS - window.start_s) / batch_s))
+
+    def add(batch: Floats, tokens: Floats) -> None:
+        inside = (batch >= 0) & (batch < RATE_BATCHES)
+        found[:] += np.bincount(batch[inside].astype(np.int64), tokens[inside], RATE_BATCHES)
+
+    first, last = batch_of(np.where(silent, rows.ended_ns, rows.started_ns)), batch_of(last_ns)
+    add(first[first == last], held[first == last])
+    crossing = (count > 0) & (first != last) & (last >= 0) & (first < RATE_BATCHES)
     if crossing.any():
         at = np.repeat(crossing, count)
         owner = np.repeat(np.flatnonzero(crossing), count[crossing])
-        at_s = (rows.started_ns[owner] + chunks.at_us[at] * 1e3) * _NS
         each = np.where(chunks.known, 1.0 if chunks.tokens is None else np.nan, mean_chunk)[owner]
         if chunks.tokens is not None:
             each = np.where(np.isnan(each), chunks.tokens[at], each)
-        total += float(each[(at_s >= window.start_s) & (at_s < window.end_s)].sum())
-    return total / window.length_s
+        add(batch_of(rows.started_ns[owner] + chunks.at_us[at] * 1e3), each)
+    return found
 
 
 def input_rate(rows: Requests, window: Window) -> float:
@@ -75,14 +82,15 @@ def input_rate(rows: Requests, window: Window) -> float:
     return float(np.nansum(tokens[window.holds(done * _NS)]) / window.length_s)
 
 
-def rate_intervals(rows: Requests, window: Window) -> dict[str, Any]:
-    """95 % intervals by batch means; a request's tokens are taken to come evenly from its first to its last."""
-    start_s, end_s = window.start_s, window.end_s
-    ended = rows.ended_ns[rows.has_status("ok")] * _NS
-    first, last = rows.first_token_ns * _NS, rows.last_token_ns * _NS
-    tokens = spread_per_batch(rows.output_tokens, first, last, start_s, end_s)
+def output_rates(rows: Requests, tokens: Floats, window: Window) -> dict[str, Any]:
+    """Output tokens/s from ``tokens_per_batch``, and the 95 % intervals by batch means of it and of the answers/s."""
     batch_s = window.length_s / RATE_BATCHES
+    ended = (
+        events_per_batch(rows.ended_ns[rows.has_status("ok")] * _NS, window.start_s, window.end_s)
+        if batch_s > 0
+        else tokens
+    )
     return {
-        "achieved_rps_ci": rate_interval(events_per_batch(ended, start_s, end_s), batch_s) if batch_s > 0 else None,
-        "output_tokens_per_s_ci": rate_interval(tokens, batch_s),
+        "output_tokens_per_s": float(tokens.sum()) / window.length_s if batch_s > 0 else 0.0,
+        "achieved_rps_ci": rate_interval(ended, batch_s), "output_tokens_per_s_ci": rate_interval(tokens, batch_s),
     }  # fmt: skip

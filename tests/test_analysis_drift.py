@@ -6,8 +6,10 @@ import numpy as np
 import pytest
 from synthetic import cohort, request
 
-from analysis.drift import events_per_batch, rate_interval, spread_per_batch, tail_trend, two_modes
+from analysis.drift import events_per_batch, rate_interval, tail_trend, two_modes
 from analysis.observations import Observations
+from analysis.steady import Window
+from analysis.throughput import output_rates, tokens_per_batch
 
 Floats = np.ndarray
 
@@ -69,10 +71,22 @@ def test_rate_intervals_cover_bursty_events() -> None:
     assert covered >= 182
 
 
-def test_tokens_flow_evenly_into_batches() -> None:
-    # ten tokens from 0 to 20 s and four at 15 s, batches of 1 s over [0, 10): half a token each
-    found = spread_per_batch(np.array([10.0, 4.0]), np.array([0.0, 15.0]), np.array([20.0, 15.0]), 0.0, 10.0)
-    assert found.tolist() == pytest.approx([0.5] * 10)
+def test_tokens_count_in_the_batch_in_which_they_came() -> None:
+    """Batches of 1 s over [10, 20): counts in the records; six tokens in three chunks; an answer without chunks; one over both edges."""
+    c = cohort(
+        request(0, 10.0, ttft_s=0.5, gaps_s=[1.0, 0.2], chunk_tokens=[1, 2, 3]),
+        request(1, 12.0, ttft_s=0.2, gaps_s=[0.6, 0.3], output_tokens=6),
+        request(2, 13.0, ttft_s=None, tail_s=1.4, output_tokens=5),
+        request(3, 9.5, ttft_s=0.4, gaps_s=[0.3, 9.7, 0.2]),
+        request(4, 3.0, ttft_s=0.4, gaps_s=[0.3]),
+    )
+    window = Window(10.0, 20.0, 0, "fixed", None, True)
+    found = tokens_per_batch(c.requests, c.chunks, window)
+    assert found.tolist() == pytest.approx([1 + 1, 2 + 3, 4, 2, 5, 0, 0, 0, 0, 1])
+    rates = output_rates(c.requests, found, window)
+    assert rates["output_tokens_per_s"] == pytest.approx(1.9)
+    low, high = rates["output_tokens_per_s_ci"]
+    assert (low + high) / 2 == pytest.approx(1.9)
 
 
 def test_drift_counts_failures_as_slow_and_leaves_cut_off_ones_out() -> None:
