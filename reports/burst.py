@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from reports.figures import DASH, Finding, count, rate, reason_of, seconds, share, significant
-from reports.marks import NARROW, Chart, Plot, linear_axis, seconds_axis
+from reports.marks import NARROW, Axis, Chart, Plot, linear_axis, seconds_axis
 from reports.tables import Table, figure, table_of, words
 
 
@@ -118,19 +118,12 @@ def phases_table(burst: Mapping[str, Any]) -> Table:
 def burst_ttft(summary: Mapping[str, Any]) -> Chart | None:
     """Median TTFT over time."""
     burst = summary.get("burst") or {}
-    if not burst:
-        return None
-    rows = _rows(burst, "ttft_s")
     limits = [s for s in summary.get("slos") or [] if s["metric"] == "ttft"]
-    heights = [r["y"] for r in rows] + [s["limit_s"] for s in limits]
-    if len(rows) < 2:
+    heights = [r["y"] for r in _rows(burst, "ttft_s")] + [s["limit_s"] for s in limits]
+    plot = _over_time(burst, "ttft_s", "TTFT", seconds_axis("TTFT from schedule", heights))
+    if plot is None:
         return None
-    plot = Plot(
-        linear_axis("Seconds after the start", [burst["series"]["end_s"][-1]]),
-        seconds_axis("TTFT from schedule", heights),
-    )
-    _frame(plot, burst, "ttft_s", "TTFT")
-    plot.line(rows, "ttft")
+    plot.line(_rows(burst, "ttft_s"), "ttft")
     plot.key("median TTFT", "ttft", "line")
     for slo in limits:
         plot.slo(slo, "bad")
@@ -139,37 +132,34 @@ def burst_ttft(summary: Mapping[str, Any]) -> Chart | None:
 
 
 def burst_queue(summary: Mapping[str, Any]) -> Chart | None:
-    """Requests in flight over time, as this end and as the server counts them, with the offered rate."""
+    """Requests in flight over time, as this end and as the server counts them."""
     burst = summary.get("burst") or {}
-    rows = _rows(burst, "in_flight") if burst else []
-    if len(rows) < 2:
+    rows, server = _rows(burst, "in_flight"), _rows(burst, "server_queue")
+    y = linear_axis("Requests in flight", [r["y"] for r in rows + server])
+    plot = _over_time(burst, "in_flight", "in flight", y)
+    if plot is None:
         return None
-    server = _rows(burst, "server_queue")
-    top = [r["y"] for r in rows + server]
-    plot = Plot(
-        linear_axis("Seconds after the start", [burst["series"]["end_s"][-1]]),
-        linear_axis("Requests in flight", top),
-    )
-    _frame(plot, burst, "in_flight", "in flight")
     plot.line(rows, "e2e")
     plot.key("requests in flight", "e2e", "line")
     if server:
         plot.line(server, "planned", [5, 4])
         plot.key("running and waiting, by the server's count", "planned", "dash")
     title = _title(burst, "in_flight", "the count in flight")
-    return Chart(
-        "burst-queue", title, f"Requests in flight over time. {title}.", plot.spec(NARROW, 290), plot.keys
-    )
+    alt = f"Requests in flight over time. {title}."
+    return Chart("burst-queue", title, alt, plot.spec(NARROW, 290), plot.keys)
 
 
 def _rows(burst: Mapping[str, Any], name: str) -> list[dict[str, Any]]:
-    series = burst["series"]
+    series = burst.get("series") or {"start_s": [], "end_s": []}
     middles = [(a + b) / 2 for a, b in zip(series["start_s"], series["end_s"], strict=True)]
     return [{"x": x, "y": y} for x, y in zip(middles, series.get(name) or [], strict=False) if y is not None]
 
 
-def _frame(plot: Plot, burst: Mapping[str, Any], name: str, what: str) -> None:
-    """The burst as a band over time, the upper end of the base band, and when it was back."""
+def _over_time(burst: Mapping[str, Any], name: str, what: str, y: Axis) -> Plot | None:
+    """The burst as a band over time, the upper end of the base band, and when ``name`` was back; None without a curve."""
+    if len(_rows(burst, name)) < 2:
+        return None
+    plot = Plot(linear_axis("Seconds after the start", [burst["series"]["end_s"][-1]]), y)
     phase = burst["phases"][1]
     plot.x_band([phase["start_s"], phase["end_s"]], "usable", "burst")
     plot.key("burst", "usable", "band")
@@ -179,6 +169,7 @@ def _frame(plot: Plot, burst: Mapping[str, Any], name: str, what: str) -> None:
     if burst[f"{name}_recovery_s"]:
         plot.x_rule(phase["end_s"] + burst[f"{name}_recovery_s"], "good", f"{what} back")
         plot.key("back", "good", "line")
+    return plot
 
 
 def _title(burst: Mapping[str, Any], name: str, what: str) -> str:
