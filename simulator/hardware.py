@@ -119,9 +119,10 @@ def linear_config(
 
 # What may follow the name of an engine, beside options.SCHEDULING and DEPLOYED: how it is built, and how that is read.
 BUILT: Settings = {
-    **dict.fromkeys(("weights", "kv"), (str, "NUMBER", "")), "max_model_len": (int, "NUMBER", ""),
+    **dict.fromkeys(("weights", "kv"), (str, "NUMBER", "")),
     **dict.fromkeys(("bandwidth_factor", "compute_factor", "overhead_s"), (finite, "NUMBER", "")),
-}  # fmt: skip
+    "max_model_len": (int, "NUMBER", ""),
+}
 
 
 def find_config(name: str) -> EngineConfig:
