@@ -10,29 +10,6 @@ from analysis.capacity import number_text, stage_rate
 from analysis.families import class_below
 from analysis.throughput import is_figure
 
-WARNING_CODES: tuple[str, ...] = (
-    "partial",  # the run ended before its schedule
-    "no_requests",  # nothing was recorded
-    "imported",  # another tool measured, by other definitions
-    "client_limited",  # the client was the bottleneck in a stage
-    "errors",  # more than 1 % of the requests failed
-    "unstable_lowest",  # even the lowest load has no steady state
-    "never_settled",  # a stage that kept changing
-    "long_warmup",  # much of a stage was cut, and not all of it was good
-    "resent",  # requests that went out twice
-    "drift",  # the tail moved on while averages stood still
-    "two_modes",  # some rounds were slow, others not
-    "too_few_requests",  # an SLO could not be decided
-    "too_short",  # a stage shorter than its requests
-    "non_monotone",  # an SLO broke at a load below one at which it held
-    "beyond_context",  # the model's context is too small for part of the workload
-    "lengths_off",  # output lengths are not the planned ones
-    "tokens_per_chunk",  # chunks are not tokens: no per-token latency
-    "cached",  # the prefix cache answered although prompts should be unique
-    "littles_law",  # L and lambda W disagree in a stable stage
-    "class_below",  # a class breaks an SLO below the rate at which all together keep it
-    "closed_loop",  # the capacity is one of users who wait
-)
 ERROR_SHARE = 0.01
 LENGTHS_OFF_SHARE = 0.1
 BEYOND_CONTEXT_SHARE = 0.01
@@ -42,41 +19,37 @@ MISSED_WARMUP_SHARE = 0.05
 IDLE_CPU_FRACTION = 0.5  # of a core: below it the client was not held up by its own work
 
 
-def find_caveats(
-    summary: Mapping[str, Any], prompts: str | None, output_deviation: float | None
-) -> list[dict[str, str]]:
-    """Warnings for a summary whose figures are all in place."""
+def find_caveats(summary: Mapping[str, Any], output_deviation: float | None) -> list[dict[str, str]]:
+    """Warnings for a summary whose figures are all in place; ``output_deviation``: ``lengths.output_deviation``."""
     stages: Sequence[dict[str, Any]] = summary["stages"]
-    found: list[tuple[str, str | None]] = [
-        ("partial", f"The run is partial: {summary['partial']}." if summary["partial"] else None),
-        (
-            "no_requests",
-            None if summary["requests"] else "No request was recorded: there is nothing to judge.",
-        ),
-        ("imported", _imported(summary.get("imported"))),
-        ("client_limited", _client_limited(summary)),
-        ("errors", _errors(summary)),
-        ("unstable_lowest", _unstable_lowest(summary)),
-        ("never_settled", _never_settled(summary)),
-        ("long_warmup", _long_warmup(stages)),
-        ("resent", _resent(stages)),
-        ("drift", _drift(stages)),
-        ("two_modes", _two_modes(stages)),
-        ("too_few_requests", _too_few(summary)),
-        ("too_short", _too_short(summary)),
-        ("non_monotone", _non_monotone(summary["capacity"])),
-        ("beyond_context", _beyond_context(summary["workload"], summary["requests"])),
-        ("lengths_off", _lengths_off(output_deviation, summary["workload"]["realised"]["token_source"])),
-        ("tokens_per_chunk", _tokens_per_chunk(summary)),
-        ("cached", _cached(summary["workload"]["realised"]["cached_token_share"], prompts)),
-        ("littles_law", _littles_law(stages)),
-        ("class_below", class_below(summary)),
-        ("closed_loop", _closed_loop(summary["capacity"])),
-    ]
+    realised = summary["workload"]["realised"]
+    found = {
+        "partial": f"The run is partial: {summary['partial']}." if summary["partial"] else None,
+        "no_requests": None if summary["requests"] else "No request was recorded: there is nothing to judge.",
+        "imported": _imported(summary.get("imported")),
+        "client_limited": _client_limited(summary),
+        "errors": _errors(summary),
+        "unstable_lowest": _unstable_lowest(summary),
+        "never_settled": _never_settled(summary),
+        "long_warmup": _long_warmup(stages),  # much of a stage was cut, and not all of it was good
+        "resent": _resent(stages),
+        "drift": _drift(stages),  # the tail moved on while averages stood still
+        "two_modes": _two_modes(stages),
+        "too_few_requests": _too_few(summary),  # an SLO could not be decided
+        "too_short": _too_short(summary),  # a stage shorter than its requests
+        "non_monotone": _non_monotone(summary["capacity"]),
+        "beyond_context": _beyond_context(summary["workload"], summary["requests"]),
+        "lengths_off": _lengths_off(output_deviation, realised["token_source"]),
+        "tokens_per_chunk": _tokens_per_chunk(summary),
+        "cached": _cached(realised["cached_token_share"], summary["workload"].get("prompts")),
+        "littles_law": _littles_law(stages),
+        "class_below": class_below(summary),
+        "closed_loop": _closed_loop(summary["capacity"]),
+    }
     expected = _OF_A_STEADY_LOAD if _load_changes(summary) else ()
     if summary.get("burst") or "search" in summary:
         expected += _OF_A_SWEEP
-    return [{"code": code, "text": text} for code, text in found if text and code not in expected]
+    return [{"code": code, "text": text} for code, text in found.items() if text and code not in expected]
 
 
 _OF_A_STEADY_LOAD: tuple[str, ...] = ("never_settled", "drift", "two_modes", "littles_law")

@@ -28,20 +28,24 @@ def describe(lengths: Floats) -> dict[str, Any]:
     return result
 
 
+def spread(values: Floats) -> dict[str, Any]:
+    """Mean, median, p95 and most of a sample, null where it is empty."""
+    found = describe(values[np.isfinite(values)])
+    return {name: found[name] for name in ("n", "mean", "p50", "p95", "max")}
+
+
 def realised(table: pa.Table, requests: Requests) -> dict[str, Any]:
     """``workload.realised``: over all stages, rows with attempt 0."""
     first = requests.take(requests.attempt == 0)
     ok = first.has_status("ok")
     answers = first.take(ok)
-    said = ~np.isnan(answers.cached_tokens) & (answers.input_tokens > 0)
     sources = table["token_source"].take(pa.array(first.row))
     return {
         "input_tokens": {"planned": describe(first.input_tokens_planned), "sent": describe(first.input_tokens)},
         "output_tokens": {
             "planned": describe(first.output_tokens_planned), "received": describe(answers.output_tokens),
         },
-        "cached_token_share": float(answers.cached_tokens[said].sum() / answers.input_tokens[said].sum())
-        if said.any() else None,
+        "cached_token_share": answers.cached_share(),
         "tokens_per_chunk": _tokens_per_chunk(table, answers),
         "token_source": {
             str(c["values"]): int(c["counts"]) for c in pc.value_counts(sources).to_pylist() if c["values"] is not None

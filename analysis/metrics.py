@@ -73,6 +73,11 @@ class Requests:
         """Counts as infinitely slow."""
         return np.asarray(_FAILED[self.status], dtype=np.bool_)
 
+    def cached_share(self) -> float | None:
+        """Share of the input tokens from the server's prefix cache, over the rows of which it is known; None where of none."""
+        said = ~np.isnan(self.cached_tokens) & (self.input_tokens > 0)
+        return float(self.cached_tokens[said].sum() / self.input_tokens[said].sum()) if said.any() else None
+
     def status_counts(self) -> dict[str, int]:
         counts = np.bincount(self.status, minlength=len(STATUSES))
         return {status: int(n) for status, n in zip(STATUSES, counts, strict=True)}

@@ -15,8 +15,9 @@ import pyarrow.compute as pc
 
 from analysis.attainment import observe_slos, requests_meeting
 from analysis.cohort import Cohort
+from analysis.lengths import spread
 from analysis.metrics import Bools, Floats, Ints, Requests, e2e_s, read_chunks, ttft_s
-from analysis.observations import Observations, quantile_rank
+from analysis.observations import Observations
 from analysis.percentiles import percentiles
 from analysis.slo import Slo
 from analysis.stages import RunRecords
@@ -193,25 +194,13 @@ def _per_turn(sessions: _Sessions, chosen: Bools) -> list[dict[str, Any]]:
         ok = here & r.has_status("ok")
         if not here.any():
             continue
-        said = ok & ~np.isnan(r.cached_tokens) & (r.input_tokens > 0)
         found.append({
             "turns": [low, min(high, int(sessions.turn[here].max()))], "requests": int(here.sum()), "ok": int(ok.sum()),
             "input_tokens": spread(r.input_tokens[ok]),
-            "cached_share": float(r.cached_tokens[said].sum() / r.input_tokens[said].sum()) if said.any() else None,
+            "cached_share": r.take(ok).cached_share(),
             "ttft_from_schedule_s": spread(ttft[ok]), "e2e_from_schedule_s": spread(e2e[ok]),
         })  # fmt: skip
     return found
-
-
-def spread(values: Floats) -> dict[str, Any]:
-    """Mean, median and p95 of a sample, null where it is empty."""
-    known = np.sort(values[np.isfinite(values)])
-    if not len(known):
-        return {"n": 0, "mean": None, "p50": None, "p95": None, "max": None}
-    return {
-        "n": len(known), "mean": float(known.mean()), "p50": float(known[quantile_rank(0.5, len(known)) - 1]),
-        "p95": float(known[quantile_rank(0.95, len(known)) - 1]), "max": float(known[-1]),
-    }  # fmt: skip
 
 
 def _fit(

@@ -24,10 +24,9 @@ from analysis.littles_law import against_server, summarise_gap
 from analysis.search import summarise_search
 from analysis.server import server_figures
 from analysis.sessions import NO_SESSIONS, summarise_sessions
-from analysis.sharing import compare_sharing
 from analysis.slo import GAP_METRICS, Slo, slo_from_dict
 from analysis.stages import RunRecords, analyse_stage, read_records
-from analysis.traffic import summarise_traffic
+from analysis.traffic import compare_sharing, summarise_traffic
 from analysis.verdict import write_verdict
 from loadgen.rundir import Run
 
@@ -81,8 +80,7 @@ def summarise(run: Run, labels: Mapping[int, bool] | None = None) -> dict[str, A
         summary["burst"] = summarise_burst(meta["burst"], _undisturbed(metas), records, slos, run.server)
     if meta.get("search"):
         summary["search"] = summarise_search(meta["search"], stages, slos)
-    prompts = (meta.get("workload") or {}).get("prompts")
-    summary["warnings"] = find_caveats(summary, prompts, output_deviation(records.requests))
+    summary["warnings"] = find_caveats(summary, output_deviation(records.requests))
     summary["verdict"] = write_verdict(summary)
     plain: dict[str, Any] = _plain(summary)
     return plain

@@ -1,4 +1,4 @@
-"""What was sent, by stage and class: how many, how they arrived, how long they were, how they ended."""
+"""What was sent, by stage and class: how many, how they arrived, how long they were, what they shared, how they ended."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
+from analysis.lengths import spread
 from analysis.metrics import Requests, ttft_s
-from analysis.sessions import spread
 from analysis.stages import RunRecords
 
 
@@ -51,11 +51,25 @@ def _classes(requests: Requests, planned: Sequence[Mapping[str, Any]]) -> list[d
 def _class(name: str, planned: float | None, own: Requests, of: int) -> dict[str, Any]:
     ok = own.take(own.has_status("ok"))
     counts = own.status_counts()
-    said = ~np.isnan(ok.cached_tokens) & (ok.input_tokens > 0)
     return {
         "name": name, "planned_share": planned, "share": len(own) / of, "requests": len(own), "ok": len(ok),
         "failed": int(own.failed.sum()), "cancelled": counts["cancelled"], "unfinished": counts["unfinished"],
         "input_tokens": spread(own.input_tokens), "output_tokens": spread(ok.output_tokens),
-        "cached_share": float(ok.cached_tokens[said].sum() / ok.input_tokens[said].sum()) if said.any() else None,
+        "cached_share": ok.cached_share(),
         "ttft_from_schedule_s": spread(ttft_s(ok, from_schedule=True)),
     }  # fmt: skip
+
+
+def compare_sharing(requests: Requests, metas: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]] | None:
+    """For each stage: the share of input tokens that an infinite prefix cache would have found by the schedule, and the
+    share that the server says it found, over its good answers. None where nothing was shared by design."""
+    found = []
+    for meta in metas:
+        if meta.get("cached_share_planned") is None:
+            continue
+        share = requests.take((requests.stage == meta["index"]) & requests.has_status("ok")).cached_share()
+        row = {"stage": meta["index"], "planned": meta["cached_share_planned"], "realised": share}
+        if share is None:
+            row["realised_reason"] = "the server does not report cached tokens"
+        found.append(row)
+    return found or None
