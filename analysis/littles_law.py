@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -83,69 +82,49 @@ def against_server(concurrency: float, server: Mapping[str, Any] | None) -> dict
     return result | {"ok": False, "reason": said}
 
 
-@dataclass(frozen=True)
-class Gap:
-    """ceiling = C_max / limit (requests/s); gap = ceiling / usable; ``representative`` None where it says nothing."""
+def gap(c_max: float, limit_s: float, usable_rps: float, metric: str) -> dict[str, Any]:
+    """ceiling = C_max / limit (requests/s), and the gap of the sizing guide, ceiling / usable.
 
-    ceiling_rps: float | None
-    gap: float | None
-    representative: bool | None
-    reason: str | None
-
-
-def gap(c_max: float, limit_s: float, usable_rps: float, metric: str) -> Gap:
-    """Gap of the sizing guide; from 1 to 2 the measurement is representative of the limit, above 2 it is not.
-
+    From 1 to 2 the measurement is representative of the limit, above 2 it is not (None: the figure says nothing).
     Below 1 the ceiling lies under what was carried: answers are shorter than the limit, so it is no ceiling.
     gap = C_max / (limit usable): in an open loop that is mean end-to-end time / limit, so for a limit on
     the first token and answers much longer than it the figure says nothing.
     """
     if metric in ("itl", "icl", "tpot"):
-        return Gap(
-            None, None, None, f"a limit on {metric} is per token: it bounds no request's time in the system"
-        )
+        return {"reason": f"a limit on {metric} is per token: it bounds no request's time in the system"}
     ceiling = c_max / limit_s
-    if usable_rps <= 0:
-        return Gap(ceiling, None, None, "usable rate is zero")
     value = ceiling / usable_rps
+    result = {"ceiling_rps": ceiling, "gap": value, "representative": None, "reason": None}
     if value < 1 - 1e-9:
         reason = (
             f"the ceiling of {ceiling:.3g} requests/s is below the measured rate of {usable_rps:.3g}: requests are in "
             "flight for less time than the limit allows, so C_max / limit is no ceiling and says nothing"
         )
-        return Gap(ceiling, value, None, reason)
+        return result | {"reason": reason}
     if value <= REPRESENTATIVE_GAP + 1e-9:
-        return Gap(ceiling, value, True, None)
+        return result | {"representative": True}
     if metric == "e2e":
         reason = (
             f"gap {value:.3g} is above 2, not representative: requests are in flight for {value:.3g} times the limit on "
             "average, so C_max / limit is not what this endpoint delivers; likely causes are a queue in front of the batch, "
             "batching that slows each request, or answers longer than those the limit was made for"
         )
-        return Gap(ceiling, value, False, reason)
+        return result | {"representative": False, "reason": reason}
     reason = (
         f"the gap equals mean time in flight / limit = {value:.3g}: answers last much longer than the limit on "
         f"{metric}, so it says nothing about the measurement"
     )
-    return Gap(ceiling, value, None, reason)
+    return result | {"reason": reason}
 
 
 def summarise_gap(
-    c_max: float | None,
-    usable_rps: float | None,
-    limit_s: float | None,
-    metric: str | None,
-    shares: list[float],
-) -> dict[str, Any]:
+    c_max: float | None, usable_rps: float | None, limit_s: float | None, metric: str | None, shares: list[float]
+) -> dict[str, Any]:  # fmt: skip
     """The top-level ``littles_law`` object; ``shares`` are the consistencies of the stable stages."""
     result: dict[str, Any] = {
         "ceiling_rps": None, "limit_s": limit_s, "limit_metric": metric, "gap": None, "representative": None,
         "reason": None, "consistency": finite(float(np.median(shares))) if shares else None,
     }  # fmt: skip
-    if c_max is None or usable_rps is None or limit_s is None or metric is None:
+    if c_max is None or not usable_rps or limit_s is None or metric is None:
         return result | {"reason": "no usable rate inside an SLO was found"}
-    found = gap(c_max, limit_s, usable_rps, metric)
-    return result | {
-        "ceiling_rps": found.ceiling_rps, "gap": found.gap, "representative": found.representative,
-        "reason": found.reason,
-    }  # fmt: skip
+    return result | gap(c_max, limit_s, usable_rps, metric)

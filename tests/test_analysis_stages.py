@@ -186,21 +186,21 @@ def test_littles_law_is_off_where_the_queue_grows() -> None:
 
 def test_gap_of_the_worked_example() -> None:
     found = gap(c_max=48, limit_s=2.0, usable_rps=12, metric="e2e")
-    assert (found.ceiling_rps, found.gap, found.representative) == (24.0, 2.0, True)
-    assert gap(48, 2.0, 12, "ttft").representative is True
-    assert gap(24, 2.0, 12, "e2e").representative is True  # in flight for exactly the limit
-    assert gap(49, 2.0, 12, "e2e").representative is False
+    assert (found["ceiling_rps"], found["gap"], found["representative"]) == (24.0, 2.0, True)
+    assert gap(48, 2.0, 12, "ttft")["representative"] is True
+    assert gap(24, 2.0, 12, "e2e")["representative"] is True  # in flight for exactly the limit
+    assert gap(49, 2.0, 12, "e2e")["representative"] is False
 
 
 def test_gap_says_nothing_for_a_ttft_limit_and_long_answers() -> None:
     found = gap(c_max=120, limit_s=2.0, usable_rps=6, metric="ttft")  # 20 s in flight
-    assert (found.gap, found.representative) == (10.0, None)
-    assert "answers last much longer than the limit" in str(found.reason)
-    assert gap(48, 0.05, 12, "itl").ceiling_rps is None
+    assert (found["gap"], found["representative"]) == (10.0, None)
+    assert "answers last much longer than the limit" in str(found["reason"])
+    assert "ceiling_rps" not in gap(48, 0.05, 12, "itl")
 
 
 @pytest.mark.parametrize("metric", ["ttft", "e2e"])
 def test_a_ceiling_below_the_measured_rate_says_nothing(metric: str) -> None:
     found = gap(c_max=6, limit_s=2.0, usable_rps=12, metric=metric)  # half a second in flight
-    assert (found.ceiling_rps, found.gap, found.representative) == (3.0, 0.25, None)
-    assert "the ceiling of 3 requests/s is below the measured rate of 12" in str(found.reason)
+    assert (found["ceiling_rps"], found["gap"], found["representative"]) == (3.0, 0.25, None)
+    assert "the ceiling of 3 requests/s is below the measured rate of 12" in str(found["reason"])
