@@ -46,7 +46,11 @@ def _needed_pace_s(requests: Requests, chunks: Chunks, first_s: float) -> Floats
 
 
 def fluidity_of(requests: Requests, chunks: Chunks, first_s: float, each_s: float) -> Floats:
-    """``fluidity_index`` of requests with chunks, shape (n,), over chunks; the k - 1 tokens beside a chunk's first are in time."""
+    """Share of deadlines that each request with chunks kept, 1 - missed/total, shape (n,) (Etalon/Metron, arXiv 2407.07000).
+
+    A token in time adds what it was early to the slack of the next; a late one misses
+    floor((gap - slack - deadline) / each_s) + 1 deadlines and starts anew. Of a chunk only the first token can be late.
+    """
     found = np.empty(len(requests))
     for where, part in chunks.parts():
         found[where] = _fluidity_of(requests.take(where), part, first_s, each_s)
@@ -73,19 +77,6 @@ def _fluidity_of(requests: Requests, chunks: Chunks, first_s: float, each_s: flo
     result = np.empty(n)
     result[order] = 1 - missed / np.maximum(total, 1)
     return result
-
-
-def fluidity_index(gaps_s: Floats, first_s: float, each_s: float) -> float:
-    """Share of deadlines kept by one request: 1 - missed/total (Etalon/Metron, arXiv 2407.07000).
-
-    ``gaps_s``: time to the first token, then the gap before each further one, s. A token in time adds what it was
-    early to the slack of the next; a late one misses floor((gap - slack - deadline) / each_s) + 1 deadlines and
-    starts anew.
-    """
-    slack, missed, total = np.zeros(1), np.zeros(1), np.zeros(1)
-    for i, gap in enumerate(gaps_s):
-        _step(np.array([gap]), np.array([first_s if i == 0 else each_s]), each_s, slack, missed, total)
-    return float(1 - missed[0] / max(total[0], 1))
 
 
 def _step(gap: Floats, due: Floats, each_s: float, slack: Floats, missed: Floats, total: Floats) -> None:
