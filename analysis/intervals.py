@@ -68,16 +68,7 @@ def smallest_n(quantile: float, misses: int = 0, confidence: float = CONFIDENCE)
     The binomial rule of MLPerf's early stopping: P[Bin(n, 1 - q) <= misses] <= 1 - confidence.
     p99 with no miss: 299 at 95 %, 459 at 99 %.
     """
-    low, high = misses, misses + 1
-    while prob_at_most(misses, high, 1 - quantile) > 1 - confidence:
-        low, high = high, high * 2
-    while high - low > 1:
-        middle = (low + high) // 2
-        if prob_at_most(misses, middle, 1 - quantile) <= 1 - confidence:
-            high = middle
-        else:
-            low = middle
-    return high
+    return _first(lambda n: prob_at_most(misses, n, 1 - quantile) <= 1 - confidence, _MORE_LIMIT)
 
 
 def clustered_at_most(misses: float, n: float, p: float, tau: float) -> float:
