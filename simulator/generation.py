@@ -51,10 +51,6 @@ class Flusher:
             if not transport.is_closing():
                 transport.write(b"".join(pieces))
 
-    def close(self) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
-
 
 class Generation:
     """Runs calls on a deployment. Use it on a running event loop."""
@@ -67,10 +63,6 @@ class Generation:
         self._metrics = metrics
         self._face = face
         self._flusher = Flusher(face.flush_ms / 1000) if face.flush_ms else None
-
-    def close(self) -> None:
-        if self._flusher is not None:
-            self._flusher.close()
 
     async def whole(
         self, request: web.Request, call: Call, arrival_s: float, fate: Fate, headers: Mapping[str, str]

@@ -1,6 +1,5 @@
 """Start the simulated server in a process of its own, and end it."""
 
-import contextlib
 import os
 import re
 import subprocess
@@ -28,18 +27,12 @@ class Started:
 
     def stop(self, timeout_s: float = 5.0) -> None:
         """End the process; kill it if it does not end in time. Calling it again does no harm."""
-        process = self.process
-        if process.poll() is None:
+        with self.process as process:  # its pipes are closed, and it is waited for
             process.terminate()
             try:
                 process.wait(timeout_s)
             except subprocess.TimeoutExpired:
                 process.kill()
-                process.wait()
-        for stream in (process.stdin, process.stdout):
-            if stream is not None:
-                with contextlib.suppress(OSError):
-                    stream.close()
 
     def __enter__(self) -> Self:
         return self

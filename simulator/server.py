@@ -91,7 +91,6 @@ class Server:
     async def stop(self) -> None:
         """Stop listening and cut what is under way."""
         await self._runner.cleanup()
-        self._generation.close()
         self.live.close()
 
     async def _generate(self, request: web.Request) -> web.StreamResponse:
