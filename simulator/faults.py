@@ -98,9 +98,6 @@ class Fate:
         return 1 if tokens < 2 else 2 + int(self.place * (tokens - 1))
 
 
-NONE = Fate()
-
-
 class Bucket:
     """A limit per minute: full at first, refilled evenly. Times are the caller's."""
 
@@ -138,13 +135,10 @@ class Faults:
         self._capacity = sorted((change.at_s, change.factor) for change in plan.capacity)
         limits = ("requests", plan.limits.requests_per_minute), ("tokens", plan.limits.tokens_per_minute)
         self._buckets = [(name, Bucket(limit)) for name, limit in limits if limit is not None]
-        self._quiet = not (plan.errors or plan.spikes.share or plan.drift.share)
 
     def draw(self, now_s: float) -> Fate:
         """The fate of the next request. Always three draws, so that one share does not move the others' choice."""
         self.requests += 1
-        if self._quiet:
-            return NONE
         plan = self.plan
         kind = self._kind(self._random.random())
         place = self._random.random()

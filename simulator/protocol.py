@@ -168,10 +168,11 @@ def parse(
     if len(prompts) * asked.n > MAX_CHOICES:
         raise bad_value("n", asked.n, f"at most {MAX_CHOICES} answers in one request are simulated.")
     seed = zlib.crc32(default_id.encode()) if asked.seed is None else asked.seed
+    name = header_id if header_id and _REQUEST_ID.fullmatch(header_id) else default_id
+    held = 0 if asked.include_stop else max(map(len, asked.stop), default=1) - 1  # as vLLM
     return Call(
         chat=chat,
-        request_id=("chatcmpl-" if chat else "cmpl-")
-        + (header_id if header_id and _REQUEST_ID.fullmatch(header_id) else default_id),
+        request_id=("chatcmpl-" if chat else "cmpl-") + name,
         model=model,
         prompts=tuple(prompts),
         choices=_choices(prompts, asked, seed, limit, natural_tokens),
@@ -180,9 +181,7 @@ def parse(
         include_usage=include_usage,
         continuous_usage=continuous_usage,
         top_logprobs=asked.top_logprobs,
-        held_characters=0
-        if asked.include_stop or not asked.stop
-        else max(map(len, asked.stop)) - 1,  # as vLLM
+        held_characters=held,
     )
 
 

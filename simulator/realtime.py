@@ -72,7 +72,6 @@ class DeadlineTimer:
     def _cancel(self) -> None:
         if self._handle is not None:
             self._handle.cancel()
-            self._handle = None
 
     def _expired(self) -> None:
         with contextlib.suppress(BlockingIOError):

@@ -35,9 +35,8 @@ def sampling(body: Mapping[str, Any], chat: bool) -> Sampling:
         raise bad_value("n", n, f"n must be at least 1, got {n}.")
     min_tokens = integer(body, "min_tokens") or 0
     if min_tokens < 0:
-        raise bad_value(
-            "min_tokens", min_tokens, f"min_tokens must be greater than or equal to 0, got {min_tokens}."
-        )
+        message = f"min_tokens must be greater than or equal to 0, got {min_tokens}."
+        raise bad_value("min_tokens", min_tokens, message)
     return Sampling(
         n=1 if n is None else n,
         seed=integer(body, "seed"),
@@ -81,19 +80,13 @@ def _logprobs(body: Mapping[str, Any], field: str) -> int | None:
 def output_limit(body: Mapping[str, Any], chat: bool, prompt_tokens: int, max_model_len: int) -> int:
     """Tokens that an answer may have at most. Raises ApiError."""
     if prompt_tokens >= max_model_len:
-        rest = (
-            "which exceeds this limit even without any output tokens"
-            if prompt_tokens > max_model_len
-            else "which leaves no room for an output token"
-        )
-        raise _too_long(
-            prompt_tokens,
-            max_model_len,
-            f"your prompt contains at least {prompt_tokens} input tokens, {rest}.",
-        )
-    field = (
-        "max_completion_tokens" if chat and body.get("max_completion_tokens") is not None else "max_tokens"
-    )
+        rest = "leaves no room for an output token"
+        if prompt_tokens > max_model_len:
+            rest = "exceeds this limit even without any output tokens"
+        what = f"your prompt contains at least {prompt_tokens} input tokens, which {rest}."
+        raise _too_long(prompt_tokens, max_model_len, what)
+    modern = chat and body.get("max_completion_tokens") is not None
+    field = "max_completion_tokens" if modern else "max_tokens"
     limit = integer(body, field)
     room = max_model_len - prompt_tokens
     if limit is None:
@@ -104,12 +97,9 @@ def output_limit(body: Mapping[str, Any], chat: bool, prompt_tokens: int, max_mo
         message = f"{field}={limit} cannot be greater than max_model_len={max_model_len}. Please request fewer output tokens."
         raise bad_value(field, limit, message)
     if limit > room:
-        raise _too_long(
-            prompt_tokens,
-            max_model_len,
-            f"you requested {limit} output tokens and your prompt contains at least {prompt_tokens} input tokens, "
-            f"for a total of at least {prompt_tokens + limit} tokens.",
-        )
+        what = f"you requested {limit} output tokens and your prompt contains at least {prompt_tokens} input tokens, "
+        what += f"for a total of at least {prompt_tokens + limit} tokens."
+        raise _too_long(prompt_tokens, max_model_len, what)
     min_tokens = integer(body, "min_tokens") or 0
     if min_tokens > limit:
         message = f"min_tokens must be less than or equal to max_tokens={limit}, got {min_tokens}."
