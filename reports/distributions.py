@@ -19,11 +19,8 @@ LENGTH_PERCENTILES = ("p1", "p5", "p10", "p25", "p50", "p75", "p90", "p95", "p99
 
 def ttft_percentiles(summary: Mapping[str, Any]) -> Chart | None:
     """Quantile curves of the time to first token, one a stage."""
-    name = "ttft_from_schedule_s"
-    if not any((s.get("curves") or {}).get(name) for s in by_load(summary)):
-        name = "ttft_s"
-    clock = ", from schedule" if name != "ttft_s" else ", from the start of the request"
-    return _quantile_chart(summary, name, "ttft", f"Time to first token by percentile{clock}", "TTFT")
+    title = "Time to first token by percentile, from schedule"
+    return _quantile_chart(summary, "ttft_from_schedule_s", "ttft", title, "TTFT")
 
 
 def itl_percentiles(summary: Mapping[str, Any]) -> Chart | None:
@@ -35,11 +32,7 @@ def _curve_of(stage: Mapping[str, Any], name: str) -> list[dict[str, Any]]:
     """Points (x = 1/(1−q), y) of a quantile curve; infinite ones (null) and q = 1 are left out."""
     held = (stage.get("curves") or {}).get(name) or {}
     pairs = zip(held.get("q") or [], held.get("value") or [], strict=False)
-    return [
-        {"x": 1 / (1 - q), "y": v}
-        for q, v in pairs
-        if q is not None and q < 0.9995 and v is not None and v > 0
-    ]
+    return [{"x": 1 / (1 - q), "y": v} for q, v in pairs if q < 0.9995 and v is not None and v > 0]
 
 
 def chosen(stages: Sequence[Any], most: int = len(STEPS)) -> list[Any]:
@@ -76,8 +69,6 @@ def _quantile_chart(
     caption = "The axis widens the slow tail: p90, p99 and p99.9 lie equally far apart."
     if len(drawn) < len(with_curve):
         caption += f" {len(drawn)} of {len(with_curve)} stages are drawn."
-    if name == "ttft_s" and limits:
-        caption += " The SLO itself is judged from schedule."
     alt = f"{title}, {len(drawn)} stages, latency on a logarithmic axis."
     return Chart(f"{metric}-percentiles", title, alt, plot.spec(NARROW, 290), plot.keys, caption)
 

@@ -140,10 +140,8 @@ def _gap(law: Mapping[str, Any]) -> Finding:
         False: ("not representative: above 2", "bad"),
         None: ("representative: cannot be said", "unsure"),
     }[law.get("representative")]
-    ceiling = None
-    if law.get("ceiling_rps") is not None and law.get("limit_s") is not None:
-        metric = str(law.get("limit_metric") or "latency").upper()
-        ceiling = f"ceiling {rate(law['ceiling_rps'])} = C_max ÷ {metric} limit {exact(law['limit_s'])} s"
+    metric = str(law["limit_metric"]).upper()
+    ceiling = f"ceiling {rate(law['ceiling_rps'])} = C_max ÷ {metric} limit {exact(law['limit_s'])} s"
     consistency = None
     if law.get("consistency") is not None:
         consistency = f"L ÷ λW is {significant(law['consistency'])}"
@@ -177,21 +175,18 @@ def _is_accepted(summary: Mapping[str, Any]) -> bool:
 def _fleet(fleet: Mapping[str, Any]) -> Finding:
     if fleet.get("instances") is None:
         return Finding("Fleet", DASH, None, reason_of(fleet, "instances"))
-    gpus = f", {counted(fleet['gpus'], 'GPU')}" if fleet.get("gpus") is not None else ""
-    sized = [f"for a peak of {exact(fleet['peak_rps'])} req/s" if fleet.get("peak_rps") is not None else None]
-    if fleet.get("instances_before_safety") is not None and fleet.get("safety_factor") is not None:
-        sized.append(
-            f"{counted(fleet['instances_before_safety'], 'instance')} × safety {exact(fleet['safety_factor'])}"
-        )
-    if fleet.get("tensor_parallel") is not None:
-        sized.append(f"{counted(fleet['tensor_parallel'], 'GPU')} an instance")
-    if fleet.get("one_replica_down") is not None:
-        bear = "bears" if fleet["one_replica_down"] == 1 else "bear"
-        sized.append(f"{counted(fleet['one_replica_down'], 'instance')} {bear} the loss of one")
+    bear = "bears" if fleet["one_replica_down"] == 1 else "bear"
+    sized = [
+        f"for a peak of {exact(fleet['peak_rps'])} req/s",
+        f"{counted(fleet['instances_before_safety'], 'instance')} × safety {exact(fleet['safety_factor'])}",
+        f"{counted(fleet['tensor_parallel'], 'GPU')} an instance",
+        f"{counted(fleet['one_replica_down'], 'instance')} {bear} the loss of one",
+    ]
     cost = fleet.get("cost_per_million_output_tokens")
     if cost is not None:
         sized.append(f"${cost:,.2f} for a million output tokens of one at its usable rate")
-    return Finding("Fleet", f"{counted(fleet['instances'], 'instance')}{gpus}", None, _sentence(*sized))
+    value = f"{counted(fleet['instances'], 'instance')}, {counted(fleet['gpus'], 'GPU')}"
+    return Finding("Fleet", value, None, _sentence(*sized))
 
 
 def error_bound(summary: Mapping[str, Any]) -> str | None:

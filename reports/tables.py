@@ -277,7 +277,7 @@ def windows_table(summary: Mapping[str, Any], meta: Mapping[str, Any]) -> Table:
     untold = "run.json does not hold it"
     return table_of("Windows and load generator", stages, [
         LOAD,
-        (Column("window", "from start"), lambda table, stage: _span(table, stage.get("window") or {})),
+        (Column("window", "from start"), lambda _, stage: _span(stage["window"])),
         figure("warm-up", "requests", "window.warmup_requests", count),
         (Column("method", text=True), lambda table, stage: _method(table, stage.get("window") or {})),
         figure("L", "", "littles_law.l", significant), figure("λW", "", "littles_law.lambda_w", significant),
@@ -291,11 +291,8 @@ def windows_table(summary: Mapping[str, Any], meta: Mapping[str, Any]) -> Table:
     ])  # fmt: skip
 
 
-def _span(table: Table, window: Mapping[str, Any]) -> Cell:
-    start, end = window.get("start_s"), window.get("end_s")
-    if start is None or end is None:
-        return Cell(DASH, table.footnote(reason_of(window, "start_s")))
-    return Cell(f"{exact(start)} to {exact(end)} s")
+def _span(window: Row) -> Cell:
+    return Cell(f"{exact(window['start_s'])} to {exact(window['end_s'])} s")
 
 
 def _method(table: Table, window: Mapping[str, Any]) -> Cell:
@@ -307,8 +304,7 @@ def _consistency(table: Table, law: Mapping[str, Any]) -> Cell:
     cell = table.cell(law, "consistency", significant)
     if law.get("ok") is not False or law.get("consistency") is None:
         return cell
-    tolerance = law.get("tolerance")
-    within = f"outside its tolerance of {share(tolerance)}" if tolerance is not None else "out of tolerance"
+    within = f"outside its tolerance of {share(law['tolerance'])}"
     return Cell(cell.text, table.footnote(within), "bad")
 
 

@@ -229,21 +229,11 @@ def test_goodput_over_offered_rate_has_the_diagonal_and_the_peak() -> None:
 def test_quantile_curves_use_one_over_one_minus_q() -> None:
     summary = open_sweep()
     curve = {"q": [0.0, 0.5, 0.9, 0.99, 0.995, 1.0], "value": [0.1, 0.2, 0.3, 0.4, None, 9.0]}
-    summary["stages"] = [summary["stages"][0] | {"curves": {"ttft_s": curve}}]
+    summary["stages"] = [summary["stages"][0] | {"curves": {"ttft_from_schedule_s": curve}}]
     ((_, rows),) = layers(ttft_percentiles(summary), "line")
     assert [row["x"] for row in rows] == pytest.approx([1, 2, 10, 100])  # null and q = 1 are left out
     assert [row["y"] for row in rows] == [0.1, 0.2, 0.3, 0.4]
     assert "SLO ttft_p99=2s: at most 2.00 s at p99" in texts(ttft_percentiles(summary), "point")
-
-
-def test_ttft_is_drawn_from_schedule_where_that_curve_is_there() -> None:
-    summary = open_sweep()
-    summary["stages"][0]["curves"]["ttft_from_schedule_s"] = {"q": [0.5, 0.9], "value": [1.0, 2.0]}
-    from_schedule, plain = ttft_percentiles(summary), ttft_percentiles(open_sweep())
-    assert from_schedule is not None
-    assert plain is not None
-    assert from_schedule.title.endswith("from schedule")
-    assert plain.title.endswith("from the start of the request")
 
 
 def test_itl_names_each_stage_and_dashes_the_unsteady_one() -> None:
