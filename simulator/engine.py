@@ -102,8 +102,7 @@ class Engine:
             arrival_s = self._queue.next_arrival_s()
             if arrival_s is None:
                 return None
-            if arrival_s > now_s:
-                now_s = arrival_s
+            now_s = max(now_s, arrival_s)
         batch = self.batch
         prompts: list[Request] = []
         finished: list[Request] = []
@@ -124,16 +123,14 @@ class Engine:
                 tokens, prompt_kv_tokens, pairs, load_s = self._prefill(
                     now_s, decoding * batch.width, prompts
                 )
-        end_s = (
-            now_s
-            + load_s
-            + self._step_seconds(
-                decoding + padding + len(prompts) + (self._partial is not None),
-                (decoding + padding) * batch.width + tokens,
-                context + prompt_kv_tokens,
-                context * batch.width + pairs,
-                len(prompts),
-            )
+        sequences = decoding + padding
+        end_s = now_s + load_s
+        end_s += self._step_seconds(
+            sequences + len(prompts) + (self._partial is not None),
+            sequences * batch.width + tokens,
+            context + prompt_kv_tokens,
+            context * batch.width + pairs,
+            len(prompts),
         )
         if decoding:
             end_s += self._draft_s
