@@ -29,8 +29,7 @@ def check_records(run: Run) -> None:
     stages = {i if (index := s.get("index")) is None else index for i, s in entries}
     # a kill may come before a stage is noted down; other tools end their clocks in their own ways, as the import allows
     known, times = stages if run.complete else set(), () if run.meta.get("imported") else _times(table)
-    by_kernel = (run.meta.get("locked") or {}).get("timestamps") == "kernel"
-    for column, mask, why in chain(_values(table, known), times, _chunks(table, by_kernel), _twice(table)):
+    for column, mask, why in chain(_values(table, known), times, _chunks(table), _twice(table)):
         rows: Bools = np.asarray(pc.fill_null(mask, False)) if isinstance(mask, pa.ChunkedArray) else mask
         if rows.any():
             row = int(np.argmax(rows))
@@ -61,15 +60,14 @@ def _times(table: pa.Table) -> Iterator[_Fault]:
         yield later, pc.less(by, table[earlier]), f"before {earlier}, {{{earlier}}}"
 
 
-def _chunks(table: pa.Table, by_kernel: bool) -> Iterator[_Fault]:
+def _chunks(table: pa.Table) -> Iterator[_Fault]:
     at, counts = table["chunk_at_us"], table["chunk_tokens"]
     apart = pc.not_equal(pc.list_value_length(at), pc.list_value_length(counts))
     yield "chunk_tokens", apart, "of another length than chunk_at_us"
     negative = _rows_with(counts, lambda count, _: np.flatnonzero(~(count >= 0)))
     yield "chunk_tokens", negative, "a count below zero or none"
-    if not by_kernel:  # each of its dates is reckoned from two clocks
-        falls = _rows_with(at, lambda us, ends: np.setdiff1d(np.flatnonzero(us[1:] < us[:-1]) + 1, ends))
-        yield "chunk_at_us", falls, "a time before the one ahead of it"
+    falls = _rows_with(at, lambda us, ends: np.setdiff1d(np.flatnonzero(us[1:] < us[:-1]) + 1, ends))
+    yield "chunk_at_us", falls, "a time before the one ahead of it"
 
 
 def _rows_with(lists: pa.ChunkedArray, wrong: Callable[[Any, Any], Any]) -> Bools:

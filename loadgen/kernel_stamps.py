@@ -47,7 +47,17 @@ class Receiver(Protocol):
 class KernelWire:
     """A connected non-blocking socket on the event loop, read with recvmsg."""
 
-    __slots__ = ("_buffer", "_by_kernel", "_closed", "_delays_s", "_fd", "_loop", "_receiver", "_socket")
+    __slots__ = (
+        "_buffer",
+        "_by_kernel",
+        "_closed",
+        "_delays_s",
+        "_fd",
+        "_last_ns",
+        "_loop",
+        "_receiver",
+        "_socket",
+    )
 
     def __init__(
         self, loop: asyncio.AbstractEventLoop, connected: socket.socket, receiver: Receiver,
@@ -61,6 +71,7 @@ class KernelWire:
         self._delays_s = delays_s
         self._buffer = b""
         self._closed = False
+        self._last_ns = 0  # what the latest read was dated
         loop.add_reader(self._fd, self._on_readable)
 
     def write(self, data: bytes) -> None:
@@ -109,8 +120,10 @@ class KernelWire:
                 delay_ns = time.time_ns() - (seconds * 1_000_000_000 + nanoseconds)
                 if 0 <= delay_ns < DELAY_MAX_NS:
                     self._delays_s.append(delay_ns / 1e9)
-                    if self._by_kernel:
-                        at_ns -= delay_ns
+                    if (
+                        self._by_kernel
+                    ):  # two clocks are read one after the other: no later read has an earlier date
+                        at_ns = self._last_ns = max(at_ns - delay_ns, self._last_ns)
         self._receiver.received(at_ns, data)
 
     def _on_writable(self) -> None:
