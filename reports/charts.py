@@ -64,17 +64,11 @@ def _points(
         value = held.get(percentile)
         if value is None or value <= 0:
             continue
-        bounds = interval(held.get("p99_ci"), seconds) if percentile == "p99" else None
+        ci = held.get("p99_ci")
+        bounds = interval(ci, seconds) if percentile == "p99" else None
         text = f"{load_of(stage)}: {label} {seconds(value)}" + (f" ({bounds})" if bounds else "")
-        rows.append(
-            {
-                "x": stage[x],
-                "y": value,
-                "text": text,
-                "state": stage_state(stage, summary),
-                "ci": held.get("p99_ci"),
-            }
-        )
+        state = stage_state(stage, summary)
+        rows.append({"x": stage[x], "y": value, "text": text, "state": state, "ci": ci})
     return rows
 
 

@@ -65,10 +65,8 @@ def _facts(view: Mapping[str, Any], measured: Mapping[str, Any]) -> Iterator[tup
         known = measured.get(f"{side}_tokens") or {}
         spikes = known.get("spikes", held["spikes"])
         if spikes:
-            yield (
-                f"Spikes, {side}",
-                ", ".join(f"{count(s['tokens'])} ({share(s['share'])})" for s in spikes[:6]),
-            )
+            text = ", ".join(f"{count(s['tokens'])} ({share(s['share'])})" for s in spikes[:6])
+            yield f"Spikes, {side}", text
         if known.get("families"):
             yield f"Families, {side}", _families(known)
     if "correlation" in measured:
@@ -76,35 +74,25 @@ def _facts(view: Mapping[str, Any], measured: Mapping[str, Any]) -> Iterator[tup
     clients = measured.get("clients")
     if clients:
         top = ", ".join(f"top {n} send {share(s)}" for n, s in clients["share_of_top"].items())
-        yield (
-            "Clients",
-            f"{count(clients['clients'])}; {top}; {count(clients['clients_for_90_percent'])} make 90 %",
-        )
+        most = f"{count(clients['clients_for_90_percent'])} make 90 %"
+        yield "Clients", f"{count(clients['clients'])}; {top}; {most}"
     sharing = measured.get("sharing") or {}
     if "cached_share_infinite" in sharing:
-        yield (
-            "Shared prefixes",
-            f"{share(sharing['cached_share_infinite'])} of prompt tokens, in an infinite cache of {sharing['block_tokens']}-token blocks",
-        )
+        cache = f"an infinite cache of {sharing['block_tokens']}-token blocks"
+        yield "Shared prefixes", f"{share(sharing['cached_share_infinite'])} of prompt tokens, in {cache}"
     if "cached_share_reported" in sharing:
         yield "Cached, reported", f"{share(sharing['cached_share_reported'])} of prompt tokens"
     sessions = measured.get("sessions")
     if sessions:
-        yield (
-            "Sessions",
-            f"{count(sessions['sessions'])}; turns p50 {sessions['turns']['p50']:g}, p90 {sessions['turns']['p90']:g}, mean {sessions['turns']['mean']:g}",
-        )
-        if "gap_s" in sessions:
-            gap = sessions["gap_s"]
-            yield (
-                "Between turns",
-                f"p50 {seconds(gap['p50'])}, p90 {seconds(gap['p90'])}, from start to start",
-            )
+        turns = sessions["turns"]
+        spread = f"turns p50 {turns['p50']:g}, p90 {turns['p90']:g}, mean {turns['mean']:g}"
+        yield "Sessions", f"{count(sessions['sessions'])}; {spread}"
+        if gap := sessions.get("gap_s"):
+            text = f"p50 {seconds(gap['p50'])}, p90 {seconds(gap['p90'])}, from start to start"
+            yield "Between turns", text
         if "turn_to_turn_share" in sessions:
-            yield (
-                "From turn to turn",
-                f"{share(sessions['turn_to_turn_share'])} of the blocks are those of the turn before",
-            )
+            kept = share(sessions["turn_to_turn_share"])
+            yield "From turn to turn", f"{kept} of the blocks are those of the turn before"
     for note in [*([view["note"]] if view["note"] else []), *(measured.get("notes") or [])]:
         yield "Note", str(note)
 
