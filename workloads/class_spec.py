@@ -1,7 +1,7 @@
 """Reads the classes of a workload file."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -32,6 +32,9 @@ def parse_class(name: str, spec: object, defaults: Mapping[str, Any], where: str
     for key in ("input_tokens", "output_tokens"):
         if given.get(key) is None:
             raise WorkloadError(f"{where}: key {key} is missing; write for example '{key}: 512'")
+    readers: dict[str, Callable[[Any], Any]] = {
+        "extra_body": _extra_body, "headers": _headers, "priority": _priority, "cancel": _cancel,
+    }  # fmt: skip
     try:
         models, weights = _models(given)
         own = _client("", given)
@@ -45,11 +48,8 @@ def parse_class(name: str, spec: object, defaults: Mapping[str, Any], where: str
             clients=_clients(given["clients"], own) if given.get("clients") is not None else (),
             models=models,
             model_weights=weights,
-            extra_body=_extra_body(given.get("extra_body")),
-            headers=_headers(given.get("headers")),
-            priority=_priority(given.get("priority")),
             slos=_slos(given.get("slo")),
-            cancel=_cancel(given["cancel"]) if given.get("cancel") is not None else None,
+            **{key: read(given[key]) for key, read in readers.items() if given.get(key) is not None},
         )
     except WorkloadError as error:
         raise WorkloadError(f"{where}: {error}") from None
@@ -139,8 +139,6 @@ def _models(given: Mapping[str, Any]) -> tuple[tuple[str, ...], tuple[float, ...
 
 
 def _extra_body(spec: object) -> dict[str, Any]:
-    if spec is None:
-        return {}
     if not isinstance(spec, Mapping) or not all(isinstance(key, str) for key in spec):
         raise WorkloadError("extra_body: give request fields, as {temperature: 0.7}")
     for key in spec:
@@ -156,8 +154,6 @@ def _extra_body(spec: object) -> dict[str, Any]:
 
 
 def _headers(spec: object) -> tuple[tuple[str, str], ...]:
-    if spec is None:
-        return ()
     if not isinstance(spec, Mapping):
         raise WorkloadError("headers: give names and values, as {X-Tenant: gold}")
     found = []
@@ -174,8 +170,8 @@ def _headers(spec: object) -> tuple[tuple[str, str], ...]:
     return tuple(found)
 
 
-def _priority(value: object) -> int | None:
-    if value is not None and (not isinstance(value, int) or isinstance(value, bool)):
+def _priority(value: object) -> int:
+    if not isinstance(value, int) or isinstance(value, bool):
         raise WorkloadError(f"priority is {value!r:.40}: give a whole number")
     return value
 

@@ -19,8 +19,6 @@ from workloads.prefixes import Prefixes, parse_prefixes
 from workloads.prompt_files import Prompts
 from workloads.sessions import Sessions, parse_sessions
 
-__all__ = ["RequestClass", "Workload", "load_workload"]
-
 _KEYS = ("name", "source", "arrivals", "classes", "sessions", "prefixes", "images", "measured", *CLASS_KEYS)
 _SIDES = ("input_tokens", "output_tokens")
 CLASSES_MAX = 1000
