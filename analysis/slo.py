@@ -191,26 +191,13 @@ def _expand(text: str) -> list[Slo]:
 
 
 def slo_from_dict(value: Mapping[str, Any]) -> Slo:
-    """Read an entry of run.json's ``slos``. Raises SloError."""
+    """Read an entry of run.json's ``slos``, as ``Slo.as_dict`` gives it. Raises SloError."""
     try:
-        limit_s = 1.0 if value["metric"] == ERROR_RATE else float(value["limit_s"])
-        first_s = value.get("first_s")
-        slo = Slo(
-            str(value["metric"]), float(value["quantile"]), limit_s,
-            None if value.get("class") is None else str(value["class"]), None if first_s is None else float(first_s),
-            None if value.get("source") is None else str(value["source"]),
-        )  # fmt: skip
-    except (KeyError, TypeError, ValueError) as error:
-        raise SloError(f"run.json: slos holds {value!r}, which needs metric, quantile and limit_s") from error
-    positive = all(
-        0 < limit < float("inf") for limit in (slo.limit_s, 1.0 if first_s is None else slo.first_s or 0)
-    )
-    known = slo.metric in METRICS or slo.metric == ERROR_RATE
-    if (
-        not known
-        or not 0.5 <= slo.quantile <= 0.999
-        or not positive
-        or (slo.metric == "fluidity") != (first_s is not None)
-    ):
-        raise SloError(f"run.json: slos holds {value!r}, whose metric, quantile or limit_s is out of range")
+        slo = replace(parse_slo(value["text"]), source=value.get("source"))
+    except (KeyError, AttributeError, SloError) as error:
+        raise SloError(f"run.json: slos holds {value!r}, which has no SLO as its text: {error}") from error
+    if not slo.as_dict().items() <= value.items():
+        raise SloError(
+            f"run.json: slos holds {value!r}, whose text is another SLO: the file was changed or is damaged"
+        )
     return slo

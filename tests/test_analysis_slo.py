@@ -93,10 +93,14 @@ def test_any_text_is_read_or_refused_in_one_line(text: str) -> None:
 
 
 def test_broken_entry_of_run_json_is_named() -> None:
-    with pytest.raises(SloError, match="needs metric, quantile and limit_s"):
-        slo_from_dict({"metric": "ttft", "quantile": 0.99})
-    with pytest.raises(SloError, match="out of range"):
-        slo_from_dict({"metric": "ttft", "quantile": 99, "limit_s": 2})
+    whole = parse_slo("ttft_p99=2s").as_dict()
+    for broken, why in (
+        ({"metric": "ttft", "quantile": 0.99}, "no SLO as its text"), (whole | {"text": 5}, "no SLO as its text"),
+        (whole | {"text": "ttft_p999=2s"}, "is not between p50 and p99.9"),
+        (whole | {"quantile": 99}, "whose text is another SLO"), (whole | {"limit_s": 3.0}, "whose text is another SLO"),
+    ):  # fmt: skip
+        with pytest.raises(SloError, match=why):
+            slo_from_dict(broken)
 
 
 def test_classes_error_rates_and_token_deadlines() -> None:
