@@ -54,10 +54,8 @@ class Histogram:
         """
         rank = max(1, math.ceil(q * self.n - 1e-9))
         low, high = self.at_rank(rank)
-        below, inside = (
-            float(self.counts[self.bounds <= low].sum()),
-            float(self.counts[self.bounds == high].sum()),
-        )
+        below = float(self.counts[self.bounds <= low].sum())
+        inside = float(self.counts[self.bounds == high].sum())
         value = low + (high - low) * (q * self.n - below) / inside if math.isfinite(high) else None
         first, last = order_statistic_ranks(self.n, q)
         return value, self.at_rank(first)[0] if first else 0.0, self.at_rank(last)[1] if last else math.inf
@@ -141,16 +139,18 @@ ASSUMPTIONS = {
 }
 
 
-def _finding(name: str, verdict: str, reason: str, **figures: Any) -> dict[str, Any]:
-    empty = {"benchmark": None, "production": None, "production_bounds": None, "limit": None}
-    return (
-        {"name": name, "assumption": ASSUMPTIONS[name], "verdict": verdict, "reason": reason}
-        | empty
-        | figures
-    )
+def _finding(name: str, verdict: str, reason: str, *figures: Any) -> dict[str, Any]:
+    """``figures``: of the benchmark, of production, the limit; those at the end that are not known may be left out."""
+    benchmark, production, limit = (*figures, None, None, None)[:3]
+    return {
+        "name": name, "assumption": ASSUMPTIONS[name], "verdict": verdict, "reason": reason,
+        "benchmark": benchmark, "production": production, "production_bounds": None, "limit": limit,
+    }  # fmt: skip
 
 
-def _judge(name: str, low: float, high: float, limit: float, **figures: Any) -> dict[str, Any]:
+def _judge(
+    name: str, low: float, high: float, benchmark: float, production: float | None, limit: float
+) -> dict[str, Any]:
     """Broken where all of [low, high] is above the limit, kept where none of it is."""
     bounds = [low, high if math.isfinite(high) else None]
     if low >= limit:  # a bucket holds what is above its lower bound
@@ -158,11 +158,12 @@ def _judge(name: str, low: float, high: float, limit: float, **figures: Any) -> 
     elif high <= limit:
         verdict, reason = "kept", "within the limit"
     else:
-        verdict, reason = (
-            "unknown",
-            f"production is between {low:.4g} and {high:.4g} s, on both sides of the limit of {limit:.4g} s: finer buckets or more requests would tell",
+        verdict = "unknown"
+        reason = (
+            f"production is between {low:.4g} and {high:.4g} s, on both sides of the limit of {limit:.4g} s: "
+            "finer buckets or more requests would tell"
         )
-    return _finding(name, verdict, reason, production_bounds=bounds, limit=limit, **figures)
+    return _finding(name, verdict, reason, benchmark, production, limit) | {"production_bounds": bounds}
 
 
 def _latency(
@@ -172,70 +173,45 @@ def _latency(
     name, histogram = f"{metric}_{level}", production.latencies.get(metric)
     base = held.get(level)
     if base is None:
-        return _finding(
-            name, "unknown", f"not in the benchmark: {held.get(f'{level}_reason') or held.get('reason')}"
-        )
+        why = f"not in the benchmark: {held.get(f'{level}_reason') or held.get('reason')}"
+        return _finding(name, "unknown", why)
     if histogram is None or histogram.n < FEWEST:
-        return _finding(
-            name,
-            "unknown",
-            f"{histogram.n if histogram else 'no'} samples of it in production, {FEWEST} are needed",
-            benchmark=base,
-        )
+        why = f"{histogram.n if histogram else 'no'} samples of it in production, {FEWEST} are needed"
+        return _finding(name, "unknown", why, base)
     value, low, high = histogram.quantile(q)
-    finding = _judge(name, low, high, factor * base, benchmark=base, production=value)
+    finding = _judge(name, low, high, base, value, factor * base)
     worst = (held.get(f"{level}_ci") or [None, None])[1]
     if finding["verdict"] == "broken" and worst and low < factor * worst:
-        return finding | {
-            "verdict": "unknown",
-            "reason": f"the benchmark's own {level} may be as high as {worst:.4g} s: measure it longer",
-        }
+        why = f"the benchmark's own {level} may be as high as {worst:.4g} s: measure it longer"
+        return finding | {"verdict": "unknown", "reason": why}
     return finding
 
 
 def _load(stage: Mapping[str, Any], rps: float | None, instances: int) -> dict[str, Any]:
+    base = stage["achieved_rps"]
     if rps is None:
-        return _finding(
-            "load",
-            "unknown",
-            "a rate needs two scrapes of pages that count requests (--over), or a log",
-            benchmark=stage["achieved_rps"],
-        )
+        why = "a rate needs two scrapes of pages that count requests (--over), or a log"
+        return _finding("load", "unknown", why, base)
     each = rps / instances
-    return _judge(
-        "load",
-        each,
-        each,
-        LOAD_FACTOR * stage["achieved_rps"],
-        benchmark=stage["achieved_rps"],
-        production=each,
-    )
+    return _judge("load", each, each, base, each, LOAD_FACTOR * base)
 
 
 def _share(name: str, server: Mapping[str, Any], production: Production) -> dict[str, Any]:
     base, value = server.get(name), production.shares.get(name)
     if base is None or value is None:
-        return _finding(
-            name,
-            "unknown",
-            f"not in the {'benchmark' if base is None else 'production figures'}",
-            benchmark=base,
-            production=value,
-        )
+        why = f"not in the {'benchmark' if base is None else 'production figures'}"
+        return _finding(name, "unknown", why, base, value)
     off = abs(value - base) > SHARE_POINTS + 1e-9
     reason = f"{round(100 * (value - base)) or 0:+} points, {100 * SHARE_POINTS:.0f} are allowed"
-    return _finding(
-        name, "broken" if off else "kept", reason, benchmark=base, production=value, limit=SHARE_POINTS
-    )
+    return _finding(name, "broken" if off else "kept", reason, base, value, SHARE_POINTS)
 
 
 def _lengths(name: str, sent: Floats, production: Production) -> dict[str, Any]:
     histogram = production.lengths.get(name)
     m = histogram.n if histogram else 0
     if histogram is None or min(len(sent), m) < FEWEST:
-        return _finding(
-            name, "unknown", f"{len(sent)} in the benchmark, {m} in production: {FEWEST} are needed"
-        )
+        why = f"{len(sent)} in the benchmark, {m} in production: {FEWEST} are needed"
+        return _finding(name, "unknown", why)
     base, mean = float(sent.mean()), None if histogram.total is None else histogram.total / m
     distance = ks_distance(sent, histogram)
     limit = max(KS_DISTANCE, _KS_AT_1_PERCENT * math.sqrt((len(sent) + m) / (len(sent) * m)))
@@ -243,11 +219,9 @@ def _lengths(name: str, sent: Floats, production: Production) -> dict[str, Any]:
     verdict = "broken" if distance > limit else "kept"
     if verdict == "kept" and (mean is None or abs(mean / base - 1) > MEAN_SHARE):
         means = "production's mean is not known" if mean is None else "the means differ"
-        verdict, reason = (
-            "unknown",
-            f"{reason}; but {means}: the tails may differ, or what is inside a bucket",
-        )
-    return _finding(name, verdict, reason, benchmark=base, production=mean, limit=limit)
+        verdict = "unknown"
+        reason += f"; but {means}: the tails may differ, or what is inside a bucket"
+    return _finding(name, verdict, reason, base, mean, limit)
 
 
 def ks_distance(values: Floats, histogram: Histogram) -> float:
@@ -261,19 +235,9 @@ def _arrivals(sent: Floats, gaps: Floats | None) -> dict[str, Any]:
     if gaps is None:
         return _finding("arrivals", "unknown", "only a log has the times of arrivals")
     if min(len(sent), len(gaps)) < FEWEST or not sent.mean() or not gaps.mean():
-        return _finding(
-            "arrivals",
-            "unknown",
-            f"{len(sent)} gaps in the benchmark's open loop, {len(gaps)} in production: {FEWEST} are needed",
-        )
+        why = f"{len(sent)} gaps in the benchmark's open loop, {len(gaps)} in production: {FEWEST} are needed"
+        return _finding("arrivals", "unknown", why)
     base, value = float(sent.std() / sent.mean()), float(gaps.std() / gaps.mean())
-    off = value > CV_FACTOR * max(base, 0.1)
-    reason = f"coefficient of variation of the gaps {value:.2f}, {CV_FACTOR * max(base, 0.1):.2f} is allowed"
-    return _finding(
-        "arrivals",
-        "broken" if off else "kept",
-        reason,
-        benchmark=base,
-        production=value,
-        limit=CV_FACTOR * max(base, 0.1),
-    )
+    limit = CV_FACTOR * max(base, 0.1)
+    reason = f"coefficient of variation of the gaps {value:.2f}, {limit:.2f} is allowed"
+    return _finding("arrivals", "broken" if value > limit else "kept", reason, base, value, limit)
