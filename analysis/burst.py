@@ -72,7 +72,7 @@ def summarise_burst(
         result |= {f"{name}_{key}": value for key, value in found.items()}
         back_s[name] = math.inf if found["recovery_s"] is None else times[2] + found["recovery_s"]
     result |= _peaks(at, ttft, finish, times[1], back_s["ttft_s"], back_s["in_flight"])
-    after, base = at >= times[1], _part(cohort, at < times[1])
+    after, base = at >= times[1], cohort.part(at < times[1])
     result["slo_misses"] = None if met is None else phases[1]["slo_misses"] + phases[2]["slo_misses"]
     of_base = 1 - phases[0]["slo_attainment"] if phases[0]["slo_attainment"] is not None else 0.0
     result["slo_misses_of_base"] = of_base * int(np.count_nonzero(after & ~rows.has_status("cancelled")))
@@ -80,9 +80,9 @@ def summarise_burst(
     result["unfinished"] = int(np.count_nonzero(after & rows.has_status("unfinished")))
     over_s = max((back_s[n] for n in ("ttft_s", "in_flight") if n in result["band"]), default=math.inf)
     result["harm"] = {
-        "base": find_harm(base, _part(cohort, at < 0), slos),
-        "burst": find_harm(_part(cohort, after & (at < times[2])), base, slos),
-        "after": find_harm(_part(cohort, at >= over_s), base, slos),
+        "base": find_harm(base, cohort.part(at < 0), slos),
+        "burst": find_harm(cohort.part(after & (at < times[2])), base, slos),
+        "after": find_harm(cohort.part(at >= over_s), base, slos),
     }
     result["backlog"] = _backlog(times, at, answered, finish, rows.has_status("ok"), phases)
     judged = bands["in_flight"] is not None and end_s > times[2]
@@ -109,15 +109,11 @@ def _known_until_s(planned_s: float, meta: Mapping[str, Any], at: Floats, ids: I
     return min(planned_s, float(last) + _NS)
 
 
-def _part(cohort: Cohort, which: Bools) -> Cohort:
-    return Cohort(cohort.requests.take(which), cohort.chunks.take(which), 0, cohort.now_ns)
-
-
 def _phase(
     name: str, start_s: float, end_s: float, cohort: Cohort, at: Floats, met: Bools | None, finish: Floats
 ) -> dict[str, Any]:  # fmt: skip
     inside = (at >= start_s) & (at < end_s)
-    part = _part(cohort, inside)
+    part = cohort.part(inside)
     rows, length = part.requests, end_s - start_s or math.inf  # a phase that never came: rate 0
     held = None if met is None else met[inside & ~cohort.requests.has_status("cancelled")]
     errors = rows.status_counts()

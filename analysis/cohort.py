@@ -67,20 +67,16 @@ class Cohort:
 
     def of_class(self, name: str | None) -> Cohort:
         """The requests of one class (None: all); records that were lost in a kill are of no known class."""
-        if name is None:
-            return self
-        which = self.in_class(name)
+        return self if name is None else self.part(self.in_class(name))
+
+    def part(self, which: Bools) -> Cohort:
+        """The requests under a mask, without the lost ones."""
         in_flight = None if self.in_flight is None else self.in_flight[which]
         return Cohort(self.requests.take(which), self.chunks.take(which), 0, self.now_ns, in_flight)
 
     def in_class(self, name: str | None) -> Bools:
-        """Which requests are of a class, shape (n,)."""
-        n = len(self.requests)
-        return (
-            np.ones(n, dtype=np.bool_)
-            if name is None
-            else np.asarray(self.requests.class_ == name, dtype=np.bool_)
-        )
+        """Which requests are of a class (None: all), shape (n,)."""
+        return np.asarray((self.requests.class_ == name) | (name is None), dtype=np.bool_)
 
     def errors(self) -> Observations:
         """0 for every answer, infinite for every failure; what was cut off may still have been either."""

@@ -76,12 +76,15 @@ def slos_of(name: str, slos: Sequence[Slo]) -> list[Slo]:
 
 def _fluidity(cohort: Cohort, slos: Sequence[Slo]) -> dict[str, Any]:
     """Fluidity indices for the deadlines of the first fluidity SLO."""
+    none = {"slo": None, "mean_index": None, "share_at_least_0.9": None}
     slo = next((s for s in slos if s.metric == "fluidity"), None)
-    part = cohort.of_class(slo.class_) if slo else cohort
-    ok = part.requests.has_status("ok") & (part.chunks.count > 0)
-    if slo is None or slo.first_s is None or not ok.any():
-        return {"slo": None, "mean_index": None, "share_at_least_0.9": None}
-    index = fluidity_of(part.requests.take(ok), part.chunks.take(ok), slo.first_s, slo.limit_s)
+    if slo is None or slo.first_s is None:
+        return none
+    part = cohort.of_class(slo.class_)
+    part = part.part(part.requests.has_status("ok") & (part.chunks.count > 0))
+    if not len(part.requests):
+        return none
+    index = fluidity_of(part.requests, part.chunks, slo.first_s, slo.limit_s)
     return {
         "slo": slo.text, "mean_index": float(index.mean()), "share_at_least_0.9": float(np.mean(index >= 0.9)),
     }  # fmt: skip
