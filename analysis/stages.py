@@ -11,10 +11,7 @@ import pyarrow as pa
 
 from analysis.attainment import observe_slos, requests_meeting
 from analysis.cohort import Cohort
-from analysis.drift import (
-    tail_trend,
-    two_modes,
-)
+from analysis.drift import tail_trend, two_modes
 from analysis.goodput import accepted_goodput, window_cost_usd
 from analysis.littles_law import consistency
 from analysis.metrics import (
