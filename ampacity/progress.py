@@ -83,11 +83,8 @@ class Progress:
 def live_line(live: Live) -> str:
     """What is going on, in one line."""
     elapsed_s = time.monotonic() - live.began_s
-    level = (
-        f"{live.level:.4g} req/s offered on average"
-        if live.kind == "open"
-        else f"{live.level:g} users, closed loop"
-    )
+    is_open = live.kind == "open"
+    level = f"{live.level:.4g} req/s offered on average" if is_open else f"{live.level:g} users, closed loop"
     left_s = max(live.duration_s - elapsed_s, 0.0)
     recent = sorted(live.ttft_s[-LIVE_TTFTS:])
     ttft = "TTFT -"
@@ -101,26 +98,19 @@ def live_line(live: Live) -> str:
 
 def stage_line(stage: dict[str, Any]) -> str:
     """The outcome of one stage, in one line."""
-    level = (
-        f"{stage['offered_rps']:.3g} req/s"
-        if stage["kind"] == "open"
-        else f"concurrency {stage['concurrency_set']}"
-    )
+    is_open, ttft = stage["kind"] == "open", stage["ttft_from_schedule_s"]
+    level = f"{stage['offered_rps']:.3g} req/s" if is_open else f"concurrency {stage['concurrency_set']}"
     curve = f", all at {stage['lengths']} lengths" if stage["lengths"] else ""
-    verdict = (
-        {True: "SLO met", False: "SLO broken", None: "SLO undecided"}[stage["slo_met"]]
-        if stage["slo_verdicts"]
-        else "no SLO"
-    )
+    verdict = {True: "SLO met", False: "SLO broken", None: "SLO undecided"}[stage["slo_met"]]
     parts = [
         f"stage {stage['index']}{curve}: {level}",
         f"{stage['requests']} requests",
-        f"TTFT p50 {seconds(stage['ttft_from_schedule_s'].get('p50'))} p99 {seconds(stage['ttft_from_schedule_s'].get('p99'))}",
+        f"TTFT p50 {seconds(ttft.get('p50'))} p99 {seconds(ttft.get('p99'))}",
         f"ITL p99 {seconds(stage['itl_s'].get('p99'))}",
         f"{failures(stage['errors'])} errors",
         "unstable" if stage["stable"] is False else "",
         "CLIENT LIMITED" if stage["client_limited"] else "",
-        verdict,
+        verdict if stage["slo_verdicts"] else "no SLO",
     ]
     return ", ".join(part for part in parts if part)
 

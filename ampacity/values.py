@@ -87,28 +87,30 @@ def whole(value: Any, name: str, at_least: int = 1, at_most: int = 2**53) -> int
     return number
 
 
+def _split(value: Any) -> list[Any]:
+    """A list, or text parted by commas; without the blanks around its texts."""
+    parts = value if isinstance(value, list | tuple) else str(value).split(",")
+    return [part.strip() if isinstance(part, str) else part for part in parts]
+
+
 def levels(value: Any, name: str, convert: Any) -> tuple[Any, ...] | None:
     if value is None:
         return None
-    items = value if isinstance(value, list | tuple) else str(value).split(",")
-    found = tuple(convert(item.strip() if isinstance(item, str) else item, name) for item in items)
+    found = tuple(convert(item, name) for item in _split(value))
     if len(set(found)) != len(found):
         raise ConfigError(f"{name} {value}: a level stands there twice")
     return tuple(sorted(found))
 
 
 def quantile_names(value: Any) -> tuple[str, ...]:
-    names = [
-        str(item).strip() for item in (value if isinstance(value, list | tuple) else str(value).split(","))
-    ]
+    names = [str(part) for part in _split(value)]
     for name in names:
         if name != "mixed" and (not re.fullmatch(r"p\d{1,2}(\.\d+)?", name) or float(name[1:]) == 0):
             raise ConfigError(
                 f"--lengths {name or repr(value)}: write quantiles of the workload's lengths, as p50,p99"
             )
-    return tuple(
-        name for name in dict.fromkeys(names) if name != "mixed"
-    )  # the workload itself: always the first
+    # "mixed" is the workload itself, which is always the first
+    return tuple(name for name in dict.fromkeys(names) if name != "mixed")
 
 
 def headers(items: list[Any]) -> tuple[tuple[str, str], ...]:
@@ -124,13 +126,8 @@ def headers(items: list[Any]) -> tuple[tuple[str, str], ...]:
 def metrics_urls(items: list[Any]) -> tuple[str, ...]:
     for item in items:
         url = urlsplit(str(item))
-        if (
-            url.scheme not in ("http", "https")
-            or not url.hostname
-            or url.username
-            or url.password
-            or not str(item).isprintable()
-        ):
+        whole_address = url.scheme in ("http", "https") and url.hostname and str(item).isprintable()
+        if not whole_address or url.username or url.password:
             raise ConfigError(
                 f"--metrics-url {str(item)!a}: give the whole address, as in http://127.0.0.1:9400/metrics"
             )

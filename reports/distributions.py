@@ -42,10 +42,6 @@ def chosen(stages: Sequence[Any], most: int = len(STEPS)) -> list[Any]:
     return [stages[round(i * (len(stages) - 1) / (most - 1))] for i in range(most)]
 
 
-def _step_colour(place: int, of: int) -> str:
-    return STEPS[round(place * (len(STEPS) - 1) / max(1, of - 1))]
-
-
 def _quantile_chart(
     summary: Mapping[str, Any], name: str, metric: str, title: str, short: str
 ) -> Chart | None:
@@ -62,7 +58,7 @@ def _quantile_chart(
         plot.slo(slo, "ink")
         plot.points(_target(slo, plot), "ink", "diamond", filled=False)
     for place, (stage, curve) in enumerate(drawn):
-        colour = _step_colour(place, len(drawn))
+        colour = STEPS[round(place * (len(STEPS) - 1) / max(1, len(drawn) - 1))]
         growing = stage.get("stable") is False
         plot.line(curve, colour, [5, 3] if growing else None, 1.9)
         plot.key(load_of(stage) + (", not steady" if growing else ""), colour, "dash" if growing else "line")
