@@ -74,10 +74,8 @@ class Finished:
 def next_step(stages: Sequence[Mapping[str, Any]], goal: Goal) -> Step | Finished:
     """The next stage, given all judged stages so far, or why there is none."""
     if stages and stages[-1]["client_limited"] and stages[-1]["stable"] is not False:
-        load, sent = (
-            _rate(stages[-1]["offered_rps"]),
-            stages[-1]["requests"] + stages[-1]["window"]["warmup_requests"],
-        )
+        load = _rate(stages[-1]["offered_rps"])
+        sent = stages[-1]["requests"] + stages[-1]["window"]["warmup_requests"]
         if sent < LATE_KNOWN and len(stages) < STAGES_MAX:
             return Step(load, 2 * LATE_KNOWN, "so few requests that a single late one counts")
         return Finished(f"the client could not keep up with {load} requests/s")
@@ -94,15 +92,13 @@ def next_step(stages: Sequence[Mapping[str, Any]], goal: Goal) -> Step | Finishe
         return doubtful
     found = estimate(judged, goal.slos)
     assert found is not None  # loads on both sides have been tried
-    centre = _centre(judged, found)
-    near = near_requests(judged, centre)
     if reached(judged, found, goal):
         text = f"{found.usable_rps:.3g} requests/s to within {100 * found.relative_error:.2g} %"
         return Finished(text, reached=True, more_requests=0)
-    lacking = _lacking(near, found, goal)
+    lacking = _lacking(judged, found, goal)
     if len(stages) >= STAGES_MAX:
         return Finished(f"{STAGES_MAX} stages are enough", more_requests=max(lacking, 1))
-    return _narrow(judged, found, centre, lacking, goal)
+    return _narrow(judged, found, lacking, goal)
 
 
 def cut_short(stages: Sequence[Mapping[str, Any]], goal: Goal, why: str) -> Finished:
@@ -112,8 +108,7 @@ def cut_short(stages: Sequence[Mapping[str, Any]], goal: Goal, why: str) -> Fini
         return end
     judged = judged_open(stages)
     found = estimate(judged, goal.slos)
-    near = near_requests(judged, _centre(judged, found)) if found else 0
-    return Finished(why, more_requests=max(_lacking(near, found, goal), end.requests) if found else None)
+    return Finished(why, more_requests=max(_lacking(judged, found, goal), end.requests) if found else None)
 
 
 def so_far(stages: Sequence[Mapping[str, Any]], goal: Goal) -> str | None:
@@ -123,7 +118,7 @@ def so_far(stages: Sequence[Mapping[str, Any]], goal: Goal) -> str | None:
     if found is None:
         return None
     low, high = found.usable_rps_ci
-    lacking = _lacking(near_requests(judged, _centre(judged, found)), found, goal)
+    lacking = _lacking(judged, found, goal)
     takes = (
         f"; about {float(f'{lacking:.2g}'):,.0f} more requests to {100 * goal.precision:.2g} %"
         if lacking > 0
@@ -132,8 +127,9 @@ def so_far(stages: Sequence[Mapping[str, Any]], goal: Goal) -> str | None:
     return f"usable rate so far {found.usable_rps:.3g} req/s, 95 % interval {low:.3g} to {high:.3g}{takes}"
 
 
-def _lacking(near: int, found: Estimate, goal: Goal) -> int:
+def _lacking(judged: Sequence[Mapping[str, Any]], found: Estimate, goal: Goal) -> int:
     """Requests near the limit that the precision still takes: the interval narrows with the square root."""
+    near = near_requests(judged, _centre(judged, found))
     return math.ceil(near * (found.relative_error / goal.precision) ** 2) - near
 
 
@@ -223,10 +219,8 @@ def _missed_at_any_load(stages: Mapping[float, Mapping[str, Any]], slo: Slo) -> 
     middle = weight @ load / weight.sum()
     spread = weight @ (load - middle) ** 2
     idle = weight @ odds / weight.sum() - middle * (weight @ ((load - middle) * odds)) / spread
-    if (
-        idle - BEYOND_NOISE * math.sqrt(1 / weight.sum() + middle**2 / spread)
-        <= (1 - slo.quantile) / slo.quantile
-    ):
+    noise = BEYOND_NOISE * math.sqrt(1 / weight.sum() + middle**2 / spread)
+    if idle - noise <= (1 - slo.quantile) / slo.quantile:
         return None
     return (
         f"no load can meet {slo.text}: {100 * missed[0]:.2g} % of the requests miss it at a load of {load[0]:.3g} and "
@@ -262,13 +256,12 @@ def reached(judged: Sequence[Mapping[str, Any]], found: Estimate, goal: Goal) ->
     return len(near) >= 2 and found.relative_error <= goal.precision
 
 
-def _narrow(
-    judged: Sequence[Mapping[str, Any]], found: Estimate, centre: float, lacking: int, goal: Goal
-) -> Step:
+def _narrow(judged: Sequence[Mapping[str, Any]], found: Estimate, lacking: int, goal: Goal) -> Step:
     """Where half or twice the allowed share would miss, on the side that has seen less, as long as the interval asks for.
 
     Nearer to the limit the slope would not be learned, without which a share of misses says little about a load.
     """
+    centre = _centre(judged, found)
     near = near_requests(judged, centre)
     below = near_requests([s for s in judged if s["offered_rps"] <= centre], centre)
     apart = min(APART / found.slope, 0.75 * NEAR)
@@ -294,11 +287,9 @@ def _step(
 def _known(found: Estimate) -> str:
     """How well, as people say it."""
     low, high = found.usable_rps_ci
-    return (
-        f"to {100 * found.relative_error:.2g} %"
-        if high <= WIDE * low
-        else f"to a factor of {high / low:.2g} only"
-    )
+    if high > WIDE * low:
+        return f"to a factor of {high / low:.2g} only"
+    return f"to {100 * found.relative_error:.2g} %"
 
 
 def told_enough(stages: Sequence[Mapping[str, Any]], partial: Mapping[str, Any], goal: Goal) -> str | None:
