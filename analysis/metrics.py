@@ -89,8 +89,7 @@ def read_requests(table: pa.Table, origin_ns: int) -> Requests:
     order = np.argsort(scheduled, kind="stable")
     columns: dict[str, npt.NDArray[Any]] = {
         "row": np.arange(table.num_rows, dtype=np.int64),
-        "stage": _integers(table, "stage"),
-        "attempt": _integers(table, "attempt"),
+        **{name: np.asarray(table[name].to_numpy(), dtype=np.int64) for name in ("stage", "attempt")},
         "status": _status_codes(table),
         "class_": _classes(table),
         "stopped": np.asarray(
@@ -108,10 +107,6 @@ def read_requests(table: pa.Table, origin_ns: int) -> Requests:
 def _times(table: pa.Table, name: str, origin_ns: int) -> Floats:
     shifted = pc.subtract(table[name], pa.scalar(origin_ns, pa.int64()))
     return np.asarray(shifted.cast(pa.float64(), safe=False).to_numpy(), dtype=np.float64)
-
-
-def _integers(table: pa.Table, name: str) -> Ints:
-    return np.asarray(pc.fill_null(table[name], 0).to_numpy(), dtype=np.int64)
 
 
 def _classes(table: pa.Table) -> npt.NDArray[np.object_]:
