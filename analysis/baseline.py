@@ -92,7 +92,8 @@ def _unfit(run: Judged) -> dict[str, str]:
 
 def _origin(run: Judged) -> dict[str, Any]:
     meta, locked = run.run.meta, run.run.meta.get("locked") or {}
-    found = {"run_id": meta.get("run_id"), "started_utc": meta.get("started_utc"), "seed": meta.get("seed"), "requests": run.summary["requests"]}  # fmt: skip
+    found = {name: meta.get(name) for name in ("run_id", "started_utc", "seed")}
+    found["requests"] = run.summary["requests"]
     return found | {
         name: locked.get(name) for name in ("engine", "engine_version", "quantization", "hardware")
     }
@@ -101,8 +102,8 @@ def _origin(run: Judged) -> dict[str, Any]:
 def _usable(runs: Sequence[Judged]) -> dict[str, Any] | None:
     """The bracket that holds the usable rate of all runs; None where one of them has none, or no upper end."""
     capacities = [r.summary["capacity"] for r in runs]
-    if any(
-        not c["usable_rps"] or not c["usable_rps_ci"] or c["usable_rps_ci"][1] is None for c in capacities
+    if not all(
+        c["usable_rps"] and c["usable_rps_ci"] and c["usable_rps_ci"][1] is not None for c in capacities
     ):
         return None
     return {
@@ -127,11 +128,9 @@ def client_delay_s(run: Judged, name: str) -> float:
 def schedule_of(run: Judged, name: str, records: LevelRecords) -> str | None:
     """Names what was sent when; equal in runs whose blocks hold the same requests. Closed loops have no such name."""
     meta, stage = run.levels()[name]
-    return (
-        None
-        if stage["kind"] == "closed"
-        else f"{records.schedule}-{run.run.meta.get('seed')}-{meta.get('schedule', meta.get('index'))}"
-    )
+    if stage["kind"] == "closed":
+        return None
+    return f"{records.schedule}-{run.run.meta.get('seed')}-{meta.get('schedule', meta.get('index'))}"
 
 
 def _level(runs: Sequence[Judged], name: str) -> dict[str, Any]:
@@ -151,11 +150,8 @@ def _level(runs: Sequence[Judged], name: str) -> dict[str, Any]:
             continue
         histograms[metric] = _histogram(found)
         for percentile, q in QUANTILES.items():
-            cells = (
-                [queue.cells(level.cohort.requests) for level in levels]
-                if queue and metric == "ttft"
-                else None
-            )
+            explained = metric == "ttft" and queue
+            cells = [explained.cells(level.cohort.requests) for level in levels] if explained else None
             entry = _quantile(found, q, None if percentile == "p99" else DEFAULT_TOLERANCE, cells)
             if isinstance(entry, str):
                 untracked[f"{metric}_{percentile}"] = entry

@@ -9,6 +9,7 @@ from typing import Any
 from analysis.attainment import observe_slos
 from analysis.cohort import Cohort
 from analysis.fleet import queue_depth
+from analysis.search import WAITS
 from analysis.slo import ERROR_RATE, Slo, parse_slo
 
 FAILURES = parse_slo("error_rate=1%")  # what is a relevant share, where no SLO says so
@@ -38,14 +39,11 @@ def find_harm(part: Cohort, base: Cohort, slos: Sequence[Slo]) -> dict[str, Any]
 
 def _wait_limit_s(slos: Sequence[Slo], phases: list[dict[str, Any]]) -> tuple[float | None, Slo | None]:
     """How long a request may wait: the tightest limit on its beginning or whole, less what the base takes."""
-    found: tuple[float | None, Slo | None] = None, None
-    for slo in slos:
-        held = phases[0]["e2e_s" if slo.metric == "e2e" else "ttft_s"]["p50"]
-        if slo.metric in ("ttft", "first_answer", "e2e") and held is not None:
-            found = min(
-                found, (max(0.0, slo.limit_s - held), slo), key=lambda f: math.inf if f[0] is None else f[0]
-            )
-    return found
+    found = [
+        (max(0.0, slo.limit_s - held), slo) for slo in slos
+        if slo.metric in WAITS and (held := phases[0]["e2e_s" if slo.metric == "e2e" else "ttft_s"]["p50"]) is not None
+    ]  # fmt: skip
+    return min(found, key=lambda f: f[0], default=(None, None))
 
 
 def headroom(

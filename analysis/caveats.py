@@ -271,10 +271,7 @@ def _non_monotone(capacity: Mapping[str, Any]) -> str | None:
 
 
 def _beyond_context(workload: Mapping[str, Any], sent: int) -> str | None:
-    left_out, cut = (
-        int(workload.get("turns_beyond_context") or 0),
-        int(workload.get("clipped_to_context") or 0),
-    )
+    left_out, cut = (int(workload.get(f"{of}_context") or 0) for of in ("turns_beyond", "clipped_to"))
     if left_out + cut <= BEYOND_CONTEXT_SHARE * (sent + left_out):
         return None
     what = [f"{left_out:,} of {sent + left_out:,} planned turns were left out"] if left_out else []
@@ -288,14 +285,12 @@ def _beyond_context(workload: Mapping[str, Any], sent: int) -> str | None:
 def _lengths_off(deviation: float | None, sources: Mapping[str, int]) -> str | None:
     if deviation is None or abs(deviation) <= LENGTHS_OFF_SHARE:
         return None
+    counted = (
+        ", or give the server's own vocabulary to --tokenizer: it counted" if "tokenizer" in sources else ""
+    )
     return (
         f"Answers were {abs(deviation):.0%} {'longer' if deviation > 0 else 'shorter'} than planned in output tokens: "
-        "the load is another one than asked for. Make the server ignore the end-of-sequence token or fix lengths"
-        + (
-            ", or give the server's own vocabulary to --tokenizer: it counted."
-            if "tokenizer" in sources
-            else "."
-        )
+        f"the load is another one than asked for. Make the server ignore the end-of-sequence token or fix lengths{counted}."
     )
 
 

@@ -103,9 +103,8 @@ class Cohort:
 
     def e2e(self, *, from_schedule: bool) -> Observations:
         values = e2e_s(self.requests, from_schedule=from_schedule)
-        values = np.where(
-            self.requests.has_status("unfinished"), np.nan, values
-        )  # its last token is not its last
+        # the last token of an unfinished one is not its last
+        values = np.where(self.requests.has_status("unfinished"), np.nan, values)
         return self.per_request(values, zero_ns(self.requests, from_schedule))
 
     @cached_property
@@ -113,12 +112,8 @@ class Cohort:
         values, estimated = tpot_s(self.requests, self.chunks)
         ok = self.requests.has_status("ok")
         n = int(np.count_nonzero(estimated & ok))
-        assumption = (
-            f"{n} answers: tokens of the first chunk taken as the mean tokens per chunk, or as one where no chunk has a time"
-            if n
-            else None
-        )
-        return self.per_request(np.where(ok, values, np.nan), None, assumption)
+        taken = "tokens of the first chunk taken as the mean tokens per chunk, or as one where no chunk has a time"
+        return self.per_request(np.where(ok, values, np.nan), None, f"{n} answers: {taken}" if n else None)
 
     @cached_property
     def icl(self) -> Observations:

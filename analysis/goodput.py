@@ -30,10 +30,8 @@ def peak_goodput(stages: Sequence[dict[str, Any]]) -> dict[str, Any]:
     judged = [s for s in stages if s["goodput_rps"] is not None]
     usable = [s for s in judged if is_figure(s)]
     if not usable:
-        why = next(
-            (s["goodput_rps_reason"] for s in stages if s.get("goodput_rps_reason")), "no stage was measured"
-        )
-        reason = NO_FIGURE if judged else why
+        reasons = (s["goodput_rps_reason"] for s in stages if s.get("goodput_rps_reason"))
+        reason = NO_FIGURE if judged else next(reasons, "no stage was measured")
         return {"peak_rps": None, "at_offered_rps": None, "reason": reason}
     best = max(usable, key=lambda s: s["goodput_rps"])
     return {"peak_rps": best["goodput_rps"], "at_offered_rps": best["offered_rps"], "reason": None}
@@ -122,11 +120,8 @@ def accepted_goodput(
 def window_cost_usd(fleet_inputs: Mapping[str, Any], window_s: float) -> float | None:
     """GPU-hours of one instance over the window times their price; None where no price is known."""
     price = fleet_inputs.get("gpu_hour_usd")
-    return (
-        None
-        if price is None
-        else float(price) * int(fleet_inputs.get("tensor_parallel") or 1) * window_s / 3600
-    )
+    gpus = int(fleet_inputs.get("tensor_parallel") or 1)
+    return None if price is None else float(price) * gpus * window_s / 3600
 
 
 def offline_throughput(

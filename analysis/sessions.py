@@ -173,9 +173,8 @@ def _goodput(
     unknown = next((o.reason for _, o in observed if o.reason), None)
     if unknown:
         return {"goodput_per_s": None, "attainment": None, "goodput_per_s_reason": unknown}
-    misses = ~requests_meeting(cohort, observed) & ~r.has_status(
-        "cancelled"
-    )  # who left by himself misses nothing
+    # who left by himself misses nothing
+    misses = ~requests_meeting(cohort, observed) & ~r.has_status("cancelled")
     met = chosen & complete & ~sessions.any(misses)
     n = int(chosen.sum())
     return {

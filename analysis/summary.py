@@ -21,7 +21,7 @@ from analysis.intervals import ASSUMPTION
 from analysis.knee import find_knee
 from analysis.lengths import mean_tokens, output_deviation, realised
 from analysis.littles_law import against_server, summarise_gap
-from analysis.search import summarise_search
+from analysis.search import WAITS, summarise_search
 from analysis.server import server_figures
 from analysis.sessions import NO_SESSIONS, summarise_sessions
 from analysis.slo import GAP_METRICS, Slo, slo_from_dict
@@ -103,12 +103,11 @@ def _judge_stages(
     warmup = None if meta.get("warmup_requests") is None else int(meta["warmup_requests"])
     if not run.complete:
         metas = [_as_far_as_it_came(m, run.requests) for m in metas]
-    how: dict[str, Any] = {
-        "run_complete": run.complete,
-        "labels": labels,
-        "fleet_inputs": meta.get("fleet_inputs"),
-    }
-    stages = [analyse_stage(records, m, slos, warmup, **how) for m in metas]
+    prices = meta.get("fleet_inputs")
+    stages = [
+        analyse_stage(records, m, slos, warmup, run_complete=run.complete, labels=labels, fleet_inputs=prices)
+        for m in metas
+    ]
     thinks = (meta.get("locked") or {}).get("think_s")
     for stage, stage_meta in zip(stages, metas, strict=True):
         stage["server"] = _server(run, stage, stage_meta)
@@ -151,9 +150,8 @@ def _as_far_as_it_came(stage: dict[str, Any], table: pa.Table) -> dict[str, Any]
     ids = table.filter(pc.equal(table["stage"], stage["index"]))["request_id"]
     due = pc.max(ids).as_py() - pc.min(ids).as_py() + 1 if len(ids) else 0
     planned = stage.get("scheduled_requests")
-    if stage.get("played_sessions") or stage.get(
-        "sessions"
-    ):  # whose later turns are due when the earlier ones end: no number tells
+    if stage.get("played_sessions") or stage.get("sessions"):
+        # later turns are due when the earlier ones end: no number tells
         return {**stage, "scheduled_requests": len(ids)}
     return {**stage, "scheduled_requests": due if planned is None else min(due, planned)}
 
@@ -203,12 +201,8 @@ def _gap(capacity: dict[str, Any], stages: list[dict[str, Any]], slos: list[Slo]
     ]
     binding = next((s for s in slos if s.text == capacity["binding_slo"]), None)
     if binding is None or binding.metric in GAP_METRICS or binding.metric == "tpot":
-        whole = [s for s in slos if s.metric in ("e2e", "ttft", "first_answer")]
-        binding = min(
-            whole,
-            key=lambda s: (s.metric != "e2e", s.limit_s),
-            default=binding or (slos[0] if slos else None),
-        )
+        whole = sorted((s for s in slos if s.metric in WAITS), key=lambda s: (s.metric != "e2e", s.limit_s))
+        binding = next((s for s in (*whole, binding, *slos) if s), None)
     limit, metric = (binding.limit_s, binding.metric) if binding else (None, None)
     return summarise_gap(capacity["c_max"], capacity["usable_rps"], limit, metric, shares)
 
