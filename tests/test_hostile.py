@@ -23,7 +23,7 @@ from loadgen.endpoint import redact
 from loadgen.exchange import Exchange
 from loadgen.protocols import error_text
 from loadgen.records import RequestRecord
-from loadgen.rundir import RunDirError, StreamWriter, load_run, read_stream
+from loadgen.rundir import FLUSH_ROWS, RunDirError, StreamWriter, load_run, read_stream
 
 KEY, TENANT = "sk-right-4711-0815", "hush-hush-tenant"
 COMMAND = [sys.executable, "-c", "from ampacity.cli import main; main()"]
@@ -402,7 +402,7 @@ def test_a_full_disk_stops_the_run_with_one_line_and_keeps_what_was_written(tmp_
 
     kept = writer._file
     writer._file = Full()
-    for i in range(200):
+    for i in range(FLUSH_ROWS + 1):
         writer.append(RequestRecord(i + 1, 0, 0, "ok"))  # in the receive path nothing may be raised
     assert "No space left" in (writer.failed or "")
     writer.close()
