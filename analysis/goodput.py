@@ -39,16 +39,19 @@ def peak_goodput(stages: Sequence[dict[str, Any]]) -> dict[str, Any]:
 
 def parse_labels(lines: Iterable[str], where: str) -> dict[int, bool]:
     """request_id -> accepted, from JSON lines or CSV with a header. Raises LabelsError."""
-    rows = [(number, line.strip()) for number, line in enumerate(lines, 1) if line.strip()]
+    rows = [(f"{where}:{number}", line.strip()) for number, line in enumerate(lines, 1) if line.strip()]
     if not rows:
         raise LabelsError(
             f'{where}: the file is empty; write lines such as {{"request_id": 0, "accepted": true}}'
         )
+    names = None if rows[0][1].startswith("{") else _header(*rows.pop(0))
     found: dict[int, bool] = {}
-    for number, row in _json_rows(rows, where) if rows[0][1].startswith("{") else _csv_rows(rows, where):
-        at = f"{where}:{number}"
+    for at, line in rows:
         try:
+            row = json.loads(line) if names is None else dict(zip(names, _cells(line), strict=False))
             request_id, text = int(str(row["request_id"])), str(row["accepted"]).strip().lower()
+        except (json.JSONDecodeError, RecursionError, csv.Error) as error:
+            raise LabelsError(f"{at}: this is no {'JSON' if names is None else 'CSV'}: {error}") from None
         except (KeyError, ValueError, TypeError):
             raise LabelsError(
                 f"{at}: needs request_id, a whole number, and accepted, true or false"
@@ -60,32 +63,18 @@ def parse_labels(lines: Iterable[str], where: str) -> dict[int, bool]:
     return found
 
 
-def _json_rows(rows: list[tuple[int, str]], where: str) -> Iterable[tuple[int, Mapping[str, Any]]]:
-    for number, line in rows:
-        try:
-            value = json.loads(line)
-        except (ValueError, RecursionError) as error:
-            raise LabelsError(f"{where}:{number}: this is no JSON: {error}") from None
-        if not isinstance(value, dict):
-            raise LabelsError(f"{where}:{number}: this is no JSON object")
-        yield number, value
-
-
-def _csv_rows(rows: list[tuple[int, str]], where: str) -> Iterable[tuple[int, Mapping[str, Any]]]:
-    names = _cells(rows[0], where)
-    if not {"request_id", "accepted"} <= set(names):
-        raise LabelsError(
-            f"{where}:{rows[0][0]}: the header must name request_id and accepted, it is {rows[0][1]!r:.60}"
-        )
-    for row in rows[1:]:
-        yield row[0], dict(zip(names, _cells(row, where), strict=False))
-
-
-def _cells(row: tuple[int, str], where: str) -> list[str]:
+def _header(at: str, line: str) -> list[str]:
     try:
-        return [cell.strip() for cell in next(csv.reader([row[1]]))]
+        names = _cells(line)
     except csv.Error as error:
-        raise LabelsError(f"{where}:{row[0]}: this is no CSV: {error}") from None
+        raise LabelsError(f"{at}: this is no CSV: {error}") from None
+    if not {"request_id", "accepted"} <= set(names):
+        raise LabelsError(f"{at}: the header must name request_id and accepted, it is {line!r:.60}")
+    return names
+
+
+def _cells(line: str) -> list[str]:
+    return [cell.strip() for cell in next(csv.reader([line]))]
 
 
 def accepted_goodput(
