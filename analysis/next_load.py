@@ -22,6 +22,7 @@ from analysis.search import (
     is_over,
     judged_open,
     unseen,
+    verdict_of,
 )
 from analysis.slo import Slo, parse_slo
 
@@ -207,7 +208,7 @@ def _missed_at_any_load(stages: Mapping[float, Mapping[str, Any]], slo: Slo) -> 
     """
     seen = []
     for load, stage in stages.items():
-        verdict = next((v for v in stage["slo_verdicts"] if v["slo"] == slo.text), None)
+        verdict = verdict_of(stage, slo)
         n = verdict.get("requests_effective") or 0 if verdict and verdict["attainment"] is not None else 0
         filling = stage["kind"] == "open" and n and blind(stage, slo) > FILLING
         if verdict and n >= 1 and verdict["attainment"] > 0 and not filling:

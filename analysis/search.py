@@ -29,15 +29,9 @@ POOLED = (
 NOT_ALL_SEEN = "no stage can show whether all SLOs are met ({})"
 WAITS = ("ttft", "first_answer", "e2e")  # metrics whose limit is a time that a request may spend waiting
 NEAR = 0.2  # in ln(load): the distance over which the model is trusted to be a straight line
-MEMORY = (
-    3.0  # requests in a cluster, per rho / (1 - rho)^2; it is 2.7 to 3.7 in an M/M/1 queue at rho 0.5 to 0.85
-)
-START_UP = (
-    10.0  # clusters that a stage must last to count half: it starts idle, and what is cut of that is a guess
-)
-SPREAD = (
-    0.05  # standard deviation of a stage's log-odds beyond its sample: runs differ, clustering is an estimate
-)
+MEMORY = 3.0  # requests in a cluster, per rho / (1 - rho)^2; 2.7 to 3.7 in an M/M/1 queue at rho 0.5 to 0.85
+START_UP = 10.0  # clusters that a stage must last to count half: it starts idle, what is cut of it is a guess
+SPREAD = 0.05  # s.d. of a stage's log-odds beyond its sample: runs differ, clustering is an estimate
 SLOPES = np.exp(np.linspace(math.log(2.0), math.log(200.0), 16))
 UNSTABLE_SLOPE = 60.0  # log-odds that a stage has no steady state, per ln(load) above x*
 MISTAKEN = 0.02  # chance that a stage below x* is taken for unstable; up to half where it is short
@@ -100,6 +94,11 @@ def is_over(stage: Mapping[str, Any]) -> bool:
     )
 
 
+def verdict_of(stage: Mapping[str, Any], slo: Slo) -> dict[str, Any] | None:
+    """What a stage says of an SLO."""
+    return next((v for v in stage["slo_verdicts"] if v["slo"] == slo.text), None)
+
+
 def together(stage: Mapping[str, Any], slo: Slo) -> float:
     """Requests that share one fate: those in flight, and those that arrive within the limit."""
     waits_s = slo.limit_s if slo.metric in WAITS else 0.0
@@ -125,14 +124,9 @@ def estimate(stages: Sequence[Mapping[str, Any]], slos: Sequence[Slo]) -> Estima
     found = {slo: post for slo in slos if (post := _pooled(judged, slo)) is not None}
     lowest, tightest = _lowest(list(found.values())), min(found.values(), key=lambda post: post.at(0.5))
     low, middle, high = (math.exp(lowest.at(p)) for p in (0.025, 0.5, 0.975))
-    c_max = _concurrency(judged, lowest)
+    c_max, binding = _concurrency(judged, lowest), _binding(judged, found)
     return Estimate(
-        middle,
-        (low, high),
-        c_max and c_max[1],
-        c_max and (c_max[0], c_max[2]),
-        _binding(judged, found),
-        tightest.slope,
+        middle, (low, high), c_max and c_max[1], c_max and (c_max[0], c_max[2]), binding, tightest.slope
     )
 
 
@@ -140,10 +134,8 @@ def unseen(judged: Sequence[Mapping[str, Any]], slos: Sequence[Slo]) -> str | No
     """The first SLO that no stage says anything of, and why: as long as there is one, no load is shown to keep all of them."""
     for slo in slos:
         if judged and not len(_looks(judged, slo).x):
-            verdict: Mapping[str, Any] = next(
-                (v for v in judged[-1]["slo_verdicts"] if v["slo"] == slo.text), {}
-            )
-            return f"{slo.text}: {verdict.get('reason') or 'no stage measured it'}"
+            verdict = verdict_of(judged[-1], slo)
+            return f"{slo.text}: {(verdict and verdict.get('reason')) or 'no stage measured it'}"
     return None
 
 
@@ -177,7 +169,7 @@ class _Looks:
 def _looks(judged: Sequence[Mapping[str, Any]], slo: Slo) -> _Looks:
     rows = []
     for stage in judged:
-        verdict = next((v for v in stage["slo_verdicts"] if v["slo"] == slo.text), None)
+        verdict = verdict_of(stage, slo)
         if verdict is None or verdict["attainment"] is None or verdict["requests_effective"] < 1:
             continue
         n = float(stage[f"{slo.metric}_s"]["n"] if slo.metric in GAP_METRICS else stage["requests"])
