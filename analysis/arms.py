@@ -174,9 +174,8 @@ class Pairing:
         if basis in RATES:
             stages = [pair[side] for pair in self.stages] if self.rounds else [s for s in [arm.best] if s]
             rates = [arm.rate(s, basis) for s in stages] or [NO_PAIR if self.rounds else NO_FIGURE]
-            return next((r for r in rates if isinstance(r, str)), "") or float(
-                np.mean([float(r) for r in rates])
-            )
+            reason = next((r for r in rates if isinstance(r, str)), None)
+            return reason or float(np.mean([float(r) for r in rates]))
         if basis == "failed":
             levels = [(p.reference, p.other)[side] for p in self.pairs]
             return float(np.mean(np.concatenate([x.failed for x in levels]))) if levels else self.unpaired

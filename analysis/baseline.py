@@ -24,14 +24,7 @@ from analysis.blocks import (
     pooled_marks,
 )  # fmt: skip
 from analysis.caveats import ERROR_SHARE
-from analysis.comparable import (
-    CompareError,
-    Judged,
-    check_realised,
-    check_same,
-    identity,
-    realised,
-)
+from analysis.comparable import CompareError, Judged, check_realised, check_same, identity, realised
 from analysis.expected import Queue, fit_queue, table_of
 from analysis.hdr import encode_seconds
 from analysis.intervals import smallest_n

@@ -84,9 +84,7 @@ def class_below(summary: Mapping[str, Any]) -> str | None:
     usable, said = summary["capacity"]["usable_rps"], []
     for k in summary.get("classes") or [] if usable else ():
         name, rate, (low, high) = k["name"], k["usable_rps"], k["usable_rps_ci"] or (None, None)
-        own = str(k["binding_slo"] or f"{name}:").startswith(
-            f"{name}:"
-        )  # which is an SLO of the whole run, too
+        own = str(k["binding_slo"] or f"{name}:").startswith(f"{name}:")  # an SLO of the whole run, too
         if rate is None and high and high <= usable:
             said.append(f"class {name} is shown to keep its SLOs at no load that was tried")
         elif rate and not own and MEASURED_RATIO * rate < usable:

@@ -26,9 +26,7 @@ def encode_seconds(values_s: Floats, weights: Floats | None = None) -> str:
     us = np.clip(np.round(values_s * 1e6), 1, _HIGHEST_US).astype(np.int64)
     bucket = np.maximum(np.frexp(us.astype(np.float64))[1] - (_HALF_BITS + 1), 0)
     index = (bucket << _HALF_BITS) + (us >> bucket)
-    counts = (
-        np.round(np.bincount(index, weights=weights)).astype(np.int64) if len(us) else np.zeros(0, np.int64)
-    )
+    counts = np.round(np.bincount(index, weights=weights)).astype(np.int64)
     payload = _zigzag(counts)
     header = _HEADER.pack(_COOKIE, len(payload), 0, _DIGITS, 1, _HIGHEST_US, 1.0)
     packed = zlib.compress(header + payload, 9)

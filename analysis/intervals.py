@@ -37,9 +37,7 @@ _SERIES_BITS = 16
 
 
 def _betainc(a: float, b: float, x: float) -> float:
-    from scipy.special import (
-        betainc,  # here: it costs a quarter of a second that the start of a run does not have
-    )
+    from scipy.special import betainc  # here: a quarter of a second that the start of a run does not have
 
     return float(betainc(a, b, x))
 

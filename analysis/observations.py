@@ -14,12 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from analysis.gaps import GapSeries
-from analysis.intervals import (
-    LONG_ENOUGH,
-    LOOKS_OVER_QUANTILE,
-    effective_size,
-    order_statistic_ranks,
-)
+from analysis.intervals import LONG_ENOUGH, LOOKS_OVER_QUANTILE, effective_size, order_statistic_ranks
 from analysis.metrics import Floats
 
 _MIN_EXCEEDANCES = 20.0  # fewer say nothing about how they cluster

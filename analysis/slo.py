@@ -99,10 +99,8 @@ class Slo:
 def duration_text(seconds: float) -> str:
     """``2s``, ``50ms``, ``300us``: the largest unit in which the number is at least 1."""
     value = Decimal(repr(float(seconds)))
-    for unit in ("s", "ms", "us"):
-        if value >= _UNITS_S[unit] or unit == "us":
-            return f"{(value / _UNITS_S[unit]).normalize():f}{unit}"
-    raise AssertionError("unreachable")
+    unit = next((unit for unit in ("s", "ms") if value >= _UNITS_S[unit]), "us")
+    return f"{(value / _UNITS_S[unit]).normalize():f}{unit}"
 
 
 def parse_duration(text: str, what: str = "a duration") -> float:

@@ -14,14 +14,7 @@ from analysis.cohort import Cohort
 from analysis.drift import tail_trend, two_modes
 from analysis.goodput import accepted_goodput, window_cost_usd
 from analysis.littles_law import consistency
-from analysis.metrics import (
-    Floats,
-    Requests,
-    e2e_s,
-    read_chunks,
-    read_requests,
-    ttft_s,
-)
+from analysis.metrics import Floats, Requests, e2e_s, read_chunks, read_requests, ttft_s
 from analysis.observations import Observations, quantile_rank
 from analysis.percentiles import curve, percentiles
 from analysis.slo import Slo

@@ -20,9 +20,7 @@ GROWTH_Z = 2.5  # arrivals minus completions, in standard deviations of a Poisso
 WEAK_GROWTH_Z = 1.75  # enough where end-to-end times rise by CLEAR_RISE and few requests arrived
 FEW_ARRIVALS = 150
 CLEAR_RISE = 1.5
-OUTAGE_CHANCE = (
-    0.01  # so rarely do so many failures lie in the part that would be cut, if they are spread evenly
-)
+OUTAGE_CHANCE = 0.01  # so rarely do so many failures lie in the part that would be cut, if spread evenly
 LATENCY_RISE = 1.2  # end-to-end times must have risen by this factor as well
 LATENCY_RISE_SHORT = 2.0  # the same, where the stage is short against its requests
 

@@ -75,9 +75,8 @@ class Production:
     source: str
     latencies: Mapping[str, Histogram] = field(default_factory=dict)  # ttft, itl, tpot, e2e
     lengths: Mapping[str, Histogram] = field(default_factory=dict)  # input_tokens, output_tokens
-    shares: Mapping[str, float] = field(
-        default_factory=dict
-    )  # gpu_utilization, kv_cache_usage_max, prefix_hit_rate
+    # gpu_utilization, kv_cache_usage_max, prefix_hit_rate
+    shares: Mapping[str, float] = field(default_factory=dict)
     rps: float | None = None
     gaps_s: Floats | None = None  # between arrivals
 
