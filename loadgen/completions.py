@@ -64,7 +64,7 @@ class Answer:
     """The content of one response, read event by event. Times are ns of the reads that brought them."""
 
     __slots__ = (
-        "_chunk_tokens", "_finished_choices", "_form", "_form_usage", "_missed_at", "_misses", "_usage", "_usage_per_chunk", "_usage_totals", "bad_json",
+        "_chunk_tokens", "_finished_choices", "_form", "_form_usage", "_missed_at", "_misses", "_usage", "_usage_beside", "_usage_per_chunk", "_usage_totals", "bad_json",
         "cached_tokens", "chunk_at_ns", "done", "error", "finish_reason", "first_answer_ns", "first_event_ns",
         "fits", "input_tokens", "reasoning_chunks", "reasoning_tokens", "said", "whole_ns",
     )  # fmt: skip
@@ -84,6 +84,7 @@ class Answer:
         self.fits: Callable[[bytes], bool] | None = None  # whether a read repeats the form, if there is one
         self._misses = self._missed_at = 0  # reads in a row that repeated nothing; the chunks up to the last
         self._usage: _Usage | None = None
+        self._usage_beside: _Usage | None = None  # the text of the latest chunk
         self.input_tokens: int | None = None
         self.cached_tokens: int | None = None
         self.reasoning_tokens: int | None = None
@@ -112,13 +113,14 @@ class Answer:
         form, usage, new = self._form, self._form_usage, len(self.chunk_at_ns) - len(self._chunk_tokens)
         if not new or form is None:
             return
+        if usage is not None:
+            self._usage = usage
         if form.total is None:
             self._chunk_tokens += [None] * new
             return
         self._chunk_tokens += range(form.total - new + 1, form.total + 1)
         if usage is not None:
             usage.completion_tokens = form.total
-            self._usage = usage
 
     def learn(self, read: bytes, new: int) -> None:
         """``read`` was read event by event and had ``new`` chunks with tokens: those that follow may repeat its last one."""
@@ -134,7 +136,7 @@ class Answer:
         self._misses = self._misses + 1 if chunks - new == self._missed_at else 1
         self._missed_at = chunks
         if self._misses <= MISSES_MAX and (found := learn(read, _said)) is not None:
-            self._form, self._form_usage = found, self._usage
+            self._form, self._form_usage = found, self._usage_beside
             tells = found.kind == "reasoning" or self.said is not None
             self.fits = self._fits_and_tells if tells else found.fits()
 
@@ -207,6 +209,7 @@ class Answer:
                 self._usage_per_chunk = True
                 counted = total
         if bears_text:
+            self._usage_beside = usage
             self._append(at_ns, counted)
 
     def _append(self, at_ns: int, tokens: int | None) -> None:
@@ -266,8 +269,8 @@ class Answer:
         if self.chunk_at_ns and (start := record.started_ns) is not None:
             record.first_token_ns, record.last_token_ns = self.chunk_at_ns[0], self.chunk_at_ns[-1]
             at_us = [(at_ns - start) // 1000 for at_ns in self.chunk_at_ns]  # numpy takes longer for so few
-            if at_us[-1] > CHUNK_AT_MAX_US:
-                at_us = [min(at, CHUNK_AT_MAX_US) for at in at_us]
+            if at_us[-1] > CHUNK_AT_MAX_US or at_us[0] < 0:
+                at_us = [min(max(at, 0), CHUNK_AT_MAX_US) for at in at_us]
             record.chunk_at_us = array("I", at_us)
             record.chunk_tokens = self.chunk_tokens
 

@@ -71,11 +71,12 @@ class KernelWire:
         self._delays_s = delays_s
         self._buffer = b""
         self._closed = False
-        self._last_ns = 0  # what the latest read was dated
+        self._last_ns = 0  # before which nothing can be dated: the latest read, or the write that it answers
         loop.add_reader(self._fd, self._on_readable)
 
     def write(self, data: bytes) -> None:
         """Hand over what fits at once; the rest as the socket takes it."""
+        self._last_ns = time.monotonic_ns()
         if self._buffer:
             self._buffer += data
             return
@@ -120,10 +121,10 @@ class KernelWire:
                 delay_ns = time.time_ns() - (seconds * 1_000_000_000 + nanoseconds)
                 if 0 <= delay_ns < DELAY_MAX_NS:
                     self._delays_s.append(delay_ns / 1e9)
-                    if (
-                        self._by_kernel
-                    ):  # two clocks are read one after the other: no later read has an earlier date
-                        at_ns = self._last_ns = max(at_ns - delay_ns, self._last_ns)
+                    if self._by_kernel:
+                        at_ns -= delay_ns
+        # two clocks are read one after the other, and one may be set: no later read has an earlier date
+        at_ns = self._last_ns = max(at_ns, self._last_ns)
         self._receiver.received(at_ns, data)
 
     def _on_writable(self) -> None:

@@ -30,11 +30,15 @@ Said = tuple[Kind, str, int | None]
 
 @cache
 def _size_lines(size: bytes) -> list[bytes]:
-    """The first line of a chunk that makes a read so long, by its length; its size written as ``%x`` or ``%X``."""
-    lines = []
-    for read_bytes in range(READ_MAX_BYTES):
-        digits = next(d for d in range(1, 9) if read_bytes - d - 4 < 16**d)
-        lines.append(size % max(read_bytes - digits - 4, 0) + b"\r\n")
+    """The first line of a chunk that makes a read so long, by its length; its size written as ``%x`` or ``%X``.
+
+    Empty where no chunk makes one: with 255 bytes of data it has 261, with 256 one digit more, 263.
+    """
+    lines = [b""] * READ_MAX_BYTES
+    for data_bytes in range(READ_MAX_BYTES):
+        line = size % data_bytes + b"\r\n"
+        if (read_bytes := len(line) + data_bytes + 2) < READ_MAX_BYTES:
+            lines[read_bytes] = line
     return lines
 
 
@@ -108,6 +112,8 @@ class Form:
             return None
         head = self._heads.get(length)
         if head is None:
+            if not self._lines[length]:
+                return None
             head = self._heads[length] = self._lines[length] + self._before
         text = read.removeprefix(head).removesuffix(behind)
         if len(head) + len(text) + len(behind) != length:

@@ -88,8 +88,15 @@ def test_a_step_of_the_wall_clock_moves_no_latency(stamps: str, monkeypatch: pyt
 
 
 def test_dates_of_the_kernel_never_fall(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Three reads at 10, 11 and 12 ms; the wall clock is read 2 ms late behind the first, so that it seems 5 ms old, the second 7."""
-    stamps_ms, monotonic_ms, wall_ms = iter([100, 101, 105]), iter([10, 11, 12]), iter([105, 108, 106])
+    """Three reads at 10, 11 and 12 ms; the wall clock is read 2 ms late behind the first, so that it seems 5 ms old, the second 7.
+
+    A fourth, at 21 ms, came before the request that was written at 20: it cannot be its answer's date.
+    """
+    stamps_ms, monotonic_ms, wall_ms = (
+        iter([100, 101, 105, 200]),
+        iter([10, 11, 12, 20, 21]),
+        iter([105, 108, 106, 205]),
+    )
     clocks = SimpleNamespace(
         monotonic_ns=lambda: next(monotonic_ms) * 1_000_000,
         time_ns=lambda: next(wall_ms) * 1_000_000,
@@ -98,6 +105,7 @@ def test_dates_of_the_kernel_never_fall(monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setattr(kernel_stamps, "time", clocks)
     socket_ = SimpleNamespace(
         fileno=lambda: 7,
+        send=len,
         recvmsg_into=lambda *_: (
             1, [(socket.SOL_SOCKET, 35, struct.pack("@qq", 0, next(stamps_ms) * 1_000_000))], 0, None,
         ),
@@ -109,8 +117,15 @@ def test_dates_of_the_kernel_never_fall(monkeypatch: pytest.MonkeyPatch) -> None
     wire = kernel_stamps.KernelWire(loop, socket_, receiver, True, delays_s)  # type: ignore[arg-type]
     for _ in range(3):
         wire._on_readable()
-    assert read == [5_000_000, 5_000_000, 11_000_000]  # 10 - 5; 11 - 7 would be 4; 12 - 1
-    assert delays_s.tolist() == [0.005, 0.007, 0.001]
+    wire.write(b"a request")
+    wire._on_readable()
+    assert read == [
+        5_000_000,
+        5_000_000,
+        11_000_000,
+        20_000_000,
+    ]  # 10 - 5; 11 - 7 would be 4; 12 - 1; 21 - 5 would be 16
+    assert delays_s.tolist() == [0.005, 0.007, 0.001, 0.005]
 
 
 def test_by_default_an_answer_may_last_as_long_as_its_tokens_come() -> None:

@@ -87,6 +87,26 @@ def test_what_stands_behind_a_head_is_no_chunk_without_it(listening: bool) -> No
     assert (exchange.record.status, len(exchange.record.chunk_at_us)) == ("protocol_error", 3)
 
 
+@pytest.mark.parametrize("listening", [True, False])
+@pytest.mark.parametrize("size", [100, 255, 1000])
+def test_a_chunk_one_byte_longer_than_its_size_is_none(size: int, listening: bool) -> None:
+    """256 bytes said to be 255: no true chunk makes a read of 262 bytes, and of 261 only one of 255."""
+    more = len(b"data: " + text("") + b"\n\n")
+    body = b"data: " + text("x" * max(size + 1 - more, 1)) + b"\n\n"
+    wrong = b"%x\r\n%b\r\n" % (len(body) - 1, body)
+    record = played([HEAD, event(text()), event(text()), wrong, event(text())], listening=listening).record
+    assert (record.status, len(record.chunk_at_us)) == ("protocol_error", 2)
+
+
+def test_usage_beside_the_text_is_that_of_the_latest_chunk_where_no_total_runs() -> None:
+    def sized(content: str, prompt: int) -> bytes:
+        return text(content, usage={"prompt_tokens": prompt, "completion_tokens": 0})
+
+    events = [sized("a", 7)] * 3 + [sized("\n", 9)] + [sized("a", 7)] * 3
+    assert alike(events).record.input_tokens == 7
+    assert alike([*events, text("b"), sized("\n", 9), text("b"), text("b")]).record.input_tokens == 9
+
+
 PLAIN = [text()] * 10
 ODD = {
     "a value in two events, then two in one": [b'{"choices":[{"delta":', b'{"content":"x"}}]}', text() + text()],
