@@ -52,15 +52,20 @@ def doctor(
             "checks": [asdict(check) for check in checks], "trusted": metrics, "facts": facts,
         })  # fmt: skip
         return
+    console = Console(highlight=False)
     table = Table.grid(padding=(0, 2, 0, 0))
     for check in checks:
+        if not console.is_terminal:  # a line for grep
+            line = f"{check.verdict:5} {check.name:14} {printable(check.found, 1000)} → {check.means}"
+            console.print(Text(line), soft_wrap=True)
+            continue
         style = {"ok": "green", "note": "yellow", "bad": "bold red"}[check.verdict]
         table.add_row(
             Text(check.verdict, style), Text(check.name, "bold"), Text(printable(check.found, 1000))
         )
         table.add_row("", "", Text(f"→ {check.means}", "dim"))
-    console = Console(highlight=False)
-    console.print(table)
+    if table.row_count:
+        console.print(table)
     for good, said in ((True, "Trusted"), (False, "Not trusted")):
         names = [NAMES[metric] for metric, fine in metrics.items() if fine is good]
         if names:

@@ -10,26 +10,27 @@ from typing import Any
 
 import pyarrow as pa
 
+from ampacity.experiments.conduct import typical_lengths
 from ampacity.experiments.doctor import Seen
 from ampacity.progress import seconds
 from analysis.caveats import LENGTHS_OFF_SHARE
-from analysis.metrics import read_chunks, read_requests
+from analysis.metrics import read_chunks, read_requests, visible_tokens
 from loadgen.records import RequestRecord, to_batch
 from workloads.tokenizers import WORD_TOKENIZERS
 
 METRICS = ("ttft", "itl", "icl", "tpot", "e2e", "tokens")
 OF_STREAM = METRICS[:4]
 TOGETHER_S = 0.001  # an event so long before the first token came with it
-HELD_BACK = (
-    0.25  # of the time that a longer answer takes longer: seen as less between its tokens, it was held back
-)
+HELD_BACK = 0.33  # of an answer's time: its first token is so much later than a shorter answer's
 HELD_BACK_MIN_S = 0.02
 BUNCHED = 0.1  # share of the chunks that share a read with the one before; share of TTFT or TPOT that bunches may change
 FINE_S = 0.002  # bunches so close matter to nobody
 SEVERAL = 1.02  # tokens per chunk that are more than one
 SPEEDUP = 2.0  # of a repeated prompt's TTFT that only a cache explains
+SPEEDUP_MIN_S = 0.005  # less may be noise
 SLOW_CLIENT_S = 0.001
 FEW_CONNECTIONS = 1000
+OF_LENGTH = ("max_", "min_tokens", "ignore_eos", "stop")  # options, by how they begin
 
 Facts = dict[str, Any]
 Case = tuple[Any, str, str, str, Sequence[str]]  # whether it is so, and the rest of a Check
@@ -66,9 +67,10 @@ def _facts(seen: Seen) -> Facts:
     settings, served, how, answer = seen.settings, seen.probe.served, seen.probe.calibration, seen.answer
     short, again, at_us = seen.short, seen.again, list(answer.chunk_at_us)
     reads = sorted(set(at_us))
-    lasts_s = [_s(r, "started_ns", "last_token_ns") or 0.0 for r in (answer, short, again)]
+    ttft_s, new_s, again_s = (_s(r, "started_ns", "first_token_ns") or 0.0 for r in (answer, short, again))
     table = pa.Table.from_batches([to_batch([answer])])
-    chunks = read_chunks(table, read_requests(table, 0))  # as the report will have it
+    requests = read_requests(table, 0)
+    chunks = read_chunks(table, requests)  # as the report will have it
     known = bool(chunks.known[0])
     tokens = float(chunks.tokens_in()[0]) if known else answer.output_tokens or 0
     return {
@@ -79,18 +81,19 @@ def _facts(seen: Seen) -> Facts:
         "output_tokens_asked": answer.output_tokens_planned or 0, "output_tokens": answer.output_tokens or 0, "finish_reason": answer.finish_reason,
         "max_tokens_field": seen.probe.shape.dialect.max_tokens_field, "ignore_eos_taken": seen.probe.shape.dialect.ignore_eos,
         "chunks": len(at_us), "reads": len(reads), "read_gap_p50_s": median([b - a for a, b in pairwise(reads)] or [0]) / 1e6,
-        "span_s": _s(answer, "first_token_ns", "last_token_ns") or 0.0, "lasts_s": lasts_s[0], "longer_s": lasts_s[0] - max(lasts_s[1:]),
-        "ttft_s": _s(answer, "started_ns", "first_token_ns"), "first_event_s": _s(answer, "started_ns", "first_event_ns"),
+        "span_s": _s(answer, "first_token_ns", "last_token_ns") or 0.0, "lasts_s": _s(answer, "started_ns", "last_token_ns") or 0.0,
+        "ttft_s": ttft_s, "ttft_grew_s": ttft_s - max(new_s, again_s), "first_event_s": _s(answer, "started_ns", "first_event_ns"),
         "early_s": _s(answer, "first_event_ns", "first_token_ns") or 0.0,
         "token_source": answer.token_source, "tokens_per_chunk": tokens / max(len(at_us), 1), "chunk_tokens_known": known,
         "vocabulary": None if settings.tokenizer in WORD_TOKENIZERS else settings.tokenizer,
-        "reasoning_tokens": answer.reasoning_tokens or 0, "first_answer_s": _s(answer, "started_ns", "first_answer_ns"),
+        "tokens_visible": int(visible_tokens(requests)[0]) if answer.output_tokens else 0, "reasoning_tokens": answer.reasoning_tokens or 0, "first_answer_s": _s(answer, "started_ns", "first_answer_ns"),
         "reasoning_sent": answer.first_answer_ns != answer.first_token_ns,
+        "extra_body": sorted(settings.extra_body), "input_tokens_wanted": typical_lengths(settings, None)[0],
         "input_tokens_planned": answer.input_tokens_planned or 0, "input_tokens": answer.input_tokens,
         "overhead_tokens": how.overhead_tokens if how.measured else None, "tokens_per_word": how.tokens_per_word if how.measured else None,
         "cached_tokens_new": max(short.cached_tokens or 0, answer.cached_tokens or 0), "cached_tokens_again": again.cached_tokens,
-        "ttft_new_s": _s(short, "started_ns", "first_token_ns") or 0.0, "ttft_again_s": _s(again, "started_ns", "first_token_ns") or 0.0,
-        "gauges": list(seen.gauges), "connections_room": seen.room,
+        "ttft_new_s": new_s, "ttft_again_s": again_s,
+        "gauges": list(seen.gauges), "timestamps": settings.timestamps, "connections_room": seen.room,
         "receive_delay_p50_s": median(seen.receive_delays_s) if seen.receive_delays_s else None, "receive_delay_max_s": max(seen.receive_delays_s, default=None),
     }  # fmt: skip
 
@@ -108,7 +111,7 @@ def _way(f: Facts) -> dict[str, list[Case]]:
     others, longest = len(f["models"]) - 1, f["max_model_len"]
     context = f"; context {longest:,} tokens" if longest else ""
     return {"connection": [
-        (f["failures"], "bad", f"{found}; a request failed and was sent again: {' and '.join(f['failures'])}", "a failed request counts as infinitely slow: a run shows how many there are", ()),
+        (f["failures"], "bad", f"{found}; requests that failed and were sent again: {len(f['failures'])} ({'; '.join(dict.fromkeys(f['failures']))})", "a failed request counts as infinitely slow: a run shows how many there are", ()),
         (f["connections"] == "new", "ok", f"{found}; a connection for each, as --connections new asks", new, ()),
         (broken or not f["kept_alive"], "note", f"{found}; the connection is closed after each answer{broken}", new, ()),
         (True, "ok", f"{found}; connections are kept alive", "TTFT, E2E: without the set-up of connections", ()),
@@ -120,24 +123,20 @@ def _way(f: Facts) -> dict[str, list[Case]]:
 
 
 def _stream(f: Facts) -> dict[str, list[Case]]:
-    """An answer with more tokens ends later, so its tokens must come over that time, else they were held back."""
+    """A longer answer's first token comes no later than a short one's, else it was held back, or waited by chance."""
     tokens, gap_s = f"{f['output_tokens']} tokens in {f['chunks']} chunks", f["read_gap_p50_s"]
-    held = f["reads"] == 1 or (f["longer_s"] > HELD_BACK_MIN_S and f["span_s"] < HELD_BACK * f["longer_s"])
+    grew_s = f["ttft_grew_s"]
     bunched = f["reads"] < (1 - BUNCHED) * f["chunks"]
     share = gap_s / max(f["span_s"], 1e-9)
-    changed = {
-        "itl": True,
-        "icl": True,
-        "ttft": gap_s > BUNCHED * (f["ttft_s"] or 0.0),
-        "tpot": share > BUNCHED,
-    }
+    changed = {"itl": True, "icl": True, "ttft": gap_s > BUNCHED * f["ttft_s"], "tpot": share > BUNCHED}
     spoilt = [metric for metric, much in changed.items() if much]
     return {"stream": [
         (f["api"] == "embeddings", "ok", "vectors are not streamed", "E2E is what there is", OF_STREAM),
         (not f["chunks"], "bad", f"no text came; tokens counted all the same: {f['output_tokens']}", "TTFT, ITL, TPOT: none", OF_STREAM),
-        (f["output_tokens"] < 2, "note", "a single token: whether it streams cannot be seen", "ITL, TPOT: none", OF_STREAM[1:]),
+        (max(f["output_tokens"], f["chunks"]) < 2, "note", "a single token: whether it streams cannot be seen", "ITL, TPOT: none", OF_STREAM[1:]),
         (f["chunks"] < 2, "bad", f"not streamed: {f['output_tokens']} tokens in one piece, after {seconds(f['lasts_s'])}", "TTFT is E2E; no ITL, no TPOT: judge by e2e", OF_STREAM),
-        (held, "bad", f"held back: {tokens} within {seconds(f['span_s'])}, {seconds(f['lasts_s'])} after the request", "something buffers the stream (a proxy, compression): TTFT is E2E, ITL and TPOT are the buffer's; judge by e2e", OF_STREAM),
+        (f["reads"] == 1, "bad", f"held back: {tokens} in one read, {seconds(f['lasts_s'])} after the request", "something buffers the stream (a proxy, compression): TTFT is E2E, ITL and TPOT are the buffer's; judge by e2e", OF_STREAM),
+        (grew_s > max(HELD_BACK_MIN_S, HELD_BACK * f["lasts_s"]), "note", f"may be held back: {tokens} within {seconds(f['span_s'])}, the first {seconds(grew_s)} later than that of a short answer", "a buffer whose TTFT grows with the answer (a proxy, compression), or this request waited by chance: repeat doctor; if it stays, judge by e2e", OF_STREAM),
         (bunched and gap_s < FINE_S, "ok", f"{tokens} came in {f['reads']} reads, {seconds(gap_s)} apart", f"TTFT, ITL, ICL: right to within {seconds(gap_s)}", ()),
         (bunched, "note", f"bunched: {tokens} came in {f['reads']} reads, {seconds(gap_s)} apart", f"TTFT: up to {seconds(gap_s)} too long; ITL, ICL: 0 within a bunch, too long between two; TPOT: right to within {share:.0%}", spoilt),
         (True, "ok", f"{tokens}, {seconds(f['span_s'])} from the first to the last", "TTFT, ICL: of tokens as they are made", ()),
@@ -147,34 +146,44 @@ def _stream(f: Facts) -> dict[str, list[Case]]:
 def _text(f: Facts) -> dict[str, list[Case]]:
     """What is in the answer's events."""
     vocabulary, ratio = f["vocabulary"], f"{f['tokens_per_chunk']:.3g} tokens in a chunk"
-    source = {
-        "usage": "usage at the end",
-        "usage_per_chunk": "usage in each chunk",
-        "logprobs": "logprobs",
-    }.get(f["token_source"], "unknown")
+    sources = {"usage": "usage at the end", "usage_per_chunk": "usage in each chunk", "logprobs": "logprobs"}
+    source = sources.get(f["token_source"], "unknown")
     by_chunks = f["token_source"] == "chunks"
-    asked, got, taken = f["output_tokens_asked"], f["output_tokens"], f["ignore_eos_taken"]
+    asked, got, chunks = f["output_tokens_asked"], f["output_tokens"], f["chunks"]
+    taken, counted, answer_s = f["ignore_eos_taken"], f["reasoning_tokens"], f["first_answer_s"]
     length = f"{asked} tokens asked for, {got} answered, finish reason {f['finish_reason']}"
     ends = "answers end where the model ends them: compare only runs with answers as long"
-    counted, answer_s = f["reasoning_tokens"], f["first_answer_s"]
+    as_asked = chunks == asked != got and not f["chunk_tokens_known"]
+    doubts = {
+        f"{got} tokens counted, and no text came": not chunks,
+        f"{counted} reasoning tokens of {got} in all": counted > got,
+        f"{f['tokens_visible']} tokens for {chunks} chunks with text": f["tokens_visible"] < chunks,
+        f"{got} tokens counted, {asked} asked for, and as many chunks came": as_asked,
+    }
+    doubt = next((why for why, so in doubts.items() if so and not by_chunks), "")
+    tells = "the server's count can be believed" if doubt else "chunks tell"
+    own = [name for name in f["extra_body"] if name.startswith(OF_LENGTH)]
     return {"first event": [
         (f["early_s"] < TOGETHER_S, "ok", f"with the first text, {seconds(f['ttft_s'])} after the request", "TTFT: the same by any definition", ()),
         (True, "ok", f"without text, {seconds(f['first_event_s'])} after the request; the first text {seconds(f['early_s'])} later", f"TTFT: trusted, it is the first text's ({seconds(f['ttft_s'])}); a tool that takes any event for a token reports {seconds(f['early_s'])} less", ()),
     ], "token counts": [
+        (doubt, "bad", f"{source}: {doubt}", "the server's count or its stream is wrong: ITL, TPOT, tokens/s say nothing", ("itl", "tpot", "tokens")),
         (by_chunks and vocabulary, "note", f"no usage: --tokenizer {vocabulary} counts the text", "ITL, TPOT, tokens/s: right if that is the model's vocabulary", ()),
         (by_chunks, "bad", "no usage: chunks are taken for tokens", "ITL, TPOT, tokens/s: of chunks, not of tokens; name the model's vocabulary with --tokenizer", ("itl", "tpot", "tokens")),
         (not f["chunk_tokens_known"], "note", f"{source}; {ratio} on average, how many in which is not said", "ITL: not given, chunks are no tokens; ICL, TPOT: trusted; --tokenizer with the model's vocabulary may tell", ("itl",)),
         (f["tokens_per_chunk"] > SEVERAL, "ok", f"{source}; {ratio} on average", "ITL: a chunk's gap is shared out among its tokens; ICL: what a reader sees", ()),
         (True, "ok", f"{source}; one token in a chunk", "ITL: of tokens; tokens/s: the server's own count", ()),
     ], "output length": [
-        (got != asked and by_chunks, "note", f"{length}, as far as chunks tell", "whether planned output lengths are kept cannot be said", ()),
+        (own and got != asked, "note", f"{length}; --extra-body has {', '.join(own)}", "your own option decides, not the plan", ("tokens",) if got > asked else ()),
+        (doubt or (got != asked and by_chunks), "note", f"{length}, as far as {tells}", "whether planned output lengths are kept cannot be said", ()),
         (got > asked, "bad", f"{length}: {f['max_tokens_field']} is not obeyed", "the load is another one than planned", ("tokens",)),
         (got < asked and f["finish_reason"] == "length", "note", f"{length}: the server has a limit of its own", "answers are shorter than planned", ()),
         (got < asked, "note", f"{length}: ignore_eos is {'not obeyed' if taken else 'refused'}", ends, ()),
         (not taken, "note", f"{length}; ignore_eos is refused", ends, ()),
         (True, "ok", length, "planned output lengths are kept", ()),
     ], "reasoning": [
-        (not counted and not f["reasoning_sent"], "ok", "none", "TTFT: the answer's first token", ()),
+        (counted > got, "note", f"{counted} tokens are counted, of {got} in all", "cannot be: see token counts", ()),
+        (not counted and not f["reasoning_sent"], "ok", "none", "TTFT: the answer's first token" if chunks else "TTFT: none", ()),
         (not f["reasoning_sent"], "note", f"{counted} tokens are counted and not sent", "TTFT: with the thinking; ITL, TPOT: of the visible tokens", ()),
         (True, "note", f"comes first; {f'the answer after {seconds(answer_s)}' if answer_s else 'no answer within these tokens'}", "TTFT: the first reasoning token; for the answer's there is --slo first_answer_p99=T", ()),
     ]}  # fmt: skip
@@ -182,20 +191,23 @@ def _text(f: Facts) -> dict[str, list[Case]]:
 
 def _prompt(f: Facts) -> dict[str, list[Case]]:
     planned, counted = f["input_tokens_planned"], f["input_tokens"] or 0
-    length = f"{planned:,} tokens planned, {counted:,} counted by the server"
+    silent = f["input_tokens"] is None
+    said = "the server does not say what it counts" if silent else f"{counted:,} counted by the server"
+    length = f"{planned:,} tokens planned, {said}"
     if f["tokens_per_word"]:
         length += f": {f['overhead_tokens']} for its template, {f['tokens_per_word']:.3g} for a word"
     new, again = f["cached_tokens_new"], f["cached_tokens_again"]
     unique = "a run's prompts are unique: none is cached unless the workload shares prefixes"
-    faster = f["ttft_new_s"] > SPEEDUP * f["ttft_again_s"] > 0
-    speed = (
-        f"takes {seconds(f['ttft_again_s'])} instead of {seconds(f['ttft_new_s'])}"
-        if faster
-        else "is no faster"
-    )
+    new_s, again_s, wanted = f["ttft_new_s"], f["ttft_again_s"], f["input_tokens_wanted"]
+    speed = "is no faster" if again_s else "has no TTFT to compare"
+    if again_s and new_s > max(SPEEDUP * again_s, again_s + SPEEDUP_MIN_S):
+        speed = f"takes {seconds(again_s)} instead of {seconds(new_s)}"
+    if cut := f["max_model_len"] and wanted > planned:
+        length += f"; the workload's {wanted:,} are cut to the model's context of {f['max_model_len']:,}"
     return {"input length": [
-        (f["input_tokens"] is None, "note", f"{planned:,} planned; the server does not say what it counts", f"input lengths: in {'words' if f['vocabulary'] is None else f['vocabulary']}, the server's tokens may be others", ()),
+        (silent, "note", length, f"input lengths: in {'words' if f['vocabulary'] is None else f['vocabulary']}, the server's tokens may be others", ()),
         (abs(counted - planned) > LENGTHS_OFF_SHARE * planned, "bad", length, "prompts are not as long as the workload has them", ("tokens",)),
+        (cut, "note", length, "a run cuts its requests too: they are not as long as the workload has them", ()),
         (True, "ok", length, "planned input lengths are the server's own count", ()),
     ], "prompt cache": [
         (new > LENGTHS_OFF_SHARE * planned, "bad", f"{new:,} tokens of a prompt that was never sent before are said to be cached", "TTFT may be a cache's", ("ttft",)),
@@ -208,12 +220,13 @@ def _prompt(f: Facts) -> dict[str, list[Case]]:
 def _machine(f: Facts) -> dict[str, list[Case]]:
     """What is beside the answers: the server's gauges, this machine's clock and limits."""
     delay_s, room = f["receive_delay_p50_s"], f["connections_room"]
+    remedy = "taken out, as asked" if f["timestamps"] == "kernel" else "--timestamps kernel takes it out"
     return {"metrics": [
         (f["gauges"], "ok", f"known gauges: {', '.join(f['gauges'])}", "the report has them beside the latencies", ()),
         (True, "note", "no /metrics with a known gauge", "the server's queue and KV cache are not in the report; --metrics-url names another page", ()),
     ], "clock": [
         (delay_s is None, "note", "no time stamps of the kernel on this way (TLS, a proxy, or not Linux)", "times are those of the read; what this machine adds is not measured", ()),
-        (True, "ok" if (delay_s or 0.0) <= SLOW_CLIENT_S else "note", f"reads are {seconds(delay_s)} behind the kernel (median; at most {seconds(f['receive_delay_max_s'])})", "what this machine adds while idle; --timestamps kernel takes it out", ()),
+        (True, "ok" if (delay_s or 0.0) <= SLOW_CLIENT_S else "note", f"reads are {seconds(delay_s)} behind the kernel (median; at most {seconds(f['receive_delay_max_s'])})", f"what this machine adds while idle; {remedy}", ()),
     ], "open files": [
         (room is None, "ok", "no limit", "no load is refused for want of connections", ()),
         (True, "ok" if (room or 0) >= FEW_CONNECTIONS else "note", f"room for {room or 0:,} connections in each process", "with more in flight requests fail: raise it with ulimit -n, or use --workers", ()),
