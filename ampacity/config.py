@@ -301,6 +301,8 @@ def _endpoints(raw: dict[str, Any]) -> tuple[Endpoint, ...]:
     headers = v.headers(v.items(raw.get("header", ())))
     for item in v.items(raw["url"]):
         v.text(item, "url")
+        if "@" in item:  # before it is parted: a password may hold a comma
+            parse_endpoint(item)
     urls = [part.strip() for item in v.items(raw["url"]) for part in str(item).split(",")]
     found = tuple(
         parse_endpoint(url, api_key_env=raw.get("api_key_env"), headers=headers) for url in urls if url

@@ -8,7 +8,8 @@ import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
-from urllib.parse import urlsplit
+
+from loadgen.endpoint import EndpointError, parse_endpoint, shown_url
 
 SECONDS_MAX = 30 * 86_400.0
 LARGEST = 1e12  # of a rate, a factor, a price: more is a slip of the finger
@@ -24,9 +25,9 @@ def text(value: Any, name: str) -> None:
     """Raises ConfigError unless ``value`` is text, or a path, that can be written down."""
     flag = f"--{name.replace('_', '-')}" if name != "url" else "url"
     if not isinstance(value, str | Path) or not str(value).strip():
-        raise ConfigError(f"{flag}: give text, not {value!r}")
+        raise ConfigError(f"{flag}: give text, not {type(value).__name__}")
     if not str(value).isprintable():
-        raise ConfigError(f"{flag} {str(value)!a}: it holds a character that cannot be printed")
+        raise ConfigError(f"{flag}: it holds a character that cannot be printed")
 
 
 def parse_duration(text: str | float, name: str) -> float:
@@ -118,19 +119,21 @@ def headers(items: list[Any]) -> tuple[tuple[str, str], ...]:
     for item in items:
         name, colon, content = str(item).partition(":")
         if not colon:
-            raise ConfigError(f"--header {item!r}: write it as 'Name: value'")
+            raise ConfigError("--header: there is no colon: write it as 'Name: value'")  # never the value
         found.append((name.strip(), content.strip()))
     return tuple(found)
 
 
 def metrics_urls(items: list[Any]) -> tuple[str, ...]:
-    for item in items:
-        url = urlsplit(str(item))
-        whole_address = url.scheme in ("http", "https") and url.hostname and str(item).isprintable()
-        if not whole_address or url.username or url.password:
+    for item in map(str, items):
+        if "@" in item:
+            raise ConfigError("--metrics-url: the address holds a user name or password: leave them out")
+        try:
+            parse_endpoint(shown_url(item) if re.match("(?i)https?://", item) and item.isprintable() else "")
+        except EndpointError:
             raise ConfigError(
-                f"--metrics-url {str(item)!a}: give the whole address, as in http://127.0.0.1:9400/metrics"
-            )
+                f"--metrics-url {shown_url(item)!a}: give the whole address, as in http://127.0.0.1:9400/metrics"
+            ) from None
     return tuple(map(str, items))
 
 

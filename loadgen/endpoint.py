@@ -12,10 +12,14 @@ from base64 import b64encode
 from dataclasses import dataclass, field
 from functools import lru_cache
 from itertools import takewhile
+from typing import TYPE_CHECKING
 from urllib.parse import quote, urlsplit
 
 from loadgen import protocols
 from workloads.class_spec import RESERVED_HEADERS
+
+if TYPE_CHECKING:
+    from loadgen.records import RequestRecord
 
 USER_AGENT = "ampacity"
 SECRET_MIN = 4  # characters; shorter header values are no secrets and would be found everywhere
@@ -147,6 +151,19 @@ def redact(text: str, secrets: tuple[str, ...]) -> str:
     return text
 
 
+def redact_record(record: RequestRecord, secrets: tuple[str, ...]) -> None:
+    """Take the secrets out of whatever a server may have written into a record."""
+    for name in ("error", "finish_reason", "server_request_id") if secrets else ():
+        text = getattr(record, name)
+        if text is not None:
+            setattr(record, name, redact(text, secrets))
+
+
+def shown_url(url: str) -> str:
+    """A URL as it may be shown: without user name, password, query and fragment."""
+    return re.split("[?#]", re.sub(r"//[^/?#]*@", "//", url), maxsplit=1)[0]
+
+
 def _without_beginnings(text: str, secret: str) -> str:
     most = _telling(secret)
     beginning, at = re.compile(re.escape(secret[:most]), re.IGNORECASE), 0
@@ -179,7 +196,7 @@ def parse_endpoint(
     """Take a base URL apart; the key is read from the environment variable. Raises EndpointError."""
     if "@" in url:
         raise EndpointError("the URL holds a user name or password: give secrets through --api-key-env")
-    bare = url.split("?", 1)[0].split("#", 1)[0]  # what may be shown: a query can hold a key
+    bare = shown_url(url)
     try:
         parts = urlsplit(url if "://" in url else f"http://{url}")
         port = parts.port
@@ -201,6 +218,10 @@ def parse_endpoint(
     api_key = None
     if api_key_env is not None:
         api_key = os.environ.get(api_key_env)
+        if not api_key and not re.fullmatch("[A-Z_][A-Z0-9_]*", api_key_env):  # perhaps the key itself
+            raise EndpointError(
+                "--api-key-env: no environment variable of that name is set: give a variable's name, not the key"
+            )
         if not api_key:
             raise EndpointError(f"--api-key-env {api_key_env}: that environment variable is not set or empty")
         if any(ord(c) < 33 or ord(c) > 126 for c in api_key):
@@ -209,7 +230,9 @@ def parse_endpoint(
             )
     for name, value in headers:
         if not name or not set(name) <= _TOKEN_CHARACTERS:
-            raise EndpointError(f"--header {name!a}: not a valid name of an HTTP header")
+            raise EndpointError(
+                "--header: no valid name of an HTTP header before the colon: write it as 'Name: value'"
+            )
         if name.lower() in RESERVED_HEADERS:
             raise EndpointError(f"--header {name}: that header is made for each request: drop it")
         if not all(c == "\t" or 32 <= ord(c) < 127 or 160 <= ord(c) < 256 for c in value):

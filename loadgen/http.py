@@ -162,6 +162,7 @@ class Client:
     ) -> None:
         """``stamps="kernel"`` dates every read by the kernel, where kernel_stamps can (plain TCP on Linux)."""
         self._endpoint = endpoint
+        self.secrets = endpoint.secrets
         self._addresses = addresses
         self._context = context
         self._loop = asyncio.get_running_loop()

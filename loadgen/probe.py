@@ -17,7 +17,7 @@ from typing import Any
 import msgspec
 
 from loadgen.answers import ANSWERS
-from loadgen.endpoint import Endpoint, EndpointError, redact
+from loadgen.endpoint import Endpoint, EndpointError, redact, redact_record, shown_url
 from loadgen.exchange import Exchange
 from loadgen.http import Client
 from loadgen.pages import NoConnectionError, Page, PageError, Pages
@@ -61,13 +61,16 @@ class Probe:
     notes: tuple[str, ...] = field(default=())
 
 
-async def look(pages: Pages, endpoint: Endpoint) -> Served:
-    """Ask for the models list and the version. Raises EndpointError where nothing can follow."""
+async def look(pages: Pages, endpoint: Endpoint, model: str | None = None) -> Served:
+    """Ask for the models list and the version. Raises EndpointError where nothing can follow.
+
+    Secrets that the server repeats are taken out, but for those in ``model``, which the user said.
+    """
     models = await _get(pages, endpoint, f"{endpoint.url}/models")
     if models.status in (401, 403):
         raise EndpointError(_key_error(endpoint, models.status, models.body))
     server = models.headers.get("server")
-    served = Served(server=None if server is None else printable(server), listed=models.status == 200)
+    served = Served(listed=models.status == 200)
     if models.status == 200:
         served = _read_models(served, models.body)
     try:
@@ -75,8 +78,16 @@ async def look(pages: Pages, endpoint: Endpoint) -> Served:
         version = json.loads(page.body).get("version") if page.status == 200 else None
     except (EndpointError, ValueError, AttributeError, RecursionError):
         version = None
+
+    def redacted(text: object) -> str | None:
+        return redact(printable(text), endpoint.secrets) if isinstance(text, str) else None
+
     return dataclasses.replace(
-        served, engine_version=printable(version) if isinstance(version, str) else None
+        served,
+        models=tuple(m if m == model else redact(m, endpoint.secrets) for m in served.models),
+        engine=redacted(served.engine),
+        engine_version=redacted(version),
+        server=redacted(server),
     )
 
 
@@ -96,7 +107,7 @@ def _read_models(served: Served, body: bytes) -> Served:
     return dataclasses.replace(
         served,
         models=tuple(printable(e["id"]) for e in entries[:MODELS_MAX]),
-        engine=printable(owner) if isinstance(owner, str) else None,
+        engine=owner if isinstance(owner, str) else None,
         max_model_len=length if believable else None,
     )
 
@@ -111,7 +122,8 @@ async def _get(pages: Pages, endpoint: Endpoint, url: str) -> Page:
     except PageError as error:
         raise EndpointError(f"{endpoint.url} does not speak HTTP as expected: {error}") from error
     if 300 <= page.status < 400 and "location" in page.headers:
-        raise EndpointError(f"{url} redirects to {page.headers['location']}: give the final base URL")
+        place = redact(printable(shown_url(page.headers["location"])), endpoint.secrets)
+        raise EndpointError(f"{url} redirects to {place}: give the final base URL")
     return page
 
 
@@ -128,7 +140,7 @@ def choose_model(served: Served, model: str | None, endpoint: Endpoint) -> str:
     """The model to ask for: the user's, or the only one there is. Raises EndpointError."""
     if model is not None:
         return model
-    if len(served.models) == 1:
+    if len(served.models) == 1 and "***" not in served.models[0]:  # no secret was taken out
         return served.models[0]
     if not served.listed:
         hint = "" if endpoint.path.endswith("/v1") else f"; should the URL be {endpoint.url}/v1?"
@@ -138,7 +150,7 @@ def choose_model(served: Served, model: str | None, endpoint: Endpoint) -> str:
 
 
 async def ask(client: Client, api: Api, request: bytes) -> RequestRecord:
-    """Send one request outside of any stage and give its record back."""
+    """Send one request outside of any stage and give its record back, without the secrets that a server repeats."""
     now_ns = time.monotonic_ns()
     record = RequestRecord(
         request_id=-1, stage=-1, scheduled_ns=now_ns, status="unfinished", dispatched_ns=now_ns
@@ -157,6 +169,7 @@ async def ask(client: Client, api: Api, request: bytes) -> RequestRecord:
     except TimeoutError:
         why = f"no complete answer within {client.patience_s:g} s"
         exchange.fail("timeout", why, time.monotonic_ns())
+    redact_record(record, client.secrets)
     return record
 
 
@@ -230,7 +243,7 @@ async def find_dialect(
 
 def _refusal(endpoint: Endpoint, shape: RequestShape, served: Served, record: RequestRecord) -> str:
     """One line that names the culprit of a failed first request."""
-    error = redact(record.error or record.status, endpoint.secrets)
+    error = record.error or record.status
     if record.http_status in (401, 403):
         return _key_error(endpoint, record.http_status, error.encode())
     unlisted = served.models and shape.model not in served.models

@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 from urllib.parse import urljoin
 
-from loadgen.endpoint import Endpoint, EndpointError, parse_endpoint
+from loadgen.endpoint import Endpoint, EndpointError, parse_endpoint, redact, shown_url
 from loadgen.pages import PageError, Pages
 from loadgen.protocols import printable
 
@@ -34,18 +34,24 @@ async def final_endpoint(pages: Pages, endpoint: Endpoint) -> Endpoint:
 def moved(endpoint: Endpoint, location: str) -> Endpoint:
     """The endpoint whose /models is at ``location``, with the same key and headers.
 
-    Raises EndpointError where that is no base URL, or where secrets would go to another server: another host or
-    port (but for http to https on their own ports), or from https to http.
+    Raises EndpointError where that is no base URL, where a secret stands in it, or where secrets would go to another
+    server: another host or port (but for http to https on their own ports), or from https to http.
     """
     target = urljoin(endpoint.url + _ASKED, location)
-    shown = f"{endpoint.url} redirects to {printable(target)}"
+    shown = f"{endpoint.url} redirects to {redact(printable(shown_url(target)), endpoint.secrets)}"
     bare = target.partition("?")[0].rstrip("/")
     if not bare.endswith(_ASKED):
         raise EndpointError(f"{shown}: that is no base URL; give the final one")
     try:
         found = parse_endpoint(bare.removesuffix(_ASKED))
     except EndpointError as error:
-        raise EndpointError(f"{shown}: {error}") from error
+        why = redact(printable(str(error)), endpoint.secrets)
+        raise EndpointError(f"{shown}: {why}") from error
+    unsaid = tuple(secret for secret in endpoint.secrets if secret not in endpoint.url)
+    if redact(found.url, unsaid) != found.url:
+        raise EndpointError(
+            f"{shown}: the key or the value of a --header stands in it; give the final base URL"
+        )
     here, there = (endpoint.scheme, endpoint.port), (found.scheme, found.port)
     same = found.host == endpoint.host and (here == there or (here, there) == (("http", 80), ("https", 443)))
     if not same and (endpoint.api_key or endpoint.headers):

@@ -11,7 +11,7 @@ import random
 from collections.abc import Callable
 from typing import Any
 
-from loadgen.endpoint import Endpoint, EndpointError
+from loadgen.endpoint import Endpoint, EndpointError, redact
 from loadgen.http import Client
 from loadgen.pages import PageError, Pages
 from loadgen.probe import Calibration, ask
@@ -96,7 +96,7 @@ async def _count(pages: Pages, endpoint: Endpoint, body: dict[str, Any]) -> int 
     try:
         page = await pages.post(f"{endpoint.root}/tokenize", headers, json.dumps(body).encode(), _TIMEOUT_S)
         if page.status != 200:
-            return f"HTTP {page.status}: {printable(error_text(page.body), 120)}"
+            return f"HTTP {page.status}: {redact(printable(error_text(page.body), 120), endpoint.secrets)}"
         held = json.loads(page.body)
         found = held.get("count", len(held["tokens"]) if isinstance(held.get("tokens"), list) else None)
     except TimeoutError:

@@ -57,6 +57,7 @@ class Server:
         class Handler(BaseHTTPRequestHandler):
             def do_GET(self) -> None:
                 found = models if self.path.endswith("/models") else b"{}"
+                found = found.replace(b"TENANT", str(self.headers["X-Tenant"]).encode())
                 self.send_response(200 if self.path.endswith("/models") else 404)
                 self.send_header("Content-Length", str(len(found)))
                 self.end_headers()
@@ -196,15 +197,13 @@ def test_secrets_that_come_back_are_written_nowhere(tmp_path: Path) -> None:
             handler.end_headers()
             handler.wfile.write(body)
             return
-        last = json.dumps(
-            {"choices": [{"delta": {"content": "x"}, "finish_reason": key if number > 4 else "stop"}]}
-        ).encode()
+        last = json.dumps({"choices": [{"delta": {"content": "x"}, "finish_reason": key}]}).encode()
         stream(handler, TOKEN, last, headers={"X-Request-Id": f"{key} {tenant}"})
 
-    with Server(answer) as server:
+    with Server(answer, b'{"data":[{"id":"TENANT","owned_by":"TENANT"}]}') as server:
         result = ampacity(
-            "run", server.url, "--rates", "20", "--duration", "1s", "--input-tokens", "5", "--output-tokens", "2", "--out", tmp_path / "r",
-            "--api-key-env", "AMPACITY_KEY", "--header", f"X-Tenant: {TENANT}",
+            "run", server.url, "--model", "m", "--rates", "20", "--duration", "1s", "--input-tokens", "5", "--output-tokens", "2",
+            "--out", tmp_path / "r", "--api-key-env", "AMPACITY_KEY", "--header", f"X-Tenant: {TENANT}",
         )  # fmt: skip
     assert result.returncode == 0, result.stderr
     rows = pq.read_table(
@@ -215,6 +214,7 @@ def test_secrets_that_come_back_are_written_nowhere(tmp_path: Path) -> None:
         (tmp_path / "r" / name).read_text() for name in ("run.json", "summary.json", "report.html")
     )
     assert any("***" in (r["server_request_id"] or "") for r in rows)
+    assert '"engine": "***"' in everything
     for secret in (KEY, TENANT, KEY[:9], TENANT[:9]):
         assert secret not in everything
 

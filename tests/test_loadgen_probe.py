@@ -21,10 +21,10 @@ from loadgen.records import RequestRecord
 KEY = "sk-very-secret-42"
 
 
-def looked(endpoint: Endpoint) -> Served:
+def looked(endpoint: Endpoint, model: str | None = None) -> Served:
     async def main() -> Served:
         async with Pages() as pages:
-            return await look(pages, endpoint)
+            return await look(pages, endpoint, model)
 
     return on_loop("uvloop", main())
 
@@ -122,6 +122,36 @@ def test_a_wrong_key_is_said_and_never_shown(monkeypatch: pytest.MonkeyPatch) ->
     assert KEY not in repr(endpoint)
 
 
+def test_what_a_server_repeats_of_the_secrets_is_taken_out() -> None:
+    """From all that is said, but for the name of the model that the user gives."""
+    entries = [{"id": KEY, "owned_by": f"Bearer {KEY}"}, {"id": "llama"}]
+    pages = {
+        "/v1/models": ("200 OK", json.dumps({"data": entries})),
+        "/version": ("200 OK", json.dumps({"version": f"0.3 {KEY}"})),
+    }
+    with FaultServer(pages=pages) as server:
+        endpoint = parse_endpoint(server.url, headers=(("X-Key", KEY), ("X-Model", "llama")))
+        assert looked(endpoint) == Served(("***", "***"), "Bearer ***", "0.3 ***")
+        assert looked(endpoint, "llama").models == ("***", "llama")
+    with pytest.raises(EndpointError, match="name a model with --model"):  # *** is none to ask for
+        choose_model(Served(("***",)), None, endpoint)
+
+
+def test_a_probing_record_holds_no_secret() -> None:
+    refuses = {"ignore_eos": ("400 Bad Request", json.dumps({"error": f"you sent {KEY}"}))}
+    with FaultServer(refuses=refuses) as server:
+        endpoint = parse_endpoint(server.url, headers=(("X-Key", KEY),))
+
+        async def main() -> RequestRecord:
+            client = Client(endpoint, endpoint.addresses(), None)
+            try:
+                return await ask(client, "chat", sender(endpoint, [])(RequestShape("chat", "m"), 4, 4))
+            finally:
+                await client.close()
+
+        assert on_loop("uvloop", main()).error == "HTTP 400: you sent ***"
+
+
 def test_the_right_key_opens(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MY_KEY", KEY)
     with FaultServer(api_key=KEY) as server:
@@ -135,6 +165,9 @@ def test_a_redirect_names_the_place() -> None:
         message_of(
             lambda: looked(parse_endpoint(server.url)), "redirects to https://elsewhere.test/v1/models"
         )
+    with FaultServer(pages={"/v1/models": ("301 Moved", f"https://b.test/{KEY}/models?k={KEY}")}) as server:
+        endpoint = parse_endpoint(server.url, headers=(("X-Key", KEY),))
+        message_of(lambda: looked(endpoint), "redirects to https://b.test/***/models: give")
 
 
 def test_a_server_that_is_down() -> None:

@@ -76,6 +76,29 @@ def test_the_key_never_goes_to_another_server(url: str, location: str) -> None:
 
 
 @pytest.mark.parametrize(
+    ("location", "shown"),
+    [
+        (f"http://b.test/x?key={KEY}", "redirects to http://b.test/x: that is no base URL"),
+        (f"http://u:{KEY}@a.test/v1/models", "redirects to http://a.test/v1/models: "),
+        (f"/{KEY}/v1/models", r"redirects to http://a.test/\*\*\*/v1/models: the key"),
+        (
+            f"ftp://a.test/{KEY}/models",
+            r"redirects to ftp://a.test/\*\*\*/models: ftp://a.test/\*\*\*: the URL",
+        ),
+    ],
+)
+def test_a_secret_in_the_location_is_neither_shown_nor_used(location: str, shown: str) -> None:
+    with pytest.raises(EndpointError, match=shown) as caught:
+        moved(keyed("http://a.test/v1"), location)
+    assert KEY not in str(caught.value)
+
+
+def test_what_the_given_url_says_is_no_secret() -> None:
+    tenant = dataclasses.replace(parse_endpoint("http://a.test/acme/v1"), headers=(("X-Tenant", "acme"),))
+    assert moved(tenant, "/acme/serving/v1/models").url == "http://a.test/acme/serving/v1"
+
+
+@pytest.mark.parametrize(
     "location", ["https://a.test/login", "ftp://a.test/v1/models", "http://u:p@a.test/v1/models"]
 )
 def test_a_redirect_to_something_else_is_one_line(location: str) -> None:

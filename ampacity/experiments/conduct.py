@@ -200,7 +200,7 @@ async def _probe(
 ) -> Probe:  # fmt: skip
     """Everything that is asked of the endpoint before the load begins. Raises EndpointError."""
     endpoint = settings.endpoint
-    served = await look(pages, endpoint)
+    served = await look(pages, endpoint, settings.model)
     shape = RequestShape(
         settings.api, choose_model(served, settings.model, endpoint), extra=settings.extra_body
     )
