@@ -146,9 +146,7 @@ async def probed(
     waiting = asyncio.get_running_loop().call_later(
         SILENCE_S, progress.note, f"waiting for a first answer, {client.patience_s:g} s at most"
     )
-    probe = await _probe(settings, pages, client, maker, trace)
-    waiting.cancel()
-    return probe
+    return await _probe(settings, pages, client, maker, trace, waiting)
 
 
 def check_open_files(settings: Settings) -> None:
@@ -196,7 +194,7 @@ def client_to(settings: Settings, route: Route) -> Client:
 
 
 async def _probe(
-    settings: Settings, pages: Pages, client: Client, maker: RequestMaker, trace: Trace | None
+    settings: Settings, pages: Pages, client: Client, maker: RequestMaker, trace: Trace | None, waiting: asyncio.TimerHandle
 ) -> Probe:  # fmt: skip
     """Everything that is asked of the endpoint before the load begins. Raises EndpointError."""
     endpoint = settings.endpoint
@@ -206,6 +204,7 @@ async def _probe(
     )
     send = maker.numbered
     shape, short, notes = await find_dialect(client, endpoint, shape, served, send)
+    waiting.cancel()
     calibration, record = await calibrate(client, shape, short, send)
     if settings.tokenizer not in WORD_TOKENIZERS:
         calibration, said = by_vocabulary(calibration, settings.tokenizer)
