@@ -189,9 +189,7 @@ def search_engine(
     settings, config = _engine(slo, output_tokens)
     with tempfile.TemporaryDirectory() as folder:
         settings = replace(settings, seed=seed, out=Path(folder) / "run")
-        asyncio.run(
-            predict(settings, config, [], Progress(Console(quiet=True)), drive, "search")
-        )
+        asyncio.run(predict(settings, config, [], Progress(Console(quiet=True)), drive, "search"))
     rig = found[0]
     sent = sum(s["requests"] + s["window"]["warmup_requests"] for s in rig.stages)
     found_now = estimate(rig.stages, [slo])
