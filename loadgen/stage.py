@@ -16,7 +16,7 @@ import numpy as np
 from loadgen.ahead import Ahead
 from loadgen.audit import Measures, StageWatch
 from loadgen.completions import Answer
-from loadgen.endpoint import redact
+from loadgen.endpoint import redact_record
 from loadgen.exchange import Exchange
 from loadgen.follower import Follower
 from loadgen.http import Client
@@ -308,11 +308,7 @@ class StageRunner:
         index = self._in_flight.pop(exchange)
         self._clients[self._target_of(index)].forget(exchange)
         record = exchange.record
-        if self._secrets:  # a server may echo them anywhere
-            for name in ("error", "finish_reason", "server_request_id"):
-                text = getattr(record, name)
-                if text is not None:
-                    setattr(record, name, redact(text, self._secrets))
+        redact_record(record, self._secrets)
         if record.attempt == 0:
             slip_ns = (record.dispatched_ns or record.scheduled_ns) - record.scheduled_ns
             self._measures.slips_s.append(slip_ns / 1e9)
