@@ -219,7 +219,12 @@ async def find_dialect(
             shape, dialect=dataclasses.replace(dialect, max_tokens_field=max_tokens_field)
         )
         record = await ask(client, shape.api, send(tried, _SHORT, 4))
-        if record.http_status in (400, 422) and "max_completion_tokens" in (record.error or ""):
+        renamed = max_tokens_field == "max_completion_tokens"  # once is enough
+        if (
+            not renamed
+            and record.http_status in (400, 422)
+            and "max_completion_tokens" in (record.error or "")
+        ):
             max_tokens_field = "max_completion_tokens"
             tried = dataclasses.replace(
                 shape, dialect=dataclasses.replace(dialect, max_tokens_field=max_tokens_field)

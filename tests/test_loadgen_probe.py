@@ -253,6 +253,15 @@ def test_a_model_that_is_not_served_is_named_with_those_that_are() -> None:
         assert len(server.requests) == 2  # nothing to be gained by asking more plainly
 
 
+def test_a_server_that_names_the_other_field_again_and_again_is_asked_six_times() -> None:
+    """Five dialects, and one of them a second time with the field by its new name."""
+    refuses = {"max_tokens": (BAD, RENAMED), "max_completion_tokens": (BAD, RENAMED)}
+    with FaultServer(refuses=refuses) as server:
+        with pytest.raises(EndpointError):
+            dialect_of(parse_endpoint(server.url))
+        assert len(server.requests) == 6
+
+
 def test_a_model_that_is_not_listed_is_not_blamed_for_another_failure() -> None:
     with FaultServer() as server:
         with pytest.raises(EndpointError) as raised:
