@@ -228,7 +228,7 @@ def serve(
     api_key = os.environ.get(start.api_key_env) if start.api_key_env else None
     if start.api_key_env and not api_key:
         raise SimulatorError(
-            f"--api-key-env {start.api_key_env}: that environment variable is not set or empty"
+            "--api-key-env: no environment variable of that name is set: give a variable's name, not the key"
         )
     model = start.model_name or start.preset
     host = f"[{start.host}]" if ":" in start.host else start.host

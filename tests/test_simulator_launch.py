@@ -58,7 +58,7 @@ def test_says_why_it_did_not_start() -> None:
     ("options", "words"),
     [
         ({"preset": "demo,max_num_batched_tokens=8"}, "at least max_num_seqs"),
-        ({"api_key_env": "NOT_SET_ANYWHERE"}, "NOT_SET_ANYWHERE: that environment variable is not set"),
+        ({"api_key_env": "NOT_SET_ANYWHERE"}, "--api-key-env: no environment variable of that name is set"),
         ({"host": "192.0.2.1"}, "cannot listen on 192.0.2.1"),
         ({"face": {"done": 3}}, r"Expected `bool`, got `int` - at `$.face.done`"),
         ({"faults": {"errors": {"500": 2}}}, r"<= 1.0 - at `$.faults.errors"),
