@@ -8,7 +8,6 @@ next chunk that has some.
 from __future__ import annotations
 
 from array import array
-from collections.abc import Callable
 from operator import sub
 from typing import Any, cast
 
@@ -16,7 +15,7 @@ import msgspec
 
 from loadgen.protocols import error_text, excerpt
 from loadgen.records import CHUNK_AT_MAX_US, RequestRecord
-from loadgen.repeats import Form, Kind, Said, last_chunk, learn
+from loadgen.repeats import Form, Kind, Said, Take, last_chunk, learn
 
 STAMPS = "L" if array("L").itemsize == 8 else "Q"  # "q" takes Python several times as long
 TOKENS_MAX = 2**31 - 1  # what a column of the records holds
@@ -66,7 +65,7 @@ class Answer:
     __slots__ = (
         "_chunk_tokens", "_finished_choices", "_form", "_form_usage", "_missed_at", "_misses", "_usage", "_usage_beside", "_usage_per_chunk", "_usage_totals", "bad_json",
         "cached_tokens", "chunk_at_ns", "done", "error", "finish_reason", "first_answer_ns", "first_event_ns",
-        "fits", "input_tokens", "reasoning_chunks", "reasoning_tokens", "said", "whole_ns",
+        "input_tokens", "reasoning_chunks", "reasoning_tokens", "said", "whole_ns",
     )  # fmt: skip
 
     repeats = True  # whether chunks can be told by their form
@@ -81,7 +80,6 @@ class Answer:
         self._finished_choices = 0
         self._form: Form | None = None  # of text chunks, and the usage beside it
         self._form_usage: _Usage | None = None
-        self.fits: Callable[[bytes], bool] | None = None  # whether a read repeats the form, if there is one
         self._misses = self._missed_at = 0  # reads in a row that repeated nothing; the chunks up to the last
         self._usage: _Usage | None = None
         self._usage_beside: _Usage | None = None  # the text of the latest chunk
@@ -96,17 +94,26 @@ class Answer:
         self.whole_ns: int | None = None  # when an answer that has no tokens by its nature was complete
         self.said: list[tuple[Kind, str]] | None = None  # a list, where somebody wants the text
 
-    def _fits_and_tells(self, read: bytes) -> bool:
-        """As ``fits``, where there is more to note of a repetition than its time."""
-        assert self._form is not None
-        text = self._form.text_of(read)
-        if text is None:
+    def taker(self, otherwise: Take) -> Take | None:
+        """What takes reads that repeat the form and hands on all others; None where no form is known."""
+        form, note = self._form, self.chunk_at_ns.append
+        if form is None:
+            return None
+        if form.kind == "answer" and self.said is None:
+            return form.taker(note, otherwise)
+
+        def tell(at_ns: int, read: bytes) -> bool:  # there is more to note than the time
+            text = form.text_of(read)
+            if text is None:
+                return otherwise(at_ns, read)
+            note(at_ns)
+            if form.kind == "reasoning":
+                self.reasoning_chunks += 1
+            if self.said is not None:
+                self.said.append((form.kind, text.decode()))
             return False
-        if self._form.kind == "reasoning":
-            self.reasoning_chunks += 1
-        if self.said is not None:
-            self.said.append((self._form.kind, text.decode()))
-        return True
+
+        return tell
 
     def _catch_up(self) -> None:
         """Note the tokens of the repetitions since the last chunk that was read event by event: one each."""
@@ -137,8 +144,6 @@ class Answer:
         self._missed_at = chunks
         if self._misses <= MISSES_MAX and (found := learn(read, _said)) is not None:
             self._form, self._form_usage = found, self._usage_beside
-            tells = found.kind == "reasoning" or self.said is not None
-            self.fits = self._fits_and_tells if tells else found.fits()
 
     def on_event(self, at_ns: int, data: bytes) -> None:
         """One SSE event that was completed at ``at_ns``."""

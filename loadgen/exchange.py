@@ -16,7 +16,7 @@ from loadgen.bodies import Body
 from loadgen.completions import Answer
 from loadgen.protocols import error_text, excerpt, retry_after_s
 from loadgen.records import RequestRecord
-from loadgen.repeats import EVENT_END, Kind
+from loadgen.repeats import EVENT_END, Kind, Take
 
 _REQUEST_ID_HEADERS = {b"x-request-id", b"x-litellm-call-id", b"request-id"}
 
@@ -26,8 +26,8 @@ class Exchange:
 
     __slots__ = (
         "_answer", "_between_chunks", "_body", "_chunked", "_complete_at", "_content_type", "_headers_done",
-        "_informational", "_length_known", "_new_answer", "_on_end", "_parsed_ns", "_parser", "_repeats", "_stamp",
-        "cancel_after_tokens", "close_after", "ended", "listening", "on_body", "record", "request", "retried",
+        "_informational", "_length_known", "_new_answer", "_on_end", "_parsed_ns", "_parser",
+        "cancel_after_tokens", "close_after", "ended", "feed", "listening", "on_body", "record", "request", "retried",
     )  # fmt: skip
 
     def __init__(
@@ -65,15 +65,15 @@ class Exchange:
     def _reset_response(self) -> None:
         self._parsed_ns: int | None = None  # when the last read came that was no repetition
         self._between_chunks = False  # where the parser stands, as far as it has read
-        # whether a read repeats a chunk of text; None unless the next byte begins a chunk and an event
-        self._repeats: Callable[[bytes], bool] | None = None
+        # The seam: called with the time of a read, monotonic ns, and its bytes; whether that ended the exchange.
+        # While chunks of text repeat each other it is what their form gave: the hot path, one call for a token.
+        self.feed: Take = self._parse
         self._body = Body()
         self.on_body: Callable[[bytes], None] = (
             self._body.pieces.append
         )  # the parser calls it: no frame of Python
         self._parser: Any = httptools.HttpResponseParser(self)
         self._answer = self._new_answer()
-        self._stamp = self._answer.chunk_at_ns.append
         if self.listening:
             self._answer.said = []
         self._content_type = b""
@@ -89,37 +89,23 @@ class Exchange:
 
     # -- the connection's side ---------------------------------------------------------------
 
-    def feed(self, at_ns: int, data: bytes) -> bool:
-        """``data`` was read from the socket at ``at_ns``; whether that ended it. The hot path: few steps."""
-        repeats = self._repeats
-        if repeats is not None:
-            if repeats(data):
-                stamp = self._stamp
-                stamp(at_ns)  # called as a method it would be looked up for long
-                return False
-            data = self._without_repetitions(at_ns, data)
-            if not data:
-                return False
-        self._parse(at_ns, data)
-        return self.ended
-
     @property
     def last_read_ns(self) -> int | None:
         """When the socket last gave something, or None."""
         tokens_ns = self._answer.chunk_at_ns
         return max(self._parsed_ns, tokens_ns[-1]) if tokens_ns and self._parsed_ns else self._parsed_ns
 
-    def _without_repetitions(self, at_ns: int, data: bytes) -> bytes:
-        """What is left of a read that is no single repetition without those that it begins with."""
-        assert self._repeats is not None
+    def _repeated_and_more(self, at_ns: int, data: bytes) -> bool:
+        """A read that is no single repetition: take those that it begins with and parse the rest."""
+        take = self._answer.taker(lambda at_ns, read: True)
+        assert take is not None
         begin = 0
         while (end := data.find(EVENT_END, begin) + len(EVENT_END)) >= len(EVENT_END):
             whole = begin == 0 and end == len(data)  # it was tried
-            if whole or not self._repeats(data[begin:end]):
+            if whole or take(at_ns, data[begin:end]):
                 break
-            self._stamp(at_ns)
             begin = end
-        return data[begin:]
+        return begin < len(data) and self._parse(at_ns, data[begin:])
 
     def eof(self, at_ns: int, error: str | None = None) -> None:
         """The peer closed or broke the connection."""
@@ -202,11 +188,8 @@ class Exchange:
 
     # -- reading and judging -----------------------------------------------------------------
 
-    def _parse(self, at_ns: int, data: bytes) -> None:
-        """Take the framing off, read the events, judge the end."""
-        if self._parser is None:  # ended
-            self.close_after = True  # bytes after the end of the response: not HTTP that we asked for
-            return
+    def _parse(self, at_ns: int, data: bytes) -> bool:
+        """Take the framing off, read the events, judge the end; whether this is one."""
         self._parsed_ns = at_ns
         broken, tokens = None, len(self._answer.chunk_at_ns)
         try:
@@ -216,7 +199,7 @@ class Exchange:
             self.close_after = True
         self._decode(at_ns)
         if self.ended:
-            return
+            return True
         if self._complete_at is not None:
             self._conclude(at_ns)
         elif broken is not None:
@@ -227,7 +210,8 @@ class Exchange:
             new = len(self._answer.chunk_at_ns) - tokens
             if between and new:
                 self._answer.learn(data, new)
-            self._repeats = self._answer.fits if between else None
+            self.feed = (between and self._answer.taker(self._repeated_and_more)) or self._parse
+        return self.ended
 
     def _decode(self, at_ns: int) -> None:
         """Read what the parser gave of the body; of a body that is no event stream only keep it."""
@@ -289,8 +273,12 @@ class Exchange:
         record.ended_ns = at_ns
         self._answer.write_into(record)
         self.ended = True
-        self._repeats = None
+        self.feed = _after_the_end  # neither it nor the parser holds a reference back to us any more
         self._body = Body()
-        self._parser = None  # it holds a reference back to us
+        self._parser = None
         self._on_end(self)
         self.request = b""
+
+
+def _after_the_end(at_ns: int, data: bytes) -> bool:
+    return True

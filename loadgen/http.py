@@ -94,16 +94,7 @@ class Connection(asyncio.Protocol):
             self.close()  # nobody asked
             return
         if exchange.feed(at_ns, data):
-            self._after(exchange)
-
-    def received(self, at_ns: int, data: bytes) -> None:
-        """Bytes and the time at which another reader of the socket received them."""
-        exchange = self.exchange
-        if exchange is None:
-            self.close()  # nobody asked
-            return
-        if exchange.feed(at_ns, data):
-            self._after(exchange)
+            self.over(exchange)
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Closed by the peer, by an error or by us."""
@@ -131,7 +122,8 @@ class Connection(asyncio.Protocol):
         within_ns = RESEND_WITHIN_S * 1e9 + min(2 * self.opened_in_ns, ROUND_TRIPS_MAX_S * 1e9)
         return started_ns is not None and at_ns - started_ns <= within_ns
 
-    def _after(self, exchange: Exchange) -> None:
+    def over(self, exchange: Exchange) -> None:
+        """What was read has ended the exchange: keep the connection for the next one, or not."""
         self.exchange = None
         self.served += 1
         if exchange.close_after or self.lost or not self._client.reuse:
@@ -171,6 +163,7 @@ class Client:
         self._proxy = proxy
         plain = kernel_stamps.AVAILABLE and context is None and proxy is None
         self._kernel_stamps = plain
+        self._reader: kernel_stamps.KernelReader | None = None
         self.stamps: Stamps = stamps if plain else "read"
         self.reuse = reuse == "pool"
         self.open: set[Connection] = set()
@@ -213,8 +206,21 @@ class Client:
         self.idle.clear()
         for _ in range(1000):  # each leaves in its connection_lost, in a turn of the loop or two
             if not self.open:
-                return
+                break
             await asyncio.sleep(0.001)
+        if self._reader is not None:
+            self._reader.close()
+            self._reader = None
+
+    def _note_delay(self, delay_s: float) -> None:
+        self.receive_delays_s.append(delay_s)  # each stage has its own
+
+    def _kernel_reader(self) -> kernel_stamps.KernelReader:
+        if self._reader is None:
+            self._reader = kernel_stamps.KernelReader(
+                date_by_kernel=self.stamps == "kernel", on_delay=self._note_delay
+            )  # fmt: skip
+        return self._reader
 
     def _take_idle(self) -> Connection | None:
         oldest_ns = time.monotonic_ns() - int(IDLE_MAX_S * 1e9)
@@ -271,9 +277,8 @@ class Client:
             try:
                 if audited or self.stamps == "kernel":
                     await kernel_stamps.connect(
-                        self._loop, (address, port), connection,
-                        date_by_kernel=self.stamps == "kernel", delays_s=self.receive_delays_s,
-                    )  # fmt: skip
+                        self._kernel_reader(), (address, port), connection, audited=audited
+                    )
                 else:
                     await self._loop.create_connection(
                         lambda: connection, address, port, ssl=self._context,

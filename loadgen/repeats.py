@@ -26,6 +26,8 @@ _TOTALS = re.compile(rb'"(?:completion|total)_tokens": ?([1-9][0-9]{0,8})')
 Kind = Literal["answer", "reasoning"]
 Said = tuple[Kind, str, int | None]
 """What one chunk says: of which kind its text is, the text, and the tokens of the answer up to it."""
+Take = Callable[[int, bytes], bool]
+"""Takes what was read and when, monotonic ns; whether that ended the answer."""
 
 
 @cache
@@ -124,24 +126,31 @@ class Form:
             self.counted(self.total + 1)
         return text
 
-    def fits(self) -> Callable[[bytes], bool]:
-        """What says whether a read is the next chunk. The hot path: few steps."""
+    def taker(self, note: Callable[[int], None], otherwise: Take) -> Take:
+        """What takes reads: of one that is the next chunk its time is noted, all others go on. The hot path: few steps."""
         if self.total is not None:
-            return lambda read: self.text_of(read) is not None
+
+            def count(at_ns: int, read: bytes) -> bool:
+                if self.text_of(read) is None:
+                    return otherwise(at_ns, read)
+                note(at_ns)
+                return False
+
+            return count
         heads, known = self._heads, _rests_before(self._behind)
 
-        def fit(read: bytes) -> bool:
+        def take(at_ns: int, read: bytes) -> bool:
             rest = read.removeprefix(heads.get(len(read), b""))
-            if rest in known and rest is not read:  # the read itself: it has another head
-                return True
-            if self.text_of(read) is None:
-                return False
-            if len(known) >= KNOWN_MAX:
-                known.clear()
-            known.add(rest)
-            return True
+            if rest not in known or rest is read:  # the read itself: it has another head
+                if self.text_of(read) is None:
+                    return otherwise(at_ns, read)
+                if len(known) >= KNOWN_MAX:
+                    known.clear()
+                known.add(rest)
+            note(at_ns)
+            return False
 
-        return fit
+        return take
 
 
 def last_chunk(read: bytes) -> bytes:

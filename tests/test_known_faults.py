@@ -88,44 +88,54 @@ def test_a_step_of_the_wall_clock_moves_no_latency(stamps: str, monkeypatch: pyt
 
 
 def test_dates_of_the_kernel_never_fall(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Three reads at 10, 11 and 12 ms; the wall clock is read 2 ms late behind the first, so that it seems 5 ms old, the second 7.
+    """A stream is read at 10, 11 and 12 ms; the wall clock, 95 ms ahead, seems 97 ahead at the second.
 
-    A fourth, at 21 ms, came before the request that was written at 20: it cannot be its answer's date.
+    So the stamps at 100 and 104 ms are dated 5 and 7 ms, that at 103 6: it stays 7. A fourth, at 21 ms, has a stamp of
+    before the request that was written at 20: it cannot be its answer's date. A fifth has none.
     """
-    stamps_ms, monotonic_ms, wall_ms = (
-        iter([100, 101, 105, 200]),
-        iter([10, 11, 12, 20, 21]),
-        iter([105, 108, 106, 205]),
-    )
+    if not kernel_stamps.AVAILABLE:
+        pytest.skip("kernel time stamps need Linux")
+    now_ms, ahead_ms, stamps_ms = 0, 95, 0
     clocks = SimpleNamespace(
-        monotonic_ns=lambda: next(monotonic_ms) * 1_000_000,
-        time_ns=lambda: next(wall_ms) * 1_000_000,
-        time=None,
+        monotonic_ns=lambda: now_ms * 1_000_000, time_ns=lambda: (now_ms + ahead_ms) * 1_000_000
     )
     monkeypatch.setattr(kernel_stamps, "time", clocks)
-    socket_ = SimpleNamespace(
-        fileno=lambda: 7,
-        send=len,
-        recvmsg_into=lambda *_: (
-            1, [(socket.SOL_SOCKET, 35, struct.pack("@qq", 0, next(stamps_ms) * 1_000_000))], 0, None,
-        ),
-    )  # fmt: skip
+
+    class Socket(socket.socket):
+        def recvmsg(self, *sizes: int) -> Any:  # type: ignore[override]
+            data, _, flags, address = super().recvmsg(*sizes)
+            stamp = (socket.SOL_SOCKET, 35, struct.pack("@qq", 0, stamps_ms * 1_000_000))
+            return data, [stamp] if stamps_ms else [], flags, address
+
     read: list[int] = []
-    receiver = SimpleNamespace(received=lambda at_ns, _: read.append(at_ns))
-    loop = SimpleNamespace(add_reader=lambda *_: None)
+    receiver = SimpleNamespace(
+        exchange=SimpleNamespace(feed=lambda at_ns, _: read.append(at_ns)), connection_lost=lambda _: None
+    )
     delays_s = array("d")
-    wire = kernel_stamps.KernelWire(loop, socket_, receiver, True, delays_s)  # type: ignore[arg-type]
-    for _ in range(3):
-        wire._on_readable()
-    wire.write(b"a request")
-    wire._on_readable()
-    assert read == [
-        5_000_000,
-        5_000_000,
-        11_000_000,
-        20_000_000,
-    ]  # 10 - 5; 11 - 7 would be 4; 12 - 1; 21 - 5 would be 16
-    assert delays_s.tolist() == [0.005, 0.007, 0.001, 0.005]
+
+    async def main() -> None:
+        nonlocal now_ms, ahead_ms, stamps_ms
+        reader = kernel_stamps.KernelReader(date_by_kernel=True, on_delay=delays_s.append)
+        far, near = socket.socketpair()
+        near.setblocking(False)
+        wire = kernel_stamps.KernelWire(reader, Socket(fileno=near.detach()), receiver, True)  # type: ignore[arg-type]
+        for step in (
+            (10, 95, 100), (11, 97, 104), (12, 97, 103), (20, 95, 0), (21, 95, 114), (22, 95, 0),
+        ):  # fmt: skip
+            now_ms, ahead_ms, stamps_ms = step
+            if now_ms == 20:
+                wire.write(b"a request")
+            else:
+                far.send(b"x")
+                assert reader.turn() == 1
+        wire.abort()
+        reader.close()
+        far.close()
+        await asyncio.sleep(0)
+
+    on_loop("uvloop", main())
+    assert read == [5_000_000, 7_000_000, 7_000_000, 20_000_000, 22_000_000]
+    assert delays_s.tolist() == [0.005, 0.004, 0.006, 0.002]
 
 
 def test_by_default_an_answer_may_last_as_long_as_its_tokens_come() -> None:
