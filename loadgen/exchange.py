@@ -26,7 +26,7 @@ class Exchange:
 
     __slots__ = (
         "_answer", "_between_chunks", "_body", "_chunked", "_complete_at", "_content_type", "_headers_done",
-        "_informational", "_length_known", "_new_answer", "_on_end", "_parsed_ns", "_parser",
+        "_informational", "_length_known", "_new_answer", "_on_end", "_on_whole", "_parsed_ns", "_parser",
         "cancel_after_tokens", "close_after", "ended", "feed", "listening", "on_body", "record", "request", "retried",
     )  # fmt: skip
 
@@ -36,12 +36,17 @@ class Exchange:
         request: bytes,
         on_end: Callable[[Exchange], None],
         answer: type[Answer] = Answer,
+        on_whole: Callable[[Exchange], None] | None = None,
     ) -> None:
-        """``answer`` reads the events of the API that was asked; ``on_end`` is called exactly once."""
+        """``answer`` reads the events of the API that was asked; ``on_end`` is called exactly once.
+
+        With ``on_whole`` the last read of a response is not yet judged: this is called, and ``judge`` is to be called later.
+        """
         self._new_answer = answer
         self.record = record
         self.request = request
         self._on_end = on_end
+        self._on_whole = on_whole
         self.ended = False
         self.retried = False  # once, when a kept-alive connection turned out to be dead
         self.close_after = True  # whether the connection must not be used again
@@ -109,7 +114,7 @@ class Exchange:
 
     def eof(self, at_ns: int, error: str | None = None) -> None:
         """The peer closed or broke the connection."""
-        if self.ended:
+        if self.ended or self._complete_at is not None:
             return
         framed = self._chunked or self._length_known
         if not self._headers_done:
@@ -121,7 +126,7 @@ class Exchange:
 
     def fail(self, status: str, error: str, at_ns: int) -> None:
         """End with ``status``, unless what has arrived ends it otherwise; that stays in the record."""
-        if not self.ended:
+        if not self.ended and self._complete_at is None:
             self._give_up(status, error, at_ns)
 
     def restart(self) -> None:
@@ -197,6 +202,10 @@ class Exchange:
         except (httptools.HttpParserError, httptools.HttpParserUpgrade) as error:
             broken = f"not HTTP: {error}: {excerpt(data)}"
             self.close_after = True
+        if self._complete_at is not None and self._on_whole is not None:
+            self.feed = _after_the_end
+            self._on_whole(self)
+            return True
         self._decode(at_ns)
         if self.ended:
             return True
@@ -212,6 +221,13 @@ class Exchange:
                 self._answer.learn(data, new)
             self.feed = (between and self._answer.taker(self._repeated_and_more)) or self._parse
         return self.ended
+
+    def judge(self) -> None:
+        """End, after ``on_whole`` was called."""
+        assert self._parsed_ns is not None
+        self._decode(self._parsed_ns)
+        if not self.ended:
+            self._conclude(self._parsed_ns)
 
     def _decode(self, at_ns: int) -> None:
         """Read what the parser gave of the body; of a body that is no event stream only keep it."""

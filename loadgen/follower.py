@@ -7,6 +7,7 @@ import heapq
 import time
 from collections.abc import Callable, Iterable
 
+from loadgen.exchange import Exchange
 from loadgen.pacer import YIELD_EVERY, Sleeper
 
 AHEAD_NS = 5_000_000  # a request is made ready so long before it is due
@@ -15,8 +16,10 @@ AHEAD_NS = 5_000_000  # a request is made ready so long before it is due
 class Follower:
     """Deadlines that come up while a stage goes on, in their order."""
 
-    def __init__(self, make: Callable[[int], bytes], send: Callable[[int, int, int, bytes], None]) -> None:
-        """``make(index)`` gives a request's bytes, ``send(index, due_ns, now_ns, bytes)`` lets it go."""
+    def __init__(
+        self, make: Callable[[int], Exchange], send: Callable[[int, int, int, Exchange], None]
+    ) -> None:
+        """``make(index)`` gives a request that is not sent yet, ``send(index, due_ns, now_ns, request)`` lets it go."""
         self._make = make
         self._send = send
         self._due: list[tuple[int, int]] = []  # heap of (when, request)
@@ -36,7 +39,7 @@ class Follower:
     async def run(self) -> None:
         """Send until cancelled."""
         self._sleeper = sleeper = Sleeper()
-        ready: dict[int, bytes] = {}
+        ready: dict[int, Exchange] = {}
         sent = 0
         try:
             while True:

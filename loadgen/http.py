@@ -93,7 +93,8 @@ class Connection(asyncio.Protocol):
         if exchange is None:
             self.close()  # nobody asked
             return
-        if exchange.feed(at_ns, data):
+        feed = exchange.feed  # called as a method it would be looked up for long
+        if feed(at_ns, data):
             self.over(exchange)
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -164,6 +165,7 @@ class Client:
         plain = kernel_stamps.AVAILABLE and context is None and proxy is None
         self._kernel_stamps = plain
         self._reader: kernel_stamps.KernelReader | None = None
+        self._patient = False
         self.stamps: Stamps = stamps if plain else "read"
         self.reuse = reuse == "pool"
         self.open: set[Connection] = set()
@@ -212,6 +214,12 @@ class Client:
             self._reader.close()
             self._reader = None
 
+    def be_patient(self, patient: bool) -> None:
+        """Whether what is read may wait for 2 ms, as nobody does something because of it."""
+        self._patient = patient
+        if self._reader is not None:
+            self._reader.patient = patient
+
     def _note_delay(self, delay_s: float) -> None:
         self.receive_delays_s.append(delay_s)  # each stage has its own
 
@@ -220,6 +228,7 @@ class Client:
             self._reader = kernel_stamps.KernelReader(
                 date_by_kernel=self.stamps == "kernel", on_delay=self._note_delay
             )  # fmt: skip
+            self._reader.patient = self._patient
         return self._reader
 
     def _take_idle(self) -> Connection | None:

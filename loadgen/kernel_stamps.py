@@ -3,9 +3,10 @@
 The kernel notes when a segment arrived, so that the date stays right to some 10 µs while the event loop is busy
 with something else. Asyncio's transports hand out no ancillary data, hence bare sockets and a reader of our own.
 
-Dates that do not depend on when they are read allow reading in turns: where tokens are many, all sockets that have
-something are read together, a millisecond apart. Segments of one stream that wait together are merged by the kernel
-and carry the stamp of the newest.
+Dates that do not depend on when they are read allow reading in turns, where tokens are many and nobody waits for an
+answer: all sockets that have something are read together, 2 ms apart, which saves most wake-ups of the process.
+Segments of one stream that wait together are merged by the kernel and carry the stamp of the newest. So streams whose
+tokens are not well further apart than the turns are read at once.
 """
 
 from __future__ import annotations
@@ -24,12 +25,15 @@ from loadgen.exchange import Exchange
 from loadgen.pacer import Sleeper
 
 READ_BYTES = 65_536
-TURN_NS = 1_000_000  # from one turn to the next
+TURN_NS = 2_000_000  # from one turn to the next
 OFTEN_NS = 125_000  # sockets that have something so soon after the latest read are read in turns ...
 FEW = 4  # ... until a turn has fewer reads
 READS_MAX = 64  # of a turn, before requests may leave
+NEAR_NS = 2 * TURN_NS  # between two reads of a stream: so near each other, turns might merge them
+NEAR_SHARE_MAX = 1 / 8  # of the latest reads that may be so; with more all are made at once ...
+LATEST = 256  # ... for so many
 DELAY_MAX_NS = 60_000_000_000  # a stamp further off than this is no stamp of this read
-CLOCKS_APART_MAX_NS = 20_000  # two clocks read one after the other: longer, and something came between
+CLOCKS_APART_MAX_NS = 20_000  # two clocks that are read one after the other
 _SO_TIMESTAMPNS = 35
 _timespec = struct.Struct("@qq").unpack
 _ANCILLARY_BYTES = 64  # one cmsg header and a timespec, with room
@@ -69,8 +73,12 @@ class KernelReader:
         self._wires: dict[int, KernelWire] = {}
         self._epoll = select.epoll()
         self._sleeper = Sleeper()
+        self.patient = False  # whether reads may wait for their turn
         self._turn_ns = 0  # when the latest turn began
-        self._all_dated = False  # whether all that it read has the kernel's date
+        self._near = self._far = (
+            0  # of the latest reads, by how soon they came after the one before of their stream
+        )
+        self._apart = False  # whether most were far
         self._loop.add_reader(self._epoll.fileno(), self._on_readable)
 
     def add(self, wire: KernelWire) -> None:
@@ -93,48 +101,61 @@ class KernelReader:
     def _on_readable(self) -> None:
         before_ns = self._turn_ns
         self.turn()
-        if self._all_dated and self._turn_ns - before_ns < OFTEN_NS:
+        if self._turn_ns - before_ns < OFTEN_NS and self._may_wait():
             self._loop.remove_reader(self._epoll.fileno())
             self._sleeper.call_at(self._turn_ns + TURN_NS, self._on_time)
 
     def _on_time(self) -> None:
         reads = self.turn()
-        if reads < FEW or not self._all_dated:
+        if reads < FEW or not self._may_wait():
             self._loop.add_reader(self._epoll.fileno(), self._on_readable)
         else:
             self._sleeper.call_at(self._turn_ns + (TURN_NS if reads < READS_MAX else 0), self._on_time)
 
+    def _may_wait(self) -> bool:
+        return self.patient and self._by_kernel and self._apart
+
     def turn(self) -> int:
         """Read what there is, then hand it on: each step is faster with its own code in the caches. How many reads."""
-        now_ns, wires = time.monotonic_ns, self._wires
-        self._turn_ns = now_ns()
+        wires = self._wires
+        self._turn_ns = time.monotonic_ns()
         reads, lost = [], []
         for fd, _ in self._epoll.poll(0, READS_MAX):
             wire = wires[fd]
+            recvmsg = wire.recvmsg  # called as methods, what slots hold would be looked up for long
             try:
-                data, ancillary, _, _ = wire.recvmsg(READ_BYTES, _ANCILLARY_BYTES)
+                data, ancillary, _, _ = recvmsg(READ_BYTES, _ANCILLARY_BYTES)
             except (BlockingIOError, InterruptedError):
                 continue
             except OSError as error:
                 lost.append((wire, error))
                 continue
-            reads.append((wire, now_ns(), data, ancillary))
-        wall_ahead_ns, by_kernel, undated = _wall_ahead_ns(), self._by_kernel, 0
-        for wire, at_ns, data, ancillary in reads:
-            if ancillary and ancillary[0][1] == _SO_TIMESTAMPNS:
-                seconds, nanoseconds = _timespec(ancillary[0][2])
-                # the difference of two readings of one clock: a step of the wall clock does no harm
-                delay_ns = at_ns + wall_ahead_ns - seconds * 1_000_000_000 - nanoseconds
-                if 0 <= delay_ns < DELAY_MAX_NS:
-                    if wire.audited:
-                        self._on_delay(delay_ns / 1e9)
+            reads.append((wire, data, ancillary))
+        read_ns, by_kernel, near = time.monotonic_ns(), self._by_kernel, 0
+        # the difference of two readings of one clock: a step of the wall clock does no harm
+        wall_s, zero_ns = _monotonic_of_wall()
+        earliest_ns = self._turn_ns - DELAY_MAX_NS
+        for wire, data, ancillary in reads:
+            at_ns = read_ns
+            try:
+                seconds, nanoseconds = _timespec(ancillary[0][2])  # no other kind was asked for
+            except (IndexError, struct.error):
+                near += 1  # with no stamp it has to be read at once
+            else:
+                dated_ns = zero_ns + nanoseconds
+                if seconds != wall_s:
+                    dated_ns += (seconds - wall_s) * 1_000_000_000
+                if earliest_ns < dated_ns <= read_ns:
                     if by_kernel:
-                        at_ns -= delay_ns
-            elif data:
-                undated += 1
+                        at_ns = dated_ns
+                    if wire.audited:
+                        self._on_delay((read_ns - dated_ns) / 1e9)
             # two clocks are read one after the other, and one may be set: no later read has an earlier date
-            if at_ns < wire.last_ns:
-                at_ns = wire.last_ns
+            gap_ns = at_ns - wire.last_ns
+            if gap_ns < NEAR_NS:
+                near += 1
+                if gap_ns < 0:
+                    at_ns = wire.last_ns
             wire.last_ns = at_ns
             receiver = wire.receiver
             exchange = receiver.exchange
@@ -143,23 +164,30 @@ class KernelReader:
                     wire.lose(None)
                 elif exchange is None:
                     receiver.close()  # nobody asked
-                elif exchange.feed(at_ns, data):
-                    receiver.over(exchange)
+                else:
+                    feed = exchange.feed
+                    if feed(at_ns, data):
+                        receiver.over(exchange)
             except Exception as error:  # one stream's, as in a callback of its own
                 self._loop.call_exception_handler({"message": "a read could not be used", "exception": error})
         for wire, broken in lost:
             wire.lose(broken)
-        self._all_dated = by_kernel and not undated
+        self._near += near
+        self._far += len(reads) - near
+        if (latest := self._near + self._far) >= LATEST:
+            self._apart = self._near <= NEAR_SHARE_MAX * latest
+            self._near = self._far = 0
         return len(reads)
 
 
-def _wall_ahead_ns() -> int:
-    """The wall clock less the monotonic clock; read again where the process was interrupted between the two."""
+def _monotonic_of_wall() -> tuple[int, int]:
+    """The wall clock's second, and when on the monotonic clock it began, ns."""
     for _ in range(3):
         before_ns, wall_ns, after_ns = time.monotonic_ns(), time.time_ns(), time.monotonic_ns()
-        if after_ns - before_ns < CLOCKS_APART_MAX_NS:
+        if after_ns - before_ns < CLOCKS_APART_MAX_NS:  # longer, and the process was interrupted
             break
-    return wall_ns - (before_ns + after_ns) // 2
+    seconds, nanoseconds = divmod(wall_ns, 1_000_000_000)
+    return seconds, (before_ns + after_ns) // 2 - nanoseconds
 
 
 class KernelWire:

@@ -46,9 +46,9 @@ def _size_lines(size: bytes) -> list[bytes]:
 
 _known: set[bytes] = set()  # texts that stand for themselves: the words of a language come again and again
 KNOWN_MAX = 20_000
-_rests: dict[
-    bytes, set[bytes]
-] = {}  # such texts with what stands behind them, which is the same for all answers
+# such texts with what stands behind them, which is the same for all answers, and the line with the size; by what
+# stands behind them and how much stands before them, for that is part of the size
+_rests: dict[tuple[bytes, int], set[bytes]] = {}
 
 
 def _stands_for_itself(text: bytes) -> bool:
@@ -69,10 +69,10 @@ def _is_utf8(text: bytes) -> bool:
     return True
 
 
-def _rests_before(behind: bytes) -> set[bytes]:
-    if len(_rests) >= BEHIND_MAX and behind not in _rests:
+def _rests_around(behind: bytes, before_bytes: int) -> set[bytes]:
+    if len(_rests) >= BEHIND_MAX and (behind, before_bytes) not in _rests:
         _rests.clear()
-    return _rests.setdefault(behind, set())
+    return _rests.setdefault((behind, before_bytes), set())
 
 
 class Form:
@@ -137,11 +137,13 @@ class Form:
                 return False
 
             return count
-        heads, known = self._heads, _rests_before(self._behind)
+        before, before_bytes = self._before, len(self._before)
+        known = _rests_around(self._behind, before_bytes)
 
         def take(at_ns: int, read: bytes) -> bool:
-            rest = read.removeprefix(heads.get(len(read), b""))
-            if rest not in known or rest is read:  # the read itself: it has another head
+            data_at = read.find(10) + 1  # behind the line with the size
+            rest = read[:data_at] + read[data_at + before_bytes :]
+            if rest not in known or not read.startswith(before, data_at):
                 if self.text_of(read) is None:
                     return otherwise(at_ns, read)
                 if len(known) >= KNOWN_MAX:

@@ -23,6 +23,7 @@ from loadgen.http import Client
 from loadgen.pacer import Sleeper, pace
 from loadgen.plan import Limits, Live, Requests, StagePlan, StageResult, record_of
 from loadgen.records import FAILED_STATUSES, RequestRecord
+from loadgen.slices import in_slices
 from loadgen.token_counts import ByPiece, count_tokens
 from loadgen.turns import Turns
 from loadgen.users import VirtualUsers
@@ -67,6 +68,7 @@ class StageRunner:
         self._keep = keep
         self._by_piece = by_piece
         self._in_flight: dict[Exchange, int] = {}  # and the request's index in the schedule
+        self._whole: dict[Exchange, int] = {}  # those with all of their answer, which is not judged yet
         self._stop_reason: str | None = None
         self._decided: str | None = None  # why the stage that is going on need not go on
         self._users: VirtualUsers | None = None  # of the closed stage that is going on
@@ -95,7 +97,9 @@ class StageRunner:
         self._plan = plan
         self._first = plan.schedule.first_requests()  # that wait for no other
         self._turns = Turns(plan.schedule, plan.end_on_failure)
-        self._follower = Follower(self._make, self._send)
+        # nobody waits for what an answer says: it is judged when there are several
+        self._patient = plan.kind == "open" and plan.schedule.after_start is None and not self._limits.retries
+        self._follower = Follower(self._prepared, self._send)
         self._rows = self._ids_used = 0
         self._requests.prepare(plan.schedule)
         self._measures = Measures()
@@ -106,7 +110,8 @@ class StageRunner:
         self._closing = False
         for client in self._clients:
             client.receive_delays_s = self._measures.receive_delays_s
-        self._ahead = Ahead(self._make, self._first)
+            client.be_patient(self._patient)
+        self._ahead = Ahead(self._prepared, self._first)
 
     async def run(self, plan: StagePlan, on_start: Callable[[int], None] | None = None) -> StageResult:
         """Run one stage to its end, drained."""
@@ -127,7 +132,7 @@ class StageRunner:
         try:
             with StageWatch(beating, self._measures):
                 watcher = asyncio.create_task(self._watch())
-                making = asyncio.create_task(self._ahead.keep_ready())
+                working = asyncio.create_task(in_slices(self._work))
                 following = asyncio.create_task(self._follower.run())
                 following.add_done_callback(self._followed)
                 drive = self._drive_open if plan.kind == "open" else self._drive_closed
@@ -139,7 +144,7 @@ class StageRunner:
                 following.cancel()
                 await self._drain(plan.drain_s)
                 watcher.cancel()
-                making.cancel()
+                working.cancel()
             after = self._counted()
             self._measures.shortages, self._measures.resent = after[0] - before[0], after[1] - before[1]
         finally:
@@ -201,6 +206,7 @@ class StageRunner:
         self._follower.push(due)
         for later in given_up:  # a row each: they were in the schedule
             given = self._record(later, ended_ns)
+            self._count_row(given)
             given.status, given.ended_ns = "cancelled", ended_ns
             given.error = f"turn {record.turn} of its session failed"
             self._live.ended += 1
@@ -228,12 +234,27 @@ class StageRunner:
         why = self._stop_reason or f"not answered within {drain_s:g} s after the stage"
         for exchange in list(self._in_flight):
             exchange.fail("unfinished", why, time.monotonic_ns())
+        while self._judge_one():
+            pass
         await asyncio.sleep(0)
 
     # -- one request -----------------------------------------------------------------------------
 
-    def _make(self, index: int) -> bytes:
-        return self._requests.make(index, self._target_of(index))
+    def _work(self) -> bool:
+        """Something that can wait; False: there is nothing."""
+        return self._judge_one() or self._ahead.make_one()
+
+    def _judge_one(self) -> bool:
+        exchange = next(iter(self._whole), None)
+        if exchange is not None:
+            exchange.judge()
+        return exchange is not None
+
+    def _prepared(self, index: int) -> Exchange:
+        """A request that has only to be sent; it does not know yet when."""
+        return self._exchange(
+            self._record(index, 0), self._requests.make(index, self._target_of(index)), index
+        )
 
     def _target_of(self, index: int) -> int:
         """Which endpoint a request goes to: in turn by its number, or by its session's."""
@@ -246,33 +267,39 @@ class StageRunner:
     def _send_first(self, index: int, scheduled_ns: int, now_ns: int) -> None:
         self._send(index, scheduled_ns, now_ns, self._ahead.take())
 
-    def _send(self, index: int, scheduled_ns: int, now_ns: int, request: bytes) -> None:
-        record = self._record(index, scheduled_ns)
-        record.dispatched_ns = now_ns
+    def _send(self, index: int, scheduled_ns: int, now_ns: int, exchange: Exchange) -> None:
+        record = exchange.record
+        record.scheduled_ns, record.dispatched_ns = scheduled_ns, now_ns
+        self._count_row(record)
         self._turns.released(index)
-        self._dispatch(record, request, index)
+        self._dispatch(exchange, index)
 
     def _record(self, index: int, scheduled_ns: int) -> RequestRecord:
         """The row of a request, as the schedule has it."""
-        schedule = self._plan.schedule
-        self._rows += 1
-        self._live.released += 1
-        request_id = schedule.request_id(index)
-        self._ids_used = max(self._ids_used, request_id - schedule.first_request_id + 1)
         record = record_of(self._plan, index, scheduled_ns)
         record.worker, record.target = self._worker, self._targets[self._target_of(index)]
         return record
 
-    def _dispatch(self, record: RequestRecord, request: bytes, index: int) -> None:
-        exchange = Exchange(record, request, self._ended, self._answer)
-        self._in_flight[exchange] = index
-        schedule = self._plan.schedule
+    def _count_row(self, record: RequestRecord) -> None:
+        self._rows += 1
+        self._live.released += 1
+        self._ids_used = max(self._ids_used, record.request_id - self._plan.schedule.first_request_id + 1)
+
+    def _exchange(self, record: RequestRecord, request: bytes, index: int) -> Exchange:
+        leaves_after = self._plan.schedule.cancel_after_tokens
+        on_whole = self._on_whole if self._patient and leaves_after is None else None
+        exchange = Exchange(record, request, self._ended, self._answer, on_whole)
         if self._keep is not None or self._by_piece is not None or self._requests.wanted(index):
             exchange.listen()
-        if schedule.cancel_after_tokens is not None:
-            exchange.cancel_after_tokens = int(schedule.cancel_after_tokens[index])
-        if schedule.cancel_after_s is not None and schedule.cancel_after_s[index] >= 0:  # NaN: stays
-            self._leave_after(exchange, float(schedule.cancel_after_s[index]))
+        if leaves_after is not None:
+            exchange.cancel_after_tokens = int(leaves_after[index])
+        return exchange
+
+    def _dispatch(self, exchange: Exchange, index: int) -> None:
+        self._in_flight[exchange] = index
+        leaves_after_s = self._plan.schedule.cancel_after_s
+        if leaves_after_s is not None and leaves_after_s[index] >= 0:  # NaN: stays
+            self._leave_after(exchange, float(leaves_after_s[index]))
         most = self._limits.in_flight
         if most is not None and len(self._in_flight) > most:
             exchange.fail("shed", f"{most} requests were in flight", time.monotonic_ns())
@@ -299,14 +326,20 @@ class StageRunner:
                 again.worker, again.target, again.attempt = failed.worker, failed.target, failed.attempt + 1
                 again.dispatched_ns = time.monotonic_ns()
                 self._live.released += 1
-                self._dispatch(again, request, index)
+                self._dispatch(self._exchange(again, request, index), index)
 
         asyncio.get_running_loop().call_later(pause_s, send)
         return True
 
-    def _ended(self, exchange: Exchange) -> None:
-        index = self._in_flight.pop(exchange)
+    def _on_whole(self, exchange: Exchange) -> None:
+        index = self._whole[exchange] = self._in_flight.pop(exchange)
         self._clients[self._target_of(index)].forget(exchange)
+
+    def _ended(self, exchange: Exchange) -> None:
+        index = self._whole.pop(exchange, None)
+        if index is None:
+            index = self._in_flight.pop(exchange)
+            self._clients[self._target_of(index)].forget(exchange)
         record = exchange.record
         redact_record(record, self._secrets)
         if record.attempt == 0:

@@ -32,6 +32,7 @@ from loadgen.exchange import Exchange
 from loadgen.http import Client
 from loadgen.plan import Limits, StagePlan, StageResult
 from loadgen.records import RequestRecord
+from loadgen.slices import in_slices
 from loadgen.stage import StageRunner
 
 S = 1_000_000_000
@@ -169,7 +170,7 @@ def test_requests_are_made_ahead_in_a_bounded_window(size: int, window: int) -> 
             assert made == list(range(window))
             for _ in range(50):  # as they are sent
                 runner._ahead.take()
-            making = asyncio.create_task(runner._ahead.keep_ready())
+            making = asyncio.create_task(in_slices(runner._work))
             async with asyncio.timeout(10):
                 while len(made) < 50 + window:
                     await asyncio.sleep(0)
