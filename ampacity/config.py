@@ -61,7 +61,7 @@ class Settings:
     think_s: float = 0.0
     ramp_s: float = 0.0  # closed loop: over which the virtual users begin; duration_s counts from its end
     connections: Reuse = "pool"
-    timestamps: Stamps = "read"
+    timestamps: Stamps = "kernel"
     workers: int | None = None  # None: as many as the load turns out to need
     out: Path | None = None
     keep_answers_bytes: int | None = None  # of their texts, of each process; None: they are not kept
@@ -123,7 +123,7 @@ def make_settings(raw: dict[str, Any]) -> Settings:
         think_s=v.given(raw, "think_time", v.parse_duration) or 0.0,
         ramp_s=v.given(raw, "ramp", v.parse_duration) or 0.0,
         connections=v.choice(raw.get("connections", "pool"), get_args(Reuse), "--connections"),
-        timestamps=v.choice(raw.get("timestamps", "read"), get_args(Stamps), "--timestamps"),
+        timestamps=v.choice(raw.get("timestamps", "kernel"), get_args(Stamps), "--timestamps"),
         workers=v.given(raw, "workers", partial(v.whole, at_most=WORKERS_MAX)),
         out=Path(raw["out"]) if "out" in raw else None,
         locked=locked,

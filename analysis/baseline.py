@@ -113,9 +113,10 @@ def read_level(run: Judged, name: str, skipped: int) -> LevelRecords:
 
 
 def client_delay_s(run: Judged, name: str) -> float:
-    """How late the client itself was at p99: its requests' start, and the reading of what had arrived."""
+    """How late the client itself was at p99: its requests' start, and the reading of what had no date by then."""
     audit = run.levels()[name][0].get("audit") or {}
-    return float((audit.get("slip_p99_s") or 0.0) + (audit.get("receive_delay_p99_s") or 0.0))
+    late_s = 0.0 if audit.get("dated_by_kernel") else audit.get("receive_delay_p99_s") or 0.0
+    return float((audit.get("slip_p99_s") or 0.0) + late_s)
 
 
 def schedule_of(run: Judged, name: str, records: LevelRecords) -> str | None:

@@ -226,7 +226,9 @@ def _audit(metas: list[dict[str, Any]], stages: list[dict[str, Any]], *, importe
     slips = [s["slip_s"]["p99"] for s in counted if s["slip_s"]["p99"] is not None]
     return {
         "slip_p99_s": max(slips, default=None), "loop_lag_p99_s": worst("loop_lag_p99_s"),
-        "receive_delay_p99_s": worst("receive_delay_p99_s"), "cpu_fraction": worst("cpu_fraction"),
+        "receive_delay_p99_s": worst("receive_delay_p99_s"),
+        "dated_by_kernel": bool(audits) and all(a.get("dated_by_kernel") for a in audits),
+        "coalesced_share": worst("coalesced_share"), "cpu_fraction": worst("cpu_fraction"),
         "client_limited": None if imported else len(limited) > len(repeated),
         **({"client_limited_reason": "the other tool's files do not say whether its client kept up"} if imported else {}), "client_limited_stages": limited, "repeated_stages": repeated,
     }  # fmt: skip

@@ -46,7 +46,7 @@ SCENARIOS = (
         "ttft_error_ms_p99": 0.5, "itl_error_ms_p99": 0.4, "rss_load_mb": 150, "client_limited": False,
     }, {}),
     Scenario("190-usage", Load(190, 60, running_usage=True), _EVERY | {"client_limited": False}, {}),
-    Scenario("190-kernel", Load(190, 60, timestamps="kernel"), {
+    Scenario("190-read", Load(190, 60, timestamps="read"), {
         **_EVERY, "ttft_error_ms_p50": 0.15, "ttft_error_ms_p99": 0.5, "itl_error_ms_p99": 0.4, "client_limited": False,
     }, {}),
     Scenario("600", Load(600, 20), {

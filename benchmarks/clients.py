@@ -31,7 +31,7 @@ class Load:
     input_tokens: int = 16
     output_tokens: int = 128
     running_usage: bool = False  # the server counts tokens in every chunk, which makes it longer by a third
-    timestamps: str = "read"  # of ampacity
+    timestamps: str = "kernel"  # of ampacity
 
 
 @dataclass(frozen=True)

@@ -19,6 +19,12 @@ _HEARTBEAT_NS = 20_000_000
 CPU_FRACTION_MAX = 0.9  # of one core: beyond it the event loop has no slack left
 BUSY_CPU_FRACTION = 0.75  # from here on ...
 COALESCED_SHARE_MAX = 0.05  # ... so many merged reads mean that the client fell behind the tokens
+MERGED_SHARE_MAX = (
+    0.01  # where the kernel dates, merged reads are all that a late client can falsify: so many ...
+)
+LATE_READ_S = (
+    0.005  # ... with reads so late at p99 are its own doing, and not the server's, which may write so
+)
 LATENESS_MAX_S = 0.02  # where no SLO says what matters
 LATENESS_SHARE_OF_LIMIT = 0.1  # of the tightest SLO limit
 LATENESS_FLOOR_S = 0.002
@@ -35,6 +41,7 @@ class Audit:
     loop_lag_max_s: float | None
     receive_delay_p50_s: float | None  # read time − kernel time on the audited connections
     receive_delay_p99_s: float | None
+    dated_by_kernel: bool  # whether these delays are taken out of all times
     coalesced_share: float | None  # token events that shared their read with the one before
     cpu_fraction: float
     gc_pause_max_s: float
@@ -50,6 +57,7 @@ class Measures:
 
     slips_s: array[float] = field(default_factory=lambda: array("d"))  # dispatched − scheduled
     receive_delays_s: array[float] = field(default_factory=lambda: array("d"))
+    dated_by_kernel: bool = False  # the reads of all connections
     loop_lags_s: array[float] = field(default_factory=lambda: array("d"))
     cpu_fraction: float = 0.0
     gc_pause_max_s: float = 0.0
@@ -63,6 +71,7 @@ class Measures:
         self.slips_s.extend(other.slips_s)
         self.receive_delays_s.extend(other.receive_delays_s)
         self.loop_lags_s.extend(other.loop_lags_s)
+        self.dated_by_kernel = self.dated_by_kernel and other.dated_by_kernel
         self.cpu_fraction = max(self.cpu_fraction, other.cpu_fraction)
         self.gc_pause_max_s = max(self.gc_pause_max_s, other.gc_pause_max_s)
         self.shortages += other.shortages
@@ -101,6 +110,7 @@ def judge(measures: Measures, tolerance: Tolerance) -> Audit:
     audit = Audit(
         slip_p50_s=slip[0], slip_p99_s=slip[1], slip_max_s=slip[2], loop_lag_p99_s=lag[0], loop_lag_max_s=lag[1],
         receive_delay_p50_s=delay[0], receive_delay_p99_s=delay[1],
+        dated_by_kernel=measures.dated_by_kernel,
         coalesced_share=measures.merged / measures.events if measures.events else None,
         cpu_fraction=measures.cpu_fraction, gc_pause_max_s=measures.gc_pause_max_s,
         shortages=measures.shortages, resent=measures.resent, client_limited=False, client_limited_reason=None,
@@ -117,7 +127,8 @@ def _quantiles(values: array[float], *levels: float) -> list[float | None]:
 
 def limited_reason(audit: Audit, tolerance: Tolerance) -> str | None:
     """Why figures of a stage with this audit are no findings, or None where they are."""
-    lag_s = max(audit.loop_lag_p99_s or 0.0, audit.receive_delay_p99_s or 0.0)
+    late_s, merged = audit.receive_delay_p99_s or 0.0, audit.coalesced_share or 0.0
+    lag_s = max(audit.loop_lag_p99_s or 0.0, 0.0 if audit.dated_by_kernel else late_s)
     if audit.shortages:
         return f"{audit.shortages} connections failed for want of file descriptors or ports on this machine (see ulimit -n)"
     if audit.cpu_fraction >= CPU_FRACTION_MAX:
@@ -128,10 +139,10 @@ def limited_reason(audit: Audit, tolerance: Tolerance) -> str | None:
         return (
             f"the event loop was {lag_s * 1e3:.1f} ms late at p99, more than {tolerance.lag_s * 1e3:.1f} ms"
         )
-    if audit.cpu_fraction >= BUSY_CPU_FRACTION and (audit.coalesced_share or 0.0) > COALESCED_SHARE_MAX:
-        return (
-            f"{audit.coalesced_share:.0%} of the token events were read together with others by a busy client"
-        )
+    if audit.dated_by_kernel and merged > MERGED_SHARE_MAX and late_s > LATE_READ_S:
+        return f"{merged:.1%} of the token events have the date of a later one, for the client was {late_s * 1e3:.1f} ms behind at p99"
+    if audit.cpu_fraction >= BUSY_CPU_FRACTION and merged > COALESCED_SHARE_MAX:
+        return f"{merged:.0%} of the token events were read together with others by a busy client"
     return None
 
 

@@ -121,11 +121,11 @@ class KernelReader:
     def turn(self) -> int:
         """Read what there is and hand it on. Says how many reads there were."""
         wires = self._wires
-        self._turn_ns = time.monotonic_ns()
+        self._turn_ns = now_ns = time.monotonic_ns()
         lost, again = [], []
         by_kernel, near = self._by_kernel, 0
         wall_s, zero_ns = _monotonic_of_wall()
-        earliest_ns = self._turn_ns - DELAY_MAX_NS
+        earliest_ns = now_ns - DELAY_MAX_NS
         ready = self._epoll.poll(0, READS_MAX)
         for fd, events in ready:
             wire = wires[fd]
@@ -139,22 +139,24 @@ class KernelReader:
             except OSError as error:
                 lost.append((wire, error))
                 continue
-            at_ns = read_ns = time.monotonic_ns()
             if events != select.EPOLLIN or len(data) == READ_BYTES:
                 again.append(wire)
             try:
                 seconds, nanoseconds = _timespec(ancillary[0][2])  # no other kind was asked for
             except (IndexError, struct.error):
+                at_ns = now_ns = time.monotonic_ns()
                 near += 1  # with no stamp it has to be read at once
             else:
-                dated_ns = zero_ns + nanoseconds
+                at_ns = zero_ns + nanoseconds
                 if seconds != wall_s:
-                    dated_ns += (seconds - wall_s) * 1_000_000_000
-                if earliest_ns < dated_ns <= read_ns:
-                    if by_kernel:
-                        at_ns = dated_ns
-                    if wire.audited:
-                        self._on_delay((read_ns - dated_ns) / 1e9)
+                    at_ns += (seconds - wall_s) * 1_000_000_000
+                if at_ns > now_ns or wire.audited:  # the clock is looked at where the time matters
+                    now_ns = time.monotonic_ns()
+                dated = earliest_ns < at_ns <= now_ns
+                if dated and wire.audited:
+                    self._on_delay((now_ns - at_ns) / 1e9)
+                if not (dated and by_kernel):
+                    at_ns = now_ns
             # two clocks are read one after the other, and one may be set: no later read has an earlier date
             gap_ns = at_ns - wire.last_ns
             if gap_ns < NEAR_NS:

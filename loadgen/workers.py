@@ -161,7 +161,7 @@ class Workers:
             answer[0] if answer is not None else await self._bury(worker, share, start_ns)
             for (worker, share), answer in zip(dealt, answers, strict=True)
         ]
-        measures = Measures()
+        measures = Measures(dated_by_kernel=True)
         for result in results:
             measures.merge(result.measures)
         most = max(result.ids_used for result in results)
@@ -192,7 +192,7 @@ class Workers:
         if schedule.session is not None:
             meta["sessions"] = _sessions_of(share, recorded, owed)
         used = schedule.request_id(len(schedule) - 1) - schedule.first_request_id + 1 if len(schedule) else 0
-        return StageResult(meta, Measures(), used)
+        return StageResult(meta, Measures(dated_by_kernel=True), used)  # it measured nothing
 
     async def _end(self, worker: _Worker) -> None:
         if worker.process.returncode is None:

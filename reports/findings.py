@@ -193,6 +193,11 @@ def error_bound(summary: Mapping[str, Any]) -> str | None:
     """What the load generator itself adds to the percentiles, a sentence; None where that was not measured."""
     audit = summary.get("audit") or {}
     kernel, lag = audit.get("receive_delay_p99_s"), audit.get("loop_lag_p99_s")
+    if audit.get("dated_by_kernel") and audit.get("coalesced_share") is not None:
+        return (
+            "The kernel dates what arrives, so that the load generator's delay in reading adds nothing to these times; "
+            f"{share(audit['coalesced_share'])} of the tokens share a read, and its date, with the one before (worst stage)."
+        )
     if kernel is not None:
         return f"The load generator adds at most {seconds(kernel)} to these times (p99 of read time − kernel time, worst stage)."
     if lag is not None:

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from loadgen.endpoint import Endpoint, parse_endpoint
-from loadgen.http import Client
+from loadgen.http import Client, Stamps
 from loadgen.plan import Limits, StagePlan
 from loadgen.protocols import RequestShape
 from loadgen.records import STATUSES, RequestRecord
@@ -71,11 +71,12 @@ async def run_stage(
     limits: Limits | None = None,
     drain_s: float = 10.0,
     context: Any = None,
+    stamps: Stamps = "kernel",
     **plan: Any,
 ) -> Driven:
     """One open stage (``concurrency=N`` makes it closed); ``faults(request_id)`` names each request's fault."""
     endpoint = parse_endpoint(url)
-    client = Client(endpoint, endpoint.addresses(), context or endpoint.ssl_context())
+    client = Client(endpoint, endpoint.addresses(), context or endpoint.ssl_context(), stamps=stamps)
     emitted: list[RequestRecord] = []
     runner = StageRunner(
         [client],

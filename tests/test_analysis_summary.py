@@ -194,6 +194,7 @@ def test_client_limited_everywhere(tmp_path: Path) -> None:
     assert summary["audit"] | {"slip_p99_s": None} == {
         "slip_p99_s": None, "loop_lag_p99_s": 4e-4, "cpu_fraction": 0.2, "client_limited": True,
         "client_limited_stages": [0], "repeated_stages": [], "receive_delay_p99_s": None,
+        "dated_by_kernel": False, "coalesced_share": None,
     }  # fmt: skip
 
 

@@ -332,6 +332,41 @@ def _exchange() -> tuple[Exchange, list[Exchange]]:
     return Exchange(record, b"request", ends.append), ends
 
 
+@pytest.mark.parametrize("late", ["cancelled by the user", "connection lost", "nothing"])
+def test_a_whole_answer_is_judged_later_and_by_nothing_that_came_since(late: str) -> None:
+    """Its times are those of its reads, and its status is that of what was read."""
+    ends: list[Exchange] = []
+    whole: list[Exchange] = []
+    record = RequestRecord(request_id=1, stage=0, scheduled_ns=0, status="unfinished", started_ns=0)
+    exchange = Exchange(record, b"request", ends.append, on_whole=whole.append)
+    assert exchange.feed(1 * MS, HEAD + chunk(OK[0])) is False
+    assert exchange.feed(5 * MS, chunk(*OK[1:]) + END) is True  # the connection is free
+    assert (whole, ends, exchange.close_after) == ([exchange], [], False)
+    if late == "cancelled by the user":
+        exchange.fail("cancelled", "the user left", 7 * MS)
+    elif late == "connection lost":
+        exchange.eof(7 * MS)
+    assert ends == []
+    exchange.judge()
+    assert ends == [exchange]
+    plain = RequestRecord(request_id=1, stage=0, scheduled_ns=0, status="unfinished", started_ns=0)
+    at_once = Exchange(plain, b"request", lambda _: None)
+    at_once.feed(1 * MS, HEAD + chunk(OK[0]))
+    at_once.feed(5 * MS, chunk(*OK[1:]) + END)
+    assert record == plain
+    assert (record.status, record.ended_ns) == ("ok", 5 * MS)
+
+
+def test_a_broken_answer_is_judged_at_once_although_whole_ones_wait() -> None:
+    ends: list[Exchange] = []
+    record = RequestRecord(request_id=1, stage=0, scheduled_ns=0, status="unfinished", started_ns=0)
+    exchange = Exchange(record, b"request", ends.append, on_whole=lambda _: pytest.fail("it is not whole"))
+    exchange.feed(1 * MS, HEAD + chunk(OK[0]))
+    exchange.eof(2 * MS)
+    assert ends == [exchange]
+    assert record.status == "truncated"
+
+
 def test_two_responses_to_one_request_end_it_once_and_leave_its_record_alone() -> None:
     exchange, ends = _exchange()
     first = HEAD + chunk(*OK) + END

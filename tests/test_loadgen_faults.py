@@ -22,7 +22,7 @@ from stage_driving import Driven, Made, check_complete, on_loop, request_bytes, 
 
 from analysis.summary import summarise
 from loadgen.endpoint import parse_endpoint
-from loadgen.http import Client, Connection
+from loadgen.http import Client, Connection, Stamps
 from loadgen.plan import Limits, StagePlan
 from loadgen.records import RequestRecord
 from loadgen.rundir import RunWriter, load_run
@@ -40,20 +40,25 @@ def interleaved(faults: list[str]) -> Callable[[int], str]:
     return lambda request_id: faults[request_id // 2 % len(faults)] if request_id % 2 else "ok"
 
 
-def run_interleaved(loop: str, faults: list[str], limits: Limits) -> Driven:
+def run_interleaved(way: tuple[str, Stamps], faults: list[str], limits: Limits) -> Driven:
     """One stage with every fault three times, among as many healthy requests."""
     times = [i * 0.004 for i in range(2 * EACH * len(faults))]
     with FaultServer() as server:
-        stage = run_stage(server.url, schedule_at(times), interleaved(faults), limits=limits, drain_s=60.0)
-        return on_loop(loop, stage)
+        stage = run_stage(
+            server.url, schedule_at(times), interleaved(faults), limits=limits, drain_s=60.0, stamps=way[1]
+        )
+        return on_loop(way[0], stage)
 
 
-@pytest.fixture(scope="module", params=["uvloop", "asyncio"])
+WAYS = [(loop, stamps) for loop in ("uvloop", "asyncio") for stamps in ("read", "kernel")]
+
+
+@pytest.fixture(scope="module", params=WAYS, ids=" ".join)
 def quick(request: pytest.FixtureRequest) -> Driven:
     return run_interleaved(request.param, QUICK, Limits())
 
 
-@pytest.fixture(scope="module", params=["uvloop", "asyncio"])
+@pytest.fixture(scope="module", params=WAYS, ids=" ".join)
 def slow(request: pytest.FixtureRequest) -> Driven:
     return run_interleaved(request.param, SLOW, LIMITS)
 

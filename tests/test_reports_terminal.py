@@ -141,6 +141,11 @@ def test_the_client_s_own_error_stands_beside_the_percentiles() -> None:
     assert error_bound(summary) == (
         "The load generator adds at most 400 µs to these times (p99 of read time − kernel time, worst stage)."
     )
+    summary["audit"] |= {"dated_by_kernel": True, "coalesced_share": 0.0002}
+    assert error_bound(summary) == (
+        "The kernel dates what arrives, so that the load generator's delay in reading adds nothing to these times; "
+        "0.0200% of the tokens share a read, and its date, with the one before (worst stage)."
+    )
     summary["audit"] = {"loop_lag_p99_s": 0.002}
     assert "one reading of a hundred 2.00 ms or more" in str(error_bound(summary))
     assert error_bound({"audit": {}}) is None

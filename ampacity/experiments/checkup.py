@@ -220,7 +220,7 @@ def _prompt(f: Facts) -> dict[str, list[Case]]:
 def _machine(f: Facts) -> dict[str, list[Case]]:
     """What is beside the answers: the server's gauges, this machine's clock and limits."""
     delay_s, room = f["receive_delay_p50_s"], f["connections_room"]
-    remedy = "taken out, as asked" if f["timestamps"] == "kernel" else "--timestamps kernel takes it out"
+    remedy = "taken out of all times" if f["timestamps"] == "kernel" else "--timestamps kernel takes it out"
     return {"metrics": [
         (f["gauges"], "ok", f"known gauges: {', '.join(f['gauges'])}", "the report has them beside the latencies", ()),
         (True, "note", "no /metrics with a known gauge", "the server's queue and KV cache are not in the report; --metrics-url names another page", ()),

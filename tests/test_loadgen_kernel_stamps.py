@@ -1,0 +1,306 @@
+"""Sockets that are dated by the kernel: the dates are right however late they are read, and reads wait only where that harms nobody."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+from fault_server import FaultServer
+from stage_driving import Made, on_loop, request_bytes, schedule_at
+
+from loadgen import kernel_stamps
+from loadgen.audit import Measures, Tolerance, judge
+from loadgen.endpoint import parse_endpoint
+from loadgen.http import Client
+from loadgen.kernel_stamps import LATEST, READ_BYTES, TURN_NS, KernelReader, KernelWire
+from loadgen.plan import Limits, StagePlan, StageResult
+from loadgen.stage import StageRunner
+
+MS = 1_000_000
+CLOCKS_NS = 100_000  # how far apart two readings of different clocks may be, with room
+
+pytestmark = pytest.mark.skipif(not kernel_stamps.AVAILABLE, reason="kernel time stamps need Linux")
+
+
+class Sink:
+    """A connection whose exchange notes every read."""
+
+    def __init__(self) -> None:
+        self.reads: list[tuple[int, bytes]] = []
+        self.lost: list[Exception | None] = []
+        self.exchange: Any = self
+
+    def feed(self, at_ns: int, data: bytes) -> bool:
+        self.reads.append((at_ns, data))
+        return False
+
+    def attach(self, wire: KernelWire) -> None:
+        self.wire = wire
+
+    def over(self, exchange: Any) -> None:
+        raise AssertionError("feed never says so")
+
+    def close(self) -> None:
+        self.wire.abort()
+
+    def resume_writing(self) -> None: ...
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self.lost.append(exc)
+
+
+@contextmanager
+def listening() -> Iterator[socket.socket]:
+    with socket.create_server(("127.0.0.1", 0), backlog=256) as server:
+        yield server
+
+
+async def connected(
+    reader: KernelReader, server: socket.socket, n: int
+) -> tuple[list[Sink], list[socket.socket]]:
+    sinks, peers = [Sink() for _ in range(n)], []
+    for sink in sinks:
+        await kernel_stamps.connect(reader, server.getsockname()[:2], sink, audited=True)
+        peers.append(server.accept()[0])
+        peers[-1].setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    return sinks, peers
+
+
+def written_and_read_late(peers: list[socket.socket], reader: KernelReader) -> list[tuple[int, int]]:
+    """Before and after each write; on the loopback device what is written arrives within it."""
+    spans = []
+    for peer in peers:
+        before_ns = time.monotonic_ns()
+        peer.send(b"x" * 250)
+        spans.append((before_ns, time.monotonic_ns()))
+    time.sleep(0.005)
+    reader.turn()
+    return spans
+
+
+async def ended(reader: KernelReader, sinks: list[Sink], peers: list[socket.socket]) -> None:
+    for sink in sinks:
+        sink.wire.abort()
+    for peer in peers:
+        peer.close()
+    await asyncio.sleep(0)
+    reader.close()
+
+
+@pytest.mark.parametrize("loop", ["uvloop", "asyncio"])
+def test_what_is_read_5_ms_late_has_the_date_of_its_arrival(loop: str) -> None:
+    delays_s: list[float] = []
+
+    async def main() -> None:
+        reader = KernelReader(date_by_kernel=True, on_delay=delays_s.append)
+        with listening() as server:
+            sinks, peers = await connected(reader, server, 30)
+            for peer in peers:
+                peer.send(b"stamps begin with the first packets of a process")
+            await asyncio.sleep(0.05)
+            delays_s.clear()
+            spans = written_and_read_late(peers, reader)
+            for sink, (before_ns, after_ns) in zip(sinks, spans, strict=True):
+                at_ns, data = sink.reads[-1]
+                assert data == b"x" * 250
+                assert before_ns - CLOCKS_NS <= at_ns <= after_ns + CLOCKS_NS
+            await ended(reader, sinks, peers)
+
+    on_loop(loop, main())
+    assert len(delays_s) == 30
+    assert all(delay_s >= 0.005 - CLOCKS_NS / 1e9 for delay_s in delays_s)
+
+
+@pytest.mark.parametrize("loop", ["uvloop", "asyncio"])
+def test_a_megabyte_and_the_end_behind_it_are_read_whole(loop: str) -> None:
+    """More than one read holds, and no news after it: a socket is told of only once."""
+    sent = bytes(range(256)) * 4096
+
+    async def main() -> Sink:
+        reader = KernelReader(date_by_kernel=True, on_delay=lambda _: None)
+        with listening() as server:
+            sinks, peers = await connected(reader, server, 1)
+            sending = threading.Thread(target=lambda: (peers[0].sendall(sent), peers[0].close()))
+            sending.start()
+            async with asyncio.timeout(20):
+                while not sinks[0].lost:
+                    await asyncio.sleep(0.005)
+            sending.join()
+            await ended(reader, sinks, [])
+        return sinks[0]
+
+    sink = on_loop(loop, main())
+    assert len(sent) > READ_BYTES
+    assert b"".join(data for _, data in sink.reads) == sent
+    assert sink.lost == [None]
+
+
+def test_a_read_that_cannot_be_used_harms_no_other() -> None:
+    """An error of our own in one stream is told to the event loop, as one of a callback; the others go on."""
+    told: list[str] = []
+
+    async def main() -> list[Sink]:
+        asyncio.get_running_loop().set_exception_handler(
+            lambda _, context: told.append(str(context["exception"]))
+        )
+        reader = KernelReader(date_by_kernel=True, on_delay=lambda _: None)
+        with listening() as server:
+            sinks, peers = await connected(reader, server, 3)
+
+            def broken(at_ns: int, data: bytes) -> bool:
+                raise RuntimeError("broken")
+
+            sinks[1].feed = broken  # type: ignore[method-assign]
+            for peer in peers:
+                peer.send(b"x")
+            async with asyncio.timeout(10):
+                while not (sinks[0].reads and sinks[2].reads and told):
+                    await asyncio.sleep(0.001)
+            await ended(reader, sinks, peers)
+        return sinks
+
+    on_loop("uvloop", main())
+    assert told == ["broken"]
+
+
+def test_reads_wait_for_their_turn_only_while_streams_are_not_read_twice_in_two_turns() -> None:
+    seen: list[bool] = []
+
+    async def main() -> None:
+        reader = KernelReader(date_by_kernel=True, on_delay=lambda _: None)
+        with listening() as server:
+            sinks, peers = await connected(reader, server, 32)
+
+            def play(rounds: int, gap_s: float) -> None:
+                for _ in range(rounds):
+                    for peer in peers:
+                        peer.send(b"x")
+                    reader.turn()
+                    time.sleep(gap_s)
+
+            rounds = LATEST // 32
+            reader.patient = True
+            play(rounds, 3 * TURN_NS / 1e9)  # the first packets may have no stamps
+            play(rounds, 3 * TURN_NS / 1e9)
+            seen.append(reader._may_wait())
+            reader.patient = False
+            seen.append(reader._may_wait())
+            reader.patient = True
+            play(rounds, 0.0)
+            seen.append(reader._may_wait())
+            play(2 * rounds, 3 * TURN_NS / 1e9)
+            seen.append(reader._may_wait())
+            await ended(reader, sinks, peers)
+
+    on_loop("uvloop", main())
+    assert seen == [True, False, False, True]
+
+
+def test_many_streams_are_read_in_turns_and_each_date_is_that_of_its_arrival() -> None:
+    """200 streams with a token every 20 ms, 10,000 a second, from another thread; turns 2 ms apart have 20 of them."""
+    streams, tokens, gap_s = 200, 25, 0.02
+    spans: list[list[tuple[int, int]]] = [[] for _ in range(streams)]
+    turns: list[int] = []
+
+    async def main() -> list[Sink]:
+        reader = KernelReader(date_by_kernel=True, on_delay=lambda _: None)
+        reader.patient = True
+        real = reader.turn
+        reader.turn = lambda: turns.append(real()) or turns[-1]  # type: ignore[method-assign,func-returns-value]
+        with listening() as server:
+            sinks, peers = await connected(reader, server, streams)
+
+            def write() -> None:
+                begin_s = time.monotonic()
+                for k in range(tokens * streams):
+                    if (wait_s := begin_s + k * gap_s / streams - time.monotonic()) > 0:
+                        time.sleep(wait_s)
+                    before_ns = time.monotonic_ns()
+                    peers[k % streams].send(b"x")
+                    spans[k % streams].append((before_ns, time.monotonic_ns()))
+
+            await asyncio.to_thread(write)
+            await asyncio.sleep(0.05)
+            await ended(reader, sinks, peers)
+        return sinks
+
+    sinks = on_loop("uvloop", main())
+    assert max(turns) >= 8  # several in one turn
+    right = total = 0
+    for sink, written in zip(sinks, spans, strict=True):
+        assert sum(len(data) for _, data in sink.reads) == tokens
+        dates = [at_ns for at_ns, data in sink.reads for _ in data]
+        for at_ns, (before_ns, after_ns) in zip(dates, written, strict=True):
+            right += before_ns - CLOCKS_NS <= at_ns <= after_ns + CLOCKS_NS
+            total += 1
+    assert right >= 0.9 * total  # the rest: merged, while this machine did something else
+
+
+# -- the stage above it ------------------------------------------------------------------------
+
+
+def with_runner(use: Callable[[StageRunner, Client], Any], limits: Limits | None = None) -> Any:
+    with FaultServer() as server:
+        endpoint = parse_endpoint(server.url)
+
+        async def main() -> Any:
+            client = Client(endpoint, endpoint.addresses(), None, stamps="kernel")
+            made = Made(lambda number, tokens: request_bytes(endpoint, tokens))
+            try:
+                return await use(StageRunner([client], made, lambda _: None, limits=limits), client)
+            finally:
+                await client.close()
+
+        return on_loop("uvloop", main())
+
+
+@pytest.mark.parametrize(
+    ("kind", "retries", "patient"), [("open", 0, True), ("open", 1, False), ("closed", 0, False)]
+)
+def test_reads_may_wait_only_where_no_request_follows_from_an_answer(
+    kind: Any, retries: int, patient: bool
+) -> None:
+    async def use(runner: StageRunner, client: Client) -> bool:
+        level: Any = {"offered_rps": 1.0} if kind == "open" else {"concurrency": 1}
+        runner.prepare(StagePlan(0, kind, schedule_at([0.0, 0.1]), 0.2, **level))
+        return client._kernel_reader().patient
+
+    assert with_runner(use, Limits(retries=retries)) is patient
+
+
+def test_kept_connections_of_an_earlier_stage_are_audited_too() -> None:
+    async def use(runner: StageRunner, client: Client) -> list[StageResult]:
+        plan = StagePlan(0, "open", schedule_at([0.0, 0.05, 0.1]), 0.2, offered_rps=20.0, drain_s=5)
+        return [await runner.run(plan), await runner.run(plan), client.connections_opened]
+
+    first, second, opened = with_runner(use)
+    assert opened == 1
+    assert len(first.measures.receive_delays_s) > 0
+    assert len(second.measures.receive_delays_s) > 0
+
+
+@pytest.mark.parametrize(
+    ("by_kernel", "delay_s", "merged", "reason"),
+    [
+        # 1 % of 1,000 token events
+        (True, 0.0051, 11, "1.1% of the token events have the date of a later one, for the client was 5.1 ms behind at p99"),
+        (True, 0.0051, 10, None),
+        (True, 0.0049, 300, None),  # so soon after it came: the server wrote it so
+        (True, 0.03, 0, None),  # late, and yet every date is right
+        (False, 0.0051, 300, None),  # the delay is in the times, and said beside them
+        (False, 0.03, 0, "the event loop was 30.0 ms late at p99, more than 20.0 ms"),
+    ],
+)  # fmt: skip
+def test_a_late_client_that_merged_tokens_is_the_limit(
+    by_kernel: bool, delay_s: float, merged: int, reason: str | None
+) -> None:
+    measures = Measures(dated_by_kernel=by_kernel, events=1000, merged=merged, cpu_fraction=0.5)
+    measures.receive_delays_s.extend([delay_s] * 100)
+    audit = judge(measures, Tolerance())
+    assert (audit.client_limited, audit.client_limited_reason) == (reason is not None, reason)
