@@ -276,7 +276,7 @@ def test_reads_may_wait_only_where_no_request_follows_from_an_answer(
 
 def test_kept_connections_of_an_earlier_stage_are_audited_too() -> None:
     async def use(runner: StageRunner, client: Client) -> list[StageResult]:
-        plan = StagePlan(0, "open", schedule_at([0.0, 0.05, 0.1]), 0.2, offered_rps=20.0, drain_s=5)
+        plan = StagePlan(0, "open", schedule_at([0.0, 0.4]), 0.5, offered_rps=4.0, drain_s=5)
         return [await runner.run(plan), await runner.run(plan), client.connections_opened]
 
     first, second, opened = with_runner(use)
