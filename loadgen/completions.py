@@ -15,7 +15,7 @@ import msgspec
 
 from loadgen.protocols import error_text, excerpt
 from loadgen.records import CHUNK_AT_MAX_US, RequestRecord
-from loadgen.repeats import Form, Kind, Said, Take, last_chunk, learn
+from loadgen.repeats import Form, Kind, Said, Take, in_pieces, last_chunk, learn
 
 STAMPS = "L" if array("L").itemsize == 8 else "Q"  # "q" takes Python several times as long
 TOKENS_MAX = 2**31 - 1  # what a column of the records holds
@@ -102,18 +102,17 @@ class Answer:
         if form.kind == "answer" and self.said is None:
             return form.taker(note, otherwise)
 
-        def tell(at_ns: int, read: bytes) -> bool:  # there is more to note than the time
-            text = form.text_of(read)
+        def tells(chunk: bytes) -> bool:  # there is more to note than the time
+            text = form.text_of(chunk)
             if text is None:
-                return otherwise(at_ns, read)
-            note(at_ns)
+                return False
             if form.kind == "reasoning":
                 self.reasoning_chunks += 1
             if self.said is not None:
                 self.said.append((form.kind, text.decode()))
-            return False
+            return True
 
-        return tell
+        return in_pieces(tells, note, otherwise)
 
     def _catch_up(self) -> None:
         """Note the tokens of the repetitions since the last chunk that was read event by event: one each."""

@@ -16,7 +16,7 @@ from loadgen.bodies import Body
 from loadgen.completions import Answer
 from loadgen.protocols import error_text, excerpt, retry_after_s
 from loadgen.records import RequestRecord
-from loadgen.repeats import EVENT_END, Kind, Take
+from loadgen.repeats import Kind, Take
 
 _REQUEST_ID_HEADERS = {b"x-request-id", b"x-litellm-call-id", b"request-id"}
 
@@ -99,18 +99,6 @@ class Exchange:
         """When the socket last gave something, or None."""
         tokens_ns = self._answer.chunk_at_ns
         return max(self._parsed_ns, tokens_ns[-1]) if tokens_ns and self._parsed_ns else self._parsed_ns
-
-    def _repeated_and_more(self, at_ns: int, data: bytes) -> bool:
-        """A read that is no single repetition: take those that it begins with and parse the rest."""
-        take = self._answer.taker(lambda at_ns, read: True)
-        assert take is not None
-        begin = 0
-        while (end := data.find(EVENT_END, begin) + len(EVENT_END)) >= len(EVENT_END):
-            whole = begin == 0 and end == len(data)  # it was tried
-            if whole or take(at_ns, data[begin:end]):
-                break
-            begin = end
-        return begin < len(data) and self._parse(at_ns, data[begin:])
 
     def eof(self, at_ns: int, error: str | None = None) -> None:
         """The peer closed or broke the connection."""
@@ -219,7 +207,7 @@ class Exchange:
             new = len(self._answer.chunk_at_ns) - tokens
             if between and new:
                 self._answer.learn(data, new)
-            self.feed = (between and self._answer.taker(self._repeated_and_more)) or self._parse
+            self.feed = (between and self._answer.taker(self._parse)) or self._parse
         return self.ended
 
     def judge(self) -> None:

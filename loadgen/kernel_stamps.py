@@ -75,6 +75,7 @@ class KernelReader:
         self._epoll = select.epoll()
         self._sleeper = Sleeper()
         self.patient = False  # whether reads may wait for their turn
+        self._more: asyncio.Handle | None = None
         self._turn_ns = 0  # when the latest turn began
         self._near = self._far = (
             0  # of the latest reads, by how soon they came after the one before of their stream
@@ -98,6 +99,8 @@ class KernelReader:
         """Read nothing any more."""
         self._wires.clear()
         self._sleeper.close()
+        if self._more is not None:
+            self._more.cancel()
         self._loop.remove_reader(self._epoll.fileno())
         self._epoll.close()
 
@@ -110,10 +113,12 @@ class KernelReader:
 
     def _on_time(self) -> None:
         reads = self.turn()
-        if reads < FEW or not self._may_wait():
+        if reads == READS_MAX:  # there are more
+            self._more = self._loop.call_soon(self._on_time)
+        elif reads < FEW or not self._may_wait():
             self._loop.add_reader(self._epoll.fileno(), self._on_readable)
         else:
-            self._sleeper.call_at(self._turn_ns + (TURN_NS if reads < READS_MAX else 0), self._on_time)
+            self._sleeper.call_at(self._turn_ns + TURN_NS, self._on_time)
 
     def _may_wait(self) -> bool:
         return self.patient and self._by_kernel and self._apart

@@ -129,30 +129,46 @@ class Form:
     def taker(self, note: Callable[[int], None], otherwise: Take) -> Take:
         """What takes reads: of one that is the next chunk its time is noted, all others go on. The hot path: few steps."""
         if self.total is not None:
-
-            def count(at_ns: int, read: bytes) -> bool:
-                if self.text_of(read) is None:
-                    return otherwise(at_ns, read)
-                note(at_ns)
-                return False
-
-            return count
+            return in_pieces(lambda chunk: self.text_of(chunk) is not None, note, otherwise)
         before, before_bytes = self._before, len(self._before)
         known = _rests_around(self._behind, before_bytes)
 
+        def repeats(chunk: bytes) -> bool:
+            data_at = chunk.find(10) + 1
+            rest = chunk[:data_at] + chunk[data_at + before_bytes :]
+            if rest in known and chunk.startswith(before, data_at):
+                return True
+            if self.text_of(chunk) is None:
+                return False
+            if len(known) >= KNOWN_MAX:
+                known.clear()
+            known.add(rest)
+            return True
+
+        piece_by_piece = in_pieces(repeats, note, otherwise)
+
         def take(at_ns: int, read: bytes) -> bool:
             data_at = read.find(10) + 1  # behind the line with the size
-            rest = read[:data_at] + read[data_at + before_bytes :]
-            if rest not in known or not read.startswith(before, data_at):
-                if self.text_of(read) is None:
-                    return otherwise(at_ns, read)
-                if len(known) >= KNOWN_MAX:
-                    known.clear()
-                known.add(rest)
-            note(at_ns)
-            return False
+            if read[:data_at] + read[data_at + before_bytes :] in known and read.startswith(before, data_at):
+                note(at_ns)
+                return False
+            return piece_by_piece(at_ns, read)
 
         return take
+
+
+def in_pieces(repeats: Callable[[bytes], bool], note: Callable[[int], None], otherwise: Take) -> Take:
+    """What takes reads of several chunks: those that repeat are noted, from the first that does not the rest goes on."""
+
+    def take(at_ns: int, read: bytes) -> bool:
+        while (end := read.find(EVENT_END) + len(EVENT_END)) >= len(EVENT_END) and repeats(read[:end]):
+            note(at_ns)
+            read = read[end:]
+            if not read:
+                return False
+        return otherwise(at_ns, read)
+
+    return take
 
 
 def last_chunk(read: bytes) -> bytes:
