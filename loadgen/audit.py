@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from loadgen.pacer import Sleeper
+from loadgen.records import RequestRecord
 
 _HEARTBEAT_NS = 20_000_000
 CPU_FRACTION_MAX = 0.9  # of one core: beyond it the event loop has no slack left
@@ -65,6 +66,14 @@ class Measures:
     resent: int = 0  # requests that went out a second time
     events: int = 0  # token events after the first of their request ...
     merged: int = 0  # ... and those of them that shared a read with the one before
+
+    def add(self, record: RequestRecord, merged_events: int) -> None:
+        """A request that has ended; ``merged_events`` of its tokens shared a read with the one before."""
+        if record.attempt == 0:
+            slip_ns = (record.dispatched_ns or record.scheduled_ns) - record.scheduled_ns
+            self.slips_s.append(slip_ns / 1e9)
+        self.events += max(len(record.chunk_at_us) - 1, 0)
+        self.merged += merged_events
 
     def merge(self, other: Measures) -> None:
         """Add another process: samples are pooled, of CPU and pauses the worst counts."""

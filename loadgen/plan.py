@@ -8,7 +8,7 @@ from math import inf
 from typing import Any, Literal, Protocol
 
 from loadgen.audit import Measures
-from loadgen.records import RequestRecord
+from loadgen.records import FAILED_STATUSES, RequestRecord
 from workloads.schedule import Schedule
 
 LIVE_TTFTS = 400  # first tokens that the live percentiles rest on
@@ -123,6 +123,14 @@ class Live:
         """Those of a stage that begins now."""
         level = plan.offered_rps if plan.kind == "open" else plan.concurrency
         return cls(plan.index, plan.kind, float(level or 0), began_s, plan.duration_s)
+
+    def count(self, record: RequestRecord) -> None:
+        """A request that has ended."""
+        self.ended += 1
+        self.tokens += record.output_tokens or 0
+        self.failed += record.status in FAILED_STATUSES
+        if record.first_token_ns is not None:
+            self.ttft_s.append((record.first_token_ns - record.scheduled_ns) / 1e9)
 
     def counts(self) -> tuple[int, int, int, int, list[float]]:
         """Released, ended, failed, tokens, and the latest TTFTs: what a worker tells its parent."""

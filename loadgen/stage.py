@@ -342,23 +342,13 @@ class StageRunner:
             self._clients[self._target_of(index)].forget(exchange)
         record = exchange.record
         redact_record(record, self._secrets)
-        if record.attempt == 0:
-            slip_ns = (record.dispatched_ns or record.scheduled_ns) - record.scheduled_ns
-            self._measures.slips_s.append(slip_ns / 1e9)
-        self._measures.events += max(len(record.chunk_at_us) - 1, 0)
-        self._measures.merged += exchange.merged_events
+        self._measures.add(record, exchange.merged_events)
         if self._by_piece is not None:
             count_tokens(exchange, self._by_piece)
         self._on_record(record)
         if self._keep is not None:
             self._keep(exchange)
-        live = self.live
-        live.ended += 1
-        live.tokens += record.output_tokens or 0
-        if record.status not in ("ok", "unfinished", "cancelled"):
-            live.failed += 1
-        if record.first_token_ns is not None:
-            live.ttft_s.append((record.first_token_ns - record.scheduled_ns) / 1e9)
+        self._live.count(record)
         if self._limits.retries and self._again(record, exchange.request, index):
             return
         self._answered(index, exchange)
