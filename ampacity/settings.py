@@ -53,7 +53,7 @@ SHARED: dict[str, Setting] = {
     "retries": (LIMITS, int, "N", "Try again up to N times after 429, 502, 503, 504, no connection or a reset, honouring Retry-After; each attempt is a row, and the first one counts. Default: never."),
     "workers": (LIMITS, int, "N", "Processes that generate the load. Default: one, and more as soon as it is half busy and cores are free."),
     "connections": (LIMITS, str, None, "pool (default): kept alive and used again. new: one for each request."),
-    "timestamps": (LIMITS, str, None, "kernel (default): the kernel's own, right even while the client is busy; where there are none (TLS, a proxy, not Linux), and with read: the moment of the read."),
+    "timestamps": (LIMITS, str, None, "kernel (default): when the kernel received it, right even while the client is busy; where it cannot tell (TLS, a proxy, not Linux), as read. read: when the program read it. Runs of the two are not comparable."),
     "slo": (OUT, list[str], "METRIC_pQ=LIMIT", "As ttft_p99=2s, itl_p99=50ms, e2e_p95=10s; repeatable."),
     "keep_answers": (OUT, int, "MIB", "Keep the texts of answers in the run directory, at most so many MiB of each process, for 'ampacity report --checker'. Default: no text is kept."),
     "peak_rps": (OUT, float, "R", "Peak load that a fleet has to carry."),

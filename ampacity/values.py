@@ -34,7 +34,7 @@ def parse_duration(text: str | float, name: str) -> float:
     """Seconds of ``500ms``, ``30s``, ``2m``, ``1h``. Raises ConfigError."""
     match = re.fullmatch(r"\s*(\d+(?:\.\d*)?|\.\d+)\s*(us|ms|s|m|min|h)\s*", str(text))
     if not match:
-        raise ConfigError(f"{name} {text}: write a duration with its unit, as 500ms, 30s or 2m")
+        raise ConfigError(f"{name} {text}: write a duration with its unit and above 0, as 500ms, 30s or 2m")
     unit_s = {"us": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0}[match[2]]
     seconds = float(match[1]) * unit_s
     if not 0 < seconds <= SECONDS_MAX:

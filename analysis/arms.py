@@ -30,7 +30,7 @@ from analysis.slo import slo_from_dict
 from analysis.throughput import NO_FIGURE, REQUESTS_MIN, is_figure
 
 RATES = ("good", "accepted", "tokens")  # per second of a stage's window
-NO_LEVEL = f"no load level that every run has, steady and with {REQUESTS_MIN} requests: give all the same --rates or --concurrency"
+NO_LEVEL = f"no load level that every run has, steady and with {REQUESTS_MIN} requests: give all the same --rates or --concurrency, a load that they carry, for long enough"
 NO_PAIR = "no pair of stages is left"
 PLATEAU = 0.95  # of the most tokens/s: with that at two thirds of its concurrency a closed loop gets no more
 Stage = Mapping[str, Any]

@@ -58,7 +58,9 @@ def judge_slo(observations: Observations, slo: Slo) -> dict[str, Any]:
             reason += f" ({slo.percentile} needs {smallest_n(slo.quantile)})"
         if undecided:
             reason += f"; {undecided} were cut off unfinished before the limit"
-        if judged.factor is None or _on_the_edge(judged.factor, n_effective, slo.quantile):
+        if judged.factor is None and undecided:
+            reason += ": how they would have ended decides it"
+        elif judged.factor is None or _on_the_edge(judged.factor, n_effective, slo.quantile):
             reason += "; the share of misses is on the edge of the SLO: no length is likely to decide"
         else:
             result["more_requests"] = max(1, math.ceil(o.n_owners * (judged.factor - 1)))

@@ -78,7 +78,7 @@ def _unfit(run: Judged) -> dict[str, str]:
             )
         elif not stage["ok"] or failed > ERROR_SHARE * n:
             found[name] = (
-                f"{failed} of {n} requests failed: with more than {ERROR_SHARE:.0%} nothing would ever pass"
+                f"{failed} of {n} requests failed or were cut off unfinished: with more than {ERROR_SHARE:.0%} nothing would ever pass; lower the load or run longer"
             )
     return found
 

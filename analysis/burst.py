@@ -275,5 +275,7 @@ def _backlog(
     if served > base_rps:
         result["expected_drain_s"] = result["at_end_of_burst"] / (served - base_rps)
     else:
-        result["reason"] = f"{served:.3g} requests/s were served, {base_rps:.3g} came: it cannot drain"
+        result["reason"] = (
+            f"{base_rps:.3g} requests/s came after it, more than were served while it lasted: at that rate it cannot drain"
+        )
     return result

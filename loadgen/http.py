@@ -25,7 +25,9 @@ RESEND_WITHIN_S = (
     0.005  # of the request, and two round trips: so soon a close meets a connection that was idle
 )
 ROUND_TRIPS_MAX_S = 0.5  # a connection may have taken longer because we were busy
-AUDIT_EVERY = 32  # one of so many connections is read with kernel time stamps, to measure our own delay
+AUDIT_EVERY = (
+    32  # where reads are not dated by the kernel, one of so many connections is, to measure our own delay
+)
 
 OWN_SHORTAGE = (errno.EMFILE, errno.ENFILE, errno.EADDRNOTAVAIL, errno.ENOBUFS, errno.ENOMEM)
 
@@ -285,9 +287,7 @@ class Client:
         for address in addresses:
             try:
                 if audited or self.stamps == "kernel":
-                    await kernel_stamps.connect(
-                        self._kernel_reader(), (address, port), connection, audited=audited
-                    )
+                    await kernel_stamps.connect(self._kernel_reader(), (address, port), connection)
                 else:
                     await self._loop.create_connection(
                         lambda: connection, address, port, ssl=self._context,

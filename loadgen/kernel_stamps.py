@@ -30,8 +30,10 @@ OFTEN_NS = 125_000  # sockets that have something so soon after the latest read 
 FEW = 4  # ... until a turn has fewer reads
 READS_MAX = 64  # of a turn, before requests may leave
 NEAR_NS = 2 * TURN_NS  # between two reads of a stream: so near each other, turns might merge them
-NEAR_SHARE_MAX = 1 / 8  # of the latest reads that may be so; with more all are made at once ...
+NEAR_SHARE_MAX = 1 / 16  # of the latest reads that may be so; with more all are made at once ...
 LATEST = 256  # ... for so many
+LOOK_EVERY = 16  # so many times as many are made at once all the same: what is merged is not seen to be near
+AUDIT_EVERY = 32  # reads: the delay of one in so many is noted
 DELAY_MAX_NS = 60_000_000_000  # a stamp further off than this is no stamp of this read
 CLOCKS_APART_MAX_NS = 20_000  # two clocks that are read one after the other
 _EDGES = select.EPOLLIN | select.EPOLLRDHUP | select.EPOLLET  # a socket is told of once, when something comes
@@ -67,7 +69,7 @@ class KernelReader:
     """Reads the sockets of one event loop, each as soon as it has something or all in turns."""
 
     def __init__(self, *, date_by_kernel: bool, on_delay: Callable[[float], None]) -> None:
-        """``on_delay`` is told read time − kernel time of audited reads, s; with ``date_by_kernel`` all carry the kernel's."""
+        """``on_delay`` is told read time − kernel time, s; with ``date_by_kernel``, which is the date then, of a sample."""
         self._loop = asyncio.get_running_loop()
         self._by_kernel = date_by_kernel
         self._on_delay = on_delay
@@ -81,6 +83,8 @@ class KernelReader:
             0  # of the latest reads, by how soon they came after the one before of their stream
         )
         self._apart = False  # whether most were far
+        self._looks = 0
+        self._unaudited = AUDIT_EVERY  # reads since the latest one that was
         self._loop.add_reader(self._epoll.fileno(), self._on_readable)
 
     def add(self, wire: KernelWire) -> None:
@@ -132,6 +136,11 @@ class KernelReader:
         wall_s, zero_ns = _monotonic_of_wall()
         earliest_ns = now_ns - DELAY_MAX_NS
         ready = self._epoll.poll(0, READS_MAX)
+        audited_fd = -1
+        self._unaudited += len(ready)
+        if ready and self._unaudited >= AUDIT_EVERY:
+            audited_fd, _ = ready[len(ready) // 2]
+            self._unaudited = 0
         for fd, events in ready:
             wire = wires[fd]
             if wire is None:  # closed by a read of this turn
@@ -155,10 +164,11 @@ class KernelReader:
                 at_ns = zero_ns + nanoseconds
                 if seconds != wall_s:
                     at_ns += (seconds - wall_s) * 1_000_000_000
-                if at_ns > now_ns or wire.audited:  # the clock is looked at where the time matters
+                audited = fd == audited_fd or not by_kernel
+                if audited or at_ns > now_ns:  # the clock is looked at where the time matters
                     now_ns = time.monotonic_ns()
                 dated = earliest_ns < at_ns <= now_ns
-                if dated and wire.audited:
+                if dated and audited:
                     self._on_delay((now_ns - at_ns) / 1e9)
                 if not (dated and by_kernel):
                     at_ns = now_ns
@@ -183,14 +193,18 @@ class KernelReader:
             except Exception as error:  # one stream's, as in a callback of its own
                 self._loop.call_exception_handler({"message": "a read could not be used", "exception": error})
         for wire, broken in lost:
-            wire.lose(broken)
+            try:
+                wire.lose(broken)
+            except Exception as error:
+                self._loop.call_exception_handler({"message": "a lost socket", "exception": error})
         for wire in again:  # there may be more, or the end, and no new edge
             if wires[wire.fd] is wire:
                 self._epoll.modify(wire.fd, _EDGES)
         self._near += near
         self._far += len(ready) - near
         if (latest := self._near + self._far) >= LATEST:
-            self._apart = self._near <= NEAR_SHARE_MAX * latest
+            self._looks += 1
+            self._apart = self._near <= NEAR_SHARE_MAX * latest and self._looks % LOOK_EVERY != 0
             self._near = self._far = 0
         return len(ready)
 
@@ -208,12 +222,9 @@ def _monotonic_of_wall() -> tuple[int, int]:
 class KernelWire:
     """A connected non-blocking socket that a reader reads."""
 
-    __slots__ = ("_buffer", "_loop", "_reader", "_socket", "audited", "fd", "last_ns", "receiver", "recvmsg")
+    __slots__ = ("_buffer", "_loop", "_reader", "_socket", "fd", "last_ns", "receiver", "recvmsg")
 
-    def __init__(
-        self, reader: KernelReader, connected: socket.socket, receiver: Receiver, audited: bool
-    ) -> None:
-        """``audited``: its reads' delays are wanted."""
+    def __init__(self, reader: KernelReader, connected: socket.socket, receiver: Receiver) -> None:
         self._loop = asyncio.get_running_loop()
         self._reader = reader
         self._socket = connected
@@ -221,7 +232,6 @@ class KernelWire:
         self.recvmsg = connected.recvmsg
         self.fd = connected.fileno()
         self.receiver = receiver
-        self.audited = audited
         self.last_ns = 0  # before which nothing can be dated: the latest read, or the write that it answers
         reader.add(self)
 
@@ -282,9 +292,7 @@ class KernelWire:
         return True
 
 
-async def connect(
-    reader: KernelReader, address: tuple[str, int], receiver: Receiver, *, audited: bool
-) -> None:
+async def connect(reader: KernelReader, address: tuple[str, int], receiver: Receiver) -> None:
     """Connect to (IP address, port) and attach the wire to ``receiver``. Raises OSError."""
     family = socket.AF_INET6 if ":" in address[0] else socket.AF_INET
     connected = socket.socket(family, socket.SOCK_STREAM)
@@ -296,4 +304,4 @@ async def connect(
     except BaseException:
         connected.close()
         raise
-    receiver.attach(KernelWire(reader, connected, receiver, audited))
+    receiver.attach(KernelWire(reader, connected, receiver))

@@ -18,7 +18,7 @@ from typing import Literal
 EVENT_END = b"\n\n\r\n"  # of an event that ends its HTTP chunk
 PLAIN = bytes(c for c in range(0x20, 0x7F) if c not in b'"\\')  # in a text these stand for themselves
 READ_MAX_BYTES = 2048  # longer reads are parsed
-BEHIND_MAX = 100  # a server that says something of the answer behind its text
+BEHIND_MAX = 20  # a server that says something of the answer behind its text
 PLACES_MAX = 4  # where the text may stand, tried until one is it
 _HEADERS_END = b"\r\n\r\n"
 _TOTALS = re.compile(rb'"(?:completion|total)_tokens": ?([1-9][0-9]{0,8})')

@@ -10,6 +10,7 @@ import asyncio
 import gc
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 
 import numpy as np
 
@@ -133,8 +134,11 @@ class StageRunner:
             with StageWatch(beating, self._measures):
                 watcher = asyncio.create_task(self._watch())
                 working = asyncio.create_task(in_slices(self._work))
+                working.add_done_callback(
+                    partial(self._broke, "an answer could not be judged or a request made")
+                )
                 following = asyncio.create_task(self._follower.run())
-                following.add_done_callback(self._followed)
+                following.add_done_callback(partial(self._broke, "a later turn could not be made"))
                 drive = self._drive_open if plan.kind == "open" else self._drive_closed
                 ended_early = await drive(start_ns, pacing)
                 meta = plan.meta(start_ns)
@@ -190,9 +194,9 @@ class StageRunner:
 
     # -- requests that wait for others -------------------------------------------------------------
 
-    def _followed(self, task: asyncio.Task[None]) -> None:
+    def _broke(self, what: str, task: asyncio.Task[None]) -> None:
         if not task.cancelled() and (error := task.exception()) is not None:
-            self.stop(f"a later turn could not be made: {error}")
+            self.stop(f"{what}: {error}")
 
     def _answered(self, index: int, exchange: Exchange) -> None:
         """The last attempt at a request has ended: whoever waited for it goes on, or never will."""

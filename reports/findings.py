@@ -196,10 +196,10 @@ def error_bound(summary: Mapping[str, Any]) -> str | None:
     if audit.get("dated_by_kernel") and audit.get("coalesced_share") is not None:
         return (
             "The kernel dates what arrives, so that the load generator's delay in reading adds nothing to these times; "
-            f"{share(audit['coalesced_share'])} of the tokens share a read, and its date, with the one before (worst stage)."
+            f"{share(audit['coalesced_share'])} of the tokens were read together with the one before, which makes the gap between the two 0 (worst stage)."
         )
     if kernel is not None:
-        return f"The load generator adds at most {seconds(kernel)} to these times (p99 of read time − kernel time, worst stage)."
+        return f"The load generator adds at most {seconds(kernel)} to 99 of 100 of these times (p99 of read time − kernel time, worst stage)."
     if lag is not None:
         return f"In one reading of a hundred {seconds(lag)} or more can be the load generator's own (p99 of its loop's lag, worst stage)."
     return None

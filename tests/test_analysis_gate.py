@@ -575,7 +575,9 @@ def test_a_run_without_any_latency_is_no_baseline(tmp_path: Path) -> None:
 
 
 def test_why_a_run_is_no_baseline(tmp_path: Path) -> None:
-    with pytest.raises(CompareError, match="20/s: 50 of 1000 requests failed: with more than 1%"):
+    with pytest.raises(
+        CompareError, match="20/s: 50 of 1000 requests failed or were cut off unfinished: with more than 1%"
+    ):
         make_baseline([run(tmp_path / "bad", stage(ttfts(1), failed=50, failed_at=700))])
     with pytest.raises(CompareError, match="20/s: 60 requests after the warm-up, 100 are needed"):
         make_baseline([run(tmp_path / "short", stage(ttfts(1, 60)), warmup_requests=0)])

@@ -101,6 +101,7 @@ def test_dates_of_the_kernel_never_fall(monkeypatch: pytest.MonkeyPatch) -> None
         monotonic_ns=lambda: now_ms * 1_000_000, time_ns=lambda: (now_ms + ahead_ms) * 1_000_000
     )
     monkeypatch.setattr(kernel_stamps, "time", clocks)
+    monkeypatch.setattr(kernel_stamps, "AUDIT_EVERY", 1)
 
     class Socket(socket.socket):
         def recvmsg(self, *sizes: int) -> Any:  # type: ignore[override]
@@ -119,7 +120,7 @@ def test_dates_of_the_kernel_never_fall(monkeypatch: pytest.MonkeyPatch) -> None
         reader = kernel_stamps.KernelReader(date_by_kernel=True, on_delay=delays_s.append)
         far, near = socket.socketpair()
         near.setblocking(False)
-        wire = kernel_stamps.KernelWire(reader, Socket(fileno=near.detach()), receiver, True)  # type: ignore[arg-type]
+        wire = kernel_stamps.KernelWire(reader, Socket(fileno=near.detach()), receiver)  # type: ignore[arg-type]
         for step in (
             (10, 95, 100), (11, 97, 104), (12, 97, 103), (20, 95, 0), (21, 95, 114), (22, 95, 0),
         ):  # fmt: skip

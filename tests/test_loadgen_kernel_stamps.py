@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
+import struct
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -18,8 +19,9 @@ from loadgen import kernel_stamps
 from loadgen.audit import Measures, Tolerance, judge
 from loadgen.endpoint import parse_endpoint
 from loadgen.http import Client
-from loadgen.kernel_stamps import LATEST, READ_BYTES, TURN_NS, KernelReader, KernelWire
+from loadgen.kernel_stamps import LATEST, LOOK_EVERY, READ_BYTES, TURN_NS, KernelReader, KernelWire
 from loadgen.plan import Limits, StagePlan, StageResult
+from loadgen.records import RequestRecord
 from loadgen.stage import StageRunner
 
 MS = 1_000_000
@@ -66,7 +68,7 @@ async def connected(
 ) -> tuple[list[Sink], list[socket.socket]]:
     sinks, peers = [Sink() for _ in range(n)], []
     for sink in sinks:
-        await kernel_stamps.connect(reader, server.getsockname()[:2], sink, audited=True)
+        await kernel_stamps.connect(reader, server.getsockname()[:2], sink)
         peers.append(server.accept()[0])
         peers[-1].setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     return sinks, peers
@@ -94,7 +96,10 @@ async def ended(reader: KernelReader, sinks: list[Sink], peers: list[socket.sock
 
 
 @pytest.mark.parametrize("loop", ["uvloop", "asyncio"])
-def test_what_is_read_5_ms_late_has_the_date_of_its_arrival(loop: str) -> None:
+def test_what_is_read_5_ms_late_has_the_date_of_its_arrival(
+    loop: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(kernel_stamps, "AUDIT_EVERY", 1)  # in each turn one read
     delays_s: list[float] = []
 
     async def main() -> None:
@@ -113,7 +118,7 @@ def test_what_is_read_5_ms_late_has_the_date_of_its_arrival(loop: str) -> None:
             await ended(reader, sinks, peers)
 
     on_loop(loop, main())
-    assert len(delays_s) == 30
+    assert len(delays_s) == 1
     assert all(delay_s >= 0.005 - CLOCKS_NS / 1e9 for delay_s in delays_s)
 
 
@@ -151,26 +156,35 @@ def test_a_read_that_cannot_be_used_harms_no_other() -> None:
         )
         reader = KernelReader(date_by_kernel=True, on_delay=lambda _: None)
         with listening() as server:
-            sinks, peers = await connected(reader, server, 3)
+            sinks, peers = await connected(reader, server, 4)
 
             def broken(at_ns: int, data: bytes) -> bool:
                 raise RuntimeError("broken")
 
+            def not_lost(error: Exception | None) -> None:
+                raise RuntimeError("not lost either")
+
             sinks[1].feed = broken  # type: ignore[method-assign]
-            for peer in peers:
-                peer.send(b"x")
+            sinks[3].connection_lost = not_lost  # type: ignore[method-assign]
+            peers[3].setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+            peers[3].close()  # a reset
+            for peer in peers[:3]:
+                peer.send(b"x" * (READ_BYTES + 1))  # one read does not hold it
             async with asyncio.timeout(10):
-                while not (sinks[0].reads and sinks[2].reads and told):
+                while len(told) < 3 or any(
+                    sum(len(d) for _, d in sinks[k].reads) <= READ_BYTES for k in (0, 2)
+                ):
                     await asyncio.sleep(0.001)
             await ended(reader, sinks, peers)
         return sinks
 
     on_loop("uvloop", main())
-    assert told == ["broken"]
+    assert sorted(told) == ["broken", "broken", "not lost either"]
 
 
 def test_reads_wait_for_their_turn_only_while_streams_are_not_read_twice_in_two_turns() -> None:
     seen: list[bool] = []
+    looked: list[bool] = []
 
     async def main() -> None:
         reader = KernelReader(date_by_kernel=True, on_delay=lambda _: None)
@@ -196,10 +210,16 @@ def test_reads_wait_for_their_turn_only_while_streams_are_not_read_twice_in_two_
             seen.append(reader._may_wait())
             play(2 * rounds, 3 * TURN_NS / 1e9)
             seen.append(reader._may_wait())
+            for _ in range(
+                LOOK_EVERY
+            ):  # merged, near reads are not to be seen: all are made at once now and then
+                play(rounds, 3 * TURN_NS / 1e9)
+                looked.append(not reader._may_wait())
             await ended(reader, sinks, peers)
 
     on_loop("uvloop", main())
     assert seen == [True, False, False, True]
+    assert sum(looked) == 1
 
 
 def test_many_streams_are_read_in_turns_and_each_date_is_that_of_its_arrival() -> None:
@@ -245,7 +265,11 @@ def test_many_streams_are_read_in_turns_and_each_date_is_that_of_its_arrival() -
 # -- the stage above it ------------------------------------------------------------------------
 
 
-def with_runner(use: Callable[[StageRunner, Client], Any], limits: Limits | None = None) -> Any:
+def with_runner(
+    use: Callable[[StageRunner, Client], Any],
+    limits: Limits | None = None,
+    on_record: Callable[[RequestRecord], None] = lambda _: None,
+) -> Any:
     with FaultServer() as server:
         endpoint = parse_endpoint(server.url)
 
@@ -253,7 +277,7 @@ def with_runner(use: Callable[[StageRunner, Client], Any], limits: Limits | None
             client = Client(endpoint, endpoint.addresses(), None, stamps="kernel")
             made = Made(lambda number, tokens: request_bytes(endpoint, tokens))
             try:
-                return await use(StageRunner([client], made, lambda _: None, limits=limits), client)
+                return await use(StageRunner([client], made, on_record, limits=limits), client)
             finally:
                 await client.close()
 
@@ -275,14 +299,27 @@ def test_reads_may_wait_only_where_no_request_follows_from_an_answer(
 
 
 def test_kept_connections_of_an_earlier_stage_are_audited_too() -> None:
-    async def use(runner: StageRunner, client: Client) -> list[StageResult]:
-        plan = StagePlan(0, "open", schedule_at([0.0, 0.4]), 0.5, offered_rps=4.0, drain_s=5)
-        return [await runner.run(plan), await runner.run(plan), client.connections_opened]
+    async def use(runner: StageRunner, client: Client) -> list[StageResult]:  # 60 chunks in each
+        plan = StagePlan(0, "open", schedule_at([0.0] * 20), 0.1, offered_rps=200.0, drain_s=5)
+        return [await runner.run(plan), await runner.run(plan)]
 
-    first, second, opened = with_runner(use)
-    assert opened == 1
+    first, second = with_runner(use)
     assert len(first.measures.receive_delays_s) > 0
     assert len(second.measures.receive_delays_s) > 0
+
+
+def test_an_error_while_answers_are_judged_ends_the_stage_and_says_so() -> None:
+    def refuse(record: RequestRecord) -> None:
+        if record.request_id == 2:
+            raise OSError("no room")
+
+    async def use(runner: StageRunner, client: Client) -> Any:
+        times_s = [0.01 * k for k in range(100)]
+        return await runner.run(StagePlan(0, "open", schedule_at(times_s), 1.0, offered_rps=100.0, drain_s=5))
+
+    meta = with_runner(use, on_record=refuse).meta
+    assert meta["ended_early"] == "an answer could not be judged or a request made: no room"
+    assert meta["scheduled_requests"] < 100
 
 
 @pytest.mark.parametrize(

@@ -139,12 +139,12 @@ def test_hostile_text_is_neither_markup_nor_an_escape_sequence() -> None:
 def test_the_client_s_own_error_stands_beside_the_percentiles() -> None:
     summary = {"stages": [], "audit": {"receive_delay_p99_s": 0.0004, "loop_lag_p99_s": 0.002}}
     assert error_bound(summary) == (
-        "The load generator adds at most 400 µs to these times (p99 of read time − kernel time, worst stage)."
+        "The load generator adds at most 400 µs to 99 of 100 of these times (p99 of read time − kernel time, worst stage)."
     )
     summary["audit"] |= {"dated_by_kernel": True, "coalesced_share": 0.0002}
     assert error_bound(summary) == (
         "The kernel dates what arrives, so that the load generator's delay in reading adds nothing to these times; "
-        "0.0200% of the tokens share a read, and its date, with the one before (worst stage)."
+        "0.0200% of the tokens were read together with the one before, which makes the gap between the two 0 (worst stage)."
     )
     summary["audit"] = {"loop_lag_p99_s": 0.002}
     assert "one reading of a hundred 2.00 ms or more" in str(error_bound(summary))
