@@ -19,7 +19,7 @@ from loadgen import kernel_stamps
 from loadgen.audit import Measures, Tolerance, judge
 from loadgen.endpoint import parse_endpoint
 from loadgen.http import Client
-from loadgen.kernel_stamps import LATEST, LOOK_EVERY, READ_BYTES, TURN_NS, KernelReader, KernelWire
+from loadgen.kernel_stamps import LATEST, READ_BYTES, TURN_NS, KernelReader, KernelWire
 from loadgen.plan import Limits, StagePlan, StageResult
 from loadgen.records import RequestRecord
 from loadgen.stage import StageRunner
@@ -182,7 +182,10 @@ def test_a_read_that_cannot_be_used_harms_no_other() -> None:
     assert sorted(told) == ["broken", "broken", "not lost either"]
 
 
-def test_reads_wait_for_their_turn_only_while_streams_are_not_read_twice_in_two_turns() -> None:
+def test_reads_wait_for_their_turn_only_while_streams_are_not_read_twice_in_two_turns(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(kernel_stamps, "LOOK_EVERY", 12)
     seen: list[bool] = []
     looked: list[bool] = []
 
@@ -210,9 +213,7 @@ def test_reads_wait_for_their_turn_only_while_streams_are_not_read_twice_in_two_
             seen.append(reader._may_wait())
             play(2 * rounds, 3 * TURN_NS / 1e9)
             seen.append(reader._may_wait())
-            for _ in range(
-                LOOK_EVERY
-            ):  # merged, near reads are not to be seen: all are made at once now and then
+            for _ in range(12):  # merged, near reads are not to be seen: all are made at once now and then
                 play(rounds, 3 * TURN_NS / 1e9)
                 looked.append(not reader._may_wait())
             await ended(reader, sinks, peers)
