@@ -79,9 +79,8 @@ class KernelReader:
         self.patient = False  # whether reads may wait for their turn
         self._more: asyncio.Handle | None = None
         self._turn_ns = 0  # when the latest turn began
-        self._near = self._far = (
-            0  # of the latest reads, by how soon they came after the one before of their stream
-        )
+        # of the latest reads, by how soon they came after the one before of their stream
+        self._near = self._far = 0
         self._apart = False  # whether most were far
         self._looks = 0
         self._unaudited = AUDIT_EVERY  # reads since the latest one that was
@@ -136,11 +135,7 @@ class KernelReader:
         wall_s, zero_ns = _monotonic_of_wall()
         earliest_ns = now_ns - DELAY_MAX_NS
         ready = self._epoll.poll(0, READS_MAX)
-        audited_fd = -1
-        self._unaudited += len(ready)
-        if ready and self._unaudited >= AUDIT_EVERY:
-            audited_fd, _ = ready[len(ready) // 2]
-            self._unaudited = 0
+        audited_fd = self._to_audit(ready)
         for fd, events in ready:
             wire = wires[fd]
             if wire is None:  # closed by a read of this turn
@@ -191,22 +186,36 @@ class KernelReader:
                     if feed(at_ns, data):
                         receiver.over(exchange)
             except Exception as error:  # one stream's, as in a callback of its own
-                self._loop.call_exception_handler({"message": "a read could not be used", "exception": error})
+                self._tell(error)
         for wire, broken in lost:
             try:
                 wire.lose(broken)
             except Exception as error:
-                self._loop.call_exception_handler({"message": "a lost socket", "exception": error})
+                self._tell(error)
         for wire in again:  # there may be more, or the end, and no new edge
             if wires[wire.fd] is wire:
                 self._epoll.modify(wire.fd, _EDGES)
+        self._note_distances(near, len(ready) - near)
+        return len(ready)
+
+    def _tell(self, error: Exception) -> None:
+        self._loop.call_exception_handler({"message": "a read could not be used", "exception": error})
+
+    def _note_distances(self, near: int, far: int) -> None:
         self._near += near
-        self._far += len(ready) - near
+        self._far += far
         if (latest := self._near + self._far) >= LATEST:
             self._looks += 1
             self._apart = self._near <= NEAR_SHARE_MAX * latest and self._looks % LOOK_EVERY != 0
             self._near = self._far = 0
-        return len(ready)
+
+    def _to_audit(self, ready: list[tuple[int, int]]) -> int:
+        """The descriptor whose read's delay is to be noted; -1: none of this turn's."""
+        self._unaudited += len(ready)
+        if not ready or self._unaudited < AUDIT_EVERY:
+            return -1
+        self._unaudited = 0
+        return ready[len(ready) // 2][0]
 
 
 def _monotonic_of_wall() -> tuple[int, int]:

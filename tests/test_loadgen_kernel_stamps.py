@@ -299,8 +299,10 @@ def test_reads_may_wait_only_where_no_request_follows_from_an_answer(
     assert with_runner(use, Limits(retries=retries)) is patient
 
 
-def test_kept_connections_of_an_earlier_stage_are_audited_too() -> None:
-    async def use(runner: StageRunner, client: Client) -> list[StageResult]:  # 60 chunks in each
+def test_kept_connections_of_an_earlier_stage_are_audited_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kernel_stamps, "AUDIT_EVERY", 1)
+
+    async def use(runner: StageRunner, client: Client) -> list[StageResult]:
         plan = StagePlan(0, "open", schedule_at([0.0] * 20), 0.1, offered_rps=200.0, drain_s=5)
         return [await runner.run(plan), await runner.run(plan)]
 
