@@ -28,7 +28,9 @@ READ_BYTES = 65_536
 TURN_NS = 2_000_000  # from one turn to the next
 OFTEN_NS = 125_000  # sockets that have something so soon after the latest read are read in turns ...
 FEW = 4  # ... until a turn has fewer reads
-READS_MAX = 64  # of a turn, before requests may leave
+READS_MAX = 64  # of a turn, before requests may leave; fewer where one is due ...
+READS_MIN = 8  # ... but so many
+READ_NS = 7_000  # what one takes, at first
 NEAR_NS = 2 * TURN_NS  # between two reads of a stream: so near each other, turns might merge them
 NEAR_SHARE_MAX = 1 / 16  # of the latest reads that may be so; with more all are made at once ...
 LATEST = 256  # ... for so many
@@ -37,7 +39,6 @@ AUDIT_EVERY = 32  # reads: the delay of one in so many is noted
 DELAY_MAX_NS = 60_000_000_000  # a stamp further off than this is no stamp of this read
 CLOCKS_APART_MAX_NS = 20_000  # two clocks that are read one after the other
 _EDGES = select.EPOLLIN | select.EPOLLRDHUP | select.EPOLLET  # a socket is told of once, when something comes
-_SO_TIMESTAMPNS = 35
 _timespec = struct.Struct("@qq").unpack
 _ANCILLARY_BYTES = 64  # one cmsg header and a timespec, with room
 
@@ -77,6 +78,9 @@ class KernelReader:
         self._epoll = select.epoll()
         self._sleeper = Sleeper()
         self.patient = False  # whether reads may wait for their turn
+        self.pacer: Sleeper | None = None  # lets requests leave, which come first
+        self._read_ns = READ_NS  # of the latest turns
+        self._behind = False  # whether the latest turn had all the reads that it might have
         self._more: asyncio.Handle | None = None
         self._turn_ns = 0  # when the latest turn began
         # of the latest reads, by how soon they came after the one before of their stream
@@ -116,7 +120,7 @@ class KernelReader:
 
     def _on_time(self) -> None:
         reads = self.turn()
-        if reads == READS_MAX:  # there are more
+        if self._behind:
             self._more = self._loop.call_soon(self._on_time)
         elif reads < FEW or not self._may_wait():
             self._loop.add_reader(self._epoll.fileno(), self._on_readable)
@@ -134,7 +138,9 @@ class KernelReader:
         by_kernel, near = self._by_kernel, 0
         wall_s, zero_ns = _monotonic_of_wall()
         earliest_ns = now_ns - DELAY_MAX_NS
-        ready = self._epoll.poll(0, READS_MAX)
+        most = self._reads_now()
+        ready = self._epoll.poll(0, most)
+        self._behind = len(ready) == most
         audited_fd = self._to_audit(ready)
         for fd, events in ready:
             wire = wires[fd]
@@ -196,7 +202,17 @@ class KernelReader:
             if wires[wire.fd] is wire:
                 self._epoll.modify(wire.fd, _EDGES)
         self._note_distances(near, len(ready) - near)
+        if ready:
+            took_ns = (time.monotonic_ns() - self._turn_ns) // len(ready)
+            self._read_ns += (took_ns - self._read_ns) // 8
         return len(ready)
+
+    def _reads_now(self) -> int:
+        """How many reads may be made before a request is due."""
+        if self.pacer is None:
+            return READS_MAX
+        left = (self.pacer.deadline_ns - self._turn_ns) // max(self._read_ns, 1)
+        return min(max(left, READS_MIN), READS_MAX)
 
     def _tell(self, error: Exception) -> None:
         self._loop.call_exception_handler({"message": "a read could not be used", "exception": error})
@@ -299,18 +315,3 @@ class KernelWire:
         with contextlib.suppress(OSError):
             self._socket.close()
         return True
-
-
-async def connect(reader: KernelReader, address: tuple[str, int], receiver: Receiver) -> None:
-    """Connect to (IP address, port) and attach the wire to ``receiver``. Raises OSError."""
-    family = socket.AF_INET6 if ":" in address[0] else socket.AF_INET
-    connected = socket.socket(family, socket.SOCK_STREAM)
-    try:
-        connected.setblocking(False)
-        connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        connected.setsockopt(socket.SOL_SOCKET, _SO_TIMESTAMPNS, 1)
-        await asyncio.get_running_loop().sock_connect(connected, address)
-    except BaseException:
-        connected.close()
-        raise
-    receiver.attach(KernelWire(reader, connected, receiver))

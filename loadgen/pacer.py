@@ -23,6 +23,8 @@ import numpy.typing as npt
 
 YIELD_EVERY = 16  # starts released in a row before the loop may read sockets again
 
+NEVER_NS = 2**63 - 1
+
 _CLOCK_MONOTONIC = 1
 _TFD_NONBLOCK_CLOEXEC = 0o4000 | 0o2000000
 _TFD_TIMER_ABSTIME = 1
@@ -42,6 +44,7 @@ class Sleeper:
         self._waiter: asyncio.Future[None] | None = None
         self._call: Callable[[], None] | None = None
         self._coarse: asyncio.Handle | None = None
+        self.deadline_ns = NEVER_NS  # when it calls next
         self._fd = _timerfd_create()
         if self._fd is not None:
             self._loop.add_reader(self._fd, self._on_timer)
@@ -51,7 +54,7 @@ class Sleeper:
 
         Whatever was to be called before is not.
         """
-        self._call, self._deadline_ns = call, deadline_ns
+        self._call, self.deadline_ns = call, deadline_ns
         if self._fd is not None:
             _timerfd_settime(self._fd, max(deadline_ns, 1))  # at once where it has passed
             return
@@ -61,7 +64,7 @@ class Sleeper:
 
     def _look(self) -> None:
         """Without a timer that is exact: sleep to 2 ms before the deadline, then give way to the loop until it is there."""
-        left_ns = self._deadline_ns - time.monotonic_ns()
+        left_ns = self.deadline_ns - time.monotonic_ns()
         if left_ns <= 0:
             self._on_timer()
         elif left_ns <= 2_000_000:
@@ -70,7 +73,7 @@ class Sleeper:
             self._coarse = self._loop.call_later(left_ns / 1e9 - 0.002, self._look)
 
     def _on_timer(self) -> None:
-        call, self._call = self._call, None
+        call, self._call, self.deadline_ns = self._call, None, NEVER_NS
         if call is not None:
             call()
         if self._call is None and self._fd is not None:  # not set anew, which silences it too
@@ -95,7 +98,7 @@ class Sleeper:
 
     def close(self) -> None:
         """Call nobody any more, and give the descriptor back."""
-        self._call = None
+        self._call, self.deadline_ns = None, NEVER_NS
         if self._coarse is not None:
             self._coarse.cancel()
         if self._fd is not None:

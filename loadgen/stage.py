@@ -130,6 +130,8 @@ class StageRunner:
         gc.freeze()  # what lives now is not looked at again in every collection of the stage
         before = self._counted()
         pacing, beating = Sleeper(), Sleeper()
+        for client in self._clients:
+            client.make_way(pacing)
         try:
             with StageWatch(beating, self._measures):
                 watcher = asyncio.create_task(self._watch())

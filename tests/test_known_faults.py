@@ -24,7 +24,7 @@ import pytest
 from fault_server import FaultServer
 from stage_driving import Made, on_loop, request_bytes, schedule_at
 
-from loadgen import kernel_stamps
+from loadgen import kernel_connect, kernel_stamps
 from loadgen.ahead import READY_MAX, READY_MAX_BYTES
 from loadgen.completions import Answer
 from loadgen.endpoint import parse_endpoint
@@ -185,10 +185,10 @@ def test_requests_are_made_ahead_in_a_bounded_window(size: int, window: int) -> 
 def test_ports_that_are_used_up_are_this_machines_shortage(monkeypatch: pytest.MonkeyPatch) -> None:
     """Fault 57: a class of its own, not the server's failure."""
 
-    async def connect(*_: Any, **__: Any) -> None:
+    def connect(*_: Any, **__: Any) -> None:
         raise OSError(errno.EADDRNOTAVAIL, "Cannot assign requested address")
 
-    monkeypatch.setattr(kernel_stamps, "connect", connect)
+    monkeypatch.setattr(kernel_connect, "begin_connect", connect)
     with FaultServer() as server:
         plan = StagePlan(0, "open", schedule_at([0.0, 0.001, 0.002]), 0.1, offered_rps=30.0, drain_s=2)
         result, records = played(server, plan, stamps="kernel")
@@ -219,13 +219,19 @@ def test_a_finished_stage_keeps_no_request() -> None:
 
 def test_connecting_is_no_part_of_ttft(monkeypatch: pytest.MonkeyPatch) -> None:
     """Fault 23: a connection that takes 150 ms is seen as such; the request counts from when it has one."""
-    real = kernel_stamps.connect
+    finish = kernel_connect.connect
+
+    def begin(address: tuple[str, int]) -> tuple[socket.socket, bool]:
+        begun = socket.socket()
+        begun.setblocking(False)
+        return begun, False
 
     async def slowly(*args: Any, **how: Any) -> None:
         await asyncio.sleep(0.15)
-        await real(*args, **how)
+        await finish(*args, **how)
 
-    monkeypatch.setattr(kernel_stamps, "connect", slowly)
+    monkeypatch.setattr(kernel_connect, "begin_connect", begin)
+    monkeypatch.setattr(kernel_connect, "connect", slowly)
     with FaultServer() as server:
         plan = StagePlan(0, "open", schedule_at([0.0] * 3), 0.1, offered_rps=30.0, drain_s=5)
         _, records = played(server, plan, stamps="kernel")

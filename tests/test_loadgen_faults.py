@@ -416,14 +416,15 @@ def test_a_connection_lost_between_connecting_and_sending_is_a_reset(
 ) -> None:
     open_connection = Client._open
 
-    async def open_and_lose(client: Client) -> Connection:
-        connection = await open_connection(client)
+    async def open_and_lose(client: Client, begun: socket.socket | None) -> Connection:
+        connection = await open_connection(client, begun)
         while not connection.lost:
             await asyncio.sleep(0.01)
         return connection
 
     monkeypatch.setattr(Client, "_open", open_and_lose)
     with FaultServer(on_accept="close") as server:
-        result = on_loop(loop, run_stage(server.url, schedule_at([0.0] * 3), limits=Limits(idle_s=0.5)))
+        stage = run_stage(server.url, schedule_at([0.0] * 3), limits=Limits(idle_s=0.5), stamps="read")
+        result = on_loop(loop, stage)
     check_complete(result)
     assert {r.status for r in result.records} <= {"reset", "connect_error"}
