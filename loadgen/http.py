@@ -106,7 +106,7 @@ class Connection(asyncio.Protocol):
     def connection_lost(self, exc: Exception | None) -> None:
         """Closed by the peer, by an error or by us."""
         at_ns = time.monotonic_ns()
-        self.lost = True
+        self.lost, self._wire = True, None  # which holds us: nothing is left for the garbage collector
         self._client.open.discard(self)
         exchange, self.exchange = self.exchange, None
         if exchange is None:
@@ -278,6 +278,7 @@ class Client:
             if error.errno in OWN_SHORTAGE:
                 self.shortages += 1
             exchange.fail("connect_error", _why(error), time.monotonic_ns())
+            error.__traceback__ = None  # holds the frame that holds it
             return
         finally:
             self._connecting.pop(exchange, None)

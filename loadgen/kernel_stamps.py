@@ -152,7 +152,7 @@ class KernelReader:
             except (BlockingIOError, InterruptedError):
                 continue
             except OSError as error:
-                lost.append((wire, error))
+                lost.append((wire, error.with_traceback(None)))  # which would hold this frame, and so itself
                 continue
             if events != select.EPOLLIN or len(data) == READ_BYTES:
                 again.append(wire)

@@ -20,6 +20,7 @@ from loadgen.completions import Answer
 from loadgen.endpoint import redact_record
 from loadgen.exchange import Exchange
 from loadgen.follower import Follower
+from loadgen.host import widen_descriptor_table
 from loadgen.http import Client
 from loadgen.pacer import Sleeper, pace
 from loadgen.plan import Limits, Live, Requests, StagePlan, StageResult, record_of
@@ -74,6 +75,7 @@ class StageRunner:
         self._decided: str | None = None  # why the stage that is going on need not go on
         self._users: VirtualUsers | None = None  # of the closed stage that is going on
         self._live = Live()
+        widen_descriptor_table()
 
     @property
     def live(self) -> Live:

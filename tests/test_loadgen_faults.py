@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import os
 import random
 import shutil
@@ -408,6 +409,30 @@ def _mixed(count: int, rate_rps: float) -> None:
 @pytest.mark.slow
 def test_twenty_thousand_requests_with_five_per_cent_faults() -> None:
     _mixed(20_000, 600.0)
+
+
+@pytest.mark.parametrize("stamps", ["read", "kernel"])
+@pytest.mark.parametrize("fault", ["ok", "reset_before_headers", "reset_mid_stream", "garbage", "refused"])
+def test_what_a_request_leaves_behind_goes_without_the_garbage_collector(fault: str, stamps: Stamps) -> None:
+    """Its pauses would be the client's own. Cycles of a stage as a whole may stay, but none for each request."""
+    gc.collect()
+    gc.disable()
+    try:
+        with FaultServer() as server:
+            url = server.url
+            if fault != "refused":
+                on_loop("uvloop", run_stage(url, schedule_at([0.0] * 50), lambda _: fault, stamps=stamps))
+        if fault == "refused":  # nobody listens there any more
+            on_loop("uvloop", run_stage(url, schedule_at([0.0] * 50), stamps=stamps))
+        gc.set_debug(gc.DEBUG_SAVEALL)
+        gc.collect()
+        left = Counter(type(each).__name__ for each in gc.garbage)
+    finally:
+        gc.set_debug(0)
+        gc.garbage.clear()
+        gc.enable()
+    ours = {name: left[name] for name in ("Exchange", "Answer", "Connection", "KernelWire", "Task", "frame")}
+    assert sum(ours.values()) < 10, ours
 
 
 @pytest.mark.parametrize("loop", ["uvloop", "asyncio"])
