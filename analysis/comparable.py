@@ -68,6 +68,10 @@ def prepare(run: Run, slos: list[Slo] | None = None, *, limited_too: bool = Fals
     ``limited_too``: take a run whose client was the limit in some stage; the caller leaves those stages out.
     """
     status = run.meta.get("status")
+    if run.going_s is not None:
+        raise CompareError(
+            f"{run.path} is still running, last written {run.going_s:.0f} s ago: wait for its end"
+        )
     if not run.complete:
         raise CompareError(f"{run.path} was killed before it could finish: run it again")
     if status not in _DONE:

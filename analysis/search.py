@@ -326,7 +326,7 @@ def summarise_search(
     return {
         "precision": noted.get("precision"), "reached": bool(noted.get("reached")),
         "requests": sum(step["requests"] or 0 for step in path),
-        "more_requests": noted.get("more_requests"), "reason": noted.get("ended") or "the run ended before the search did",
+        "more_requests": noted.get("more_requests"), "reason": noted.get("ended") or "the search has not come to its end",
         "path": path,
     }  # fmt: skip
 

@@ -108,7 +108,7 @@ def _of_stage(
         "concurrent": _concurrent(begin_ns * _NS, end_ns * _NS, window_s),
     }  # fmt: skip
     if told is None:
-        result["cut_reason"] = "the run was killed: sessions that were still going on count as complete"
+        result["cut_reason"] = "the run did not come to its end: sessions still going on count as complete"
     time_s, busy_s = (end_ns - begin_ns) * _NS, _busy_s(sessions)
     for name, values in (("session_s", time_s), ("busy_s", busy_s)):
         result[name] = percentiles(_observed(values, failed, cut, chosen))

@@ -181,6 +181,8 @@ def _partial(run: Run) -> str | None:
         at = f" {'after' if over else 'at'} stage {len(stages) - 1} ({load_name(stages[-1])})"
     else:
         at = " before any stage was written down"
+    if run.going_s is not None:
+        return f"still running{at}, last written {run.going_s:.0f} s ago: only what had been recorded by then is here"
     if not run.complete or status == "running":
         return f"killed{at}: only what had been recorded is here"
     word = {"budget": "ended by its budget"}.get(str(status), str(status))

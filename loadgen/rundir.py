@@ -10,16 +10,21 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import sys
+import time
 from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import Any, BinaryIO
 
 import pyarrow as pa
 
 from loadgen.meta_shape import fault_of
 from loadgen.records import SCHEMA, SCHEMA_VERSION, RequestRecord, to_batch
+
+if sys.platform != "win32":
+    import fcntl
 
 STREAM_NAME = "requests.arrows"
 FLUSH_ROWS = 256  # a batch holds the event loop up for a millisecond or two, most of it whatever its rows
@@ -37,7 +42,8 @@ class Run:
     meta: dict[str, Any]
     requests: pa.Table
     server: pa.Table | None
-    complete: bool  # False: the run was killed before it could finish; requests are what was recorded
+    complete: bool  # False: the run did not finish, or has not yet; requests are what was recorded
+    going_s: float | None = None  # of a run that is still going on: s since something was written to it
 
 
 def write_json(path: Path, value: Any) -> None:
@@ -133,6 +139,8 @@ class RunWriter:
         self.meta: dict[str, Any] = {"schema_version": SCHEMA_VERSION, **meta}
         self._stream = StreamWriter(path / STREAM_NAME)
         self.write_meta()
+        self._held = (path / STREAM_NAME).open("r+b")
+        _lock(self._held, shared=False)  # until the end, or our death
 
     def append(self, record: RequestRecord) -> None:
         """Add one finished request of this process."""
@@ -185,6 +193,31 @@ class RunWriter:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._stream.close()  # also after an error in the run: what was measured stays
+        self._held.close()
+
+
+def _lock(file: BinaryIO, *, shared: bool) -> bool:
+    """Take the lock of a run, which its writer has; False where another has it."""
+    if sys.platform != "win32":
+        try:
+            fcntl.flock(file, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return False
+        except OSError:  # a file system without locks
+            pass
+    return True
+
+
+def _going_s(path: Path) -> float | None:
+    """Seconds since the last write where the process that writes the run is alive, else None."""
+    with (
+        contextlib.suppress(OSError),
+        (path / STREAM_NAME).open("rb") as file,
+    ):  # it may be finishing just now
+        if not _lock(file, shared=True):
+            written_s = max(p.stat().st_mtime for p in (path / "run.json", *_streams(path)))
+            return max(time.time() - written_s, 0.0)
+    return None
 
 
 def _write_parquet(table: pa.Table, path: Path) -> None:
@@ -222,7 +255,7 @@ def read_stream(path: Path) -> pa.Table:
 
 
 def load_run(path: Path) -> Run:
-    """Read a run directory, complete or killed. Raises RunDirError with one line that names the culprit."""
+    """Read a run directory, complete, killed or going on. Raises RunDirError with one line that names the culprit."""
     meta_path = path / "run.json"
     if not meta_path.is_file():
         raise RunDirError(f"{path} is no run directory: it has no run.json")
@@ -245,7 +278,8 @@ def load_run(path: Path) -> Run:
         raise RunDirError(f"{path} has neither requests.parquet nor {STREAM_NAME}: nothing was recorded")
     server_path = path / "server.parquet"
     server = _read_server(server_path) if server_path.is_file() else None
-    return Run(path=path, meta=meta, requests=requests, server=server, complete=parquet.is_file())
+    complete = parquet.is_file()
+    return Run(path, meta, requests, server, complete, None if complete else _going_s(path))
 
 
 def _read_parquet(path: Path, columns: Collection[str] | None = None) -> pa.Table:

@@ -123,5 +123,5 @@ def test_no_sessions_no_section(tmp_path: Path) -> None:
 def test_a_killed_run_says_that_it_does_not_know_what_was_cut(tmp_path: Path) -> None:
     stage = Stage(by_hand(), 10.0, scheduled_requests=100, extra={"played_sessions": True})
     summary = summarise(make_run(tmp_path / "run", [stage], killed=True, status="running"))
-    assert "killed" in summary["sessions"]["stages"][0]["cut_reason"]
+    assert "not come to its end" in summary["sessions"]["stages"][0]["cut_reason"]
     assert summary["requests"] == 13  # what was due of the rest, nobody knows: nothing is made up

@@ -154,6 +154,14 @@ def test_why_a_run_is_partial(tmp_path: Path, status: str, reason: str | None, s
     assert summarise(run)["partial"] == said
 
 
+def test_a_run_that_is_still_going_on_is_not_said_to_be_killed(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "run", [Stage(fixed(40, 0.02), 0.8)], SLOS, killed=True, status="running")
+    summary = summarise(replace(run, going_s=2.6))
+    said = "still running at stage 0 (50 req/s), last written 3 s ago: only what had been recorded by then is here"
+    assert summary["partial"] == said
+    assert summary["verdict"].startswith(f"Partial run ({said})")
+
+
 def test_the_verdict_rounds_no_c_max_to_nothing_and_names_lower_rates(sweep: dict[str, Any]) -> None:
     summary = json.loads(json.dumps(sweep))
     summary["capacity"] |= {"c_max": 0.0412, "crossing": "lower_bound"}

@@ -584,6 +584,12 @@ def broken(path: Path, how: str) -> Path:
     return path
 
 
+def test_a_run_that_is_still_going_on_is_refused_as_such(tmp_path: Path) -> None:
+    run = replace(make_run(tmp_path / "a", [stage(ttfts(1, 200))], killed=True), going_s=4.2)
+    with pytest.raises(CompareError, match="is still running, last written 4 s ago: wait for its end"):
+        prepare(run)
+
+
 @pytest.mark.parametrize(
     ("how", "says"),
     [("truncated", "requests.parquet cannot be read"), ("tampered", "200 of 300"), ("newer", "schema_version 9"), ("empty", "is empty"),

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import random
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -163,9 +165,24 @@ def test_after_kill_9_every_flushed_batch_is_read(tmp_path: Path, appended: int,
     done = subprocess.run([sys.executable, "-c", _CHILD, str(path), str(appended)], timeout=60, check=False)
     assert done.returncode == -9
     run = load_run(path)
-    assert not run.complete
+    assert (run.complete, run.going_s) == (False, None)
     assert run.requests["request_id"].to_pylist() == list(range(kept))
     assert run.requests["chunk_at_us"].to_pylist() == [list(range(i % 50)) for i in range(kept)]
+
+
+def test_a_run_that_is_going_on_is_told_from_one_that_was_killed(tmp_path: Path) -> None:
+    """By the lock of its writer, whatever the age of its files, also while it finishes; a kill lets go of the lock."""
+    path = tmp_path / "run"
+    with RunWriter(path, META) as writer:
+        for file in path.iterdir():
+            os.utime(file, (time.time() - 90, time.time() - 90))
+        assert load_run(path).going_s == pytest.approx(90, abs=30)
+        assert load_run(path).going_s is not None  # the reader took nothing from the writer
+        writer.finish()
+        assert load_run(path).going_s is None
+    with RunWriter(tmp_path / "other", META) as writer:
+        writer.append(record(1))
+    assert (load_run(tmp_path / "other").going_s, load_run(tmp_path / "other").complete) == (None, False)
 
 
 def test_a_stream_torn_at_any_byte_gives_whole_batches_only(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""``ampacity report``: write summary.json and report.html of a run anew, also of one that was killed."""
+"""``ampacity report``: write summary.json and report.html of a run anew, also of one that was killed or is going on."""
 
 from __future__ import annotations
 
