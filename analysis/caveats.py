@@ -8,6 +8,7 @@ from typing import Any
 
 from analysis.capacity import number_text, stage_rate
 from analysis.families import class_below
+from analysis.slo import parse_slo
 from analysis.throughput import is_figure
 
 ERROR_SHARE = 0.01
@@ -219,38 +220,45 @@ def _two_modes(stages: Sequence[dict[str, Any]]) -> str | None:
 
 
 def _too_few(summary: Mapping[str, Any]) -> str | None:
-    """Undecided stages matter where they leave the capacity unknown or its bracket wide."""
+    """Undecided stages matter where they leave the capacity unknown or its bracket wide; not above a broken one."""
     stages, interval = summary["stages"], summary["capacity"]["usable_rps_ci"]
     found = summary["capacity"]["usable_rps"] is not None
     if found and (interval[1] is None or interval[1] <= WIDE_BRACKET * interval[0]):
         return None
-    bottom, top = (interval[0], interval[1]) if interval else (0.0, None)
+    broke = min((stage_rate(s) for s in stages if s["slo_met"] is False and s["requests"]), default=None)
+    bottom, top = (interval[0], interval[1]) if interval else (0.0, broke)
     undecided = [
-        (s, v)
+        (s, max((v for v in s["slo_verdicts"] if v["verdict"] == "undecided"), key=_lacking))
         for s in stages
-        for v in s["slo_verdicts"]
-        if v["verdict"] == "undecided" and s["stable"] is not False and not s["client_limited"] and s["requests"]
-        and (not found or bottom <= stage_rate(s) <= (top or math.inf))
+        if s["slo_met"] is None and s["slo_verdicts"] and not s["client_limited"] and s["requests"]
+        and bottom <= stage_rate(s) <= (top or math.inf)
     ]  # fmt: skip
     if not undecided:
         return None
-    stage, verdict = min(undecided, key=lambda one: one[1]["more_requests"] or math.inf)
-    least = f"least is lacking for {verdict['slo']} at {load_name(stage)}" if len(undecided) > 1 else ""
-    named = f"; {least}: {verdict['reason']}" if least else f" ({verdict['slo']}: {verdict['reason']})"
-    return (
-        f"{_at([s for s, _ in undecided])} an SLO is undecided{named}. {_to_decide(summary, stage, verdict)}."
-    )
+    stage, verdict = min(undecided, key=lambda one: _lacking(one[1]))
+    too_high = _lacking(verdict)[0] and not found
+    if too_high:
+        stage, verdict = min(undecided, key=lambda one: stage_rate(one[0]))
+    where = f"; {'even the lowest load seems too high' if too_high else 'least is lacking'} for {verdict['slo']} at {load_name(stage)}: {verdict['reason']}"
+    named = where if len(undecided) > 1 else f" ({verdict['slo']}: {verdict['reason']})"
+    return f"{_at([s for s, _ in undecided])} an SLO is undecided{named}. {_to_decide(summary, stage, verdict)}."  # fmt: skip
+
+
+def _lacking(verdict: Mapping[str, Any]) -> tuple[bool, float]:
+    """(whether a larger share misses it so far than it allows, requests that decide it): the first may yet be met."""
+    share = verdict["attainment"]
+    leans = share is not None and share < parse_slo(str(verdict["slo"])).quantile
+    return leans, verdict["more_requests"] or math.inf
 
 
 def _to_decide(summary: Mapping[str, Any], stage: Mapping[str, Any], verdict: Mapping[str, Any]) -> str:
-    """Requests and seconds that decide this verdict, of all the one that needs least."""
+    """Requests and seconds that decide this verdict."""
     more, rate_rps = verdict["more_requests"], stage["offered_rps"] or stage["achieved_rps"]
     if not more:
-        return (
-            "Longer stages may not decide it: lay the loads further apart or use a laxer limit or percentile"
-        )
+        return "Longer stages may not decide it: lay the loads further apart or use a laxer limit or percentile"  # fmt: skip
     time = f", {math.ceil(more / rate_rps):,} s of that load," if rate_rps else ""
-    advice = f"{_longer(summary)}: about {more:,} more requests{time} decide it"
+    broken = ", as broken if that share stays" if _lacking(verdict)[0] else ""
+    advice = f"{_longer(summary)}: about {more:,} more requests{time} decide it{broken}"
     return advice + (", or use a laxer percentile" if _is_replay(summary) else "")
 
 

@@ -20,6 +20,7 @@ from synthetic import (
     strict,
 )
 
+from analysis.caveats import _too_few
 from analysis.summary import summarise
 from analysis.verdict import write_verdict
 from loadgen.records import RequestRecord
@@ -326,6 +327,42 @@ def test_the_number_that_is_lacking_is_that_of_the_verdict_that_is_named(tmp_pat
         "the limit, worth 200 independent ones (p99 needs 299). Use a longer --duration: about 99 more requests, 2 s of "
         "that load, decide it."
     )
+
+
+def undecided_at(load: float, *verdicts: tuple[float, int | None], met: bool | None = None) -> dict[str, Any]:
+    """A stage of the summary with (attainment, more_requests) of ttft_p99=1s and itl_p99=1s, both undecided."""
+    return {
+        "kind": "open", "offered_rps": load, "achieved_rps": load, "arrived_rps": load, "carried_rps": load, "slo_met": met, "requests": 60, "client_limited": False,
+        "slo_verdicts": [
+            {"slo": f"{name}_p99=1s", "verdict": "undecided", "attainment": share, "more_requests": more, "reason": "few"}
+            for name, (share, more) in zip(("ttft", "itl"), verdicts, strict=False)
+        ],
+    }  # fmt: skip
+
+
+def hint_about(*stages: dict[str, Any]) -> str:
+    capacity = {"usable_rps": None, "usable_rps_ci": None}
+    return str(_too_few({"stages": list(stages), "capacity": capacity, "workload": {}}))
+
+
+def test_more_requests_are_asked_for_where_the_slo_may_yet_be_met() -> None:
+    """At 3/s 2 % miss a p99 and 40 more requests would show it: no load is found by that, but by 250 more at 2/s."""
+    low, middle = undecided_at(1, (1.0, 280), (1.0, 10)), undecided_at(2, (1.0, 250))
+    over = undecided_at(3, (1.0, 5), (0.98, 40))
+    hint = hint_about(low, middle, over)
+    assert "least is lacking for ttft_p99=1s at 2 req/s: few" in hint
+    assert "about 250 more requests, 125 s of that load, decide it." in hint
+    only = hint_about(low)  # the stage is decided when its last SLO is
+    assert "At 1 req/s an SLO is undecided (ttft_p99=1s: few)" in only
+    assert "280 more requests, 280 s" in only
+    beyond = hint_about(undecided_at(2, (0.5, None), met=False), undecided_at(3, (1.0, 5)), low)
+    assert beyond.startswith("At 1 req/s an SLO")  # neither at the load that is broken nor above it
+
+
+def test_where_every_undecided_load_leans_to_broken_the_lowest_is_named_with_that() -> None:
+    hint = hint_about(undecided_at(3, (0.9, 5)), undecided_at(1, (1.0, 300), (0.98, 60)))
+    assert "even the lowest load seems too high for itl_p99=1s at 1 req/s" in hint
+    assert "about 60 more requests, 60 s of that load, decide it, as broken if that share stays." in hint
 
 
 SETTINGS_OF_LOADS = ("--duration", "--rates", "--concurrency")
