@@ -83,7 +83,7 @@ def summarise_fleet(
     result: dict[str, Any] = {
         "peak_rps": peak, "instances": None, "instances_before_safety": None, "gpus": None,
         "tensor_parallel": tensor_parallel, "safety_factor": safety, "one_replica_down": None,
-        "cost_per_million_output_tokens": None, "reason": None,
+        "gpu_hour_usd": gpu_hour, "cost_per_million_output_tokens": None, "reason": None,
     }  # fmt: skip
     if not usable_rps:
         return result | {"reason": "no usable rate inside an SLO was found"}
@@ -240,7 +240,7 @@ def _costs(gpus: int, gpu_hour_usd: float | None, load_rps: float, carried: Carr
     tokens = {"input_tokens": carried.input_tokens, "output_tokens": carried.output_tokens}
     both = [t for t in tokens.values() if t is not None]
     tokens["tokens"] = sum(both) if len(both) == 2 else None
-    costs: dict[str, Any] = {"cost_per_hour": hourly}
+    costs: dict[str, Any] = {"gpu_hour_usd": gpu_hour_usd, "cost_per_hour": hourly}
     for name, each in tokens.items():
         costs[f"cost_per_million_{name}"] = (
             hourly / (3600 * load_rps * each) * 1e6 if hourly and each else None

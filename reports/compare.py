@@ -7,6 +7,7 @@ import io
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,6 +15,7 @@ from reports.figures import (
     DASH,
     OF_NEIGHBOURS,
     OTHER_SIGN,
+    gpu_price,
     other_sign,
     printable,
     seconds,
@@ -92,7 +94,8 @@ def _scorecard(result: Mapping[str, Any], narrow: bool) -> Table:
     columns = [Column("figure", text=True), *(Column(n) for n in names), *(Column(f"{n} against {names[0]}", "" if narrow else "95 % interval", 2) for n in names[1:])]  # fmt: skip
     table = Table("Scorecard", [*columns, Column("better", text=True)])
     for row in result["scorecard"]:
-        cells = [Cell(row["label"], table.footnote(row["note"]) if row["note"] and row["best"] else None)]
+        note = _prices(result) if row["question"] == "cost" else row["note"] if row["best"] else None
+        cells = [Cell(row["label"], table.footnote(note) if note else None)]
         errors = row["question"] == "errors"
         least = row.get("at_least") or [False] * len(names)
         for value, reason, at_least in zip(row["values"], row["reasons"], least, strict=True):
@@ -112,6 +115,12 @@ def _scorecard(result: Mapping[str, Any], narrow: bool) -> Table:
             note = table.footnote("between tested loads; of a search (ampacity search) its 95 % interval")
             table.rows.append([Cell("  its interval", note), *ends, *[Cell("")] * (len(names) - 1), Cell("")])
     return table
+
+
+def _prices(result: Mapping[str, Any]) -> str:
+    """What the costs of each run rest on; empty where no price is known."""
+    known = [r for r in result["runs"] if r["gpu_hour_usd"] is not None]
+    return "; ".join(f"{r['name']}: {gpu_price(r['gpus'], r['gpu_hour_usd'])}" for r in known)
 
 
 def _otherwise(
@@ -208,6 +217,8 @@ def comparison_csv(result: Mapping[str, Any]) -> str:
     write(
         ["kind", "name", "run", "value", "change", "change_low", "change_high", "verdict", "winner", "reason"]
     )
+    for run, name in product(result["runs"], ("gpus", "gpu_hour_usd")):
+        write(["run", name, run["name"], run[name], *[None] * 6])
     for row in result["scorecard"]:
         for run, value, change, reason in zip(result["runs"], row["values"], row["changes"], row["reasons"], strict=True):  # fmt: skip
             change = change or {"change": None, "change_ci": [None, None]}

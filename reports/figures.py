@@ -84,6 +84,11 @@ def counted(value: float, noun: str) -> str:
     return f"{count(value)} {noun}{'' if value == 1 else 's'}"
 
 
+def gpu_price(gpus: int, gpu_hour_usd: float) -> str:
+    """What a cost rests on: '2 GPUs × $2.5/h'."""
+    return f"{counted(gpus, 'GPU')} × ${exact(gpu_hour_usd)}/h"
+
+
 def interval(bounds: Sequence[float | None] | None, text: Any = significant, unit: str = "") -> str | None:
     """'6.00 to 7.00 req/s'; a side that is not known is said so; None where there is no interval."""
     if bounds is None or len(bounds) != 2:

@@ -12,6 +12,7 @@ from reports.figures import (
     Finding,
     counted,
     exact,
+    gpu_price,
     interval,
     loads_of,
     rate,
@@ -173,8 +174,14 @@ def _is_accepted(summary: Mapping[str, Any]) -> bool:
 
 
 def _fleet(fleet: Mapping[str, Any]) -> Finding:
+    cost = fleet.get("cost_per_million_output_tokens")
+    if cost is not None:
+        price = gpu_price(fleet["tensor_parallel"], fleet["gpu_hour_usd"])
+        cost = (
+            f"${significant(cost)} for a million output tokens of one instance at its usable rate, at {price}"
+        )
     if fleet.get("instances") is None:
-        return Finding("Fleet", DASH, None, reason_of(fleet, "instances"))
+        return Finding("Fleet", DASH, None, _sentence(reason_of(fleet, "instances"), cost))
     bear = "bears" if fleet["one_replica_down"] == 1 else "bear"
     sized = [
         f"for a peak of {exact(fleet['peak_rps'])} req/s",
@@ -182,11 +189,8 @@ def _fleet(fleet: Mapping[str, Any]) -> Finding:
         f"{counted(fleet['tensor_parallel'], 'GPU')} an instance",
         f"{counted(fleet['one_replica_down'], 'instance')} {bear} the loss of one",
     ]
-    cost = fleet.get("cost_per_million_output_tokens")
-    if cost is not None:
-        sized.append(f"${cost:,.2f} for a million output tokens of one at its usable rate")
     value = f"{counted(fleet['instances'], 'instance')}, {counted(fleet['gpus'], 'GPU')}"
-    return Finding("Fleet", value, None, _sentence(*sized))
+    return Finding("Fleet", value, None, _sentence(*sized, cost))
 
 
 def error_bound(summary: Mapping[str, Any]) -> str | None:

@@ -16,6 +16,7 @@ from reports.figures import (
     cut_off,
     exact,
     failures,
+    gpu_price,
     interval,
     load_of,
     reason_of,
@@ -255,13 +256,15 @@ def accepted_table(summary: Mapping[str, Any]) -> Table | None:
     """Goodput per accepted result, one row a stage; None where no checker judged the answers."""
     stages = [s for s in by_load(summary) if (s.get("accepted") or {}).get("requests") is not None]
     free = "no price is known (--gpu-hour), or nothing was accepted"
+    fleet = summary.get("fleet") or {}
+    usd = fleet.get("gpu_hour_usd")
     table = table_of("Accepted answers", stages, [
         LOAD, figure("accepted", "inside SLOs", "accepted.requests", count),
         figure("of requests", "", "accepted.share", share),
         figure("goodput", "accepted/s", "accepted.rps", significant),
         figure("output", "tokens/s", "accepted.output_tokens_per_s", significant, 2),
         (Column("unlabelled", "not accepted", 1), lambda _, stage: _unlabelled(stage["accepted"]["unlabelled"])),
-        figure("a result", "USD", "accepted.cost_per_result_usd", significant, 1, free),
+        figure("a result", f"USD, {gpu_price(fleet['tensor_parallel'], usd)}" if usd else "USD", "accepted.cost_per_result_usd", significant, 1, free),
     ])  # fmt: skip
     return table if stages else None
 

@@ -168,7 +168,7 @@ def open_sweep() -> dict[str, Any]:
         "goodput": {"peak_rps": 6.56, "at_offered_rps": 7.0},
         "fleet": {"peak_rps": 120.0, "instances": 25, "instances_before_safety": 19, "gpus": 100,
                   "tensor_parallel": 4, "safety_factor": 1.3, "one_replica_down": 25,
-                  "cost_per_million_output_tokens": 2.31, "reason": None},
+                  "gpu_hour_usd": 2.5, "cost_per_million_output_tokens": 2.31, "reason": None},
         "audit": {"slip_p99_s": 0.0007, "loop_lag_p99_s": 0.0004, "cpu_fraction": 0.31, "client_limited": False,
                   "client_limited_stages": []},
     }  # fmt: skip

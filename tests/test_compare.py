@@ -629,8 +629,9 @@ def test_markdown_and_csv_hold_the_figures(tmp_path: Path) -> None:
         arm(tmp_path / n, stage(ttfts(1, 1000, s)), ["ttft_p99=1s"], usd=2.0)
         for n, s in (("a", 1.0), ("b|<i>", 1.2))
     ]
-    result = compare([Arm("A", made[0].judged, 1, 2.0), Arm("B", made[1].judged, 1, 2.0)])
+    result = compare([Arm("A", made[0].judged, 1, 2.0), Arm("B", made[1].judged, 2, 2.5)])
     text = comparison_markdown(result)
+    assert "A: 1 GPU × $2/h; B: 2 GPUs × $2.5/h" in text  # what the costs rest on
     assert "b\\|\\<i>" in text
     for block in text.split("\n\n"):
         lines = block.splitlines()
@@ -641,6 +642,10 @@ def test_markdown_and_csv_hold_the_figures(tmp_path: Path) -> None:
     assert float(line["change"]) == pytest.approx(0.2, abs=1e-5)
     assert line["verdict"] == "differs"
     assert {r["run"] for r in read} == {"A", "B"}
+    assert [(r["run"], r["value"]) for r in read if r["name"] == "gpu_hour_usd"] == [
+        ("A", "2.0"),
+        ("B", "2.5"),
+    ]
 
 
 def test_a_change_of_another_sign_than_its_two_figures_is_explained(tmp_path: Path) -> None:

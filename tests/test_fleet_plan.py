@@ -253,6 +253,7 @@ def test_a_plan_for_other_instances_than_the_one_measured_warns(
         with pytest.raises(SystemExit):
             main()
         plan = json.loads(capsys.readouterr().out)
+        assert (plan["gpu_hour_usd"], plan["cost_per_hour"]) == (None, None)
         assert (plan["instances"], plan["gpus"]) == (4, 4 * (tp or gpus))  # ceil(3 x 1.2)
         assert ("other_instance" in [w["code"] for w in plan["warnings"]]) == warned
 
@@ -262,3 +263,16 @@ def test_the_gpus_of_an_instance_are_those_that_were_locked() -> None:
     assert make_settings(settings).fleet_inputs["tensor_parallel"] == 4
     assert make_settings(settings | {"tp": 2}).fleet_inputs["tensor_parallel"] == 2
     assert make_settings(settings | {"lock": ["hardware=simulated L4"]}).fleet_inputs["tensor_parallel"] == 1
+
+
+def test_a_plan_says_which_price_its_costs_rest_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    stage = Stage([request(i, i * 0.1) for i in range(1200)], 120.0, offered_rps=10.0)
+    make_run(tmp_path / "run", [stage], ["ttft_p99=1s"], warmup_requests=0)
+    words = ["ampacity", "plan", str(tmp_path / "run"), "--peak-rps", "25", "--tp", "2", "--gpu-hour", "2.5"]
+    monkeypatch.setattr(sys, "argv", words)
+    with pytest.raises(SystemExit):
+        main()
+    # ceil(ceil(25 / 10) x 1.2) = 4 instances of 2 GPUs
+    assert "  8 GPUs × $2.5/h = $20.00 an hour; " in capsys.readouterr().out

@@ -121,8 +121,18 @@ def test_key_figures_of_an_open_sweep() -> None:
     assert got["Goodput peak"].value == "6.56 req/s"
     assert got["Fleet"].value == "25 instances, 100 GPUs"
     assert "19 instances × safety 1.3" in got["Fleet"].note
-    assert "$2.31 for a million output tokens" in got["Fleet"].note
+    priced = "$2.31 for a million output tokens of one instance at its usable rate, at 4 GPUs × $2.5/h"
+    assert got["Fleet"].note.endswith(priced)
     assert got["Load generator"].value == "kept up"
+
+
+def test_a_cost_stands_beside_its_price_also_where_no_peak_sizes_a_fleet() -> None:
+    summary = open_sweep()
+    summary["fleet"] |= {"instances": None, "reason": "no peak rate given (--peak-rps)", "tensor_parallel": 1}
+    note = found(summary)["Fleet"].note
+    assert note == (
+        "no peak rate given (--peak-rps); $2.31 for a million output tokens of one instance at its usable rate, at 1 GPU × $2.5/h"
+    )
 
 
 def test_a_null_figure_is_a_dash_with_its_reason() -> None:

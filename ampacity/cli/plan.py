@@ -116,7 +116,7 @@ def _carried(summary: Mapping[str, Any]) -> Any:
 
 def _lines(fleet: dict[str, Any], capacity: Mapping[str, Any]) -> list[str]:
     """The plan in words, with the arithmetic shown."""
-    from reports.figures import significant
+    from reports.figures import gpu_price, significant
     from reports.findings import CROSSING
 
     low, high = fleet["usable_rps_ci"]
@@ -142,7 +142,7 @@ def _lines(fleet: dict[str, Any], capacity: Mapping[str, Any]) -> list[str]:
     )
     if fleet["cost_per_hour"] is not None:
         lines.append(
-            f"  ${fleet['cost_per_hour']:,.2f} an hour; at that utilisation, each of these bears the whole cost:"
+            f"  {gpu_price(fleet['gpus'], fleet['gpu_hour_usd'])} = ${fleet['cost_per_hour']:,.2f} an hour; at that utilisation, each of these bears the whole cost:"
         )
         names = {
             "cost_per_million_output_tokens": "a million output tokens", "cost_per_million_input_tokens": "a million input tokens",
