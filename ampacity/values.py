@@ -42,6 +42,11 @@ def parse_duration(text: str | float, name: str) -> float:
     return seconds
 
 
+def duration_text(seconds: float) -> str:
+    """As ``parse_duration`` reads it, rounded up to whole seconds or minutes."""
+    return f"{math.ceil(seconds / 60)}m" if seconds > 90 else f"{math.ceil(seconds)}s"
+
+
 def given(raw: dict[str, Any], name: str, read: Callable[[Any, str], T]) -> T | None:
     """The setting as ``read(value, flag)`` reads it; None where it is not given."""
     return read(raw[name], f"--{name.replace('_', '-')}") if name in raw else None

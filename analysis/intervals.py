@@ -46,8 +46,8 @@ def prob_at_most(misses: float, n: float, p: float) -> float:
     """P[Bin(n, p) <= misses] for real n and misses, by the regularised incomplete beta function."""
     if misses >= n:
         return 1.0
-    if misses < 0:
-        return 0.0
+    if misses <= 0:
+        return 0.0 if misses < 0 else (1.0 - p) ** n  # the same as below, before scipy is there
     return _betainc(n - misses, misses + 1.0, 1.0 - p)
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from analysis.intervals import prob_at_least
+from analysis.intervals import prob_at_least, smallest_n
 from analysis.search import (
     FILLING,
     NEAR,
@@ -24,7 +24,7 @@ from analysis.search import (
     unseen,
     verdict_of,
 )
-from analysis.slo import Slo, parse_slo
+from analysis.slo import GAP_METRICS, Slo, parse_slo
 
 GROWTH = 2.0
 DOWN_STEPS = 8  # how often the first load is halved
@@ -52,6 +52,19 @@ class Goal:
     def few(self) -> int:
         """Requests of a stage that only has to show on which side of the limit it is: three misses allowed."""
         return math.ceil(3 / (1 - max(slo.quantile for slo in self.slos)))
+
+
+def fewest_requests(slos: Sequence[Slo], shares: Mapping[str, float]) -> tuple[int, str]:
+    """(requests below which no stage can show that it meets all SLOs, the SLO that takes so many); (0, "") without one.
+
+    ``shares``: of all requests, by class. Gaps are not counted: a request has many.
+    """
+    taken = [
+        (math.ceil(smallest_n(slo.quantile) / shares.get(slo.class_ or "", 1.0)), slo.text)
+        for slo in slos
+        if slo.metric not in GAP_METRICS
+    ]
+    return max(taken, default=(0, ""))
 
 
 @dataclass(frozen=True)

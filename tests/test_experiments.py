@@ -289,6 +289,19 @@ def test_budget_ends_the_run_cleanly(
         assert 1000 < planned <= 2000
 
 
+def test_a_trace_too_short_for_its_slo_is_said_to_be_before_it_is_played(
+    server: Started, tmp_path: Path
+) -> None:
+    log = tmp_path / "log.csv"
+    log.write_text("timestamp,input_tokens,output_tokens\n0,20,4\n0.1,20,4\n")
+    result = ampacity("run", server.url, "--trace", log, "--slo", "ttft_p95=1s", "--out", tmp_path / "run")
+    assert result.returncode == 0, result.stderr
+    before = result.stderr.partition("\nstage 0")[0]
+    assert (
+        "the trace is too short for ttft_p95=1s: it takes 59 requests at least to be met, and has 2" in before
+    )
+
+
 def test_the_key_is_written_nowhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AMPACITY_TEST_KEY", KEY)
     with start_in_process("demo", api_key_env="AMPACITY_TEST_KEY") as guarded:

@@ -1,10 +1,15 @@
 """The grid that finds itself: rates are chosen from the judgements of the stages before."""
 
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from ampacity.experiments.sweep import STAGES_MAX, first_rate, next_rate
+from ampacity.config import make_settings
+from ampacity.experiments.sweep import STAGES_MAX, first_rate, next_rate, too_few
+from ampacity.values import duration_text, parse_duration
+from analysis.next_load import fewest_requests
+from analysis.slo import parse_slos
 
 
 def stage(
@@ -95,3 +100,57 @@ def test_a_limited_client_ends_the_sweep() -> None:
 
 def test_an_overloaded_stage_sends_the_grid_down_even_where_the_client_was_late() -> None:
     assert next_rate([stage(80, None, stable=False, limited=True)]) == 40
+
+
+def told_of(start_rps: float | None = None, typical_e2e_s: float = 2.0, **raw: Any) -> str | None:
+    """What a sweep with these settings says before its first stage."""
+    settings = make_settings({"url": "http://127.0.0.1:9/v1", **raw})
+    rig = SimpleNamespace(
+        settings=settings, typical_e2e_s=typical_e2e_s, stage_s=lambda _: settings.duration_s
+    )
+    return too_few(rig, start_rps)  # type: ignore[arg-type]
+
+
+def test_rates_whose_stages_cannot_meet_a_percentile_are_named_beforehand_with_what_would_do() -> None:
+    """p99 takes 299 requests (0.99^299 < 0.05): 30 s have them from 9.967 req/s on; 1.2 * 299 s are 6 minutes."""
+    told = told_of(slo=["ttft_p99=2s", "e2e_p95=9s"], rates=[1, 2, 20])
+    assert told == (
+        "stages are too short for ttft_p99=2s below 9.967 req/s (--duration 30 s): it takes 299 requests at least to be "
+        "met, and they have about 30 at 1 req/s, 60 at 2 req/s; --duration 6m is enough from 1 req/s on"
+    )
+    assert told_of(slo=["ttft_p99=2s"], rates=[1, 2, 20], duration="6m") is None
+    assert told_of(slo=["ttft_p99=2s"], rates=[10]) is None
+    assert told_of(rates=[1]) is None
+    assert told_of(slo=["itl_p99=50ms"], rates=[1]) is None  # hundreds of gaps a request
+
+
+def test_a_sweep_that_finds_its_rates_says_from_which_on_its_stages_suffice() -> None:
+    """Two requests of 2 s in flight are 1 req/s, which any endpoint is taken to carry."""
+    told = told_of(slo=["ttft_p99=2s"])
+    assert told is not None
+    assert (
+        "they have about 20 at 0.667 req/s, where the sweep begins; --duration 6m is enough from 1 req/s"
+        in told
+    )
+    assert told_of(slo=["ttft_p99=2s"], duration="6m") is None
+    assert told_of(slo=["ttft_p99=2s"], typical_e2e_s=0.1) is None  # 20 req/s then, 600 requests
+    assert told_of(30.0, slo=["ttft_p95=250ms"], duration="9s") is None  # 270 requests, 59 are taken
+
+
+def test_users_send_as_often_as_an_idle_endpoint_answers() -> None:
+    """Five users with 2 s of waiting and 1 s of thinking: 5/3 req/s, so 50 requests, and 3.6 minutes for 1.2 * 299."""
+    told = told_of(slo=["ttft_p99=2s"], concurrency=[5, 50], think_time="1s")
+    assert told is not None
+    assert "about 50 at 5 users; --duration 4m is enough from 5 users on" in told
+
+
+def test_a_class_has_its_share_of_the_requests() -> None:
+    slos = parse_slos(["a:ttft_p95=1s", "b:ttft_p95=1s", "itl_p99.9=1s"])
+    assert fewest_requests(slos, {"a": 0.9, "b": 0.1}) == (590, "b:ttft_p95=1s")  # 59 for p95
+    assert fewest_requests(slos[2:], {}) == (0, "")
+
+
+@pytest.mark.parametrize(("seconds", "text"), [(0.2, "1s"), (89.5, "90s"), (91.0, "2m"), (359.0, "6m")])
+def test_a_duration_is_written_as_it_is_read(seconds: float, text: str) -> None:
+    assert duration_text(seconds) == text
+    assert parse_duration(text, "--duration") >= seconds

@@ -66,11 +66,13 @@ class VirtualRig(StageBook):
     def _median(self, side: str) -> NDArray[np.int64]:
         return np.array([round(getattr(self.settings.workload, side).quantile(0.5))])
 
+    def stage_s(self, rate_rps: float) -> float:
+        return _stage_s(self.settings, rate_rps)
+
     async def open_stage(
         self, rate_rps: float, duration_s: float | None = None, enough: Enough | None = None
     ) -> dict[str, Any] | None:
-        if duration_s is None:
-            duration_s = _stage_s(self.settings, rate_rps)
+        duration_s = duration_s or self.stage_s(rate_rps)
         schedule = self._open_schedule(rate_rps, duration_s)
         schedule, cut = self._fit(schedule).capped(self._left_requests, self._left_tokens)
         if cut and len(schedule):

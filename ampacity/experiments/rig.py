@@ -62,7 +62,7 @@ class Rig(StageBook):
     async def open_stage(
         self, rate_rps: float, duration_s: float | None = None, enough: Enough | None = None
     ) -> dict[str, Any] | None:
-        duration_s = duration_s or self.settings.duration_s
+        duration_s = duration_s or self.stage_s(rate_rps)
         return await self._undisturbed(
             lambda: self._run(
                 "open",
@@ -116,6 +116,13 @@ class Rig(StageBook):
             schedule = read_schedule(self.settings.trace, **how)
         else:
             schedule = trace_schedule(trace, **how)
+        from analysis.next_load import fewest_requests
+
+        least, slo = fewest_requests(self.settings.slos, {})
+        if len(schedule) < least:
+            self.tell(
+                f"the trace is too short for {slo}: it takes {least:,} requests at least to be met, and has {len(schedule):,}"
+            )
         span_s = float(schedule.scheduled_s[-1]) if len(schedule) else 0.0
         duration_s = span_s + span_s / max(len(schedule) - 1, 1)  # one mean gap after the last arrival
         return await self._run(

@@ -49,6 +49,10 @@ class StageBook(ABC):
     async def closed_stage(self, concurrency: int) -> dict[str, Any] | None:
         """One closed-loop stage of ``concurrency`` virtual users, with the settings' think time and ramp."""
 
+    def stage_s(self, rate_rps: float) -> float:
+        """How long an open stage of the sweep is."""
+        return self.settings.duration_s
+
     def tell(self, text: str) -> None:
         """A line for those who wait."""
         self._progress.note(text)

@@ -8,10 +8,13 @@ from dataclasses import replace
 from typing import Any, Literal
 
 from ampacity.experiments.stage_book import StageBook
-from analysis.next_load import out_of_reach
+from ampacity.values import duration_text
+from analysis.next_load import fewest_requests, out_of_reach
 
 START_IN_FLIGHT = 0.25  # the first rate of the grid: an idle endpoint most of the time
 FIRST_REQUESTS = 20  # and sends at least so many in a stage
+CARRIED = 2.0  # requests in flight that any endpoint is taken to carry
+ROOM = 1.2  # over the fewest requests of a percentile: warm-up is cut, arrivals are random
 GROWTH = 2.0
 STAGES_MAX = 16
 REFINE_STAGES = 3  # between the highest load that met the SLO and the lowest that broke it
@@ -21,6 +24,8 @@ DOWN_STEPS = 6  # how often the grid is halved below a start that was too high a
 
 async def sweep(rig: StageBook, start_rps: float | None = None) -> None:
     """Run the levels of the settings, or the grid that finds itself; then again at each of the settings' ``lengths``."""
+    if told := too_few(rig, start_rps):
+        rig.tell(told)
     await _curve(rig, start_rps)
     settings = rig.settings
     for name in settings.lengths:
@@ -46,6 +51,34 @@ async def _curve(rig: StageBook, start_rps: float | None) -> None:
     rate_rps: float | None = start_rps or first_rate(rig.typical_e2e_s, settings.duration_s)
     while rate_rps is not None and await rig.open_stage(rate_rps) is not None and not rig.ended:
         rate_rps = next_rate([s for s in rig.stages if s["lengths"] == rig.lengths])
+
+
+def too_few(rig: StageBook, start_rps: float | None = None) -> str | None:
+    """Which loads have fewer requests in a stage than an SLO takes to be met, and what to do; None where none has.
+
+    A closed loop is expected to send as many as an idle endpoint would answer.
+    """
+    settings, classes = rig.settings, rig.settings.workload.classes
+    weights = sum(kind.weight for kind in classes)
+    least, slo = fewest_requests(settings.slos, {kind.name: kind.weight / weights for kind in classes})
+    unit, rps = "req/s", 1.0  # requests/s of one unit of load
+    if settings.concurrency:
+        unit, rps = "users", 1 / (rig.typical_e2e_s + settings.think_s)
+    first = start_rps or first_rate(rig.typical_e2e_s, settings.duration_s)
+    given = settings.concurrency or settings.rates
+    low = min(given) if given else _round(max(first, CARRIED / rig.typical_e2e_s))
+
+    def requests(load: float) -> float:
+        return load * rps * (settings.duration_s if settings.concurrency else rig.stage_s(load))
+
+    if not least or requests(low) >= least:
+        return None
+    few = [f"{requests(x):,.0f} at {x:g} {unit}" for x in given or (first,) if requests(x) < least]
+    return (
+        f"stages are too short for {slo} below {least / settings.duration_s / rps:.4g} {unit} (--duration {settings.duration_s:g} s): "
+        f"it takes {least:,} requests at least to be met, and they have about {', '.join(few)}"
+        f"{'' if given else ', where the sweep begins'}; --duration {duration_text(ROOM * least / low / rps)} is enough from {low:g} {unit} on"
+    )
 
 
 def first_rate(typical_e2e_s: float, duration_s: float) -> float:
