@@ -510,13 +510,40 @@ def test_the_closed_loops_of_a_search_have_the_ramp() -> None:
     assert ramps[-6:] == [("closed", 8.0)] * 6
 
 
+def test_little_time_is_not_spent_on_the_first_stage() -> None:
+    """60 requests take 60 s at 1 req/s: of 120 s the first stage gets 30, of the 90 left the second 22.5, then ten
+    times the 2 s that a request lasts are more than a quarter of what is left."""
+    rig = ScriptedRig()
+    rig.typical_e2e_s = 1.0
+    asyncio.run(Search(SearchPlan(0.05, max_duration_s=120.0)).run(rig))  # type: ignore[arg-type]
+    assert "enough for 2.0 stages of 60 requests, as the SLO takes them, at 1 req/s" in rig.told[0]
+    assert rig.told[0].endswith(
+        "a quarter of the time left, so the answer may be coarse: from --max-duration 4m on the first has them all"
+    )
+    assert [(s["offered_rps"], s["requests"]) for s in rig.stages] == [
+        (1, 30),
+        (2, 45),
+        (4, 80),
+        (8, 160),
+        (16, 320),
+    ]
+    found = estimate(rig.stages, SLOS)
+    assert found is not None
+    low, high = found.usable_rps_ci
+    assert low < 10 < high  # the law's own limit
+    assert sum(s["window"]["end_s"] for s in rig.stages) <= 121
+
+
 def test_the_time_that_was_allowed_ends_it_with_what_is_lacking() -> None:
     rig = ScriptedRig()
     asyncio.run(Search(SearchPlan(0.01, max_duration_s=600.0)).run(rig))  # type: ignore[arg-type]
     noted = rig.noted["search"]
     assert noted["reached"] is False
     assert "--max-duration" in noted["ended"]
-    assert rig.told[0].startswith("next ")  # nothing is known yet
+    assert rig.told[0] == (  # p95 with three misses: 60 requests, 6 s at one request of 0.1 s in flight
+        "--max-duration 600 s is enough for 100 stages of 60 requests, as the SLO takes them, at 10 req/s, where the search begins"
+    )
+    assert rig.told[1].startswith("next ")  # nothing is known yet
     line = re.fullmatch(
         r"usable rate so far ([\d.]+) req/s, 95 % interval [\d.]+ to [\d.]+; about ([\d,]+) more requests to 1 %; "
         r"next [\d.]+ req/s, at most [\d,.]+ s, about [\d,]+ requests: the usable rate is known to .*", rig.told[-1],

@@ -9,12 +9,15 @@ from typing import Any
 
 from ampacity.experiments.stage_book import StageBook
 from ampacity.experiments.sweep import START_IN_FLIGHT, first_rate
-from ampacity.values import ConfigError
+from ampacity.values import ConfigError, duration_text
 from analysis.next_load import Finished, Goal, Step, cut_short, next_step, so_far, told_enough
 from analysis.search import estimate
 
 START = 4 * START_IN_FLIGHT  # requests in flight at the first load
 FILL_TIMES = 10.0  # a stage lasts at least so many times as long as one request
+BRACKET_SHARE = (
+    0.25  # of the time left: what a stage may take of it while one side of the limit is still to be found
+)
 CLOSED_SHARES = (0.5, 0.7, 0.85, 1.0, 1.2, 1.5)  # of C_max: the closed loop's levels
 
 
@@ -47,6 +50,8 @@ class Search:
         goal = Goal(
             settings.slos, self._plan.precision, first_rate(rig.typical_e2e_s / START * START_IN_FLIGHT, 1e9)
         )
+        if self._plan.max_duration_s is not None:
+            rig.tell(_enough_for(self._plan.max_duration_s, goal))
         self._note(rig, None)
         while isinstance(step := next_step(rig.stages, goal), Step):
             over = await self._stage(rig, goal, step)
@@ -63,13 +68,12 @@ class Search:
         """One stage; gives why it is the last one, where the run is over or no time is left."""
         fill_s = FILL_TIMES * max([rig.typical_e2e_s, *(_mean_e2e_s(s) for s in rig.stages[-1:])])
         duration_s = max(step.requests / step.load_rps, fill_s)
-        limit_s = self._plan.max_duration_s
+        limit_s, known = self._plan.max_duration_s, so_far(rig.stages, goal)
         if limit_s is not None:
             left_s = limit_s - self._spent_s
             if left_s < min(duration_s, max(fill_s, 0.05 * limit_s)):
                 return f"--max-duration {limit_s:g} s is used up"
-            duration_s = min(duration_s, left_s)
-        known = so_far(rig.stages, goal)
+            duration_s = min(duration_s, left_s if known else max(fill_s, BRACKET_SHARE * left_s))
         # mostly it ends before that; arrivals are random, so that only the time is a bound
         size = f"at most {float(f'{duration_s:.2g}'):,g} s, about {float(f'{step.load_rps * duration_s:.2g}'):,.0f} requests"
         rig.tell(f"{known + '; ' if known else ''}next {step.load_rps:g} req/s, {size}: {step.why}")
@@ -114,6 +118,22 @@ class Search:
             "path": self._path, "ended": ended and ended.why, "reached": bool(ended and ended.reached),
             "more_requests": ended and ended.more_requests,
         })  # fmt: skip
+
+
+def _enough_for(limit_s: float, goal: Goal) -> str:
+    """What the time of a search is worth at its first load, where stages take the longest."""
+    stage_s = goal.few / goal.first_rps
+    stages = limit_s / stage_s
+    text = (
+        f"--max-duration {limit_s:g} s is enough for {stages:,.{0 if stages > 10 else 1 if stages > 1 else 2}f} stages of {goal.few:,} requests, as the "
+        f"SLO takes them, at {goal.first_rps:g} req/s, where the search begins"
+    )
+    if BRACKET_SHARE * stages >= 1:
+        return text
+    return (
+        f"{text}; until a load is found on both sides of the limit a stage gets a quarter of the time left, so the answer "
+        f"may be coarse: from --max-duration {duration_text(stage_s / BRACKET_SHARE)} on the first has them all"
+    )
 
 
 def _mean_e2e_s(stage: dict[str, Any]) -> float:
