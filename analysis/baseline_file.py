@@ -13,7 +13,7 @@ import msgspec
 from msgspec import Meta
 
 from analysis.blocks import BLOCKS, MARKS
-from analysis.comparable import CompareError
+from analysis.comparable import CompareError, said
 from analysis.expected import CELLS
 from analysis.tolerances import TRACKED
 
@@ -100,7 +100,7 @@ def read_baseline(path: Path) -> dict[str, Any]:
     if not isinstance(found, dict) or found.get("kind") != KIND:
         raise CompareError(f"{path} is no baseline: make one with 'ampacity baseline RUN -o {path}'")
     if found.get("schema_version") != SCHEMA_VERSION:
-        raise CompareError(f"{path} has schema_version {found.get('schema_version')!r}, this ampacity reads {SCHEMA_VERSION}: make it anew")  # fmt: skip
+        raise CompareError(f"{path} has schema_version {said(found.get('schema_version'))}, this ampacity reads {SCHEMA_VERSION}: make it anew")  # fmt: skip
     if found.get("checksum") != _checksum(found):
         raise CompareError(f"{path} was changed by hand or is damaged (its checksum differs): make it anew")
     if fault := _fault(found):

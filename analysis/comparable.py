@@ -16,6 +16,7 @@ from loadgen.rundir import Run
 
 LENGTHS_SHARE = 0.1  # means of tokens that differ by more are another workload
 CACHED_POINTS = 0.05
+LONGEST = 60  # characters of a value in a message
 _DONE = ("complete", "budget")  # a user's own limit ends a run cleanly
 _OF_THE_DAY = tuple(
     f"workload.{name}"
@@ -25,6 +26,15 @@ _OF_THE_DAY = tuple(
         "prompts",  # says how often each was sent; what they have in common follows from the other fields
     )
 )  # fmt: skip
+
+_OPTIONS = {  # by the start of a name: what a user knows it by
+    "workload.input_tokens": "--input-tokens", "workload.output_tokens": "--output-tokens", "workload.arrivals": "--arrivals",
+    "workload.name": "--workload", "workload.trace": "--trace", "workload.tokenizer": "--tokenizer", "model": "--model", "api": "--api",
+    "client.connections": "--connections", "client.timestamps": "--timestamps", "client.think_s": "--think-time", "slos": "--slo",
+    "client.limited_stages": "stages in which the client was the limit", "predicted": "predicted", "imported": "imported from",
+    "realised.input_tokens": "input tokens a request as they came", "realised.output_tokens": "output tokens a request as they came",
+    "realised.cached_token_share": "share of input tokens from the prefix cache",
+}  # fmt: skip
 
 
 class CompareError(ValueError):
@@ -76,7 +86,7 @@ def prepare(run: Run, slos: list[Slo] | None = None, *, limited_too: bool = Fals
         raise CompareError(f"{run.path} was killed before it could finish: run it again")
     if status not in _DONE:
         reason = run.meta.get("status_reason") or "it did not come to its end"
-        raise CompareError(f"{run.path} is {status}: {reason}: run it again")
+        raise CompareError(f"{run.path} is {status or 'unfinished'}: {reason}: run it again")
     if not run.requests.num_rows or not run.meta.get("stages"):
         raise CompareError(f"{run.path} is empty: it holds no request")
     if slos is not None:
@@ -150,12 +160,42 @@ def unlike_keys(found: Sequence[Mapping[str, Any]]) -> list[str]:
     return [k for k in keys if any(f.get(k) != found[0].get(k) for f in found)]
 
 
+def in_words(rows: Sequence[Mapping[str, Any]]) -> dict[str, list[str]]:
+    """Differences (``variable``, ``values``) by the option that they stand for, each with the values in words.
+
+    Of several fields of one option its text is taken, or the first.
+    """
+    found: dict[str, list[str]] = {}
+    for row in sorted(rows, key=lambda row: not row["variable"].endswith(".text")):
+        name = row["variable"]
+        option = next((o for start, o in _OPTIONS.items() if f"{name}.".startswith(f"{start}.")), name)
+        option = option.replace("extra_body.", "--extra-body ").replace("workload.", "workload: ")
+        words = [said(value) for value in row["values"]]
+        found.setdefault(option, words if len(set(words)) > 1 else [json.dumps(v) for v in row["values"]])
+    return dict(sorted(found.items()))
+
+
+def said(value: Any) -> str:
+    """A value in words, for people; cut at ``LONGEST``."""
+    if isinstance(value, bool | None):
+        return {None: "not given", True: "yes", False: "no"}[value]
+    if isinstance(value, list) and all(isinstance(v, str | int) for v in value):
+        return ", ".join(map(str, value)) or "none"
+    text = (
+        value if isinstance(value, str) else f"{value:.4g}" if isinstance(value, float) else json.dumps(value)
+    )
+    return text if len(text) <= LONGEST else f"{text[: LONGEST - 3]}..."
+
+
 def check_same(base: Mapping[str, Any], other: Mapping[str, Any], name: str) -> None:
     """Raises CompareError that lists what differs between two identities."""
     unlike = unlike_keys([base, other])
     if unlike:
-        listed = "; ".join(f"{k} is {other.get(k)!r}, in the baseline {base.get(k)!r}" for k in unlike[:5])
-        more = f"; and {len(unlike) - 5} more" if len(unlike) > 5 else ""
+        unequal = in_words([{"variable": k, "values": [other.get(k), base.get(k)]} for k in unlike])
+        listed = "; ".join(
+            f"{k} is {ours}, in the baseline {theirs}" for k, (ours, theirs) in [*unequal.items()][:5]
+        )
+        more = f"; and {len(unequal) - 5} more" if len(unequal) > 5 else ""
         raise CompareError(f"{name} is another experiment than the baseline: {listed}{more}")
 
 

@@ -20,7 +20,7 @@ from analysis.blocks import (
     moved_by,
 )
 from analysis.caveats import ERROR_SHARE
-from analysis.comparable import CompareError, Judged, check_realised, check_same, identity, realised
+from analysis.comparable import CompareError, Judged, check_realised, check_same, identity, realised, said
 from analysis.expected import queue_from_dict
 from analysis.percentiles import finite
 from analysis.regression import (
@@ -308,7 +308,7 @@ def _notes(base: Mapping[str, Any], runs: Sequence[Judged], paired: bool) -> lis
     if len(base["runs"]) == 1:
         notes.append(f"One baseline run shows no noise from run to run: {ASSUMED_NOISE:.1%} is assumed. Give several to measure it.")  # fmt: skip
     if not paired:
-        seeds = sorted({str(r["seed"]) for r in base["runs"]})
+        seeds = sorted({said(r["seed"]) for r in base["runs"]})
         notes.append(f"Baseline and candidate sent other requests (baseline seed {', '.join(seeds)}): the draw of lengths and arrivals counts as noise. With the same --seed and --duration, and no stage repeated or cut, far smaller changes can be told.")  # fmt: skip
     if left_out := sorted({f["lengths"] for run in runs for f in run.summary.get("families") or []}):
         notes.append(f"Not judged: the curves of other lengths ({', '.join(left_out)}). Gate them by runs of their own.")  # fmt: skip

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import csv
 import io
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from analysis.comparable import in_words, said
 from reports.figures import (
     DASH,
     OF_NEIGHBOURS,
@@ -57,25 +57,18 @@ def _runs(result: Mapping[str, Any]) -> Table:
     for run in result["runs"]:
         failed = Cell(f"{run['failed']:,} of {run['requests']:,}", state="bad" if run["failed"] else "")
         run = {**run, "path": run["path"][-60:]}
-        table.rows.append([Cell(run["name"]), failed, *(Cell(_plain(run[n])) for n in shown)])
+        table.rows.append(
+            [Cell(run["name"]), failed, *(Cell(DASH if run[n] is None else said(run[n])) for n in shown)]
+        )
     return table
 
 
 def _differences(result: Mapping[str, Any]) -> Table:
     runs = [Column(r["name"], text=True) for r in result["runs"]]
-    table = Table("Not the same in these runs", [Column("variable", text=True), *runs])
-    for row in result["differences"]:
-        table.rows.append([Cell(row["variable"], state="unsure"), *(Cell(_plain(v)) for v in row["values"])])
+    table = Table("Not the same in these runs", [Column("", text=True), *runs])
+    for option, values in in_words(result["differences"]).items():
+        table.rows.append([Cell(option, state="unsure"), *(Cell(value) for value in values)])
     return table
-
-
-def _plain(value: Any) -> str:
-    if value is None:
-        return DASH
-    text = (
-        f"{value:.4g}" if isinstance(value, float) else value if isinstance(value, str) else json.dumps(value)
-    )
-    return text if len(text) <= 60 else f"{text[:57]}..."
 
 
 def _change(held: Mapping[str, Any] | None, short: bool = False, unit: str = "%") -> str:

@@ -167,7 +167,7 @@ def test_where_no_pair_is_left_nothing_is_compared(
     )
     for wrong in ("no difference", "None", "--rates", "--concurrency", "open ("):
         assert wrong not in said
-    assert "client.limited_stages [0, 1, 2, 3, 4, 5] [1, 4]" in said
+    assert "stages in which the client was the limit 0, 1, 2, 3, 4, 5 1, 4" in said
     result = json.loads((out / "compare.json").read_text())
     assert (result["compared"], result["interleaved_pairs"], result["interleaved_pairs_planned"]) == (
         False,

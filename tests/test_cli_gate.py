@@ -50,7 +50,7 @@ def test_exit_status_says_the_answer(tmp_path: Path, base: Path, ampacity: Any, 
     ("change", "says"),
     [
         ({"schema_version": 2}, "schema_version 2"), ({"status": "aborted"}, "is aborted"),
-        ({"endpoint": {"model": "N", "api": "chat"}}, "model is 'N'"),
+        ({"endpoint": {"model": "N", "api": "chat"}}, "--model is N, in the baseline M"),
     ],
 )  # fmt: skip
 def test_what_cannot_be_compared_is_one_line_and_stands_in_the_files_too(

@@ -24,7 +24,7 @@ from ampacity.config import make_settings
 from ampacity.experiments.predict import predict
 from ampacity.progress import Progress
 from analysis.arms import Arm
-from analysis.comparable import CompareError, prepare
+from analysis.comparable import CompareError, in_words, prepare
 from analysis.compare import compare, differences
 from analysis.shift import between_rounds, enough_pairs, log_change
 from loadgen.rundir import load_run
@@ -450,30 +450,30 @@ def test_student_interval_and_smallest_difference() -> None:
 
 
 @pytest.mark.parametrize(
-    ("variable", "change"),
+    ("variable", "said", "change"),
     [
-        ("workload.name", {"workload": {"name": "other", "arrivals": "poisson", "prompts": "unique"}}),
-        ("workload.output_tokens.text", {"workload": {"name": "synthetic", "arrivals": "poisson", "prompts": "unique", "output_tokens": {"text": "64"}}}),
-        ("workload.tokenizer.name", {"workload": {"name": "synthetic", "arrivals": "poisson", "prompts": "unique", "tokenizer": {"name": "server"}}}),
-        ("model", {"endpoint": {"api": "chat", "model": "N"}}),
-        ("api", {"endpoint": {"api": "completions", "model": "M"}}),
-        ("client.connections", {"locked": {"connections": "new"}}),
-        ("client.timestamps", {"locked": {"timestamps": "kernel"}}),
-        ("client.think_s", {"locked": {"think_s": 1.0}}),
-        ("extra_body.max_tokens", {"locked": {"extra_body": {"max_tokens": 64}}}),
-        ("predicted", {"predicted": True}),
+        ("workload.name", "--workload: A synthetic; B other", {"workload": {"name": "other", "arrivals": "poisson", "prompts": "unique"}}),
+        ("workload.output_tokens.text", "--output-tokens: A not given; B 64", {"workload": {"name": "synthetic", "arrivals": "poisson", "prompts": "unique", "output_tokens": {"text": "64"}}}),
+        ("workload.tokenizer.name", "--tokenizer: A not given; B server", {"workload": {"name": "synthetic", "arrivals": "poisson", "prompts": "unique", "tokenizer": {"name": "server"}}}),
+        ("model", "--model: A M; B N", {"endpoint": {"api": "chat", "model": "N"}}),
+        ("api", "--api: A chat; B completions", {"endpoint": {"api": "completions", "model": "M"}}),
+        ("client.connections", "--connections: A not given; B new", {"locked": {"connections": "new"}}),
+        ("client.timestamps", "--timestamps: A not given; B kernel", {"locked": {"timestamps": "kernel"}}),
+        ("client.think_s", "--think-time: A not given; B 1", {"locked": {"think_s": 1.0}}),
+        ("extra_body.max_tokens", "--extra-body max_tokens: A not given; B 64", {"locked": {"extra_body": {"max_tokens": 64}}}),
+        ("predicted", "predicted: A no; B yes", {"predicted": True}),
     ],
 )  # fmt: skip
 def test_what_differs_is_named_and_nothing_is_compared(
-    tmp_path: Path, ampacity: Any, capsys: Any, variable: str, change: dict[str, Any]
+    tmp_path: Path, ampacity: Any, capsys: Any, variable: str, said: str, change: dict[str, Any]
 ) -> None:
     make_run(tmp_path / "a", [stage(ttfts(1, 200))], run_id="a")
     make_run(tmp_path / "b", [stage(ttfts(1, 200))], run_id="b", **change)
     assert ampacity("compare", tmp_path / "a", tmp_path / "b") == 2
-    said = capsys.readouterr()
-    assert said.out == ""
-    assert f"differ in {variable}" in said.err
-    assert said.err.count("\n") == 1
+    printed = capsys.readouterr()
+    assert printed.out == ""
+    assert f"differ in {said} (--anyway" in printed.err
+    assert printed.err.count("\n") == 1
     assert ampacity("compare", tmp_path / "a", tmp_path / "b", "--anyway", "--json") == 0
     listed = json.loads(capsys.readouterr().out)["differences"]
     assert [row["variable"] for row in listed] == [variable]
@@ -543,9 +543,29 @@ def test_several_differences_are_listed_each(tmp_path: Path, ampacity: Any, caps
     make_run(tmp_path / "b", [stage(ttfts(1, 200))], run_id="b", endpoint={"api": "chat", "model": "N"}, locked={"timestamps": "kernel"})  # fmt: skip
     assert ampacity("compare", tmp_path / "a", tmp_path / "b") == 2
     lines = capsys.readouterr().err.splitlines()
-    assert lines[0] == "  client.timestamps: A None, B 'kernel'"
-    assert lines[1] == "  model: A 'M', B 'N'"
-    assert "2 variables" in lines[2]
+    assert lines[0] == "  --model: A M; B N"
+    assert lines[1] == "  --timestamps: A not given; B kernel"
+    assert "differ in --model, --timestamps (--anyway" in lines[2]
+
+
+def test_fields_of_one_option_are_one_difference_and_values_that_read_alike_are_told_apart() -> None:
+    rows: list[dict[str, Any]] = [
+        {"variable": "workload.input_tokens.mean", "values": [100.0, 120.0]},
+        {"variable": "workload.input_tokens.text", "values": ["fixed at 100", "fixed at 120"]},
+        {"variable": "slos", "values": [["ttft_p99=1s", "itl_p99=50ms"], []]},
+        {"variable": "extra_body.n", "values": [1, "1"]},
+        {"variable": "modelled", "values": [None, True]},
+        {"variable": "workload.images.count", "values": [1, 2.5]},
+        {"variable": "client.limited_stages", "values": [[0, 2], []]},
+    ]
+    assert in_words(rows) == {
+        "--extra-body n": ["1", '"1"'],
+        "--input-tokens": ["fixed at 100", "fixed at 120"],
+        "--slo": ["ttft_p99=1s, itl_p99=50ms", "none"],
+        "modelled": ["not given", "yes"],
+        "stages in which the client was the limit": ["0, 2", "none"],
+        "workload: images.count": ["1", "2.5"],
+    }
 
 
 def test_stages_that_the_client_limited_are_left_out_and_said(tmp_path: Path) -> None:

@@ -51,22 +51,15 @@ def compare(
 
 
 def _refuse(unlike: Sequence[dict[str, Any]], names: Sequence[str]) -> None:
-    """All that differs on stderr, and one line that says so."""
+    """All that differs on stderr where it is more than one thing, and one line that says so."""
     import sys
 
-    from analysis.comparable import CompareError
+    from analysis.comparable import CompareError, in_words
 
-    for row in unlike if len(unlike) > 1 else []:
-        print(f"  {row['variable']}: {_values(row, names)}", file=sys.stderr)
-    first = f"{unlike[0]['variable']}: {_values(unlike[0], names)}"
-    what = first if len(unlike) == 1 else f"{len(unlike)} variables, from {unlike[0]['variable']} to {unlike[-1]['variable']}"  # fmt: skip
-    raise CompareError(
-        f"the runs are not comparable, they differ in {what} (--anyway compares them all the same)"
-    )
-
-
-def _values(row: dict[str, Any], names: Sequence[str]) -> str:
-    return ", ".join(f"{name} {value!r:.80}" for name, value in zip(names, row["values"], strict=True))
+    said = {option: f"{option}: {'; '.join(f'{name} {value}' for name, value in zip(names, values, strict=True))}" for option, values in in_words(unlike).items()}  # fmt: skip
+    if len(said) > 1:
+        print(*(f"  {line}" for line in said.values()), sep="\n", file=sys.stderr)
+    raise CompareError(f"the runs are not comparable, they differ in {', '.join(said if len(said) > 1 else said.values())} (--anyway compares them all the same)")  # fmt: skip
 
 
 def load_arm(name: str, path: Path, gpus: int | None = None, gpu_hour: float | None = None, labels: Path | None = None) -> Arm:  # fmt: skip
