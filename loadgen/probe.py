@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import json
+import ssl
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -115,16 +116,40 @@ def _read_models(served: Served, body: bytes) -> Served:
 async def _get(pages: Pages, endpoint: Endpoint, url: str) -> Page:
     try:
         page = await pages.get(url, endpoint.all_headers(), LOOK_TIMEOUT_S)
-    except TimeoutError as error:
-        raise EndpointError(f"{endpoint.url} does not answer within {LOOK_TIMEOUT_S:g} s") from error
-    except NoConnectionError as error:
-        raise EndpointError(f"cannot connect to {endpoint.url}: {error}; is the server running?") from error
-    except PageError as error:
-        raise EndpointError(f"{endpoint.url} does not speak HTTP as expected: {error}") from error
+    except (TimeoutError, PageError) as error:
+        hint = await _other_scheme(pages, endpoint, error)
+        if isinstance(error, NoConnectionError):
+            said = f"cannot connect to {endpoint.url}: {error}; {hint or 'is the server running?'}"
+        elif isinstance(error, PageError):
+            said = f"{endpoint.url} does not speak HTTP as expected: {error}" + (hint and f"; {hint}")
+        else:
+            said = f"{endpoint.url} does not answer within {LOOK_TIMEOUT_S:g} s" + (hint and f"; {hint}")
+        raise EndpointError(said) from error
+    if page.status == 400 and endpoint.scheme == "http" and (hint := await _other_scheme(pages, endpoint)):
+        text = redact(error_text(page.body), endpoint.secrets)
+        raise EndpointError(f"{endpoint.url} answers HTTP 400: {text}; {hint}")
     if 300 <= page.status < 400 and "location" in page.headers:
         place = redact(printable(shown_url(page.headers["location"])), endpoint.secrets)
         raise EndpointError(f"{url} redirects to {place}: give the final base URL")
     return page
+
+
+async def _other_scheme(pages: Pages, endpoint: Endpoint, failed: Exception | None = None) -> str:
+    """What to try where TLS failed for its certificate, or the server speaks it under http, or not under https; else empty.
+
+    The server is asked, at its root and without the user's key or headers.
+    """
+    if isinstance(failed and failed.__cause__, ssl.SSLCertVerificationError):
+        return "its certificate must be one that this machine trusts (SSL_CERT_FILE names further ones)"
+    tls = endpoint.scheme == "http"
+    other, spoken = ("https", "TLS") if tls else ("http", "plain HTTP")
+    hint = f"{spoken} is spoken there: try {other}://{endpoint.authority}{endpoint.path}"
+    try:
+        page = await pages.get(f"{other}://{endpoint.authority}/", {}, LOOK_TIMEOUT_S / 5)
+    except (PageError, TimeoutError) as error:
+        return hint if isinstance(error.__cause__, ssl.SSLCertVerificationError) else ""
+    # a port for TLS answers 400 to plain HTTP, and one beside it redirects to TLS
+    return hint if tls or page.status != 400 and not 300 <= page.status < 400 else ""
 
 
 def _key_error(endpoint: Endpoint, status: int, body: bytes) -> str:
