@@ -27,6 +27,7 @@ BASE_BINS_MIN = 5
 BAND_MARGIN = 1.1  # over the base's mean: what differs by less is back, however little the base varies
 RUN = 3  # neighbouring bins within the band: fewer may be a lull in a queue
 FALSE_ALARM = 0.05  # chance that base load alone is above the band anywhere after the burst
+PARTS = 8  # of the time in which the backlog falls: how much its fall varies
 SERVED_ALL = 0.95  # of the burst's rate: what is served as fast as it comes is delayed, and no queue
 UNSEEN = "what is known of the run ends before the burst does"
 _NS = 1e-9
@@ -48,7 +49,8 @@ def summarise_burst(
     ttft = ttft_s(rows, from_schedule=True)
     ttft = np.where(rows.failed | rows.has_status("unfinished") & np.isnan(ttft), np.inf, ttft)
     finish = np.where(np.isnan(rows.ended_ns), max(end_s, last_s), (rows.ended_ns - start_ns) * _NS)
-    answered = np.where(np.isnan(rows.first_token_ns), finish, (rows.first_token_ns - start_ns) * _NS)
+    left = np.where(rows.has_status("unfinished"), np.inf, finish)
+    answered = np.where(np.isnan(rows.first_token_ns), left, (rows.first_token_ns - start_ns) * _NS)
     times = [0.0, float(plan["base_s"]), float(plan["base_s"] + plan["burst_s"]), end_s]
     phases = [
         _phase(name, min(a, end_s), min(b, end_s), cohort, at, met, finish)
@@ -84,9 +86,9 @@ def summarise_burst(
         "burst": find_harm(cohort.part(after & (at < times[2])), base, slos),
         "after": find_harm(cohort.part(at >= over_s), base, slos),
     }
-    result["backlog"] = _backlog(times, at, answered, finish, rows.has_status("ok"), phases)
-    judged = bands["in_flight"] is not None and end_s > times[2]
-    result["backlog"]["drained"] = math.isfinite(back_s["in_flight"]) if judged else None
+    result["backlog"] = _backlog(
+        times, at, answered, finish, rows.has_status("ok"), phases, float(plan["base_rps"])
+    )
     over = over_s < math.inf and not result["harm"]["after"]
     result["headroom"] = headroom(plan, slos, phases, result["backlog"], result["harm"], over=over)
     result["breaker"] = breaker(slos, phases, result["backlog"], result["harm"]["burst"])
@@ -210,8 +212,8 @@ def _recovery(edges: Floats, values: Floats | None, band: float | None, over_s: 
             again_s = float(np.diff(edges)[i:][level[i:] > band].sum())
             back_s = max(0.0, float(edges[i]) - over_s)
             return {"recovery_s": back_s, "recovery_reason": None, "above_again_s": again_s}
-    still = "still above" if level[-1] > band else f"not seen for {RUN} bins within"
-    return none | {"recovery_reason": f"{still} the base band of {band:.3g} at the end"}
+    still = "still above" if level[-1] > band else f"not seen for {RUN * float(edges[1]):.3g} s on end at"
+    return none | {"recovery_reason": f"{still} the base load's level when the load ended"}
 
 
 def _peaks(
@@ -244,38 +246,70 @@ def _peaks(
 
 
 def _backlog(
-    times: list[float], at: Floats, answered: Floats, finish: Floats, ok: Bools, phases: list[dict[str, Any]]
-) -> dict[str, Any]:
-    """The queue when the burst ended, requests without a first token yet, and the rate at which it was served.
+    times: list[float], at: Floats, answered: Floats, finish: Floats, ok: Bools, phases: list[dict[str, Any]],
+    base_rps: float,
+) -> dict[str, Any]:  # fmt: skip
+    """The queue when the burst ended, requests without a first token yet, how it fell, and the rate at which it was served.
 
     A queue is more than the burst's rate explains at the base's wait (Little: rate x wait) all through the second half
     of the burst, and beyond chance at its end. Without one the server was not full: what it can serve is not known.
+    It has drained once no more wait than in the base's mean.
     """
     _, burst_s, over_s, end_s = times
-    middle = (burst_s + over_s) / 2
-    moments = np.linspace(middle, over_s, 21)
-    waiting = np.searchsorted(at, moments) - np.searchsorted(np.sort(answered), moments)
+    middle, left = (burst_s + over_s) / 2, np.sort(answered)
+    waiting = _waiting(at, left, np.linspace(middle, over_s, 21))
     base = time_average_in_flight(SETTLE_SHARE * burst_s, burst_s, at, answered)
     result: dict[str, Any] = {
-        "at_end_of_burst": max(0.0, float(waiting[-1]) - base), "base_waiting": base, "served_rps": None,
-        "expected_drain_s": None, "reason": None,
+        "at_end_of_burst": max(0.0, float(waiting[-1]) - base), "base_waiting": base, "served_rps": None, "drained": None,
+        "reason": None, **dict.fromkeys(("drained_s", "at_end", "fall_rps", "drains", "further_s", "further_s_ci")),
     }  # fmt: skip
     if end_s <= over_s:
         return result | {"at_end_of_burst": None, "reason": UNSEEN}
+    leaves = left[(left > over_s) & (left < end_s)]
+    emptied = leaves[_waiting(at, left, leaves) <= base]
+    result["drained"] = bool(waiting[-1] <= base or len(emptied))
     explained = base * max(1.0, phases[1]["offered_rps"] / (phases[0]["offered_rps"] or math.inf))
     if waiting[-1] <= explained + 3 * math.sqrt(max(1.0, explained)) or waiting.min() <= explained:
         return result | {"reason": "no queue lasted through the second half of the burst"}
-    queued = answered[(at < over_s) & (answered > over_s)]
-    until = min(end_s, float(np.quantile(queued, 0.9)))  # while there is a queue
+    until = float(emptied[0]) if len(emptied) else end_s  # while there is a queue
     served = int(np.count_nonzero(ok & (finish >= middle) & (finish < until))) / (until - middle)
     if served >= SERVED_ALL * phases[1]["offered_rps"]:
         return result | {"reason": "requests waited, but were served as fast as they came: a delay, no queue"}
-    base_rps = phases[2]["offered_rps"] or phases[0]["offered_rps"]
-    result["served_rps"] = served
-    if served > base_rps:
-        result["expected_drain_s"] = result["at_end_of_burst"] / (served - base_rps)
-    else:
-        result["reason"] = (
-            f"{base_rps:.3g} requests/s came after it, more than were served while it lasted: at that rate it cannot drain"
-        )
-    return result
+    lasted_s, rest = until - over_s, max(0.0, float(_waiting(at, left, np.array([until]))[0]) - base)
+    fall_rps = (result["at_end_of_burst"] - rest) / lasted_s
+    result |= {"served_rps": served, "at_end": rest, "fall_rps": fall_rps}
+    if len(emptied):
+        return result | {"drained_s": lasted_s}
+    parts = np.linspace(over_s, until, PARTS + 1)
+    level = _waiting(at, left, parts)
+    top = int(level.argmax())  # a server that was stuck for a while: what it did since counts
+    top = top if top <= PARTS // 2 else 0
+    leave = np.histogram(left, parts[top:])[0] / (parts[1] - over_s)
+    return result | _further(leave, phases[2], base_rps, rest, fell=bool(level[-1] < level[top]))
+
+
+def _waiting(at: Floats, left: Floats, moments: Floats) -> Ints:
+    return np.searchsorted(at, moments, "right") - np.searchsorted(left, moments, "right")
+
+
+def _further(
+    leave: Floats, after: Mapping[str, Any], base_rps: float, rest: float, *, fell: bool
+) -> dict[str, Any]:
+    """Whether a backlog drains at the base load, and when, from the rates at which it was left in the last parts of
+    ``PARTS`` of the recovery, and whether it fell in them.
+
+    Fluid: rest / (leave - base). 95 %: Student's t over the parts, and chance in what is yet to come and to leave
+    (Poisson arrivals), as rates over that time. The base is as planned, or what came where chance does not explain the
+    difference. ``drains`` is null where chance decides, or what was seen says the contrary.
+    """
+    length_s, n = after["end_s"] - after["start_s"], len(leave)
+    if abs(after["requests"] - base_rps * length_s) > 3 * math.sqrt(base_rps * length_s):
+        base_rps = after["offered_rps"]
+    rate, variance = float(leave.mean()) - base_rps, float(leave.var(ddof=1))
+    half = float(stdtrit(n - 1, 0.975)) * math.sqrt(variance / n)
+    if rate <= half or not fell:
+        return {"drains": False if rate <= -half and not fell else None}
+    further_s = rest / rate
+    half = math.hypot(half, 1.96 * math.sqrt((base_rps + variance * length_s / PARTS) / further_s))
+    latest_s = rest / (rate - half) if rate > half else None
+    return {"drains": True, "further_s": further_s, "further_s_ci": [rest / (rate + half), latest_s]}

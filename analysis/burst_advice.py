@@ -91,7 +91,7 @@ def breaker(
         return result | {"max_depth": depth.max_depth, "open_at": [depth.breaker_low, depth.breaker_high]}
     why = "no SLO says how long a request may wait: give --slo ttft_p99=2s"
     if slo and not wait_s:
-        why = "the SLO leaves no time to wait"
+        why = f"{slo.text} leaves no time to wait: at the base load half of the requests take as long as it allows"
     elif wait_s:
         why = f"{backlog['reason']}: the server's rate is only known to be at least {least:.3g} req/s"
         why += "; raise --factor" if backlog["at_end_of_burst"] is not None else ""

@@ -66,12 +66,12 @@ def _burst(burst: Mapping[str, Any]) -> str:
     if not known or burst["phases"][2]["end_s"] <= high["end_s"]:
         sentence += f"; when it was over is not known: {burst['in_flight_recovery_reason']}"
     elif None in recovery_s:
-        reason = next(r for n in known if (r := burst[f"{n}_recovery_reason"]))
+        reason = next(f"{name} {r}" for n, name in known.items() if (r := burst[f"{n}_recovery_reason"]))
         sentence += f"{it} was not got over: {reason}"
     elif max(recovery_s) == 0:
-        sentence += f"{it} left {what} within the base band when it ended"
+        sentence += f"{it} left {what} at the base load's level when it ended"
     else:
-        sentence += f"; {number_text(max(recovery_s))} s after it {what} were back in the base band"
+        sentence += f"; {number_text(max(recovery_s))} s after it {what} were back at the base load's level"
     again_s = max(burst["ttft_s_above_again_s"] or 0.0, burst["in_flight_above_again_s"] or 0.0)
     if again_s and None not in recovery_s:
         sentence += f", and later above it again for {number_text(again_s)} s in all"

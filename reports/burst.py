@@ -5,9 +5,22 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from reports.figures import DASH, Finding, count, rate, reason_of, seconds, share, significant
+from reports.figures import (
+    DASH,
+    Finding,
+    count,
+    failures,
+    interval,
+    rate,
+    reason_of,
+    seconds,
+    share,
+    significant,
+)
 from reports.marks import NARROW, Axis, Chart, Plot, linear_axis, seconds_axis
 from reports.tables import Table, figure, table_of, words
+
+UNANSWERED = "requests that got no answer reach into it, or there were none"
 
 
 def burst_findings(burst: Mapping[str, Any]) -> list[Finding]:
@@ -15,7 +28,7 @@ def burst_findings(burst: Mapping[str, Any]) -> list[Finding]:
     return [
         _peak(burst),
         *_recoveries(burst),
-        _backlog(burst["backlog"]),
+        _backlog(burst),
         _harm(burst),
         _headroom(burst),
         _breaker(burst["breaker"]),
@@ -26,7 +39,7 @@ def _peak(burst: Mapping[str, Any]) -> Finding:
     note = f"{count(burst['peak_in_flight'])} requests in flight at most"
     if burst["peak_ttft_s"] is None:
         return Finding("Peak TTFT", DASH, None, "nothing was answered from the burst on")
-    at = f"of a request due {significant(burst['peak_ttft_at_s'])} s after the start, from schedule; {note}"
+    at = f"from the time it was due, {significant(burst['peak_ttft_at_s'])} s after the start, of an answered request; {note}"
     if burst["later_ttft_s"] is not None:
         at += (
             f"; after TTFT was back, {seconds(burst['later_ttft_s'])} of one due {significant(burst['later_ttft_at_s'])} s "
@@ -37,33 +50,43 @@ def _peak(burst: Mapping[str, Any]) -> Finding:
 
 def _recoveries(burst: Mapping[str, Any]) -> list[Finding]:
     found = []
-    within = f"within the base band, to {significant(burst['resolution_s'])} s"
-    for name, label, unit in (
-        ("ttft_s", "TTFT back after", "s"), ("in_flight", "In flight back", "in flight"),
-        ("server_queue", "Server's queue", "in its own count"),
+    for name, label, text, of in (
+        ("ttft_s", "TTFT back after", seconds, "medians"), ("in_flight", "In flight back", significant, "means"),
+        ("server_queue", "Server back", significant, "running and waiting by its own count, means"),
     ):  # fmt: skip
         value, reason = burst[f"{name}_recovery_s"], burst[f"{name}_recovery_reason"]
         if name == "server_queue" and value is None and name not in burst["band"]:
             continue
-        band = burst["band"].get(name)
-        note = reason or f"{within}: up to {significant(band)} {unit}"
+        back = "back at the base load's level" if value else "at the base load's level when the burst ended"
+        note, known = reason or back, name in burst["band"]
+        if known:
+            note += f" ({of} of {significant(burst['resolution_s'])} s up to {text(burst['band'][name])})"
         if burst[f"{name}_above_again_s"]:
             note += f"; later above it again for {significant(burst[f'{name}_above_again_s'])} s in all"
-        text = f"{significant(value)} s" if value else "0 s: within when the burst ended"
-        tone = "bad" if value is None else ""
-        found.append(Finding(label, DASH if value is None else text, None, note, tone))
+        missing, tone = ("not seen", "bad") if known and value is None else (DASH, "")
+        found.append(
+            Finding(label, missing if value is None else f"{significant(value)} s", None, note, tone)
+        )
     return found
 
 
-def _backlog(backlog: Mapping[str, Any]) -> Finding:
+def _backlog(burst: Mapping[str, Any]) -> Finding:
+    backlog, (_, _, after) = burst["backlog"], burst["phases"]
     if backlog["served_rps"] is None:
         return Finding("Backlog", "none" if backlog["drained"] else DASH, None, str(backlog["reason"]))
-    value = f"{significant(backlog['at_end_of_burst'])} requests"
-    said = f"waited for a first token when the burst ended; {rate(backlog['served_rps'])} were served"
-    drain = backlog["expected_drain_s"]
-    so = "" if drain is None else f", so {significant(drain)} s to drain at the base load"
-    said += so or f"; {backlog['reason']}"
-    said += "; it drained" if backlog["drained"] else "; it was not seen to drain"
+    base, unknown = backlog["base_waiting"], "whether it drains a longer --recovery-duration would show"
+    said = f"waited for a first token when the burst ended, {significant(base, 2)} at the base load; "
+    if backlog["drained"]:
+        said += f"back at that {significant(backlog['drained_s'])} s later, {significant(backlog['fall_rps'])} fewer each second"
+    else:
+        said += f"{significant(after['end_s'] - after['start_s'])} s later {count(backlog['at_end'] + base)} still did; "
+        if backlog["drains"]:
+            span = interval(backlog["further_s_ci"], unit="s")
+            said += f"at the base load {significant(backlog['further_s'])} s more are needed (95 % interval {span})"
+        else:
+            said += unknown if backlog["drains"] is None else "at the base load it does not drain"
+    said += f"; {rate(backlog['served_rps'])} were served meanwhile"
+    value = f"{count(backlog['at_end_of_burst'] + base)} requests"
     return Finding("Backlog", value, None, said, "" if backlog["drained"] else "bad")
 
 
@@ -74,7 +97,7 @@ def _harm(burst: Mapping[str, Any]) -> Finding:
     if burst["unfinished"]:
         note += f"; {count(burst['unfinished'])} were cut off unfinished"
     if of_base >= 0.5:
-        note += f"; at the base load's share {significant(of_base)} would break one"
+        note += f"; at the base load's share {significant(of_base, 2)} would break one"
     tone = "bad" if burst["lost"] or burst["unfinished"] or missed else "good"
     return Finding("Requests harmed", f"{value}, {count(burst['lost'])} lost", None, note, tone)
 
@@ -107,10 +130,10 @@ def phases_table(burst: Mapping[str, Any]) -> Table:
         words("phase", lambda p: f"{p['name']}, {significant(p['start_s'])} to {significant(p['end_s'])} s"),
         figure("offered", "req/s", "offered_rps", significant),
         figure("answered", "req/s", "achieved_rps", significant),
-        figure("in flight", "mean", "concurrency", significant),
-        *(figure(f"TTFT {q}", "schedule", f"ttft_s.{q}", seconds, reason=None) for q in ("p50", "p95", "max")),
-        figure("requests", "", "requests", count),
-        figure("errors", "", "errors", lambda errors: count(sum(errors.values()))),
+        figure("in flight", "mean", "concurrency", significant, priority=2),
+        *(figure(f"TTFT {q}", "schedule", f"ttft_s.{q}", seconds, reason=UNANSWERED) for q in ("p50", "p95", "max")),
+        figure("requests", "", "requests", count, priority=1),
+        figure("errors", "", "errors", lambda errors: count(failures(errors))),
         figure("SLO met", "share", "slo_attainment", share, reason=None),
     ])  # fmt: skip
 
@@ -123,8 +146,10 @@ def burst_ttft(summary: Mapping[str, Any]) -> Chart | None:
     plot = _over_time(burst, "ttft_s", "TTFT", seconds_axis("TTFT from schedule", heights))
     if plot is None:
         return None
-    plot.line(_rows(burst, "ttft_s"), "ttft")
-    plot.key("median TTFT", "ttft", "line")
+    rows = _rows(burst, "ttft_s")
+    plot.line(rows, "ttft")
+    none = "" if len(rows) == len(burst["series"]["ttft_s"]) else "; gaps: half not answered, or none due"
+    plot.key(f"median TTFT{none}", "ttft", "line")
     for slo in limits:
         plot.slo(slo, "bad")
     title = _title(burst, "ttft_s", "TTFT")
@@ -156,7 +181,7 @@ def _rows(burst: Mapping[str, Any], name: str) -> list[dict[str, Any]]:
 
 
 def _over_time(burst: Mapping[str, Any], name: str, what: str, y: Axis) -> Plot | None:
-    """The burst as a band over time, the upper end of the base band, and when ``name`` was back; None without a curve."""
+    """The burst as a band over time, the upper end of the base load's level, and when ``name`` was back; None without a curve."""
     if len(_rows(burst, name)) < 2:
         return None
     plot = Plot(linear_axis("Seconds after the start", [burst["series"]["end_s"][-1]]), y)
@@ -164,8 +189,8 @@ def _over_time(burst: Mapping[str, Any], name: str, what: str, y: Axis) -> Plot 
     plot.x_band([phase["start_s"], phase["end_s"]], "usable", "burst")
     plot.key("burst", "usable", "band")
     if burst["band"].get(name) is not None:
-        plot.y_rule(burst["band"][name], "muted", "base band")
-        plot.key("upper end of the base band", "muted", "dots")
+        plot.y_rule(burst["band"][name], "muted", "the base load's level")
+        plot.key("upper end of the base load's level", "muted", "dots")
     if burst[f"{name}_recovery_s"]:
         plot.x_rule(phase["end_s"] + burst[f"{name}_recovery_s"], "good", f"{what} back")
         plot.key("back", "good", "line")
@@ -175,7 +200,7 @@ def _over_time(burst: Mapping[str, Any], name: str, what: str, y: Axis) -> Plot 
 def _title(burst: Mapping[str, Any], name: str, what: str) -> str:
     recovery_s, what = burst[f"{name}_recovery_s"], what[0].upper() + what[1:]
     if recovery_s is None:
-        return f"{what} was not seen to come back to the base band"
+        return f"{what} was not seen back at the base load's level"
     if recovery_s == 0:
-        return f"{what} stayed in the base band, or was back in it when the burst ended"
-    return f"{what} was back in the base band {significant(recovery_s)} s after the burst"
+        return f"{what} was at the base load's level when the burst ended"
+    return f"{what} was back at the base load's level {significant(recovery_s)} s after the burst"

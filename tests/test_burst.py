@@ -13,7 +13,7 @@ from synthetic import Stage, at_ns, cohort, make_run, request
 
 from ampacity.experiments.burst import BurstPlan
 from ampacity.values import ConfigError
-from analysis.burst import _band, _recovery
+from analysis.burst import _band, _further, _recovery
 from analysis.burst_advice import find_harm
 from analysis.littles_law import against_server, gap
 from analysis.slo import parse_slo
@@ -36,15 +36,18 @@ def burst_run(
     recovery_s: float = 50.0,
     cut_s: float | None = None,
     kill_s: float = np.inf,
+    stuck: tuple[float, float] = (0.0, 0.0),
 ) -> Run:
     """5/s for 30 s, 15/s for 10 s, 5/s again, evenly spaced, in front of one server in order of arrival.
 
-    ``cut_s``: Ctrl-C, then; ``kill_s``: what is not answered by then has no record.
+    ``cut_s``: Ctrl-C, then; ``kill_s``: what is not answered by then has no record. ``stuck``: nothing is begun then.
     """
     end = 40 + recovery_s
     times = np.concatenate([np.arange(0, 30, 0.2), np.arange(30, 40, 1 / 15), np.arange(40, end, 0.2)])
     free, records = 0.0, []
     for i, t in enumerate(times[times < (cut_s or end)].tolist()):
+        if stuck[0] <= max(free, t) < stuck[1]:
+            free = stuck[1]
         if max(free, t) + service_s > kill_s:
             break
         if cut_s and max(free, t) + service_s > cut_s:
@@ -77,8 +80,10 @@ def test_the_fluid_model_says_when_it_is_over(tmp_path: Path) -> None:
     assert b["backlog"]["served_rps"] == pytest.approx(10, rel=0.03)
     assert b["backlog"]["base_waiting"] == pytest.approx(0.5, abs=0.01)  # Little: 5/s x 0.1 s
     assert b["backlog"]["at_end_of_burst"] == pytest.approx(49.5, abs=1)
-    assert b["backlog"]["expected_drain_s"] == pytest.approx(9.9, abs=0.7)
     assert b["backlog"]["drained"] is True
+    assert b["backlog"]["drained_s"] == pytest.approx(9.9, abs=0.3)
+    assert b["backlog"]["fall_rps"] == pytest.approx(5, abs=0.2)
+    assert b["backlog"]["further_s"] is None
     # TTFT passes 2 s once 20 wait: 4 s into the burst, until the queue is down to 20 again, 6 s after it
     misses = [p["slo_misses"] for p in b["phases"]]
     assert misses[0] == 0
@@ -129,7 +134,7 @@ def test_more_in_flight_at_a_higher_rate_is_no_queue(tmp_path: Path) -> None:
     b = burst_of(tmp_path / "run", records)["burst"]
     assert b["peak_in_flight"] == pytest.approx(60, abs=1)
     assert b["backlog"]["at_end_of_burst"] <= 1.5
-    assert (b["backlog"]["served_rps"], b["backlog"]["expected_drain_s"]) == (None, None)
+    assert (b["backlog"]["served_rps"], b["backlog"]["drained_s"]) == (None, None)
     assert (b["headroom"]["enough"], b["breaker"]["open_at"]) == (True, None)
     assert b["ttft_s_recovery_s"] == 0
     assert (
@@ -259,7 +264,7 @@ def test_answers_in_one_piece_wait_until_they_are_there(tmp_path: Path) -> None:
     records = [request(i, t, first_token_ns=None, gaps_s=[0.1]) for i, t in enumerate(even((5, 15, 5)))]
     summary = burst_of(tmp_path / "run", records)
     assert summary["burst"]["ttft_s_recovery_s"] is None
-    assert "left requests in flight within the base band" in summary["verdict"]
+    assert "left requests in flight at the base load's level" in summary["verdict"]
     assert summary["burst"]["backlog"]["served_rps"] is None
 
 
@@ -319,6 +324,80 @@ def test_a_backlog_that_does_not_drain_has_no_recovery_time(tmp_path: Path) -> N
     assert b["ttft_s_recovery_s"] is None
     assert "still above" in b["ttft_s_recovery_reason"]
     assert b["backlog"]["drained"] is False
+    # of 97.4, 5 x 0.19 as in the base, 0.263 x 50 = 13.2 are gone after 50 s: 83.3 / 0.263 = 316 s more
+    assert b["backlog"]["fall_rps"] == pytest.approx(0.263, abs=0.03)
+    assert b["backlog"]["at_end"] == pytest.approx(83.3, abs=1.5)
+    assert b["backlog"]["further_s"] == pytest.approx(316, rel=0.06)
+    note = burst_findings(b)[3].note
+    assert (
+        "waited for a first token when the burst ended, 0.95 at the base load; 50.0 s later 85 still did; "
+        in note
+    )
+    assert "s more are needed (95 % interval " in note
+
+
+def test_a_backlog_that_grows_at_the_base_load_does_not_drain(tmp_path: Path) -> None:
+    # 4/s are served: 30 wait at 30 s, 110 more at 40 s, and 1/s more come than leave: 190 at 90 s
+    b = summarise(burst_run(tmp_path / "run", service_s=0.25))["burst"]
+    assert b["backlog"]["fall_rps"] == pytest.approx(-1, abs=0.05)
+    assert (b["backlog"]["drained"], b["backlog"]["drains"], b["backlog"]["further_s"]) == (
+        False,
+        False,
+        None,
+    )
+    finding = burst_findings(b)[3]
+    assert finding.value in ("140 requests", "141 requests")
+    assert "190 still did; at the base load it does not drain; 4.00 req/s were served" in finding.note
+
+
+def test_a_server_that_was_stuck_and_then_caught_up_has_drained(tmp_path: Path) -> None:
+    # stuck from 35 to 50 s: 25 wait then, 100 when the burst ends, 150 at 50 s, and 5/s fewer from then on: 80 s
+    found = summarise(burst_run(tmp_path / "run", stuck=(35.0, 50.0)))["burst"]["backlog"]
+    assert (found["drained"], found["drains"]) == (True, None)
+    assert found["drained_s"] == pytest.approx(40, abs=0.5)
+    assert found["fall_rps"] == pytest.approx(2.5, abs=0.1)
+    assert found["served_rps"] == pytest.approx(10 * 30 / 45, rel=0.02)
+    # seen to 70 s it falls by 5/s in the last five of eight parts: 50 / 5 = 10 s more
+    short = summarise(burst_run(tmp_path / "short", stuck=(35.0, 50.0), recovery_s=30.0))["burst"]
+    assert (short["backlog"]["drained"], short["backlog"]["drains"]) == (False, True)
+    assert short["backlog"]["at_end"] == pytest.approx(50, abs=1.5)
+    assert short["backlog"]["further_s"] == pytest.approx(10, rel=0.1)
+    # seen to 48 s only, nothing is served: it grows by 5/s
+    stuck = summarise(burst_run(tmp_path / "stuck", stuck=(35.0, 50.0), recovery_s=8.0))["burst"]
+    assert stuck["backlog"]["drains"] is False
+
+
+@pytest.mark.parametrize(
+    ("leave", "came", "fell", "drains", "further"),
+    [
+        # 86 / (8 - 6.5) = 57.3 s, in which chance is 1.96 sqrt(6.5 / 57.3) = 0.66/s: 86 / 2.16 and 86 / 0.84
+        ([8.0] * 8, 195, True, True, (57.3, 39.8, 102.4)),
+        # s = 0.5345 x 2: t(7) s / sqrt(8) = 0.894/s, and 1.96 sqrt((6.5 + 1.143 x 3.75) / 57.3) = 0.850: 1.233/s
+        ([7.0, 9.0] * 4, 195, True, True, (57.3, 31.5, 322.0)),
+        ([6.6] * 8, 195, True, True, (860.0, 318.0, None)),  # 1.96 sqrt(6.5 / 860) = 0.17 > 0.1
+        ([6.5] * 8, 195, False, False, None),
+        ([5.0] * 8, 195, False, False, None),
+        ([6.0] * 8, 171, True, None, None),  # it fell because fewer came, by chance
+        ([7.0] * 8, 219, False, None, None),  # and the other way round
+        ([4.0, 10.0] * 4, 195, True, None, None),
+        ([8.0] * 8, 300, False, False, None),  # 105 more than planned, 3 sqrt(195) = 42: 10/s come
+    ],
+)
+def test_when_the_rest_drains(
+    leave: list[float],
+    came: int,
+    fell: bool,
+    drains: bool | None,
+    further: tuple[float, float, float] | None,
+) -> None:
+    after = {"start_s": 40.0, "end_s": 70.0, "requests": came, "offered_rps": came / 30}
+    found = _further(np.array(leave), after, 6.5, 86.0, fell=fell)
+    assert found["drains"] is drains
+    if further:
+        told = zip([found["further_s"], *found["further_s_ci"]], further, strict=True)
+        assert all(a is b or a == pytest.approx(b, rel=0.01) for a, b in told)
+    else:
+        assert "further_s" not in found
 
 
 def test_what_was_refused_is_lost_and_misses_its_slo(tmp_path: Path) -> None:
@@ -374,7 +453,7 @@ def test_a_run_that_was_killed_in_the_base_phase_is_still_reported(tmp_path: Pat
             30 + 139 / 15,
             "when it was over is not known: what is known of the run ends before the burst does",
         ),
-        (47.05, 40 + 19 / 5, "was not got over: still above the base band"),
+        (47.05, 40 + 19 / 5, "was not got over: TTFT still above the base load's level"),
         (20.05, 19.8, "nothing is known of the burst: what is known of the run ends 19.8 s after its start"),
     ],
 )
