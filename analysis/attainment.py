@@ -27,10 +27,11 @@ def judge_slo(observations: Observations, slo: Slo) -> dict[str, Any]:
     o = observations
     result: dict[str, Any] = {
         "slo": slo.text, "verdict": "undecided", "value_s": None, "attainment": None,
-        "requests_effective": 0, "more_requests": None, "reason": o.reason,
+        "requests_effective": 0, "more_requests": None, "reason": o.reason, "cause": None,
     }  # fmt: skip
     if not o.n:
-        return result | {"reason": o.reason or "no request has a value"}
+        reason = o.reason or "no request has a value"
+        return result | {"reason": reason, "cause": reason}
     misses, undecided = float(o.misses(slo.limit_s).sum()), o.undecided(slo.limit_s)
     n_effective, lengths = o.tail_size(slo.quantile)
     judged = judge_share((misses, misses + undecided), o.n, n_effective, slo.quantile)
@@ -51,20 +52,26 @@ def judge_slo(observations: Observations, slo: Slo) -> dict[str, Any]:
             f"clusters of {o.n / n_effective:.0f}"
         )
         more = max(1, math.ceil(o.n_owners * (lengths - 1)))
-        return result | {"verdict": "undecided", "reason": reason, "more_requests": more}
+        cause = f"too short to have seen its worst: slow {o.unit} come in clusters"
+        return result | {"verdict": "undecided", "reason": reason, "cause": cause, "more_requests": more}
     if judged.verdict == "undecided":
+        needed, cause = smallest_n(slo.quantile), f"so near its limit that more {o.unit} are needed"
         reason = f"{misses:.0f} of {o.n} {o.unit} over the limit, worth {n_effective:.0f} independent ones"
-        if n_effective < smallest_n(slo.quantile):
-            reason += f" ({slo.percentile} needs {smallest_n(slo.quantile)})"
+        if n_effective < needed:
+            reason += f" ({slo.percentile} needs {needed})"
+            cause = f"too few independent {o.unit}, {slo.percentile} needs {needed} at least"
+        elif undecided:
+            cause = f"{o.unit} were cut off that may have met its limit or not"
         if undecided:
             reason += f"; {undecided} were cut off unfinished before the limit"
         if judged.factor is None and undecided:
             reason += ": how they would have ended decides it"
         elif judged.factor is None or _on_the_edge(judged.factor, n_effective, slo.quantile):
-            reason += "; the share of misses is on the edge of the SLO: no length is likely to decide"
+            cause = "the share of misses is on the edge of the SLO: no length is likely to decide"
+            reason += f"; {cause}"
         else:
             result["more_requests"] = max(1, math.ceil(o.n_owners * (judged.factor - 1)))
-        result["reason"] = reason
+        result |= {"reason": reason, "cause": cause}
     elif rate:
         result["reason"] = f"{misses:.0f} of {o.n} requests failed"
     elif math.isinf(low):

@@ -164,8 +164,18 @@ def _slo(table: Table, stage: Mapping[str, Any], judged: bool) -> Cell:
     if not judged:
         return Cell(DASH, table.footnote(str(stage.get("slo_met_reason") or "no SLO was given (--slo)")))
     if stage.get("slo_met") is None:
-        return Cell("undecided", state="unsure")
+        return Cell("undecided", table.footnote(_undecided(stage)), "unsure")
     return Cell("met", state="good") if stage["slo_met"] else Cell("broken", state="bad")
+
+
+def _undecided(stage: Row) -> str:
+    """Why, in words without the stage's own figures, so that stages share a footnote; the SLO table has the figures."""
+    causes: dict[str, list[str]] = {}
+    for v in stage.get("slo_verdicts") or []:
+        if v.get("verdict") == "undecided":
+            causes.setdefault(str(v.get("cause") or reason_of(v, "verdict")), []).append(str(v.get("slo")))
+    found = [f"{', '.join(slos)}: {cause}" for cause, slos in causes.items()]
+    return "; ".join(found) or reason_of(stage, "slo_met")
 
 
 def percentile_table(summary: Mapping[str, Any], metric: str) -> Table:

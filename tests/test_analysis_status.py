@@ -100,6 +100,7 @@ def test_rows_lost_in_a_kill_are_censored_at_age_zero() -> None:
     verdict = judge_slo(c.ttft(from_schedule=True), TTFT)
     assert verdict["verdict"] == "undecided"
     assert "10 were cut off" in verdict["reason"]
+    assert verdict["cause"] == "requests were cut off that may have met its limit or not"
     assert verdict["attainment"] == pytest.approx(400 / 410)
 
 
@@ -107,11 +108,19 @@ def test_on_the_edge_no_length_decides_but_too_few_requests_say_how_many() -> No
     # 5 of 500 miss a p99: exactly the share allowed, which no number of requests tells from 1 %
     edge = judge_slo(cohort(*good(495), *good(5, first=495, ttft_s=3.0)).ttft(from_schedule=True), TTFT)
     assert (edge["verdict"], edge["more_requests"]) == ("undecided", None)
-    assert "on the edge of the SLO: no length is likely to decide" in edge["reason"]
+    assert edge["cause"] == "the share of misses is on the edge of the SLO: no length is likely to decide"
+    assert edge["reason"].endswith(edge["cause"])
     # none of 9: 299 independent ones without a miss would decide
     few = judge_slo(cohort(*good(9)).ttft(from_schedule=True), TTFT)
     assert few["verdict"] == "undecided"
     assert few["more_requests"] == pytest.approx(290, abs=2)
+    assert few["cause"] == "too few independent requests, p99 needs 299 at least"
+    # 8 of 500 are 1.6 %: over the limit, but by chance in one sample of eight (P[Poisson(5) >= 8] = 0.13)
+    near = judge_slo(cohort(*good(492), *good(8, first=492, ttft_s=3.0)).ttft(from_schedule=True), TTFT)
+    assert near["verdict"] == "undecided"
+    assert near["cause"] == "so near its limit that more requests are needed"
+    met = judge_slo(cohort(*good(400)).ttft(from_schedule=True), TTFT)
+    assert (met["verdict"], met["cause"]) == ("met", None)
 
 
 def test_a_failed_request_adds_its_missing_gaps() -> None:

@@ -260,12 +260,31 @@ def test_the_table_of_stages_word_for_word() -> None:
     first, last = table.rows[0], table.rows[-1]
     assert first[:4] == [Cell("1 req/s"), Cell("1.00"), Cell("2.70"), Cell("101 ms")]
     assert first[4] == Cell("–", 1)
-    assert first[-1] == Cell("undecided", None, "unsure")
-    assert last[-3:] == [Cell("27 of 600", None, "bad"), Cell("no", 3, "bad"), Cell("broken", None, "bad")]
+    assert (
+        first[-1] == table.rows[6][-1] == Cell("undecided", 2, "unsure")
+    )  # for the same reason: one footnote
+    assert last[-3:] == [Cell("27 of 600", None, "bad"), Cell("no", 4, "bad"), Cell("broken", None, "bad")]
     assert table.notes == [
-        "needs 299 requests, has 120", "infinite: 27 of 600 requests failed",
+        "needs 299 requests, has 120", "ttft_p99=2s: too few independent requests, p99 needs 299 at least", "infinite: 27 of 600 requests failed",
         "requests in flight grow by 2.0 a second",
     ]  # fmt: skip
+
+
+def test_why_a_stage_is_undecided_names_every_slo_that_is() -> None:
+    summary = one_stage()
+    undecided = [
+        {"slo": slo, "verdict": "undecided", "reason": f"0 of {n} over", "cause": cause, "more_requests": 9}
+        for slo, n, cause in (
+            ("a", 1, "too few"),
+            ("b", 2, "too few"),
+            ("c", 3, "on the edge"),
+            ("d", 4, None),
+        )
+    ]
+    met = {"slo": "e", "verdict": "met", "reason": None, "cause": None}
+    summary["stages"][0] |= {"slo_met": None, "slo_verdicts": [*undecided, met]}
+    table = stages_table(summary)
+    assert table.notes[table.rows[0][-1].note - 1] == "a, b: too few; c: on the edge; d: 0 of 4 over"
 
 
 def test_a_client_limited_stage_is_no_finding() -> None:

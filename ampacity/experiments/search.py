@@ -132,7 +132,7 @@ def _enough_for(limit_s: float, goal: Goal) -> str:
         return text
     return (
         f"{text}; until a load is found on both sides of the limit a stage gets a quarter of the time left, so the answer "
-        f"may be coarse: from --max-duration {duration_text(stage_s / BRACKET_SHARE)} on the first has them all"
+        f"may be coarse or none: from --max-duration {duration_text(stage_s / BRACKET_SHARE)} on the first has them all"
     )
 
 
