@@ -261,7 +261,7 @@ def _backlog(
     base = time_average_in_flight(SETTLE_SHARE * burst_s, burst_s, at, answered)
     result: dict[str, Any] = {
         "at_end_of_burst": max(0.0, float(waiting[-1]) - base), "base_waiting": base, "served_rps": None, "drained": None,
-        "reason": None, **dict.fromkeys(("drained_s", "at_end", "fall_rps", "drains", "further_s", "further_s_ci")),
+        "reason": None, **dict.fromkeys(("unanswered", "drained_s", "at_end", "fall_rps", "drains", "further_s", "further_s_ci")),
     }  # fmt: skip
     if end_s <= over_s:
         return result | {"at_end_of_burst": None, "reason": UNSEEN}
@@ -272,12 +272,14 @@ def _backlog(
     if waiting[-1] <= explained + 3 * math.sqrt(max(1.0, explained)) or waiting.min() <= explained:
         return result | {"reason": "no queue lasted through the second half of the burst"}
     until = float(emptied[0]) if len(emptied) else end_s  # while there is a queue
-    served = int(np.count_nonzero(ok & (finish >= middle) & (finish < until))) / (until - middle)
+    ended = (finish >= middle) & (finish < until)
+    served = int(np.count_nonzero(ended & ok)) / (until - middle)
     if served >= SERVED_ALL * phases[1]["offered_rps"]:
         return result | {"reason": "requests waited, but were served as fast as they came: a delay, no queue"}
     lasted_s, rest = until - over_s, max(0.0, float(_waiting(at, left, np.array([until]))[0]) - base)
     fall_rps = (result["at_end_of_burst"] - rest) / lasted_s
-    result |= {"served_rps": served, "at_end": rest, "fall_rps": fall_rps}
+    unanswered = int(np.count_nonzero(ended & ~ok))
+    result |= {"served_rps": served, "unanswered": unanswered, "at_end": rest, "fall_rps": fall_rps}
     if len(emptied):
         return result | {"drained_s": lasted_s}
     parts = np.linspace(over_s, until, PARTS + 1)

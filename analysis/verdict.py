@@ -77,10 +77,12 @@ def _burst(burst: Mapping[str, Any]) -> str:
         sentence += f", and later above it again for {number_text(again_s)} s in all"
     if harm["after"]:
         sentence += f"; yet it was not got over: of those due after that {harm['after']['reason']}"
+    if harm["base"]:
+        sentence += f"; the base load alone was not carried: {harm['base']['reason']}"
     if burst["slo_misses"] is not None:
         sentence += f"; {burst['slo_misses']} requests broke an SLO"
         if burst["slo_misses_of_base"] >= 0.5:
-            sentence += f" ({number_text(burst['slo_misses_of_base'], 2)} would at the base load's share)"
+            sentence += f" ({number_text(burst['slo_misses_of_base'])} would at the base load's share)"
     sentence += f"; {burst['lost'] or 'none'} {'was' if burst['lost'] < 2 else 'were'} lost"
     if burst["unfinished"]:
         sentence += f", {burst['unfinished']} cut off unfinished"

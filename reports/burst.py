@@ -51,8 +51,8 @@ def _peak(burst: Mapping[str, Any]) -> Finding:
 def _recoveries(burst: Mapping[str, Any]) -> list[Finding]:
     found = []
     for name, label, text, of in (
-        ("ttft_s", "TTFT back after", seconds, "medians"), ("in_flight", "In flight back", significant, "means"),
-        ("server_queue", "Server back", significant, "running and waiting by its own count, means"),
+        ("ttft_s", "TTFT back after", seconds, ", median"), ("in_flight", "In flight back", significant, ", mean"),
+        ("server_queue", "Server back", significant, " running and waiting by its own count, mean"),
     ):  # fmt: skip
         value, reason = burst[f"{name}_recovery_s"], burst[f"{name}_recovery_reason"]
         if name == "server_queue" and value is None and name not in burst["band"]:
@@ -60,7 +60,9 @@ def _recoveries(burst: Mapping[str, Any]) -> list[Finding]:
         back = "back at the base load's level" if value else "at the base load's level when the burst ended"
         note, known = reason or back, name in burst["band"]
         if known:
-            note += f" ({of} of {significant(burst['resolution_s'])} s up to {text(burst['band'][name])})"
+            note += (
+                f" ({text(burst['band'][name])} or less{of} of each {significant(burst['resolution_s'])} s)"
+            )
         if burst[f"{name}_above_again_s"]:
             note += f"; later above it again for {significant(burst[f'{name}_above_again_s'])} s in all"
         missing, tone = ("not seen", "bad") if known and value is None else (DASH, "")
@@ -86,6 +88,8 @@ def _backlog(burst: Mapping[str, Any]) -> Finding:
         else:
             said += unknown if backlog["drains"] is None else "at the base load it does not drain"
     said += f"; {rate(backlog['served_rps'])} were served meanwhile"
+    if backlog["unanswered"]:
+        said += f", and {count(backlog['unanswered'])} requests ended unanswered"
     value = f"{count(backlog['at_end_of_burst'] + base)} requests"
     return Finding("Backlog", value, None, said, "" if backlog["drained"] else "bad")
 
@@ -97,7 +101,7 @@ def _harm(burst: Mapping[str, Any]) -> Finding:
     if burst["unfinished"]:
         note += f"; {count(burst['unfinished'])} were cut off unfinished"
     if of_base >= 0.5:
-        note += f"; at the base load's share {significant(of_base, 2)} would break one"
+        note += f"; at the base load's share {significant(of_base)} would break one"
     tone = "bad" if burst["lost"] or burst["unfinished"] or missed else "good"
     return Finding("Requests harmed", f"{value}, {count(burst['lost'])} lost", None, note, tone)
 

@@ -350,6 +350,12 @@ def test_a_backlog_that_grows_at_the_base_load_does_not_drain(tmp_path: Path) ->
     assert "190 still did; at the base load it does not drain; 4.00 req/s were served" in finding.note
 
 
+def test_a_base_load_that_is_not_carried_is_told_in_the_verdict(tmp_path: Path) -> None:
+    # 4/s of 5 are served: request i waits i x 0.05 s, 1.75 s at most within 2 s less its 0.25: 36 of 150
+    summary = summarise(burst_run(tmp_path / "run", service_s=0.25))
+    assert "the base load alone was not carried: 114 of 150 requests missed ttft_p99=2s" in summary["verdict"]
+
+
 def test_a_server_that_was_stuck_and_then_caught_up_has_drained(tmp_path: Path) -> None:
     # stuck from 35 to 50 s: 25 wait then, 100 when the burst ends, 150 at 50 s, and 5/s fewer from then on: 80 s
     found = summarise(burst_run(tmp_path / "run", stuck=(35.0, 50.0)))["burst"]["backlog"]
@@ -407,6 +413,9 @@ def test_what_was_refused_is_lost_and_misses_its_slo(tmp_path: Path) -> None:
     assert b["slo_misses"] == b["lost"]
     assert b["phases"][1]["errors"] == {"http_error": b["lost"]}
     assert b["phases"][1]["ttft_s"]["max"] is None  # a refusal is infinitely slow
+    # refused at once, 5/s: from the middle of the burst, 35 s, to its end
+    assert b["backlog"]["unanswered"] == pytest.approx(25, abs=2)
+    assert "requests ended unanswered" in burst_findings(b)[3].note
     assert b["peak_ttft_s"] == pytest.approx(1.05, abs=0.1)  # of those that were answered
 
 
