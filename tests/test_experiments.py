@@ -20,6 +20,7 @@ from rich.console import Console
 from ampacity.config import make_settings, read_run_file
 from ampacity.experiments.conduct import conduct, run_event_loop
 from ampacity.experiments.provenance import announcement
+from ampacity.experiments.rig import Rig
 from ampacity.experiments.sweep import sweep
 from ampacity.progress import Progress
 from analysis.summary import summarise
@@ -292,11 +293,13 @@ def test_budget_ends_the_run_cleanly(
 def test_a_trace_too_short_for_its_slo_is_said_to_be_before_it_is_played(
     server: Started, tmp_path: Path
 ) -> None:
-    log = tmp_path / "log.csv"
+    log, said = tmp_path / "log.csv", io.StringIO()
     log.write_text("timestamp,input_tokens,output_tokens\n0,20,4\n0.1,20,4\n")
-    result = ampacity("run", server.url, "--trace", log, "--slo", "ttft_p95=1s", "--out", tmp_path / "run")
-    assert result.returncode == 0, result.stderr
-    before = result.stderr.partition("\nstage 0")[0]
+    settings = make_settings({"url": server.url, "trace": log, "slo": "ttft_p95=1s", "out": tmp_path / "run"})
+    progress = Progress(Console(file=said))
+    how: dict[str, Any] = {"command_line": ["ampacity", "run"], "progress": progress}
+    run_event_loop(conduct(settings, experiment="run", drive=Rig.trace_stage, **how))
+    before = said.getvalue().partition("\nstage 0")[0]
     assert (
         "the trace is too short for ttft_p95=1s: it takes 59 requests at least to be met, and has 2" in before
     )
