@@ -116,15 +116,15 @@ def _read_models(served: Served, body: bytes) -> Served:
 async def _get(pages: Pages, endpoint: Endpoint, url: str) -> Page:
     try:
         page = await pages.get(url, endpoint.all_headers(), LOOK_TIMEOUT_S)
-    except (TimeoutError, PageError) as error:
+    except TimeoutError as error:
+        raise EndpointError(f"{endpoint.url} does not answer within {LOOK_TIMEOUT_S:g} s") from error
+    except NoConnectionError as error:
+        hint = await _other_scheme(pages, endpoint, error) or "is the server running?"
+        raise EndpointError(f"cannot connect to {endpoint.url}: {error}; {hint}") from error
+    except PageError as error:
         hint = await _other_scheme(pages, endpoint, error)
-        if isinstance(error, NoConnectionError):
-            said = f"cannot connect to {endpoint.url}: {error}; {hint or 'is the server running?'}"
-        elif isinstance(error, PageError):
-            said = f"{endpoint.url} does not speak HTTP as expected: {error}" + (hint and f"; {hint}")
-        else:
-            said = f"{endpoint.url} does not answer within {LOOK_TIMEOUT_S:g} s" + (hint and f"; {hint}")
-        raise EndpointError(said) from error
+        said = f"{endpoint.url} does not speak HTTP as expected: {error}"
+        raise EndpointError(f"{said}; {hint}" if hint else said) from error
     if page.status == 400 and endpoint.scheme == "http" and (hint := await _other_scheme(pages, endpoint)):
         text = redact(error_text(page.body), endpoint.secrets)
         raise EndpointError(f"{endpoint.url} answers HTTP 400: {text}; {hint}")
@@ -149,7 +149,7 @@ async def _other_scheme(pages: Pages, endpoint: Endpoint, failed: Exception | No
     except (PageError, TimeoutError) as error:
         return hint if isinstance(error.__cause__, ssl.SSLCertVerificationError) else ""
     # a port for TLS answers 400 to plain HTTP, and one beside it redirects to TLS
-    return hint if tls or page.status != 400 and not 300 <= page.status < 400 else ""
+    return hint if tls or (page.status != 400 and not 300 <= page.status < 400) else ""
 
 
 def _key_error(endpoint: Endpoint, status: int, body: bytes) -> str:

@@ -2,9 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import shutil
 import socket
+import socketserver
+import ssl
+import subprocess
+import threading
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -183,6 +190,83 @@ def test_something_that_speaks_no_http(on_accept: str) -> None:
         said = message_of(lambda: looked(parse_endpoint(server.url)), server.url)
     # a reset may come before the connection is there, or after
     assert "does not speak HTTP" in said or (on_accept == "reset" and "cannot connect" in said)
+
+
+@pytest.fixture(scope="module")
+def certificate(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A certificate for 127.0.0.1 that nobody signed, key included."""
+    openssl = shutil.which("openssl")
+    if openssl is None:
+        pytest.skip("needs the openssl command to make a certificate")
+    path = tmp_path_factory.mktemp("tls") / "both.pem"
+    made = "req -x509 -newkey ec -pkeyopt ec_paramgen_curve:P-256 -nodes -days 2 -subj /CN=x -addext subjectAltName=IP:127.0.0.1"
+    subprocess.run([openssl, *made.split(), "-keyout", path, "-out", path], check=True, capture_output=True)
+    return path
+
+
+class Port(socketserver.ThreadingTCPServer):
+    """Answers plain HTTP with ``plain``; over TLS with 404, or breaks off where it has no certificate."""
+
+    daemon_threads = True
+    block_on_close = False
+
+    def __init__(self, certificate: Path | None, plain: bytes) -> None:
+        self.context, self.plain = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), plain
+        if certificate:
+            self.context.load_cert_chain(certificate)
+        self.seen = b""
+        super().__init__(("127.0.0.1", 0), socketserver.BaseRequestHandler)
+        threading.Thread(target=self.serve_forever, args=(0.01,), daemon=True).start()
+        self.url = f"http://127.0.0.1:{self.server_address[1]}/v1"
+
+    def finish_request(self, request: Any, client_address: Any) -> None:
+        with contextlib.suppress(OSError):
+            request.settimeout(5)
+            if request.recv(1, socket.MSG_PEEK) != b"\x16":
+                request.recv(65536)
+                request.sendall(self.plain)
+                return
+            with self.context.wrap_socket(request, server_side=True) as tls:
+                self.seen += tls.recv(65536)
+                tls.sendall(b"HTTP/1.1 404 Not Found\r\nContent-Length: 0\r\nConnection: close\r\n\r\n")
+
+
+SENT_TO_TLS = b"HTTP/1.1 400 Bad Request\r\nContent-Length: 9\r\n\r\nnot plain"
+
+
+@pytest.mark.parametrize(
+    ("plain", "said"),
+    [(b"", "does not speak HTTP"), (SENT_TO_TLS, "answers HTTP 400: not plain"), (b"\x15\x03\x01\x00\x02\x02\x16", "not HTTP")],
+)  # fmt: skip
+@pytest.mark.parametrize("trusted", [True, False])
+def test_http_to_a_port_for_tls_names_https(
+    certificate: Path, monkeypatch: pytest.MonkeyPatch, plain: bytes, said: str, trusted: bool
+) -> None:
+    if trusted:
+        monkeypatch.setenv("SSL_CERT_FILE", str(certificate))
+    monkeypatch.setenv("MY_KEY", KEY)
+    with Port(certificate, plain) as server:
+        endpoint = parse_endpoint(server.url, api_key_env="MY_KEY", headers=(("X-Key", KEY),))
+        message_of(lambda: looked(endpoint), said, f"TLS is spoken there: try https{server.url[4:]}")
+        # the other way to ask it is not tried where the certificate is at fault
+        tls = parse_endpoint(server.url.replace("http:", "https:"), api_key_env="MY_KEY")
+        if not trusted:
+            message_of(lambda: looked(tls), "certificate verify failed", "this machine trusts (SSL_CERT_FILE")
+        server.shutdown()
+    assert b"GET / " in server.seen or not trusted
+    assert KEY.encode() not in server.seen  # asked without what the user sends
+
+
+def test_https_to_a_port_for_plain_http_names_http() -> None:
+    with Port(None, b"HTTP/1.1 404 Not Found\r\nContent-Length: 0\r\n\r\n") as server:
+        https = server.url.replace("http:", "https:")
+        message_of(lambda: looked(parse_endpoint(https)), f"cannot connect to {https}", f"plain HTTP is spoken there: try {server.url}")  # fmt: skip
+        server.shutdown()
+
+
+def test_a_400_of_a_plain_server_is_no_sign_of_tls() -> None:
+    with FaultServer(pages={"/v1/models": ("400 Bad Request", "no")}) as server:
+        assert not looked(parse_endpoint(server.url)).listed
 
 
 def test_a_server_that_never_answers(monkeypatch: pytest.MonkeyPatch) -> None:
