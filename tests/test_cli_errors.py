@@ -6,10 +6,14 @@ import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
+from typer.main import get_command
 
 from ampacity.cli import main
+from ampacity.cli.app import app
+from ampacity.cli.synonyms import _TABLE
 from simulator.launch import Started, start_in_process
 
 RIGHT_KEY, WRONG_KEY = "sk-right-4711", "sk-wrong-0815"
@@ -95,6 +99,38 @@ def test_bad_option(
     result = ampacity("sweep", server.url, "--out", tmp_path / "run", *arguments)
     check_refusal(result, named)
     assert not (tmp_path / "run" / "run.json").exists()
+
+
+@pytest.mark.parametrize(
+    ("command", "said"),
+    [
+        ("run U --qps 5", "no such option --qps; the rate is given by --rates; see ampacity run --help"),
+        ("sweep U --max-concurrency=3", "no such option --max-concurrency; the number in flight is given by --concurrency; see ampacity sweep --help"),
+        ("run U -u 3", "no such option -u; the number in flight is given by --concurrency; see ampacity run --help"),
+        ("search U --num-prompts 9", "no such option --num-prompts; the number of requests is given by --max-requests; see ampacity search --help"),
+        ("search U --run-time 3m", "no such option --run-time; the length of a stage is given by --max-duration; see ampacity search --help"),
+        ("search U --rates 3", "no such option --rates; the rate is not given to ampacity search (--rates is of other commands); see ampacity search --help"),
+        ("ab U U --request-rate 3", "no such option --request-rate; the rate is given by --rate; see ampacity ab --help"),
+        ("run --base-url U", "no such option --base-url; the server is given by URL; see ampacity run --help"),
+        ("run U --api-key sk-wrong", "no such option --api-key; the key is given by --api-key-env; see ampacity run --help"),
+        ("predict --host U", "no such option --host; the server is not given to ampacity predict (URL is of other commands); see ampacity predict --help"),
+        ("plan U --data x", "No such option: --data; see ampacity plan --help"),
+        ("run U --rates", "Option '--rates' requires an argument; see ampacity --help"),
+    ],
+)  # fmt: skip
+def test_options_of_other_tools_are_answered_by_ours(ampacity: Ampacity, command: str, said: str) -> None:
+    result = ampacity(*command.split())
+    check_refusal(result, [])
+    assert result.stderr == f"ampacity: {said}\n"
+
+
+def test_every_name_of_ours_in_the_table_of_synonyms_is_an_option() -> None:
+    commands: Any = get_command(app)
+    known = {name for command in commands.commands.values() for p in command.params for name in p.opts}
+    ours = {name for _, names, _ in _TABLE for name in names.split()} - {"URL"}
+    assert ours <= known
+    theirs = [name for _, _, names in _TABLE for name in names.split()]
+    assert len(theirs) == len(set(theirs))
 
 
 def check_refusal(result: Result, named: list[str]) -> None:

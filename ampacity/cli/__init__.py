@@ -23,6 +23,7 @@ def main() -> None:
     import typer
 
     from ampacity.cli.app import app
+    from ampacity.cli.synonyms import our_name
 
     # click's own name is private in newer typer
     usage_error = cast("type[typer.BadParameter]", typer.BadParameter.__mro__[1])
@@ -30,7 +31,7 @@ def main() -> None:
         sys.exit(app(prog_name="ampacity", standalone_mode=False) or 0)
     except usage_error as error:
         command = error.ctx.command_path if error.ctx else "ampacity"
-        message = " ".join(error.format_message().split())
+        message = our_name(error) or " ".join(error.format_message().split())
         if "unexpected extra" in message and "--header" in sys.argv:  # what is extra may be a secret
             message = "unexpected arguments: put the value of --header into quotes, as 'Name: value'"
         _refuse(f"{message.rstrip('.')}; see {command} --help" if message else f"see {command} --help")
