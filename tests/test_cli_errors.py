@@ -114,7 +114,7 @@ def test_bad_option(
         ("run --base-url U", "no such option --base-url; the server is given by URL; see ampacity run --help"),
         ("run U --api-key sk-wrong", "no such option --api-key; the key is given by --api-key-env; see ampacity run --help"),
         ("predict --host U", "no such option --host; the server is not given to ampacity predict (URL is of other commands); see ampacity predict --help"),
-        ("plan U --data x", "No such option: --data; see ampacity plan --help"),
+        ("plan U --data x", "No such option: --data (Possible options: --tp); see ampacity plan --help"),
         ("run U --rates", "Option '--rates' requires an argument; see ampacity --help"),
     ],
 )  # fmt: skip
