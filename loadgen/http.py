@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import errno
 import os
 import socket
@@ -203,8 +202,11 @@ class Client:
         began_ns, begun = time.monotonic_ns(), None
         if self.stamps == "kernel" and self._addresses:
             address, connection = (self._addresses[0], self._endpoint.port), Connection(self)
-            with contextlib.suppress(OSError):  # what goes wrong here goes wrong below, which says so
+            try:
                 begun = kernel_connect.connect_at_once(self._kernel_reader(), address, connection)
+            except OSError:
+                pass  # what goes wrong here goes wrong below, which says so
+            else:
                 if begun is None:
                     self._carry(exchange, connection, began_ns)
                     self._loop.call_soon(connection.note_opened, began_ns)
@@ -243,6 +245,13 @@ class Client:
         self._patient = patient
         if self._reader is not None:
             self._reader.patient = patient
+
+    async def catch_up(self) -> None:
+        """Read what has come, before somebody is said to be silent."""
+        if self._reader is not None:
+            self._reader.catch_up()
+        for _ in range(2):  # by asyncio, in a turn of the loop: the rest of this one, and the next
+            await asyncio.sleep(0)
 
     def make_way(self, pacer: Sleeper) -> None:
         """Read less where ``pacer`` is about to call."""
@@ -328,7 +337,8 @@ class Client:
                     )  # fmt: skip
                 return connection
             except OSError as error:
-                last = error
+                if last is None or last.errno not in OWN_SHORTAGE:  # which is not the next one's doing
+                    last = error
         raise last or OSError("no address")
 
 

@@ -28,9 +28,10 @@ READ_BYTES = 65_536
 TURN_NS = 2_000_000  # from one turn to the next
 OFTEN_NS = 125_000  # sockets that have something so soon after the latest read are read in turns ...
 FEW = 4  # ... until a turn has fewer reads
-READS_MAX = 64  # of a turn, before requests may leave; fewer where one is due ...
+READS_MAX = 64  # of a turn, before requests may leave; fewer where one is due soon ...
 READS_MIN = 8  # ... but so many
-READ_NS = 7_000  # what one takes, at first
+READ_NS = 7_000  # what one takes, at first ...
+READ_NS_MAX = 50_000  # ... and at most: more, and the process was interrupted
 NEAR_NS = 2 * TURN_NS  # between two reads of a stream: so near each other, turns might merge them
 NEAR_SHARE_MAX = 1 / 16  # of the latest reads that may be so; with more all are made at once ...
 LATEST = 256  # ... for so many
@@ -204,15 +205,24 @@ class KernelReader:
         self._note_distances(near, len(ready) - near)
         if ready:
             took_ns = (time.monotonic_ns() - self._turn_ns) // len(ready)
-            self._read_ns += (took_ns - self._read_ns) // 8
+            self._read_ns += (min(took_ns, READ_NS_MAX) - self._read_ns) // 8
         return len(ready)
 
     def _reads_now(self) -> int:
         """How many reads may be made before a request is due."""
         if self.pacer is None:
             return READS_MAX
-        left = (self.pacer.deadline_ns - self._turn_ns) // max(self._read_ns, 1)
-        return min(max(left, READS_MIN), READS_MAX)
+        left_ns = self.pacer.deadline_ns - self._turn_ns
+        if left_ns < 0:  # late already: answers that nobody reads would make it later still
+            return READS_MAX
+        return min(max(left_ns // self._read_ns, READS_MIN), READS_MAX)
+
+    def catch_up(self) -> None:
+        """Read all that waits by now."""
+        for _ in self._wires:
+            self.turn()
+            if not self._behind:
+                break
 
     def _tell(self, error: Exception) -> None:
         self._loop.call_exception_handler({"message": "a read could not be used", "exception": error})

@@ -198,6 +198,35 @@ def test_ports_that_are_used_up_are_this_machines_shortage(monkeypatch: pytest.M
     assert result.measures.shortages == 3
 
 
+def test_a_shortage_on_the_first_address_is_not_hidden_by_a_refusal_of_the_second(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Fault 57 again: localhost is ::1 and 127.0.0.1, and only one of them may be listened on."""
+    begin = kernel_connect.begin_connect
+
+    def connect(address: tuple[str, int]) -> tuple[socket.socket, bool]:
+        if address[0] == "127.0.0.1":
+            raise OSError(errno.EADDRNOTAVAIL, "Cannot assign requested address")
+        return begin(address)
+
+    monkeypatch.setattr(kernel_connect, "begin_connect", connect)
+    with FaultServer() as server:
+        endpoint = parse_endpoint(server.url)
+
+        async def main() -> list[RequestRecord]:
+            client = Client(endpoint, ["127.0.0.1", "127.0.0.2"], None, stamps="kernel")
+            records: list[RequestRecord] = []
+            made = Made(lambda number, tokens: request_bytes(endpoint, tokens))
+            runner = StageRunner([client], made, records.append)
+            await runner.run(StagePlan(0, "open", schedule_at([0.0] * 3), 0.1, offered_rps=30.0, drain_s=2))
+            await client.close()
+            assert client.shortages == 3
+            return records
+
+        records = on_loop("uvloop", main())
+    assert {record.error for record in records} == {"Cannot assign requested address"}
+
+
 def test_a_finished_stage_keeps_no_request() -> None:
     """Fault 63: what was recorded is let go."""
     with FaultServer() as server:

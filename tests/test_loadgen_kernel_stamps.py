@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 from fault_server import FaultServer
-from stage_driving import Made, on_loop, request_bytes, schedule_at
+from stage_driving import Driven, Made, on_loop, request_bytes, run_stage, schedule_at
 
 from loadgen import kernel_connect, kernel_stamps
 from loadgen.audit import Measures, Tolerance, judge
@@ -458,9 +458,9 @@ def test_a_request_given_up_before_its_connection_leaves_no_socket_behind(
 
 
 def test_reading_makes_way_for_a_request_that_is_due_and_goes_on_behind_it() -> None:
-    """64 sockets have something. A deadline that is past leaves eight reads, one 20 reads off 20, none all of them."""
+    """64 sockets have something: 20 reads off a deadline 20 are made, at it eight; all where there is none, or it is past."""
 
-    async def main() -> tuple[list[list[int]], list[Sink]]:
+    async def main() -> tuple[list[int], list[Sink]]:
         reader = KernelReader(date_by_kernel=True, on_delay=lambda _: None)
         asyncio.get_running_loop().remove_reader(reader._epoll.fileno())  # turns when the test says so
         reader.pacer = pacer = Sleeper()
@@ -476,15 +476,30 @@ def test_reading_makes_way_for_a_request_that_is_due_and_goes_on_behind_it() -> 
                     reads.append(reader.turn())
                 return reads
 
-            pacer.call_at(time.monotonic_ns() - 1, lambda: None)
-            found = [reads_of_turns()]
-            pacer.call_at(time.monotonic_ns() + 1_040_000_000, lambda: None)
-            found.append(reads_of_turns()[:1])
+            found = []
+            for due_in_ns in (40_000_000, 1_040_000_000, -1):
+                pacer.call_at(time.monotonic_ns() + due_in_ns, lambda: None)
+                found.append(reads_of_turns()[0])
             pacer.close()
-            found.append(reads_of_turns())
+            found.append(reads_of_turns()[0])
             await ended(reader, sinks, peers)
         return found, sinks
 
     found, sinks = on_loop("uvloop", main())
-    assert found == [[8] * 8 + [0], [20], [64, 0]]
-    assert [sum(len(data) for _, data in sink.reads) for sink in sinks] == [3] * 64
+    assert found == [8, 20, 64, 64]
+    assert [sum(len(data) for _, data in sink.reads) for sink in sinks] == [4] * 64
+
+
+@pytest.mark.parametrize("loop", ["uvloop", "asyncio"])
+def test_a_busy_client_does_not_take_what_it_has_not_read_for_silence(loop: str) -> None:
+    """Something holds the event loop for 0.7 s, longer than the limit between tokens, which came all the while. There is more than a turn of reads."""
+
+    async def main() -> Driven:
+        asyncio.get_running_loop().call_later(0.4, time.sleep, 0.7)
+        return await run_stage(
+            server.url, schedule_at([0.0] * 100, output_tokens=60), limits=Limits(idle_s=0.5)
+        )
+
+    with FaultServer(gap_s=0.02) as server:
+        driven = on_loop(loop, main())
+    assert [(record.status, record.output_tokens) for record in driven.records] == [("ok", 60)] * 100
