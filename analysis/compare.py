@@ -48,7 +48,7 @@ def _usd(times: float) -> Callable[[Arm], float | None]:
 
 
 FIGURES = (
-    Figure("errors", "error_rate", "failed requests", False, "failed"),
+    Figure("errors", "error_rate", "failed or cut off, where compared", False, "failed"),
     Figure("capacity", "goodput_rps", "goodput per instance, req/s", True, "good"),
     Figure("capacity", "goodput_rps_per_gpu", "goodput per GPU, req/s", True, "good", lambda arm: 1 / arm.gpus),
     Figure("capacity", "output_tokens_per_s_per_gpu", "output tokens/s per GPU", True, "tokens", lambda arm: 1 / arm.gpus),
@@ -168,7 +168,7 @@ def _origin(arm: Arm) -> Row:
     return {
         "name": arm.name, "path": str(arm.judged.run.path), "run_id": meta.get("run_id"), "started_utc": meta.get("started_utc"), "seed": meta.get("seed"),
         **{k: (meta.get("endpoint") or {}).get(k) for k in ("model", "url")}, **locked, "gpus": arm.gpus, "gpu_hour_usd": arm.gpu_hour_usd,
-        "requests": summary["requests"], "failed": sum(n for k, n in summary["errors"].items() if k not in ("cancelled", "unfinished")),
+        "requests": summary["requests"], "failed": sum(n for k, n in summary["errors"].items() if k not in ("cancelled", "unfinished")), "unfinished": summary["errors"]["unfinished"],
         "best_stage": level_name(arm.best) if arm.best else None, "predicted": summary["predicted"],
         "client_limited_stages": arm.limited, "other_lengths": [f["lengths"] for f in summary["families"]], **realised(arm.judged),
     }  # fmt: skip
@@ -312,7 +312,7 @@ def _burst_rows(arms: Sequence[Arm]) -> list[Row]:
 
 def _won(rows: Sequence[Row], arms: Sequence[Arm]) -> list[str]:
     """What fails, where that differs; then ``A is better in goodput per GPU``, once for each winner."""
-    failed = [f"Failed requests: {', '.join(f'{a.name} {x:.2%}' for a, x in zip(arms, r['values'], strict=True))}" for r in rows if r["question"] == "errors" and r["winner"]]  # fmt: skip
+    failed = [f"Failed or cut off: {', '.join(f'{a.name} {x:.2%}' for a, x in zip(arms, r['values'], strict=True))}" for r in rows if r["question"] == "errors" and r["winner"]]  # fmt: skip
     won = {a.name: [r["label"].split(" (")[0].replace(", req/s", "") for r in rows if r["winner"] == a.name and r["question"] != "errors"] for a in arms}  # fmt: skip
     return failed + [f"{name} is better in {', '.join(labels)}" for name, labels in won.items() if labels]
 

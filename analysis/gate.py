@@ -129,7 +129,7 @@ def _sanity(run: Judged, name: str) -> list[Check]:
     if stage["stable"] is False:
         checks.append(Check("stability", "sanity", name, "regression", reason=f"no steady state at this load any more: {stage['stable_reason']}"))  # fmt: skip
     if share > ERROR_SHARE:
-        checks.append(Check("errors", "sanity", name, "inconclusive", candidate=share, reason=f"{failed} of {len(failures)} requests failed: with more than {ERROR_SHARE:.0%} nothing passes"))  # fmt: skip
+        checks.append(Check("errors", "sanity", name, "inconclusive", candidate=share, reason=f"{failed} of {len(failures)} requests failed or were cut off unfinished: with more than {ERROR_SHARE:.0%} nothing passes"))  # fmt: skip
     return checks
 
 

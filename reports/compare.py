@@ -36,7 +36,7 @@ WIDE_TERMINAL = 110
 INFINITE = "∞"
 IN_TURNS = "the change is the mean over the pairs of stages, their order taken out; the two figures moved the other way"
 HOW = (
-    "A run wins a line where its advantage is at least 2 % (of failed requests: any) and not chance: 5 % of error over all lines together (Holm). "
+    "A run wins a line where its advantage is at least 2 % (of requests that failed or were cut off: any) and not chance: 5 % of error over all lines together (Holm). "
     "Equal: the whole 95 % interval lies within 3 %. Open: neither is shown; the run in brackets leads. "
     "The quantiles are a family of their own. Intervals are not widened for the number of tests. "
     f"{OF_NEIGHBOURS} An A/B's is the mean over its pairs, their order taken out."
@@ -53,9 +53,13 @@ def tables(result: Mapping[str, Any], *, short: bool = False, narrow: bool = Fal
 def _runs(result: Mapping[str, Any]) -> Table:
     shown = {"path": "run", "engine": "engine", "model": "model", "hardware": "hardware", "gpus": "GPUs", "gpu_hour_usd": "USD per GPU-hour", "best_stage": "best stage"}  # fmt: skip
     heads = [Column(head, priority=i, text=i < 4) for i, head in enumerate(shown.values())]
-    table = Table("Runs", [Column(""), Column("failed"), *heads])
+    table = Table("Runs", [Column(""), Column("failed", "whole run"), *heads])
     for run in result["runs"]:
-        failed = Cell(f"{run['failed']:,} of {run['requests']:,}", state="bad" if run["failed"] else "")
+        cut = f", {run['unfinished']:,} cut off" if run["unfinished"] else ""
+        failed = Cell(
+            f"{run['failed']:,} of {run['requests']:,}{cut}",
+            state="bad" if run["failed"] else "unsure" if cut else "",
+        )
         run = {**run, "path": run["path"][-60:]}
         table.rows.append(
             [Cell(run["name"]), failed, *(Cell(DASH if run[n] is None else said(run[n])) for n in shown)]

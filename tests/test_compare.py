@@ -302,7 +302,7 @@ def test_a_run_that_fails_is_not_faster_and_the_other_keeps_its_figures(tmp_path
         errors = rows(result)["error_rate"]
         assert sorted(errors["values"]) == [0.0, 0.25]
         assert errors["winner"] == "A"
-        assert result["sentence"].startswith("Failed requests: ")
+        assert result["sentence"].startswith("Failed or cut off: ")
         assert "at some quantiles and slower or infinite at others in TTFT" in result["sentence"]
         terminal = io.StringIO()
         render_comparison(result, Console(file=terminal, width=80))
@@ -324,6 +324,22 @@ def test_ten_failures_of_a_thousand_are_a_difference_and_two_are_not(tmp_path: P
     assert found["p"] == pytest.approx(0.00249, rel=0.01)
     few = rows(compare([a, failing(tmp_path / "c", 500, seed=2)]))["error_rate"]
     assert (few["verdict"], few["winner"]) == ("equal", None)  # 0.2 points at most 0.55: within one point
+
+
+def test_what_was_cut_off_is_counted_apart_from_failures_and_both_tables_say_what_they_count(
+    tmp_path: Path,
+) -> None:
+    """Of 1000 requests 10 fail and 40 are given up: 10 failed in the whole run, 5 % failed or cut off."""
+    made = stage(ttfts(1))
+    for r in made.records[::20]:
+        r.status = "http_error" if r.request_id % 100 == 0 else "unfinished"
+    b = arm(tmp_path / "b", made, warmup_requests=0)
+    result = compare([arm(tmp_path / "a", stage(ttfts(1)), warmup_requests=0), b])
+    runs, scores = tables(result)[0], next(t for t in tables(result) if t.title == "Scorecard")
+    assert (runs.columns[1].head, runs.columns[1].unit) == ("failed", "whole run")
+    assert [row[1].text for row in runs.rows] == ["0 of 1,000", "10 of 1,000, 40 cut off"]
+    assert scores.rows[0][0].text == "failed or cut off, where compared"
+    assert [cell.text for cell in scores.rows[0][1:3]] == ["0.00%", "5.00%"]
 
 
 def test_failures_below_the_tail_leave_its_figure(tmp_path: Path) -> None:
