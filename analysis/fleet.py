@@ -37,14 +37,14 @@ def size_fleet(
     Raises FleetError where an input is not positive or the safety factor is below 1.
     """
     for name, value in (
-        ("peak_rps", peak_rps),
-        ("usable_rps", usable_rps),
-        ("tensor_parallel", tensor_parallel),
+        ("--peak-rps", peak_rps),
+        ("the usable rate", usable_rps),
+        ("--tp", tensor_parallel),
     ):
         if not (math.isfinite(value) and value > 0):
             raise FleetError(f"{name} is {value}: it must be above zero")
     if not (math.isfinite(safety_factor) and safety_factor >= 1):
-        raise FleetError(f"safety_factor is {safety_factor}: it must be 1 or more (1.2 adds 20 %)")
+        raise FleetError(f"--safety is {safety_factor}: it must be 1 or more (1.2 adds 20 %)")
     before = math.ceil(_exact(peak_rps) / _exact(usable_rps))
     instances = math.ceil(before * _exact(safety_factor))
     return Fleet(before, instances, instances * tensor_parallel, max(instances, before + 1))
@@ -53,7 +53,7 @@ def size_fleet(
 def cost_per_million_output_tokens(gpu_hour_usd: float, gpus: int, output_tokens_per_s: float) -> float:
     """Dollars per million output tokens of ``gpus`` GPUs that deliver that rate all the time. Raises FleetError."""
     if not output_tokens_per_s > 0:
-        raise FleetError("output_tokens_per_s is zero: no cost per token")
+        raise FleetError("no output tokens were delivered: no cost per token")
     return gpu_hour_usd * gpus / (output_tokens_per_s * 3600) * 1e6
 
 
