@@ -5,13 +5,15 @@
 ``slots``: M/M/c in front of a first token that takes a log-normal time (median 45 ms, sigma 0.5). ``engine``: a
 preset in virtual time with the lengths of ``chat``, each step a log-normal factor (3 %) off. A recovery time is
 late or early by more than one bin against the moment at which, after the burst, nobody waited any more; requests in
-flight may take the time of two answers longer.
+flight may take the time of two answers longer. Then of backlogs that outlast the run: when they are gone, and what is
+said of that when nothing of it was seen.
 """
 
 from __future__ import annotations
 
 import argparse
 import heapq
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
@@ -65,6 +67,13 @@ CASES = [
     Case("slots 8, short", 8.0, 0.35, 0.7, 8, base_s=40.0, recovery_s=60.0),
     *(Case("engine", 12.9, base, peak, 0, answer_s=4.0) for base, peak in LOADS),
 ]
+SERVERS = (("slots 8", 8.0, 8), ("slots 64", 8.0, 64), ("engine", 12.9, 0))
+CUT = ((0.6, 3.0, 30.0), (0.8, 3.0, 20.0), (0.8, 3.0, 60.0), (0.9, 2.0, 60.0), (1.2, 2.0, 60.0))
+RESTS = [
+    Case(name, full, base, peak, c, recovery_s=seen_s)
+    for name, full, c in SERVERS
+    for base, peak, seen_s in CUT
+]
 
 
 def slots(case: Case, at: Floats, rng: np.random.Generator) -> tuple[Floats, Floats]:
@@ -96,9 +105,20 @@ def _ns(seconds: Floats) -> Any:
 
 def one(case: Case, seed: int, preset: str) -> tuple[dict[str, Any], float]:
     """The ``burst`` object of one run, and its fluid drain time in s."""
+    at, first, end = played(case, seed, preset)
+    return judged(case, at, first, end), _emptied_s(at, first, case.base_s + case.burst_s)
+
+
+def played(case: Case, seed: int, preset: str) -> tuple[Floats, Floats, Floats]:
+    """Arrival, first token and end of each request in s."""
     rng, plan = np.random.default_rng(seed), case.plan
     at = arrival_times(plan.arrivals, plan.mean_rps, plan.duration_s, rng)
-    first, end = slots(case, at, rng) if case.slots else engine(case, at, rng, preset)
+    return at, *(slots(case, at, rng) if case.slots else engine(case, at, rng, preset))
+
+
+def judged(case: Case, at: Floats, first: Floats, end: Floats) -> dict[str, Any]:
+    """The ``burst`` object of a run that ends with the recovery of ``case``."""
+    plan = case.plan
     times = {"scheduled": at, "dispatched": at, "started": at, "first_token": first, "first_answer": first,
              "last_token": end, "ended": end}  # fmt: skip
     known: dict[str, Any] = {f"{name}_ns": _ns(t) for name, t in times.items()}
@@ -108,9 +128,36 @@ def one(case: Case, seed: int, preset: str) -> tuple[dict[str, Any], float]:
         [pa.array(known[f.name]).cast(f.type) if f.name in known else pa.nulls(len(at), f.type) for f in SCHEMA], schema=SCHEMA
     )  # fmt: skip
     meta = {"index": 0, "start_ns": 0, "end_ns": int(plan.duration_s * 1e9), "drained_ns": 1}
-    found = summarise_burst(vars(plan), meta, read_records(table, 0), [parse_slo("ttft_p95=2s")], None)
-    over_s = case.base_s + case.burst_s
-    return found, _emptied_s(at, first, over_s)
+    return summarise_burst(vars(plan), meta, read_records(table, 0), [parse_slo("ttft_p95=2s")], None)
+
+
+def rests(case: Case, seeds: int, preset: str) -> str:
+    """Of backlogs that are cut at the end of the recovery, and go on for 1,000 s more: is it said when they are gone?"""
+    end_s, told, early, late, ratios = case.plan.duration_s, Counter[Any](), 0, 0, []
+    for seed in range(seeds):
+        at, first, end = played(replace(case, recovery_s=case.recovery_s + 1000.0), seed, preset)
+        seen = at < end_s
+        backlog = judged(case, at[seen], first[seen], end[seen])["backlog"]
+        said = (
+            "no queue"
+            if backlog["served_rps"] is None
+            else "drained"
+            if backlog["drained"]
+            else backlog["drains"]
+        )
+        told[said] += 1
+        if said is True:
+            left = np.sort(first)
+            after = left[left > end_s]
+            waiting = np.searchsorted(at, after, "right") - np.searchsorted(left, after, "right")
+            gone = after[waiting <= backlog["base_waiting"]]
+            gone_s = float(gone[0]) - end_s if len(gone) else np.inf
+            low, high = backlog["further_s_ci"]
+            early, late = early + (gone_s < low), late + (high is not None and gone_s > high)
+            ratios.append(backlog["further_s"] / gone_s)
+    ratio = f"median further/true {np.median(ratios):.2f}" if ratios else ""
+    what = f"{case.name:10} {case.base:.2f} {case.peak:.2f} seen {case.recovery_s:.0f} s"
+    return f"{what}  said {dict(told)}  earlier {early} later {late}  {ratio}"
 
 
 def _emptied_s(at: Floats, first: Floats, over_s: float) -> float:
@@ -159,6 +206,8 @@ def main() -> None:
     options = parser.parse_args()
     for row in rows(CASES, options.seeds, options.preset):
         print(row, flush=True)
+    for case in RESTS:
+        print(rests(case, options.seeds, options.preset), flush=True)
 
 
 if __name__ == "__main__":
