@@ -5,18 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from reports.figures import (
-    DASH,
-    Finding,
-    count,
-    failures,
-    interval,
-    rate,
-    reason_of,
-    seconds,
-    share,
-    significant,
-)
+from reports.figures import DASH, Finding, count, failures, rate, reason_of, seconds, share, significant
 from reports.marks import NARROW, Axis, Chart, Plot, linear_axis, seconds_axis
 from reports.tables import Table, figure, table_of, words
 
@@ -76,16 +65,22 @@ def _backlog(burst: Mapping[str, Any]) -> Finding:
     backlog, (_, _, after) = burst["backlog"], burst["phases"]
     if backlog["served_rps"] is None:
         return Finding("Backlog", "none" if backlog["drained"] else DASH, None, str(backlog["reason"]))
-    base, unknown = backlog["base_waiting"], "whether it drains a longer --recovery-duration would show"
+    base = backlog["base_waiting"]
     said = f"waited for a first token when the burst ended, {significant(base, 2)} at the base load; "
     if backlog["drained"]:
         said += f"back at that {significant(backlog['drained_s'])} s later, {significant(backlog['fall_rps'])} fewer each second"
     else:
         said += f"{significant(after['end_s'] - after['start_s'])} s later {count(backlog['at_end'] + base)} still did; "
         if backlog["drains"]:
-            span = interval(backlog["further_s_ci"], unit="s")
+            low, high = backlog["further_s_ci"]
+            span = (
+                f"{significant(low)} to {significant(high)} s"
+                if high
+                else f"from {significant(low)} s, no upper bound"
+            )
             said += f"at the base load {significant(backlog['further_s'])} s more are needed (95 % interval {span})"
         else:
+            unknown = "whether it drains, a longer --recovery-duration would show"
             said += unknown if backlog["drains"] is None else "at the base load it does not drain"
     said += f"; {rate(backlog['served_rps'])} were served meanwhile"
     if backlog["unanswered"]:
