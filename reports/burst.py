@@ -54,10 +54,8 @@ def _recoveries(burst: Mapping[str, Any]) -> list[Finding]:
             )
         if burst[f"{name}_above_again_s"]:
             note += f"; later above it again for {significant(burst[f'{name}_above_again_s'])} s in all"
-        missing, tone = ("not seen", "bad") if known and value is None else (DASH, "")
-        found.append(
-            Finding(label, missing if value is None else f"{significant(value)} s", None, note, tone)
-        )
+        shown = f"{significant(value)} s" if value is not None else "not seen" if known else DASH
+        found.append(Finding(label, shown, None, note, "bad" if shown == "not seen" else ""))
     return found
 
 
@@ -73,10 +71,8 @@ def _backlog(burst: Mapping[str, Any]) -> Finding:
         said += f"{significant(after['end_s'] - after['start_s'])} s later {count(backlog['at_end'] + base)} still did; "
         if backlog["drains"]:
             low, high = backlog["further_s_ci"]
-            span = (
-                f"{significant(low)} to {significant(high)} s"
-                if high
-                else f"from {significant(low)} s, no upper bound"
+            span = f"{significant(low)} " + (
+                f"to {significant(high)} s" if high else "s and up, no upper bound"
             )
             said += f"at the base load {significant(backlog['further_s'])} s more are needed (95 % interval {span})"
         else:
