@@ -213,7 +213,7 @@ class KernelReader:
         if self.pacer is None:
             return READS_MAX
         left_ns = self.pacer.deadline_ns - self._turn_ns
-        if left_ns < 0:  # late already: answers that nobody reads would make it later still
+        if left_ns < -TURN_NS:  # too late for making way: answers that nobody reads would make it later still
             return READS_MAX
         return min(max(left_ns // self._read_ns, READS_MIN), READS_MAX)
 
