@@ -63,7 +63,9 @@ def judge_slo(observations: Observations, slo: Slo) -> dict[str, Any]:
         elif undecided:
             cause = f"{o.unit} were cut off that may have met its limit or not"
         if undecided:
-            reason += f"; {undecided} were cut off unfinished before the limit"
+            reason += (
+                f"; {undecided} {'was' if undecided == 1 else 'were'} cut off unfinished before the limit"
+            )
         if judged.factor is None and undecided:
             reason += ": how they would have ended decides it"
         elif judged.factor is None or _on_the_edge(judged.factor, n_effective, slo.quantile):

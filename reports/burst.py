@@ -90,7 +90,7 @@ def _harm(burst: Mapping[str, Any]) -> Finding:
     value = "no SLO was given" if missed is None else f"{count(missed)} broke an SLO"
     note, of_base = "of those due from the burst on", burst["slo_misses_of_base"]
     if burst["unfinished"]:
-        note += f"; {count(burst['unfinished'])} were cut off unfinished"
+        note += f"; {count(burst['unfinished'])} {'was' if burst['unfinished'] == 1 else 'were'} cut off unfinished"
     if of_base >= 0.5:
         note += f"; at the base load's share {significant(of_base)} would break one"
     tone = "bad" if burst["lost"] or burst["unfinished"] or missed else "good"

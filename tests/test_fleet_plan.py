@@ -276,3 +276,19 @@ def test_a_plan_says_which_price_its_costs_rest_on(
         main()
     # ceil(ceil(25 / 10) x 1.2) = 4 instances of 2 GPUs
     assert "  8 GPUs × $2.5/h = $20.00 an hour; " in capsys.readouterr().out
+
+
+def test_a_plan_takes_the_price_that_the_run_was_given_unless_another_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    stage = Stage([request(i, i * 0.1) for i in range(1200)], 120.0, offered_rps=10.0)
+    make_run(
+        tmp_path / "run", [stage], ["ttft_p99=1s"], warmup_requests=0,
+        fleet_inputs={"peak_rps": None, "tensor_parallel": 1, "safety_factor": 1.2, "gpu_hour_usd": 3.0},
+    )  # fmt: skip
+    for given, hourly in (([], 12.0), (["--gpu-hour", "2"], 8.0)):  # ceil(3 x 1.2) = 4 GPUs
+        words = ["ampacity", "plan", str(tmp_path / "run"), "--peak-rps", "25", "--json", *given]
+        monkeypatch.setattr(sys, "argv", words)
+        with pytest.raises(SystemExit):
+            main()
+        assert json.loads(capsys.readouterr().out)["cost_per_hour"] == hourly

@@ -41,7 +41,9 @@ def plan(
     traffic = _traffic(peak_rps, mean_rps, profile)
     loaded = load_run(run)
     measured = _gpus_measured(loaded.meta)
-    inputs = fleet_inputs({"safety": safety or 1.2, "tp": measured, **raw})
+    price = (loaded.meta.get("fleet_inputs") or {}).get("gpu_hour_usd")  # holds where no other is given
+    known = {} if price is None else {"gpu_hour": price}
+    inputs = fleet_inputs({"safety": safety or 1.2, "tp": measured, **known, **raw})
     summary = summarise(replace(loaded, meta={**loaded.meta, "fleet_inputs": inputs}))
     carried = _carried(summary)
     if carried is None:
