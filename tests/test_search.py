@@ -23,6 +23,7 @@ from ampacity.cli.search import make_search
 from ampacity.config import make_settings
 from ampacity.experiments.on_the_way import judge_so_far
 from ampacity.experiments.search import Search, SearchPlan
+from ampacity.values import ConfigError
 from analysis.capacity import find_capacity
 from analysis.next_load import Finished, Goal, Step, next_step, told_enough
 from analysis.search import Posterior, _binding, estimate, is_over, shortfall
@@ -532,6 +533,21 @@ def test_little_time_is_not_spent_on_the_first_stage() -> None:
     low, high = found.usable_rps_ci
     assert low < 10 < high  # the law's own limit
     assert sum(s["window"]["end_s"] for s in rig.stages) <= 121
+
+
+def test_time_for_not_one_stage_is_refused_before_anything_is_sent() -> None:
+    """At 1 s a request a stage is ten; one second less is refused. With the 15 s that fit there is one, and what is left is said."""
+    rig = ScriptedRig()
+    rig.typical_e2e_s = 1.0
+    with pytest.raises(
+        ConfigError, match=r"--max-duration 9 s: not even one stage fits, which takes 10s at least"
+    ):
+        asyncio.run(Search(SearchPlan(0.05, max_duration_s=9.0)).run(rig))  # type: ignore[arg-type]
+    assert not rig.stages
+    asyncio.run(Search(SearchPlan(0.05, max_duration_s=15.0)).run(rig))  # type: ignore[arg-type]
+    assert [s["offered_rps"] for s in rig.stages] == [1]
+    ended = rig.noted["search"]["ended"]
+    assert re.match(r"5 s are left of --max-duration 15 s, and a stage at 2 req/s takes \d+s at least", ended)
 
 
 def test_the_time_that_was_allowed_ends_it_with_what_is_lacking() -> None:

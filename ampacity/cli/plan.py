@@ -130,8 +130,8 @@ def _lines(fleet: dict[str, Any], capacity: Mapping[str, Any]) -> list[str]:
         f"{at_least}{fleet['instances']} instances, {fleet['gpus']} GPUs for {fleet['peak_rps']:.4g} requests/s",
         f"  one instance carries {most_rate}{capacity['usable_rps']:.3g} requests/s{between}, {CROSSING[capacity['crossing']]}{in_loop}",
         *([f"  peak: {fleet['peak_reason']}"] if fleet["traffic"] == "profile" else []),
-        f"  {fleet['instances_before_safety']} instances carry the peak, × {fleet['safety_factor']:g} safety = {fleet['instances']}"
-        f", × {fleet['tensor_parallel']} GPUs each = {fleet['gpus']}",
+        f"  instances that carry the peak: {fleet['instances_before_safety']}, × {fleet['safety_factor']:g} safety = {fleet['instances']}"
+        f"; GPUs: × {fleet['tensor_parallel']} = {fleet['gpus']}",
         f"  safety {fleet['safety_reason']}",
         f"  with one replica down: {fleet['one_replica_down']} instances, {fleet['one_replica_down_gpus']} GPUs",
     ]

@@ -50,8 +50,14 @@ class Search:
         goal = Goal(
             settings.slos, self._plan.precision, first_rate(rig.typical_e2e_s / START * START_IN_FLIGHT, 1e9)
         )
-        if self._plan.max_duration_s is not None:
-            rig.tell(_enough_for(self._plan.max_duration_s, goal))
+        if (limit_s := self._plan.max_duration_s) is not None:
+            fewest_s = min(goal.few / goal.first_rps, FILL_TIMES * rig.typical_e2e_s)
+            if limit_s < fewest_s:
+                raise ConfigError(
+                    f"--max-duration {limit_s:g} s: not even one stage fits, which takes {duration_text(fewest_s)} at least "
+                    f"({FILL_TIMES:g} times as long as a request); give more"
+                )
+            rig.tell(_enough_for(limit_s, goal))
         self._note(rig, None)
         while isinstance(step := next_step(rig.stages, goal), Step):
             over = await self._stage(rig, goal, step)
@@ -71,8 +77,13 @@ class Search:
         limit_s, known = self._plan.max_duration_s, so_far(rig.stages, goal)
         if limit_s is not None:
             left_s = limit_s - self._spent_s
-            if left_s < min(duration_s, max(fill_s, 0.05 * limit_s)):
-                return f"--max-duration {limit_s:g} s is used up"
+            if left_s < (least_s := min(duration_s, max(fill_s, 0.05 * limit_s))):
+                if left_s < 0.05 * limit_s:
+                    return f"--max-duration {limit_s:g} s is used up"
+                return (
+                    f"{left_s:.2g} s are left of --max-duration {limit_s:g} s, and a stage at {step.load_rps:g} req/s takes "
+                    f"{duration_text(least_s)} at least ({FILL_TIMES:g} times as long as a request)"
+                )
             duration_s = min(duration_s, left_s if known else max(fill_s, BRACKET_SHARE * left_s))
         # mostly it ends before that; arrivals are random, so that only the time is a bound
         size = f"at most {float(f'{duration_s:.2g}'):,g} s, about {float(f'{step.load_rps * duration_s:.2g}'):,.0f} requests"
