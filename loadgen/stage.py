@@ -376,6 +376,7 @@ class StageRunner:
                 continue
             for client in self._clients:  # what waits to be read is not the server's silence
                 await client.catch_up()
+            now_ns = time.monotonic_ns()  # behind what was read
             next_ns, _ = self._limits.gives_up(now_ns, None)  # of those that are still to come
             for exchange in list(self._in_flight):
                 began_ns = exchange.record.dispatched_ns or exchange.record.scheduled_ns
