@@ -6,7 +6,6 @@ import asyncio
 import gc
 import os
 import random
-import shutil
 import socket
 import ssl
 import subprocess
@@ -17,6 +16,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from certificates import make_certificate
 from fault_server import FaultServer
 from faults import FAULTS
 from stage_driving import Driven, Made, check_complete, on_loop, request_bytes, run_stage, schedule_at
@@ -287,17 +287,7 @@ def test_a_server_that_appears_during_the_stage_is_used_from_then_on() -> None:
 @pytest.fixture(scope="module")
 def certificate(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A self-signed certificate for 127.0.0.1, key included."""
-    openssl = shutil.which("openssl")
-    if openssl is None:
-        pytest.skip("needs the openssl command to make a certificate")
-    path = tmp_path_factory.mktemp("tls") / "both.pem"
-    subprocess.run(
-        [openssl, "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes", "-days", "2",
-         "-keyout", str(path), "-out", f"{path}.crt", "-subj", "/CN=localhost", "-addext", "subjectAltName=IP:127.0.0.1"],
-        check=True, capture_output=True,
-    )  # fmt: skip
-    path.write_bytes(path.read_bytes() + Path(f"{path}.crt").read_bytes())
-    return path
+    return make_certificate(tmp_path_factory.mktemp("tls"), "IP:127.0.0.1")
 
 
 @pytest.fixture

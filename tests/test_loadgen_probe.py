@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import contextlib
 import json
-import shutil
 import socket
 import socketserver
 import ssl
-import subprocess
 import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+from certificates import make_certificate
 from fault_server import FaultServer
 from stage_driving import on_loop
 
@@ -195,13 +194,7 @@ def test_something_that_speaks_no_http(on_accept: str) -> None:
 @pytest.fixture(scope="module")
 def certificate(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A certificate for 127.0.0.1 that nobody signed, key included."""
-    openssl = shutil.which("openssl")
-    if openssl is None:
-        pytest.skip("needs the openssl command to make a certificate")
-    path = tmp_path_factory.mktemp("tls") / "both.pem"
-    made = "req -x509 -newkey ec -pkeyopt ec_paramgen_curve:P-256 -nodes -days 2 -subj /CN=x -addext subjectAltName=IP:127.0.0.1"
-    subprocess.run([openssl, *made.split(), "-keyout", path, "-out", path], check=True, capture_output=True)
-    return path
+    return make_certificate(tmp_path_factory.mktemp("tls"), "IP:127.0.0.1")
 
 
 class Port(socketserver.ThreadingTCPServer):

@@ -2,14 +2,13 @@
 
 import asyncio
 import base64
-import shutil
 import ssl
-import subprocess
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+from certificates import make_certificate
 from fault_server import FaultServer
 from stage_driving import on_loop, schedule_at
 
@@ -95,17 +94,7 @@ def test_http_goes_in_absolute_form_with_the_proxys_own_password(loop: str) -> N
 @pytest.fixture(scope="module")
 def certificate(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A self-signed certificate for llm.example, key included."""
-    openssl = shutil.which("openssl")
-    if openssl is None:
-        pytest.skip("needs the openssl command to make a certificate")
-    path = tmp_path_factory.mktemp("tls") / "both.pem"
-    subprocess.run(
-        [openssl, "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes", "-days", "2",
-         "-keyout", str(path), "-out", f"{path}.crt", "-subj", "/CN=llm.example", "-addext", "subjectAltName=DNS:llm.example"],
-        check=True, capture_output=True,
-    )  # fmt: skip
-    path.write_bytes(path.read_bytes() + Path(f"{path}.crt").read_bytes())
-    return path
+    return make_certificate(tmp_path_factory.mktemp("tls"), "DNS:llm.example")
 
 
 @pytest.mark.parametrize("loop", ["uvloop", "asyncio"])
