@@ -54,11 +54,8 @@ class Arm:
     @cached_property
     def stages(self) -> list[Stage]:
         """Those that say something of the server: not limited by the client, nor cut short."""
-        left_out = self.judged.summary["audit"]["repeated_stages"]
-        return [
-            s for s in self.judged.summary["stages"]
-            if not s["client_limited"] and not s["ended_early"] and s["index"] not in left_out and s["requests"]
-        ]  # fmt: skip
+        stages = self.judged.summary["stages"]
+        return [s for s in stages if not s["client_limited"] and not s["ended_early"] and s["requests"]]
 
     @cached_property
     def best(self) -> Stage | None:

@@ -216,21 +216,23 @@ def _imported(meta: Mapping[str, Any]) -> dict[str, Any] | None:
 
 
 def _audit(metas: list[dict[str, Any]], stages: list[dict[str, Any]], *, imported: bool) -> dict[str, Any]:
-    """The client over the whole run; a limited stage that was repeated undisturbed limits nothing."""
+    """The client in the stages that count, which are those that it did not limit, or all where it limited each."""
     limited = [s["index"] for s in stages if s["client_limited"]]
     repeated = [s["index"] for s in repeated_undisturbed(stages)]
-    counted = [s for s in stages if s["index"] not in repeated]
-    audits = [a for m in metas if m["index"] not in repeated and (a := m.get("audit"))]
+    counted = [s for s in stages if not s["client_limited"]] or stages
+    audits = {m["index"]: a for m in metas if (a := m.get("audit"))}
+    of_counted = [audits[s["index"]] for s in counted if s["index"] in audits]
 
     def worst(name: str) -> float | None:
-        return max((a[name] for a in audits if a.get(name) is not None), default=None)
+        return max((a[name] for a in of_counted if a.get(name) is not None), default=None)
 
     slips = [s["slip_s"]["p99"] for s in counted if s["slip_s"]["p99"] is not None]
+    busy = [a["cpu_fraction"] for i, a in audits.items() if i not in repeated and a.get("cpu_fraction") is not None]  # fmt: skip
     return {
         "slip_p99_s": max(slips, default=None), "loop_lag_p99_s": worst("loop_lag_p99_s"),
         "receive_delay_p99_s": worst("receive_delay_p99_s"),
-        "dated_by_kernel": bool(audits) and all(a.get("dated_by_kernel") for a in audits),
-        "coalesced_share": worst("coalesced_share"), "cpu_fraction": worst("cpu_fraction"),
+        "dated_by_kernel": bool(of_counted) and all(a.get("dated_by_kernel") for a in of_counted),
+        "coalesced_share": worst("coalesced_share"), "cpu_fraction": max(busy, default=None),
         "client_limited": None if imported else len(limited) > len(repeated),
         **({"client_limited_reason": "the other tool's files do not say whether its client kept up"} if imported else {}), "client_limited_stages": limited, "repeated_stages": repeated,
     }  # fmt: skip

@@ -195,18 +195,25 @@ def _fleet(fleet: Mapping[str, Any]) -> Finding:
 
 def error_bound(summary: Mapping[str, Any]) -> str | None:
     """What the load generator itself adds to the percentiles, a sentence; None where that was not measured."""
-    audit = summary.get("audit") or {}
+    audit, worst = summary.get("audit") or {}, _worst(summary)
     kernel, lag = audit.get("receive_delay_p99_s"), audit.get("loop_lag_p99_s")
     if audit.get("dated_by_kernel") and audit.get("coalesced_share") is not None:
         return (
             "The kernel dates what arrives, so that the load generator's delay in reading adds nothing to these times; "
-            f"{share(audit['coalesced_share'])} of the tokens were read together with the one before, which makes the gap between the two 0 (worst stage)."
+            f"{share(audit['coalesced_share'])} of the tokens were read together with the one before, which makes the gap between the two 0 ({worst})."
         )
     if kernel is not None:
-        return f"The load generator adds at most {seconds(kernel)} to 99 of 100 of these times (p99 of read time − kernel time, worst stage)."
+        return f"The load generator adds at most {seconds(kernel)} to 99 of 100 of these times (p99 of read time − kernel time, {worst})."
     if lag is not None:
-        return f"In one reading of a hundred {seconds(lag)} or more can be the load generator's own (p99 of its loop's lag, worst stage)."
+        return f"In one reading of a hundred {seconds(lag)} or more can be the load generator's own (p99 of its loop's lag, {worst})."
     return None
+
+
+def _worst(summary: Mapping[str, Any]) -> str:
+    """Whose figures the audit's are: of the stages that the client did not limit, but of all where it limited each."""
+    limited = (summary.get("audit") or {}).get("client_limited_stages") or []
+    some_count = any(s.get("index") not in limited for s in summary.get("stages") or [])
+    return "worst stage that counts" if limited and some_count else "worst stage"
 
 
 def _client(summary: Mapping[str, Any]) -> Finding:
@@ -215,12 +222,12 @@ def _client(summary: Mapping[str, Any]) -> Finding:
     facts = []
     if audit.get("slip_p99_s") is not None:
         facts.append(
-            f"requests left {seconds(audit['slip_p99_s'])} late at p99 in the worst stage{' that counts' if again else ''}"
+            f"requests left {seconds(audit['slip_p99_s'])} late at p99 in the {_worst(summary)}, its warm-up included"
         )
     if audit.get("loop_lag_p99_s") is not None:
-        facts.append(f"loop lag p99 {seconds(audit['loop_lag_p99_s'])}")
+        facts.append(f"loop lag p99 at most {seconds(audit['loop_lag_p99_s'])}")
     if audit.get("cpu_fraction") is not None:
-        facts.append(f"CPU {share(audit['cpu_fraction'])} of a core")
+        facts.append(f"CPU at most {share(audit['cpu_fraction'])} of a core")
     if limited is None:
         return Finding("Load generator", DASH, None, _sentence(reason_of(audit, "client_limited"), *facts))
     if not limited:

@@ -224,6 +224,32 @@ def test_a_disturbed_stage_that_was_repeated_limits_nothing(tmp_path: Path) -> N
     assert "client_limited" not in codes(summary)
 
 
+def test_the_audit_is_that_of_the_stages_that_count(tmp_path: Path) -> None:
+    """Of four stages the second was disturbed and repeated, the last could not be sent in time: both are no findings."""
+
+    def stage(slip_s: float, limited: bool = False) -> Stage:
+        audit = {"slip_p50_s": 0.0, "slip_p99_s": slip_s, "loop_lag_p99_s": slip_s / 2, "receive_delay_p99_s": slip_s / 4,
+                 "coalesced_share": slip_s / 8, "cpu_fraction": slip_s * 4, "dated_by_kernel": not limited,
+                 "client_limited": limited, "client_limited_reason": "late" if limited else None}  # fmt: skip
+        return Stage(fixed(400, 0.02), 8.0, extra={"audit": audit})
+
+    def audit_of(name: str, *stages: Stage) -> dict[str, Any]:
+        audit: dict[str, Any] = summarise(make_run(tmp_path / name, stages, SLOS))["audit"]
+        return audit
+
+    stages = [stage(0.002), stage(0.2, limited=True), stage(0.008), stage(0.172, limited=True)]
+    stages[3].offered_rps = 100.0
+    audit = audit_of("run", *stages)
+    assert (audit["client_limited_stages"], audit["repeated_stages"]) == ([1, 3], [1])
+    figures = ("slip_p99_s", "loop_lag_p99_s", "receive_delay_p99_s", "coalesced_share", "dated_by_kernel")
+    assert [audit[name] for name in figures] == [0.008, 0.004, 0.002, 0.001, True]
+    assert audit["cpu_fraction"] == pytest.approx(
+        0.688
+    )  # 4 x 0.172: of the stage that was limited, to say what helps
+    audit = audit_of("all", stages[1], stages[3])  # where each was limited there are no others
+    assert [audit[name] for name in figures] == [0.2, 0.1, 0.05, 0.025, False]
+
+
 def test_a_single_stage_that_meets_is_a_lower_bound(tmp_path: Path) -> None:
     records = fixed(1000, 0.02)
     summary = strict(summarise(make_run(tmp_path / "run", [Stage(records, 20.0)], SLOS)))

@@ -18,7 +18,7 @@ from reports.figures import (
     share,
     significant,
 )
-from reports.findings import findings
+from reports.findings import error_bound, findings
 from reports.tables import (
     METRICS,
     Cell,
@@ -222,13 +222,17 @@ def test_a_load_that_was_repeated_is_a_finding() -> None:
     summary["stages"][6]["offered_rps"] = summary["stages"][5]["offered_rps"]
     summary["audit"] |= {"client_limited_stages": [5, 7], "repeated_stages": [5], "client_limited": True}
     assert found(summary)["Load generator"].note == (
-        "nothing measured at 9 req/s is a finding; requests left 700 µs late at p99 in the worst stage that counts; "
-        "loop lag p99 400 µs; CPU 31.0% of a core"
+        "nothing measured at 9 req/s is a finding; requests left 700 µs late at p99 in the worst stage that counts, "
+        "its warm-up included; loop lag p99 at most 400 µs; CPU at most 31.0% of a core"
     )
+    assert "(p99 of its loop's lag, worst stage that counts)" in str(error_bound(summary))
     summary["audit"] |= {"client_limited_stages": [5], "client_limited": False}
     assert found(summary)["Load generator"].note.startswith(
         "disturbed by other work at 6 req/s, which was repeated; requests"
     )
+    summary["audit"]["client_limited_stages"] = list(range(len(summary["stages"])))  # nothing counts
+    assert "late at p99 in the worst stage, its" in found(summary)["Load generator"].note
+    assert str(error_bound(summary)).endswith("(p99 of its loop's lag, worst stage).")
 
 
 def test_one_instance_and_one_gpu_are_singular() -> None:
