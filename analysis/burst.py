@@ -14,6 +14,7 @@ from scipy.special import stdtrit
 from analysis.attainment import observe_slos, requests_meeting
 from analysis.burst_advice import breaker, find_harm, headroom
 from analysis.cohort import Cohort
+from analysis.intervals import smallest_n
 from analysis.metrics import Bools, Floats, Ints, read_chunks, ttft_s
 from analysis.observations import Observations
 from analysis.slo import Slo
@@ -62,7 +63,11 @@ def summarise_burst(
         "in_flight": np.array([time_average_in_flight(a, b, at, finish) for a, b in pairwise(edges)]),
         "server_queue": _gauges(edges, server, meta),
     }
-    bands = {name: _band(edges, values, times, counts=name != "ttft_s") for name, values in series.items()}
+    settled = bool(((at >= SETTLE_SHARE * times[1]) & (at < times[1])).any())
+    bands = {
+        name: _band(edges, values, times, counts=name != "ttft_s") if settled else None
+        for name, values in series.items()
+    }
     result: dict[str, Any] = {
         **{k: plan.get(k) for k in ("base_rps", "factor", "shape")}, "phases": phases, "resolution_s": float(edges[1] - edges[0]),
         "band": {name: band for name, band in bands.items() if band is not None},
@@ -90,6 +95,8 @@ def summarise_burst(
         times, at, answered, finish, rows.has_status("ok"), phases, float(plan["base_rps"])
     )
     over = over_s < math.inf and not result["harm"]["after"]
+    if not settled:
+        result["backlog"]["base_waiting"] = None
     result["headroom"] = headroom(plan, slos, phases, result["backlog"], result["harm"], over=over)
     result["breaker"] = breaker(slos, phases, result["backlog"], result["harm"]["burst"])
     offered_rps = np.histogram(at, edges)[0] / np.diff(edges)
@@ -133,9 +140,18 @@ def _phase(
 
 
 def _quantiles(o: Observations) -> dict[str, Any]:
-    """p50, p95 and the largest, each null where failed or unfinished requests reach into it; no interval: no steady state."""
-    bounds = {name: o.quantile_bounds(q) for name, q in (("p50", 0.5), ("p95", 0.95), ("max", 1.0))}
-    return {"n": o.n} | {k: low if low == high < math.inf else None for k, (low, high) in bounds.items()}
+    """p50, p95 (of as few requests as a stage's, no fewer) and the largest, each null where failed or unfinished requests reach into it.
+
+    Without an interval: a phase has no steady state.
+    """
+    result: dict[str, Any] = {"n": o.n}
+    for name, q in (("p50", 0.5), ("p95", 0.95), ("max", 1.0)):
+        low, high = o.quantile_bounds(q)
+        needed = smallest_n(q) if q < 1 else 1
+        result[name] = low if low == high < math.inf and o.n >= needed else None
+        if 0 < o.n < needed:
+            result[f"{name}_reason"] = f"needs {needed} {o.unit}, has {o.n}"
+    return result
 
 
 def _edges(times: list[float], base_rps: float) -> Floats:
@@ -203,7 +219,9 @@ def _recovery(edges: Floats, values: Floats | None, band: float | None, over_s: 
     if values is None:
         return none | {"recovery_reason": "the server shows no gauges of its queue"}
     if band is None:
-        return none | {"recovery_reason": "the base phase is too short to know what to come back to"}
+        return none | {
+            "recovery_reason": "the base phase is too short, or holds too few requests, to know what to come back to"
+        }
     if edges[-1] < over_s:
         return none | {"recovery_reason": UNSEEN}
     level = _smooth(values)

@@ -38,12 +38,13 @@ def find_harm(part: Cohort, base: Cohort, slos: Sequence[Slo]) -> dict[str, Any]
 
 
 def _wait_limit_s(slos: Sequence[Slo], phases: list[dict[str, Any]]) -> tuple[float | None, Slo | None]:
-    """How long a request may wait: the tightest limit on its beginning or whole, less what the base takes."""
+    """How long a request may wait: the tightest limit on its beginning or whole, less what the base takes; None: not known."""
+    limits = [slo for slo in slos if slo.metric in WAITS]
     found = [
-        (max(0.0, slo.limit_s - held), slo) for slo in slos
-        if slo.metric in WAITS and (held := phases[0]["e2e_s" if slo.metric == "e2e" else "ttft_s"]["p50"]) is not None
+        (max(0.0, slo.limit_s - held), slo) for slo in limits
+        if (held := phases[0]["e2e_s" if slo.metric == "e2e" else "ttft_s"]["p50"]) is not None
     ]  # fmt: skip
-    return min(found, key=lambda f: f[0], default=(None, None))
+    return min(found, key=lambda f: f[0], default=(None, limits[0] if limits else None))
 
 
 def headroom(
@@ -56,12 +57,12 @@ def headroom(
     """
     burst, length = phases[1]["offered_rps"], float(plan["burst_s"])
     wait_s, slo = _wait_limit_s(slos, phases)
-    needed = burst * length / (length + (wait_s or 0.0))
+    needed = None if slo and wait_s is None else burst * length / (length + (wait_s or 0.0))
     served = backlog["served_rps"]
     result: dict[str, Any] = {"needed_rps": needed, "factor": None, "enough": None}
     if phases[2]["end_s"] <= phases[1]["start_s"] + length:
         return result | {"needed_rps": None, "reason": backlog["reason"]}
-    if served is not None and served < needed:
+    if served is not None and needed is not None and served < needed:
         text = f"with a {wait_s:.3g} s wait allowed by {slo.text}" if slo and wait_s else "without any wait"
         return result | {"factor": needed / served if served else None, "enough": False, "reason": text}
     if harm["burst"]:
@@ -90,7 +91,9 @@ def breaker(
         depth = queue_depth(rate, wait_s)
         return result | {"max_depth": depth.max_depth, "open_at": [depth.breaker_low, depth.breaker_high]}
     why = "no SLO says how long a request may wait: give --slo ttft_p99=2s"
-    if slo and not wait_s:
+    if slo and wait_s is None:
+        why = f"too few requests were answered in the base phase to know how long one may wait within {slo.text}"
+    elif slo and not wait_s:
         why = f"{slo.text} leaves no time to wait: at the base load half of the requests take as long as it allows"
     elif wait_s:
         why = f"{backlog['reason']}: the server's rate is only known to be at least {least:.3g} req/s"

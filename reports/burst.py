@@ -63,10 +63,10 @@ def _backlog(burst: Mapping[str, Any]) -> Finding:
     backlog, (_, _, after) = burst["backlog"], burst["phases"]
     if backlog["served_rps"] is None:
         return Finding("Backlog", "none" if backlog["drained"] else DASH, None, str(backlog["reason"]))
-    base = backlog["base_waiting"]
-    said = f"waited for a first token when the burst ended, {significant(base, 2)} at the base load; "
+    base, known = backlog["base_waiting"] or 0.0, backlog["base_waiting"] is not None
+    said = f"waited for a first token when the burst ended{f', {significant(base, 2)} at the base load' if known else ''}; "
     if backlog["drained"]:
-        said += f"back at that {significant(backlog['drained_s'])} s later, {significant(backlog['fall_rps'])} fewer each second"
+        said += f"{'back at that' if known else 'none did'} {significant(backlog['drained_s'])} s later, {significant(backlog['fall_rps'])} fewer each second"
     else:
         said += f"{significant(after['end_s'] - after['start_s'])} s later {count(backlog['at_end'] + base)} still did; "
         if backlog["drains"]:
@@ -112,8 +112,8 @@ def _breaker(breaker: Mapping[str, Any]) -> Finding:
         return Finding("Circuit breaker", DASH, None, reason_of(breaker, "open_at"))
     low, high = breaker["open_at"]
     note = (
-        f"80 to 90 % of a queue of {breaker['max_depth']}: {significant(breaker['acceptable_wait_s'])} s of acceptable wait "
-        f"x {rate(breaker['rate_rps'])}"
+        f"at 80 to 90 % of the {breaker['max_depth']} requests that may wait at most, {rate(breaker['rate_rps'])} x "
+        f"{significant(breaker['acceptable_wait_s'])} s of acceptable wait"
     )
     at = f"opens at {low} to {high} waiting" if low < high else f"opens at {high} waiting"
     return Finding("Circuit breaker", at if high else "opens as soon as a request waits", None, note)

@@ -128,6 +128,37 @@ def burst_of(path: Path, records: list[Any]) -> dict[str, Any]:
     return summarise(run)
 
 
+@pytest.mark.parametrize("in_base", [0, 1])
+def test_with_no_request_in_its_base_a_burst_is_not_compared_with_it(tmp_path: Path, in_base: int) -> None:
+    """15/s in front of a server of 10/s; before that nothing, or one request in the first fifth, which is left out."""
+    free, records = 0.0, []
+    for i, t in enumerate([0.0, *even((5, 15, 0.5))[150:]][1 - in_base :]):
+        free = max(free, t) + 0.1
+        records.append(request(i, t, ttft_s=free - t))
+    summary = burst_of(tmp_path / "run", records)
+    b = summary["burst"]
+    assert [p["requests"] for p in b["phases"]] == [in_base, 150, 25]
+    few = "the base phase is too short, or holds too few requests, to know what to come back to"
+    assert b["band"] == {}
+    assert {b["ttft_s_recovery_reason"], b["in_flight_recovery_reason"]} == {few}
+    assert f"; when it was over is not known: {few};" in summary["verdict"]
+    assert "base load" not in summary["verdict"]
+    assert b["backlog"]["base_waiting"] is None
+    assert b["backlog"]["drained_s"] == pytest.approx(50 / (10 - 0.5), abs=0.3)
+    found = {f.label: f for f in burst_findings(b)}
+    assert "base load" not in " ".join(f.note for f in found.values())
+    assert "when the burst ended; none did 5" in found["Backlog"].note
+    # what the limit of 2 s leaves for a wait is not known, so neither is what would have been enough
+    assert (b["headroom"]["needed_rps"], b["headroom"]["factor"]) == (None, None)
+    assert b["headroom"]["reason"].endswith("of 150 requests missed ttft_p99=2s")
+    assert b["breaker"]["reason"] == (
+        "too few requests were answered in the base phase to know how long one may wait within ttft_p99=2s"
+    )
+    ttft = b["phases"][2]["ttft_s"]  # as of a stage: p95 needs 59 (0.95^59 < 5 %)
+    assert (ttft["p95"], ttft["p95_reason"]) == (None, "needs 59 requests, has 25")
+    assert ttft["p50"] == pytest.approx(0.1)
+
+
 def test_more_in_flight_at_a_higher_rate_is_no_queue(tmp_path: Path) -> None:
     # 0.1 s to the first token and 4 s in all, at any rate: 20 in flight become 60, and 1.5 of them wait, as Little has it
     records = [request(i, t, gaps_s=[3.9]) for i, t in enumerate(even((5, 15, 5)))]

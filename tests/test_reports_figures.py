@@ -192,6 +192,9 @@ def test_a_rate_in_a_label_has_four_digits() -> None:
 def test_a_breaker_of_a_short_queue(open_at: list[int], said: str) -> None:
     breaker = {"open_at": open_at, "max_depth": 3, "acceptable_wait_s": 0.5, "rate_rps": 6.0, "reason": None}
     assert _breaker(breaker).value == said
+    assert _breaker(breaker).note == (
+        "at 80 to 90 % of the 3 requests that may wait at most, 6.00 req/s x 0.500 s of acceptable wait"
+    )
 
 
 def test_a_closed_capacity_is_an_upper_limit_with_its_users() -> None:
