@@ -221,7 +221,7 @@ def number_text(value: float, digits: int = 3) -> str:
 
 def _ceiling(levels: list[Level], broken: Level) -> float:
     """An unstable stage gives all that there is: the crossing is no higher than the best rate that was served."""
-    return math.inf if broken.stable else max(v.rate if v.stable else min(v.rate, v.served) for v in levels)
+    return math.inf if broken.stable else max(min(v.rate, v.served) for v in levels)
 
 
 def _crossing(levels: list[Level], slos: Sequence[Slo], kind: str, ceiling: float) -> dict[str, Any]:

@@ -68,6 +68,7 @@ class ServerRig:
             concurrency=None,
             trace=None,
             lengths=(),
+            workload=SimpleNamespace(classes=()),
             seed=seed,
             duration_s=duration_s,
         )
@@ -83,6 +84,9 @@ class ServerRig:
 
     def tell(self, text: str) -> None:
         """Nobody waits."""
+
+    def stage_s(self, rate_rps: float) -> float:
+        return float(self.settings.duration_s)
 
     def note_down(self, name: str, value: Any) -> None:
         self.noted[name] = value
@@ -296,10 +300,10 @@ def _grid_stages(server: Server, slo: Slo, seed: int, loads: Any, requests: int)
 
 
 def brackets(quantile: float, seeds: int, sweeps: int = 100) -> None:
-    """Does the bracket hold the truth? Ten loads, moved at random by a part of their distance, and the sweep's own loads."""
+    """Does the bracket hold the truth, and how far is the figure from it? Ten loads, moved at random by a part of their distance, and the sweep's own."""
     for load in BRACKET_LOADS:
         slo, (truth, _) = put_at(QUEUE, load, quantile)
-        ends: dict[str, list[tuple[float, float]]] = {"grid": [], "sweep": []}
+        ends: dict[str, list[tuple[float, float, float]]] = {"grid": [], "sweep": []}
         for seed in range(seeds):
             loads = GRID - np.random.default_rng([7, seed]).uniform(0, 0.1)
             loads = loads[np.abs(loads / load - 1) < BRACKET_REACH]
@@ -309,15 +313,24 @@ def brackets(quantile: float, seeds: int, sweeps: int = 100) -> None:
                 asyncio.run(sweep(swept))
                 found["sweep"] = swept.stages
             for name, stages in found.items():
-                low, high = find_capacity(stages, [slo])["usable_rps_ci"] or (math.nan, math.nan)
-                ends[name].append((low, math.inf if high is None else high))
+                capacity = find_capacity(stages, [slo])
+                low, high = capacity["usable_rps_ci"] or (math.nan, math.nan)
+                figure = capacity["usable_rps"] if capacity["crossing"] == "interpolated" else None
+                ends[name].append((low, math.inf if high is None else high, figure or math.nan))
         for name, rows in ends.items():
-            low, high = np.array(rows).T
+            low, high, figures = np.array(rows).T
             given = np.isfinite(high)
+            error = figures[np.isfinite(figures)] / truth - 1
             print(
                 f"{slo.text}, limit at {load:.2f}: {name}: {given.mean():.1%} of {len(rows)} have both ends, "
                 f"{np.mean((low <= truth) & (truth <= high)):.1%} hold the truth; median width "
-                f"{np.median((high - low)[given]) / truth:.1%}",
+                f"{np.median((high - low)[given]) / truth if given.any() else math.nan:.1%}; {len(error)} interpolated"
+                + (
+                    f": error p50 {np.median(np.abs(error)):.1%}, p95 {np.quantile(np.abs(error), 0.95):.1%}, "
+                    f"bias {error.mean():+.1%}"
+                    if len(error)
+                    else ""
+                ),
                 flush=True,
             )
 

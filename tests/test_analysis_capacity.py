@@ -121,6 +121,11 @@ def test_an_unstable_stage_is_above_capacity_and_caps_the_figure_at_what_it_serv
     assert c["usable_rps_ci"] == [90, 200]
     waited = stages[1] | {"carried_rps": 205.0}  # all were waited for, 100 were served inside the window
     assert find_capacity([stages[0], waited], SLOS)["usable_rps"] == 100
+    # too short to be told unstable: 143 were offered and still within the limit, 136 ended a second, 137 beyond it
+    short = stage(1, 143, 0.99, None, achieved=136) | {"carried_rps": 143.0}
+    beyond = stage(2, 170, 4.0, False, stable=False, achieved=137) | {"carried_rps": 170.0}
+    c = find_capacity([stages[0], short, beyond], SLOS)
+    assert (c["usable_rps"], c["usable_rps_ci"]) == (137, [90, 170])
 
 
 def test_a_result_is_never_above_what_was_offered() -> None:

@@ -16,6 +16,7 @@ sys.path.insert(0, str(ROOT))  # benchmarks/ is not installed
 from benchmarks.clients import Load, ampacity, read_run  # noqa: E402
 from benchmarks.matching import Seen, compare, load_seen_by_server  # noqa: E402
 from benchmarks.mock import Served, mock_server, read_truth, unavailable  # noqa: E402
+from benchmarks.search_cost import QUEUE, brackets, put_at, search_server  # noqa: E402
 
 needs_mock = pytest.mark.skipif(unavailable() is not None, reason=unavailable() or "")
 MS = 1_000_000
@@ -122,3 +123,18 @@ def test_a_stalled_server_goes_on_reading_and_shifts_every_stream(tmp_path: Path
     # TTFT 20 and ITL 10 after a stall of 300: never early, and paced as before, not sent in one burst
     assert (since_arrival_ms >= np.array([320.0, 330.0, 340.0])).all()
     assert mock.stats["tokens"] == 3
+
+
+def test_the_studies_in_virtual_time_drive_what_the_product_drives(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    brackets(0.95, seeds=1, sweeps=1)
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) == 8  # a grid and a sweep at four loads
+    assert sum("100.0% hold the truth" in line for line in lines) >= 6  # each does in 97 of 100
+    slo, (usable_rps, _) = put_at(QUEUE, 0.7, 0.95)
+    found, requests, _, stages = search_server(QUEUE, slo, 0.1, seed=1)
+    assert found is not None
+    assert requests > 1_000
+    assert stages > 2
+    assert found.usable_rps == pytest.approx(usable_rps, rel=0.2)
