@@ -6,19 +6,26 @@ import asyncio
 import contextlib
 import threading
 import time
+from collections import deque
 from collections.abc import Iterator
 from typing import Any
 
 from rich.console import Console
 from rich.text import Text
 
+from analysis.intervals import smallest_n
+from analysis.observations import quantile_rank
 from loadgen.generator import Generator
 from loadgen.plan import LIVE_TTFTS, Live, StagePlan
 from loadgen.protocols import printable
-from reports.figures import failures
+from reports.figures import DASH, failures
 
 PAINT_EVERY_S = 0.5
-PLAIN_EVERY_S = 10.0
+PLAIN_EVERY_S = 10.0  # also the time over which the rates of the live line are taken
+UNDECIDED = {
+    "too few": "too few requests", "too short": "too short", "so near": "near its limit", "the share": "on the edge", "were cut off": "cut off in flight",
+}  # fmt: skip
+"""What a verdict's ``cause`` begins with or holds, in a word or three."""
 
 
 class Progress:
@@ -63,11 +70,16 @@ class Progress:
 
     async def _paint(self, generator: Generator, plan: StagePlan) -> None:
         terminal = self._console.is_terminal
+        every_s = PAINT_EVERY_S if terminal else PLAIN_EVERY_S
+        seen = deque([(0.0, 0, 0)], round(PLAIN_EVERY_S / every_s))
         while True:
-            await asyncio.sleep(PAINT_EVERY_S if terminal else PLAIN_EVERY_S)
+            await asyncio.sleep(every_s)
             if generator.live.stage != plan.index or not generator.live.began_s:
                 continue
-            line = live_line(generator.live)
+            live = generator.live
+            now = time.monotonic() - live.began_s, live.released, live.ended
+            line = live_line(live, now, seen[0])
+            seen.append(now)
             if terminal:
                 self._overwrite(line[: self._console.width - 1])
             else:
@@ -80,20 +92,20 @@ class Progress:
                 self._console.file.flush()
 
 
-def live_line(live: Live) -> str:
-    """What is going on, in one line."""
-    elapsed_s = time.monotonic() - live.began_s
+def live_line(live: Live, now: tuple[float, int, int], before: tuple[float, int, int]) -> str:
+    """What is going on, in one line; ``now`` and ``before``: s since the stage began, requests sent and ended by then."""
+    span_s = max(now[0] - before[0], 1e-9)
+    sent, done = ((b - a) / span_s for a, b in zip(before[1:], now[1:], strict=True))
     is_open = live.kind == "open"
-    level = f"{live.level:.4g} req/s offered on average" if is_open else f"{live.level:g} users, closed loop"
-    left_s = max(live.duration_s - elapsed_s, 0.0)
-    recent = sorted(live.ttft_s[-LIVE_TTFTS:])
-    ttft = "TTFT -"
-    if recent:
-        p50, p99 = recent[len(recent) // 2], recent[min(int(len(recent) * 0.99), len(recent) - 1)]
-        ttft = f"TTFT p50 {seconds(p50)} p99 {seconds(p99)}"
+    level = f"{live.level:.4g} req/s on average" if is_open else f"{live.level:g} users, closed loop"
+    left_s = max(live.duration_s - now[0], 0.0)
+    ttft, n = sorted(live.ttft_s[-LIVE_TTFTS:]), len(live.ttft_s[-LIVE_TTFTS:])
+    p50, p99 = (seconds(ttft[quantile_rank(q, n) - 1] if n >= smallest_n(q) else None) for q in (0.5, 0.99))
     left = f"{left_s:.0f} s left" if left_s else "draining"
-    achieved = live.ended / max(elapsed_s, 1e-9)
-    return f"stage {live.stage}: {level}, {achieved:.1f} done/s, {live.in_flight} in flight, {ttft}, {live.failed} errors, {left}"
+    return (
+        f"stage {live.stage}: {level}, {sent:.1f} sent/s, {done:.1f} done/s, {live.in_flight} in flight, "
+        f"TTFT p50 {p50} p99 {p99}, {live.failed} errors, {left}"
+    )
 
 
 def stage_line(stage: dict[str, Any]) -> str:
@@ -101,7 +113,8 @@ def stage_line(stage: dict[str, Any]) -> str:
     is_open, ttft = stage["kind"] == "open", stage["ttft_from_schedule_s"]
     level = f"{stage['offered_rps']:.3g} req/s" if is_open else f"concurrency {stage['concurrency_set']}"
     curve = f", all at {stage['lengths']} lengths" if stage["lengths"] else ""
-    verdict = {True: "SLO met", False: "SLO broken", None: "SLO undecided"}[stage["slo_met"]]
+    judged = {True: "SLO met", False: "SLO broken", None: f"SLO undecided ({_why(stage)})"}[stage["slo_met"]]
+    verdict = judged if stage["slo_verdicts"] else "no SLO"
     parts = [
         f"stage {stage['index']}{curve}: {level}",
         f"{stage['requests']} requests",
@@ -109,14 +122,19 @@ def stage_line(stage: dict[str, Any]) -> str:
         f"ITL p99 {seconds(stage['itl_s'].get('p99'))}",
         f"{failures(stage['errors'])} errors",
         "unstable" if stage["stable"] is False else "",
-        "CLIENT LIMITED" if stage["client_limited"] else "",
-        verdict if stage["slo_verdicts"] else "no SLO",
+        "CLIENT LIMITED, no finding" if stage["client_limited"] else verdict,
     ]
     return ", ".join(part for part in parts if part)
+
+
+def _why(stage: dict[str, Any]) -> str:
+    """Why its SLO is undecided, in a word or three."""
+    cause = next((str(v["cause"]) for v in stage["slo_verdicts"] if v["verdict"] == "undecided"), "")
+    return next((words for part, words in UNDECIDED.items() if part in cause), "no value")
 
 
 def seconds(value: float | None) -> str:
     """A duration for people: ms below 1 s."""
     if value is None:
-        return "-"
+        return DASH
     return f"{value * 1e3:.3g} ms" if value < 0.9995 else f"{value:.3g} s"
