@@ -63,11 +63,7 @@ def summarise_burst(
         "in_flight": np.array([time_average_in_flight(a, b, at, finish) for a, b in pairwise(edges)]),
         "server_queue": _gauges(edges, server, meta),
     }
-    settled = bool(((at >= SETTLE_SHARE * times[1]) & (at < times[1])).any())
-    bands = {
-        name: _band(edges, values, times, counts=name != "ttft_s") if settled else None
-        for name, values in series.items()
-    }
+    bands = {name: _band(edges, values, times, counts=name != "ttft_s") for name, values in series.items()}
     result: dict[str, Any] = {
         **{k: plan.get(k) for k in ("base_rps", "factor", "shape")}, "phases": phases, "resolution_s": float(edges[1] - edges[0]),
         "band": {name: band for name, band in bands.items() if band is not None},
@@ -95,8 +91,6 @@ def summarise_burst(
         times, at, answered, finish, rows.has_status("ok"), phases, float(plan["base_rps"])
     )
     over = over_s < math.inf and not result["harm"]["after"]
-    if not settled:
-        result["backlog"]["base_waiting"] = None
     result["headroom"] = headroom(plan, slos, phases, result["backlog"], result["harm"], over=over)
     result["breaker"] = breaker(slos, phases, result["backlog"], result["harm"]["burst"])
     offered_rps = np.histogram(at, edges)[0] / np.diff(edges)
@@ -140,18 +134,16 @@ def _phase(
 
 
 def _quantiles(o: Observations) -> dict[str, Any]:
-    """p50, p95 (of as few requests as a stage's, no fewer) and the largest, each null where failed or unfinished requests reach into it.
+    """p50, p95 and the largest, each null where failed or unfinished requests reach into it, or a stage's had too few requests.
 
-    Without an interval: a phase has no steady state.
+    No interval: no steady state.
     """
-    result: dict[str, Any] = {"n": o.n}
-    for name, q in (("p50", 0.5), ("p95", 0.95), ("max", 1.0)):
-        low, high = o.quantile_bounds(q)
-        needed = smallest_n(q) if q < 1 else 1
-        result[name] = low if low == high < math.inf and o.n >= needed else None
-        if 0 < o.n < needed:
-            result[f"{name}_reason"] = f"needs {needed} {o.unit}, has {o.n}"
-    return result
+    levels = {
+        name: q for name, q in (("p50", 0.5), ("p95", 0.95), ("max", 1.0)) if q == 1 or o.n >= smallest_n(q)
+    }
+    bounds = {name: o.quantile_bounds(q) for name, q in levels.items()}
+    known = {k: low if low == high < math.inf else None for k, (low, high) in bounds.items()}
+    return {"n": o.n, "p50": None, "p95": None} | known
 
 
 def _edges(times: list[float], base_rps: float) -> Floats:
@@ -199,7 +191,7 @@ def _band(edges: Floats, values: Floats | None, times: list[float], *, counts: b
         return None
     held = values[(edges[:-1] >= SETTLE_SHARE * times[1]) & (edges[1:] <= times[1] + 1e-9)]
     held = held[np.isfinite(held)]
-    if len(held) < BASE_BINS_MIN:
+    if len(held) < BASE_BINS_MIN or (counts and not held.any()):
         return None
     level = held if counts else np.log(np.maximum(held, _NS))
     mean, spread = float(level.mean()), float(level.std(ddof=1))
@@ -278,7 +270,7 @@ def _backlog(
     waiting = _waiting(at, left, np.linspace(middle, over_s, 21))
     base = time_average_in_flight(SETTLE_SHARE * burst_s, burst_s, at, answered)
     result: dict[str, Any] = {
-        "at_end_of_burst": max(0.0, float(waiting[-1]) - base), "base_waiting": base, "served_rps": None, "drained": None,
+        "at_end_of_burst": max(0.0, float(waiting[-1]) - base), "base_waiting": base or None, "served_rps": None, "drained": None,
         "reason": None, **dict.fromkeys(("unanswered", "drained_s", "at_end", "fall_rps", "drains", "further_s", "further_s_ci")),
     }  # fmt: skip
     if end_s <= over_s:
