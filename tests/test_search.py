@@ -30,8 +30,9 @@ from analysis.search import Posterior, _binding, estimate, is_over, shortfall
 from analysis.slo import parse_slos
 from loadgen.endpoint import parse_endpoint
 from loadgen.http import Client
+from loadgen.plan import StagePlan
 from loadgen.rundir import RunWriter
-from loadgen.stage import StagePlan, StageRunner
+from loadgen.stage import StageRunner
 
 SLOS = parse_slos(["ttft_p95=1s"])
 GOAL = Goal(tuple(SLOS), 0.05, 1.0)
@@ -416,36 +417,60 @@ def test_what_cannot_be_searched_is_one_line(
     assert said in capsys.readouterr().err
 
 
+def _judged_on_its_way(path: Path, length_s: float, times_s: Any, ended: list[Any]) -> dict[str, Any]:
+    """What is known ``length_s`` after the start of a stage, when the requests of ``ended`` have their records."""
+    start_ns = time.monotonic_ns() - round(length_s * 1e9)
+    with RunWriter(path / "run", run_meta([])) as writer:
+        for record in ended:
+            for name in ("scheduled_ns", "dispatched_ns", "connected_ns", "started_ns", "sent_ns", "first_token_ns",
+                         "first_answer_ns", "last_token_ns", "ended_ns"):  # fmt: skip
+                setattr(record, name, getattr(record, name) + start_ns - ORIGIN_NS)
+            writer.append(record)
+        writer.flush()
+        meta = {"index": 0, "kind": "open", "offered_rps": 10.0, "concurrency": None, "start_ns": start_ns, "end_ns": 0,
+                "drained_ns": None, "scheduled_requests": 600, "ended_early": None, "audit": None}  # fmt: skip
+        schedule = schedule_at(list(times_s))
+        judged = judge_so_far(path / "run", schedule, meta, SLOS, 0)
+        assert judge_so_far(path / "run", schedule, meta | {"index": 1}, SLOS, 0) is None
+    assert judged is not None
+    return judged
+
+
 @pytest.mark.parametrize(("served_s", "stable"), [(0.05, True), (0.4, False)])
 def test_a_stage_is_judged_on_its_way_by_what_must_have_ended(
     tmp_path: Path, served_s: float, stable: bool
 ) -> None:
     """10/s for 30 s in front of one server: 0.05 s each is carried, 0.4 s each piles up. Only what has ended is recorded."""
-    now_ns = time.monotonic_ns()
-    start_ns, times, free = now_ns - 30 * 10**9, np.arange(0, 60, 0.1), 0.0
-    with RunWriter(tmp_path / "run", run_meta([])) as writer:
-        for i, t in enumerate(times.tolist()):
-            free = max(free, t) + served_s
-            if free < 30:
-                record = request(i, t, ttft_s=free - t)
-                shift = start_ns - ORIGIN_NS
-                for name in ("scheduled_ns", "dispatched_ns", "connected_ns", "started_ns", "sent_ns", "first_token_ns",
-                             "first_answer_ns", "last_token_ns", "ended_ns"):  # fmt: skip
-                    setattr(record, name, getattr(record, name) + shift)
-                writer.append(record)
-        writer.flush()
-        meta = {"index": 0, "kind": "open", "offered_rps": 10.0, "concurrency": None, "start_ns": start_ns, "end_ns": 0,
-                "drained_ns": None, "scheduled_requests": 600, "ended_early": None, "audit": None}  # fmt: skip
-        judged = judge_so_far(tmp_path / "run", schedule_at(times.tolist()), meta, SLOS, 0)
-        assert (
-            judge_so_far(tmp_path / "run", schedule_at(times.tolist()), meta | {"index": 1}, SLOS, 0) is None
-        )
-    assert judged is not None
+    ended, times, free = [], np.arange(0, 60, 0.1).tolist(), 0.0
+    for i, t in enumerate(times):
+        free = max(free, t) + served_s
+        if free < 30:
+            ended.append(request(i, t, ttft_s=free - t))
+    judged = _judged_on_its_way(tmp_path, 30.0, times, ended)
     assert judged["stable"] is stable
     if stable:
-        # what falls due while a busy machine writes the records has no record yet
-        assert judged["slo_verdicts"][0]["attainment"] >= 0.95
+        assert judged["slo_verdicts"][0]["attainment"] == 1.0
         assert judged["requests"] == pytest.approx(300, abs=15)
+    else:  # 75 have ended, at 0.4 s to 30 s; the one due at t waited 3 t + 0.4 s: those due by 0.2 s were in time
+        assert judged["slo_verdicts"][0]["attainment"] == pytest.approx(3 / 75)
+        assert "no steady state" in str(told_enough([], judged, GOAL))
+
+
+@pytest.mark.parametrize(("first_long", "judged_requests"), [(200, 200), (100, None)])
+def test_a_long_answer_in_flight_is_no_miss_of_the_first_token(
+    tmp_path: Path, first_long: int, judged_requests: int | None
+) -> None:
+    """From one on every tenth answer takes minutes, the others 0.1 s. All had their first token in time, but no record
+    says so of those in flight: judged is what was due before the first of them, if that is half of the time."""
+    times = np.arange(0, 60, 0.1).tolist()
+    sent = [i for i in range(298) if i < first_long or i % 10]
+    ended = [request(i, times[i], ttft_s=0.02, tail_s=0.08) for i in sent]
+    judged = _judged_on_its_way(tmp_path, 30.0, times, ended)
+    assert told_enough([], judged, GOAL) is None
+    if judged_requests is None:
+        assert judged["slo_verdicts"] == []
+    else:
+        assert (judged["requests"], judged["slo_verdicts"][0]["attainment"]) == (judged_requests, 1.0)
 
 
 class ScriptedRig:

@@ -26,9 +26,9 @@ def judge_so_far(
 ) -> dict[str, Any] | None:
     """The stage object as of now, or None before there is anything to judge.
 
-    A request in flight has no record yet and may have its first token or not. So what is judged ends as
-    long before now as the longest request lasted. Whether there is a steady state is judged by ages too, which
-    say something only of requests that are old enough: the last third of the time is left out.
+    A request in flight has no record yet and may have its first token or not. So the SLOs are judged by what was
+    due before the oldest of them. Whether there is a steady state is judged by ages too, which say something only
+    of requests that are old enough: the last third of the time is left out.
     """
     now_ns = time.monotonic_ns()
     table = read_streams(path)
@@ -45,12 +45,13 @@ def judge_so_far(
         return analyse_stage(due, so_far, slos, warmup)
 
     judged = up_to(now_ns - round(AGE * (now_ns - start_ns)))
+    all_ended_ns = min((record.scheduled_ns for record in owed), default=now_ns)
+    known = up_to(all_ended_ns)
     if judged["stable"] is False:
-        return judged
-    longest_ns = pc.max(pc.subtract(table["ended_ns"], table["scheduled_ns"])).as_py() or 0
-    if longest_ns > PATIENCE * (now_ns - start_ns):
+        return judged | {"slo_verdicts": known["slo_verdicts"]}
+    if now_ns - all_ended_ns > PATIENCE * (now_ns - start_ns):
         return judged | {"slo_verdicts": []}
-    return up_to(now_ns - longest_ns)
+    return known
 
 
 def _in_flight(
