@@ -30,7 +30,7 @@ from analysis.slo import slo_from_dict
 from analysis.throughput import NO_FIGURE, REQUESTS_MIN, is_figure
 
 RATES = ("good", "accepted", "tokens")  # per second of a stage's window
-NO_LEVEL = f"no load level that every run has, steady and with {REQUESTS_MIN} requests: give all the same --rates or --concurrency, a load that they carry, for long enough"
+NO_LEVEL = f"no load level that every run has, steady and with {REQUESTS_MIN} requests"
 NO_PAIR = "no pair of stages is left"
 PLATEAU = 0.95  # of the most tokens/s: with that at two thirds of its concurrency a closed loop gets no more
 Stage = Mapping[str, Any]
@@ -90,6 +90,19 @@ class Arm:
             return True
         return basis in ("good", "accepted") and all(s["slo_met"] is False for s in self.stages)
 
+    def missing(self, basis: str) -> float:
+        """How many times its rate at the best stage it may carry: up to the load at which it broke; inf where none did."""
+        if not self.at_its_limit(basis):
+            return math.inf
+        ends = self.judged.summary["capacity"]["usable_rps_ci"]
+        lost = [s["offered_rps"] for s in self.stages if s["kind"] == "open" and s["stable"] is False]
+        high = (ends and ends[1]) or min(lost, default=None)
+        if basis not in RATES or not (self.best and high):
+            return 1.0
+        return max(
+            1.0, float(high / self.best["achieved_rps" if self.best["kind"] == "closed" else "offered_rps"])
+        )
+
     def meta_of(self, stage: Stage) -> Mapping[str, Any]:
         """Its entry in run.json."""
         metas = enumerate(self.judged.run.meta["stages"])
@@ -130,10 +143,13 @@ def skipped_of(stage: Stage) -> int:
 
 
 class Pairing:
-    """Two runs, a against b. ``stages``: pairs of stages at one load; of an A/B in ``rounds`` all, else one pair at most."""
+    """Two runs, a against b. ``stages``: pairs of stages at one load; of an A/B in ``rounds`` all, else one pair at most.
 
-    def __init__(self, a: Arm, b: Arm, stages: list[tuple[Stage, Stage]], *, rounds: bool) -> None:
-        self.a, self.b, self.stages, self.rounds = a, b, stages, rounds
+    ``none``: why there is no such pair.
+    """
+
+    def __init__(self, a: Arm, b: Arm, stages: list[tuple[Stage, Stage]], *, rounds: bool, none: str = NO_PAIR) -> None:  # fmt: skip
+        self.a, self.b, self.stages, self.rounds, self.none = a, b, stages, rounds, none
         self._quantiles: dict[tuple[str, float], Quantile] = {}
 
     def _pair(self, s: Stage, t: Stage) -> Pair:
@@ -162,7 +178,7 @@ class Pairing:
     def unpaired(self) -> str:
         """Why no latency can be compared; empty where it can."""
         if not self.pairs:
-            return NO_PAIR if self.rounds else NO_LEVEL
+            return self.none
         return TOO_FEW_PAIRS if self.rounds and not enough_pairs([p.order for p in self.pairs]) else ""
 
     def value(self, basis: str, side: int) -> float | str:
@@ -218,7 +234,7 @@ def pairings(arms: list[Arm]) -> dict[tuple[int, int], Pairing]:
     """Every two of the arms (i < j), at the highest load that all have; an A/B by its rounds."""
     marks = [a.judged.run.meta.get("ab") or {} for a in arms]
     rounds = len(arms) == 2 and bool(marks[0]) and marks[0].get("pair") == marks[1].get("pair")
-    both = range(len(arms))
+    both, none = range(len(arms)), NO_PAIR
     if rounds:
         of_b = {s["index"]: s for s in arms[1].stages}
         stages = [[s for s in arms[0].stages if s["index"] in of_b]]
@@ -226,6 +242,20 @@ def pairings(arms: list[Arm]) -> dict[tuple[int, int], Pairing]:
     else:
         fit = [{level_name(s): s for s in a.stages if s["stable"] is not False and s["requests"] >= REQUESTS_MIN} for a in arms]  # fmt: skip
         shared = set(fit[0]).intersection(*fit[1:])
-        top = sorted(shared, key=lambda n: fit[0][n]["offered_rps"] or fit[0][n]["concurrency_set"])[-1:]
-        stages = [[f[name] for name in top] for f in fit]
-    return {(i, j): Pairing(arms[i], arms[j], list(zip(stages[i], stages[j], strict=True)), rounds=rounds) for i in both for j in both if i < j}  # fmt: skip
+        stages = [[f[name] for name in sorted(shared, key=lambda n: _load(fit[0][n]))[-1:]] for f in fit]
+        none = f"{NO_LEVEL}: {_same_load([list(f.values()) for f in fit])}"
+    return {(i, j): Pairing(arms[i], arms[j], list(zip(stages[i], stages[j], strict=True)), rounds=rounds, none=none) for i in both for j in both if i < j}  # fmt: skip
+
+
+def _load(stage: Stage) -> float:
+    return float(stage["concurrency_set"] if stage["kind"] == "closed" else stage["offered_rps"])
+
+
+def _same_load(carried: list[list[Stage]]) -> str:
+    """What to run so that there is one load: of the highest that each carried (inside its SLOs, where it could) the lowest."""
+    for kind, option in (("open", "--rates"), ("closed", "--concurrency")):
+        of_kind = [[s for s in stages if s["kind"] == kind] for stages in carried]
+        if all(of_kind):
+            tops = [max(stages, key=lambda s: (bool(s["slo_met"]), _load(s))) for stages in of_kind]
+            return f"run each again with {option} {min(map(_load, tops)):.6g}, the most that all have carried"
+    return "give all the same --rates or --concurrency, a load that they carry, for long enough"

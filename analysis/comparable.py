@@ -31,7 +31,7 @@ _OPTIONS = {  # by the start of a name: what a user knows it by
     "workload.input_tokens": "--input-tokens", "workload.output_tokens": "--output-tokens", "workload.arrivals": "--arrivals",
     "workload.name": "--workload", "workload.trace": "--trace", "workload.tokenizer": "--tokenizer", "model": "--model", "api": "--api",
     "client.connections": "--connections", "client.timestamps": "--timestamps", "client.think_s": "--think-time", "slos": "--slo",
-    "client.limited_stages": "stages in which the client was the limit", "predicted": "predicted", "imported": "imported from",
+    "predicted": "predicted", "imported": "imported from",
     "realised.input_tokens": "input tokens a request as they came", "realised.output_tokens": "output tokens a request as they came",
     "realised.cached_token_share": "share of input tokens from the prefix cache",
 }  # fmt: skip

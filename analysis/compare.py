@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from analysis.arms import NO_PAIR, Arm, Pairing, pairings
+from analysis.arms import NO_PAIR, RATES, Arm, Pairing, pairings
 from analysis.blocks import METRICS
 from analysis.comparable import (  # fmt: skip
     CACHED_POINTS,
@@ -20,14 +20,14 @@ from analysis.comparable import (  # fmt: skip
 )
 from analysis.regression import ALPHA, holm
 from analysis.shift import NOTHING_COUNTS, QUANTILES, Change, as_dict, log_change
+from analysis.usable_figures import NO_PRICE, Row, scorecard_row, usable_rows
 
 COMPARE_SCHEMA_VERSION = 1
-NO_PRICE = "no price of a GPU hour (--gpu-hour)"
 FIXED_LOAD = (
-    "no winner: at a load that it carried a run's cost says what that load costs, not what it can carry; find the usable rate "
+    "no winner: a run's figures at a load that it carried are those of that load, not what it can carry; find the usable rate "
     "of each first (--slo and --rates up to a load that breaks it, or ampacity search), offline the --concurrency above which tokens/s do not grow"
 )
-Row = dict[str, Any]
+BETWEEN = "no winner: what the others carry is only known to lie between two tested loads, which are too far apart for this line: closer --rates, or ampacity search"
 
 
 @dataclass(frozen=True)
@@ -55,7 +55,7 @@ FIGURES = (
     Figure("cost", "usd_per_million_output_tokens", "USD per million output tokens", False, "tokens", _usd(1e6), -1),
     Figure("cost", "usd_per_thousand_good_requests", "USD per 1,000 good requests", False, "good", _usd(1e3), -1),
     Figure("cost", "usd_per_thousand_accepted_requests", "USD per 1,000 accepted requests", False, "accepted", _usd(1e3), -1),
-    Figure("cost", "ttft_p99_s_x_usd_per_hour", "TTFT per dollar (p99 in s × USD/h)", False, "ttft_p99", _usd(3600.0)),
+    Figure("cost", "ttft_p99_s_x_usd_per_hour", "TTFT p99 in s × USD/h (lower is better)", False, "ttft_p99", _usd(3600.0)),
     Figure("tail", "ttft_p99_over_p50", "TTFT p99 / p50", False, "ttft_tail"),
     Figure("tail", "e2e_p99_over_p50", "E2E p99 / p50", False, "e2e_tail"),
 )  # fmt: skip
@@ -72,7 +72,6 @@ def differences(arms: Sequence[Arm]) -> list[Row]:
         theirs = {**ours, **{d["what"]: d["theirs"] for d in definitions}}
         known |= {f"definition of {what}": text for what, text in theirs.items()}
         known["slos"] = sorted(s["text"] for s in arm.judged.summary["slos"])
-        known["client.limited_stages"] = arm.limited
     rows = [{"variable": k, "values": [f.get(k) for f in found]} for k in unlike_keys(found)]
     lengths = [realised(a.judged) for a in arms]
     for name in ("input_tokens", "output_tokens", "cached_token_share"):
@@ -94,13 +93,16 @@ def compare(arms: list[Arm]) -> dict[str, Any]:
     aa = first.rounds and bool(arms[0].judged.run.meta["ab"].get("aa"))
     shift = _shift(arms, made)
     failed, *figures = _figure_rows(arms, made)
-    rows = [failed, *([] if first.rounds else _usable_rows(arms)), *figures, *_burst_rows(arms)]
+    usable = [] if first.rounds else usable_rows(arms)
+    at_usable = {r["name"]: r for r in usable if r["question"] == "cost" and None not in r["values"]}
+    rows = [failed, *(r for r in usable if r["question"] != "cost"), *(at_usable.get(r["name"], r) for r in figures), *_burst_rows(arms)]  # fmt: skip
     against = [made[0, j] for j in range(1, len(arms))]
-    compared = any(q["p"] is not None for t in shift for q in t["quantiles"]) or any(
-        any(r["changes"]) for r in rows
-    )
+    tested = [q["p"] is not None for t in shift for q in t["quantiles"]] + [any(r["changes"]) for r in rows]
+    compared = any(tested)
     sentence = _sentence(rows, shift, arms, aa) if compared else ""
     notes = [_pairs_left(arms, first) if first.rounds and first.stages else "", *_left_out(arms, first)]
+    if not first.rounds and first.unpaired:
+        notes.append(f"Latencies and failures are not compared: {first.unpaired}.")
     return {
         "schema_version": COMPARE_SCHEMA_VERSION, "sentence": sentence or _nothing(rows, arms, first), "notes": [n for n in notes if n],
         "compared": compared, "aa": aa, "level": level_name(first.stages[0][0]) if first.stages else None,
@@ -198,25 +200,15 @@ def _shift(arms: Sequence[Arm], made: Mapping[tuple[int, int], Pairing]) -> list
     ]
 
 
-def _row(arms: Sequence[Arm], question: str, name: str, label: str, higher: bool, values: list[float | str], brackets: Any = None, note: str | None = None) -> Row:  # fmt: skip
-    """A figure of every run: ``values`` hold a number, or the reason why there is none."""
-    numbers = [None if isinstance(v, str) else v for v in values]
-    known = [v for v in numbers if v is not None]
-    best = (max if higher else min)(known, default=None)
-    alone = len(known) > 1 and known.count(best or 0.0) == 1
-    return {
-        "question": question, "name": name, "label": label, "higher_is_better": higher, "values": numbers, "brackets": brackets,
-        "reasons": [v if isinstance(v, str) else None for v in values], "best": arms[numbers.index(best)].name if alone else None,
-        "changes": [None] * len(arms), "verdict": "open" if len(known) == len(arms) else "unknown", "winner": None, "reason": None, "smallest_seen": None, "note": note,
-    }  # fmt: skip
-
-
 def _figure_rows(arms: Sequence[Arm], made: Mapping[tuple[int, int], Pairing]) -> list[Row]:
     """The best of a line wins where it differs from every other; 5 % false winners over all lines together (Holm)."""
     rows, tests = [], []
+    at_best = "one instance at the load of the A/B" if made[0, 1].rounds else "one instance at its best stage"
+    one_load = made[0, 1].rounds or len({a.best and level_name(a.best) for a in arms}) == 1
     for f in FIGURES:
         values = [_figure(f, arm, made[0, 1].value(f.basis, 0) if i == 0 else made[0, i].value(f.basis, 1)) for i, arm in enumerate(arms)]  # fmt: skip
-        row = _row(arms, f.question, f.name, f.label, f.higher, values)
+        basis = at_best if f.basis in RATES else "one instance at the load where latencies are compared"
+        row = scorecard_row(arms, f.question, f.name, f.label, f.higher, values, note=basis if f.question == "cost" else None)  # fmt: skip
         rows.append(row)
         if None in row["values"]:
             continue
@@ -225,12 +217,9 @@ def _figure_rows(arms: Sequence[Arm], made: Mapping[tuple[int, int], Pairing]) -
         best = row["values"].index((max if f.higher else min)(row["values"]))
         against = [change for pair, change in changes.items() if best in pair]
         row["reason"] = next((c for c in against if isinstance(c, str)), None)
-        if (
-            f.question == "cost" or len({f.factor(a) for a in arms}) > 1
-        ):  # else the price or the number of GPUs wins
-            row["reason"] = row["reason"] or (
-                None if all(a.at_its_limit(f.basis) for a in arms) else FIXED_LOAD
-            )
+        alike = f.question != "cost" and len({f.factor(a) for a in arms}) == 1
+        if not row["reason"] and not (alike and (one_load or f.basis not in RATES)):
+            row["reason"] = _may_carry_more(f, arms, best, changes)  # else load, price or number of GPUs win
         if row["reason"]:
             row["verdict"], row["best"] = "unknown", None
         else:
@@ -243,6 +232,17 @@ def _figure_rows(arms: Sequence[Arm], made: Mapping[tuple[int, int], Pairing]) -
         seen = [c.smallest_seen(len(tests) * len(tested)) for c in tested]
         row["smallest_seen"] = None if None in seen else max(x for x in seen if x is not None)
     return rows
+
+
+def _may_carry_more(f: Figure, arms: Sequence[Arm], best: int, changes: Mapping[tuple[int, int], Change | str]) -> str | None:  # fmt: skip
+    """Why the best is no winner: another may carry so much more than at its best stage (its own more only helps it), or None."""
+    for i, arm in enumerate(arms):
+        times = 1.0 if i == best and f.basis in RATES else arm.missing(f.basis)
+        change = changes.get((min(i, best), max(i, best)))
+        near = min((0.0 if end is None else abs(math.log1p(end)) for end in change.ci), default=0.0) if isinstance(change, Change) else 0.0  # fmt: skip
+        if times > 1 and near < math.log(times):
+            return FIXED_LOAD if math.isinf(times) else BETWEEN
+    return None
 
 
 def _figure(f: Figure, arm: Arm, basis: float | str) -> float | str:
@@ -267,46 +267,14 @@ def _plain(change: Change | str) -> Row | None:
     return {"change": change.change, "change_ci": list(change.ci), "p": change.p}
 
 
-def _usable_rows(arms: Sequence[Arm]) -> list[Row]:
-    """Usable rates have a bracket of tested loads, no interval: one wins whose bracket is above all others."""
-    rows, capacities = [], [a.judged.summary["capacity"] for a in arms]
-    for name, label, per in (
-        ("usable_rps", "usable rate per instance, req/s", [1] * len(arms)),
-        ("usable_rps_per_gpu", "usable rate per GPU, req/s", [a.gpus for a in arms]),
-    ):
-        values = [c["usable_rps"] / n if c["usable_rps"] else str(c["reason"] or "none was found") for c, n in zip(capacities, per, strict=True)]  # fmt: skip
-        brackets = [[None if end is None else end / n for end in c["usable_rps_ci"] or (None, None)] for c, n in zip(capacities, per, strict=True)]  # fmt: skip
-        row = _row(arms, "capacity", name, label, True, values, brackets)
-        row["at_least"] = [c["crossing"] == "lower_bound" for c in capacities]
-        if any(row["at_least"]):
-            row["best"] = None  # nobody knows which one's is higher
-        for i, (low, _) in enumerate(brackets):
-            others = [high for k, (_, high) in enumerate(brackets) if k != i]
-            if (
-                low is not None
-                and None not in row["values"]
-                and all(h is not None and h < low for h in others)
-            ):
-                row["winner"], row["best"], row["verdict"] = arms[i].name, arms[i].name, "differs"
-        rows.append(row)
-    return rows
-
-
 def _burst_rows(arms: Sequence[Arm]) -> list[Row]:
     bursts = [a.judged.summary.get("burst") or {} for a in arms]
     if not all(bursts):
         return []
     rows = []
-    for what, label in (
-        ("ttft_s", "TTFT back after the burst, s"),
-        ("in_flight", "queue back after the burst, s"),
-    ):
+    for what, label in (("ttft_s", "TTFT back"), ("in_flight", "queue back")):
         values = [str(b[f"{what}_recovery_reason"]) if b[f"{what}_recovery_s"] is None else b[f"{what}_recovery_s"] for b in bursts]  # fmt: skip
-        rows.append(
-            _row(
-                arms, "burst", f"{what}_recovery_s", label, False, values, note="one burst each: no interval"
-            )
-        )
+        rows.append(scorecard_row(arms, "burst", f"{what}_recovery_s", f"{label} after the burst, s", False, values, note="one burst each: no interval"))  # fmt: skip
     return rows
 
 
@@ -337,8 +305,5 @@ def _sentence(rows: Sequence[Row], shift: Sequence[Row], arms: Sequence[Arm], aa
     if aa:
         return f"A/A: no difference between the endpoint and itself{but}."
     parts = won + [f"{who} in {', '.join(metrics)}" for who, metrics in moved.items()]
-    return (
-        "; ".join(parts) + "."
-        if parts
-        else f"No difference between {' and '.join(a.name for a in arms)} is shown{but}."
-    )
+    nothing = f"No difference between {' and '.join(a.name for a in arms)} is shown{but}"
+    return f"{'; '.join(parts) or nothing}."

@@ -9,6 +9,8 @@ from decimal import Decimal
 from fractions import Fraction
 from typing import Any
 
+AT_USABLE = "one instance at its usable rate"  # what a cost is of; a plan's is of the whole fleet
+
 
 class FleetError(ValueError):
     """Inputs from which no fleet can be computed; the message is one line."""

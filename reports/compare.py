@@ -34,6 +34,7 @@ COLOURS = ("ttft", "e2e", "good", "bad", "knee", "step4", "planned", "ink")  # o
 SHORT = (0.1, 0.5, 0.9, 0.95, 0.99)  # what a terminal shows of the shift function
 WIDE_TERMINAL = 110
 INFINITE = "∞"
+WHOLE = "a run wins the line where its whole interval is better than all others"
 IN_TURNS = "the change is the mean over the pairs of stages, their order taken out; the two figures moved the other way"
 HOW = (
     "A run wins a line where its advantage is at least 2 % (of requests that failed or were cut off: any) and not chance: 5 % of error over all lines together (Holm). "
@@ -91,14 +92,14 @@ def _scorecard(result: Mapping[str, Any], narrow: bool) -> Table:
     columns = [Column("figure", text=True), *(Column(n) for n in names), *(Column(f"{n} against {names[0]}", "" if narrow else "95 % interval", 2) for n in names[1:])]  # fmt: skip
     table = Table("Scorecard", [*columns, Column("better", text=True)])
     for row in result["scorecard"]:
-        note = _prices(result) if row["question"] == "cost" else row["note"] if row["best"] else None
+        note = _prices(result, row) if row["question"] == "cost" else row["note"] if row["best"] else None  # fmt: skip
         cells = [Cell(row["label"], table.footnote(note) if note else None)]
         errors = row["question"] == "errors"
         least = row.get("at_least") or [False] * len(names)
         for value, reason, at_least in zip(row["values"], row["reasons"], least, strict=True):
             endless = INFINITE if str(reason).startswith("infinite") else DASH
             figure = endless if value is None else f"{value:.2%}" if errors else significant(value)
-            text = f"at least {figure}" if at_least else figure
+            text = f"at {'least' if row['higher_is_better'] is not False else 'most'} {figure}" if at_least else figure  # fmt: skip
             cells.append(Cell(text, table.footnote(reason) if reason and not at_least else None))
         for value, held in zip(row["values"][1:], row["changes"][1:], strict=True):
             note = _otherwise(table, result, row["values"][0], value, held)
@@ -107,17 +108,19 @@ def _scorecard(result: Mapping[str, Any], narrow: bool) -> Table:
         table.rows.append(
             [*cells, replace(better, note=table.footnote(row["reason"])) if row["reason"] else better]
         )
-        if any(low is not None for low, _ in row["brackets"] or []):
-            ends = [Cell(DASH if low is None else f"{significant(low)} to {'?' if high is None else significant(high)}") for low, high in row["brackets"]]  # fmt: skip
-            note = table.footnote("between tested loads; of a search (ampacity search) its 95 % interval")
+        if any(end is not None for ends in row["brackets"] or [] for end in ends):
+            ends = [Cell(" to ".join("?" if end is None else significant(end) for end in both) if any(both) else DASH) for both in row["brackets"]]  # fmt: skip
+            note = table.footnote(
+                f"between tested loads; of a search (ampacity search) its 95 % interval; {WHOLE}"
+            )
             table.rows.append([Cell("  its interval", note), *ends, *[Cell("")] * (len(names) - 1), Cell("")])
     return table
 
 
-def _prices(result: Mapping[str, Any]) -> str:
-    """What the costs of each run rest on; empty where no price is known."""
-    known = [r for r in result["runs"] if r["gpu_hour_usd"] is not None]
-    return "; ".join(f"{r['name']}: {gpu_price(r['gpus'], r['gpu_hour_usd'])}" for r in known)
+def _prices(result: Mapping[str, Any], row: Mapping[str, Any]) -> str:
+    """What a cost is of, and the prices that it rests on; empty where none is known."""
+    known = [f"{r['name']}: {gpu_price(r['gpus'], r['gpu_hour_usd'])}" for r in result["runs"] if r["gpu_hour_usd"] is not None]  # fmt: skip
+    return f"of {row['note']}, at {'; '.join(known)}" if known else ""
 
 
 def _otherwise(
@@ -149,8 +152,8 @@ def _noise_floor(result: Mapping[str, Any]) -> Table:
 
 
 def _shifts(result: Mapping[str, Any], short: bool) -> list[Table]:
-    found = []
-    for shift in result["shift"]:
+    found: list[Table] = []
+    for shift in result["shift"] if result["level"] else []:  # without one a note says why
         a, b = shift["reference"], shift["other"]
         table = Table(f"{shift['metric'].upper()} of {b} against {a}{_at(result)}", [Column("quantile"), Column(a), Column(b), Column("change", "95 % interval"), Column("", text=True)])  # fmt: skip
         for q in shift["quantiles"]:

@@ -6,6 +6,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
+from analysis.fleet import AT_USABLE
 from reports.burst import burst_findings
 from reports.figures import (
     DASH,
@@ -177,9 +178,7 @@ def _fleet(fleet: Mapping[str, Any]) -> Finding:
     cost = fleet.get("cost_per_million_output_tokens")
     if cost is not None:
         price = gpu_price(fleet["tensor_parallel"], fleet["gpu_hour_usd"])
-        cost = (
-            f"${significant(cost)} for a million output tokens of one instance at its usable rate, at {price}"
-        )
+        cost = f"${significant(cost)} for a million output tokens of {AT_USABLE}, at {price}"
     if fleet.get("instances") is None:
         return Finding("Fleet", DASH, None, _sentence(reason_of(fleet, "instances"), cost))
     bear = "bears" if fleet["one_replica_down"] == 1 else "bear"

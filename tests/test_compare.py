@@ -178,20 +178,25 @@ def test_figures_per_gpu_and_per_dollar(tmp_path: Path) -> None:
     assert found["ttft_p99_over_p50"]["winner"] is None
 
 
-def sweep(path: Path, slow_at: float, usd: float | None = None) -> Arm:
-    """10, 20 and 40 requests/s inside the SLO below ``slow_at``."""
+def later(made: Stage, start_s: float, first_id: int) -> Stage:
+    """The stage at another time of its run."""
+    made.start_s = start_s
+    for r in made.records:
+        r.request_id += first_id
+        for field in ("scheduled_ns", "dispatched_ns", "connected_ns", "started_ns", "sent_ns", "first_token_ns", "first_answer_ns", "last_token_ns", "ended_ns"):  # fmt: skip
+            setattr(r, field, getattr(r, field) + round(start_s * 1e9))
+    return made
+
+
+def sweep(path: Path, slow_at: float, usd: float | None = None, first: float = 10.0, **meta: Any) -> Arm:
+    """10, 20 and 40 requests/s (or those from ``first`` on) inside the SLO below ``slow_at``."""
     stages: list[Stage] = []
     start = 0.0
-    for rate in (10.0, 20.0, 40.0):
-        values = ttfts(1, 1500) * (1.0 if rate < slow_at else 30.0)
-        made = stage(values, rate, start_s=start)
-        for r in made.records:
-            r.request_id += 1500 * len(stages)
-            for field in ("scheduled_ns", "dispatched_ns", "connected_ns", "started_ns", "sent_ns", "first_token_ns", "first_answer_ns", "last_token_ns", "ended_ns"):  # fmt: skip
-                setattr(r, field, getattr(r, field) + round(start * 1e9))
-        stages.append(made)
-        start += 1500 / rate + 60
-    return arm(path, stages, ["ttft_p90=500ms"], usd=usd)
+    for rate in (first, 2 * first, 4 * first):
+        values = ttfts(1, 400) * (1.0 if rate < slow_at else 30.0)
+        stages.append(later(stage(values, rate), start, 400 * len(stages)))
+        start += 400 / rate + 60
+    return arm(path, stages, ["ttft_p90=500ms"], usd=usd, **meta)
 
 
 def test_usable_rates_win_only_where_their_brackets_are_apart(tmp_path: Path) -> None:
@@ -210,14 +215,79 @@ def test_usable_rates_win_only_where_their_brackets_are_apart(tmp_path: Path) ->
 
 
 def test_a_cost_wins_where_the_usable_rate_of_each_is_known(tmp_path: Path) -> None:
-    """B costs half; the SLO breaks for both between 10 and 20/s. Of C, which breaks nowhere, nobody knows what it can carry."""
-    a, b, c = sweep(tmp_path / "a", 15, 2.0), sweep(tmp_path / "b", 15, 1.0), sweep(tmp_path / "c", 100, 1.0)
+    """The SLO of A, B and D breaks between 10 and 20/s: A may carry twice its best stage, so half its cost is no win, a third is.
+
+    Of C, which breaks nowhere, nobody knows what it can carry: more would only help it where it is the cheaper one.
+    """
+    a, b = sweep(tmp_path / "a", 15, 3.0), sweep(tmp_path / "b", 15, 1.0)
     good = rows(compare([a, b]))["usd_per_thousand_good_requests"]
     assert good["winner"] == "B"
-    assert good["changes"][1]["change"] == pytest.approx(-0.5)
-    good = rows(compare([a, c]))["usd_per_thousand_good_requests"]
-    assert (good["winner"], good["verdict"]) == (None, "unknown")
-    assert None not in good["values"]
+    assert good["changes"][1]["change"] == pytest.approx(-2 / 3)
+    half = rows(compare([a, sweep(tmp_path / "d", 15, 1.6)]))["usd_per_thousand_good_requests"]
+    assert (half["winner"], half["verdict"]) == (None, "unknown")
+    assert "between two tested loads" in half["reason"]
+    for n, usd, winner in (("c", 1.0, "C"), ("e", 20.0, None)):  # at 40/s: a twelfth of A's cost; 5/3 of it
+        good = rows(compare([a, sweep(tmp_path / n, 100, usd)]))["usd_per_thousand_good_requests"]
+        assert good["winner"] == winner
+        assert None not in good["values"]
+
+
+def test_runs_without_a_common_load_are_compared_by_what_they_carry(tmp_path: Path, ampacity: Any, capsys: Any) -> None:  # fmt: skip
+    """A carries 10 and breaks at 20, B carries 12 and 24 and breaks at 48: the load to give to both is 10.
+
+    Good requests: A's 10/s may be 20/s at most, less than B's 24/s; what carries 12/s and breaks at 24 is not shown to be better.
+    """
+    a, b = sweep(tmp_path / "a", 15), sweep(tmp_path / "b", 30, first=12.0)
+    result = compare([a, b])
+    assert result["level"] is None
+    assert result["notes"][-1].endswith("run each again with --rates 10, the most that all have carried.")
+    assert result["notes"][-1].startswith("Latencies and failures are not compared: ")
+    found = rows(result)
+    assert found["usable_rps"]["winner"] == "B"
+    assert (found["goodput_rps"]["winner"], found["ttft_p99_over_p50"]["winner"]) == ("B", None)
+    near = rows(compare([a, sweep(tmp_path / "c", 15, first=12.0)]))["goodput_rps"]
+    assert (near["winner"], near["values"]) == (None, pytest.approx([10, 12]))
+    assert "between two tested loads" in near["reason"]
+    assert ampacity("compare", tmp_path / "a", tmp_path / "b") == 0
+    said = capsys.readouterr().out
+    assert "--rates 10," in said
+    assert "quantile" not in said.split("A run wins")[0].split("Scorecard")[1]  # no table that holds nothing
+
+
+def test_in_closed_loops_the_concurrency_to_give_to_both_is_said(tmp_path: Path) -> None:
+    made = []
+    for name, users in (("a", 4), ("b", 8)):
+        records = [request(i, i / RATE, ttft_s=users / RATE - 0.04, gaps_s=[0.01] * 4) for i in range(1000)]
+        made.append(arm(tmp_path / name, Stage(records, 50.0, concurrency=users)))
+    assert "with --concurrency 4, the most" in compare(made)["notes"][-1]
+
+
+def test_cost_and_gpus_at_the_usable_rate_have_its_bracket(tmp_path: Path, ampacity: Any, capsys: Any) -> None:  # fmt: skip
+    """Five tokens an answer, 2 USD/h: at 10/s 2/0.18 USD for a million, at 20/s 2/0.36; of C, at least 40/s, at most 2/0.72.
+
+    A peak of 100/s with 1.2: ceil(10 x 1.2) = 12 GPUs at 10/s, ceil(5 x 1.2) = 6 at 20/s; C ceil(3 x 1.2) = 4 at most.
+    """
+    fleet = {"peak_rps": 100.0, "tensor_parallel": 1, "safety_factor": 1.2, "gpu_hour_usd": 2.0}
+    a, c = (sweep(tmp_path / n, at, 2.0, fleet_inputs=fleet) for n, at in (("a", 15), ("c", 100)))
+    result = compare([a, c])
+    found = rows(result)
+    cost, gpus, c_max = (found[n] for n in ("usd_per_million_output_tokens", "gpus_for_peak", "c_max"))
+    assert cost["brackets"] == [pytest.approx([2 / 0.36, 2 / 0.18], rel=0.01), [None, pytest.approx(2 / 0.72, rel=0.01)]]  # fmt: skip
+    assert (
+        cost["values"][0] == a.judged.summary["fleet"]["cost_per_million_output_tokens"]
+    )  # that of its report
+    assert (cost["winner"], cost["at_least"], cost["note"]) == ("C", [False, True], "one instance at its usable rate")  # fmt: skip
+    assert (gpus["brackets"], gpus["winner"]) == ([[6, 12], [None, 4]], "C")
+    assert (c_max["winner"], c_max["higher_is_better"]) == (None, None)
+    assert ampacity("compare", tmp_path / "a", tmp_path / "c") == 0
+    for text in (capsys.readouterr().out, comparison_markdown(result)):
+        told = " ".join(text.split())
+        assert "at most 2.78" in told
+        assert "? to 2.78" in told
+        for basis in ("its usable rate", "its best stage"):
+            assert f"of one instance at {basis}, at A: 1 GPU × $2/h; " in told
+    other = sweep(tmp_path / "d", 100, 2.0, fleet_inputs=fleet | {"peak_rps": 50.0})
+    assert "gpus_for_peak" not in rows(compare([a, other]))
 
 
 # --- the shift function ----------------------------------------------------------------------------------------
@@ -414,7 +484,7 @@ def test_stages_of_other_lengths_take_no_part_and_that_is_said(tmp_path: Path) -
 
 
 def test_offline_a_cost_wins_where_more_concurrency_adds_nothing(tmp_path: Path) -> None:
-    """A stays at 20 answers/s from 4 to 8 in flight; B, at half the price, is only known with 4."""
+    """A and C stay at 20 answers/s from 4 to 8 in flight; B is only known with 4."""
 
     def closed(path: Path, levels: Sequence[int], usd: float) -> Arm:
         stages = []
@@ -435,8 +505,11 @@ def test_offline_a_cost_wins_where_more_concurrency_adds_nothing(tmp_path: Path)
     assert tokens["values"] == pytest.approx(
         [2 / 0.36, 1 / 0.36], rel=0.01
     )  # 100 tokens/s are 0.36 million an hour
-    assert tokens["winner"] is None
-    assert "do not grow" in tokens["reason"]
+    assert tokens["winner"] == "B"  # more than what is known of it would make it cheaper still
+    assert tokens["note"] == "one instance at its best stage"
+    dearer = rows(compare([c, Arm("B", b.judged, 1, 2.0)]))["usd_per_million_output_tokens"]
+    assert dearer["winner"] is None
+    assert "do not grow" in dearer["reason"]
     assert rows(compare([a, c]))["usd_per_million_output_tokens"]["winner"] == "C"
 
 
@@ -572,14 +645,12 @@ def test_fields_of_one_option_are_one_difference_and_values_that_read_alike_are_
         {"variable": "extra_body.n", "values": [1, "1"]},
         {"variable": "modelled", "values": [None, True]},
         {"variable": "workload.images.count", "values": [1, 2.5]},
-        {"variable": "client.limited_stages", "values": [[0, 2], []]},
     ]
     assert in_words(rows) == {
         "--extra-body n": ["1", '"1"'],
         "--input-tokens": ["fixed at 100", "fixed at 120"],
         "--slo": ["ttft_p99=1s, itl_p99=50ms", "none"],
         "modelled": ["not given", "yes"],
-        "stages in which the client was the limit": ["0, 2", "none"],
         "workload: images.count": ["1", "2.5"],
     }
 
@@ -590,11 +661,16 @@ def test_stages_that_the_client_limited_are_left_out_and_said(tmp_path: Path) ->
         r.request_id += 1000
     a = arm(tmp_path / "a", [stage(ttfts(1)), slow])
     b = arm(tmp_path / "b", stage(ttfts(1)))
-    assert [row["variable"] for row in differences([a, b])] == ["client.limited_stages"]
+    assert differences([a, b]) == []  # what is left of them can be compared
     result = compare([a, b])
     assert result["level"] == "20/s"
     assert len(result["curves"][0]["stages"]) == 1
     assert result["notes"] == ["A: 1 stage is left out, the client was the limit in it (index 1)."]
+    c = arm(tmp_path / "c", [stage(ttfts(1)), later(stage(ttfts(1, 1500), 60.0), 100.0, 1000)])
+    offered = rows(compare([a, c]))["output_tokens_per_s_per_gpu"]
+    assert offered["values"] == pytest.approx([100, 300], rel=0.02)  # at 20/s and at 60/s, five tokens each
+    assert offered["winner"] is None  # nobody knows what A would do at 60/s
+    assert "not what it can carry" in offered["reason"]
 
 
 # --- what is no evidence, and the files ------------------------------------------------------------------------
