@@ -166,11 +166,11 @@ def quantile_change(pairs: Sequence[Pair], metric: str, q: float) -> Quantile:
 
 
 def _value(found: Sequence[Observations], q: float) -> float | str:
-    """The quantile of one side, in the geometric mean over its stages."""
+    """The quantile of one side, in the geometric mean over its stages, each of which has the requests that it takes."""
     reason = next((o.reason or "no request has a value" for o in found if o.reason or not o.n), None)
-    needed, has = max(smallest_n(q), smallest_n(1 - q)), sum(o.n_owners for o in found)
+    needed, has = max(smallest_n(q), smallest_n(1 - q)), min(o.n_owners for o in found)
     if reason or has < needed:
-        return reason or f"needs {needed} requests, has {has}"
+        return reason or f"needs {needed} requests{' in each stage' if len(found) > 1 else ''}, has {has}"
     seconds = np.array([o.quantile_bounds(q)[1] for o in found])
     return float(np.exp(np.log(seconds).mean())) if seconds.all() else TOGETHER
 
