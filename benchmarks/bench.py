@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import os
 import sys
 import tempfile
@@ -121,6 +122,16 @@ def broken_bars(scenario: Scenario, result: dict[str, Any]) -> list[str]:
     return found
 
 
+def carried_share(results: list[dict[str, Any]], scenario: str) -> float:
+    """What two workers on one core carry of what one carries there: the inverse of their CPU for the same load."""
+
+    def cpu(client: str) -> float:
+        of_client = [r for r in results if (r["scenario"], r["client"]) == (scenario, client)]
+        return sum(r.get("cpu_ms_per_1000_load", math.nan) for r in of_client)
+
+    return cpu("ampacity") / cpu("2 workers")
+
+
 COLUMNS = (
     ("scenario", "scenario", "{}"), ("client", "client", "{}"), ("tokens_per_s", "tokens/s", "{:,.0f}"),
     ("core_share", "core", "{:.2f}"), ("cpu_ms_per_1000_load", "CPU load", "{:.1f}"), ("cpu_ms_per_1000", "CPU all", "{:.1f}"),
@@ -151,7 +162,9 @@ def main() -> int:
     chosen = [s for s in SCENARIOS if not options.scenarios or s.name in options.scenarios]
     if options.duration:
         chosen = [replace(s, load=replace(s.load, duration_s=options.duration)) for s in chosen]
-    clients = [ampacity(options.ampacity.split() if options.ampacity else None)]
+    words = options.ampacity.split() if options.ampacity else None
+    clients = [ampacity(words)]
+    clients += [ampacity(words, workers=2)] if options.two_workers else []
     clients += [] if options.no_raw else [raw()]
     clients += [peer(*text.split("=", 1)) for text in options.peer]
     cores = (
@@ -161,12 +174,16 @@ def main() -> int:
         os.sched_setaffinity(0, {cores[0]})  # we sit beside the server, not beside what is measured
     results, broken = [], 0
     for scenario in chosen:
-        for client in clients:
-            for _ in range(options.repeat):
+        for _ in range(options.repeat):  # in turn: the machine's own speed changes
+            for client in clients:
                 result = measure(client, scenario, cores, options.ahead)
                 results.append(result)
                 broken += _tell(client, scenario, result)
     print_table(results)
+    for scenario in chosen if options.two_workers else ():
+        print(
+            f"{scenario.name}: two workers carry {carried_share(results, scenario.name):.0%} of what one does (bar 90%)"
+        )
     if options.json:
         options.json.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
     return 1 if options.check and broken else 0
@@ -202,6 +219,9 @@ def _options() -> argparse.Namespace:
         "--peer", action="append", default=[], metavar="NAME=COMMAND", help="another tool; repeatable"
     )
     parser.add_argument("--no-raw", action="store_true", help="leave the raw limit out")
+    parser.add_argument(
+        "--two-workers", action="store_true", help="also with --workers 2, on the core of one"
+    )
     parser.add_argument(
         "--ampacity", metavar="COMMAND", help="how to start the tool; default: this environment's"
     )

@@ -51,7 +51,7 @@ class Client:
     read: Callable[[Path], Account] | None
 
 
-def ampacity(words: list[str] | None = None) -> Client:
+def ampacity(words: list[str] | None = None, workers: int = 1) -> Client:
     """This tool, through its command line; ``words`` start it (default: the one of this environment)."""
     start = words or [str(Path(sys.executable).with_name("ampacity"))]
 
@@ -62,9 +62,10 @@ def ampacity(words: list[str] | None = None) -> Client:
             "--arrivals", "poisson", "--input-tokens", str(load.input_tokens),
             "--output-tokens", str(load.output_tokens), "--out", str(out),
             "--extra-body", json.dumps({"stream_options": stream_options}), "--timestamps", load.timestamps,
+            *(["--workers", str(workers)] if workers > 1 else []),
         ]  # fmt: skip
 
-    return Client("ampacity", command, read_run)
+    return Client("ampacity" if workers == 1 else f"{workers} workers", command, read_run)
 
 
 def raw() -> Client:

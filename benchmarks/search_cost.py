@@ -31,6 +31,7 @@ from ampacity.experiments.sweep import sweep
 from analysis.attainment import judge_slo
 from analysis.capacity import find_capacity
 from analysis.intervals import independent_looks
+from analysis.next_load import Goal, cut_short
 from analysis.observations import Observations
 from analysis.search import Estimate, estimate
 from analysis.slo import Slo, parse_slo
@@ -56,6 +57,7 @@ def _run_queue(rate_rps: float, n: int, rng: np.random.Generator) -> tuple[Any, 
 
 
 QUEUE = Server("mm1", MU, _run_queue)
+Found = tuple[Estimate | None, int, bool, list[dict[str, Any]]]
 
 
 class ServerRig:
@@ -164,18 +166,14 @@ def put_at(
     return Slo("ttft", quantile, limit_s), (rate, rate * float(np.mean([e2e[50_000:] for *_, e2e in runs])))
 
 
-def search_server(
-    server: Server, slo: Slo, precision: float, seed: int
-) -> tuple[Estimate | None, int, bool, int]:
+def search_server(server: Server, slo: Slo, precision: float, seed: int) -> Found:
     """(estimate, requests, precision reached, stages)."""
     rig = ServerRig(server, slo, seed)
     asyncio.run(Search(SearchPlan(precision)).run(rig))
-    return estimate(rig.stages, [slo]), rig.sent, bool(rig.noted["search"]["reached"]), len(rig.stages)
+    return estimate(rig.stages, [slo]), rig.sent, bool(rig.noted["search"]["reached"]), rig.stages
 
 
-def search_engine(
-    slo: Slo, precision: float, seed: int, output_tokens: str = OUTPUT_TOKENS
-) -> tuple[Estimate | None, int, bool, int]:
+def search_engine(slo: Slo, precision: float, seed: int, output_tokens: str = OUTPUT_TOKENS) -> Found:
     from dataclasses import replace
 
     from rich.console import Console
@@ -198,7 +196,7 @@ def search_engine(
     sent = sum(s["requests"] + s["window"]["warmup_requests"] for s in rig.stages)
     found_now = estimate(rig.stages, [slo])
     reached = found_now is not None and found_now.relative_error <= precision
-    return found_now, sent, reached, len(rig.stages)
+    return found_now, sent, reached, rig.stages
 
 
 def _engine(slo: Slo, output_tokens: str) -> tuple[Any, Any]:
@@ -237,8 +235,19 @@ def engine_truth(
     return found.usable_rps, found.c_max
 
 
+def told(stages: list[dict[str, Any]], slo: Slo, precision: float) -> list[float | None]:
+    """What was said after each stage of the requests that the search takes, over what it took; None: too early."""
+    sent = np.cumsum([s["requests"] + s["window"]["warmup_requests"] for s in stages])
+    said = []
+    for k in range(1, len(stages)):
+        if estimate(stages[:k], [slo]) is not None:
+            more = cut_short(stages[:k], Goal((slo,), precision), "").more_requests
+            said.append(None if more is None else float((sent[k - 1] + more) / sent[-1]))
+    return said
+
+
 def study(
-    search: Callable[[Slo, float, int], Any],
+    search: Callable[[Slo, float, int], Found],
     truth: tuple[float, float],
     slo: Slo,
     precision: float,
@@ -247,10 +256,12 @@ def study(
 ) -> float:
     """Print the figures of ``seeds`` searches; gives the 95th percentile of the relative error of those that got there."""
     rows = []
+    said: list[float | None] = []
     for seed in range(first_seed, first_seed + seeds):
         found, sent, reached, stages = search(slo, precision, seed)
         if found is None:
             continue
+        said += told(stages, slo, precision) if reached else []
         (low, high), (c_low, c_high) = found.usable_rps_ci, found.c_max_ci or (0.0, 0.0)
         rows.append(
             (
@@ -259,7 +270,7 @@ def study(
                 c_low <= truth[1] <= c_high,
                 sent,
                 reached,
-                stages,
+                len(stages),
             )
         )
         if seed % 10 == 9:
@@ -273,6 +284,13 @@ def study(
         f"{np.quantile(error, 0.95):.2%}, bias {got[:, 0].mean():+.2%}\n"
         f"  interval holds the truth: usable {table[:, 1].mean():.1%}, C_max {table[:, 2].mean():.1%}\n"
         f"  requests p50 {np.median(table[:, 3]):,.0f}, mean {table[:, 3].mean():,.0f}, most {table[:, 3].max():,.0f}; stages p50 {np.median(table[:, 5]):.0f}",
+        flush=True,
+    )
+    factor = np.array([f for f in said if f is not None])
+    print(
+        f"  requests in all, said after {len(factor)} of {len(said)} stages, over what it took: p5 {np.quantile(factor, 0.05):.2f}, p50 "
+        f"{np.median(factor):.2f}, p95 {np.quantile(factor, 0.95):.2f}; within a factor of 2: {np.mean(abs(np.log2(factor)) <= 1):.0%}, "
+        f"of 3: {np.mean(abs(np.log(factor)) <= math.log(3)):.0%}",
         flush=True,
     )
     return float(np.quantile(error, 0.95))

@@ -6,6 +6,7 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -13,6 +14,7 @@ import pytest
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))  # benchmarks/ is not installed
 
+from benchmarks.bench import carried_share  # noqa: E402
 from benchmarks.clients import Load, ampacity, read_run  # noqa: E402
 from benchmarks.matching import Seen, compare, load_seen_by_server  # noqa: E402
 from benchmarks.mock import Served, mock_server, read_truth, unavailable  # noqa: E402
@@ -67,6 +69,15 @@ def test_truth_file_with_an_unfinished_and_a_repeated_request(tmp_path: Path) ->
     assert [s.token_ns.tolist() for s in truth["a"]] == [[1005, 1007], [2009]]
     assert truth["b"][0].token_ns.tolist() == []
     assert truth["b"][0].planned_tokens == 4
+
+
+def test_two_workers_carry_what_their_cpu_leaves_of_the_core() -> None:
+    def result(client: str, cpu_ms: float, scenario: str = "190") -> dict[str, Any]:
+        return {"scenario": scenario, "client": client, "cpu_ms_per_1000_load": cpu_ms}
+
+    results = [result("ampacity", 15), result("2 workers", 18), result("raw", 1), result("ampacity", 17)]
+    results += [result("2 workers", 22), result("2 workers", 99, "pacing")]
+    assert carried_share(results, "190") == pytest.approx((15 + 17) / (18 + 22))
 
 
 @needs_mock
