@@ -147,5 +147,5 @@ def test_the_studies_in_virtual_time_drive_what_the_product_drives(
     found, requests, _, stages = search_server(QUEUE, slo, 0.1, seed=1)
     assert found is not None
     assert requests > 1_000
-    assert stages > 2
+    assert len(stages) > 2
     assert found.usable_rps == pytest.approx(usable_rps, rel=0.2)
