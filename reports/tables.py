@@ -274,7 +274,7 @@ def accepted_table(summary: Mapping[str, Any]) -> Table | None:
         figure("goodput", "accepted/s", "accepted.rps", significant),
         figure("output", "tokens/s", "accepted.output_tokens_per_s", significant, 2),
         (Column("unlabelled", "not accepted", 1), lambda _, stage: _unlabelled(stage["accepted"]["unlabelled"])),
-        figure("a result", f"USD, {gpu_price(fleet['tensor_parallel'], usd)}" if usd else "USD", "accepted.cost_per_result_usd", significant, 1, free),
+        figure("a result", f"USD at that load, {gpu_price(fleet['tensor_parallel'], usd)}" if usd else "USD", "accepted.cost_per_result_usd", significant, 1, free),
     ])  # fmt: skip
     return table if stages else None
 

@@ -162,7 +162,7 @@ def test_accepted_answers_are_counted_and_shown(tmp_path: Path) -> None:
     assert table.columns[-1].unit == "USD"
     priced = accepted_table(summary | {"fleet": {"tensor_parallel": 2, "gpu_hour_usd": 2.5}})
     assert priced is not None
-    assert priced.columns[-1].unit == "USD, 2 GPUs × $2.5/h"
+    assert priced.columns[-1].unit == "USD at that load, 2 GPUs × $2.5/h"
     assert accepted_table(summarise(load_run(run))) is None
 
 

@@ -144,7 +144,7 @@ def _lines(fleet: dict[str, Any], capacity: Mapping[str, Any]) -> list[str]:
     )
     if fleet["cost_per_hour"] is not None:
         lines.append(
-            f"  {gpu_price(fleet['gpus'], fleet['gpu_hour_usd'])} = ${fleet['cost_per_hour']:,.2f} an hour; at that utilisation, each of these bears the whole cost:"
+            f"  {gpu_price(fleet['gpus'], fleet['gpu_hour_usd'])} = ${fleet['cost_per_hour']:,.2f} an hour; of the whole fleet at that utilisation, each of these bears all of it:"
         )
         names = {
             "cost_per_million_output_tokens": "a million output tokens", "cost_per_million_input_tokens": "a million input tokens",
