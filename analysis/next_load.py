@@ -15,12 +15,14 @@ from analysis.search import (
     FILLING,
     NEAR,
     NOT_ALL_SEEN,
+    TOO_EARLY,
     WAITS,
     Estimate,
     blind,
     estimate,
     is_over,
     judged_open,
+    requests_in_all,
     unseen,
     verdict_of,
 )
@@ -34,6 +36,7 @@ LATE_KNOWN = 300  # requests of which the p99 of how late they left is not about
 CLEAR = 0.001  # chance of being wrong at which a stage is ended early: it is looked at several times
 APART = 0.7  # in log-odds of a miss: how far from the limit the loads are
 SPLIT = 1.2  # loads on both sides of the limit that are further apart have the next one between them
+TOLD = 2.0  # intervals up to so many times the precision asked for tell how many requests it takes (docs/search.md)
 WIDE = 2.0  # upper over lower end of an interval that says nothing yet of where the limit is not
 LASTS = 3.0  # a stage lasts so many times as long as an overload of its size takes to show
 BEYOND_NOISE = 2.0  # standard deviations
@@ -111,7 +114,7 @@ def next_step(stages: Sequence[Mapping[str, Any]], goal: Goal) -> Step | Finishe
         return Finished(text, reached=True, more_requests=0)
     lacking = _lacking(judged, found, goal)
     if len(stages) >= STAGES_MAX:
-        return Finished(f"{STAGES_MAX} stages are enough", more_requests=max(lacking, 1))
+        return _unfinished(f"{STAGES_MAX} stages are enough", judged, found, goal, 1)
     return _narrow(judged, found, lacking, goal)
 
 
@@ -122,22 +125,27 @@ def cut_short(stages: Sequence[Mapping[str, Any]], goal: Goal, why: str) -> Fini
         return end
     judged = judged_open(stages)
     found = estimate(judged, goal.slos)
-    return Finished(why, more_requests=max(_lacking(judged, found, goal), end.requests) if found else None)
+    return _unfinished(why, judged, found, goal, end.requests) if found else Finished(why)
+
+
+def _unfinished(
+    why: str, judged: Sequence[Mapping[str, Any]], found: Estimate, goal: Goal, least: int
+) -> Finished:
+    """With the requests that it still takes, ``least`` at least, where the interval is so narrow that it tells them."""
+    if not reached(judged, found, goal, TOLD) or found.usable_rps_ci[1] > WIDE * found.usable_rps_ci[0]:
+        return Finished(why + TOO_EARLY)
+    return Finished(why, more_requests=max(_lacking(judged, found, goal), least))
 
 
 def so_far(stages: Sequence[Mapping[str, Any]], goal: Goal) -> str | None:
-    """What is known of the usable rate and about how much is lacking, in a line; None before both sides have been tried."""
-    judged = judged_open(stages)
-    found = estimate(judged, goal.slos)
+    """What is known of the usable rate and of what it takes, in a line; None before both sides have been tried."""
+    found = estimate(judged_open(stages), goal.slos)
     if found is None:
         return None
     low, high = found.usable_rps_ci
-    lacking = _lacking(judged, found, goal)
-    takes = (
-        f"; about {float(f'{lacking:.2g}'):,.0f} more requests to {100 * goal.precision:.2g} %"
-        if lacking > 0
-        else ""
-    )
+    more = cut_short(stages, goal, "").more_requests
+    sent = sum(int(s["requests"] + s["window"]["warmup_requests"]) for s in stages)
+    takes = f"; {requests_in_all(sent, more)} to {100 * goal.precision:.2g} %" if more else ""
     return f"usable rate so far {found.usable_rps:.3g} req/s, 95 % interval {low:.3g} to {high:.3g}{takes}"
 
 
@@ -264,10 +272,10 @@ def _centre(judged: Sequence[Mapping[str, Any]], found: Estimate) -> float:
     return math.sqrt(held * broke) if broke > SPLIT * held else min(max(found.usable_rps, held), broke)
 
 
-def reached(judged: Sequence[Mapping[str, Any]], found: Estimate, goal: Goal) -> bool:
-    """Whether the interval is narrow enough, and rests on at least two stages near the limit."""
+def reached(judged: Sequence[Mapping[str, Any]], found: Estimate, goal: Goal, times: float = 1.0) -> bool:
+    """Whether the interval is narrow enough (``times`` the precision), and rests on at least two stages near the limit."""
     near = [s for s in judged if abs(math.log(s["offered_rps"] / found.usable_rps)) <= NEAR]
-    return len(near) >= 2 and found.relative_error <= goal.precision
+    return len(near) >= 2 and found.relative_error <= times * goal.precision
 
 
 def _narrow(judged: Sequence[Mapping[str, Any]], found: Estimate, lacking: int, goal: Goal) -> Step:

@@ -27,6 +27,7 @@ POOLED = (
     "unknown, flat priors, 95 % of the posterior), each stage counts by its effective sample size"
 )
 NOT_ALL_SEEN = "no stage can show whether all SLOs are met ({})"
+TOO_EARLY = "; it is too early to say how many requests it takes"
 WAITS = ("ttft", "first_answer", "e2e")  # metrics whose limit is a time that a request may spend waiting
 NEAR = 0.2  # in ln(load): the distance over which the model is trusted to be a straight line
 MEMORY = 3.0  # requests in a cluster, per rho / (1 - rho)^2; 2.7 to 3.7 in an M/M/1 queue at rho 0.5 to 0.85
@@ -331,11 +332,17 @@ def summarise_search(
     }  # fmt: skip
 
 
+def requests_in_all(sent: int, more: int) -> str:
+    """All that a search takes: of a whole one more is known than of what is left of it."""
+    return f"about {float(f'{sent + more:.2g}'):,.0f} requests in all"
+
+
 def shortfall(search: Mapping[str, Any], said: str) -> str | None:
-    """A sentence where the search did not reach its precision: why, unless ``said`` has it, and what it lacks."""
+    """A sentence where the search did not reach its precision: why, unless ``said`` has it, and what it takes."""
     if search["reached"]:
         return None
-    more = search["more_requests"]
-    why = "" if search["reason"] in said else f": {search['reason']}"
-    takes = f"; about {float(f'{more:.2g}'):,.0f} more requests would reach it" if more else ""
+    reason = search["reason"].removesuffix(TOO_EARLY)
+    why, takes = "" if reason in said else f": {reason}", search["reason"].removeprefix(reason)
+    if more := search["more_requests"]:
+        takes = f"; {requests_in_all(search['requests'], more)} would reach it"
     return f"The precision asked for, {100 * search['precision']:.2g} %, was not reached{why}{takes}."

@@ -25,7 +25,7 @@ from ampacity.experiments.on_the_way import judge_so_far
 from ampacity.experiments.search import Search, SearchPlan
 from ampacity.values import ConfigError
 from analysis.capacity import find_capacity
-from analysis.next_load import Finished, Goal, Step, next_step, told_enough
+from analysis.next_load import Finished, Goal, Step, cut_short, next_step, so_far, told_enough
 from analysis.search import Posterior, _binding, estimate, is_over, shortfall
 from analysis.slo import parse_slos
 from loadgen.endpoint import parse_endpoint
@@ -351,14 +351,24 @@ def test_a_search_that_was_cut_short_says_so_in_its_verdict(
     found: dict[str, Any] = json.loads((run / "summary.json").read_text())
     assert found["search"]["reached"] is False
     assert "the limit of" in found["search"]["reason"]
-    assert "The precision asked for, 2 %, was not reached; about" in found["verdict"]
-    assert "was not reached; about" in (run / "report.html").read_text()
+    early = (
+        "The precision asked for, 2 %, was not reached; it is too early to say how many requests it takes."
+    )
+    assert found["verdict"].endswith(early)
+    assert found["search"]["more_requests"] is None
+    assert "was not reached; it is too early" in (run / "report.html").read_text()
 
 
 def test_what_is_lacking_is_said_with_its_reason() -> None:
-    lacking = {"reached": False, "precision": 0.05, "reason": "60 stages are enough", "more_requests": 12345}
+    lacking = {
+        "reached": False,
+        "precision": 0.05,
+        "reason": "60 stages are enough",
+        "more_requests": 12345,
+        "requests": 20000,
+    }
     assert shortfall(lacking, "One instance carries 9.8.") == (
-        "The precision asked for, 5 %, was not reached: 60 stages are enough; about 12,000 more requests would reach it."
+        "The precision asked for, 5 %, was not reached: 60 stages are enough; about 32,000 requests in all would reach it."
     )
     slow = lacking | {
         "reason": "the client could not keep up with 80 requests/s",
@@ -368,6 +378,30 @@ def test_what_is_lacking_is_said_with_its_reason() -> None:
         "The precision asked for, 5 %, was not reached: the client could not keep up with 80 requests/s."
     )
     assert shortfall(lacking | {"reached": True}, "") is None
+
+
+def test_what_a_search_takes_is_said_once_the_interval_is_twice_the_precision() -> None:
+    """At 1.5 times the precision 1.5² times the requests near the limit are needed; at 2.5 times it is too early to say."""
+    stages = [
+        stage(x, true_share(x), n=n, effective=n // 5)
+        for x, n in ((5, 300), (9, 4000), (10.5, 6000), (20, 300))
+    ]
+    found = estimate(stages, SLOS)
+    assert found is not None
+    end = cut_short(stages, Goal(tuple(SLOS), found.relative_error / 1.5), "no time left")
+    assert end.why == "no time left"
+    assert end.more_requests == pytest.approx(1.25 * 10_000, abs=1)
+    precision = found.relative_error / 2.5
+    early = cut_short(stages, Goal(tuple(SLOS), precision), "no time left")
+    assert early.more_requests is None
+    assert shortfall(
+        {"reached": False, "precision": 0.01, "reason": early.why, "more_requests": None}, ""
+    ) == (
+        "The precision asked for, 1 %, was not reached: no time left; it is too early to say how many requests it takes."
+    )
+    assert "requests in all" not in str(so_far(stages, Goal(tuple(SLOS), precision)))
+    known = str(so_far(stages, Goal(tuple(SLOS), found.relative_error / 1.5)))
+    assert "; about 23,000 requests in all to" in known  # 10,600 sent and 12,500 more
 
 
 def test_a_short_stage_taken_for_unstable_does_not_hold_the_search_below_it() -> None:
@@ -576,21 +610,23 @@ def test_time_for_not_one_stage_is_refused_before_anything_is_sent() -> None:
 
 
 def test_the_time_that_was_allowed_ends_it_with_what_is_lacking() -> None:
-    rig = ScriptedRig()
-    asyncio.run(Search(SearchPlan(0.01, max_duration_s=600.0)).run(rig))  # type: ignore[arg-type]
+    rig, whole = ScriptedRig(), ScriptedRig()
+    asyncio.run(Search(SearchPlan(0.05, max_duration_s=1500.0)).run(rig))  # type: ignore[arg-type]
+    asyncio.run(Search(SearchPlan(0.05)).run(whole))  # type: ignore[arg-type]
     noted = rig.noted["search"]
     assert noted["reached"] is False
-    assert "--max-duration" in noted["ended"]
+    assert noted["ended"] == "--max-duration 1500 s is used up"
     assert rig.told[0] == (  # p95 with three misses: 60 requests, 6 s at one request of 0.1 s in flight
-        "--max-duration 600 s is enough for 100 stages of 60 requests, as the SLO takes them, at 10 req/s, where the search begins"
+        "--max-duration 1500 s is enough for 250 stages of 60 requests, as the SLO takes them, at 10 req/s, where the search begins"
     )
     assert rig.told[1].startswith("next ")  # nothing is known yet
     line = re.fullmatch(
-        r"usable rate so far ([\d.]+) req/s, 95 % interval [\d.]+ to [\d.]+; about ([\d,]+) more requests to 1 %; "
+        r"usable rate so far ([\d.]+) req/s, 95 % interval [\d.]+ to [\d.]+; about ([\d,]+) requests in all to 5 %; "
         r"next [\d.]+ req/s, at most [\d,.]+ s, about [\d,]+ requests: the usable rate is known to .*", rig.told[-1],
     )  # fmt: skip
     assert line is not None
     assert float(line[1]) == pytest.approx(10.0, rel=0.1)  # the law's own limit
-    assert int(line[2].replace(",", "")) > noted["more_requests"] / 2  # one stage earlier
-    assert noted["more_requests"] > 0
-    assert sum(s["window"]["end_s"] for s in rig.stages) <= 601
+    took = sum(s["requests"] for s in whole.stages)
+    assert took / 2 < int(line[2].replace(",", "")) < 2 * took
+    assert took / 2 < sum(s["requests"] for s in rig.stages) + noted["more_requests"] < 2 * took
+    assert sum(s["window"]["end_s"] for s in rig.stages) <= 1501
