@@ -23,6 +23,7 @@ IDLE_CPU_FRACTION = 0.5  # of a core: below it the client was not held up by its
 def find_caveats(summary: Mapping[str, Any], output_deviation: float | None) -> list[dict[str, str]]:
     """Warnings for a summary whose figures are all in place; ``output_deviation``: ``lengths.output_deviation``."""
     stages: Sequence[dict[str, Any]] = summary["stages"]
+    counted = [s for s in stages if s["stable"] is not False and not s["client_limited"]]
     realised = summary["workload"]["realised"]
     found = {
         "partial": f"The run is partial: {summary['partial']}." if summary["partial"] else None,
@@ -32,10 +33,10 @@ def find_caveats(summary: Mapping[str, Any], output_deviation: float | None) -> 
         "errors": _errors(summary),
         "unstable_lowest": _unstable_lowest(summary),
         "never_settled": _never_settled(summary),
-        "long_warmup": _long_warmup(stages),  # much of a stage was cut, and not all of it was good
+        "long_warmup": _long_warmup(counted),  # much of a stage was cut, and not all of it was good
         "resent": _resent(stages),
-        "drift": _drift(stages),  # the tail moved on while averages stood still
-        "two_modes": _two_modes(stages),
+        "drift": _drift(counted),  # the tail moved on while averages stood still
+        "two_modes": _two_modes(counted),
         "too_few_requests": _too_few(summary),  # an SLO could not be decided
         "too_short": _too_short(summary),  # a stage shorter than its requests
         "non_monotone": _non_monotone(summary["capacity"]),
@@ -197,7 +198,7 @@ def _resent(stages: Sequence[Mapping[str, Any]]) -> str | None:
 
 
 def _drift(stages: Sequence[dict[str, Any]]) -> str | None:
-    moved = [s for s in stages if s["drift"]["drifting"] and s["stable"] is not False]
+    moved = [s for s in stages if s["drift"]["drifting"]]
     if not moved:
         return None
     d = max(moved, key=lambda s: abs(math.log(s["drift"]["change"])))["drift"]
@@ -208,7 +209,7 @@ def _drift(stages: Sequence[dict[str, Any]]) -> str | None:
 
 
 def _two_modes(stages: Sequence[dict[str, Any]]) -> str | None:
-    found = [s for s in stages if s["modes"]["two"] and s["stable"] is not False]
+    found = [s for s in stages if s["modes"]["two"]]
     if not found:
         return None
     m = found[-1]["modes"]

@@ -96,25 +96,20 @@ def gap(c_max: float, limit_s: float, usable_rps: float, metric: str) -> dict[st
     value = ceiling / usable_rps
     result = {"ceiling_rps": ceiling, "gap": value, "representative": None, "reason": None}
     if value < 1 - 1e-9:
-        reason = (
-            f"the ceiling of {ceiling:.3g} requests/s is below the measured rate of {usable_rps:.3g}: requests are in "
-            "flight for less time than the limit allows, so C_max / limit is no ceiling and says nothing"
-        )
-        return result | {"reason": reason}
+        return result | {
+            "reason": "says nothing: requests last less than the limit, so that C_max / limit is no ceiling"
+        }
     if value <= REPRESENTATIVE_GAP + 1e-9:
         return result | {"representative": True}
     if metric == "e2e":
         reason = (
-            f"gap {value:.3g} is above 2, not representative: requests are in flight for {value:.3g} times the limit on "
-            "average, so C_max / limit is not what this endpoint delivers; likely causes are a queue in front of the batch, "
-            "batching that slows each request, or answers longer than those the limit was made for"
+            f"not representative: requests last {value:.3g} times the limit on average (a queue before the batch, a slow batch, "
+            "or longer answers than the limit is made for)"
         )
         return result | {"representative": False, "reason": reason}
-    reason = (
-        f"the gap equals mean time in flight / limit = {value:.3g}: answers last much longer than the limit on "
-        f"{metric}, so it says nothing about the measurement"
-    )
-    return result | {"reason": reason}
+    return result | {
+        "reason": f"says nothing: answers last much longer than the limit, which is on {metric.upper()} alone"
+    }
 
 
 def summarise_gap(

@@ -72,7 +72,8 @@ def summarise(run: Run, labels: Mapping[int, bool] | None = None) -> dict[str, A
     summary["sessions"] = summarise_sessions(records, metas, stages, slos)
     if summary["sessions"] is None:
         summary["sessions_reason"] = NO_SESSIONS
-    summary["littles_law"] = _gap(summary["capacity"], stages, slos) | {"server": _worst_server(stages)}
+    steady = [s for s in stages if s["stable"] and not s["client_limited"]]
+    summary["littles_law"] = _gap(summary["capacity"], steady, slos) | {"server": _worst_server(steady)}
     tokens = mean_tokens(records.requests, stages)
     inputs, usable_rps = dict(meta.get("fleet_inputs") or {}), summary["capacity"]["usable_rps"]
     summary["fleet"] = summarise_fleet(inputs, usable_rps, tokens["output_tokens_mean"]) | tokens
@@ -192,15 +193,13 @@ def _partial(run: Run) -> str | None:
 
 
 def _worst_server(stages: list[dict[str, Any]]) -> dict[str, Any] | None:
-    """The steady stage in which the server's own count is furthest from ours; None where it shows none."""
-    held = [law for s in stages if s["stable"] and (law := s["littles_law"]["server"]) and law["ratio"]]
+    """Of steady stages that in which the server's own count is furthest from ours; None where it shows none."""
+    held = [law for s in stages if (law := s["littles_law"]["server"]) and law["ratio"]]
     return max(held, key=lambda law: abs(math.log(max(law["ratio"], 1e-3))), default=None)
 
 
 def _gap(capacity: dict[str, Any], stages: list[dict[str, Any]], slos: list[Slo]) -> dict[str, Any]:
-    shares = [
-        s["littles_law"]["consistency"] for s in stages if s["stable"] and s["littles_law"]["consistency"]
-    ]
+    shares = [s["littles_law"]["consistency"] for s in stages if s["littles_law"]["consistency"]]
     binding = next((s for s in slos if s.text == capacity["binding_slo"]), None)
     if binding is None or binding.metric in GAP_METRICS or binding.metric == "tpot":
         whole = sorted((s for s in slos if s.metric in WAITS), key=lambda s: (s.metric != "e2e", s.limit_s))

@@ -137,18 +137,15 @@ def _gap(law: Mapping[str, Any]) -> Finding:
     label = "Little's Law gap"
     if law.get("gap") is None:
         return Finding(label, DASH, None, reason_of(law, "gap"))
-    verdict, state = {
-        True: ("the load is representative", "good"),
-        False: ("not representative: above 2", "bad"),
-        None: ("representative: cannot be said", "unsure"),
-    }[law.get("representative")]
+    state = {True: "good", False: "bad", None: "unsure"}[law.get("representative")]
+    verdict = law.get("reason") or "representative: 2 or less"
     metric = str(law["limit_metric"]).upper()
     ceiling = f"ceiling {rate(law['ceiling_rps'])} = C_max ÷ {metric} limit {exact(law['limit_s'])} s"
     consistency = None
     if law.get("consistency") is not None:
         consistency = f"L ÷ λW is {significant(law['consistency'])}"
     counted_there = (law.get("server") or {}).get("reason")  # only where it is another figure than ours
-    note = _sentence(verdict, law.get("reason"), ceiling, consistency, counted_there)
+    note = _sentence(verdict, ceiling, consistency, counted_there)
     return Finding(label, significant(law["gap"]), None, note, state)
 
 

@@ -9,9 +9,11 @@ import numpy as np
 import pytest
 from synthetic import Stage, at_ns, make_run, request
 
+from analysis.caveats import find_caveats
 from analysis.littles_law import consistency, gap
 from analysis.slo import parse_slos
 from analysis.stages import analyse_stage
+from analysis.summary import summarise
 
 SLOS = parse_slos(["ttft_p99=2s"])
 
@@ -39,6 +41,25 @@ def test_what_was_in_a_long_warm_up_is_counted(tmp_path: Path) -> None:
     for cut, missed in ((40, 10 + 2), (19, None)):
         stage = analyse(tmp_path / str(cut), Stage(list(records), 10.0), cut, slos)
         assert stage["window"]["warmup_missed"] == missed
+
+
+@pytest.mark.parametrize(
+    ("stable", "limited", "said"), [(True, False, True), (None, False, True), (False, False, False), (True, True, False)]
+)  # fmt: skip
+def test_a_warning_of_a_steady_load_names_no_stage_that_has_none(
+    tmp_path: Path, stable: bool | None, limited: bool, said: bool
+) -> None:
+    """12 of 40 requests of its warm-up were no good, its tail moved, it has two modes: where it counts, that is said."""
+    summary = summarise(make_run(tmp_path / "run", [Stage(steady(), 10.0)]))
+    (stage,) = summary["stages"]
+    stage |= {"stable": stable, "client_limited": limited, "client_limited_reason": "late", "slo_met": None}
+    stage["window"] |= {"warmup_requests": 40, "warmup_missed": 12}
+    stage["drift"] |= {"drifting": True, "change": 2.0, "p99_first_s": 0.1, "p99_last_s": 0.2}
+    stage["modes"] |= {"two": True, "fast_p50_s": 1.0, "slow_p50_s": 2.0, "slow_share": 0.5, "switches": 6}
+    codes = {w["code"] for w in find_caveats(summary, None)}
+    assert codes & {"long_warmup", "drift", "two_modes"} == (
+        {"long_warmup", "drift", "two_modes"} if said else set()
+    )
 
 
 def test_rates_concurrency_and_latency_by_hand(tmp_path: Path) -> None:
@@ -195,7 +216,10 @@ def test_gap_of_the_worked_example() -> None:
 def test_gap_says_nothing_for_a_ttft_limit_and_long_answers() -> None:
     found = gap(c_max=120, limit_s=2.0, usable_rps=6, metric="ttft")  # 20 s in flight
     assert (found["gap"], found["representative"]) == (10.0, None)
-    assert "answers last much longer than the limit" in str(found["reason"])
+    assert (
+        str(found["reason"])
+        == "says nothing: answers last much longer than the limit, which is on TTFT alone"
+    )
     assert "ceiling_rps" not in gap(48, 0.05, 12, "itl")
 
 
@@ -203,4 +227,4 @@ def test_gap_says_nothing_for_a_ttft_limit_and_long_answers() -> None:
 def test_a_ceiling_below_the_measured_rate_says_nothing(metric: str) -> None:
     found = gap(c_max=6, limit_s=2.0, usable_rps=12, metric=metric)  # half a second in flight
     assert (found["ceiling_rps"], found["gap"], found["representative"]) == (3.0, 0.25, None)
-    assert "the ceiling of 3 requests/s is below the measured rate of 12" in str(found["reason"])
+    assert "requests last less than the limit, so that C_max / limit is no ceiling" in str(found["reason"])
