@@ -49,12 +49,16 @@ def change(check: Mapping[str, Any]) -> str:
 
 
 def chart(result: Mapping[str, Any]) -> list[str]:
-    """One line per latency: its change and 95 % interval around 0, with the tolerance marked ``!``."""
+    """One line per latency: its change and 95 % interval around 0, with the tolerance marked ``!``.
+
+    What is beyond three times the largest change or the least tolerance is cut off, so that the changes stay legible.
+    """
     checks = [c for c in result["checks"] if c["change_ci"] and c["change"] is not None]
     if not checks:
         return []
     ends = [abs(x) for c in checks for x in (*c["change_ci"], c["tolerance"]) if x is not None]
-    reach = min(max(*ends, 0.05), 1.0)
+    near = 3 * max(*(abs(c["change"]) for c in checks), min(c["tolerance"] for c in checks))
+    reach = min(max(*ends, 0.05), max(near, 0.05), 1.0)
     width = max(len(title(c)) for c in checks)
 
     def column(value: float | None) -> int:
@@ -66,14 +70,15 @@ def chart(result: Mapping[str, Any]) -> list[str]:
         row = [" "] * _WIDTH
         low, high = column(c["change_ci"][0]), column(c["change_ci"][1])
         row[low : high + 1] = "-" * (high - low + 1)
-        row[column(0.0)], row[column(c["tolerance"])], row[column(c["change"])] = "|", "!", "o"
+        row[column(0.0)], row[column(c["tolerance"])] = "|", "!" if c["tolerance"] <= reach else ">"
+        row[column(c["change"])] = "o"
         lines.append(f"{title(c):<{width}} {''.join(row)} {signed_per_cent(c['change']):>6} %")
     axis = (
         f"{-reach * 100:.0f} %".ljust(_WIDTH // 2)
         + "0".ljust(_WIDTH - _WIDTH // 2 - 6)
         + f"{reach * 100:+.0f} %".rjust(6)
     )
-    return [*lines, f"{'':<{width}} {axis}   o change, - 95 % interval, ! tolerance"]
+    return [*lines, f"{'':<{width}} {axis}   o change, - 95 % interval, ! tolerance, > further out"]
 
 
 def about_changes(result: Mapping[str, Any]) -> list[str]:

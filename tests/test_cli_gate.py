@@ -17,7 +17,7 @@ import yaml
 from synthetic import Stage, make_run, request
 
 from reports.figures import OF_NEIGHBOURS, OTHER_SIGN
-from reports.gate import gate_markdown, junit_xml, lines, workflow_commands
+from reports.gate import chart, gate_markdown, junit_xml, lines, workflow_commands
 
 ROOT = Path(__file__).parent.parent
 RATE = 20.0
@@ -209,6 +209,20 @@ def test_a_change_of_another_sign_than_its_two_figures_is_explained() -> None:
         assert f"ttft_p90 at 4/s: {OTHER_SIGN}" in text
     assert [OTHER_SIGN in str(case[0].get("message")) for case in ElementTree.fromstring(junit_xml(result))[0]][:3] == [True, False, False]  # fmt: skip
     assert OF_NEIGHBOURS not in "\n".join(lines(RESULT | {"checks": []}))
+
+
+def test_a_far_tolerance_does_not_squeeze_the_chart() -> None:
+    """Three times the largest change, 10 %, is the edge: 40 characters for 60 points, so 3 % are 2 of them, and 75 % are outside."""
+    checks = [
+        CHECK | {"name": name, "change": change, "change_ci": ci, "tolerance": tolerance}
+        for name, change, ci, tolerance in (("ttft_p50", 0.03, [0.0, 0.06], 0.09), ("ttft_p99", 0.1, [-0.5, 0.5], 0.75))
+    ]  # fmt: skip
+    p50, p99, axis = chart(RESULT | {"checks": checks})
+    assert p50 == "ttft_p50 at 4/s" + " " * 21 + "|-o-- !" + " " * 14 + "   +3.0 %"
+    assert p99 == "ttft_p99 at 4/s " + "-" * 20 + "|------o------------>  +10.0 %"
+    assert axis.split()[:5] == ["-30", "%", "0", "+30", "%"]
+    assert axis.endswith("! tolerance, > further out")
+    assert chart(RESULT | {"checks": checks[:1]})[1].split()[:2] == ["-9", "%"]  # all of it fits
 
 
 # --- docs/ci.md ------------------------------------------------------------------------------------------------
