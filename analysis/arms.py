@@ -13,6 +13,7 @@ import numpy as np
 from analysis.attainment import observe_slos, requests_meeting
 from analysis.blocks import INFINITE, Blocks, LevelRecords, blocks_of, in_blocks, level_records
 from analysis.comparable import Judged, level_name
+from analysis.intervals import smallest_n
 from analysis.shift import (  # fmt: skip
     NOTHING_COUNTS,
     TOO_FEW_PAIRS,
@@ -243,7 +244,7 @@ def pairings(arms: list[Arm]) -> dict[tuple[int, int], Pairing]:
         fit = [{level_name(s): s for s in a.stages if s["stable"] is not False and s["requests"] >= REQUESTS_MIN} for a in arms]  # fmt: skip
         shared = set(fit[0]).intersection(*fit[1:])
         stages = [[f[name] for name in sorted(shared, key=lambda n: _load(fit[0][n]))[-1:]] for f in fit]
-        none = f"{NO_LEVEL}: {_same_load([list(f.values()) for f in fit])}"
+        none = f"{NO_LEVEL}: {_same_load(arms, [list(f.values()) for f in fit])}"
     return {(i, j): Pairing(arms[i], arms[j], list(zip(stages[i], stages[j], strict=True)), rounds=rounds, none=none) for i in both for j in both if i < j}  # fmt: skip
 
 
@@ -251,11 +252,17 @@ def _load(stage: Stage) -> float:
     return float(stage["concurrency_set"] if stage["kind"] == "closed" else stage["offered_rps"])
 
 
-def _same_load(carried: list[list[Stage]]) -> str:
+def _same_load(arms: list[Arm], fit: list[list[Stage]]) -> str:
     """What to run so that there is one load: of the highest that each carried (inside its SLOs, where it could) the lowest."""
-    for kind, option in (("open", "--rates"), ("closed", "--concurrency")):
-        of_kind = [[s for s in stages if s["kind"] == kind] for stages in carried]
-        if all(of_kind):
-            tops = [max(stages, key=lambda s: (bool(s["slo_met"]), _load(s))) for stages in of_kind]
-            return f"run each again with {option} {min(map(_load, tops)):.6g}, the most that all have carried"
+    rates, users = [], []
+    for arm, stages in zip(arms, fit, strict=True):
+        capacity = arm.judged.summary["capacity"]
+        inside_rps = (capacity["usable_rps_ci"] or [None])[0] if capacity["c_max_basis"] == "open" else None
+        rates.append(float(inside_rps or max((_load(s) for s in stages if s["kind"] == "open"), default=0.0)))
+        users.append(max((_load(s) for s in stages if s["kind"] == "closed"), default=0.0))
+    if all(rates):
+        needed_s = max(30, math.ceil(1.2 * smallest_n(0.99) / min(rates)))  # warm-up and chance included
+        return f"run each again with --rates {min(rates):.3g} --duration {needed_s}s (or longer), the most that all have carried"
+    if all(users):
+        return f"run each again with --concurrency {min(users):g}, which all have carried"
     return "give all the same --rates or --concurrency, a load that they carry, for long enough"

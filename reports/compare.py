@@ -98,7 +98,7 @@ def _scorecard(result: Mapping[str, Any], narrow: bool) -> Table:
         least = row.get("at_least") or [False] * len(names)
         for value, reason, at_least in zip(row["values"], row["reasons"], least, strict=True):
             endless = INFINITE if str(reason).startswith("infinite") else DASH
-            figure = endless if value is None else f"{value:.2%}" if errors else significant(value)
+            figure = endless if value is None else f"{value:.2%}" if errors else _number(value)
             text = f"at {'least' if row['higher_is_better'] is not False else 'most'} {figure}" if at_least else figure  # fmt: skip
             cells.append(Cell(text, table.footnote(reason) if reason and not at_least else None))
         for value, held in zip(row["values"][1:], row["changes"][1:], strict=True):
@@ -109,12 +109,16 @@ def _scorecard(result: Mapping[str, Any], narrow: bool) -> Table:
             [*cells, replace(better, note=table.footnote(row["reason"])) if row["reason"] else better]
         )
         if any(end is not None for ends in row["brackets"] or [] for end in ends):
-            ends = [Cell(" to ".join("?" if end is None else significant(end) for end in both) if any(both) else DASH) for both in row["brackets"]]  # fmt: skip
+            ends = [Cell(" to ".join("?" if end is None else _number(end) for end in both) if any(both) else DASH) for both in row["brackets"]]  # fmt: skip
             note = table.footnote(
                 f"between tested loads; of a search (ampacity search) its 95 % interval; {WHOLE}"
             )
             table.rows.append([Cell("  its interval", note), *ends, *[Cell("")] * (len(names) - 1), Cell("")])
     return table
+
+
+def _number(value: float) -> str:
+    return f"{value:,}" if isinstance(value, int) else significant(value)
 
 
 def _prices(result: Mapping[str, Any], row: Mapping[str, Any]) -> str:

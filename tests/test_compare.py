@@ -233,14 +233,16 @@ def test_a_cost_wins_where_the_usable_rate_of_each_is_known(tmp_path: Path) -> N
 
 
 def test_runs_without_a_common_load_are_compared_by_what_they_carry(tmp_path: Path, ampacity: Any, capsys: Any) -> None:  # fmt: skip
-    """A carries 10 and breaks at 20, B carries 12 and 24 and breaks at 48: the load to give to both is 10.
+    """A carries 10 and breaks at 20, B carries 12 and 24 and breaks at 48: the load to give to both is 10, for 1.2 x 299 requests 36 s.
 
     Good requests: A's 10/s may be 20/s at most, less than B's 24/s; what carries 12/s and breaks at 24 is not shown to be better.
     """
     a, b = sweep(tmp_path / "a", 15), sweep(tmp_path / "b", 30, first=12.0)
     result = compare([a, b])
     assert result["level"] is None
-    assert result["notes"][-1].endswith("run each again with --rates 10, the most that all have carried.")
+    assert result["notes"][-1].endswith(
+        "with --rates 10 --duration 36s (or longer), the most that all have carried."
+    )
     assert result["notes"][-1].startswith("Latencies and failures are not compared: ")
     found = rows(result)
     assert found["usable_rps"]["winner"] == "B"
@@ -250,7 +252,7 @@ def test_runs_without_a_common_load_are_compared_by_what_they_carry(tmp_path: Pa
     assert "between two tested loads" in near["reason"]
     assert ampacity("compare", tmp_path / "a", tmp_path / "b") == 0
     said = capsys.readouterr().out
-    assert "--rates 10," in said
+    assert "--rates 10 " in said
     assert "quantile" not in said.split("A run wins")[0].split("Scorecard")[1]  # no table that holds nothing
 
 
@@ -259,7 +261,7 @@ def test_in_closed_loops_the_concurrency_to_give_to_both_is_said(tmp_path: Path)
     for name, users in (("a", 4), ("b", 8)):
         records = [request(i, i / RATE, ttft_s=users / RATE - 0.04, gaps_s=[0.01] * 4) for i in range(1000)]
         made.append(arm(tmp_path / name, Stage(records, 50.0, concurrency=users)))
-    assert "with --concurrency 4, the most" in compare(made)["notes"][-1]
+    assert "with --concurrency 4, which all" in compare(made)["notes"][-1]
 
 
 def test_cost_and_gpus_at_the_usable_rate_have_its_bracket(tmp_path: Path, ampacity: Any, capsys: Any) -> None:  # fmt: skip
@@ -284,6 +286,7 @@ def test_cost_and_gpus_at_the_usable_rate_have_its_bracket(tmp_path: Path, ampac
         told = " ".join(text.split())
         assert "at most 2.78" in told
         assert "? to 2.78" in told
+        assert "at most 4 " in told
         for basis in ("its usable rate", "its best stage"):
             assert f"of one instance at {basis}, at A: 1 GPU × $2/h; " in told
     other = sweep(tmp_path / "d", 100, 2.0, fleet_inputs=fleet | {"peak_rps": 50.0})
