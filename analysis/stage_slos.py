@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -36,6 +36,16 @@ def slo_findings(
         "fluidity": _fluidity(cohort, slos),
     }  # fmt: skip
     return result | ({"goodput_rps_reason": unknown} if unknown else {}), meets
+
+
+def without_rate(found: Mapping[str, Any], achieved_rps: float) -> dict[str, Any]:
+    """What replaces the goodput beside an achieved rate of 0: its requests are waited for, and all ended after the window."""
+    if achieved_rps or not found["goodput_rps"]:
+        return {}
+    return {
+        "goodput_rps": None,
+        "goodput_rps_reason": "no answer ended within the stage, which is too short for a rate",
+    }
 
 
 def _goodput(cohort: Cohort, good: Bools | None, span_s: float) -> dict[str, float | None]:

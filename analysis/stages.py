@@ -18,7 +18,7 @@ from analysis.metrics import Floats, Requests, e2e_s, read_chunks, read_requests
 from analysis.observations import Observations, quantile_rank
 from analysis.percentiles import curve, percentiles
 from analysis.slo import Slo
-from analysis.stage_slos import slo_findings
+from analysis.stage_slos import slo_findings, without_rate
 from analysis.steady import (
     Stability,
     Window,
@@ -85,7 +85,7 @@ def analyse_stage(
     result |= _client(meta, scheduled)
     worth_s = span_s(result, window)
     found, meets = slo_findings(cohort, slos, worth_s, stability, result["client_limited"])
-    result |= found
+    result |= found | without_rate(found, result["achieved_rps"])
     result["accepted"] = accepted_goodput(
         table["request_id"].to_numpy()[cohort.requests.row], meets,
         cohort.requests.output_tokens, labels, worth_s, window_cost_usd(fleet_inputs or {}, worth_s),

@@ -187,6 +187,20 @@ def test_goodput_is_null_when_an_slo_cannot_be_judged(tmp_path: Path) -> None:
     assert s["slo_met"] is None
 
 
+@pytest.mark.parametrize(("lasting_s", "goodput"), [(2.0, None), (0.9, 5.0)])
+def test_no_goodput_stands_beside_an_achieved_rate_of_nothing(
+    tmp_path: Path, lasting_s: float, goodput: float | None
+) -> None:
+    """Five requests in one second, all within the SLO; after 2 s none has ended within the stage, after 0.9 s the first."""
+    s = analyse(tmp_path, Stage([request(i, i * 0.2, tail_s=lasting_s - 0.1) for i in range(5)], 1.0))
+    assert (s["achieved_rps"], s["goodput_rps"], s["slo_attainment"]) == (
+        float(goodput is not None),
+        goodput,
+        1.0,
+    )
+    assert ("goodput_rps_reason" in s) is (goodput is None)
+
+
 def test_retries_are_load_but_not_schedule(tmp_path: Path) -> None:
     records = steady(50)
     retry = request(0, 0.0, attempt=1, ttft_s=0.1, gaps_s=[0.02] * 9)
