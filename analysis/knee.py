@@ -208,7 +208,7 @@ def _region(found: list[dict[str, Any]], x: Floats, y: Floats) -> dict[str, Any]
         region = [_median([m["range"][end] for m in found]) for end in (0, 1)]
     concurrency = _median([m["concurrency"] for m in found])
     rps, region_rps = _rates(concurrency, region, x, y)
-    wide = f"the loads around the bend are too far apart ({region[0]:.3g} to {region[1]:.3g} in flight): put more loads there"
+    wide = f"the loads around the bend are too far apart ({region[0]:.3g} to {region[1]:.3g} in flight): a sweep with more loads between them would tell"
     if region[1] > MAX_SPAN * region[0] and region_rps[1] > MAX_SPAN_RPS * region_rps[0]:
         return _no_knee(wide)
     result = {

@@ -159,7 +159,8 @@ def _bracket(judged: Sequence[Mapping[str, Any]], goal: Goal) -> Step | Finished
     over = [s for s in judged if is_over(s)]
     top, bottom = float(judged[-1]["offered_rps"]), float(judged[0]["offered_rps"])
     if not over:
-        holds = "holds" if judged[-1]["slo_met"] else "seems to hold"
+        filling = ", while the stage fills up," if judged[-1]["stable"] is False else ""  # else it were over
+        holds = "holds" if judged[-1]["slo_met"] else f"seems to hold{filling}"
         return _step(
             judged, goal, top * GROWTH, goal.few, 1.0, f"the SLO {holds} at {_rate(top):g} requests/s"
         )

@@ -403,7 +403,7 @@ def test_a_knee_between_loads_that_are_far_apart_is_no_finding() -> None:
     assert (knee["concurrency"], knee["region"], knee["rps"], knee["region_rps"]) == (None, None, None, None)
     assert (
         knee["reason"]
-        == "the loads around the bend are too far apart (4 to 201 in flight): put more loads there"
+        == "the loads around the bend are too far apart (4 to 201 in flight): a sweep with more loads between them would tell"
     )
     # past capacity the rate is known well, the requests in flight are not; Kneedle's knee is at 4, between 3 and 201
     stages[4] |= {"achieved_rps": 5.0}
@@ -454,8 +454,7 @@ def test_cost_of_tokens() -> None:
 
 
 def test_queue_depth_of_a_two_second_budget() -> None:
-    depth = queue_depth(50, 2)
-    assert (depth.max_depth, depth.breaker_low, depth.breaker_high) == (100, 80, 90)
+    assert queue_depth(50, 2) == 100
 
 
 def test_goodput_of_thirty_good_requests_a_minute() -> None:

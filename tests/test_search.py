@@ -252,6 +252,9 @@ def test_is_over_goes_by_the_share_and_the_steady_state() -> None:
     assert is_over(stage(4, 1.0, stable=False))
     filling = stage(4, 1.0, n=45, stable=False)
     assert not is_over(filling)  # 45 requests, 12 of which are there at a time: it may only be filling up
+    step = next_step([filling], GOAL)
+    assert isinstance(step, Step)
+    assert step.why == "the SLO seems to hold, while the stage fills up, at 4 requests/s"
     filling["slo_verdicts"][0]["slo"] = "itl_p95=1s"
     assert is_over(filling)  # a growing queue never shows in the gaps
 
