@@ -194,6 +194,8 @@ def _over_time(burst: Mapping[str, Any], name: str, what: str, y: Axis) -> Plot 
 
 def _title(burst: Mapping[str, Any], name: str, what: str) -> str:
     recovery_s, what = burst[f"{name}_recovery_s"], what[0].upper() + what[1:]
+    if name not in burst["band"]:
+        return f"{what}: the base load's level is not known"
     if recovery_s is None:
         return f"{what} was not seen back at the base load's level"
     if recovery_s == 0:

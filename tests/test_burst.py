@@ -19,7 +19,7 @@ from analysis.littles_law import against_server, gap
 from analysis.slo import parse_slo
 from analysis.summary import summarise
 from loadgen.rundir import Run
-from reports.burst import burst_findings
+from reports.burst import burst_findings, burst_queue, burst_ttft
 from workloads.arrivals import arrival_times
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
@@ -148,6 +148,10 @@ def test_with_no_request_in_its_base_a_burst_is_not_compared_with_it(tmp_path: P
     found = {f.label: f for f in burst_findings(b)}
     assert "base load" not in " ".join(f.note for f in found.values())
     assert "when the burst ended; none did 5" in found["Backlog"].note
+    titles = [chart.title for chart in (burst_ttft(summary), burst_queue(summary)) if chart]
+    assert titles == [
+        f"{what}: the base load's level is not known" for what in ("TTFT", "The count in flight")
+    ]
     # what the limit of 2 s leaves for a wait is not known, so neither is what would have been enough
     assert (b["headroom"]["needed_rps"], b["headroom"]["factor"]) == (None, None)
     assert b["headroom"]["reason"].endswith("of 150 requests missed ttft_p99=2s")
