@@ -144,10 +144,7 @@ def skipped_of(stage: Stage) -> int:
 
 
 class Pairing:
-    """Two runs, a against b. ``stages``: pairs of stages at one load; of an A/B in ``rounds`` all, else one pair at most.
-
-    ``none``: why there is no such pair.
-    """
+    """Two runs, a against b. ``stages``: pairs of stages at one load; of an A/B in ``rounds`` all, else one at most (``none``: why not)."""
 
     def __init__(self, a: Arm, b: Arm, stages: list[tuple[Stage, Stage]], *, rounds: bool, none: str = NO_PAIR) -> None:  # fmt: skip
         self.a, self.b, self.stages, self.rounds, self.none = a, b, stages, rounds, none

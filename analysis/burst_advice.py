@@ -89,7 +89,7 @@ def breaker(
     result = {"acceptable_wait_s": wait_s, "rate_rps": rate, "max_depth": None, "open_at": None, "reason": None}  # fmt: skip
     if wait_s and rate:
         depth = queue_depth(rate, wait_s)
-        return result | {"max_depth": depth.max_depth, "open_at": [depth.breaker_low, depth.breaker_high]}
+        return result | {"max_depth": depth, "open_at": [depth * 8 // 10, depth * 9 // 10]}
     why = "no SLO says how long a request may wait: give --slo ttft_p99=2s"
     if slo and wait_s is None:
         why = f"too few requests were answered in the base phase to know how long one may wait within {slo.text}"

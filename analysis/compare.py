@@ -97,8 +97,7 @@ def compare(arms: list[Arm]) -> dict[str, Any]:
     at_usable = {r["name"]: r for r in usable if r["question"] == "cost" and None not in r["values"]}
     rows = [failed, *(r for r in usable if r["question"] != "cost"), *(at_usable.get(r["name"], r) for r in figures), *_burst_rows(arms)]  # fmt: skip
     against = [made[0, j] for j in range(1, len(arms))]
-    tested = [q["p"] is not None for t in shift for q in t["quantiles"]] + [any(r["changes"]) for r in rows]
-    compared = any(tested)
+    compared = any([q["p"] is not None for t in shift for q in t["quantiles"]] + [any(r["changes"]) for r in rows])  # fmt: skip
     sentence = _sentence(rows, shift, arms, aa) if compared else ""
     notes = [_pairs_left(arms, first) if first.rounds and first.stages else "", *_left_out(arms, first)]
     if not first.rounds and first.unpaired:
@@ -147,9 +146,7 @@ def _left_out(arms: Sequence[Arm], first: Pairing) -> list[str]:
         if arm.limited and not first.rounds:
             n, which = len(arm.limited), ", ".join(map(str, arm.limited))
             stages, them = ("1 stage is", "it") if n == 1 else (f"{n} stages are", "them")
-            found.append(
-                f"{arm.name}: {stages} left out, the client was the limit in {them} (index {which})."
-            )
+            found.append(f"{arm.name}: {stages} left out, the client was the limit in {them} (index {which}).")  # fmt: skip
         families = [f["lengths"] for f in arm.judged.summary["families"]]
         if families:
             found.append(f"{arm.name}: its stages at other lengths (--lengths {','.join(families)}) are left out; only those of the workload itself are compared.")  # fmt: skip

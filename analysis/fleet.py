@@ -38,11 +38,11 @@ def size_fleet(
 
     Raises FleetError where an input is not positive or the safety factor is below 1.
     """
-    for name, value in (
-        ("--peak-rps", peak_rps),
-        ("the usable rate", usable_rps),
-        ("--tp", tensor_parallel),
-    ):
+    for name, value in {
+        "--peak-rps": peak_rps,
+        "the usable rate": usable_rps,
+        "--tp": tensor_parallel,
+    }.items():
         if not (math.isfinite(value) and value > 0):
             raise FleetError(f"{name} is {value}: it must be above zero")
     if not (math.isfinite(safety_factor) and safety_factor >= 1):
@@ -59,21 +59,11 @@ def cost_per_million_output_tokens(gpu_hour_usd: float, gpus: int, output_tokens
     return gpu_hour_usd * gpus / (output_tokens_per_s * 3600) * 1e6
 
 
-@dataclass(frozen=True)
-class QueueDepth:
-    """Requests that may wait, and where a circuit breaker should open (80-90 % of it)."""
-
-    max_depth: int
-    breaker_low: int
-    breaker_high: int
-
-
-def queue_depth(rate_rps: float, budget_s: float) -> QueueDepth:
+def queue_depth(rate_rps: float, budget_s: float) -> int:
     """Deepest queue that still empties within ``budget_s`` at ``rate_rps``: rate x budget. Raises FleetError."""
     if not (rate_rps > 0 and budget_s > 0):
         raise FleetError("rate and queue budget must be above zero")
-    depth = math.floor(_exact(rate_rps) * _exact(budget_s))
-    return QueueDepth(depth, depth * 8 // 10, depth * 9 // 10)
+    return math.floor(_exact(rate_rps) * _exact(budget_s))
 
 
 def summarise_fleet(
@@ -219,10 +209,7 @@ def plan_fleet(
     chosen, why = choose_safety(traffic)
     factor, why = (chosen, why) if safety is None else (safety, "as given")
     fleet = size_fleet(traffic.peak_rps, carried.usable_rps, factor, tensor_parallel)
-    ends = [
-        None if not end else size_fleet(traffic.peak_rps, end, factor, tensor_parallel)
-        for end in carried.usable_rps_ci
-    ]
+    ends = [size_fleet(traffic.peak_rps, end, factor, tensor_parallel) if end else None for end in carried.usable_rps_ci]  # fmt: skip
     load = traffic.peak_rps if traffic.mean_rps is None else traffic.mean_rps
     result: dict[str, Any] = {
         "peak_rps": traffic.peak_rps, "peak_reason": traffic.peak_reason, "mean_rps": traffic.mean_rps, "traffic": traffic.source, "usable_rps": carried.usable_rps,
@@ -244,11 +231,6 @@ def _costs(gpus: int, gpu_hour_usd: float | None, load_rps: float, carried: Carr
     tokens["tokens"] = sum(both) if len(both) == 2 else None
     costs: dict[str, Any] = {"gpu_hour_usd": gpu_hour_usd, "cost_per_hour": hourly}
     for name, each in tokens.items():
-        costs[f"cost_per_million_{name}"] = (
-            hourly / (3600 * load_rps * each) * 1e6 if hourly and each else None
-        )
+        costs[f"cost_per_million_{name}"] = hourly / (3600 * load_rps * each) * 1e6 if hourly and each else None  # fmt: skip
     good = carried.good_share
-    costs["cost_per_thousand_good_requests"] = (
-        hourly / (3600 * load_rps * good) * 1e3 if hourly is not None and good else None
-    )
-    return costs
+    return costs | {"cost_per_thousand_good_requests": hourly / (3600 * load_rps * good) * 1e3 if hourly and good else None}  # fmt: skip

@@ -32,22 +32,16 @@ def compare(
 
     ampacity compare runs/vllm runs/sglang --gpu-hour 2.5 --gpus B=2 --html compare.html
     """
-    from analysis.compare import compare as judge
-    from analysis.compare import differences
+    from analysis import compare as judge
 
     names = [chr(ord("A") + i) for i in range(len(runs))]
-    given: list[dict[str, Any]] = [
-        per_run(gpus, names, runs, "--gpus", int),
-        per_run(gpu_hour, names, runs, "--gpu-hour", float),
-        per_run(labels, names, runs, "--labels", Path),
-    ]
-    arms = [
-        load_arm(name, path, *(g.get(name) for g in given)) for name, path in zip(names, runs, strict=True)
-    ]
-    unlike = differences(arms)
+    options = (gpus, "--gpus", int), (gpu_hour, "--gpu-hour", float), (labels, "--labels", Path)
+    given: list[dict[str, Any]] = [per_run(texts, names, runs, flag, kind) for texts, flag, kind in options]
+    arms = [load_arm(name, path, *(g.get(name) for g in given)) for name, path in zip(names, runs, strict=True)]  # fmt: skip
+    unlike = judge.differences(arms)
     if unlike and not anyway:
         _refuse(unlike, names)
-    show(judge(arms), html, markdown, csv, as_json=json)
+    show(judge.compare(arms), html, markdown, csv, as_json=json)
 
 
 def _refuse(unlike: Sequence[dict[str, Any]], names: Sequence[str]) -> None:
@@ -88,9 +82,7 @@ def per_run(texts: Sequence[str] | None, names: Sequence[str], runs: Sequence[Pa
     found: dict[str, T] = {}
     for text in texts or []:
         which, equals, content = text.rpartition("=")
-        targets = [
-            n for n, run in zip(names, runs, strict=True) if not equals or which in (n, run.name, str(run))
-        ]
+        targets = [n for n, run in zip(names, runs, strict=True) if not equals or which in (n, run.name, str(run))]  # fmt: skip
         try:
             value = convert(content)
             if not targets or (not isinstance(value, Path) and not 0 < float(str(value)) <= LARGEST):
@@ -110,23 +102,18 @@ def show(
     """
     from rich.console import Console
 
-    from reports.compare import (
-        comparison_csv,
-        comparison_markdown,
-        render_comparison,
-        write_comparison_page,
-    )
+    from reports import compare as written
 
     if markdown:
-        write_text(markdown, comparison_markdown(result))
+        write_text(markdown, written.comparison_markdown(result))
     if csv:
-        write_text(csv, comparison_csv(result))
+        write_text(csv, written.comparison_csv(result))
     if html:
         with writing(html):
-            write_comparison_page(html, result)
+            written.write_comparison_page(html, result)
     if as_json:
         print_json(result)
     else:
-        render_comparison(result, Console(highlight=False))
+        written.render_comparison(result, Console(highlight=False))
     if result["interleaved_pairs"] is not None and not result["compared"]:
         raise typer.Exit(EXIT_USAGE)
