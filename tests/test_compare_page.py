@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from test_compare import arm, stage, ttfts
+from compared_runs import arm, stage, ttfts
 from test_reports_browser import CLIPPED, OVERLAPPING
 
 from analysis.compare import compare

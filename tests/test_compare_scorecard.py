@@ -1,0 +1,304 @@
+"""The scorecard of a comparison, by hand: rates, costs, what the usable rate gives, who wins."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from compared_runs import RATE, arm, later, rows, stage, ttfts
+from synthetic import Stage, make_run, request
+
+from analysis.arms import Arm
+from analysis.comparable import prepare
+from analysis.compare import compare
+from reports.compare import comparison_csv, comparison_markdown, tables
+
+
+def route(path: Path, hundreds: int, late: int, failed: int, usd_per_10_s: float) -> Arm:
+    """10 requests/s; of every 100 some answer late (over 1 s) and some fail, spread at random."""
+    rng, records = np.random.default_rng(5), []
+    for h in range(hundreds):
+        fates = rng.permutation(["late"] * late + ["failed"] * failed + ["good"] * (100 - late - failed))
+        for k, fate in enumerate(fates):
+            i = 100 * h + k
+            if fate == "failed":
+                records.append(request(i, i / 10, ttft_s=None, status="http_error", output_tokens_planned=5))
+            else:
+                records.append(request(i, i / 10, ttft_s=0.1 if fate == "good" else 1.5, gaps_s=[0.01] * 4))
+    made = make_run(
+        path,
+        [Stage(records, 10.0 * hundreds, offered_rps=10.0)],
+        ["ttft_p99=1s"],
+        run_id=path.name,
+        warmup_requests=0,
+    )
+    return Arm(path.name.upper(), prepare(made), 1, usd_per_10_s * 360)  # 360 times 10 s is an hour
+
+
+def test_a_cheaper_accepted_result_beats_more_tokens_per_second(tmp_path: Path) -> None:
+    """A: 58 good of 100 in 10 s at 1.10 USD, none failed; B: 85 at 1.45, 15 failed. 1.10/58 > 1.45/85, and A has more tokens."""
+    result = compare([route(tmp_path / "a", 1, 42, 0, 1.10), route(tmp_path / "b", 1, 0, 15, 1.45)])
+    found = rows(result)
+    assert found["goodput_rps"]["values"] == pytest.approx([5.8, 8.5])
+    cost = found["usd_per_thousand_good_requests"]
+    assert cost["values"] == pytest.approx([1100 / 58, 1450 / 85])
+    assert cost["best"] == "B"
+    tokens = found["output_tokens_per_s_per_gpu"]
+    assert tokens["best"] == "A"
+    assert tokens["values"][1] == pytest.approx(42.5, rel=0.02)  # an answer ends past the window
+    assert cost["winner"] is None  # a tenth cheaper in 100 requests may be chance
+
+
+def test_a_rate_comes_from_a_stage_that_is_long_enough_to_have_one(tmp_path: Path) -> None:
+    """20/s of which all are good; 52 requests at 30/s, all good too, say nothing of what it carries there."""
+    short = Stage(
+        [request(2000 + i, 100 + i / 30, stage=1, ttft_s=0.1) for i in range(52)],
+        52 / 30,
+        100.0,
+        offered_rps=30.0,
+    )
+    both = [
+        arm(tmp_path / n, [stage(ttfts(1)), short], ["ttft_p99=1s"], usd=2.0, warmup_requests=0) for n in "ab"
+    ]
+    assert both[0].judged.summary["stages"][1]["goodput_rps"] == pytest.approx(30)
+    assert rows(compare(both))["goodput_rps"]["values"] == pytest.approx([20, 20])
+    alone = [
+        arm(tmp_path / n, stage(ttfts(1, 99)), ["ttft_p99=1s"], usd=2.0, warmup_requests=0) for n in "cd"
+    ]
+    found = rows(compare(alone))
+    for name in ("goodput_rps", "usd_per_million_output_tokens"):
+        assert found[name]["values"] == [None, None]
+        assert all("100 requests" in why for why in found[name]["reasons"])
+
+
+def test_with_more_requests_the_same_advantage_is_real(tmp_path: Path) -> None:
+    result = compare([route(tmp_path / "a", 20, 42, 0, 1.10), route(tmp_path / "b", 20, 0, 15, 1.45)])
+    cost = rows(result)["usd_per_thousand_good_requests"]
+    assert cost["winner"] == "B"
+    assert cost["changes"][1]["change"] == pytest.approx((1.45 / 85) / (1.10 / 58) - 1)
+    low, high = cost["changes"][1]["change_ci"]
+    assert low < -0.1 < high < 0
+    assert "B is better in" in result["sentence"]
+    tokens = rows(result)["usd_per_million_output_tokens"]
+    assert (
+        tokens["winner"] is None
+    )  # A answered all that was sent: how many tokens it could send is not known
+    assert "not what it can carry" in tokens["reason"]
+
+
+def test_accepted_answers_are_those_that_a_checker_accepted(
+    tmp_path: Path, ampacity: Any, capsys: Any
+) -> None:
+    """Of 100 answers inside the SLO 50 and 80 are accepted; 10 s of a GPU at 360 USD/h cost 1 USD: 20 and 12.5 USD for 1,000."""
+    for name, accepted in (("a", 50), ("b", 80)):
+        make_run(tmp_path / name, [stage([0.1] * 100, 10.0)], ["ttft_p99=1s"], run_id=name, warmup_requests=0)
+        lines = [json.dumps({"request_id": i, "accepted": i < accepted}) for i in range(100)]
+        (tmp_path / f"{name}.jsonl").write_text("\n".join(lines))
+    labels = [x for n in "ab" for x in ("--labels", f"{n}={tmp_path}/{n}.jsonl")]
+    assert ampacity("compare", tmp_path / "a", tmp_path / "b", "--gpu-hour", "360", *labels, "--json") == 0
+    found = rows(json.loads(capsys.readouterr().out))
+    assert found["usd_per_thousand_accepted_requests"]["values"] == pytest.approx([20.0, 12.5])
+
+
+def test_figures_per_gpu_and_per_dollar(tmp_path: Path) -> None:
+    """B has twice the GPUs at the same price and the same speed: half the goodput per GPU, twice the TTFT × USD/h.
+
+    Both carry the load, so neither ratio is more than that of the GPUs: no winner.
+    """
+    made = [
+        arm(tmp_path / n, stage(ttfts(1)), ["ttft_p99=1s"], gpus=g, usd=2.0) for n, g in (("a", 1), ("b", 2))
+    ]
+    found = rows(compare(made))
+    assert found["goodput_rps_per_gpu"]["values"][0] == pytest.approx(
+        2 * found["goodput_rps_per_gpu"]["values"][1]
+    )
+    assert found["goodput_rps_per_gpu"]["winner"] is None
+    assert found["goodput_rps"]["verdict"] == "equal"
+    per_dollar = found["ttft_p99_s_x_usd_per_hour"]
+    assert per_dollar["values"] == pytest.approx([2 * np.quantile(ttfts(1), 0.99), 4 * np.quantile(ttfts(1), 0.99)], rel=0.03)  # fmt: skip
+    assert per_dollar["winner"] is None
+    assert "find the usable rate" in per_dollar["reason"]
+    assert found["ttft_p99_over_p50"]["verdict"] == "equal"
+    assert found["ttft_p99_over_p50"]["winner"] is None
+
+
+def sweep(path: Path, slow_at: float, usd: float | None = None, first: float = 10.0, **meta: Any) -> Arm:
+    """10, 20 and 40 requests/s (or those from ``first`` on) inside the SLO below ``slow_at``."""
+    stages: list[Stage] = []
+    start = 0.0
+    for rate in (first, 2 * first, 4 * first):
+        values = ttfts(1, 400) * (1.0 if rate < slow_at else 30.0)
+        stages.append(later(stage(values, rate), start, 400 * len(stages)))
+        start += 400 / rate + 60
+    return arm(path, stages, ["ttft_p90=500ms"], usd=usd, **meta)
+
+
+def test_usable_rates_win_only_where_their_brackets_are_apart(tmp_path: Path) -> None:
+    a, b, c = (sweep(tmp_path / name, at) for name, at in (("a", 15), ("b", 30), ("c", 100)))
+    assert rows(compare([a, b]))["usable_rps"]["verdict"] == "open"  # [10, 20] and [20, 40] touch
+    found = rows(compare([a, b, c]))["usable_rps"]
+    assert found["brackets"][0] == [pytest.approx(10, rel=0.05), 20.0]
+    assert found["winner"] is None
+    result = compare([a, c])
+    assert rows(result)["usable_rps"]["winner"] == "C"
+    for narrow in (False, True):
+        card = next(t for t in tables(result, narrow=narrow) if t.title == "Scorecard").rows
+        assert card[1][2].text == "at least 40.0"
+        assert [cell.text for cell in card[2][:3]] == ["  its interval", "10.0 to 20.0", "40.0 to ?"]
+    assert "at least 40.0" in comparison_markdown(result)
+
+
+def test_a_cost_wins_where_the_usable_rate_of_each_is_known(tmp_path: Path) -> None:
+    """The SLO of A, B and D breaks between 10 and 20/s: A may carry twice its best stage, so half its cost is no win, a third is.
+
+    Of C, which breaks nowhere, nobody knows what it can carry: more would only help it where it is the cheaper one.
+    """
+    a, b = sweep(tmp_path / "a", 15, 3.0), sweep(tmp_path / "b", 15, 1.0)
+    good = rows(compare([a, b]))["usd_per_thousand_good_requests"]
+    assert good["winner"] == "B"
+    assert good["changes"][1]["change"] == pytest.approx(-2 / 3)
+    half = rows(compare([a, sweep(tmp_path / "d", 15, 1.6)]))["usd_per_thousand_good_requests"]
+    assert (half["winner"], half["verdict"]) == (None, "unknown")
+    assert "between two tested loads" in half["reason"]
+    for n, usd, winner in (("c", 1.0, "C"), ("e", 20.0, None)):  # at 40/s: a twelfth of A's cost; 5/3 of it
+        good = rows(compare([a, sweep(tmp_path / n, 100, usd)]))["usd_per_thousand_good_requests"]
+        assert good["winner"] == winner
+        assert None not in good["values"]
+
+
+def test_runs_without_a_common_load_are_compared_by_what_they_carry(tmp_path: Path, ampacity: Any, capsys: Any) -> None:  # fmt: skip
+    """A carries 10 and breaks at 20, B carries 12 and 24 and breaks at 48: the load to give to both is 10, for 1.2 x 299 requests 36 s.
+
+    Good requests: A's 10/s may be 20/s at most, less than B's 24/s; what carries 12/s and breaks at 24 is not shown to be better.
+    """
+    a, b = sweep(tmp_path / "a", 15), sweep(tmp_path / "b", 30, first=12.0)
+    result = compare([a, b])
+    assert result["level"] is None
+    assert result["notes"][-1].endswith(
+        "with --rates 10 --duration 36s (or longer), the most that all have carried."
+    )
+    assert result["notes"][-1].startswith("Latencies and failures are not compared: ")
+    found = rows(result)
+    assert found["usable_rps"]["winner"] == "B"
+    assert (found["goodput_rps"]["winner"], found["ttft_p99_over_p50"]["winner"]) == ("B", None)
+    near = rows(compare([a, sweep(tmp_path / "c", 15, first=12.0)]))["goodput_rps"]
+    assert (near["winner"], near["values"]) == (None, pytest.approx([10, 12]))
+    assert "between two tested loads" in near["reason"]
+    assert ampacity("compare", tmp_path / "a", tmp_path / "b") == 0
+    said = capsys.readouterr().out
+    assert "--rates 10 " in said
+    assert "quantile" not in said.split("A run wins")[0].split("Scorecard")[1]  # no table that holds nothing
+
+
+def test_in_closed_loops_the_concurrency_to_give_to_both_is_said(tmp_path: Path) -> None:
+    made = []
+    for name, users in (("a", 4), ("b", 8)):
+        records = [request(i, i / RATE, ttft_s=users / RATE - 0.04, gaps_s=[0.01] * 4) for i in range(1000)]
+        made.append(arm(tmp_path / name, Stage(records, 50.0, concurrency=users)))
+    assert "with --concurrency 4, which all" in compare(made)["notes"][-1]
+
+
+def test_cost_and_gpus_at_the_usable_rate_have_its_bracket(tmp_path: Path, ampacity: Any, capsys: Any) -> None:  # fmt: skip
+    """Five tokens an answer, 2 USD/h: at 10/s 2/0.18 USD for a million, at 20/s 2/0.36; of C, at least 40/s, at most 2/0.72.
+
+    A peak of 100/s with 1.2: ceil(10 x 1.2) = 12 GPUs at 10/s, ceil(5 x 1.2) = 6 at 20/s; C ceil(3 x 1.2) = 4 at most.
+    """
+    fleet = {"peak_rps": 100.0, "tensor_parallel": 1, "safety_factor": 1.2, "gpu_hour_usd": 2.0}
+    a, c = (sweep(tmp_path / n, at, 2.0, fleet_inputs=fleet) for n, at in (("a", 15), ("c", 100)))
+    result = compare([a, c])
+    found = rows(result)
+    cost, gpus, c_max = (found[n] for n in ("usd_per_million_output_tokens", "gpus_for_peak", "c_max"))
+    assert cost["brackets"] == [pytest.approx([2 / 0.36, 2 / 0.18], rel=0.01), [None, pytest.approx(2 / 0.72, rel=0.01)]]  # fmt: skip
+    assert (
+        cost["values"][0] == a.judged.summary["fleet"]["cost_per_million_output_tokens"]
+    )  # that of its report
+    assert (cost["winner"], cost["at_least"], cost["note"]) == ("C", [False, True], "one instance at its usable rate")  # fmt: skip
+    assert (gpus["brackets"], gpus["winner"]) == ([[6, 12], [None, 4]], "C")
+    assert (c_max["winner"], c_max["higher_is_better"]) == (None, None)
+    assert ampacity("compare", tmp_path / "a", tmp_path / "c") == 0
+    for text in (capsys.readouterr().out, comparison_markdown(result)):
+        told = " ".join(text.split())
+        assert "at most 2.78" in told
+        assert "? to 2.78" in told
+        assert "at most 4 " in told
+        for basis in ("its usable rate", "its best stage"):
+            assert f"of one instance at {basis}, at A: 1 GPU × $2/h; " in told
+    other = sweep(tmp_path / "d", 100, 2.0, fleet_inputs=fleet | {"peak_rps": 50.0})
+    assert "gpus_for_peak" not in rows(compare([a, other]))
+
+
+def test_offline_a_cost_wins_where_more_concurrency_adds_nothing(tmp_path: Path) -> None:
+    """A and C stay at 20 answers/s from 4 to 8 in flight; B is only known with 4."""
+
+    def closed(path: Path, levels: Sequence[int], usd: float) -> Arm:
+        stages = []
+        for k, users in enumerate(levels):
+            start, life_s = 100.0 * k, users / RATE
+            records = [
+                request(1000 * k + i, start + i / RATE, ttft_s=life_s - 0.04, gaps_s=[0.01] * 4)
+                for i in range(1000)
+            ]
+            stages.append(Stage(records, 50.0, start, concurrency=users))
+        return arm(path, stages, usd=usd)
+
+    a, b, c = (
+        closed(tmp_path / n, x, usd)
+        for n, x, usd in (("a", (4, 8), 2.0), ("b", (4,), 1.0), ("c", (4, 8), 1.0))
+    )
+    tokens = rows(compare([a, b]))["usd_per_million_output_tokens"]
+    assert tokens["values"] == pytest.approx(
+        [2 / 0.36, 1 / 0.36], rel=0.01
+    )  # 100 tokens/s are 0.36 million an hour
+    assert tokens["winner"] == "B"  # more than what is known of it would make it cheaper still
+    assert tokens["note"] == "one instance at its best stage"
+    dearer = rows(compare([c, Arm("B", b.judged, 1, 2.0)]))["usd_per_million_output_tokens"]
+    assert dearer["winner"] is None
+    assert "do not grow" in dearer["reason"]
+    assert rows(compare([a, c]))["usd_per_million_output_tokens"]["winner"] == "C"
+
+
+def test_what_was_cut_off_is_counted_apart_from_failures_and_both_tables_say_what_they_count(
+    tmp_path: Path,
+) -> None:
+    """Of 1000 requests 10 fail and 40 are given up: 10 failed in the whole run, 5 % failed or cut off."""
+    made = stage(ttfts(1))
+    for r in made.records[::20]:
+        r.status = "http_error" if r.request_id % 100 == 0 else "unfinished"
+    b = arm(tmp_path / "b", made, warmup_requests=0)
+    result = compare([arm(tmp_path / "a", stage(ttfts(1)), warmup_requests=0), b])
+    runs, scores = tables(result)[0], next(t for t in tables(result) if t.title == "Scorecard")
+    assert (runs.columns[1].head, runs.columns[1].unit) == ("failed", "whole run")
+    assert [row[1].text for row in runs.rows] == ["0 of 1,000", "10 of 1,000, 40 cut off"]
+    assert scores.rows[0][0].text == "failed or cut off, where compared"
+    assert [cell.text for cell in scores.rows[0][1:3]] == ["0.00%", "5.00%"]
+
+
+def test_markdown_and_csv_hold_the_figures(tmp_path: Path) -> None:
+    made = [
+        arm(tmp_path / n, stage(ttfts(1, 1000, s)), ["ttft_p99=1s"], usd=2.0)
+        for n, s in (("a", 1.0), ("b|<i>", 1.2))
+    ]
+    result = compare([Arm("A", made[0].judged, 1, 2.0), Arm("B", made[1].judged, 2, 2.5)])
+    text = comparison_markdown(result)
+    assert "A: 1 GPU × $2/h; B: 2 GPUs × $2.5/h" in text  # what the costs rest on
+    assert "b\\|\\<i>" in text
+    for block in text.split("\n\n"):
+        lines = block.splitlines()
+        if lines[0].startswith("|"):
+            assert len({len(re.findall(r"(?<!\\)\|", line)) for line in lines}) == 1
+    read = list(csv.DictReader(io.StringIO(comparison_csv(result))))
+    line = next(r for r in read if r["name"] == "ttft_p50_s" and r["run"] == "B")
+    assert float(line["change"]) == pytest.approx(0.2, abs=1e-5)
+    assert line["verdict"] == "differs"
+    assert {r["run"] for r in read} == {"A", "B"}
+    assert [(r["run"], r["value"]) for r in read if r["name"] == "gpu_hour_usd"] == [
+        ("A", "2.0"),
+        ("B", "2.5"),
+    ]
