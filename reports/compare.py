@@ -213,20 +213,18 @@ def comparison_csv(result: Mapping[str, Any]) -> str:
     """One line per figure and run, and per quantile and run; changes are against the first run."""
     out = io.StringIO()
     write = csv.writer(out, lineterminator="\n").writerow
-    write(
-        ["kind", "name", "run", "value", "change", "change_low", "change_high", "verdict", "winner", "reason"]
-    )
+    write(["kind", "name", "run", "value", "change", "change_low", "change_high", "verdict", "winner", "reason", "note"])  # fmt: skip
     for run, name in product(result["runs"], ("gpus", "gpu_hour_usd")):
-        write(["run", name, run["name"], run[name], *[None] * 6])
+        write(["run", name, run["name"], run[name], *[None] * 7])
     for row in result["scorecard"]:
         for run, value, change, reason in zip(result["runs"], row["values"], row["changes"], row["reasons"], strict=True):  # fmt: skip
             change = change or {"change": None, "change_ci": [None, None]}
-            write([row["question"], row["name"], run["name"], value, change["change"], *change["change_ci"], row["verdict"], row["winner"], reason or row["reason"]])  # fmt: skip
+            write([row["question"], row["name"], run["name"], value, change["change"], *change["change_ci"], row["verdict"], row["winner"], reason or row["reason"], row["note"]])  # fmt: skip
     for shift in result["shift"]:
         for q in shift["quantiles"]:
             name = f"{shift['metric']}_p{100 * q['q']:.0f}_s"
-            write(["quantile", name, shift["reference"], q["reference_s"], None, None, None, q["verdict"], None, q["reason"]])  # fmt: skip
-            write(["quantile", name, shift["other"], q["other_s"], q["change"], *(q["change_ci"] or [None, None]), q["verdict"], None, q["reason"]])  # fmt: skip
+            write(["quantile", name, shift["reference"], q["reference_s"], None, None, None, q["verdict"], None, q["reason"], None])  # fmt: skip
+            write(["quantile", name, shift["other"], q["other_s"], q["change"], *(q["change_ci"] or [None, None]), q["verdict"], None, q["reason"], None])  # fmt: skip
     return out.getvalue()
 
 

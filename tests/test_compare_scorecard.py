@@ -298,6 +298,8 @@ def test_markdown_and_csv_hold_the_figures(tmp_path: Path) -> None:
     assert float(line["change"]) == pytest.approx(0.2, abs=1e-5)
     assert line["verdict"] == "differs"
     assert {r["run"] for r in read} == {"A", "B"}
+    notes = {r["note"] for r in read if r["name"].startswith("usd_per_")}
+    assert notes == {"one instance at its usable rate", "one instance at its best stage"}
     assert [(r["run"], r["value"]) for r in read if r["name"] == "gpu_hour_usd"] == [
         ("A", "2.0"),
         ("B", "2.5"),
