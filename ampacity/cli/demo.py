@@ -8,13 +8,13 @@ from typing import Any
 from ampacity.cli import options as o
 
 # Limits and length of the stages: at the first rate some 200 requests decide a p95 (59 do when none misses).
-PRESET, WORKLOAD, DURATION, START_RPS = "demo", "chat-short", "9s", 30.0
+PRESET, WORKLOAD, DURATION, START_RPS = "demo", "chat-short", "12s", 30.0
 SLOS = ["ttft_p95=250ms", "itl_p99=100ms"]
 
 
 @o.shares(("out",))
 def demo(raw: dict[str, Any], json: o.Json = False) -> None:
-    """Start the embedded simulator, find its operating point, and write the report. Takes about 80 s."""
+    """Start the embedded simulator, find its operating point, and write the report. Takes about 100 s."""
     from ampacity.cli.experiment import run_experiment
     from ampacity.experiments.sweep import sweep
     from simulator.launch import start_in_process
