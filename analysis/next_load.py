@@ -170,17 +170,20 @@ def _bracket(judged: Sequence[Mapping[str, Any]], goal: Goal) -> Step | Finished
             return Finished(hopeless)
         if bottom <= goal.first_rps / GROWTH**DOWN_STEPS:
             return Finished(f"even {_rate(bottom):g} requests/s are too many")
-        return _step(
-            judged, goal, bottom / GROWTH, goal.few, 1.0, f"{_rate(bottom):g} requests/s are too many"
-        )
+        seems = "are" if judged[0]["slo_met"] is False else "seem"
+        why = f"{_rate(bottom):g} requests/s {seems} too many"
+        return _step(judged, goal, bottom / GROWTH, goal.few, 1.0, why)
     return None
 
 
 def non_monotone(judged: Sequence[Mapping[str, Any]]) -> Step | Finished | None:
     """A load at which the SLO is shown to break below one at which it is shown to hold: each is run again.
 
-    Where both say the same a second time, there is no limit to look for.
+    Where both say the same a second time, or the misses do not come with the load at all, there is no limit to look for.
     """
+    hopeless = None if any(s["slo_met"] for s in judged) else out_of_reach(judged)
+    if hopeless:  # a short stage without a miss, which shows nothing, does not make up for the others
+        return Finished(hopeless)
     groups: list[list[Mapping[str, Any]]] = []
     for stage in judged:
         if groups and stage["offered_rps"] <= SAME_LOAD * groups[-1][0]["offered_rps"]:

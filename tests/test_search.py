@@ -66,6 +66,10 @@ def test_it_doubles_until_something_breaks_and_halves_until_something_holds() ->
     down = next_step([stage(1, 0.5)], GOAL)
     assert isinstance(down, Step)
     assert down.load_rps == 0.5
+    assert down.why == "1 requests/s seem too many"  # not decided
+    broken = next_step([stage(1, 0.5, met=False)], GOAL)
+    assert isinstance(broken, Step)
+    assert broken.why == "1 requests/s are too many"
     lowest = [stage(2.0**-k, 0.1) for k in range(9)]
     assert isinstance(next_step(lowest, GOAL), Finished)
 
@@ -225,6 +229,21 @@ def test_an_answer_that_does_not_fall_with_the_load_is_run_again_and_then_refuse
     assert found["crossing"] != "pooled"
     # where the second look agrees with the rest, it was chance
     assert isinstance(next_step([*stages[:3], stage(8, 0.99, met=True)], GOAL), Step)
+
+
+def test_a_lucky_short_stage_names_no_capacity_where_every_load_misses_the_same() -> None:
+    """A fifth of the requests misses at 1, 2 and 8/s: odds of 1/4 at no load too, and 1/19 are allowed. 20 at 4/s had luck."""
+    same = [stage(load, 0.8, met=False, index=i) for i, load in enumerate((1, 2, 8))]
+    lucky = stage(4, 1.0, n=20, effective=20, index=3)
+    end = next_step([*same, lucky], GOAL)
+    assert isinstance(end, Finished)
+    assert end.why.startswith(
+        "no load can meet ttft_p95=1s: 20 % of the requests miss it at a load of 1 and 20 % at 8"
+    )
+    found = find_capacity([*same, lucky], SLOS, pooled=True)
+    assert (found["usable_rps"], found["reason"]) == (None, end.why)
+    rising = [stage(x, true_share(x), n=2000, effective=700) for x in (3, 8.5, 9.6, 10.3, 12, 24)]
+    assert isinstance(next_step(rising, GOAL), Step)
 
 
 def test_a_client_that_cannot_keep_up_ends_it() -> None:
