@@ -532,7 +532,8 @@ def test_a_long_answer_in_flight_is_no_miss_of_the_first_token(
 class ScriptedRig:
     """Stages that come out as the law of ``true_share`` has it, each worth a third of its requests."""
 
-    def __init__(self) -> None:
+    def __init__(self, x_star: float = 10.0) -> None:
+        self.x_star = x_star
         self.settings = SimpleNamespace(slos=tuple(SLOS), rates=None, concurrency=None, trace=None, seed=3)
         self.stages: list[dict[str, Any]] = []
         self.ended: tuple[str, str] | None = None
@@ -549,7 +550,8 @@ class ScriptedRig:
         self, rate_rps: float, duration_s: float | None = None, enough: Any = None
     ) -> dict[str, Any]:
         n = round(rate_rps * (duration_s or 30.0))
-        judged = stage(rate_rps, true_share(rate_rps), n=n, effective=max(n // 3, 1), index=len(self.stages))
+        share = true_share(rate_rps, self.x_star)
+        judged = stage(rate_rps, share, n=n, effective=max(n // 3, 1), index=len(self.stages))
         self.stages.append(judged)
         return judged
 
@@ -629,6 +631,18 @@ def test_time_for_not_one_stage_is_refused_before_anything_is_sent() -> None:
     assert [s["offered_rps"] for s in rig.stages] == [1]
     ended = rig.noted["search"]["ended"]
     assert re.match(r"5 s are left of --max-duration 15 s, and a stage at 2 req/s takes \d+s at least", ended)
+
+
+def test_time_for_no_ten_requests_ends_it() -> None:
+    """Every load is too much. A request lasts 1 s: of 60 s a quarter is for 1 req/s, ten requests at 0.5 take 20 s, at
+    0.25 40 s, and 25 are left."""
+    rig = ScriptedRig(x_star=0.01)
+    rig.typical_e2e_s = 1.0
+    asyncio.run(Search(SearchPlan(0.05, max_duration_s=60.0)).run(rig))  # type: ignore[arg-type]
+    assert [(s["offered_rps"], s["requests"]) for s in rig.stages] == [(1, 15), (0.5, 10)]
+    assert re.match(
+        r"25 s are left .* a stage at 0.25 req/s takes 40s at least \(10 req", rig.noted["search"]["ended"]
+    )
 
 
 def test_the_time_that_was_allowed_ends_it_with_what_is_lacking() -> None:

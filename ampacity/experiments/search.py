@@ -14,7 +14,7 @@ from analysis.next_load import Finished, Goal, Step, cut_short, next_step, so_fa
 from analysis.search import estimate
 
 START = 4 * START_IN_FLIGHT  # requests in flight at the first load
-FILL_TIMES = 10.0  # a stage lasts at least so many times as long as one request
+FILL_TIMES = 10.0  # a stage lasts at least so many times as long as one request, and has about so many
 BRACKET_SHARE = (
     0.25  # of the time left: what a stage may take of it while one side of the limit is still to be found
 )
@@ -72,7 +72,8 @@ class Search:
 
     async def _stage(self, rig: StageBook, goal: Goal, step: Step) -> str | None:
         """One stage; gives why it is the last one, where the run is over or no time is left."""
-        fill_s = FILL_TIMES * max([rig.typical_e2e_s, *(_mean_e2e_s(s) for s in rig.stages[-1:])])
+        apart_s, last = 1 / step.load_rps, rig.stages[-1:]
+        fill_s = FILL_TIMES * max([apart_s, rig.typical_e2e_s, *(_mean_e2e_s(s) for s in last)])
         duration_s = max(step.requests / step.load_rps, fill_s)
         limit_s, known = self._plan.max_duration_s, so_far(rig.stages, goal)
         if limit_s is not None:
@@ -82,7 +83,7 @@ class Search:
                     return f"--max-duration {limit_s:g} s is used up"
                 return (
                     f"{left_s:.2g} s are left of --max-duration {limit_s:g} s, and a stage at {step.load_rps:g} req/s takes "
-                    f"{duration_text(least_s)} at least ({FILL_TIMES:g} times as long as a request)"
+                    f"{duration_text(least_s)} at least ({FILL_TIMES:g} requests, and {FILL_TIMES:g} times as long as one)"
                 )
             duration_s = min(duration_s, left_s if known else max(fill_s, BRACKET_SHARE * left_s))
         # mostly it ends before that; arrivals are random, so that only the time is a bound
