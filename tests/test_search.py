@@ -534,7 +534,9 @@ class ScriptedRig:
 
     def __init__(self, x_star: float = 10.0) -> None:
         self.x_star = x_star
-        self.settings = SimpleNamespace(slos=tuple(SLOS), rates=None, concurrency=None, trace=None, seed=3)
+        self.settings = SimpleNamespace(
+            slos=tuple(SLOS), rates=None, concurrency=None, trace=None, seed=3, duration_s=30.0
+        )
         self.stages: list[dict[str, Any]] = []
         self.ended: tuple[str, str] | None = None
         self.typical_e2e_s = 0.1
@@ -557,7 +559,7 @@ class ScriptedRig:
 
     async def closed_stage(self, concurrency: int) -> dict[str, Any]:
         self.closed.append(concurrency)
-        return {}
+        return {"window": {"end_s": 30.0}}
 
 
 def test_repeats_are_both_ends_in_random_order_and_the_closed_view_is_around_c_max() -> None:
@@ -571,6 +573,20 @@ def test_repeats_are_both_ends_in_random_order_and_the_closed_view_is_around_c_m
     assert repeats != sorted(repeats)
     assert low < 10 < high
     assert min(rig.closed) < 20 < max(rig.closed)  # C_max is 20 at 10/s
+
+
+def test_the_closed_loops_of_a_search_end_with_its_time() -> None:
+    """Two more of 30 s fit into what the open stages leave of 70 s more than they take; 12 s of ramp each leave room for one."""
+    alone = ScriptedRig()
+    asyncio.run(Search(SearchPlan(0.3)).run(alone))  # type: ignore[arg-type]
+    limit_s = sum(s["window"]["end_s"] for s in alone.stages) + 70
+    for ramp_s, loops in ((0.0, 2), (12.0, 1)):
+        rig = ScriptedRig()
+        rig.settings = make_settings({"url": "http://127.0.0.1:9/v1", "slo": ["ttft_p95=1s"]})  # type: ignore[assignment]
+        asyncio.run(Search(SearchPlan(0.3, limit_s, closed=True, ramp_s=ramp_s)).run(rig))  # type: ignore[arg-type]
+        assert rig.noted["search"]["reached"] is True
+        assert len(rig.closed) == loops
+        assert "leaves no time for a closed loop" in rig.told[-1]
 
 
 def test_the_closed_loops_of_a_search_have_the_ramp() -> None:

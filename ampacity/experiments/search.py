@@ -95,8 +95,7 @@ class Search:
         )
         if judged is None:
             return rig.ended[1] if rig.ended else "the run is over"
-        # engine time where it is virtual, else the clock's, drain included
-        self._spent_s += max(judged["window"]["end_s"], time.monotonic() - began_s)
+        self._spend(judged, began_s)
         self._path.append({"stage": judged["index"], "offered_rps": step.load_rps, "why": step.why})
         self._note(rig, None)
         return rig.ended and rig.ended[1]
@@ -121,8 +120,18 @@ class Search:
         if self._plan.ramp_s:
             rig.settings = replace(rig.settings, ramp_s=self._plan.ramp_s)
         for users in sorted({max(1, round(share * found.c_max)) for share in CLOSED_SHARES}):
-            if await rig.closed_stage(users) is None or rig.ended:
+            limit_s, began_s = self._plan.max_duration_s, time.monotonic()
+            if limit_s is not None and limit_s - self._spent_s < rig.settings.duration_s + self._plan.ramp_s:
+                rig.tell(f"--max-duration {limit_s:g} s leaves no time for a closed loop of {users} users")
                 return
+            judged = await rig.closed_stage(users)
+            if judged is None or rig.ended:
+                return
+            self._spend(judged, began_s)
+
+    def _spend(self, judged: dict[str, Any], began_s: float) -> None:
+        """Engine time where it is virtual, else the clock's, drain included."""
+        self._spent_s += max(judged["window"]["end_s"], time.monotonic() - began_s)
 
     def _note(self, rig: StageBook, ended: Finished | None) -> None:
         rig.note_down("search", {
