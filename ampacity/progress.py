@@ -18,7 +18,7 @@ from analysis.observations import quantile_rank
 from loadgen.generator import Generator
 from loadgen.plan import LIVE_TTFTS, Live, StagePlan
 from loadgen.protocols import printable
-from reports.figures import DASH, failures
+from reports.figures import DASH, counted, failures
 
 PAINT_EVERY_S = 0.5
 PLAIN_EVERY_S = 10.0  # also the time over which the rates of the live line are taken
@@ -104,7 +104,7 @@ def live_line(live: Live, now: tuple[float, int, int], before: tuple[float, int,
     left = f"{left_s:.0f} s left" if left_s else "draining"
     return (
         f"stage {live.stage}: {level}, {sent:.1f} sent/s, {done:.1f} done/s, {live.in_flight} in flight, "
-        f"TTFT p50 {p50} p99 {p99}, {live.failed} errors, {left}"
+        f"TTFT p50 {p50} p99 {p99}, {counted(live.failed, 'error')}, {left}"
     )
 
 
@@ -120,7 +120,7 @@ def stage_line(stage: dict[str, Any]) -> str:
         f"{stage['requests']} requests",
         f"TTFT p50 {seconds(ttft.get('p50'))} p99 {seconds(ttft.get('p99'))}",
         f"ITL p99 {seconds(stage['itl_s'].get('p99'))}",
-        f"{failures(stage['errors'])} errors",
+        counted(failures(stage["errors"]), "error"),
         "unstable" if stage["stable"] is False else "",
         "CLIENT LIMITED, no finding" if stage["client_limited"] else verdict,
     ]

@@ -125,8 +125,10 @@ def _pooled(stages: Sequence[dict[str, Any]], slos: Sequence[Slo]) -> dict[str, 
     if unknown := unseen(judged, slos):
         return {"reason": NOT_ALL_SEEN.format(unknown)}
     doubtful = non_monotone(judged) if found else None
-    if found is None or isinstance(doubtful, Finished):
-        return {"reason": doubtful.why, "non_monotone": True} if isinstance(doubtful, Finished) else {}
+    if isinstance(doubtful, Finished):  # no load is within reach, or one that broke lies below one that met
+        return {"reason": doubtful.why, "non_monotone": any(s["slo_met"] for s in judged)}
+    if found is None:
+        return {}
     near = [s for s in judged if is_figure(s)]
     nearest = min(near, key=lambda s: abs(math.log(s["offered_rps"] / found.usable_rps)), default=None)
     return {

@@ -242,6 +242,7 @@ def test_a_lucky_short_stage_names_no_capacity_where_every_load_misses_the_same(
     )
     found = find_capacity([*same, lucky], SLOS, pooled=True)
     assert (found["usable_rps"], found["reason"]) == (None, end.why)
+    assert found["non_monotone"] is False  # no load is shown to hold
     rising = [stage(x, true_share(x), n=2000, effective=700) for x in (3, 8.5, 9.6, 10.3, 12, 24)]
     assert isinstance(next_step(rising, GOAL), Step)
 
