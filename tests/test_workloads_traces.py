@@ -259,7 +259,8 @@ def test_a_broken_json_line_is_named(tmp_path: Path, line: str, complaint: str) 
         (
             "t.csv",
             "when,ins,outs\n1,2,3\n",
-            "--column time=NAME --column input=NAME --column output=NAME; the file has 'when', 'ins', 'outs'",
+            "rename what there is in the file, or make a workload of it (ampacity workload fit FILE "
+            "--column time=NAME --column input=NAME --column output=NAME); the file has 'when', 'ins', 'outs'",
         ),
         ("t.csv", "timestamp;input_tokens;output_tokens\n", "';' seems to stand between the fields"),
         (

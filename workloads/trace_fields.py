@@ -121,9 +121,8 @@ def _missing(roles: Sequence[str], names: Sequence[str]) -> str:
     if delimiter:
         return f"one column only, in which {delimiter!r} seems to stand between the fields: write the file with commas"
     what = " nor with ".join(REQUIRED[role] for role in roles)
-    return (
-        f"no column with {what}: name what there is by {' '.join(f'--column {role}=NAME' for role in roles)}"
-    )
+    named = " ".join(f"--column {role}=NAME" for role in roles)
+    return f"no column with {what}: rename what there is in the file, or make a workload of it (ampacity workload fit FILE {named})"
 
 
 def tokens(value: object) -> int:
