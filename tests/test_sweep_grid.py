@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from ampacity.config import make_settings
-from ampacity.experiments.sweep import STAGES_MAX, first_rate, next_rate, too_few
+from ampacity.experiments.sweep import STAGES_MAX, begin_rate, first_rate, next_rate, too_few
 from ampacity.values import duration_text, parse_duration
 from analysis.next_load import fewest_requests
 from analysis.slo import parse_slos
@@ -124,14 +124,33 @@ def test_rates_whose_stages_cannot_meet_a_percentile_are_named_beforehand_with_w
     assert told_of(slo=["itl_p99=50ms"], rates=[1]) is None  # hundreds of gaps a request
 
 
+def begins_at(typical_e2e_s: float, stage_s: float | None = None, **raw: Any) -> float:
+    settings = make_settings({"url": "http://127.0.0.1:9/v1", "workload": "chat-short", **raw})
+    rig = SimpleNamespace(
+        settings=settings, typical_e2e_s=typical_e2e_s, stage_s=lambda _: stage_s or settings.duration_s
+    )
+    return begin_rate(rig, fewest_requests(settings.slos, {})[0])  # type: ignore[arg-type]
+
+
+def test_a_grid_begins_where_its_stages_can_decide_the_percentile() -> None:
+    """p95 takes 59 requests: 1.2 * 59 in 15 s are 4.72 req/s, and two requests of 0.39 s in flight 5.13 req/s."""
+    p95: dict[str, Any] = {"slo": ["ttft_p95=500ms"], "duration": "15s"}
+    assert begins_at(0.39, **p95) == 4.72
+    assert (
+        begins_at(2.0, **p95) == 1.33
+    )  # two of 2 s in flight are but 1 req/s; 20 requests, and that is told
+    assert begins_at(0.39, duration="15s") == 1.33  # 20 requests, where no percentile asks for more
+    assert begins_at(0.39, **p95, stage_s=60.0) == 1.33  # virtual time has 80 requests there
+
+
 def test_a_sweep_that_finds_its_rates_says_from_which_on_its_stages_suffice() -> None:
     """Two requests of 2 s in flight are 1 req/s, which any endpoint is taken to carry."""
     told = told_of(slo=["ttft_p99=2s"])
     assert told is not None
     assert (
-        "they have about 20 at 0.667 req/s, where the sweep begins; --duration 6m is enough from 1 req/s"
-        in told
+        "they have about 30 at 1 req/s, where the sweep begins; --duration 6m is enough from 1 req/s" in told
     )
+    assert told_of(0.5, slo=["ttft_p95=2s"]) is not None  # 15 requests, where it was told to begin
     assert told_of(slo=["ttft_p99=2s"], duration="6m") is None
     assert told_of(slo=["ttft_p99=2s"], typical_e2e_s=0.1) is None  # 20 req/s then, 600 requests
     assert told_of(30.0, slo=["ttft_p95=250ms"], duration="9s") is None  # 270 requests, 59 are taken

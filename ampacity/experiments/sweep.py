@@ -11,7 +11,7 @@ from ampacity.experiments.stage_book import StageBook
 from ampacity.values import duration_text
 from analysis.next_load import fewest_requests, out_of_reach
 
-START_IN_FLIGHT = 0.25  # the first rate of the grid: an idle endpoint most of the time
+START_IN_FLIGHT = 0.25  # the lowest rate of the grid: an idle endpoint most of the time
 FIRST_REQUESTS = 20  # and sends at least so many in a stage
 CARRIED = 2.0  # requests in flight that any endpoint is taken to carry
 ROOM = 1.2  # over the fewest requests of a percentile: warm-up is cut, arrivals are random
@@ -48,7 +48,7 @@ async def _curve(rig: StageBook, start_rps: float | None) -> None:
             if await rig.open_stage(given_rps) is None or rig.ended:
                 return
         return
-    rate_rps: float | None = start_rps or first_rate(rig.typical_e2e_s, settings.duration_s)
+    rate_rps: float | None = start_rps or begin_rate(rig, _least(rig)[0])
     while rate_rps is not None and await rig.open_stage(rate_rps) is not None and not rig.ended:
         rate_rps = next_rate([s for s in rig.stages if s["lengths"] == rig.lengths])
 
@@ -58,22 +58,21 @@ def too_few(rig: StageBook, start_rps: float | None = None) -> str | None:
 
     A closed loop is expected to send as many as an idle endpoint would answer.
     """
-    settings, classes = rig.settings, rig.settings.workload.classes
-    weights = sum(kind.weight for kind in classes)
-    least, slo = fewest_requests(settings.slos, {kind.name: kind.weight / weights for kind in classes})
+    settings = rig.settings
+    least, slo = _least(rig)
     unit, rps = "req/s", 1.0  # requests/s of one unit of load
     if settings.concurrency:
         unit, rps = "users", 1 / (rig.typical_e2e_s + settings.think_s)
-    first = start_rps or first_rate(rig.typical_e2e_s, settings.duration_s)
     given = settings.concurrency or settings.rates
-    low = min(given) if given else _round(max(first, CARRIED / rig.typical_e2e_s))
+    loads = given or (start_rps or begin_rate(rig, least),)
+    low = min(loads)
 
     def requests(load: float) -> float:
         return load * rps * (settings.duration_s if settings.concurrency else rig.stage_s(load))
 
     if not least or requests(low) >= least:
         return None
-    few = [f"{requests(x):,.0f} at {x:g} {unit}" for x in given or (first,) if requests(x) < least]
+    few = [f"{requests(x):,.0f} at {x:g} {unit}" for x in loads if requests(x) < least]
     return (
         f"stages are too short for {slo} below {least / settings.duration_s / rps:.4g} {unit} (--duration {settings.duration_s:g} s): "
         f"it takes {least:,} requests at least to be met, and they have about {', '.join(few)}"
@@ -81,8 +80,24 @@ def too_few(rig: StageBook, start_rps: float | None = None) -> str | None:
     )
 
 
+def _least(rig: StageBook) -> tuple[int, str]:
+    """Requests that a stage needs to show that it meets the SLOs, and the SLO that takes so many."""
+    classes = rig.settings.workload.classes
+    weights = sum(kind.weight for kind in classes)
+    return fewest_requests(rig.settings.slos, {kind.name: kind.weight / weights for kind in classes})
+
+
+def begin_rate(rig: StageBook, least: int) -> float:
+    """Where the grid starts: as low as that is, where a stage has ``least`` requests, but at ``CARRIED`` in flight at most."""
+    duration_s = rig.settings.duration_s
+    low = first_rate(rig.typical_e2e_s, duration_s)
+    if low * rig.stage_s(low) >= ROOM * least:
+        return low
+    return max(low, _round(min(ROOM * least / duration_s, CARRIED / rig.typical_e2e_s)))
+
+
 def first_rate(typical_e2e_s: float, duration_s: float) -> float:
-    """Where the grid starts, requests/s: low, but with enough requests to say something."""
+    """The lowest rate worth a stage, requests/s: low, but with enough requests to say something."""
     return _round(max(START_IN_FLIGHT / typical_e2e_s, FIRST_REQUESTS / duration_s))
 
 
