@@ -90,7 +90,7 @@ def _is_replay(summary: Mapping[str, Any]) -> bool:
     return bool(summary["workload"].get("trace"))
 
 
-def _longer(summary: Mapping[str, Any]) -> str:
+def longer(summary: Mapping[str, Any]) -> str:
     """How to get more requests at the same load."""
     if summary.get("imported"):
         return "Measure longer with that tool"
@@ -114,8 +114,8 @@ def _client_limited(summary: Mapping[str, Any]) -> str | None:
     if not limited:
         return None
     return (
-        f"{_at(limited)} this machine could not keep up with the schedule ({limited[0]['client_limited_reason']}); "
-        f"nothing measured there is a finding. {_relief(summary['audit']['cpu_fraction'], limited)}"
+        f"This machine could not keep up with the schedule {_each(limited, 'client_limited_reason')}. "
+        f"Nothing measured there is a finding. {_relief(summary['audit']['cpu_fraction'], limited)}"
     )
 
 
@@ -169,7 +169,7 @@ def _never_settled(summary: Mapping[str, Any]) -> str | None:
     enough = f" of a few sessions (the median one takes {max(lasts_s.values()):.3g} s)" if lasts_s else ""
     return (
         f"{_at(unsettled)} no steady state was found in a stage this short (it never settled), so the figures are still drifting. "
-        f"{_longer(summary)}{enough}."
+        f"{longer(summary)}{enough}."
     )
 
 
@@ -201,10 +201,11 @@ def _drift(stages: Sequence[dict[str, Any]]) -> str | None:
     moved = [s for s in stages if s["drift"]["drifting"]]
     if not moved:
         return None
-    d = max(moved, key=lambda s: abs(math.log(s["drift"]["change"])))["drift"]
+    most = max(moved, key=lambda s: abs(math.log(s["drift"]["change"])))
+    d = most["drift"]
     return (
         f"{_at(moved)} the slow tail moved all along: p99 of TTFT went from {d['p99_first_s']:.3g} s in the first third "
-        f"to {d['p99_last_s']:.3g} s in the last. The figures are averages over that; look for a cache that fills, memory, or heat."
+        f"to {d['p99_last_s']:.3g} s in the last{_where(most, moved)}. The figures are averages over that; look for a cache that fills, memory, or heat."
     )
 
 
@@ -215,7 +216,7 @@ def _two_modes(stages: Sequence[dict[str, Any]]) -> str | None:
     m = found[-1]["modes"]
     return (
         f"{_at(found)} requests took one of two times: median E2E {m['fast_p50_s']:.3g} s, and {m['slow_p50_s']:.3g} s in "
-        f"{m['slow_share']:.0%} of the stage, back and forth ({m['switches']} switches). No single percentile describes that; look for "
+        f"{m['slow_share']:.0%} of the stage{_where(found[-1], found)}, back and forth ({m['switches']} switches). No single percentile describes that; look for "
         "neighbours on the machine, clocks, or replicas that differ."
     )
 
@@ -259,7 +260,7 @@ def _to_decide(summary: Mapping[str, Any], stage: Mapping[str, Any], verdict: Ma
         return "Longer stages may not decide it: lay the loads further apart or use a laxer limit or percentile"  # fmt: skip
     time = f", {math.ceil(more / rate_rps):,} s of that load," if rate_rps else ""
     broken = ", as broken if that share stays" if _lacking(verdict)[0] else ""
-    advice = f"{_longer(summary)}: about {more:,} more requests{time} decide it{broken}"
+    advice = f"{longer(summary)}: about {more:,} more requests{time} decide it{broken}"
     return advice + (", or use a laxer percentile" if _is_replay(summary) else "")
 
 
@@ -267,7 +268,7 @@ def _too_short(summary: Mapping[str, Any]) -> str | None:
     short = [s for s in summary["stages"] if s["stable"] is None and s["requests"]]
     if not short:
         return None
-    return f"{_at(short)} stability cannot be told: {short[0]['stable_reason']}. {_longer(summary)}."
+    return f"Stability cannot be told {_each(short, 'stable_reason')}. {longer(summary)}."
 
 
 def _non_monotone(capacity: Mapping[str, Any]) -> str | None:
@@ -347,5 +348,19 @@ def _closed_loop(capacity: Mapping[str, Any]) -> str | None:
 
 def _at(stages: Sequence[dict[str, Any]], at: str = "At") -> str:
     """Stages by their loads, as the tables name them, from the lowest up."""
-    in_order = sorted(stages, key=lambda s: (s["kind"], s["offered_rps"] or s["concurrency_set"] or 0))
-    return f"{at} {', '.join(dict.fromkeys(map(load_name, in_order)))}"
+    return f"{at} {', '.join(dict.fromkeys(map(load_name, _in_order(stages))))}"
+
+
+def _in_order(stages: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    return sorted(stages, key=lambda s: (s["kind"], s["offered_rps"] or s["concurrency_set"] or 0))
+
+
+def _where(stage: Mapping[str, Any], stages: Sequence[dict[str, Any]]) -> str:
+    """The one of several stages whose figures are given."""
+    return f" (at {load_name(stage)})" if len(stages) > 1 else ""
+
+
+def _each(stages: Sequence[dict[str, Any]], reason: str) -> str:
+    """Stages by their loads, each with its reason; those that share one stand together."""
+    why = dict.fromkeys(s[reason] for s in _in_order(stages))
+    return "; ".join(f"{_at([s for s in stages if s[reason] == one], 'at')}: {one}" for one in why)

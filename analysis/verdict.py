@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from analysis.capacity import number_text
+from analysis.caveats import longer
 from analysis.search import shortfall
 from analysis.slo import slo_from_dict
 
@@ -35,7 +36,18 @@ def _finding(summary: Mapping[str, Any]) -> str:
     if summary.get("burst"):
         return _burst(summary["burst"])
     if not summary["slos"]:
-        best = max((s for s in stages if not s["client_limited"]), key=lambda s: s["achieved_rps"])
+        counted = [s for s in stages if not s["client_limited"]]
+        answers_s = [
+            p50
+            for s in counted
+            if (p50 := s["e2e_s"]["p50"]) and p50 >= s["window"]["end_s"] - s["window"]["start_s"]
+        ]
+        if len(answers_s) == len(counted):
+            return (
+                f"Too short to tell: an answer takes {number_text(min(answers_s))} s, longer than any stage, so no rate is known. "
+                f"{longer(summary)}."
+            )
+        best = max(counted, key=lambda s: s["achieved_rps"])
         return (
             f"Up to {number_text(best['achieved_rps'])} requests/s and {number_text(best['output_tokens_per_s'])} output tokens/s were "
             "carried; no SLO was given, so no capacity is named."

@@ -185,6 +185,34 @@ def test_no_slos(tmp_path: Path) -> None:
     assert summary["littles_law"]["gap"] is None
 
 
+def test_a_stage_shorter_than_its_answers_names_no_rate(tmp_path: Path) -> None:
+    """25 requests in 5 s, three of them answered at once and the rest in 0.1 + 7.9 s: 3 / 5 s is no rate of anything."""
+    records = [request(i, i * 0.2, gaps_s=[0.1 if i < 3 else 7.9]) for i in range(25)]
+    short = summarise(make_run(tmp_path / "short", [Stage(records, 5.0)]))
+    assert short["stages"][0]["achieved_rps"] == pytest.approx(0.6)
+    assert short["verdict"] == (
+        "Too short to tell: an answer takes 8 s, longer than any stage, so no rate is known. Use a longer --duration."
+    )
+    other = Stage(fixed(400, 0.02, first=25, start_s=20.0), 8.0, start_s=20.0)
+    both = summarise(make_run(tmp_path / "both", [Stage(records, 5.0), other]))
+    assert both["verdict"].startswith("Up to 50 requests/s")
+
+
+def test_each_undecided_stage_is_named_with_its_own_reason(tmp_path: Path) -> None:
+    """15 and 19 requests are too few to tell, and 400 that never end are too long for 8 s."""
+    endless = [
+        request(i, 20 + i * 0.02, status="unfinished", ended_ns=None, last_token_ns=None) for i in range(400)
+    ]
+    stages = [
+        Stage(endless, 8.0, start_s=20.0),
+        Stage(fixed(15, 0.1, first=400), 1.5), Stage(fixed(15, 0.05, first=415, start_s=5.0), 0.75, start_s=5.0),
+    ]  # fmt: skip
+    text = warned(summarise(make_run(tmp_path / "run", stages)), "too_short")
+    assert text.startswith(
+        "Stability cannot be told at 10 req/s, 20 req/s: 15 requests are too few to tell (needs 20); at 50 req/s: requests last"
+    )
+
+
 def test_everything_failed(tmp_path: Path) -> None:
     records = [request(i, i * 0.02, ttft_s=None, status="http_error") for i in range(400)]
     summary = strict(summarise(make_run(tmp_path / "run", [Stage(records, 8.0)], SLOS)))
@@ -218,7 +246,7 @@ def test_a_disturbed_stage_that_was_repeated_limits_nothing(tmp_path: Path) -> N
     assert summary["audit"]["repeated_stages"] == [0]
     assert summary["audit"]["client_limited"] is True  # stage 2 was not
     warning = next(w["text"] for w in summary["warnings"] if w["code"] == "client_limited")
-    assert warning.startswith("At 100 req/s this machine")
+    assert warning.startswith("This machine could not keep up with the schedule at 100 req/s: ")
     summary = strict(summarise(make_run(tmp_path / "again", stages[:2], SLOS)))
     assert summary["audit"]["client_limited"] is False
     assert "client_limited" not in codes(summary)
