@@ -92,6 +92,11 @@ class Exchange:
         """Token events that came in one read with the token event before them."""
         return self._answer.merged_events
 
+    @property
+    def answering(self) -> bool:
+        """Whether a token has come."""
+        return bool(self._answer.chunk_at_ns)
+
     # -- the connection's side ---------------------------------------------------------------
 
     @property

@@ -50,6 +50,7 @@ class StagePlan:
         None  # closed loop: of a share of a stage; None: as ``user_starts`` has it
     )
     drain_s: float = 30.0  # how long answers are waited for after the last deadline
+    answering_s: float = 0.0  # and how much longer those that have begun, where most have
     finish_s: float = 60.0  # how long after its end sessions are played on
     end_on_failure: bool = True  # a failed turn ends its session
     keep_reasoning: bool = False  # in the histories of sessions

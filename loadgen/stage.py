@@ -150,7 +150,7 @@ class StageRunner:
                     meta["end_ns"] = min(meta["end_ns"], time.monotonic_ns())
                 await self._finish_sessions(meta["end_ns"] + int(plan.finish_s * 1e9))
                 following.cancel()
-                await self._drain(plan.drain_s)
+                await self._drain()
                 watcher.cancel()
                 working.cancel()
             after = self._counted()
@@ -234,17 +234,33 @@ class StageRunner:
         while (left_s := (deadline_ns - time.monotonic_ns()) / 1e9) > 0 and not self._sends_no_more():
             await asyncio.sleep(min(left_s, 0.1))
 
-    async def _drain(self, drain_s: float) -> None:
-        give_up_s = time.monotonic() + drain_s
-        while (self._in_flight or self._retrying) and not self._stop_reason and time.monotonic() < give_up_s:
-            await asyncio.sleep(0.02)
+    async def _drain(self) -> None:
+        """Wait for answers: longer for those that come, unless most have not begun, which is a queue."""
+        plan, ended_s = self._plan, time.monotonic()
+        await self._sleep_while(lambda: bool(self._in_flight or self._retrying), ended_s + plan.drain_s)
         self._closing = True
-        why = self._stop_reason or f"not answered within {drain_s:g} s after the stage"
-        for exchange in list(self._in_flight):
-            exchange.fail("unfinished", why, time.monotonic_ns())
+        coming = [exchange for exchange in self._in_flight if exchange.answering]
+        if 2 * len(coming) >= len(self._in_flight):
+            self._cut_off(plan.drain_s, keep=coming)
+            await self._sleep_while(self._comes, ended_s + plan.drain_s + plan.answering_s)
+        self._cut_off(time.monotonic() - ended_s)
         while self._judge_one():
             pass
         await asyncio.sleep(0)
+
+    async def _sleep_while(self, waiting: Callable[[], bool], give_up_s: float) -> None:
+        while waiting() and not self._stop_reason and time.monotonic() < give_up_s:
+            await asyncio.sleep(0.02)
+
+    def _comes(self) -> bool:
+        """Whether an answer goes on: one that said nothing for as long as is waited for a beginning does not."""
+        since_ns = time.monotonic_ns() - int(self._plan.drain_s * 1e9)
+        return any((exchange.last_read_ns or 0) > since_ns for exchange in self._in_flight)
+
+    def _cut_off(self, after_s: float, keep: Sequence[Exchange] = ()) -> None:
+        why = self._stop_reason or f"not answered within {round(after_s, 1):g} s after the stage"
+        for exchange in set(self._in_flight).difference(keep):
+            exchange.fail("unfinished", why, time.monotonic_ns())
 
     # -- one request -----------------------------------------------------------------------------
 

@@ -155,7 +155,7 @@ class Workers:
         for worker, _ in dealt:
             worker.tell("go", start_ns)
         playing_on_s = plan.finish_s if plan.schedule.session is not None else 0.0
-        patience_s = LEAD_S + plan.duration_s + playing_on_s + plan.drain_s + GRACE_S
+        patience_s = LEAD_S + plan.duration_s + playing_on_s + plan.drain_s + plan.answering_s + GRACE_S
         answers = await asyncio.gather(*(worker.hear("done", patience_s) for worker, _ in dealt))
         results = [
             answer[0] if answer is not None else await self._bury(worker, share, start_ns)

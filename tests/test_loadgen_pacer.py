@@ -255,6 +255,33 @@ def test_a_stage_is_not_waited_for_beyond_its_drain() -> None:
     assert 0.5 <= (result.meta["drained_ns"] - result.meta["start_ns"]) / 1e9 < 5
 
 
+@pytest.mark.parametrize(
+    ("silent", "statuses"),
+    [
+        (1, ["ok"] * 6 + ["unfinished"] * 2),  # six answers come, one stops in the middle, one never begins
+        (8, ["unfinished"] * 15),  # eight of fifteen have not begun: a queue, for which nobody waits
+    ],
+)
+def test_answers_that_come_are_waited_for_unless_most_have_not_begun(
+    silent: int, statuses: list[str]
+) -> None:
+    """Six answers of 0.9 s and more, where beginnings are waited for 0.4 s after the stage."""
+    faults = ["ok"] * 6 + ["stall"] + ["headers_then_nothing"] * silent
+    with FaultServer(gap_s=0.3) as server:
+        result = on_loop(
+            "uvloop",
+            run_stage(
+                server.url, schedule_at([0.0] * len(faults)), faults.__getitem__,
+                drain_s=0.4, answering_s=30.0, duration_s=0.1,
+            ),
+        )  # fmt: skip
+    check_complete(result)
+    found = sorted(result.records, key=lambda r: r.request_id)
+    assert [r.status for r in found] == statuses
+    assert found[-1].error == "not answered within 0.4 s after the stage"
+    assert (result.meta["drained_ns"] - result.meta["end_ns"]) / 1e9 < 10  # 30 s are for those that come
+
+
 def test_a_closed_loop_keeps_its_concurrency() -> None:
     with FaultServer(gap_s=0.01) as server:
         result = on_loop(

@@ -29,6 +29,7 @@ from workloads.traces import Trace
 
 DRAIN_MIN_S = 5.0
 DRAIN_DEFAULT_S = 30.0
+SLOWED = 5.0  # by other requests beside it
 IDLE_WAIT_S = 15.0  # after an overload the server may still be busy with requests that we gave up
 CLOSED_REQUESTS_MAX = 200_000
 REPEATS_MAX = 3  # stages run again in one experiment because the client was disturbed ...
@@ -153,7 +154,7 @@ class Rig(StageBook):
         plan = StagePlan(
             index=len(self.stages), kind=kind, schedule=schedule, duration_s=duration_s,
             offered_rps=offered_rps, concurrency=concurrency, used_up=cut or StagePlan.used_up,
-            think_s=self.settings.think_s, ramp_s=self.settings.ramp_s, drain_s=self._drain_s(),
+            think_s=self.settings.think_s, ramp_s=self.settings.ramp_s, drain_s=self._drain_s(), answering_s=self._answering_s(schedule),
             sticky=self.settings.sticky, **_session_rules(self.settings.workload),
         )  # fmt: skip
         with self._progress.stage(self._generator, plan), self._looking_on(plan, enough):
@@ -267,6 +268,11 @@ class Rig(StageBook):
         if limits:
             return max(DRAIN_MIN_S, 1.5 * max(limits), 2 * self.typical_e2e_s)
         return max(DRAIN_MIN_S if self.settings.slos else DRAIN_DEFAULT_S, 3 * self.typical_e2e_s)
+
+    def _answering_s(self, schedule: Schedule) -> float:
+        """What the longest answer takes by the typical one, which is a middling one alone, and SLOWED times as slow."""
+        middling = max(self.settings.workload.output_tokens.quantile(0.5), 1.0)
+        return SLOWED * self.typical_e2e_s * max(float(schedule.output_tokens.max(initial=1)) / middling, 1.0)
 
 
 def _session_rules(workload: Workload) -> dict[str, Any]:
