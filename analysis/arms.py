@@ -12,7 +12,7 @@ import numpy as np
 
 from analysis.attainment import observe_slos, requests_meeting
 from analysis.blocks import INFINITE, Blocks, LevelRecords, blocks_of, in_blocks, level_records
-from analysis.comparable import Judged, level_name
+from analysis.comparable import Judged, is_steady, level_name
 from analysis.intervals import smallest_n
 from analysis.shift import (  # fmt: skip
     NOTHING_COUNTS,
@@ -229,7 +229,7 @@ class Pairing:
 
 
 def pairings(arms: list[Arm]) -> dict[tuple[int, int], Pairing]:
-    """Every two of the arms (i < j), at the highest load that all have; an A/B by its rounds."""
+    """Every two of the arms (i < j), at the highest load that all carry; an A/B by its rounds."""
     marks = [a.judged.run.meta.get("ab") or {} for a in arms]
     rounds = len(arms) == 2 and bool(marks[0]) and marks[0].get("pair") == marks[1].get("pair")
     both, none = range(len(arms)), NO_PAIR
@@ -238,7 +238,7 @@ def pairings(arms: list[Arm]) -> dict[tuple[int, int], Pairing]:
         stages = [[s for s in arms[0].stages if s["index"] in of_b]]
         stages.append([of_b[s["index"]] for s in stages[0]])
     else:
-        fit = [{level_name(s): s for s in a.stages if s["stable"] is not False and s["requests"] >= REQUESTS_MIN} for a in arms]  # fmt: skip
+        fit = [{level_name(s): s for s in a.stages if is_steady(s) and s["requests"] >= REQUESTS_MIN} for a in arms]  # fmt: skip
         shared = set(fit[0]).intersection(*fit[1:])
         stages = [[f[name] for name in sorted(shared, key=lambda n: _load(fit[0][n]))[-1:]] for f in fit]
         none = f"{NO_LEVEL}: {_same_load(arms, [list(f.values()) for f in fit])}"

@@ -24,7 +24,15 @@ from analysis.blocks import (
     pooled_marks,
 )  # fmt: skip
 from analysis.caveats import ERROR_SHARE
-from analysis.comparable import CompareError, Judged, check_realised, check_same, identity, realised
+from analysis.comparable import (
+    CompareError,
+    Judged,
+    check_realised,
+    check_same,
+    identity,
+    is_steady,
+    realised,
+)
 from analysis.expected import Queue, fit_queue, table_of
 from analysis.hdr import encode_seconds
 from analysis.intervals import smallest_n
@@ -68,7 +76,7 @@ def _unfit(run: Judged) -> dict[str, str]:
         n, failed = stage["requests"], stage["requests"] - stage["ok"] - stage["errors"].get("cancelled", 0)
         if stage["client_limited"]:
             found[name] = "the client was the limit (use a quieter or larger machine)"
-        elif stage["stable"] is False:
+        elif not is_steady(stage):
             found[name] = (
                 f"no steady state ({stage['stable_reason']}): use a lower load or a longer --duration"
             )

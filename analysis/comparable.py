@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from analysis.caveats import ERROR_SHARE
 from analysis.slo import Slo
 from analysis.stages import RunRecords, read_records
 from analysis.summary import summarise
@@ -63,6 +64,12 @@ class Judged:
             if stage and stage["index"] not in self.summary["audit"]["repeated_stages"]:
                 found[level_name(stage)] = (meta, stage)
         return found
+
+
+def is_steady(stage: Mapping[str, Any]) -> bool:
+    """Whether its latencies are those of its load. Where a steady state cannot be told, none that shows overload fits."""
+    overload = stage["slo_met"] is False or stage["errors"]["unfinished"] > ERROR_SHARE * stage["requests"]
+    return bool(stage["stable"] or (stage["stable"] is None and stage["window"]["settled"] and not overload))
 
 
 def level_name(stage: Mapping[str, Any]) -> str:

@@ -98,13 +98,14 @@ def compare(arms: list[Arm]) -> dict[str, Any]:
     rows = [failed, *(r for r in usable if r["question"] != "cost"), *(at_usable.get(r["name"], r) for r in figures), *_burst_rows(arms)]  # fmt: skip
     against = [made[0, j] for j in range(1, len(arms))]
     compared = any([q["p"] is not None for t in shift for q in t["quantiles"]] + [any(r["changes"]) for r in rows])  # fmt: skip
-    sentence = _sentence(rows, shift, arms, aa) if compared else ""
+    level = level_name(first.stages[0][0]) if first.stages else None
+    sentence = _sentence(rows, shift, arms, aa, f" at {level}" if level else "") if compared else ""
     notes = [_pairs_left(arms, first) if first.rounds and first.stages else "", *_left_out(arms, first)]
     if not first.rounds and first.unpaired:
         notes.append(f"Latencies and failures are not compared: {first.unpaired}.")
     return {
         "schema_version": COMPARE_SCHEMA_VERSION, "sentence": sentence or _nothing(rows, arms, first), "notes": [n for n in notes if n],
-        "compared": compared, "aa": aa, "level": level_name(first.stages[0][0]) if first.stages else None,
+        "compared": compared, "aa": aa, "level": level,
         "interleaved_pairs": len(first.pairs) if first.rounds else None, "interleaved_pairs_planned": _planned(arms) if first.rounds else None,
         "same_schedule": bool(first.stages) and all(p.same_schedule for pairing in against for p in pairing.pairs),
         "slos": [s["text"] for s in arms[0].judged.summary["slos"]], "runs": [_origin(a) for a in arms],
@@ -155,7 +156,7 @@ def _left_out(arms: Sequence[Arm], first: Pairing) -> list[str]:
 
 def _nothing(rows: Sequence[Row], arms: Sequence[Arm], first: Pairing) -> str:
     """The sentence where no figure has a test."""
-    won = "; ".join(_won(rows, arms))
+    won = "; ".join(_won(rows, arms, ""))
     if first.rounds and not first.stages:
         return f"Nothing is compared: {_pairs_left(arms, first)}"
     return f"{won or f'Nothing is compared: {first.unpaired or NOTHING_COUNTS}'}."
@@ -275,16 +276,16 @@ def _burst_rows(arms: Sequence[Arm]) -> list[Row]:
     return rows
 
 
-def _won(rows: Sequence[Row], arms: Sequence[Arm]) -> list[str]:
-    """What fails, where that differs; then ``A is better in goodput per GPU``, once for each winner."""
-    failed = [f"Failed or cut off: {', '.join(f'{a.name} {x:.2%}' for a, x in zip(arms, r['values'], strict=True))}" for r in rows if r["question"] == "errors" and r["winner"]]  # fmt: skip
+def _won(rows: Sequence[Row], arms: Sequence[Arm], at: str) -> list[str]:
+    """What fails ``at`` the load compared, where that differs; then ``A is better in goodput per GPU``, once for each winner."""
+    failed = [f"Failed or cut off{at}: {', '.join(f'{a.name} {x:.2%}' for a, x in zip(arms, r['values'], strict=True))}" for r in rows if r["question"] == "errors" and r["winner"]]  # fmt: skip
     won = {a.name: [r["label"].split(" (")[0].replace(", req/s", "") for r in rows if r["winner"] == a.name and r["question"] != "errors"] for a in arms}  # fmt: skip
     return failed + [f"{name} is better in {', '.join(labels)}" for name, labels in won.items() if labels]
 
 
-def _sentence(rows: Sequence[Row], shift: Sequence[Row], arms: Sequence[Arm], aa: bool) -> str:
-    """The winners; where no difference is real, that."""
-    won = _won(rows, arms)
+def _sentence(rows: Sequence[Row], shift: Sequence[Row], arms: Sequence[Arm], aa: bool, at: str) -> str:
+    """The winners; where no difference is real, that. ``at``: the load where latencies are compared."""
+    won = _won(rows, arms, at)
     moved: dict[str, list[str]] = {}
     for table in shift:
         signs = {q["slower"] for q in table["quantiles"] if q["verdict"] == "differs"}
@@ -301,6 +302,8 @@ def _sentence(rows: Sequence[Row], shift: Sequence[Row], arms: Sequence[Arm], aa
     but = f"; {', '.join(dict.fromkeys(unknown))} could not be compared" if unknown else ""
     if aa:
         return f"A/A: no difference between the endpoint and itself{but}."
-    parts = won + [f"{who} in {', '.join(metrics)}" for who, metrics in moved.items()]
-    nothing = f"No difference between {' and '.join(a.name for a in arms)} is shown{but}"
+    parts = won + [f"{who} in {', '.join(metrics)}{at}" for who, metrics in moved.items()]
+    nothing = (
+        f"No difference between {' and '.join(a.name for a in arms)} is shown{at and f', latencies{at}'}{but}"
+    )
     return f"{'; '.join(parts) or nothing}."

@@ -12,6 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from compared_runs import RATE, arm, later, quantiles, rows, stage, ttfts
 from rich.console import Console
@@ -22,7 +23,7 @@ from ampacity.config import make_settings
 from ampacity.experiments.predict import predict
 from ampacity.progress import Progress
 from analysis.arms import Arm
-from analysis.comparable import CompareError, in_words, prepare
+from analysis.comparable import CompareError, in_words, is_steady, prepare
 from analysis.compare import compare, differences
 from loadgen.rundir import load_run
 from reports.compare import comparison_markdown
@@ -164,6 +165,38 @@ def test_stages_that_the_client_limited_are_left_out_and_said(tmp_path: Path) ->
     assert "not what it can carry" in offered["reason"]
 
 
+@pytest.mark.parametrize(
+    ("stable", "settled", "slo_met", "cut_off", "steady"),
+    [
+        (True, False, False, 401, True), (False, True, True, 0, False),
+        (None, True, None, 6, True), (None, True, None, 7, False),  # of 608: 0.99 % and 1.15 %
+        (None, True, False, 0, False), (None, False, None, 0, False), (None, False, False, 401, False),
+    ],
+)  # fmt: skip
+def test_where_no_steady_state_can_be_told_nothing_may_show_overload(stable: bool | None, settled: bool, slo_met: bool | None, cut_off: int, steady: bool) -> None:  # fmt: skip
+    made = {"stable": stable, "window": {"settled": settled}, "slo_met": slo_met, "requests": 608}
+    assert is_steady(made | {"errors": {"unfinished": cut_off}}) is steady
+
+
+def test_latencies_are_compared_at_the_highest_load_that_every_run_carries(tmp_path: Path) -> None:
+    """At 40/s each answer of B takes 8 of the 10 s: filling up and overload look the same, and its TTFT of 7.96 s breaks the SLO."""
+
+    def made(name: str, at_40: Any, *, both: bool) -> Arm:
+        high = later(stage(at_40, 40.0), 100.0, 1000)
+        return arm(tmp_path / name, [stage(ttfts(1)), high] if both else high, ["ttft_p90=500ms"])
+
+    a, b = made("a", ttfts(1, 400), both=True), made("b", np.full(400, 7.96), both=True)
+    over = b.judged.summary["stages"][1]
+    assert (over["stable"], over["slo_met"]) == (None, False)
+    result = compare([a, b])
+    assert result["level"] == "20/s"
+    assert result["sentence"] == "No difference between A and B is shown, latencies at 20/s."
+    assert quantiles(result, "ttft")[0.5]["verdict"] == "equal"
+    alone = compare([made("c", ttfts(1, 400), both=False), made("d", np.full(400, 7.96), both=False)])
+    assert alone["level"] is None
+    assert "no load level that every run has, steady and with 100 requests" in alone["notes"][-1]
+
+
 def test_stages_of_other_lengths_take_no_part_and_that_is_said(tmp_path: Path) -> None:
     """B's p99 lengths take ten times as long, at the same load: nothing of it may touch the comparison."""
     slow = stage(ttfts(1, 400, 10.0), start_s=100.0, extra={"lengths": "p99"})
@@ -264,7 +297,7 @@ def test_the_worked_example_of_the_docs_says_what_the_docs_say(
         assert program == "ampacity"
         assert ampacity(*words) == 0
     result = json.loads(capsys.readouterr().out)
-    assert "B is slower than A in TTFT, ITL, TPOT, E2E" in result["sentence"]
+    assert "B is slower than A in TTFT, ITL, TPOT, E2E at 5/s" in result["sentence"]
     cost = rows(result)["usd_per_thousand_good_requests"]
     assert cost["winner"] is None
     assert cost["changes"][1]["change"] == pytest.approx(-0.25, abs=0.01)

@@ -33,7 +33,7 @@ def failing(path: Path, every: int, scale: float = 1.0, n: int = 1000, **meta: A
 def test_equal_runs_are_equal_and_ten_percent_is_found_at_every_quantile(tmp_path: Path) -> None:
     a = arm(tmp_path / "a", stage(ttfts(1, 2000)))
     same = compare([a, arm(tmp_path / "b", stage(ttfts(1, 2000)))])
-    assert same["sentence"] == "No difference between A and B is shown."
+    assert same["sentence"] == "No difference between A and B is shown, latencies at 20/s."
     assert same["same_schedule"] is True
     assert quantiles(same, "ttft")[0.5]["verdict"] == "equal"
     found = quantiles(compare([a, arm(tmp_path / "c", stage(ttfts(1, 2000, 1.1)))]), "ttft")
@@ -99,7 +99,7 @@ def test_a_run_that_fails_is_not_faster_and_the_other_keeps_its_figures(tmp_path
         errors = rows(result)["error_rate"]
         assert sorted(errors["values"]) == [0.0, 0.25]
         assert errors["winner"] == "A"
-        assert result["sentence"].startswith("Failed or cut off: ")
+        assert result["sentence"].startswith("Failed or cut off at 20/s: ")
         assert "at some quantiles and slower or infinite at others in TTFT" in result["sentence"]
         terminal = io.StringIO()
         render_comparison(result, Console(file=terminal, width=80))
@@ -175,7 +175,10 @@ def test_a_ttft_of_0_has_no_ratio_and_breaks_nothing(tmp_path: Path) -> None:
     assert all(q["reason"].startswith("0") for q in quantiles(result, "ttft").values())
     assert rows(result)["ttft_p99_over_p50"]["reasons"][0].startswith("0")
     assert quantiles(result, "tpot")[0.5]["verdict"] == "equal"
-    assert result["sentence"] == "No difference between A and B is shown; TTFT could not be compared."
+    assert (
+        result["sentence"]
+        == "No difference between A and B is shown, latencies at 20/s; TTFT could not be compared."
+    )
     write_comparison_page(tmp_path / "page.html", result)
     assert "TTFT could not be compared" in comparison_markdown(result)
 
