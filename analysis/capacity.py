@@ -19,7 +19,7 @@ import numpy as np
 from analysis.next_load import Finished, non_monotone, out_of_reach
 from analysis.search import NOT_ALL_SEEN, POOLED, estimate, judged_open, unseen
 from analysis.slo import Slo
-from analysis.throughput import CHANCE_SD, REQUESTS_MIN, is_figure
+from analysis.throughput import CHANCE_SD, REQUESTS_MIN, all_failed, is_figure
 
 MEASURED_RATIO = 1.05
 SATURATED_RATIO = 1.01  # two levels of a closed loop whose rates are closer carry the same
@@ -75,7 +75,7 @@ def good_share_at(stages: Sequence[Mapping[str, Any]], kind: str, rate_rps: floa
 
 
 def levels_of(stages: Sequence[dict[str, Any]], kind: str) -> list[Level]:
-    """Stages of one kind as levels in order of load; client-limited and empty ones are no finding.
+    """Stages of one kind as levels in order of load; client-limited and empty ones, and those where all failed, are no finding.
 
     A stage that ended early had another load than the one it is named for: it counts only where it is alone.
     """
@@ -83,7 +83,7 @@ def levels_of(stages: Sequence[dict[str, Any]], kind: str) -> list[Level]:
     early: list[Level] = []
     for s in stages:
         load = s["offered_rps"] if kind == "open" else s["concurrency_set"]
-        if s["kind"] != kind or s["client_limited"] or not s["requests"] or not load:
+        if s["kind"] != kind or s["client_limited"] or not s["requests"] or not load or all_failed(s):
             continue
         rate, met = stage_rate(s), s["slo_met"]
         (early if s["ended_early"] else levels).append(Level(
@@ -185,6 +185,8 @@ def _no_level(stages: Sequence[dict[str, Any]]) -> str:
     tried = [s for s in stages if s["requests"]]
     if tried and all(s["client_limited"] for s in tried):
         return "no usable stage: the client was the limit in all of them"
+    if tried and all(all_failed(s) for s in tried):
+        return "no usable stage: every request failed in all of them"
     if any(s["ended_early"] for s in tried):
         return "no usable stage: those that the client kept up with ended early"
     return "no usable stage: none holds a request in its window"
@@ -244,7 +246,10 @@ def _crossing(levels: list[Level], slos: Sequence[Slo], kind: str, ceiling: floa
         } | binding  # fmt: skip
     i = min(int(position), len(levels) - 2)
     a, b, share = levels[i], levels[i + 1], position - i
-    rate = max(met.rate, min(_between(a.rate, b.rate, share), ceiling, broken.rate_high))
+    crossing = _between(a.rate, b.rate, share)
+    rate = max(met.rate, min(crossing, ceiling, broken.rate_high))
+    if rate < crossing and b.rate > a.rate > 0:  # what is in flight there, too
+        share = max(math.log(rate / a.rate) / math.log(b.rate / a.rate), 0.0)
     concurrency = _between(a.concurrency, b.concurrency, share)
     return {
         "usable_rps": rate,

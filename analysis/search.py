@@ -20,7 +20,7 @@ import numpy as np
 
 from analysis.metrics import Floats
 from analysis.slo import GAP_METRICS, Slo, parse_slo
-from analysis.throughput import is_figure
+from analysis.throughput import all_failed, is_figure
 
 POOLED = (
     "all open stages together: near the limit the log-odds of a miss rise linearly with the load (slope and crossing "
@@ -72,11 +72,11 @@ class Estimate:
 
 
 def judged_open(stages: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
-    """Open stages that are findings, in order of load: not cut short, not limited by the client."""
+    """Open stages that are findings, in order of load: not cut short, not limited by the client, with an answer."""
     kept = [
         s for s in stages
         if s["kind"] == "open" and s["offered_rps"] and s["requests"] and s["slo_verdicts"]
-        and not s["client_limited"] and not s["ended_early"]
+        and not s["client_limited"] and not s["ended_early"] and not all_failed(s)
     ]  # fmt: skip
     return sorted(kept, key=lambda s: float(s["offered_rps"]))
 

@@ -15,6 +15,7 @@ REQUESTS_MIN = 100
 CHANCE_SD = 3.0  # of a number of arrivals: nearer to what was offered, it is the draw of the schedule
 NO_FIGURE = f"no stage has a steady state and {REQUESTS_MIN} requests with a client that kept up: its rates are no figures"
 _NS = 1e-9
+_DOWN = ("http_error", "stream_error", "truncated", "empty", "connect_error", "reset", "protocol_error")
 
 
 def is_figure(stage: Mapping[str, Any]) -> bool:
@@ -24,6 +25,12 @@ def is_figure(stage: Mapping[str, Any]) -> bool:
     stages, as those by which a search brackets the limit, is that of the luckiest draw.
     """
     return bool(stage["stable"] and stage["requests"] >= REQUESTS_MIN and not stage["client_limited"])
+
+
+def all_failed(stage: Mapping[str, Any]) -> bool:
+    """Whether every request failed, and not by its time limit: an endpoint that is down or refuses, which no lower load mends."""
+    errors = stage.get("errors") or {}
+    return bool(stage["requests"]) and sum(errors.get(status, 0) for status in _DOWN) >= stage["requests"]
 
 
 def span_s(stage: Mapping[str, Any], window: Window) -> float:

@@ -128,6 +128,32 @@ def test_an_unstable_stage_is_above_capacity_and_caps_the_figure_at_what_it_serv
     assert (c["usable_rps"], c["usable_rps_ci"]) == (137, [90, 170])
 
 
+def test_what_is_in_flight_goes_with_the_capped_rate() -> None:
+    stages = [
+        stage(0, 16, 0.25, True, concurrency=8),
+        stage(1, 40, 1.1, False, stable=False, achieved=20, concurrency=600) | {"carried_rps": 40.0},
+    ]
+    c = find_capacity(stages, SLOS)
+    # the limit is crossed nearly at 40/s, but no more than 20 were served: ln(20/16)/ln(40/16) of the step
+    share = math.log(20 / 16) / math.log(40 / 16)
+    assert (c["usable_rps"], c["c_max_ci"]) == (20, [8, 600])
+    assert c["c_max"] == pytest.approx(8 ** (1 - share) * 600**share)
+
+
+def test_a_stage_in_which_everything_failed_is_no_finding() -> None:
+    """An endpoint that went down at 20/s says nothing of 20/s; requests that ran into their time limit may."""
+    met, down = stage(0, 10, 0.25, True), stage(1, 20, None, False, achieved=0)
+    refused = down | {"errors": {"http_error": 900, "connect_error": 100, "timeout": 0}}
+    c = find_capacity([met, refused], SLOS)
+    assert (c["usable_rps"], c["usable_rps_ci"], c["crossing"]) == (10, [10, None], "lower_bound")
+    alone = find_capacity([refused], SLOS)
+    assert (alone["usable_rps"], alone["usable_rps_ci"]) == (None, None)
+    assert alone["reason"] == "no usable stage: every request failed in all of them"
+    for errors in ({"timeout": 1000}, {"http_error": 999}):  # the one of a thousand was answered
+        c = find_capacity([met, down | {"errors": errors}], SLOS)
+        assert c["usable_rps_ci"] == [10, 20]
+
+
 def test_a_result_is_never_above_what_was_offered() -> None:
     # by chance more arrived than offered: 41.5 for 40, and 145 for 143 in the stage that broke
     met, broken = stage(0, 40, 0.25, True, achieved=41.5), stage(1, 143, 4.0, False, achieved=138)
