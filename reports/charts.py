@@ -178,6 +178,9 @@ def _capacity_title(summary: Mapping[str, Any], figure: str, otherwise: str) -> 
     return f"{who} up to {least}{significant(capacity[figure])} {what}"
 
 
+SHORT_OF = 1.03  # offered over achieved: less is the draw of the arrivals
+
+
 def latency_by_rate(summary: Mapping[str, Any]) -> Chart | None:
     """The latency-throughput curve, with the knee region and the usable rate."""
     stages = _stages(summary, "achieved_rps")
@@ -201,6 +204,10 @@ def latency_by_rate(summary: Mapping[str, Any]) -> Chart | None:
         said.append("Bars on p99 are its interval; a bar to one side only has no known other end.")
     if any(stage_state(s, summary) == "growing" for s in stages):
         said.append("Past saturation the curve turns upwards: latency grows, the rate does not.")
+    if usable and any((s.get("offered_rps") or 0.0) > SHORT_OF * s["achieved_rps"] for s in stages):
+        said.append(
+            "The usable rate is a rate offered; a stage that achieves less stands left of what it was offered."
+        )
     caption = " ".join([*said, _left_out(summary)]).strip()
     return Chart("latency-rate", title, alt, plot.spec(WIDE, 380), plot.keys, caption, plot.spec(NARROW, 340))
 

@@ -170,6 +170,20 @@ def test_bands_lie_below_the_data() -> None:
     assert "rect" not in kinds[2:]
 
 
+def test_a_stage_that_achieves_less_than_offered_is_said_to_stand_left_of_it() -> None:
+    summary = open_sweep()
+    for stage in summary["stages"]:
+        stage["achieved_rps"] = stage["offered_rps"]
+    said = "a stage that achieves less stands left of what it was offered"
+    all_carried = latency_by_rate(summary)
+    assert all_carried is not None
+    assert said not in all_carried.caption
+    summary["stages"][-1]["achieved_rps"] /= 1.04
+    short = latency_by_rate(summary)
+    assert short is not None
+    assert said in short.caption
+
+
 def test_c_max_is_marked_over_concurrency() -> None:
     chart = latency_by_concurrency(closed_sweep())
     assert "C_max 16.0 in flight (16.0 to 32.0)" in texts(chart, "rule")
