@@ -18,7 +18,7 @@ from analysis.observations import quantile_rank
 from loadgen.generator import Generator
 from loadgen.plan import LIVE_TTFTS, Live, StagePlan
 from loadgen.protocols import printable
-from reports.figures import DASH, counted, failures
+from reports.figures import DASH, counted, exact, failures
 
 PAINT_EVERY_S = 0.5
 PLAIN_EVERY_S = 10.0  # also the time over which the rates of the live line are taken
@@ -97,7 +97,7 @@ def live_line(live: Live, now: tuple[float, int, int], before: tuple[float, int,
     span_s = max(now[0] - before[0], 1e-9)
     sent, done = ((b - a) / span_s for a, b in zip(before[1:], now[1:], strict=True))
     is_open = live.kind == "open"
-    level = f"{live.level:.4g} req/s on average" if is_open else f"{live.level:g} users, closed loop"
+    level = f"{exact(live.level)} req/s on average" if is_open else f"{live.level:g} users, closed loop"
     left_s = max(live.duration_s - now[0], 0.0)
     ttft, n = sorted(live.ttft_s[-LIVE_TTFTS:]), len(live.ttft_s[-LIVE_TTFTS:])
     p50, p99 = (seconds(ttft[quantile_rank(q, n) - 1] if n >= smallest_n(q) else None) for q in (0.5, 0.99))
@@ -111,7 +111,7 @@ def live_line(live: Live, now: tuple[float, int, int], before: tuple[float, int,
 def stage_line(stage: dict[str, Any]) -> str:
     """The outcome of one stage, in one line."""
     is_open, ttft = stage["kind"] == "open", stage["ttft_from_schedule_s"]
-    level = f"{stage['offered_rps']:.3g} req/s" if is_open else f"concurrency {stage['concurrency_set']}"
+    level = f"{exact(stage['offered_rps'])} req/s" if is_open else f"concurrency {stage['concurrency_set']}"
     curve = f", all at {stage['lengths']} lengths" if stage["lengths"] else ""
     judged = {True: "SLO met", False: "SLO broken", None: f"SLO undecided ({_why(stage)})"}[stage["slo_met"]]
     verdict = judged if stage["slo_verdicts"] else "no SLO"

@@ -95,7 +95,7 @@ def next_step(stages: Sequence[Mapping[str, Any]], goal: Goal) -> Step | Finishe
         sent = stages[-1]["requests"] + stages[-1]["window"]["warmup_requests"]
         if sent < LATE_KNOWN and len(stages) < STAGES_MAX:
             return Step(load, 2 * LATE_KNOWN, "so few requests that a single late one counts")
-        return Finished(f"the client could not keep up with {load} requests/s")
+        return Finished(f"the client could not keep up with {load:g} requests/s")
     judged = judged_open(stages)
     if not judged:
         return Step(_rate(goal.first_rps), goal.few, "start")
