@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from analysis.attainment import observe_slos, requests_meeting
-from analysis.blocks import INFINITE, Blocks, LevelRecords, blocks_of, in_blocks, level_records
+from analysis.blocks import Blocks, LevelRecords, blocks_of, in_blocks, level_records
 from analysis.comparable import Judged, is_steady, level_name
 from analysis.intervals import smallest_n
 from analysis.shift import (  # fmt: skip
@@ -191,10 +191,11 @@ class Pairing:
             levels = [(p.reference, p.other)[side] for p in self.pairs]
             return float(np.mean(np.concatenate([x.failed for x in levels]))) if levels else self.unpaired
         metric, kind = basis.split("_")
-        p99, p50 = (self.quantile(metric, q).values[side] for q in (0.99, 0.5))
+        tail = self.quantile(metric, 0.99)
+        p99, p50 = tail.values[side], self.quantile(metric, 0.5).values[side]
         if isinstance(p99, str) or isinstance(p50, str):
             return p99 if isinstance(p99, str) else p50
-        return INFINITE if math.isinf(p99) else p99 / (p50 if kind == "tail" else 1.0)
+        return tail.endless if math.isinf(p99) else p99 / (p50 if kind == "tail" else 1.0)
 
     def change(self, basis: str) -> Change | str:
         """Of the basis, from a to b, or why it cannot be told."""

@@ -24,7 +24,7 @@ from analysis.blocks import (
     pooled_marks,
 )  # fmt: skip
 from analysis.caveats import ERROR_SHARE
-from analysis.comparable import (
+from analysis.comparable import (  # fmt: skip
     CompareError,
     Judged,
     check_realised,

@@ -24,7 +24,6 @@ from analysis.observations import Observations, quantile_rank
 from analysis.stages import RunRecords
 
 BLOCKS = 20
-INFINITE = "infinite: failed requests reach into it"
 MARKS = 9
 NEIGHBOURHOOD = 0.1  # of ranks on each side at the median, half of 1 - q in the tails; no farther than finite samples reach
 METRICS = ("ttft", "itl", "tpot", "e2e")
@@ -153,6 +152,13 @@ def blocks_of(events: Floats) -> Blocks:
     return Blocks(in_blocks(events), in_blocks(ones), effective_size(events, ones))
 
 
+def endless(runs: Sequence[Observations]) -> str:
+    """Why a quantile of these is infinite: only what failed is; how long what was cut off would have taken is not known."""
+    failed, cut_off = any(o.n_infinite for o in runs), any(o.n_censored for o in runs)
+    which = [word for word, there in (("failed", failed), ("were cut off unfinished", cut_off)) if there]
+    return f"infinite{'' if failed else ' or unknown'}: requests that {' or '.join(which)} reach into it"
+
+
 def pooled_marks(runs: Sequence[Observations], quantile: float) -> Marks | str:
     """Around the quantile of all runs together; the share above them is 1 - q exactly. A reason where one is 0 or infinite."""
     values = np.concatenate([o.values for o in runs])
@@ -165,7 +171,7 @@ def pooled_marks(runs: Sequence[Observations], quantile: float) -> Marks | str:
     ranks = quantile + reach * np.linspace(-1, 1, MARKS)
     at = np.searchsorted(cumulative, [quantile_rank(float(r), n) - 0.5 for r in ranks])
     if at[-1] >= len(values):
-        return INFINITE
+        return endless(runs)
     limits = values[at]
     if limits[0] <= 0:
         return "0: tokens that came together reach into it"

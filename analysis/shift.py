@@ -17,11 +17,11 @@ import numpy as np
 from analysis.baseline import DEFAULT_TOLERANCE, assumed_noise
 from analysis.blocks import (  # fmt: skip
     BLOCKS,
-    INFINITE,
     Blocks,
     LevelRecords,
     blocks_of,
     blocks_over,
+    endless,
     moved_by,
     pooled_marks,
 )
@@ -110,10 +110,11 @@ def _end(log_ratio: float) -> float | None:
 
 @dataclass(frozen=True)
 class Quantile:
-    """``values``: of the reference and the other, s, inf where failed requests reach into it; each, and the change, or why not."""
+    """``values``: of the reference and the other, s, inf where what failed or was cut off reaches into it (``endless``: which); each, and the change, or why not."""
 
     values: tuple[float | str, float | str]
     change: Change | str
+    endless: str = ""
 
 
 @dataclass(frozen=True)
@@ -151,18 +152,19 @@ def quantile_change(pairs: Sequence[Pair], metric: str, q: float) -> Quantile:
     a, b = (_value([o[side] for o in found], q) for side in range(2))
     if isinstance(a, str) or isinstance(b, str):
         return Quantile((a, b), a if isinstance(a, str) else str(b))
+    why = endless([o for both in found for o in both])
     if math.isinf(a) and math.isinf(b):
-        return Quantile((a, b), INFINITE)
+        return Quantile((a, b), why, why)
     if len(pairs) == 1:
-        return Quantile((a, b), _by_shares(*found[0], q, pairs[0].same_schedule, math.inf in (a, b)))
+        return Quantile((a, b), _by_shares(*found[0], q, pairs[0].same_schedule, math.inf in (a, b)), why)
     order = np.array([p.order for p in pairs])
     if math.isfinite(a) and math.isfinite(b):
         ratios = [math.log(y.quantile_bounds(q)[1] / x.quantile_bounds(q)[1]) for x, y in found]
         return Quantile((a, b), between_rounds(np.array(ratios), order))
     over = np.array([[o.shares_over(np.array([min(a, b)]))[0] for o in pair] for pair in found])
     change = between_rounds(over[:, 1] - over[:, 0], order)
-    endless = replace(change, log_ratio=math.copysign(math.inf, b - a), se=math.inf, ci=(None, None))
-    return Quantile((a, b), endless)
+    change = replace(change, log_ratio=math.copysign(math.inf, b - a), se=math.inf, ci=(None, None))
+    return Quantile((a, b), change, why)
 
 
 def _value(found: Sequence[Observations], q: float) -> float | str:
@@ -178,7 +180,7 @@ def _value(found: Sequence[Observations], q: float) -> float | str:
 def _by_shares(a: Observations, b: Observations, q: float, paired: bool, endless: bool) -> Change | str:
     """``endless``: one of the two is infinite; what is over the other's quantile tells all the same."""
     marks, its_own = pooled_marks([a], q), pooled_marks([b], q)
-    if endless and marks == INFINITE:
+    if endless and isinstance(marks, str) and not isinstance(its_own, str):
         change = _by_shares(b, a, q, paired, endless)
         if isinstance(change, str):
             return change
@@ -258,5 +260,5 @@ def as_dict(q: float, found: Quantile, real: bool, tests: int) -> dict[str, Any]
         "change": change.change, "change_ci": list(change.ci), "slower": change.log_ratio > 0, "p": change.p,
         "smallest_seen": change.smallest_seen(tests), "verdict": change.verdict(real),
     }  # fmt: skip
-    reason = change if isinstance(change, str) else INFINITE if endless else None
+    reason = change if isinstance(change, str) else found.endless if endless else None
     return {"q": q, "reference_s": a, "other_s": b, "infinite": endless, **held, "reason": reason}

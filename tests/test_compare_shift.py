@@ -20,11 +20,11 @@ from reports.compare import comparison_markdown, render_comparison, write_compar
 from reports.figures import OF_NEIGHBOURS, OTHER_SIGN
 
 
-def failing(path: Path, every: int, scale: float = 1.0, n: int = 1000, **meta: Any) -> Arm:
+def failing(path: Path, every: int, scale: float = 1.0, n: int = 1000, status: str = "http_error", **meta: Any) -> Arm:  # fmt: skip
     """Each request whose number is a multiple of ``every`` fails."""
     made = stage(ttfts(1, n, scale))
     made.records = [
-        r if i % every else request(i, i / RATE, ttft_s=None, status="http_error", output_tokens_planned=5)
+        r if i % every else request(i, i / RATE, ttft_s=None, status=status, output_tokens_planned=5)
         for i, r in enumerate(made.records)
     ]
     return arm(path, made, warmup_requests=0, **meta)
@@ -108,6 +108,19 @@ def test_a_run_that_fails_is_not_faster_and_the_other_keeps_its_figures(tmp_path
         write_comparison_page(tmp_path / "page.html", result)
     both = quantiles(compare([b, failing(tmp_path / "c", 3)]), "ttft")[0.99]
     assert (both["infinite"], both["verdict"]) == (["reference", "other"], "unknown")
+
+
+def test_what_was_cut_off_is_not_called_failed(tmp_path: Path) -> None:
+    """Of B's 1000 requests 20 are cut off unfinished: its p99 lies among them, and how long they would have taken nobody knows."""
+    a, failed = arm(tmp_path / "a", stage(ttfts(1)), warmup_requests=0), failing(tmp_path / "c", 50)
+    result = compare([a, failing(tmp_path / "b", 50, status="unfinished")])
+    held, why = quantiles(result, "ttft")[0.99], "infinite or unknown: requests that were cut off unfinished reach into it"  # fmt: skip
+    assert (held["infinite"], held["reason"]) == (["other"], why)
+    assert rows(result)["ttft_p99_over_p50"]["reasons"] == [None, why]
+    held = quantiles(compare([a, failed]), "ttft")[0.99]
+    assert held["reason"] == "infinite: requests that failed reach into it"
+    held = quantiles(compare([failed, failing(tmp_path / "d", 50, status="unfinished")]), "ttft")[0.99]
+    assert held["reason"] == "infinite: requests that failed or were cut off unfinished reach into it"
 
 
 def test_ten_failures_of_a_thousand_are_a_difference_and_two_are_not(tmp_path: Path) -> None:
