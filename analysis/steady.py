@@ -23,6 +23,8 @@ CLEAR_RISE = 1.5
 OUTAGE_CHANCE = 0.01  # so rarely do so many failures lie in the part that would be cut, if spread evenly
 LATENCY_RISE = 1.2  # end-to-end times must have risen by this factor as well
 LATENCY_RISE_SHORT = 2.0  # the same, where the stage is short against its requests
+FEW_COMPLETIONS = 50  # below so many in half of a short stage their rate is not known
+RISING_PAIRS = 0.75  # of an early and a later request the later one must take longer so often
 
 
 @dataclass(frozen=True)
@@ -169,14 +171,15 @@ def judge_stability(
     its first requests have ended, half-way at the latest. Unstable: from there on arrivals exceed
     completions by ``GROWTH_Z`` sqrt(arrivals + completions) (less where few arrive and end-to-end times
     rise clearly), the in-flight count rises by regression, and end-to-end times (censored ones at their
-    age) have risen. ``e2e_s`` is from schedule, NaN or inf for failed requests.
+    age) have risen: in a stage hardly longer than its requests twofold, or in the order of arrival while
+    completions stand still. ``e2e_s`` is from schedule, NaN or inf for failed requests.
     """
     n = len(scheduled_s)
     if n < 20 or end_s <= start_s:
         return Stability(None, f"{n} requests are too few to tell (needs 20)")
     valued = np.isfinite(e2e_s)
     first = e2e_s[valued][: max(5, n // 10)]
-    filled = start_s + (float(np.quantile(first, 0.9)) if len(first) else 0.0)
+    half_filled, filled = (start_s + (np.quantile(first, (0.5, 0.9)) if len(first) else np.zeros(2))).tolist()
     short = filled > (start_s + end_s) / 2
     begin = min(filled, (start_s + end_s) / 2)
     arrivals = int(np.count_nonzero((scheduled_s >= begin) & (scheduled_s < end_s)))
@@ -190,11 +193,12 @@ def judge_stability(
     rise = _latency_rise(scheduled_s, ended_s, e2e_s, valued, begin)
     if z < GROWTH_Z and rise < CLEAR_RISE:
         return Stability(True, None, growth_rps)
-    if rise < LATENCY_RISE or (short and rise < LATENCY_RISE_SHORT):
-        if not short:
-            return Stability(True, None, growth_rps)
+    if not short and rise < LATENCY_RISE:
+        return Stability(True, None, growth_rps)
+    still = _stands_still(min(half_filled, begin), end_s, scheduled_s, ended_s)
+    if short and rise < LATENCY_RISE_SHORT and not (still and _rises(e2e_s[valued], ended_s[valued])):
         return Stability(
-            None, f"requests last about {filled - start_s:.3g} s, too long for a stage of {end_s - start_s:.3g} s: "
+            None, f"requests lasted about {filled - start_s:.3g} s, too long for a stage of {end_s - start_s:.3g} s: "
             "filling up and overload look the same", growth_rps,
         )  # fmt: skip
     reason = (
@@ -202,6 +206,32 @@ def judge_stability(
         f"last {end_s - begin:.3g} s"
     )
     return Stability(False, reason, growth_rps)
+
+
+def _stands_still(begin_s: float, end_s: float, scheduled_s: Floats, ended_s: Floats) -> bool:
+    """Whether completions are too slow to reach the arrivals: not even within as long again as half of the span,
+    if they go on as from the first half to the second, two standard errors on top. Where a server fills up they rise.
+    """
+    middle = (begin_s + end_s) / 2
+    first = int(np.count_nonzero((ended_s >= begin_s) & (ended_s < middle)))
+    second = int(np.count_nonzero((ended_s >= middle) & (ended_s < end_s)))
+    lacking = int(np.count_nonzero((scheduled_s >= middle) & (scheduled_s < end_s))) - second
+    return first >= FEW_COMPLETIONS and second - first + 2 * float(np.sqrt(first + second)) < lacking
+
+
+def _rises(e2e_s: Floats, ended_s: Floats) -> bool:
+    """Whether end-to-end times rise in the order of arrival, unfinished requests at their age (Gehan 1965).
+
+    Of all pairs of one of the first fifth and a later one in which it is known which took longer.
+    """
+
+    def longer(values: Floats, than: Floats) -> int:
+        return int((len(values) - np.searchsorted(np.sort(values), than, side="right")).sum())
+
+    early, known = max(10, len(e2e_s) // 5), ~np.isnan(ended_s)
+    up = longer(e2e_s[early:], e2e_s[:early][known[:early]])
+    down = longer(e2e_s[:early], e2e_s[early:][known[early:]])
+    return up > RISING_PAIRS * (up + down)
 
 
 def _slope_z(begin_s: float, end_s: float, scheduled_s: Floats, ended_s: Floats) -> float:

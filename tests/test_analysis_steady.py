@@ -5,7 +5,14 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from analysis.steady import find_window, in_flight_at, judge_stability, mser5, time_average_in_flight
+from analysis.steady import (
+    _rises,
+    find_window,
+    in_flight_at,
+    judge_stability,
+    mser5,
+    time_average_in_flight,
+)
 
 Floats = np.ndarray
 
@@ -208,6 +215,48 @@ def test_filling_up_that_was_cut_off_is_no_overload(e2e_s: float) -> None:
         arrival = np.sort(rng.uniform(0, 8, rng.poisson(8 * 80)))
         departure = arrival + e2e_s * np.exp(rng.normal(-0.18, 0.6, len(arrival)))
         assert cut_off(arrival, departure, 8.0) is not False
+
+
+def test_completions_that_stand_still_below_the_arrivals_are_overload_however_long_requests_last() -> None:
+    """100 arrive a second, and from 3 s on 30 end, in order: request i lasts 3 + 7i/300 s; cut off 5 s after the stage.
+
+    Nine of ten of the first 100 lasted up to 5.1 s, half of the stage; ages of 8 to 8.7 s are not twice the first 5.3 s.
+    """
+    i = np.arange(1000.0)
+    arrival, departure = i / 100, 3 + i / 30
+    ended = np.where(departure <= 15, departure, np.nan)
+    found = judge_stability(0.0, 10.0, arrival, ended, np.minimum(departure, 15.0) - arrival)
+    assert found.stable is False
+    assert (
+        found.reason == "the queue kept growing by 70 requests/s: 500 arrived and 150 ended in the last 5 s"
+    )
+
+
+def test_completions_that_still_rise_towards_the_arrivals_are_no_overload() -> None:
+    """Request x lasts 5 + 2(1 - e^(-x/2)) s: 100/(1 + e^(-x/2)) end a second, 50 at first and 84 when the stage ends."""
+    arrival = np.arange(1000.0) / 100
+    assert stable(arrival, arrival + 5 + 2 * (1 - np.exp(-arrival / 2)), 10.0) is None
+
+
+def test_pairs_of_which_it_is_not_known_which_lasted_longer_are_not_counted() -> None:
+    """Ten of 2 s, then 20 at an age of 3 s (200 pairs up), ``quick`` of 1 s (10 pairs down each), the rest 1 s old."""
+    e2e = np.concatenate([np.full(10, 2.0), np.full(20, 3.0), np.full(20, 1.0)])
+    for quick, rises in ((6, True), (7, False)):  # 200 of 260 are 77 %, of 270 74 %
+        ended = np.full(50, np.nan)
+        ended[:10] = ended[30 : 30 + quick] = 9.0
+        assert _rises(e2e, ended) is rises
+
+
+@pytest.mark.parametrize(("load", "overload"), [(0.4, False), (0.9, False), (3.0, True)])
+def test_answers_that_last_most_of_a_stage_hide_no_overload(load: float, overload: bool) -> None:
+    """M/M/1 in front of answers of 4.5 s in stages of 8 s, cut off 5 s later."""
+    rng = np.random.default_rng(13)
+    for _ in range(50):
+        arrival, departure = fifo(rng, 100 * load, 8)
+        departure = departure + 4.5
+        ended = np.where(departure <= 13, departure, np.nan)
+        found = judge_stability(0.0, 8.0, arrival, ended, np.minimum(departure, 13.0) - arrival).stable
+        assert (found is False) is overload
 
 
 def test_turns_due_after_the_stage_are_no_warm_up() -> None:
