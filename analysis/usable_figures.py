@@ -7,7 +7,7 @@ from typing import Any
 
 from analysis.arms import Arm
 from analysis.fleet import AT_USABLE, cost_per_million_output_tokens, size_fleet
-from analysis.shift import NOTHING_COUNTS
+from analysis.shift import LEAST, NOTHING_COUNTS
 
 NO_PRICE = "no price of a GPU hour (--gpu-hour)"
 MORE_IN_FLIGHT = "no winner: more in flight at the limit is neither better nor worse"
@@ -29,7 +29,7 @@ def scorecard_row(arms: Sequence[Arm], question: str, name: str, label: str, hig
 
 
 def usable_rows(arms: Sequence[Arm]) -> list[Row]:
-    """Figures with a bracket of tested loads and no test: one wins whose whole bracket is better than all others."""
+    """Figures with a bracket of tested loads and no test: one wins whose whole bracket is better than all others by ``LEAST``."""
     capacities, fleets = ([a.judged.summary[k] for a in arms] for k in ("capacity", "fleet"))
     (peak, safety), *unlike = {(f["peak_rps"], f["safety_factor"]) for f in fleets}
     rows = [
@@ -37,6 +37,10 @@ def usable_rows(arms: Sequence[Arm]) -> list[Row]:
         _row(arms, "capacity", "usable_rps_per_gpu", "usable rate per GPU, req/s", True, lambda arm, x: x / arm.gpus),
         _row(arms, "cost", "usd_per_million_output_tokens", "USD per million output tokens", False, _cost),
     ]  # fmt: skip
+    # longer answers are not the engine's: it must be cheaper by the request too
+    requests = _row(arms, "cost", "", "", False, lambda arm, x: NO_PRICE if arm.usd_per_s is None else arm.usd_per_s / x)  # fmt: skip
+    if rows[-1]["winner"] not in (None, requests["winner"]):
+        rows[-1] |= {"winner": None, "verdict": "open"}
     if peak and not unlike:
         rows.append(_row(arms, "capacity", "gpus_for_peak", f"GPUs for {peak:g} req/s × {safety:g}", False, lambda arm, x: size_fleet(peak, x, safety, arm.gpus).gpus))  # fmt: skip
     c_max = [c["c_max"] or str(c["reason"] or "none was found") for c in capacities]
@@ -52,21 +56,32 @@ def _cost(arm: Arm, rate_rps: float) -> float | str:
     return cost_per_million_output_tokens(price, arm.gpus, rate_rps * tokens)
 
 
+def usable_bracket(arm: Arm) -> Ends:
+    """Of its usable rate, req/s. The ends of a closed loop are achieved rates: each with the 95 % interval of its stage's."""
+    capacity = arm.judged.summary["capacity"]
+    low, high = capacity["usable_rps_ci"] or (None, None)
+    if capacity["c_max_basis"] == "closed":
+        stages = {s["achieved_rps"]: s["achieved_rps_ci"] or (0.0, None) for s in arm.stages if s["kind"] == "closed"}  # fmt: skip
+        low, high = stages.get(low, (low,))[0], stages.get(high, (high, high))[1]
+    return [low, high]
+
+
 def _row(arms: Sequence[Arm], question: str, name: str, label: str, higher: bool, figure: Callable[[Arm, float], float | str]) -> Row:  # fmt: skip
     values: list[float | str] = []
     ends: list[Ends] = []  # the worst first
     for arm in arms:
         capacity = arm.judged.summary["capacity"]
-        rate, bracket = capacity["usable_rps"], capacity["usable_rps_ci"] or (None, None)
+        rate = capacity["usable_rps"]
         values.append(figure(arm, rate) if rate else str(capacity["reason"] or "none was found"))
-        at = [figure(arm, end) if end or (end == 0 and higher) else None for end in bracket]
+        at = [figure(arm, end) if end or (end == 0 and higher) else None for end in usable_bracket(arm)]
         ends.append([None if isinstance(x, str) else x for x in at])
     row = scorecard_row(arms, question, name, label, higher, values, ends if higher else [e[::-1] for e in ends], AT_USABLE if question == "cost" else None)  # fmt: skip
     if any(a.judged.summary["capacity"]["crossing"] == "lower_bound" for a in arms):
         row["best"] = None  # nobody knows which one's is better
+    better = 1 + LEAST if higher else 1 / (1 + LEAST)
     for i, (worst, _) in enumerate(ends):
-        others = [best for k, (_, best) in enumerate(ends) if k != i]
-        apart = worst is not None and all(o is not None and (o < worst if higher else o > worst) for o in others)  # fmt: skip
-        if apart and None not in row["values"]:
+        limits = [best if best is None else best * better for k, (_, best) in enumerate(ends) if k != i]
+        apart = worst is not None and all(x is not None and (x <= worst if higher else x >= worst) for x in limits)  # fmt: skip
+        if apart and row["values"][i] is not None:
             row["winner"], row["best"], row["verdict"] = arms[i].name, arms[i].name, "differs"
     return row

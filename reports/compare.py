@@ -34,7 +34,7 @@ COLOURS = ("ttft", "e2e", "good", "bad", "knee", "step4", "planned", "ink")  # o
 SHORT = (0.1, 0.5, 0.9, 0.95, 0.99)  # what a terminal shows of the shift function
 WIDE_TERMINAL = 110
 INFINITE = "∞"
-BRACKET = "between tested loads; of a search (ampacity search) its 95 % interval; a run wins the line where its whole interval is better than all others"
+BRACKET = "between tested loads; of a search (ampacity search) its 95 % interval; of a closed loop with those of the achieved rates at its ends; a run wins the line where its whole interval is better than all others by 2 %"
 IN_TURNS = "the change is the mean over the pairs of stages, their order taken out; the two figures moved the other way"
 HOW = (
     "A run wins a line where its advantage is at least 2 % (of requests that failed or were cut off: any) and not chance: 5 % of error over all lines together (Holm). "
@@ -104,7 +104,11 @@ def _scorecard(result: Mapping[str, Any], narrow: bool) -> Table:
         for value, held in zip(row["values"][1:], row["changes"][1:], strict=True):
             note = _otherwise(table, result, row["values"][0], value, held)
             cells.append(Cell(_change(held, narrow, "points" if errors else "%"), note))
-        table.rows.append([*cells, replace(_better(row), note=table.footnote(row["reason"]) if row["reason"] else None)])  # fmt: skip
+        shown = dict(zip(names, (cell.text for cell in cells[1:]), strict=False))
+        leads = (
+            row["best"] and [*shown.values()].count(shown[row["best"]]) == 1
+        )  # not where both read the same
+        table.rows.append([*cells, replace(_better(row, leads), note=table.footnote(row["reason"]) if row["reason"] else None)])  # fmt: skip
         if any(end is not None for ends in row["brackets"] or [] for end in ends):
             ends = [Cell(" to ".join("?" if end is None else _number(end) for end in both) if any(both) else DASH) for both in row["brackets"]]  # fmt: skip
             note = table.footnote(BRACKET)
@@ -131,11 +135,11 @@ def _otherwise(
     return table.footnote(IN_TURNS if result["interleaved_pairs"] else OTHER_SIGN)
 
 
-def _better(row: Mapping[str, Any]) -> Cell:
+def _better(row: Mapping[str, Any], leads: bool) -> Cell:
     if row["winner"]:
         return Cell(row["winner"], state="good")
     if row["verdict"] == "open":
-        return Cell(f"open ({row['best']})" if row["best"] else "open", state="unsure")
+        return Cell(f"open ({row['best']})" if leads else "open", state="unsure")
     return Cell("equal" if row["verdict"] == "equal" else DASH)
 
 

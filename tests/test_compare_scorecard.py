@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import heapq
 import io
 import json
 import re
@@ -76,6 +77,15 @@ def test_a_rate_comes_from_a_stage_that_is_long_enough_to_have_one(tmp_path: Pat
     for name in ("goodput_rps", "usd_per_million_output_tokens"):
         assert found[name]["values"] == [None, None]
         assert all("100 requests" in why for why in found[name]["reasons"])
+
+
+def test_of_figures_that_read_the_same_none_leads(tmp_path: Path) -> None:
+    """24.996 and 25.004 both read 25.0; 25.0 and 25.1 do not."""
+    result = compare([arm(tmp_path / n, stage(ttfts(1, 200)), usd=2.0) for n in "ab"])
+    row = next(r for r in result["scorecard"] if r["name"] == "ttft_p99_s_x_usd_per_hour")
+    result["scorecard"] = [row | {"verdict": "open", "best": "B", "values": v} for v in ([25.004, 24.996], [25.1, 25.0])]  # fmt: skip
+    card = next(t for t in tables(result) if t.title == "Scorecard").rows
+    assert [[cells[1].text, cells[2].text, cells[-1].text] for cells in card] == [["25.0", "25.0", "open"], ["25.1", "25.0", "open (B)"]]  # fmt: skip
 
 
 def test_with_more_requests_the_same_advantage_is_real(tmp_path: Path) -> None:
@@ -153,6 +163,73 @@ def test_usable_rates_win_only_where_their_brackets_are_apart(tmp_path: Path) ->
         assert card[1][2].text == "at least 40.0"
         assert [cell.text for cell in card[2][:3]] == ["  its interval", "10.0 to 20.0", "40.0 to ?"]
     assert "at least 40.0" in comparison_markdown(result)
+
+
+def closed(path: Path, seed: int, service_s: float) -> Arm:
+    """Four servers with gamma service times and a queue, with 4 to 32 users: 4 / ``service_s`` answers/s; up to 8 users meet the SLO."""
+    rng, stages, start = np.random.default_rng(seed), [], 0.0
+    for k, users in enumerate((4, 8, 16, 32)):
+        free, ready, records = [0.0] * 4, [0.0] * users, []
+        for i in range(800):
+            due, begin = heapq.heappop(ready), heapq.heappop(free)
+            begin = max(due, begin)
+            end = begin + rng.gamma(4, service_s / 4)
+            heapq.heappush(free, end)
+            heapq.heappush(ready, end)
+            records.append(request(800 * k + i, start + due, ttft_s=begin - due + 0.001, gaps_s=[(end - begin) / 4] * 4))  # fmt: skip
+        stages.append(Stage(records, due, start, concurrency=users))
+        start += due + 20
+    return arm(path, stages, [f"e2e_p95={5 * service_s:g}s"], usd=2.0)
+
+
+def test_of_closed_loops_equal_engines_win_nothing_and_a_faster_one_does(tmp_path: Path) -> None:
+    """20 answers/s each, of two seeds; one that takes 25 % more time gives 16."""
+    made = [closed(tmp_path / n, seed, s) for n, seed, s in (("a", 2, 0.2), ("b", 5, 0.2), ("c", 3, 0.25))]
+    names = ("usable_rps", "usable_rps_per_gpu", "usd_per_million_output_tokens")
+    equal, apart = (rows(compare([made[0], other])) for other in made[1:])
+    assert [equal[n]["winner"] for n in names] == [None] * 3
+    assert [apart[n]["winner"] for n in names] == ["A"] * 3
+    low, high = apart["usable_rps"]["brackets"][0]
+    assert low < apart["usable_rps"]["values"][0] < high
+
+
+def test_a_closed_loop_that_is_better_by_less_than_2_percent_does_not_win(tmp_path: Path) -> None:
+    """Answers at equal steps: 20 and 20.05/s, without any scatter; 21/s wins."""
+
+    def even(name: str, rate: float) -> Arm:
+        stages, start = [], 0.0
+        for k, (users, life_s) in enumerate(((4, 0.2), (8, 0.4))):
+            records = [request(400 * k + i, start + i / rate, ttft_s=life_s - 0.04, gaps_s=[0.01] * 4) for i in range(400)]  # fmt: skip
+            stages.append(Stage(records, 400 / rate, start, concurrency=users))
+            start += 400 / rate + 10
+        return arm(tmp_path / name, stages, ["e2e_p95=300ms"], usd=2.0)
+
+    a = even("a", 20.0)
+    for name, rate, winner in (("b", 20.05, None), ("c", 21.0, "C")):
+        found = rows(compare([a, even(name, rate)]))
+        assert [found[n]["winner"] for n in ("usable_rps", "usd_per_million_output_tokens")] == [winner] * 2
+
+
+def test_usable_rates_that_touch_have_no_cheaper_one_whatever_the_lengths_by_chance(tmp_path: Path) -> None:
+    """A: [10, 20], B: [20, 40]: half the cost at most, as much at least. Every tenth answer of B has 6 tokens, the others 5."""
+    a, b, c = (sweep(tmp_path / n, at, 2.0) for n, at in (("a", 15), ("b", 30), ("c", 30)))
+    for arm_, gaps in ((b, 1), (c, 0)):
+        fleet = arm_.judged.summary["fleet"]
+        fleet["output_tokens_mean"] += 0.25 * gaps  # 5 % more: enough to part the brackets
+    found = rows(compare([a, b]))["usd_per_million_output_tokens"]
+    (at_best, _), (_, at_worst) = found["brackets"]
+    assert at_worst < at_best / 1.02
+    assert (found["winner"], found["verdict"]) == (None, "open")
+    cheaper = Arm("D", c.judged, 1, 1.9)  # per request at least 5 % less
+    assert rows(compare([a, cheaper]))["usd_per_million_output_tokens"]["winner"] == "D"
+
+
+def test_a_usable_rate_wins_over_a_run_that_met_its_slos_nowhere(tmp_path: Path) -> None:
+    """A breaks at its lowest load, 5/s: it carries less. B carries 10/s; C, of which 4.5/s is known, may be no better."""
+    a, b = sweep(tmp_path / "a", 0, first=5.0), sweep(tmp_path / "b", 15)
+    found = rows(compare([a, b]))["usable_rps"]
+    assert (found["winner"], found["values"][0], found["brackets"][0]) == ("B", None, [0.0, 5.0])
+    assert rows(compare([a, sweep(tmp_path / "c", 8, first=4.5)]))["usable_rps"]["winner"] is None
 
 
 def test_a_cost_wins_where_the_usable_rate_of_each_is_known(tmp_path: Path) -> None:
