@@ -87,6 +87,13 @@ def _no_number(text: str) -> float:
     raise ValueError(f"{text} is no number")
 
 
+def check_replaceable(path: Path) -> None:
+    """Raises CompareError where a file that is no baseline (of any version, whole or not) would be lost; OSError."""
+    held = path.read_bytes() if path.is_file() else b""
+    if held.strip() and f'"{KIND}"'.encode() not in held:
+        raise CompareError(f"{path} is no baseline and is not overwritten: give -o another file")
+
+
 def read_baseline(path: Path) -> dict[str, Any]:
     """Raises CompareError with one line where the file is not one, is of another version, or was changed."""
     try:
@@ -98,7 +105,9 @@ def read_baseline(path: Path) -> dict[str, Any]:
     except (OSError, ValueError, RecursionError) as error:
         raise CompareError(f"{path} cannot be read, it may be cut off: {error}") from error
     if not isinstance(found, dict) or found.get("kind") != KIND:
-        raise CompareError(f"{path} is no baseline: make one with 'ampacity baseline RUN -o {path}'")
+        raise CompareError(
+            f"{path} is no baseline: make one with 'ampacity baseline RUN -o FILE', in another file"
+        )
     if found.get("schema_version") != SCHEMA_VERSION:
         raise CompareError(f"{path} has schema_version {said(found.get('schema_version'))}, this ampacity reads {SCHEMA_VERSION}: make it anew")  # fmt: skip
     if found.get("checksum") != _checksum(found):

@@ -46,6 +46,25 @@ def test_exit_status_says_the_answer(tmp_path: Path, base: Path, ampacity: Any, 
     assert ampacity("gate", made(tmp_path / "slo"), "--baseline", base, "--slo", "ttft_p50=50ms") == 1
 
 
+def test_a_baseline_replaces_no_other_file(tmp_path: Path, base: Path, ampacity: Any, capsys: Any) -> None:
+    run, summary = made(tmp_path / "run"), tmp_path / "run" / "summary.json"
+    summary.write_text('{"schema_version": 1}')
+    assert ampacity("gate", run, "--baseline", summary) == 2
+    said = capsys.readouterr().err
+    assert "is no baseline: make one with" in said
+    assert f"-o {summary}" not in said  # who obeys loses nothing
+    for held in ('{"schema_version": 1}', "not JSON"):
+        summary.write_text(held)
+        assert ampacity("baseline", run, "-o", summary) == 2
+        assert capsys.readouterr().err == f"ampacity: {summary} is no baseline and is not overwritten: give -o another file\n"  # fmt: skip
+        assert summary.read_text() == held
+    whole = base.read_text()
+    for held in ("", whole[: len(whole) // 2], whole.replace('"schema_version": 2', '"schema_version": 1')):
+        base.write_text(held)
+        assert ampacity("baseline", tmp_path / "base", "-o", base) == 0
+        assert base.read_text() == whole
+
+
 @pytest.mark.parametrize(
     ("change", "says"),
     [

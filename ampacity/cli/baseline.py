@@ -7,22 +7,24 @@ from typing import Annotated
 
 import typer
 
-from ampacity.cli.output import write_text
+from ampacity.cli.output import write_text, writing
 
 
 def baseline(
     runs: Annotated[list[Path], typer.Argument(help="Run directories of one experiment; several show the noise.", show_default=False)],
-    out: Annotated[Path, typer.Option("-o", "--out", metavar="FILE", help="The baseline file.", show_default=False)],
+    out: Annotated[Path, typer.Option("-o", "--out", metavar="FILE", help="The baseline file. An older baseline is replaced, any other file kept.", show_default=False)],
 ) -> None:  # fmt: skip
     """Write a baseline file from one run or, better, several runs of the same command.
 
     ampacity baseline runs/main-1 runs/main-2 runs/main-3 -o base.json
     """
     from analysis.baseline import make_baseline
-    from analysis.baseline_file import write_baseline
+    from analysis.baseline_file import check_replaceable, write_baseline
     from analysis.comparable import prepare
     from loadgen.rundir import load_run
 
+    with writing(out):
+        check_replaceable(out)
     content = make_baseline([prepare(load_run(path)) for path in runs])
     write_text(out, write_baseline(content))
     for name, level in content["levels"].items():
