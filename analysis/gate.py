@@ -325,8 +325,9 @@ def _sentence(verdict: str, checks: Sequence[Check]) -> str:
     listed = ", ".join(_short(c) for c in named[:4]) + more
     if verdict == "regression":
         return f"Regression: {listed}."
-    needed = max((c.more_requests or 0 for c in named), default=0)
-    return f"Inconclusive: {listed}." + (f" About {needed} more requests would decide, in the baseline as well." if needed else "")  # fmt: skip
+    needed = [c.more_requests for c in named if c.more_requests]
+    some = "" if len(needed) == len(named) else f" {len(needed)} of these {len(named)}; what else is needed stands with each"  # fmt: skip
+    return f"Inconclusive: {listed}." + (f" About {max(needed)} more requests, in the baseline as well, would decide{some}." if needed else "")  # fmt: skip
 
 
 def _signed(share: float) -> str:

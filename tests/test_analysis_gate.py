@@ -20,7 +20,7 @@ from analysis.baseline import make_baseline
 from analysis.baseline_file import read_baseline, write_baseline
 from analysis.blocks import Blocks
 from analysis.comparable import CompareError, Judged, prepare
-from analysis.gate import judge_gate, slos_of
+from analysis.gate import Check, _sentence, judge_gate, slos_of
 from analysis.hdr import encode_seconds
 from analysis.metrics import RecordsError
 from analysis.regression import Estimate, between_runs, compare_shares, holm, times_longer
@@ -300,6 +300,19 @@ def test_a_run_given_twice_teaches_no_noise(tmp_path: Path) -> None:
     one = run(tmp_path / "one", stage(ttfts(1)))
     with pytest.raises(CompareError, match="given twice"):
         make_baseline([one, one])
+
+
+def test_the_sentence_promises_no_more_than_its_checks() -> None:
+    """Of three open checks two become decided with 120 and 377 more requests; the third by no length."""
+    three = [Check(f"{name}_p50", "change", "5/s", more_requests=n) for name, n in (("ttft", 120), ("itl", 377), ("e2e", None))]  # fmt: skip
+    decided = Check("tpot_p50", "change", "5/s", "pass")
+    assert _sentence("inconclusive", [*three, decided]).endswith(
+        "e2e_p50 at 5/s. About 377 more requests, in the baseline as well, would decide 2 of these 3; what else is needed stands with each."
+    )
+    assert _sentence("inconclusive", [*three[:2], decided]).endswith(
+        ". About 377 more requests, in the baseline as well, would decide."
+    )
+    assert _sentence("inconclusive", [three[2]]) == "Inconclusive: e2e_p50 at 5/s."
 
 
 def test_baselines_that_cannot_be_used(tmp_path: Path) -> None:
