@@ -54,6 +54,7 @@ def test_what_differs_is_named_and_nothing_is_compared(
     printed = capsys.readouterr()
     assert printed.out == ""
     assert f"differ in {said} (--anyway" in printed.err
+    assert ("ampacity simulate --model M" in printed.err) == (variable == "model")  # how one name is served
     assert printed.err.count("\n") == 1
     assert ampacity("compare", tmp_path / "a", tmp_path / "b", "--anyway", "--json") == 0
     listed = json.loads(capsys.readouterr().out)["differences"]

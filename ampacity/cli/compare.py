@@ -53,7 +53,8 @@ def _refuse(unlike: Sequence[dict[str, Any]], names: Sequence[str]) -> None:
     said = {option: f"{option}: {'; '.join(f'{name} {value}' for name, value in zip(names, values, strict=True))}" for option, values in in_words(unlike).items()}  # fmt: skip
     if len(said) > 1:
         print(*(f"  {line}" for line in said.values()), sep="\n", file=sys.stderr)
-    raise CompareError(f"the runs are not comparable, they differ in {', '.join(said if len(said) > 1 else said.values())} (--anyway compares them all the same)")  # fmt: skip
+    one = "; one model under two names: serve it under one (vLLM's --served-model-name M, ampacity simulate --model M)" if "--model" in said else ""  # fmt: skip
+    raise CompareError(f"the runs are not comparable, they differ in {', '.join(said if len(said) > 1 else said.values())} (--anyway compares them all the same){one}")  # fmt: skip
 
 
 def load_arm(name: str, path: Path, gpus: int | None = None, gpu_hour: float | None = None, labels: Path | None = None) -> Arm:  # fmt: skip
