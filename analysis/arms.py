@@ -73,13 +73,15 @@ class Arm:
         again = [] if self.judged.run.meta.get("ab") else audit["repeated_stages"]
         return [i for i in audit["client_limited_stages"] if i not in again]
 
-    def at_its_limit(self, basis: str) -> bool:
+    def at_its_limit(self, basis: str, *, one_load: bool) -> bool:
         """Whether its rates say what it can do, not what it was offered.
 
-        It broke the SLOs or lost its steady state at some load, or (no latency SLO) more concurrency adds nothing.
+        It lost its steady state at some load, or (no latency SLO) more concurrency adds nothing; of all but tokens, which
+        go on to grow beyond the SLOs, also where those broke between two loads; SLOs that held nowhere show what is
+        good only where the others' best stages are at the same load.
         """
         capacity, offline = (self.judged.summary[k] for k in ("capacity", "offline"))
-        if capacity["usable_rps"] and capacity["crossing"] != "lower_bound":
+        if basis != "tokens" and capacity["usable_rps"] and capacity["crossing"] != "lower_bound":
             return True
         levels = {level_name(s) for s in self.stages if s["kind"] == "open"}
         if levels - {level_name(s) for s in self.stages if s["stable"] is not False}:
@@ -89,13 +91,13 @@ class Arm:
         enough = PLATEAU * (offline["output_tokens_per_s"] or math.inf)
         if any(s["concurrency_set"] <= top / 1.5 and s["output_tokens_per_s"] >= enough for s in closed):
             return True
-        return basis in ("good", "accepted") and all(s["slo_met"] is False for s in self.stages)
+        return one_load and basis in ("good", "accepted") and all(s["slo_met"] is False for s in self.stages)
 
-    def missing(self, basis: str) -> float:
+    def missing(self, basis: str, *, one_load: bool) -> float:
         """How many times its rate at the best stage it may carry: up to the load at which it broke; inf where none did."""
-        if not self.at_its_limit(basis):
+        if not self.at_its_limit(basis, one_load=one_load):
             return math.inf
-        ends = self.judged.summary["capacity"]["usable_rps_ci"]
+        ends = self.judged.summary["capacity"]["usable_rps_ci"] if basis != "tokens" else None
         lost = [s["offered_rps"] for s in self.stages if s["kind"] == "open" and s["stable"] is False]
         high = (ends and ends[1]) or min(lost, default=None)
         if basis not in RATES or not (self.best and high):

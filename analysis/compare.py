@@ -25,7 +25,7 @@ from analysis.usable_figures import NO_PRICE, Row, scorecard_row, usable_rows
 COMPARE_SCHEMA_VERSION = 1
 FIXED_LOAD = (
     "no winner: a run's figures at a load that it carried are those of that load, not what it can carry; find the usable rate "
-    "of each first (--slo and --rates up to a load that breaks it, or ampacity search), offline the --concurrency above which tokens/s do not grow"
+    "of each first (--slo and --rates up to a load that breaks it, or ampacity search); of tokens/s a load without a steady state, offline the --concurrency above which tokens/s do not grow"
 )
 BETWEEN = "no winner: what the others carry is only known to lie between two tested loads, which are too far apart for this line: closer --rates, or ampacity search"
 
@@ -217,7 +217,8 @@ def _figure_rows(arms: Sequence[Arm], made: Mapping[tuple[int, int], Pairing]) -
         row["reason"] = next((c for c in against if isinstance(c, str)), None)
         alike = f.question != "cost" and len({f.factor(a) for a in arms}) == 1
         if not row["reason"] and not (alike and (one_load or f.basis not in RATES)):
-            row["reason"] = _may_carry_more(f, arms, best, changes)  # else load, price or number of GPUs win
+            # else load, price or number of GPUs win
+            row["reason"] = _may_carry_more(f, arms, best, changes, one_load)
         if row["reason"]:
             row["verdict"], row["best"] = "unknown", None
         else:
@@ -232,10 +233,10 @@ def _figure_rows(arms: Sequence[Arm], made: Mapping[tuple[int, int], Pairing]) -
     return rows
 
 
-def _may_carry_more(f: Figure, arms: Sequence[Arm], best: int, changes: Mapping[tuple[int, int], Change | str]) -> str | None:  # fmt: skip
+def _may_carry_more(f: Figure, arms: Sequence[Arm], best: int, changes: Mapping[tuple[int, int], Change | str], one_load: bool) -> str | None:  # fmt: skip
     """Why the best is no winner: another may carry so much more than at its best stage (its own more only helps it), or None."""
     for i, arm in enumerate(arms):
-        times = 1.0 if i == best and f.basis in RATES else arm.missing(f.basis)
+        times = 1.0 if i == best and f.basis in RATES else arm.missing(f.basis, one_load=one_load)
         change = changes.get((min(i, best), max(i, best)))
         near = min((0.0 if end is None else abs(math.log1p(end)) for end in change.ci), default=0.0) if isinstance(change, Change) else 0.0  # fmt: skip
         if times > 1 and near < math.log(times):

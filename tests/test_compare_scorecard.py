@@ -250,6 +250,26 @@ def test_a_cost_wins_where_the_usable_rate_of_each_is_known(tmp_path: Path) -> N
         assert None not in good["values"]
 
 
+def test_slos_that_hold_nowhere_show_no_limit_at_unlike_loads(tmp_path: Path) -> None:
+    """Every fourth answer is late at 8 as at 9/s: A and B are equal, and more was offered to B. At one load half the price wins."""
+    a, b, c = (arm(tmp_path / n, stage([0.1, 0.1, 0.1, 1.5] * 150, rate), ["ttft_p90=500ms"], usd=usd) for n, rate, usd in (("a", 8.0, 2.0), ("b", 9.0, 2.0), ("c", 8.0, 1.0)))  # fmt: skip
+    found = rows(compare([a, b]))
+    for name in ("goodput_rps", "goodput_rps_per_gpu", "usd_per_thousand_good_requests"):
+        assert found[name]["winner"] is None
+        assert "not what it can carry" in found[name]["reason"]
+    assert rows(compare([a, c]))["usd_per_thousand_good_requests"]["winner"] == "C"
+
+
+def test_tokens_win_where_the_others_are_shown_to_give_no_more_of_them(tmp_path: Path) -> None:
+    """A's SLO breaks at 20/s, but its tokens go on to grow. Of D, which answers 10/s, the queue grows at 20/s: at most half of C's at 40."""
+    a, c = (sweep(tmp_path / n, at, 2.0) for n, at in (("a", 15), ("c", 100)))
+    behind = later(stage(ttfts(1, 400) + np.arange(400) * (1 / 10 - 1 / 20), 20.0), 100.0, 400)
+    d = arm(tmp_path / "d", [stage(ttfts(1, 400), 10.0), behind], ["ttft_p90=500ms"], usd=2.0)
+    assert [s["stable"] for s in d.judged.summary["stages"]] == [True, False]
+    for other, winner in ((a, None), (d, "C")):
+        assert rows(compare([other, c]))["output_tokens_per_s_per_gpu"]["winner"] == winner
+
+
 def test_runs_without_a_common_load_are_compared_by_what_they_carry(tmp_path: Path, ampacity: Any, capsys: Any) -> None:  # fmt: skip
     """A carries 10 and breaks at 20, B carries 12 and 24 and breaks at 48: the load to give to both is 10, for 1.2 x 299 requests 36 s.
 
