@@ -133,14 +133,15 @@ def begins_at(typical_e2e_s: float, stage_s: float | None = None, **raw: Any) ->
 
 
 def test_a_grid_begins_where_its_stages_can_decide_the_percentile() -> None:
-    """p95 takes 59 requests: 1.2 * 59 in 15 s are 4.72 req/s, and two requests of 0.39 s in flight 5.13 req/s."""
+    """p95 takes 59 requests: twice that in 15 s are 7.87 req/s; two requests of 0.2 s in flight are 10 req/s, of 0.39 s 5.13."""
     p95: dict[str, Any] = {"slo": ["ttft_p95=500ms"], "duration": "15s"}
-    assert begins_at(0.39, **p95) == 4.72
+    assert begins_at(0.2, **p95) == 7.87
+    assert begins_at(0.39, **p95) == 5.13
     assert (
         begins_at(2.0, **p95) == 1.33
     )  # two of 2 s in flight are but 1 req/s; 20 requests, and that is told
     assert begins_at(0.39, duration="15s") == 1.33  # 20 requests, where no percentile asks for more
-    assert begins_at(0.39, **p95, stage_s=60.0) == 1.33  # virtual time has 80 requests there
+    assert begins_at(0.39, **p95, stage_s=90.0) == 1.33  # virtual time has 120 requests there
 
 
 def test_a_sweep_that_finds_its_rates_says_from_which_on_its_stages_suffice() -> None:
