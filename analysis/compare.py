@@ -280,7 +280,7 @@ def _burst_rows(arms: Sequence[Arm]) -> list[Row]:
 def _won(rows: Sequence[Row], arms: Sequence[Arm], at: str) -> list[str]:
     """What fails ``at`` the load compared, where that differs; then ``A is better in goodput per GPU``, once for each winner."""
     failed = [f"Failed or cut off{at}: {', '.join(f'{a.name} {x:.2%}' for a, x in zip(arms, r['values'], strict=True))}" for r in rows if r["question"] == "errors" and r["winner"]]  # fmt: skip
-    won = {a.name: [r["label"].split(" (")[0].replace(", req/s", "") for r in rows if r["winner"] == a.name and r["question"] != "errors"] for a in arms}  # fmt: skip
+    won = {a.name: [r["label"].split(" (")[0].replace(", req/s", "") + at * r["name"].startswith(("ttft_p99", "e2e_p99")) for r in rows if r["winner"] == a.name and r["question"] != "errors"] for a in arms}  # fmt: skip
     return failed + [f"{name} is better in {', '.join(labels)}" for name, labels in won.items() if labels]
 
 

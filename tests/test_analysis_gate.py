@@ -592,6 +592,9 @@ def test_why_a_run_is_no_baseline(tmp_path: Path) -> None:
         CompareError, match="20/s: 50 of 1000 requests failed or were cut off unfinished: with more than 1%"
     ):
         make_baseline([run(tmp_path / "bad", stage(ttfts(1), failed=50, failed_at=700))])
+    endless = stage([15.96] * 400)  # each lasts 16 of the 20 s: filling up and overload look the same
+    with pytest.raises(CompareError, match=r"20/s: no steady state \(.* look the same\)"):
+        make_baseline([run(tmp_path / "endless", endless, ["ttft_p90=500ms"])])
     with pytest.raises(CompareError, match="20/s: 60 requests after the warm-up, 100 are needed"):
         make_baseline([run(tmp_path / "short", stage(ttfts(1, 60)), warmup_requests=0)])
 
