@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from decimal import ROUND_DOWN, Context
 from functools import cached_property
 from typing import Any
 
@@ -145,6 +146,11 @@ def skipped_of(stage: Stage) -> int:
     return int(stage["window"]["warmup_requests"] or 0)
 
 
+def _left(stages: list[Stage]) -> int:
+    """Requests of the shortest of these without the longest warm-up of them."""
+    return min(int(s["requests"]) + skipped_of(s) for s in stages) - max(map(skipped_of, stages))
+
+
 class Pairing:
     """Two runs, a against b. ``stages``: pairs of stages at one load; of an A/B in ``rounds`` all, else one at most (``none``: why not)."""
 
@@ -226,7 +232,7 @@ class Pairing:
         s, t, x, y = self.a.best, self.b.best, self.value(basis, 0), self.value(basis, 1)
         if s is None or t is None or isinstance(x, str) or isinstance(y, str) or min(x, y) <= 0:
             return NOTHING_COUNTS
-        same = self._pair(s, t).same_schedule and skipped_of(s) == skipped_of(t)
+        same = skipped_of(s) == skipped_of(t) and self._pair(s, t).same_schedule
         a, b = self.a.counted(s, basis, same_schedule=same), self.b.counted(t, basis, same_schedule=same)
         return rate_change(math.log(y / x), a, b, paired=same)
 
@@ -238,11 +244,11 @@ def pairings(arms: list[Arm]) -> dict[tuple[int, int], Pairing]:
     both, none = range(len(arms)), NO_PAIR
     if rounds:
         of_b = {s["index"]: s for s in arms[1].stages}
-        stages = [[s for s in arms[0].stages if s["index"] in of_b]]
+        stages = [[s for s in arms[0].stages if s["index"] in of_b and _left([s, of_b[s["index"]]]) > 0]]
         stages.append([of_b[s["index"]] for s in stages[0]])
     else:
         fit = [{level_name(s): s for s in a.stages if is_steady(s) and s["requests"] >= REQUESTS_MIN} for a in arms]  # fmt: skip
-        shared = set(fit[0]).intersection(*fit[1:])
+        shared = [n for n in set(fit[0]).intersection(*fit[1:]) if _left([f[n] for f in fit]) >= REQUESTS_MIN]
         stages = [[f[name] for name in sorted(shared, key=lambda n: _load(fit[0][n]))[-1:]] for f in fit]
         none = f"{NO_LEVEL}: {_same_load(arms, [list(f.values()) for f in fit])}"
     return {(i, j): Pairing(arms[i], arms[j], list(zip(stages[i], stages[j], strict=True)), rounds=rounds, none=none) for i in both for j in both if i < j}  # fmt: skip
@@ -252,17 +258,30 @@ def _load(stage: Stage) -> float:
     return float(stage["concurrency_set"] if stage["kind"] == "closed" else stage["offered_rps"])
 
 
+def _carried(arm: Arm, kind: str, fit: list[Stage]) -> float:
+    """The highest load that it is shown to carry, inside its SLOs where it has them; 0 where none."""
+    found = arm.judged.summary["capacity"]
+    found = found if found["c_max_basis"] == kind else found["closed"]
+    if not (found and arm.judged.summary["slos"]):
+        return max((_load(s) for s in fit if s["kind"] == kind), default=0.0)
+    if found["crossing"] == "pooled":
+        return float(found["usable_rps_ci"][0] or 0.0)
+    return next((_load(s) for s in arm.stages if s["index"] == found["stage"]), 0.0)
+
+
 def _same_load(arms: list[Arm], fit: list[list[Stage]]) -> str:
-    """What to run so that there is one load: of the highest that each carried (inside its SLOs, where it could) the lowest."""
-    rates, users = [], []
-    for arm, stages in zip(arms, fit, strict=True):
-        capacity = arm.judged.summary["capacity"]
-        inside_rps = (capacity["usable_rps_ci"] or [None])[0] if capacity["c_max_basis"] == "open" else None
-        rates.append(float(inside_rps or max((_load(s) for s in stages if s["kind"] == "open"), default=0.0)))
-        users.append(max((_load(s) for s in stages if s["kind"] == "closed"), default=0.0))
-    if all(rates):
-        needed_s = max(30, math.ceil(1.2 * smallest_n(0.99) / min(rates)))  # warm-up and chance included
-        return f"run each again with --rates {min(rates):.3g} --duration {needed_s}s (or longer), the most that all have carried"
-    if all(users):
-        return f"run each again with --concurrency {min(users):g}, which all have carried"
+    """What to run so that there is one load: the lowest of the highest that each is shown to carry, or lower than all of one that carried none."""
+    for kind, option in (("open", "--rates"), ("closed", "--concurrency")):
+        tried = [[_load(s) for s in a.stages if s["kind"] == kind] for a in arms]
+        if not all(tried):
+            continue
+        carried = [_carried(a, kind, f) for a, f in zip(arms, fit, strict=True)]
+        load = min(most or min(loads) for most, loads in zip(carried, tried, strict=True))
+        text = f"{Context(prec=3, rounding=ROUND_DOWN).create_decimal(repr(load)).normalize():f}"
+        none = [a.name for a, most in zip(arms, carried, strict=True) if not most]
+        if none:
+            return f"run each again with lower {option} than {text}, for longer: {' and '.join(none)} {'is' if len(none) == 1 else 'are'} not shown to carry any that was tried"
+        needed_s = max(30, math.ceil(1.2 * smallest_n(0.99) / float(text)))  # warm-up and chance included
+        longest = f" --duration {needed_s}s (or longer)" if kind == "open" else ""
+        return f"run each again with {option} {text}{longest}, the most that all have carried"
     return "give all the same --rates or --concurrency, a load that they carry, for long enough"

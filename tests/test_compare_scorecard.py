@@ -299,7 +299,35 @@ def test_in_closed_loops_the_concurrency_to_give_to_both_is_said(tmp_path: Path)
     for name, users in (("a", 4), ("b", 8)):
         records = [request(i, i / RATE, ttft_s=users / RATE - 0.04, gaps_s=[0.01] * 4) for i in range(1000)]
         made.append(arm(tmp_path / name, Stage(records, 50.0, concurrency=users)))
-    assert "with --concurrency 4, which all" in compare(made)["notes"][-1]
+    assert "with --concurrency 4, the most that all have carried" in compare(made)["notes"][-1]
+
+
+@pytest.mark.parametrize(
+    ("a", "b", "said"),
+    [
+        ([1239.0], [1300.0], "with --rates 1230 --duration 30s"), ([10.48], [12.0], "with --rates 10.4 --duration 35s"),
+        ([20.0], [5.0, 40.0], "with lower --rates than 5, for longer: B is not shown to carry any that was tried"),
+    ],
+)  # fmt: skip
+def test_the_load_to_give_to_all_is_one_that_each_carried_inside_its_slos(tmp_path: Path, a: list[float], b: list[float], said: str) -> None:  # fmt: skip
+    """Rounded down, without an exponent; 1.2 x 299 requests at 10.4/s take 34.5 s. In the third case B breaks the SLO from 5/s on."""
+    late = 1.0 if len(b) == 1 else 10.0
+    made = []
+    for name, rates, scale in (("a", a, 1.0), ("b", b, late)):
+        stages = [later(stage(ttfts(1, 400, scale), rate), 200.0 * k, 400 * k) for k, rate in enumerate(rates)]  # fmt: skip
+        made.append(arm(tmp_path / name, stages, ["ttft_p90=500ms"]))
+    assert said in compare(made)["notes"][-1]
+
+
+def test_a_warm_up_that_leaves_the_other_run_nothing_makes_no_common_load(tmp_path: Path) -> None:
+    """Of A's 600 requests the first 200 are slow; B has 130 in all, of which fewer than 100 are left without so many."""
+    slow = ttfts(1, 600) * np.repeat([20.0, 1.0], [200, 400])
+    a, b, c = (arm(tmp_path / n, stage(x), ["ttft_p90=1s"]) for n, x in (("a", slow), ("b", ttfts(2, 130)), ("c", ttfts(3, 600))))  # fmt: skip
+    assert a.judged.summary["stages"][0]["window"]["warmup_requests"] >= 130
+    result = compare([a, b])
+    assert result["level"] is None
+    assert "with --rates 20 --duration 30s" in result["notes"][-1]
+    assert compare([a, c])["level"] == "20/s"
 
 
 def test_cost_and_gpus_at_the_usable_rate_have_its_bracket(tmp_path: Path, ampacity: Any, capsys: Any) -> None:  # fmt: skip
