@@ -38,13 +38,12 @@ def _finding(summary: Mapping[str, Any]) -> str:
     if not summary["slos"]:
         counted = [s for s in stages if not s["client_limited"]]
         answers_s = [
-            p50
-            for s in counted
-            if (p50 := s["e2e_s"]["p50"]) and p50 >= s["window"]["end_s"] - s["window"]["start_s"]
-        ]
+            p50 for s in counted
+            if s["stable"] is not False and (p50 := s["e2e_s"]["p50"]) and s["window"]["end_s"] < 2 * p50  # it mostly fills up
+        ]  # fmt: skip
         if len(answers_s) == len(counted):
             return (
-                f"Too short to tell: an answer takes {number_text(min(answers_s))} s, longer than any stage, so no rate is known. "
+                f"Too short to tell: an answer takes {number_text(min(answers_s))} s and no stage is twice as long, so no rate is known. "
                 f"{longer(summary)}."
             )
         best = max(counted, key=lambda s: s["achieved_rps"])

@@ -191,7 +191,7 @@ def test_a_stage_shorter_than_its_answers_names_no_rate(tmp_path: Path) -> None:
     short = summarise(make_run(tmp_path / "short", [Stage(records, 5.0)]))
     assert short["stages"][0]["achieved_rps"] == pytest.approx(0.6)
     assert short["verdict"] == (
-        "Too short to tell: an answer takes 8 s, longer than any stage, so no rate is known. Use a longer --duration."
+        "Too short to tell: an answer takes 8 s and no stage is twice as long, so no rate is known. Use a longer --duration."
     )
     other = Stage(fixed(400, 0.02, first=25, start_s=20.0), 8.0, start_s=20.0)
     both = summarise(make_run(tmp_path / "both", [Stage(records, 5.0), other]))
