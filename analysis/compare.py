@@ -304,7 +304,5 @@ def _sentence(rows: Sequence[Row], shift: Sequence[Row], arms: Sequence[Arm], aa
     if aa:
         return f"A/A: no difference between the endpoint and itself{but}."
     parts = won + [f"{who} in {', '.join(metrics)}{at}" for who, metrics in moved.items()]
-    nothing = (
-        f"No difference between {' and '.join(a.name for a in arms)} is shown{at and f', latencies{at}'}{but}"
-    )
+    nothing = f"No difference between {' and '.join(a.name for a in arms)} is shown{at and f', latencies{at}'}{but}"  # fmt: skip
     return f"{'; '.join(parts) or nothing}."

@@ -133,13 +133,7 @@ def _sanity(run: Judged, name: str) -> list[Check]:
     return checks
 
 
-def _changes(
-    level: Mapping[str, Any],
-    name: str,
-    records: Sequence[LevelRecords],
-    tolerances: Mapping[str, float],
-    paired: bool,
-) -> list[Check]:
+def _changes(level: Mapping[str, Any], name: str, records: Sequence[LevelRecords], tolerances: Mapping[str, float], paired: bool) -> list[Check]:  # fmt: skip
     checks = [
         _quantile_check(level, name, metric, records, tolerances, paired) for metric in level["quantiles"]
     ]

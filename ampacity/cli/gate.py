@@ -77,14 +77,7 @@ def gate(
     raise typer.Exit(EXIT[result["verdict"]])
 
 
-def _judge(
-    path: Path,
-    base: dict[str, Any],
-    tolerances: dict[str, float],
-    slos: list[Any],
-    retry: int,
-    self_test: bool,
-) -> dict[str, Any]:
+def _judge(path: Path, base: dict[str, Any], tolerances: dict[str, float], slos: list[Any], retry: int, self_test: bool) -> dict[str, Any]:  # fmt: skip
     """The answer; while it is inconclusive, further samples of the candidate."""
     from ampacity.experiments.rerun import rerun
     from analysis.comparable import prepare
