@@ -95,12 +95,11 @@ def _scorecard(result: Mapping[str, Any], narrow: bool) -> Table:
         note = _prices(result, row) if row["question"] == "cost" else row["note"] if row["best"] else None  # fmt: skip
         cells = [Cell(row["label"], table.footnote(note) if note else None)]
         errors = row["question"] == "errors"
-        least = row.get("at_least") or [False] * len(names)
-        for value, reason, at_least in zip(row["values"], row["reasons"], least, strict=True):
+        for value, reason, bound in zip(row["values"], row["reasons"], _bounds(row), strict=True):
             endless = INFINITE if str(reason).startswith("infinite") else DASH
             figure = endless if value is None else f"{value:.2%}" if errors else _number(value)
-            text = f"at {'least' if row['higher_is_better'] is not False else 'most'} {figure}" if at_least else figure  # fmt: skip
-            cells.append(Cell(text, table.footnote(reason) if reason and not at_least else None))
+            text = f"{bound} {figure}" if bound else figure
+            cells.append(Cell(text, table.footnote(reason) if reason and not bound else None))
         for value, held in zip(row["values"][1:], row["changes"][1:], strict=True):
             note = _otherwise(table, result, row["values"][0], value, held)
             cells.append(Cell(_change(held, narrow, "points" if errors else "%"), note))
@@ -114,6 +113,12 @@ def _scorecard(result: Mapping[str, Any], narrow: bool) -> Table:
             note = table.footnote(BRACKET)
             table.rows.append([Cell("  its interval", note), *ends, *[Cell("")] * (len(names) - 1), Cell("")])
     return table
+
+
+def _bounds(row: Mapping[str, Any]) -> list[str | None]:
+    """Of each run ``at least`` or ``at most`` where its figure is only that."""
+    bound = "at most" if row["higher_is_better"] is False else "at least"
+    return [bound if least else None for least in row.get("at_least") or [False] * len(row["values"])]
 
 
 def _number(value: float) -> str:
@@ -214,21 +219,25 @@ def comparison_markdown(result: Mapping[str, Any]) -> str:
 
 
 def comparison_csv(result: Mapping[str, Any]) -> str:
-    """One line per figure and run, and per quantile and run; changes are against the first run."""
+    """One line per figure and run, and per quantile and run; changes are against the first run.
+
+    ``low`` and ``high``: the bracket of a usable rate, and of what follows from it; ``bound``: that the value is "at least" or "at most".
+    """
     out = io.StringIO()
     write = csv.writer(out, lineterminator="\n").writerow
-    write(["kind", "name", "run", "value", "change", "change_low", "change_high", "verdict", "winner", "reason", "note"])  # fmt: skip
+    write(["kind", "name", "run", "value", "change", "change_low", "change_high", "verdict", "winner", "reason", "note", "bound", "low", "high"])  # fmt: skip
     for run, name in product(result["runs"], ("gpus", "gpu_hour_usd")):
-        write(["run", name, run["name"], run[name], *[None] * 7])
+        write(["run", name, run["name"], run[name], *[None] * 10])
     for row in result["scorecard"]:
-        for run, value, change, reason in zip(result["runs"], row["values"], row["changes"], row["reasons"], strict=True):  # fmt: skip
+        columns = (row["values"], row["changes"], row["reasons"], _bounds(row), row["brackets"] or [[None, None]] * len(result["runs"]))  # fmt: skip
+        for run, value, change, reason, bound, ends in zip(result["runs"], *columns, strict=True):
             change = change or {"change": None, "change_ci": [None, None]}
-            write([row["question"], row["name"], run["name"], value, change["change"], *change["change_ci"], row["verdict"], row["winner"], reason or row["reason"], row["note"]])  # fmt: skip
+            write([row["question"], row["name"], run["name"], value, change["change"], *change["change_ci"], row["verdict"], row["winner"], reason or row["reason"], row["note"], bound, *ends])  # fmt: skip
     for shift in result["shift"]:
         for q in shift["quantiles"]:
             name = f"{shift['metric']}_p{100 * q['q']:.0f}_s"
-            write(["quantile", name, shift["reference"], q["reference_s"], None, None, None, q["verdict"], None, q["reason"], None])  # fmt: skip
-            write(["quantile", name, shift["other"], q["other_s"], q["change"], *(q["change_ci"] or [None, None]), q["verdict"], None, q["reason"], None])  # fmt: skip
+            write(["quantile", name, shift["reference"], q["reference_s"], None, None, None, q["verdict"], None, q["reason"], *[None] * 4])  # fmt: skip
+            write(["quantile", name, shift["other"], q["other_s"], q["change"], *(q["change_ci"] or [None, None]), q["verdict"], None, q["reason"], *[None] * 4])  # fmt: skip
     return out.getvalue()
 
 

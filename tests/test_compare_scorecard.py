@@ -163,6 +163,10 @@ def test_usable_rates_win_only_where_their_brackets_are_apart(tmp_path: Path) ->
         assert card[1][2].text == "at least 40.0"
         assert [cell.text for cell in card[2][:3]] == ["  its interval", "10.0 to 20.0", "40.0 to ?"]
     assert "at least 40.0" in comparison_markdown(result)
+    read = {r["run"]: r for r in csv.DictReader(io.StringIO(comparison_csv(result))) if r["name"] == "usable_rps"}  # fmt: skip
+    assert [read["C"][k] for k in ("bound", "low", "high")] == ["at least", "40.0", ""]
+    assert [read["A"][k] for k in ("bound", "high")] == ["", "20.0"]
+    assert float(read["A"]["low"]) == pytest.approx(10, rel=0.05)
 
 
 def closed(path: Path, seed: int, service_s: float) -> Arm:
