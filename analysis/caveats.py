@@ -205,7 +205,7 @@ def _drift(stages: Sequence[dict[str, Any]]) -> str | None:
     d = most["drift"]
     return (
         f"{_at(moved)} the slow tail moved all along: p99 of TTFT went from {d['p99_first_s']:.3g} s in the first third "
-        f"to {d['p99_last_s']:.3g} s in the last{_where(most, moved)}. The figures are averages over that; look for a cache that fills, memory, or heat."
+        f"to {d['p99_last_s']:.3g} s in the last ({_at([most], 'at')}). The figures are averages over that; look for a cache that fills, memory, or heat."
     )
 
 
@@ -216,7 +216,7 @@ def _two_modes(stages: Sequence[dict[str, Any]]) -> str | None:
     m = found[-1]["modes"]
     return (
         f"{_at(found)} requests took one of two times: median E2E {m['fast_p50_s']:.3g} s, and {m['slow_p50_s']:.3g} s in "
-        f"{m['slow_share']:.0%} of the stage{_where(found[-1], found)}, back and forth ({m['switches']} switches). No single percentile describes that; look for "
+        f"{m['slow_share']:.0%} of the stage {_at(found[-1:], 'at')}, back and forth ({m['switches']} switches). No single percentile describes that; look for "
         "neighbours on the machine, clocks, or replicas that differ."
     )
 
@@ -348,19 +348,11 @@ def _closed_loop(capacity: Mapping[str, Any]) -> str | None:
 
 def _at(stages: Sequence[dict[str, Any]], at: str = "At") -> str:
     """Stages by their loads, as the tables name them, from the lowest up."""
-    return f"{at} {', '.join(dict.fromkeys(map(load_name, _in_order(stages))))}"
-
-
-def _in_order(stages: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    return sorted(stages, key=lambda s: (s["kind"], s["offered_rps"] or s["concurrency_set"] or 0))
-
-
-def _where(stage: Mapping[str, Any], stages: Sequence[dict[str, Any]]) -> str:
-    """The one of several stages whose figures are given."""
-    return f" (at {load_name(stage)})" if len(stages) > 1 else ""
+    in_order = sorted(stages, key=lambda s: (s["kind"], s["offered_rps"] or s["concurrency_set"] or 0))
+    return f"{at} {', '.join(dict.fromkeys(map(load_name, in_order)))}"
 
 
 def _each(stages: Sequence[dict[str, Any]], reason: str) -> str:
     """Stages by their loads, each with its reason; those that share one stand together."""
-    why = dict.fromkeys(s[reason] for s in _in_order(stages))
+    why = dict.fromkeys(s[reason] for s in stages)
     return "; ".join(f"{_at([s for s in stages if s[reason] == one], 'at')}: {one}" for one in why)

@@ -220,18 +220,15 @@ def _stands_still(begin_s: float, end_s: float, scheduled_s: Floats, ended_s: Fl
 
 
 def _rises(e2e_s: Floats, ended_s: Floats) -> bool:
-    """Whether end-to-end times rise in the order of arrival, unfinished requests at their age (Gehan 1965).
-
-    Of all pairs of one of the first fifth and a later one in which it is known which took longer.
+    """Whether end-to-end times rise in the order of arrival, unfinished requests at their age (Gehan 1965): over pairs of
+    one of the first fifth and a later one in which it is known which took longer.
     """
-
-    def longer(values: Floats, than: Floats) -> int:
-        return int((len(values) - np.searchsorted(np.sort(values), than, side="right")).sum())
-
-    early, known = max(10, len(e2e_s) // 5), ~np.isnan(ended_s)
-    up = longer(e2e_s[early:], e2e_s[:early][known[:early]])
-    down = longer(e2e_s[:early], e2e_s[early:][known[early:]])
-    return up > RISING_PAIRS * (up + down)
+    early, late = np.split(np.arange(len(e2e_s)), [max(10, len(e2e_s) // 5)])
+    up, down = (
+        (len(these) - np.searchsorted(np.sort(e2e_s[these]), e2e_s[than][~np.isnan(ended_s[than])], side="right")).sum()
+        for these, than in ((late, early), (early, late))
+    )  # fmt: skip
+    return bool(up > RISING_PAIRS * (up + down))
 
 
 def _slope_z(begin_s: float, end_s: float, scheduled_s: Floats, ended_s: Floats) -> float:

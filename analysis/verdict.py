@@ -37,15 +37,12 @@ def _finding(summary: Mapping[str, Any]) -> str:
         return _burst(summary["burst"])
     if not summary["slos"]:
         counted = [s for s in stages if not s["client_limited"]]
-        answers_s = [
-            p50 for s in counted
-            if s["stable"] is not False and (p50 := s["e2e_s"]["p50"]) and s["window"]["end_s"] < 2 * p50  # it mostly fills up
-        ]  # fmt: skip
-        if len(answers_s) == len(counted):
-            return (
-                f"Too short to tell: an answer takes {number_text(min(answers_s))} s and no stage is twice as long, so no rate is known. "
-                f"{longer(summary)}."
-            )
+        answers_s = [s["e2e_s"]["p50"] or 0.0 for s in counted if s["stable"] is not False]
+        if len(answers_s) == len(counted) and all(
+            s["window"]["end_s"] < 2 * a for s, a in zip(counted, answers_s, strict=True)
+        ):
+            short = f"an answer takes {number_text(min(answers_s))} s and no stage is twice as long, so no rate is known"
+            return f"Too short to tell: {short}. {longer(summary)}."
         best = max(counted, key=lambda s: s["achieved_rps"])
         return (
             f"Up to {number_text(best['achieved_rps'])} requests/s and {number_text(best['output_tokens_per_s'])} output tokens/s were "

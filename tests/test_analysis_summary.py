@@ -204,8 +204,8 @@ def test_each_undecided_stage_is_named_with_its_own_reason(tmp_path: Path) -> No
         request(i, 20 + i * 0.02, status="unfinished", ended_ns=None, last_token_ns=None) for i in range(400)
     ]
     stages = [
-        Stage(endless, 8.0, start_s=20.0),
         Stage(fixed(15, 0.1, first=400), 1.5), Stage(fixed(15, 0.05, first=415, start_s=5.0), 0.75, start_s=5.0),
+        Stage(endless, 8.0, start_s=20.0),
     ]  # fmt: skip
     text = warned(summarise(make_run(tmp_path / "run", stages)), "too_short")
     assert text.startswith(

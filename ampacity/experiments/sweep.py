@@ -89,11 +89,9 @@ def _least(rig: StageBook) -> tuple[int, str]:
 
 def begin_rate(rig: StageBook, least: int) -> float:
     """Where the grid starts: as low as that is, where a stage has twice ``least`` requests, but at ``CARRIED`` in flight at most."""
-    duration_s = rig.settings.duration_s
-    low = first_rate(rig.typical_e2e_s, duration_s)
-    if low * rig.stage_s(low) >= 2 * least:  # up to half of a stage may be cut as warm-up
-        return low
-    return max(low, _round(min(2 * least / duration_s, CARRIED / rig.typical_e2e_s)))
+    low = first_rate(rig.typical_e2e_s, rig.settings.duration_s)
+    enough = 2 * least / rig.stage_s(low)  # up to half of a stage may be cut as warm-up
+    return max(low, _round(min(enough, CARRIED / rig.typical_e2e_s)))
 
 
 def first_rate(typical_e2e_s: float, duration_s: float) -> float:
