@@ -13,7 +13,7 @@ import numpy as np
 
 from analysis.attainment import observe_slos, requests_meeting
 from analysis.blocks import Blocks, LevelRecords, blocks_of, in_blocks, level_records
-from analysis.comparable import Judged, is_steady, level_name
+from analysis.comparable import Judged, carried, level_name
 from analysis.intervals import smallest_n
 from analysis.shift import (  # fmt: skip
     NOTHING_COUNTS,
@@ -247,7 +247,7 @@ def pairings(arms: list[Arm]) -> dict[tuple[int, int], Pairing]:
         stages = [[s for s in arms[0].stages if s["index"] in of_b and _left([s, of_b[s["index"]]]) > 0]]
         stages.append([of_b[s["index"]] for s in stages[0]])
     else:
-        fit = [{level_name(s): s for s in a.stages if is_steady(s) and s["requests"] >= REQUESTS_MIN} for a in arms]  # fmt: skip
+        fit = [{level_name(s): s for s in a.stages if carried(s) and s["requests"] >= REQUESTS_MIN} for a in arms]  # fmt: skip
         shared = [n for n in set(fit[0]).intersection(*fit[1:]) if _left([f[n] for f in fit]) >= REQUESTS_MIN]
         stages = [[f[name] for name in sorted(shared, key=lambda n: _load(fit[0][n]))[-1:]] for f in fit]
         none = f"{NO_LEVEL}: {_same_load(arms, [list(f.values()) for f in fit])}"

@@ -24,15 +24,7 @@ from analysis.blocks import (
     pooled_marks,
 )  # fmt: skip
 from analysis.caveats import ERROR_SHARE
-from analysis.comparable import (  # fmt: skip
-    CompareError,
-    Judged,
-    check_realised,
-    check_same,
-    identity,
-    is_steady,
-    realised,
-)
+from analysis.comparable import CompareError, Judged, carried, check_realised, check_same, identity, realised
 from analysis.expected import Queue, fit_queue, table_of
 from analysis.hdr import encode_seconds
 from analysis.intervals import smallest_n
@@ -76,7 +68,7 @@ def _unfit(run: Judged) -> dict[str, str]:
         n, failed = stage["requests"], stage["requests"] - stage["ok"] - stage["errors"].get("cancelled", 0)
         if stage["client_limited"]:
             found[name] = "the client was the limit (use a quieter or larger machine)"
-        elif not is_steady(stage):
+        elif not carried(stage):
             found[name] = (
                 f"no steady state ({stage['stable_reason']}): use a lower load or a longer --duration"
             )

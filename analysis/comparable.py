@@ -66,7 +66,7 @@ class Judged:
         return found
 
 
-def is_steady(stage: Mapping[str, Any]) -> bool:
+def carried(stage: Mapping[str, Any]) -> bool:
     """Whether its latencies are those of its load. Where a steady state cannot be told, none that shows overload fits."""
     overload = stage["slo_met"] is False or stage["errors"]["unfinished"] > ERROR_SHARE * stage["requests"]
     return bool(stage["stable"] or (stage["stable"] is None and stage["window"]["settled"] and not overload))

@@ -23,7 +23,7 @@ from ampacity.config import make_settings
 from ampacity.experiments.predict import predict
 from ampacity.progress import Progress
 from analysis.arms import Arm
-from analysis.comparable import CompareError, in_words, is_steady, prepare
+from analysis.comparable import CompareError, carried, in_words, prepare
 from analysis.compare import compare, differences
 from loadgen.rundir import load_run
 from reports.compare import comparison_markdown
@@ -176,7 +176,7 @@ def test_stages_that_the_client_limited_are_left_out_and_said(tmp_path: Path) ->
 )  # fmt: skip
 def test_where_no_steady_state_can_be_told_nothing_may_show_overload(stable: bool | None, settled: bool, slo_met: bool | None, cut_off: int, steady: bool) -> None:  # fmt: skip
     made = {"stable": stable, "window": {"settled": settled}, "slo_met": slo_met, "requests": 608}
-    assert is_steady(made | {"errors": {"unfinished": cut_off}}) is steady
+    assert carried(made | {"errors": {"unfinished": cut_off}}) is steady
 
 
 def test_latencies_are_compared_at_the_highest_load_that_every_run_carries(tmp_path: Path) -> None:
