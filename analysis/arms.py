@@ -77,9 +77,8 @@ class Arm:
     def at_its_limit(self, basis: str, *, one_load: bool) -> bool:
         """Whether its rates say what it can do, not what it was offered.
 
-        It lost its steady state at some load, or (no latency SLO) more concurrency adds nothing; of all but tokens, which
-        go on to grow beyond the SLOs, also where those broke between two loads; SLOs that held nowhere show what is
-        good only where the others' best stages are at the same load.
+        It lost its steady state at some load, or (no latency SLO) more concurrency adds nothing, or its SLOs broke between
+        two loads (not of tokens, which go on to grow), or held nowhere where all best stages are at ``one_load``.
         """
         capacity, offline = (self.judged.summary[k] for k in ("capacity", "offline"))
         if basis != "tokens" and capacity["usable_rps"] and capacity["crossing"] != "lower_bound":
@@ -278,10 +277,8 @@ def _same_load(arms: list[Arm], fit: list[list[Stage]]) -> str:
         carried = [_carried(a, kind, f) for a, f in zip(arms, fit, strict=True)]
         load = min(most or min(loads) for most, loads in zip(carried, tried, strict=True))
         text = f"{Context(prec=3, rounding=ROUND_DOWN).create_decimal(repr(load)).normalize():f}"
-        none = [a.name for a, most in zip(arms, carried, strict=True) if not most]
-        if none:
+        if none := [a.name for a, most in zip(arms, carried, strict=True) if not most]:
             return f"run each again with lower {option} than {text}, for longer: {' and '.join(none)} {'is' if len(none) == 1 else 'are'} not shown to carry any that was tried"
         needed_s = max(30, math.ceil(1.2 * smallest_n(0.99) / float(text)))  # warm-up and chance included
-        longest = f" --duration {needed_s}s (or longer)" if kind == "open" else ""
-        return f"run each again with {option} {text}{longest}, the most that all have carried"
+        return f"run each again with {option} {text}{f' --duration {needed_s}s (or longer)' if kind == 'open' else ''}, the most that all have carried"
     return "give all the same --rates or --concurrency, a load that they carry, for long enough"

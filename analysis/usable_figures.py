@@ -38,8 +38,8 @@ def usable_rows(arms: Sequence[Arm]) -> list[Row]:
         _row(arms, "cost", "usd_per_million_output_tokens", "USD per million output tokens", False, _cost),
     ]  # fmt: skip
     # longer answers are not the engine's: it must be cheaper by the request too
-    requests = _row(arms, "cost", "", "", False, lambda arm, x: NO_PRICE if arm.usd_per_s is None else arm.usd_per_s / x)  # fmt: skip
-    if rows[-1]["winner"] not in (None, requests["winner"]):
+    by_request = _row(arms, "cost", "", "", False, lambda arm, x: (arm.usd_per_s or 0.0) / x)
+    if rows[-1]["winner"] not in (None, by_request["winner"]):
         rows[-1] |= {"winner": None, "verdict": "open"}
     if peak and not unlike:
         rows.append(_row(arms, "capacity", "gpus_for_peak", f"GPUs for {peak:g} req/s × {safety:g}", False, lambda arm, x: size_fleet(peak, x, safety, arm.gpus).gpus))  # fmt: skip
@@ -81,7 +81,7 @@ def _row(arms: Sequence[Arm], question: str, name: str, label: str, higher: bool
     better = 1 + LEAST if higher else 1 / (1 + LEAST)
     for i, (worst, _) in enumerate(ends):
         limits = [best if best is None else best * better for k, (_, best) in enumerate(ends) if k != i]
-        apart = worst is not None and all(x is not None and (x <= worst if higher else x >= worst) for x in limits)  # fmt: skip
+        apart = worst is not None and all(x is not None and (x < worst if higher else x > worst) for x in limits)  # fmt: skip
         if apart and row["values"][i] is not None:
             row["winner"], row["best"], row["verdict"] = arms[i].name, arms[i].name, "differs"
     return row

@@ -219,10 +219,7 @@ def comparison_markdown(result: Mapping[str, Any]) -> str:
 
 
 def comparison_csv(result: Mapping[str, Any]) -> str:
-    """One line per figure and run, and per quantile and run; changes are against the first run.
-
-    ``low`` and ``high``: the bracket of a usable rate, and of what follows from it; ``bound``: that the value is "at least" or "at most".
-    """
+    """One line per figure and run, and per quantile and run; changes are against the first run, ``low`` and ``high`` are the bracket."""
     out = io.StringIO()
     write = csv.writer(out, lineterminator="\n").writerow
     write(["kind", "name", "run", "value", "change", "change_low", "change_high", "verdict", "winner", "reason", "note", "bound", "low", "high"])  # fmt: skip
