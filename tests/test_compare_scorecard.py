@@ -226,6 +226,8 @@ def test_usable_rates_that_touch_have_no_cheaper_one_whatever_the_lengths_by_cha
     assert (found["winner"], found["verdict"]) == (None, "open")
     cheaper = Arm("D", c.judged, 1, 1.9)  # per request at least 5 % less
     assert rows(compare([a, cheaper]))["usd_per_million_output_tokens"]["winner"] == "D"
+    free = [Arm(x.name, x.judged, 1, 0.0) for x in (a, c)]
+    assert rows(compare(free))["usd_per_million_output_tokens"]["winner"] is None
 
 
 def test_a_usable_rate_wins_over_a_run_that_met_its_slos_nowhere(tmp_path: Path) -> None:
