@@ -237,6 +237,9 @@ class Recording:
         self.stages: list[dict[str, Any]] = []
         self.ended: tuple[str, str] | None = None
 
+    def stage_s(self, rate_rps: float) -> float:
+        return float(self.settings.duration_s)
+
     async def open_stage(self, rate_rps: float) -> dict[str, Any]:
         over = rate_rps > (8 if self.lengths is None else 2)
         self.stages.append({
