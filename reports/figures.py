@@ -28,9 +28,9 @@ def significant(value: float, digits: int = 3) -> str:
     """``value`` to ``digits`` significant digits without an exponent; whole parts are kept whole."""
     if value == 0:
         return "0"
-    if not math.isfinite(value):
-        return str(value)
     rounded = float(f"{value:.{digits - 1}e}")
+    if not math.isfinite(rounded):  # the largest floats become so by rounding
+        return str(value)
     magnitude = math.floor(math.log10(abs(rounded)))
     if magnitude >= digits:
         return f"{value:,.0f}"

@@ -36,6 +36,7 @@ from reports.tables import (
     [
         (0, "0"), (6.4, "6.40"), (0.3514, "0.351"), (9.996, "10.0"), (99.96, "100"), (0.000123, "0.000123"),
         (1234.4, "1,234"), (118.49, "118"), (-2.5, "-2.50"), (999.6, "1,000"), (1e7, "10,000,000"),
+        (1.7975e308, "1.7975e+308"),  # three digits of it are more than a float holds
     ],
 )  # fmt: skip
 def test_three_significant_digits(value: float, text: str) -> None:
