@@ -274,10 +274,10 @@ def _same_load(arms: list[Arm], fit: list[list[Stage]]) -> str:
         tried = [[_load(s) for s in a.stages if s["kind"] == kind] for a in arms]
         if not all(tried):
             continue
-        carried = [_carried(a, kind, f) for a, f in zip(arms, fit, strict=True)]
-        load = min(most or min(loads) for most, loads in zip(carried, tried, strict=True))
+        shown = [_carried(a, kind, f) for a, f in zip(arms, fit, strict=True)]
+        load = min(most or min(loads) for most, loads in zip(shown, tried, strict=True))
         text = f"{Context(prec=3, rounding=ROUND_DOWN).create_decimal(repr(load)).normalize():f}"
-        if none := [a.name for a, most in zip(arms, carried, strict=True) if not most]:
+        if none := [a.name for a, most in zip(arms, shown, strict=True) if not most]:
             return f"run each again with lower {option} than {text}, for longer: {' and '.join(none)} {'is' if len(none) == 1 else 'are'} not shown to carry any that was tried"
         needed_s = max(30, math.ceil(1.2 * smallest_n(0.99) / float(text)))  # warm-up and chance included
         return f"run each again with {option} {text}{f' --duration {needed_s}s (or longer)' if kind == 'open' else ''}, the most that all have carried"

@@ -93,9 +93,6 @@ class ServerRig:
     def note_down(self, name: str, value: Any) -> None:
         self.noted[name] = value
 
-    async def closed_stage(self, concurrency: int) -> dict[str, Any] | None:
-        raise NotImplementedError("the study has no closed loop")
-
     async def open_stage(
         self, rate_rps: float, duration_s: float | None = None, enough: Enough | None = None
     ) -> dict[str, Any] | None:

@@ -259,7 +259,8 @@ class StageRunner:
 
     def _cut_off(self, after_s: float, keep: Sequence[Exchange] = ()) -> None:
         why = self._stop_reason or f"not answered within {round(after_s, 1):g} s after the stage"
-        for exchange in set(self._in_flight).difference(keep):
+        kept = set(keep)
+        for exchange in [exchange for exchange in self._in_flight if exchange not in kept]:  # in their order
             exchange.fail("unfinished", why, time.monotonic_ns())
 
     # -- one request -----------------------------------------------------------------------------
