@@ -13,9 +13,10 @@ from typing import Any, cast
 
 import msgspec
 
+from loadgen.hot_path import Take
 from loadgen.protocols import error_text, excerpt
 from loadgen.records import CHUNK_AT_MAX_US, RequestRecord
-from loadgen.repeats import Form, Kind, Said, Take, in_pieces, last_chunk, learn
+from loadgen.repeats import Form, Kind, Said, in_pieces, last_chunk, learn
 
 STAMPS = "L" if array("L").itemsize == 8 else "Q"  # "q" takes Python several times as long
 TOKENS_MAX = 2**31 - 1  # what a column of the records holds

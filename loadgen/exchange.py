@@ -14,9 +14,10 @@ import httptools
 
 from loadgen.bodies import Body
 from loadgen.completions import Answer
+from loadgen.hot_path import Take
 from loadgen.protocols import error_text, excerpt, retry_after_s
 from loadgen.records import RequestRecord
-from loadgen.repeats import Kind, Take
+from loadgen.repeats import Kind
 
 _REQUEST_ID_HEADERS = {b"x-request-id", b"x-litellm-call-id", b"request-id"}
 

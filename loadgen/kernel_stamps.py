@@ -21,10 +21,10 @@ import time
 from collections.abc import Callable
 from typing import Protocol
 
+from loadgen import hot_path
 from loadgen.exchange import Exchange
 from loadgen.pacer import Sleeper
 
-READ_BYTES = 65_536
 TURN_NS = 2_000_000  # from one turn to the next
 OFTEN_NS = 125_000  # sockets that have something so soon after the latest read are read in turns ...
 FEW = 4  # ... until a turn has fewer reads
@@ -36,12 +36,10 @@ NEAR_NS = 2 * TURN_NS  # between two reads of a stream: so near each other, turn
 NEAR_SHARE_MAX = 1 / 16  # of the latest reads that may be so; with more all are made at once ...
 LATEST = 256  # ... for so many
 LOOK_EVERY = 64  # so many times as many are made at once all the same: what is merged is not seen to be near
-AUDIT_EVERY = 32  # reads: the delay of one in so many is noted
-DELAY_MAX_NS = 60_000_000_000  # a stamp further off than this is no stamp of this read
-CLOCKS_APART_MAX_NS = 20_000  # two clocks that are read one after the other
+AUDIT_EVERY = (
+    31  # reads: the delay of one in so many is noted; turns have no such number of reads again and again
+)
 _EDGES = select.EPOLLIN | select.EPOLLRDHUP | select.EPOLLET  # a socket is told of once, when something comes
-_timespec = struct.Struct("@qq").unpack
-_ANCILLARY_BYTES = 64  # one cmsg header and a timespec, with room
 
 AVAILABLE: bool = sys.platform.startswith("linux") and struct.calcsize("P") == 8
 
@@ -88,7 +86,7 @@ class KernelReader:
         self._near = self._far = 0
         self._apart = False  # whether most were far
         self._looks = 0
-        self._unaudited = AUDIT_EVERY  # reads since the latest one that was
+        self._audit_at = 0  # which read of the next turn is audited, the first if it has several
         self._loop.add_reader(self._epoll.fileno(), self._on_readable)
 
     def add(self, wire: KernelWire) -> None:
@@ -134,79 +132,43 @@ class KernelReader:
     def turn(self) -> int:
         """Read what there is and hand it on. Says how many reads there were."""
         wires = self._wires
-        self._turn_ns = now_ns = time.monotonic_ns()
-        lost, again = [], []
-        by_kernel, near = self._by_kernel, 0
-        wall_s, zero_ns = _monotonic_of_wall()
-        earliest_ns = now_ns - DELAY_MAX_NS
+        self._turn_ns = time.monotonic_ns()
         most = self._reads_now()
-        ready = self._epoll.poll(0, most)
-        self._behind = len(ready) == most
-        audited_fd = self._to_audit(ready)
-        for fd, events in ready:
-            wire = wires[fd]
-            if wire is None:  # closed by a read of this turn
-                continue
-            recvmsg = wire.recvmsg  # called as methods, what slots hold would be looked up for long
-            try:
-                data, ancillary, _, _ = recvmsg(READ_BYTES, _ANCILLARY_BYTES)
-            except (BlockingIOError, InterruptedError):
-                continue
-            except OSError as error:
-                lost.append((wire, error.with_traceback(None)))  # which would hold this frame, and so itself
-                continue
-            if events != select.EPOLLIN or len(data) == READ_BYTES:
-                again.append(wire)
-            try:
-                seconds, nanoseconds = _timespec(ancillary[0][2])  # no other kind was asked for
-            except (IndexError, struct.error):
-                at_ns = now_ns = time.monotonic_ns()
-                near += 1  # with no stamp it has to be read at once
-            else:
-                at_ns = zero_ns + nanoseconds
-                if seconds != wall_s:
-                    at_ns += (seconds - wall_s) * 1_000_000_000
-                audited = fd == audited_fd or not by_kernel
-                if audited or at_ns > now_ns:  # the clock is looked at where the time matters
-                    now_ns = time.monotonic_ns()
-                dated = earliest_ns < at_ns <= now_ns
-                if dated and audited:
-                    self._on_delay((now_ns - at_ns) / 1e9)
-                if not (dated and by_kernel):
-                    at_ns = now_ns
-            # two clocks are read one after the other, and one may be set: no later read has an earlier date
-            gap_ns = at_ns - wire.last_ns
-            if gap_ns < NEAR_NS:
-                near += 1
-                if gap_ns < 0:
-                    at_ns = wire.last_ns
-            wire.last_ns = at_ns
-            receiver = wire.receiver
-            exchange = receiver.exchange
-            try:
-                if not data:
-                    wire.lose(None)
-                elif exchange is None:
-                    receiver.close()  # nobody asked
-                else:
-                    feed = exchange.feed
-                    if feed(at_ns, data):
-                        receiver.over(exchange)
-            except Exception as error:  # one stream's, as in a callback of its own
-                self._tell(error)
-        for wire, broken in lost:
-            try:
-                wire.lose(broken)
-            except Exception as error:
-                self._tell(error)
+        if self._by_kernel:
+            found = hot_path.read_ready(self._epoll, wires, most, NEAR_NS, self._audit_at, AUDIT_EVERY)
+        else:
+            found = hot_path.read_ready_in_python(self._epoll, wires, most, NEAR_NS, 0, 1, by_kernel=False)
+        ready, near, reads, again, delays_ns = found
+        self._behind = ready == most
+        self._audit_at = (self._audit_at - ready) % AUDIT_EVERY
+        for delay_ns in delays_ns:
+            self._on_delay(delay_ns / 1e9)
+        for wire, at_ns, data in reads:
+            if wires[wire.fd] is wire:  # not closed by a read of this turn
+                try:
+                    self._hand_on(wire, at_ns, data)
+                except Exception as error:  # one stream's, as in a callback of its own
+                    self._tell(error)
         for wire in again:  # there may be more, or the end, and no new edge
             if wires[wire.fd] is wire:
                 self._epoll.modify(wire.fd, _EDGES)
-        self._note_distances(near, len(ready) - near)
+        self._note_distances(near, ready - near)
         if ready:
-            took_ns = (time.monotonic_ns() - self._turn_ns) // len(ready)
+            took_ns = (time.monotonic_ns() - self._turn_ns) // ready
             self._read_ns += (min(took_ns, READ_NS_MAX) - self._read_ns) // 8
-        return len(ready)
+        return ready
+
+    def _hand_on(self, wire: KernelWire, at_ns: int, data: bytes | OSError) -> None:
+        receiver = wire.receiver
+        exchange = receiver.exchange
+        if isinstance(data, OSError):
+            wire.lose(data)
+        elif not data:
+            wire.lose(None)
+        elif exchange is None:
+            receiver.close()  # nobody asked
+        elif exchange.feed(at_ns, data):
+            receiver.over(exchange)
 
     def _reads_now(self) -> int:
         """How many reads may be made before a request is due."""
@@ -234,24 +196,6 @@ class KernelReader:
             self._looks += 1
             self._apart = self._near <= NEAR_SHARE_MAX * latest and self._looks % LOOK_EVERY != 0
             self._near = self._far = 0
-
-    def _to_audit(self, ready: list[tuple[int, int]]) -> int:
-        """The descriptor whose read's delay is to be noted; -1: none of this turn's."""
-        self._unaudited += len(ready)
-        if not ready or self._unaudited < AUDIT_EVERY:
-            return -1
-        self._unaudited = 0
-        return ready[len(ready) // 2][0]
-
-
-def _monotonic_of_wall() -> tuple[int, int]:
-    """The wall clock's second, and when on the monotonic clock it began, ns."""
-    for _ in range(3):
-        before_ns, wall_ns, after_ns = time.monotonic_ns(), time.time_ns(), time.monotonic_ns()
-        if after_ns - before_ns < CLOCKS_APART_MAX_NS:  # longer, and the process was interrupted
-            break
-    seconds, nanoseconds = divmod(wall_ns, 1_000_000_000)
-    return seconds, (before_ns + after_ns) // 2 - nanoseconds
 
 
 class KernelWire:

@@ -15,6 +15,9 @@ from collections.abc import Callable
 from functools import cache
 from typing import Literal
 
+from loadgen import hot_path
+from loadgen.hot_path import Take
+
 EVENT_END = b"\n\n\r\n"  # of an event that ends its HTTP chunk
 PLAIN = bytes(c for c in range(0x20, 0x7F) if c not in b'"\\')  # in a text these stand for themselves
 READ_MAX_BYTES = 2048  # longer reads are parsed
@@ -26,8 +29,6 @@ _TOTALS = re.compile(rb'"(?:completion|total)_tokens": ?([1-9][0-9]{0,8})')
 Kind = Literal["answer", "reasoning"]
 Said = tuple[Kind, str, int | None]
 """What one chunk says: of which kind its text is, the text, and the tokens of the answer up to it."""
-Take = Callable[[int, bytes], bool]
-"""Takes what was read and when, monotonic ns; whether that ended the answer."""
 
 
 @cache
@@ -145,16 +146,7 @@ class Form:
             known.add(rest)
             return True
 
-        piece_by_piece = in_pieces(repeats, note, otherwise)
-
-        def take(at_ns: int, read: bytes) -> bool:
-            data_at = read.find(10) + 1  # behind the line with the size
-            if read[:data_at] + read[data_at + before_bytes :] in known and read.startswith(before, data_at):
-                note(at_ns)
-                return False
-            return piece_by_piece(at_ns, read)
-
-        return take
+        return hot_path.repeats(before, known, note, in_pieces(repeats, note, otherwise))
 
 
 def in_pieces(repeats: Callable[[bytes], bool], note: Callable[[int], None], otherwise: Take) -> Take:

@@ -50,6 +50,20 @@ def ampacity(monkeypatch: pytest.MonkeyPatch) -> Callable[..., object]:
     return call
 
 
+@pytest.fixture(scope="module", params=["compiled", "Python"])
+def hot_path_either_way(request: pytest.FixtureRequest) -> Iterator[None]:
+    """What is done for every token by what was compiled, and by the interpreter."""
+    from loadgen import hot_path
+
+    with pytest.MonkeyPatch.context() as patch:
+        if request.param == "Python":
+            patch.setattr(hot_path, "read_ready", hot_path.read_ready_in_python)
+            patch.setattr(hot_path, "repeats", hot_path.repeats_in_python)
+        elif not hot_path.COMPILED:
+            pytest.skip("loadgen/_hot_path.c was not built: no C compiler, or no Linux")
+        yield
+
+
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Any]:
     sync_api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")

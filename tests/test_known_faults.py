@@ -24,7 +24,7 @@ import pytest
 from fault_server import FaultServer
 from stage_driving import Made, on_loop, request_bytes, schedule_at
 
-from loadgen import kernel_connect, kernel_stamps
+from loadgen import hot_path, kernel_connect, kernel_stamps
 from loadgen.ahead import READY_MAX, READY_MAX_BYTES
 from loadgen.completions import Answer
 from loadgen.endpoint import parse_endpoint
@@ -100,7 +100,9 @@ def test_dates_of_the_kernel_never_fall(monkeypatch: pytest.MonkeyPatch) -> None
     clocks = SimpleNamespace(
         monotonic_ns=lambda: now_ms * 1_000_000, time_ns=lambda: (now_ms + ahead_ms) * 1_000_000
     )
-    monkeypatch.setattr(kernel_stamps, "time", clocks)
+    for module in (kernel_stamps, hot_path):
+        monkeypatch.setattr(module, "time", clocks)
+    monkeypatch.setattr(hot_path, "read_ready", hot_path.read_ready_in_python)  # which these clocks can be given to
     monkeypatch.setattr(kernel_stamps, "AUDIT_EVERY", 1)
 
     class Socket(socket.socket):

@@ -15,6 +15,8 @@ from loadgen.exchange import Exchange
 from loadgen.records import RequestRecord
 from loadgen.repeats import Kind, learn
 
+pytestmark = pytest.mark.usefixtures("hot_path_either_way")
+
 HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n"
 FINISH = b'{"choices":[{"delta":{},"finish_reason":"stop"}]}'
 

@@ -1,0 +1,9 @@
+"""The one part that is compiled: without a C compiler it is left out, and the same is done in Python."""
+
+import sys
+
+from setuptools import Extension, setup
+
+HOT_PATH = Extension("loadgen._hot_path", ["loadgen/_hot_path.c"], optional=True)
+
+setup(ext_modules=[HOT_PATH] if sys.platform == "linux" else [])
