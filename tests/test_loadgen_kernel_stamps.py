@@ -19,8 +19,8 @@ from stage_driving import Driven, Made, on_loop, request_bytes, run_stage, sched
 from loadgen import kernel_connect, kernel_stamps
 from loadgen.audit import Measures, Tolerance, judge
 from loadgen.endpoint import parse_endpoint
-from loadgen.http import Client
 from loadgen.hot_path import READ_BYTES
+from loadgen.http import Client
 from loadgen.kernel_stamps import LATEST, TURN_NS, KernelReader, KernelWire
 from loadgen.pacer import Sleeper
 from loadgen.plan import Limits, StagePlan, StageResult
