@@ -53,7 +53,7 @@ SCENARIOS = (
     Scenario("600", Load(600, 20), {
         **_EVERY, "client_limited": False, "ttft_error_ms_p99": 1.5, "itl_error_ms_p99": 2.0, "arrival_late_ms_p99": 2.0,
     }, {}),
-    Scenario("beyond", Load(700, 10), {"client_limited": True}, {}),
+    Scenario("beyond", Load(900, 10), {"client_limited": True}, {}),
     Scenario("pacing", Load(500, 10), {**_EVERY, "slip_p99_ms": 1.0, "arrival_late_ms_p99": 2.0}, {}),
     Scenario("stall", Load(50, 10), {**_EVERY, "arrival_late_ms_p99": 2.0}, {"stall_after_requests": 150, "stall_s": 3.0}),
 )  # fmt: skip

@@ -10,6 +10,8 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+from loadgen import hot_path
+
 if sys.platform != "win32":
     import fcntl
     import resource
@@ -24,6 +26,7 @@ def host_facts() -> dict[str, Any]:
         "cpu_model": _cpu_model(),
         "memory_bytes": _memory_bytes(),
         "uvloop": find_spec("uvloop") is not None,
+        "compiled_receive_path": hot_path.COMPILED,
         "open_files_limit": open_files_limit(),
     }
 

@@ -180,7 +180,21 @@ def seen(answer: RequestRecord, *, short_ttft_s: float) -> Seen:
     short = record(short_ttft_s, [0.01] * 3, asked=4, tokens=4)
     probe = Probe(Served(("m",)), RequestShape("chat", "m"), Calibration(1.0, 0, True), short)
     settings = make_settings({"url": "http://127.0.0.1:9/v1"})
-    return Seen(settings, probe, answer, short, short, (), True, False, None, (2e-5,), ("running",), 2000)
+    return Seen(
+        settings,
+        probe,
+        answer,
+        short,
+        short,
+        (),
+        True,
+        False,
+        None,
+        (2e-5,),
+        ("running",),
+        2000,
+        compiled=True,
+    )
 
 
 def verdict(answer: RequestRecord, name: str, short_ttft_s: float = 0.1) -> tuple[str, list[str]]:
@@ -274,6 +288,7 @@ def test_tokens_without_text_and_vectors_have_no_latency_of_a_stream() -> None:
         "metrics",
         "clock",
         "open files",
+        "receive path",
     ]
     assert [c.name for c in checks if c.verdict != "ok"] == ["prompt cache"]
     assert [metric for metric, fine in trusted(checks).items() if fine] == ["e2e", "tokens"]
@@ -327,6 +342,12 @@ def test_a_repeated_prompt_is_faster_by_half_and_by_more_than_noise(
     given = seen(record(0.1, [0.01] * 31, asked=32, tokens=32), short_ttft_s=new_s)
     again = record(again_s, [0.01] * 3, asked=4, tokens=4)
     assert f"a repeated prompt {said} →" in found("prompt cache", replace(given, again=again))
+
+
+@pytest.mark.parametrize(("compiled", "verdict"), [(True, "ok"), (False, "note")])
+def test_it_says_whether_the_receive_path_was_compiled(compiled: bool, verdict: str) -> None:
+    given = seen(record(0.1, [0.01] * 31, asked=32, tokens=32), short_ttft_s=0.1)
+    assert found("receive path", replace(given, compiled=compiled)).startswith(verdict)
 
 
 def test_failures_are_counted_and_each_kind_is_said_once() -> None:

@@ -93,7 +93,7 @@ def _facts(seen: Seen) -> Facts:
         "overhead_tokens": how.overhead_tokens if how.measured else None, "tokens_per_word": how.tokens_per_word if how.measured else None,
         "cached_tokens_new": max(short.cached_tokens or 0, answer.cached_tokens or 0), "cached_tokens_again": again.cached_tokens,
         "ttft_new_s": new_s, "ttft_again_s": again_s,
-        "gauges": list(seen.gauges), "timestamps": settings.timestamps, "connections_room": seen.room,
+        "gauges": list(seen.gauges), "timestamps": settings.timestamps, "connections_room": seen.room, "compiled": seen.compiled,
         "receive_delay_p50_s": median(seen.receive_delays_s) if seen.receive_delays_s else None, "receive_delay_max_s": max(seen.receive_delays_s, default=None),
     }  # fmt: skip
 
@@ -230,4 +230,7 @@ def _machine(f: Facts) -> dict[str, list[Case]]:
     ], "open files": [
         (room is None, "ok", "no limit", "no load is refused for want of connections", ()),
         (True, "ok" if (room or 0) >= FEW_CONNECTIONS else "note", f"room for {room or 0:,} connections in each process", "with more in flight requests fail: raise it with ulimit -n, or use --workers", ()),
+    ], "receive path": [
+        (f["compiled"], "ok", "compiled", "one core receives tens of thousands of tokens a second", ()),
+        (True, "note", "in Python: it was installed without a C compiler, or this is no Linux", "a core receives half as many tokens a second; a run says when that was its limit", ()),
     ]}  # fmt: skip

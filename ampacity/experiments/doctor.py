@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from ampacity.config import Settings
 from ampacity.experiments import conduct
 from ampacity.progress import Progress
+from loadgen import hot_path
 from loadgen.endpoint import EndpointError
 from loadgen.host import raise_open_files_limit, room_for_connections
 from loadgen.pages import Pages
@@ -41,6 +42,7 @@ class Seen:
     receive_delays_s: tuple[float, ...]  # read − kernel time; empty where the kernel cannot tell
     gauges: tuple[str, ...]  # known columns of /metrics
     room: int | None  # for connections in one process; None: no limit
+    compiled: bool = hot_path.COMPILED
 
 
 async def examine(settings: Settings, progress: Progress) -> Seen:
