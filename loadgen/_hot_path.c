@@ -1,7 +1,7 @@
 /* What is done for every token, compiled: loadgen/hot_path.py says the same in Python and is used where this is not built.
 
    read_ready() reads the sockets that have something, dates what came, and notes the chunks that repeat the one before
-   them. Everything else is handed to the caller. Repeats is what it knows such chunks by. */
+   them. Everything else is handed to the caller. A Taker is what such chunks are known by. */
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
 
@@ -15,10 +15,12 @@
 #define READS_MAX 256                   /* of one call */
 #define SIZE_LINE_MAX 16                /* bytes of the line with a chunk's size */
 #define REPEAT_MAX_BYTES 4096           /* a longer read repeats nothing; repeats.READ_MAX_BYTES is below it */
+#define NUMBER_MAX 24                   /* bytes of a number */
+#define TOTAL_MAX 1000000000LL          /* tokens; more are read by the parsers */
 #define DELAY_MAX_NS 60000000000LL      /* a stamp further off than this is no stamp of this read */
 #define CLOCKS_APART_MAX_NS 20000LL     /* two clocks that are read one after the other */
 
-static PyObject *s_receiver, *s_exchange, *s_feed, *s_last_ns;
+static PyObject *s_receiver, *s_exchange, *s_feed, *s_last_ns, *s_total;
 
 static long long clock_ns(clockid_t clock)
 {
@@ -46,110 +48,204 @@ static long long monotonic_minus_wall_ns(void)
 typedef struct {
     PyObject_HEAD
     PyObject *before;       /* bytes between the size and the text */
-    PyObject *known;        /* set of bytes: the line with the size, and all from the text on */
+    PyObject *known;        /* set of bytes: the line with the size, and all from the text on; with a form: texts */
     PyObject *note;         /* called with the time of a read that repeats */
     PyObject *otherwise;    /* called with the time and the bytes of any other */
-} Repeats;
+    PyObject *form;         /* NULL, or what has the total of tokens so far */
+    PyObject *fixed, *gaps; /* with a form: tuples of the bytes behind the text, and of what is added to the total */
+    int upper;              /* with a form: sizes are written in capitals */
+} Taker;
 
-/* 1: what was read is such a chunk; 0: it may be; -1: error. */
-static int repeats_matches(Repeats *self, const char *read, Py_ssize_t length)
+/* The length of the line with the size, where it and ``before`` begin the read; 0: they do not. */
+static Py_ssize_t line_of(Taker *self, const char *read, Py_ssize_t length)
 {
     if (length > REPEAT_MAX_BYTES)
         return 0;
-    const char *line_end = memchr(read, '\n', length < SIZE_LINE_MAX ? (size_t)length : SIZE_LINE_MAX);
-    if (line_end == NULL)
+    const char *end = memchr(read, '\n', length < SIZE_LINE_MAX ? (size_t)length : SIZE_LINE_MAX);
+    if (end == NULL)
         return 0;
-    Py_ssize_t line = line_end + 1 - read, before = PyBytes_GET_SIZE(self->before);
-    if (length - line < before || memcmp(line_end + 1, PyBytes_AS_STRING(self->before), before) != 0)
-        return 0;
+    Py_ssize_t line = end + 1 - read, before = PyBytes_GET_SIZE(self->before);
+    int begins = length - line >= before && memcmp(end + 1, PyBytes_AS_STRING(self->before), before) == 0;
+    return begins ? line : 0;
+}
+
+/* 1: the read is a known chunk; 0: it may be; -1: error. */
+static int is_known(Taker *self, const char *read, Py_ssize_t length, Py_ssize_t line)
+{
+    Py_ssize_t before = PyBytes_GET_SIZE(self->before);
     PyObject *rest = PyBytes_FromStringAndSize(NULL, length - before);
     if (rest == NULL)
         return -1;
     memcpy(PyBytes_AS_STRING(rest), read, line);
-    memcpy(PyBytes_AS_STRING(rest) + line, line_end + 1 + before, length - line - before);
+    memcpy(PyBytes_AS_STRING(rest) + line, read + line + before, length - line - before);
     int found = PySet_Contains(self->known, rest);
     Py_DECREF(rest);
     return found;
 }
 
-static int repeats_note(Repeats *self, long long at_ns)
+/* What stands behind the text beside this total, into ``behind``. Its length; 0: it is too long; -1: error. */
+static Py_ssize_t behind_of(Taker *self, long long total, char *behind)
 {
-    PyObject *at = PyLong_FromLongLong(at_ns);
-    PyObject *none = at == NULL ? NULL : PyObject_CallOneArg(self->note, at);
-    Py_XDECREF(at);
-    Py_XDECREF(none);
-    return none == NULL ? -1 : 0;
+    Py_ssize_t length = 0, pieces = PyTuple_GET_SIZE(self->fixed), totals = PyTuple_GET_SIZE(self->gaps);
+    for (Py_ssize_t i = 0; i < pieces; i++) {
+        char *bytes;
+        Py_ssize_t size;
+        if (PyBytes_AsStringAndSize(PyTuple_GET_ITEM(self->fixed, i), &bytes, &size) < 0)
+            return -1;
+        if (length + size + NUMBER_MAX > REPEAT_MAX_BYTES)
+            return 0;
+        memcpy(behind + length, bytes, size);
+        length += size;
+        if (i < totals) {
+            long long gap = PyLong_AsLongLong(PyTuple_GET_ITEM(self->gaps, i));
+            if (gap == -1 && PyErr_Occurred())
+                return -1;
+            length += snprintf(behind + length, NUMBER_MAX, "%lld", total + gap);
+        }
+    }
+    return length;
 }
 
-static PyObject *repeats_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
+/* As is_known, for the chunk with the next total, which is told. */
+static int is_next(Taker *self, const char *read, Py_ssize_t length, Py_ssize_t line, long long *total)
 {
-    static char *names[] = {"before", "known", "note", "otherwise", NULL};
-    PyObject *before, *known, *note, *otherwise;
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "SO!OO", names, &before, &PySet_Type, &known, &note, &otherwise))
+    char size[SIZE_LINE_MAX + 8], behind[REPEAT_MAX_BYTES];
+    Py_ssize_t head = line + PyBytes_GET_SIZE(self->before);
+    int written = snprintf(size, sizeof size, self->upper ? "%zX\r\n" : "%zx\r\n", (size_t)(length - line - 2));
+    if (length < line + 2 || written != line || memcmp(read, size, line) != 0)
+        return 0;
+    PyObject *value = PyObject_GetAttr(self->form, s_total);
+    *total = value == NULL ? -1 : value == Py_None ? TOTAL_MAX : PyLong_AsLongLong(value);
+    Py_XDECREF(value);
+    if (*total == -1 && PyErr_Occurred())
+        return -1;
+    if (*total < 0 || *total >= TOTAL_MAX)
+        return 0;
+    Py_ssize_t tail = behind_of(self, ++*total, behind), text = length - head - tail;
+    if (tail <= 0 || text <= 0 || memcmp(read + length - tail, behind, tail) != 0)
+        return tail < 0 ? -1 : 0;
+    PyObject *bytes = PyBytes_FromStringAndSize(read + head, text);
+    int found = bytes == NULL ? -1 : PySet_Contains(self->known, bytes);
+    Py_XDECREF(bytes);
+    return found;
+}
+
+/* Note the read if it repeats: 1; 0: it may be anything; -1: error. */
+static int take(Taker *self, long long at_ns, const char *read, Py_ssize_t length)
+{
+    long long total = 0;
+    Py_ssize_t line = self->note == NULL ? 0 : line_of(self, read, length);
+    int found = !line ? 0 : self->form ? is_next(self, read, length, line, &total) : is_known(self, read, length, line);
+    if (found != 1)
+        return found;
+    PyObject *at = PyLong_FromLongLong(at_ns);
+    PyObject *done = at == NULL ? NULL : PyObject_CallOneArg(self->note, at);
+    Py_XDECREF(at);
+    if (done == NULL)
+        return -1;
+    Py_DECREF(done);
+    if (self->form == NULL)
+        return 1;
+    PyObject *value = PyLong_FromLongLong(total);
+    int error = value == NULL ? -1 : PyObject_SetAttr(self->form, s_total, value);
+    Py_XDECREF(value);
+    return error < 0 ? -1 : 1;
+}
+
+static PyObject *taker_call(Taker *self, PyObject *args, PyObject *kwargs)
+{
+    long long at_ns;
+    PyObject *read;
+    if (!PyArg_ParseTuple(args, "LS", &at_ns, &read))
         return NULL;
-    Repeats *self = (Repeats *)type->tp_alloc(type, 0);
+    int taken = take(self, at_ns, PyBytes_AS_STRING(read), PyBytes_GET_SIZE(read));
+    if (taken < 0)
+        return NULL;
+    if (taken)
+        Py_RETURN_FALSE;
+    if (self->otherwise != NULL)
+        return PyObject_Call(self->otherwise, args, NULL);
+    PyErr_SetString(PyExc_ReferenceError, "what took these reads is gone");
+    return NULL;
+}
+
+static int taker_traverse(Taker *self, visitproc visit, void *arg)
+{
+    Py_VISIT(self->known);
+    Py_VISIT(self->note);
+    Py_VISIT(self->otherwise);
+    Py_VISIT(self->form);
+    Py_VISIT(self->fixed);
+    Py_VISIT(self->gaps);
+    return 0;
+}
+
+/* ``before`` and ``known`` stay: they lead nowhere, and whoever holds this may still ask it. */
+static int taker_clear(Taker *self)
+{
+    Py_CLEAR(self->note);
+    Py_CLEAR(self->otherwise);
+    Py_CLEAR(self->form);
+    return 0;
+}
+
+static void taker_dealloc(Taker *self)
+{
+    PyObject_GC_UnTrack(self);
+    taker_clear(self);
+    Py_XDECREF(self->before);
+    Py_XDECREF(self->known);
+    Py_XDECREF(self->fixed);
+    Py_XDECREF(self->gaps);
+    Py_TYPE(self)->tp_free((PyObject *)self);
+}
+
+static PyTypeObject TakerType = {
+    PyVarObject_HEAD_INIT(NULL, 0)
+    .tp_name = "loadgen._hot_path.Taker",
+    .tp_doc = "Takes reads: of one that repeats the time is noted, all others go on.",
+    .tp_basicsize = sizeof(Taker),
+    .tp_flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC,
+    .tp_call = (ternaryfunc)taker_call,
+    .tp_traverse = (traverseproc)taker_traverse,
+    .tp_clear = (inquiry)taker_clear,
+    .tp_dealloc = (destructor)taker_dealloc,
+};
+
+static PyObject *new_taker(PyObject *before, PyObject *known, PyObject *note, PyObject *otherwise, PyObject *form,
+                           PyObject *fixed, PyObject *gaps, int upper)
+{
+    Taker *self = (Taker *)PyType_GenericAlloc(&TakerType, 0);
     if (self == NULL)
         return NULL;
     self->before = Py_NewRef(before);
     self->known = Py_NewRef(known);
     self->note = Py_NewRef(note);
     self->otherwise = Py_NewRef(otherwise);
+    self->form = Py_XNewRef(form);
+    self->fixed = Py_XNewRef(fixed);
+    self->gaps = Py_XNewRef(gaps);
+    self->upper = upper;
     return (PyObject *)self;
 }
 
-static PyObject *repeats_call(Repeats *self, PyObject *args, PyObject *kwargs)
+static PyObject *repeats(PyObject *module, PyObject *args)
 {
-    long long at_ns;
-    const char *read;
-    Py_ssize_t length;
-    if (!PyArg_ParseTuple(args, "Ly#", &at_ns, &read, &length))
+    PyObject *before, *known, *note, *otherwise;
+    if (!PyArg_ParseTuple(args, "SO!OO", &before, &PySet_Type, &known, &note, &otherwise))
         return NULL;
-    switch (repeats_matches(self, read, length)) {
-    case 0:
-        return PyObject_Call(self->otherwise, args, NULL);
-    case 1:
-        if (repeats_note(self, at_ns) == 0)
-            Py_RETURN_FALSE;
-    }
-    return NULL;
+    return new_taker(before, known, note, otherwise, NULL, NULL, NULL, 0);
 }
 
-static int repeats_traverse(Repeats *self, visitproc visit, void *arg)
+static PyObject *counting(PyObject *module, PyObject *args)
 {
-    Py_VISIT(self->known);
-    Py_VISIT(self->note);
-    Py_VISIT(self->otherwise);
-    return 0;
+    PyObject *form, *before, *fixed, *gaps, *known, *note, *otherwise;
+    int upper;
+    if (!PyArg_ParseTuple(args, "OSO!O!pO!OO", &form, &before, &PyTuple_Type, &fixed, &PyTuple_Type, &gaps, &upper,
+                          &PySet_Type, &known, &note, &otherwise))
+        return NULL;
+    return new_taker(before, known, note, otherwise, form, fixed, gaps, upper);
 }
-
-static int repeats_clear(Repeats *self)
-{
-    Py_CLEAR(self->before);
-    Py_CLEAR(self->known);
-    Py_CLEAR(self->note);
-    Py_CLEAR(self->otherwise);
-    return 0;
-}
-
-static void repeats_dealloc(Repeats *self)
-{
-    PyObject_GC_UnTrack(self);
-    repeats_clear(self);
-    Py_TYPE(self)->tp_free((PyObject *)self);
-}
-
-static PyTypeObject RepeatsType = {
-    PyVarObject_HEAD_INIT(NULL, 0)
-    .tp_name = "loadgen._hot_path.Repeats",
-    .tp_doc = "Takes reads: of one that is a known chunk the time is noted, all others go on.",
-    .tp_basicsize = sizeof(Repeats),
-    .tp_flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC,
-    .tp_new = repeats_new,
-    .tp_call = (ternaryfunc)repeats_call,
-    .tp_traverse = (traverseproc)repeats_traverse,
-    .tp_clear = (inquiry)repeats_clear,
-    .tp_dealloc = (destructor)repeats_dealloc,
-};
 
 /* -- reads --------------------------------------------------------------------------------------- */
 
@@ -207,8 +303,7 @@ static long long move_on(PyObject *wire, long long *at_ns)
 static int noted(PyObject *wire, long long at_ns, const char *data, Py_ssize_t length)
 {
     PyObject *feed = feed_of(wire);
-    int found = feed != NULL && Py_TYPE(feed) == &RepeatsType
-        && repeats_matches((Repeats *)feed, data, length) == 1 && repeats_note((Repeats *)feed, at_ns) == 0;
+    int found = feed != NULL && Py_TYPE(feed) == &TakerType && take((Taker *)feed, at_ns, data, length) == 1;
     Py_XDECREF(feed);
     PyErr_Clear();
     return found;
@@ -291,6 +386,8 @@ done:
 }
 
 static PyMethodDef functions[] = {
+    {"repeats", repeats, METH_VARARGS, "What takes reads of which many repeat; see loadgen.hot_path."},
+    {"counting", counting, METH_VARARGS, "What takes reads of which many repeat and count; see loadgen.hot_path."},
     {"read_ready", read_ready, METH_VARARGS, "Read the sockets that have something; see loadgen.hot_path."},
     {NULL, NULL, 0, NULL},
 };
@@ -305,10 +402,8 @@ PyMODINIT_FUNC PyInit__hot_path(void)
     s_exchange = PyUnicode_InternFromString("exchange");
     s_feed = PyUnicode_InternFromString("feed");
     s_last_ns = PyUnicode_InternFromString("last_ns");
-    if (!s_receiver || !s_exchange || !s_feed || !s_last_ns || PyType_Ready(&RepeatsType) < 0)
+    s_total = PyUnicode_InternFromString("total");
+    if (!s_receiver || !s_exchange || !s_feed || !s_last_ns || !s_total || PyType_Ready(&TakerType) < 0)
         return NULL;
-    PyObject *module = PyModule_Create(&definition);
-    if (module != NULL && PyModule_AddObjectRef(module, "Repeats", (PyObject *)&RepeatsType) < 0)
-        Py_CLEAR(module);
-    return module;
+    return PyModule_Create(&definition);
 }

@@ -2,14 +2,20 @@ from collections.abc import Callable
 from select import epoll
 from typing import Any
 
-from loadgen.hot_path import Reads, Take
+from loadgen.hot_path import Reads, Take, Totals
 
-class Repeats:
-    def __init__(
-        self, before: bytes, known: set[bytes], note: Callable[[int], None], otherwise: Take
-    ) -> None: ...
-    def __call__(self, at_ns: int, read: bytes, /) -> bool: ...
-
+def repeats(before: bytes, known: set[bytes], note: Callable[[int], None], otherwise: Take, /) -> Take: ...
+def counting(
+    form: Totals,
+    before: bytes,
+    fixed: tuple[bytes, ...],
+    gaps: tuple[int, ...],
+    upper: bool,
+    known: set[bytes],
+    note: Callable[[int], None],
+    otherwise: Take,
+    /,
+) -> Take: ...
 def read_ready(
     epoll: epoll, wires: list[Any], most: int, near_ns: int, audit_at: int, audit_every: int, /
 ) -> Reads: ...

@@ -62,9 +62,7 @@ class _TypedAnswer(Answer, ABC):
     def _bear(self, at_ns: int, kind: Kind, text: Any) -> None:
         if self.said is not None and isinstance(text, str):
             self.said.append((kind, text))
-        if kind == "reasoning":
-            self.reasoning_chunks += 1
-        elif self.first_answer_ns is None:
+        if kind == "answer" and self.first_answer_ns is None:
             self.first_answer_ns = at_ns
         self._append(at_ns, None)
 

@@ -66,7 +66,7 @@ class Answer:
     __slots__ = (
         "_chunk_tokens", "_finished_choices", "_form", "_form_usage", "_missed_at", "_misses", "_usage", "_usage_beside", "_usage_per_chunk", "_usage_totals", "bad_json",
         "cached_tokens", "chunk_at_ns", "done", "error", "finish_reason", "first_answer_ns", "first_event_ns",
-        "input_tokens", "reasoning_chunks", "reasoning_tokens", "said", "whole_ns",
+        "input_tokens", "reasoning_tokens", "said", "whole_ns",
     )  # fmt: skip
 
     repeats = True  # whether chunks can be told by their form
@@ -87,7 +87,6 @@ class Answer:
         self.input_tokens: int | None = None
         self.cached_tokens: int | None = None
         self.reasoning_tokens: int | None = None
-        self.reasoning_chunks = 0
         self.finish_reason: str | None = None
         self.error: str | None = None  # an error object, in the server's words
         self.bad_json: str | None = None
@@ -100,17 +99,14 @@ class Answer:
         form, note = self._form, self.chunk_at_ns.append
         if form is None:
             return None
-        if form.kind == "answer" and self.said is None:
+        if (said := self.said) is None:
             return form.taker(note, otherwise)
 
         def tells(chunk: bytes) -> bool:  # there is more to note than the time
             text = form.text_of(chunk)
             if text is None:
                 return False
-            if form.kind == "reasoning":
-                self.reasoning_chunks += 1
-            if self.said is not None:
-                self.said.append((form.kind, text.decode()))
+            said.append((form.kind, text.decode()))
             return True
 
         return in_pieces(tells, note, otherwise)
@@ -136,10 +132,10 @@ class Answer:
         read = last_chunk(read)
         form, total, chunks = self._form, self._chunk_tokens[-1], len(self.chunk_at_ns)
         if form is not None and form.total is not None and total:
-            form.counted(total - 1)
+            form.total = total - 1
             if form.text_of(read) is not None:  # several tokens in one chunk, and else the same
                 return
-            form.counted(total)
+            form.total = total
         self._misses = self._misses + 1 if chunks - new == self._missed_at else 1
         self._missed_at = chunks
         if self._misses <= MISSES_MAX and (found := learn(read, _said)) is not None:
@@ -200,11 +196,8 @@ class Answer:
                 elif counted is not None:  # a second choice with text in one chunk
                     counted = None if tokens is None else counted + tokens
                 bears_text = True
-        if bears_text:
-            if reasoning:
-                self.reasoning_chunks += 1
-            elif self.first_answer_ns is None:
-                self.first_answer_ns = at_ns
+        if bears_text and not reasoning and self.first_answer_ns is None:
+            self.first_answer_ns = at_ns
         usage = chunk.usage
         if usage is not None:
             if not bears_text or self._usage is None:

@@ -126,13 +126,33 @@ def repeats_in_python(before: bytes, known: set[bytes], note: Callable[[int], No
     return take
 
 
+class Totals(Protocol):
+    """A form whose chunks say how many tokens have come by then."""
+
+    total: int | None
+
+
+def counting_in_python(
+    form: Totals, before: bytes, fixed: tuple[bytes, ...], gaps: tuple[int, ...], upper: bool, known: set[bytes],
+    note: Callable[[int], None], otherwise: Take,
+) -> Take:  # fmt: skip
+    """What takes reads: of one that is the chunk due next the time is noted and the total raised, all others go on.
+
+    ``before`` stands between the line with the chunk's size, in capitals if ``upper``, and its text; the text is one of
+    ``known``; behind it stands ``fixed`` with, between its pieces, ``form.total`` + 1 + each of ``gaps``. Only what is
+    compiled knows such a chunk by itself: ``otherwise`` has to know it too.
+    """
+    return otherwise
+
+
 read_ready: Callable[..., Reads]
+counting: Callable[..., Take]
 repeats: Callable[[bytes, set[bytes], Callable[[int], None], Take], Take]
 try:
     from loadgen import _hot_path
 except ImportError:  # no compiler where this was installed, or no Linux
     COMPILED = False
-    read_ready, repeats = read_ready_in_python, repeats_in_python
+    read_ready, repeats, counting = read_ready_in_python, repeats_in_python, counting_in_python
 else:
     COMPILED = True
-    read_ready, repeats = _hot_path.read_ready, _hot_path.Repeats
+    read_ready, repeats, counting = _hot_path.read_ready, _hot_path.repeats, _hot_path.counting

@@ -13,6 +13,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from functools import cache
+from operator import add
 from typing import Literal
 
 from loadgen import hot_path
@@ -79,38 +80,45 @@ def _rests_around(behind: bytes, before_bytes: int) -> set[bytes]:
 class Form:
     """One HTTP chunk with one event of text; where totals run, the chunk that is due next."""
 
-    __slots__ = ("_before", "_behind", "_gaps", "_heads", "_lines", "_parts", "kind", "total")
+    __slots__ = (
+        "_before",
+        "_behind",
+        "_behind_total",
+        "_fixed",
+        "_gaps",
+        "_heads",
+        "_lines",
+        "_size",
+        "kind",
+        "total",
+    )
 
     def __init__(
         self, size: bytes, before: bytes, behind: list[bytes], kind: Kind, total: int | None, gaps: list[int]
     ) -> None:
         """``behind``: what stands behind the text, cut where there are totals, each so far from ``total`` as ``gaps`` says."""
-        self._lines = _size_lines(size)
+        self._size, self._lines = size, _size_lines(size)
         self._heads: dict[int, bytes] = {}  # all before the text, by the length of the read
-        self._before, self._gaps = before, [gap + 1 for gap in gaps]
-        self._behind = b"".join(behind)
-        self._parts = [part for fixed in behind for part in (fixed, b"")]
+        self._before, self._fixed, self._gaps = before, tuple(behind), tuple(gaps)
+        self._behind, self._behind_total = b"".join(behind), -1
         self.kind = kind
-        self.total: int | None = None
-        if total is not None:
-            self.counted(total)
+        self.total = total  # tokens that have come: the next chunk has one more
 
-    def counted(self, total: int) -> None:
-        """So many tokens have come: the next chunk has one more."""
-        self.total = total
-        parts, place = self._parts, 1
-        for gap in self._gaps:
-            parts[place] = b"%d" % (total + gap)
-            place += 2
-        self._behind = b"".join(parts)
+    def _next_behind(self) -> bytes:
+        """What stands behind the text of the next chunk."""
+        if self.total is not None and self._behind_total != self.total:
+            numbers = [b"%d" % (self.total + 1 + gap) for gap in self._gaps]
+            self._behind = b"".join(map(add, self._fixed, [*numbers, b""]))
+            self._behind_total = self.total
+        return self._behind
 
     def data_of(self, text: bytes) -> bytes:
         """The event's data in the next chunk, if it says ``text``."""
-        return self._before.partition(b":")[2] + text + self._behind[: -len(EVENT_END)]
+        return self._before.partition(b":")[2] + text + self._next_behind()[: -len(EVENT_END)]
 
     def text_of(self, read: bytes) -> bytes | None:
         """The text of ``read``, which is the next chunk; None if it does not repeat the form."""
-        length, behind = len(read), self._behind
+        length, behind = len(read), self._next_behind()
         if length >= READ_MAX_BYTES:
             return None
         head = self._heads.get(length)
@@ -124,13 +132,17 @@ class Form:
         if text not in _known and not _stands_for_itself(text):
             return None
         if self.total is not None:
-            self.counted(self.total + 1)
+            self.total += 1
         return text
 
     def taker(self, note: Callable[[int], None], otherwise: Take) -> Take:
         """What takes reads: of one that is the next chunk its time is noted, all others go on. The hot path: few steps."""
         if self.total is not None:
-            return in_pieces(lambda chunk: self.text_of(chunk) is not None, note, otherwise)
+            piece_by_piece = in_pieces(lambda chunk: self.text_of(chunk) is not None, note, otherwise)
+            upper = self._size == b"%X"
+            return hot_path.counting(
+                self, self._before, self._fixed, self._gaps, upper, _known, note, piece_by_piece
+            )
         before, before_bytes = self._before, len(self._before)
         known = _rests_around(self._behind, before_bytes)
 

@@ -59,6 +59,7 @@ def hot_path_either_way(request: pytest.FixtureRequest) -> Iterator[None]:
         if request.param == "Python":
             patch.setattr(hot_path, "read_ready", hot_path.read_ready_in_python)
             patch.setattr(hot_path, "repeats", hot_path.repeats_in_python)
+            patch.setattr(hot_path, "counting", hot_path.counting_in_python)
         elif not hot_path.COMPILED:
             pytest.skip("loadgen/_hot_path.c was not built: no C compiler, or no Linux")
         yield

@@ -111,6 +111,63 @@ def test_a_taker_that_holds_itself_is_garbage() -> None:
     assert gone() is None
 
 
+def totals(total: int, text: bytes = TEXT, size: bytes = b"%x") -> bytes:
+    data = BEFORE + text + b'","sum":%d,"of":%d}\n\n' % (total + 90, total)
+    return size % len(data) + b"\r\n" + data + b"\r\n"
+
+
+@pytest.mark.parametrize(
+    ("read", "is_next"),
+    [
+        (totals(10), True),  # nine have come; nine was a digit less
+        (totals(10, b"another"), True),
+        (totals(9), False),
+        (totals(11), False),
+        (totals(10, b"new"), False),
+        (totals(10, b""), False),
+        (totals(10)[:-1], False),
+        (totals(10) + b"x", False),
+        (totals(10) + totals(11), False),
+        (b"0" + totals(10), False),
+        (totals(10, b"another", size=b"%X"), False),  # 2C, where 2c was learned
+        (totals(10).replace(b"\r\n", b"\n", 1), False),
+        (totals(10).replace(b"sum", b"Sum"), False),
+        (b"", False),
+    ],
+)
+def test_the_chunk_that_is_due_next_is_counted_and_no_other(read: bytes, is_next: bool) -> None:
+    noted, others, form = array("q"), [], SimpleNamespace(total=9)
+
+    def otherwise(at_ns: int, data: bytes) -> bool:
+        others.append((at_ns, data))
+        return True
+
+    compiled = pytest.importorskip(
+        "loadgen._hot_path", reason="nothing was compiled: it knows such a chunk by itself"
+    )
+    fixed, known = (b'","sum":', b',"of":', b"}\n\n\r\n"), {TEXT, b"another"}
+    take = compiled.counting(form, BEFORE, fixed, (90, 0), False, known, noted.append, otherwise)
+    assert take(7, read) is not is_next
+    assert (noted.tolist(), others) == (([7], []) if is_next else ([], [(7, read)]))
+    assert form.total == (10 if is_next else 9)
+
+
+@pytest.mark.parametrize("total", [None, -1, 2**62, 2**80, "9"])
+def test_a_total_that_is_none_is_left_to_the_parsers_or_said(total: Any) -> None:
+    compiled = pytest.importorskip(
+        "loadgen._hot_path", reason="nothing was compiled: it knows such a chunk by itself"
+    )
+    form = SimpleNamespace(total=total)
+    take = compiled.counting(
+        form, BEFORE, (b"}\n\n\r\n",), (), False, {TEXT}, print, lambda at_ns, data: True
+    )
+    if isinstance(total, str) or total == 2**80:
+        with pytest.raises((TypeError, OverflowError)):
+            take(7, CHUNK.replace(b'"}', b"}").replace(b"16", b"15"))
+    else:
+        assert take(7, CHUNK.replace(b'"}', b"}").replace(b"16", b"15"))
+
+
 # -- reads ---------------------------------------------------------------------------------------
 
 
