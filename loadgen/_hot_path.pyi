@@ -1,8 +1,8 @@
 from collections.abc import Callable
 from select import epoll
-from typing import Any
 
 from loadgen.hot_path import Reads, Take, Totals
+from loadgen.kernel_stamps import KernelWire
 
 def repeats(before: bytes, known: set[bytes], note: Callable[[int], None], otherwise: Take, /) -> Take: ...
 def counting(
@@ -17,5 +17,5 @@ def counting(
     /,
 ) -> Take: ...
 def read_ready(
-    epoll: epoll, wires: list[Any], most: int, near_ns: int, audit_at: int, audit_every: int, /
+    epoll: epoll, wires: list[KernelWire | None], most: int, near_ns: int, audit_at: int, audit_every: int, /
 ) -> Reads: ...

@@ -1,7 +1,7 @@
 """What is done for every token: sockets read, reads dated, chunks that repeat the one before them noted.
 
-``_hot_path.c`` says the same in C, and is taken where it was built: it takes a token in a sixth of the time that the
-interpreter needs. Everything that happens less often is left to the callers of either.
+``_hot_path.c`` says the same in C, and is taken where it was built. Everything that happens less often is left to the
+callers of either.
 """
 
 from __future__ import annotations
@@ -10,7 +10,10 @@ import select
 import struct
 import time
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Protocol
+
+if TYPE_CHECKING:
+    from loadgen.kernel_stamps import KernelWire
 
 READ_BYTES = 65_536
 DELAY_MAX_NS = 60_000_000_000  # a stamp further off than this is no stamp of this read
@@ -22,14 +25,7 @@ Take = Callable[[int, bytes], bool]
 """Takes what was read and when, monotonic ns; whether that ended the answer."""
 
 
-class ReadWire(Protocol):
-    """A connected non-blocking socket with SO_TIMESTAMPNS."""
-
-    last_ns: int  # before which nothing can be dated: the latest read, or the write that it answers
-    recvmsg: Callable[..., tuple[bytes, list[tuple[int, int, bytes]], int, Any]]
-
-
-Reads = tuple[int, int, list[tuple[Any, int, "bytes | OSError"]], list[Any], list[int]]
+Reads = tuple[int, int, list[tuple["KernelWire", int, bytes | OSError]], list["KernelWire"], list[int]]
 """What ``read_ready`` gives: sockets that had something, how many reads came soon after the one before of their stream,
 (wire, date, what was read or went wrong) of all that is still to be handed on, wires that have to be asked again, and the
 delays of the audited reads, ns."""
@@ -37,7 +33,7 @@ delays of the audited reads, ns."""
 
 def read_ready_in_python(
     epoll: select.epoll,
-    wires: list[Any],
+    wires: list[KernelWire | None],
     most: int,
     near_ns: int,
     audit_at: int,
@@ -53,8 +49,9 @@ def read_ready_in_python(
     now_ns = time.monotonic_ns()
     earliest_ns = now_ns - DELAY_MAX_NS
     wall_s, zero_ns = _monotonic_of_wall()
-    reads: list[tuple[Any, int, bytes | OSError]] = []
-    again, delays_ns, near = [], [], 0
+    reads: list[tuple[KernelWire, int, bytes | OSError]] = []
+    again: list[KernelWire] = []
+    delays_ns, near = [], 0
     ready = epoll.poll(0, most)
     for number, (fd, events) in enumerate(ready):
         wire = wires[fd] if fd < len(wires) else None
