@@ -11,10 +11,11 @@
 #include <sys/socket.h>
 #include <time.h>
 
+#define VERSION 1                       /* that of hot_path.py: raise both where what is called changes */
 #define READ_BYTES 65536
 #define READS_MAX 256                   /* of one call */
 #define SIZE_LINE_MAX 16                /* bytes of the line with a chunk's size */
-#define REPEAT_MAX_BYTES 4096           /* a longer read repeats nothing; repeats.READ_MAX_BYTES is below it */
+#define REPEAT_MAX_BYTES 2047           /* a longer read is parsed; repeats.READ_MAX_BYTES is one more */
 #define NUMBER_MAX 24                   /* bytes of a number */
 #define TOTAL_MAX 1000000000LL          /* tokens; more are read by the parsers */
 #define DELAY_MAX_NS 60000000000LL      /* a stamp further off than this is no stamp of this read */
@@ -341,7 +342,7 @@ static PyObject *read_ready(PyObject *module, PyObject *args)
         PyObject *wire = fd < PyList_GET_SIZE(wires) ? PyList_GET_ITEM(wires, fd) : Py_None;
         if (wire == Py_None)
             continue;
-        char ancillary[CMSG_SPACE(sizeof(struct timespec))];
+        _Alignas(struct cmsghdr) char ancillary[CMSG_SPACE(sizeof(struct timespec))];
         struct iovec into = {data, sizeof data};
         struct msghdr message = {.msg_iov = &into, .msg_iovlen = 1, .msg_control = ancillary,
                                  .msg_controllen = sizeof ancillary};
@@ -353,7 +354,9 @@ static PyObject *read_ready(PyObject *module, PyObject *args)
         Py_INCREF(wire);
         int failed = 0;
         if (error) {
-            PyObject *why = PyObject_CallFunction(PyExc_OSError, "is", error, strerror(error));
+            PyObject *words = PyUnicode_DecodeLocale(strerror(error), "surrogateescape");
+            PyObject *why = words == NULL ? NULL : PyObject_CallFunction(PyExc_OSError, "iO", error, words);
+            Py_XDECREF(words);
             failed = why == NULL || append_new(reads, Py_BuildValue("OLO", wire, at_ns, why)) < 0;
             Py_XDECREF(why);
         } else {
@@ -405,5 +408,8 @@ PyMODINIT_FUNC PyInit__hot_path(void)
     s_total = PyUnicode_InternFromString("total");
     if (!s_receiver || !s_exchange || !s_feed || !s_last_ns || !s_total || PyType_Ready(&TakerType) < 0)
         return NULL;
-    return PyModule_Create(&definition);
+    PyObject *module = PyModule_Create(&definition);
+    if (module != NULL && PyModule_AddIntConstant(module, "VERSION", VERSION) < 0)
+        Py_CLEAR(module);
+    return module;
 }

@@ -4,6 +4,8 @@ from select import epoll
 from loadgen.hot_path import Reads, Take, Totals
 from loadgen.kernel_stamps import KernelWire
 
+VERSION: int
+
 def repeats(before: bytes, known: set[bytes], note: Callable[[int], None], otherwise: Take, /) -> Take: ...
 def counting(
     form: Totals,

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Protocol
 if TYPE_CHECKING:
     from loadgen.kernel_stamps import KernelWire
 
+VERSION = 1  # of what is compiled
 READ_BYTES = 65_536
 DELAY_MAX_NS = 60_000_000_000  # a stamp further off than this is no stamp of this read
 CLOCKS_APART_MAX_NS = 20_000  # two clocks that are read one after the other
@@ -147,7 +148,10 @@ counting: Callable[..., Take]
 repeats: Callable[[bytes, set[bytes], Callable[[int], None], Take], Take]
 try:
     from loadgen import _hot_path
-except ImportError:  # no compiler where this was installed, or no Linux
+
+    if _hot_path.VERSION != VERSION:  # built from an older source, and not again since
+        raise ImportError
+except (ImportError, AttributeError):  # or no compiler where this was installed, or no Linux
     COMPILED = False
     read_ready, repeats, counting = read_ready_in_python, repeats_in_python, counting_in_python
 else:

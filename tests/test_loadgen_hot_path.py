@@ -20,6 +20,7 @@ import pytest
 
 from loadgen import hot_path
 from loadgen.kernel_stamps import NEAR_NS
+from loadgen.repeats import READ_MAX_BYTES
 
 _SO_TIMESTAMPNS = 35
 CLOCKS_NS = 100_000  # how far apart two readings of different clocks may be, with room
@@ -43,9 +44,18 @@ def test_it_is_compiled_where_there_is_a_compiler() -> None:
     assert hot_path.COMPILED
 
 
-def test_without_it_the_same_is_done_in_python() -> None:
+@pytest.mark.parametrize(
+    "instead",
+    [
+        "sys.modules['loadgen._hot_path'] = None",
+        # of an older version, and of one that had no versions yet
+        "loadgen._hot_path = sys.modules['loadgen._hot_path'] = SimpleNamespace(VERSION=0)",
+        "loadgen._hot_path = sys.modules['loadgen._hot_path'] = SimpleNamespace()",
+    ],
+)
+def test_without_it_the_same_is_done_in_python(instead: str) -> None:
     found = subprocess.run(
-        [sys.executable, "-c", "import sys; sys.modules['loadgen._hot_path'] = None\n"
+        [sys.executable, "-c", f"import sys, loadgen; from types import SimpleNamespace; {instead}\n"
          "from loadgen import hot_path, host; print(hot_path.COMPILED, hot_path.read_ready.__name__, hot_path.repeats.__name__)\n"
          "print(host.host_facts()['compiled_receive_path'])"],
         capture_output=True, text=True, check=True,
@@ -111,6 +121,9 @@ def test_a_taker_that_holds_itself_is_garbage() -> None:
     assert gone() is None
 
 
+LONG = b"x" * (READ_MAX_BYTES - 44)  # with 37 bytes around it and seven of HTTP
+
+
 def totals(total: int, text: bytes = TEXT, size: bytes = b"%x") -> bytes:
     data = BEFORE + text + b'","sum":%d,"of":%d}\n\n' % (total + 90, total)
     return size % len(data) + b"\r\n" + data + b"\r\n"
@@ -132,6 +145,8 @@ def totals(total: int, text: bytes = TEXT, size: bytes = b"%x") -> bytes:
         (totals(10, b"another", size=b"%X"), False),  # 2C, where 2c was learned
         (totals(10).replace(b"\r\n", b"\n", 1), False),
         (totals(10).replace(b"sum", b"Sum"), False),
+        (totals(10, LONG[:-1]), True),
+        (totals(10, LONG), False),  # which is parsed, as it is where nothing is compiled
         (b"", False),
     ],
 )
@@ -145,7 +160,7 @@ def test_the_chunk_that_is_due_next_is_counted_and_no_other(read: bytes, is_next
     compiled = pytest.importorskip(
         "loadgen._hot_path", reason="nothing was compiled: it knows such a chunk by itself"
     )
-    fixed, known = (b'","sum":', b',"of":', b"}\n\n\r\n"), {TEXT, b"another"}
+    fixed, known = (b'","sum":', b',"of":', b"}\n\n\r\n"), {TEXT, b"another", LONG, LONG[:-1]}
     take = compiled.counting(form, BEFORE, fixed, (90, 0), False, known, noted.append, otherwise)
     assert take(7, read) is not is_next
     assert (noted.tolist(), others) == (([7], []) if is_next else ([], [(7, read)]))
