@@ -246,6 +246,11 @@ class Client:
         if self._reader is not None:
             self._reader.patient = patient
 
+    @property
+    def behind(self) -> bool:
+        """Whether there was more to read than fitted into one turn."""
+        return self._reader is not None and self._reader.behind
+
     async def catch_up(self) -> None:
         """Read what has come, before somebody is said to be silent."""
         if self._reader is not None:

@@ -79,7 +79,7 @@ class KernelReader:
         self.patient = False  # whether reads may wait for their turn
         self.pacer: Sleeper | None = None  # lets requests leave, which come first
         self._read_ns = READ_NS  # of the latest turns
-        self._behind = False  # whether the latest turn had all the reads that it might have
+        self.behind = False  # whether the latest turn had all the reads that it might have
         self._more: asyncio.Handle | None = None
         self._turn_ns = 0  # when the latest turn began
         # of the latest reads, by how soon they came after the one before of their stream
@@ -119,7 +119,7 @@ class KernelReader:
 
     def _on_time(self) -> None:
         reads = self.turn()
-        if self._behind:
+        if self.behind:
             self._more = self._loop.call_soon(self._on_time)
         elif reads < FEW or not self._may_wait():
             self._loop.add_reader(self._epoll.fileno(), self._on_readable)
@@ -139,7 +139,7 @@ class KernelReader:
         else:
             found = hot_path.read_ready_in_python(self._epoll, wires, most, NEAR_NS, 0, 1, by_kernel=False)
         ready, near, reads, again, delays_ns = found
-        self._behind = ready == most
+        self.behind = ready == most
         self._audit_at = (self._audit_at - ready) % AUDIT_EVERY
         for delay_ns in delays_ns:
             self._on_delay(delay_ns / 1e9)
@@ -183,7 +183,7 @@ class KernelReader:
         """Read all that waits by now."""
         for _ in self._wires:
             self.turn()
-            if not self._behind:
+            if not self.behind:
                 break
 
     def _tell(self, error: Exception) -> None:

@@ -137,7 +137,7 @@ class StageRunner:
         try:
             with StageWatch(beating, self._measures):
                 watcher = asyncio.create_task(self._watch())
-                working = asyncio.create_task(in_slices(self._work))
+                working = asyncio.create_task(in_slices(self._work, self._reads_wait))
                 working.add_done_callback(
                     partial(self._broke, "an answer could not be judged or a request made")
                 )
@@ -167,6 +167,9 @@ class StageRunner:
             cut = [f"{plan.index}-{session}" for session in self._turns.cut()]
             meta["sessions"] = {"begun": self._turns.begun, "cut": cut}
         return StageResult(meta=meta, measures=self._measures, ids_used=self._ids_used)
+
+    def _reads_wait(self) -> bool:
+        return any(client.behind for client in self._clients)
 
     def _counted(self) -> tuple[int, int]:
         return sum(client.shortages for client in self._clients), sum(

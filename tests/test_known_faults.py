@@ -175,7 +175,7 @@ def test_requests_are_made_ahead_in_a_bounded_window(size: int, window: int) -> 
             assert made == list(range(window))
             for _ in range(50):  # as they are sent
                 runner._ahead.take()
-            making = asyncio.create_task(in_slices(runner._work))
+            making = asyncio.create_task(in_slices(runner._work, runner._reads_wait))
             async with asyncio.timeout(10):
                 while len(made) < 50 + window:
                     await asyncio.sleep(0)
