@@ -116,6 +116,8 @@ class KernelReader:
         if self._turn_ns - before_ns < OFTEN_NS and self._may_wait():
             self._loop.remove_reader(self._epoll.fileno())
             self._sleeper.call_at(self._turn_ns + TURN_NS, self._on_time)
+        elif self.behind:  # if only to see that nothing is left
+            self._more = self._loop.call_soon(self._on_readable)
 
     def _on_time(self) -> None:
         reads = self.turn()

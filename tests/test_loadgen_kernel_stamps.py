@@ -21,7 +21,7 @@ from loadgen.audit import Measures, Tolerance, judge
 from loadgen.endpoint import parse_endpoint
 from loadgen.hot_path import READ_BYTES
 from loadgen.http import Client
-from loadgen.kernel_stamps import LATEST, TURN_NS, KernelReader, KernelWire
+from loadgen.kernel_stamps import LATEST, READS_MAX, TURN_NS, KernelReader, KernelWire
 from loadgen.pacer import Sleeper
 from loadgen.plan import Limits, StagePlan, StageResult
 from loadgen.records import RequestRecord
@@ -493,6 +493,36 @@ def test_reading_makes_way_for_a_request_that_is_due_and_goes_on_behind_it() -> 
     found, sinks = on_loop("uvloop", main())
     assert found == [8, 20, 8, 64, 64]
     assert [sum(len(data) for _, data in sink.reads) for sink in sinks] == [5] * 64
+
+
+@pytest.mark.parametrize("patient", [False, True])
+def test_a_turn_that_was_full_and_left_nothing_is_not_behind_for_long(patient: bool) -> None:
+    """As many sockets have something as a turn has reads, and then none: other work need not give way any more."""
+
+    async def main() -> tuple[list[bool], list[Sink]]:
+        reader = KernelReader(date_by_kernel=True, on_delay=lambda _: None)
+        reader.patient, reader._apart = patient, patient
+        turns: list[bool] = []
+        real = reader.turn
+
+        def turn() -> int:
+            count = real()
+            turns.append(reader.behind)
+            return count
+
+        reader.turn = turn  # type: ignore[method-assign]
+        with listening() as server:
+            sinks, peers = await connected(reader, server, READS_MAX)
+            for peer in peers:
+                peer.send(b"x")
+            await asyncio.sleep(0.05)
+            assert not reader.behind
+            await ended(reader, sinks, peers)
+        return turns, sinks
+
+    turns, sinks = on_loop("uvloop", main())
+    assert True in turns
+    assert all(len(sink.reads) == 1 for sink in sinks)
 
 
 @pytest.mark.parametrize("loop", ["uvloop", "asyncio"])
