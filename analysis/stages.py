@@ -30,6 +30,7 @@ from analysis.steady import (
 from analysis.throughput import input_rate, output_rates, span_s, tokens_per_batch
 
 _NS = 1e-9
+SLIP_MAX_S = 0.02  # as loadgen.audit has it where no SLO says what matters
 LONG_WARMUP = 0.2  # of a stage: so much is not cut without saying what was in it
 
 
@@ -223,8 +224,11 @@ def _client(meta: Mapping[str, Any], scheduled: Requests) -> dict[str, Any]:
     known = {p: audit.get(f"slip_{p}_s") for p in ("p50", "p99")}
     if None in known.values() and len(slip):
         known = {p: float(slip[quantile_rank(q, len(slip)) - 1]) for p, q in (("p50", 0.5), ("p99", 0.99))}
+    reason = audit.get("client_limited_reason")
+    if meta.get("drained_ns") is None and not audit and (late_s := known["p99"] or 0.0) > SLIP_MAX_S:
+        reason = f"requests left {late_s * 1e3:.1f} ms late at p99, more than {SLIP_MAX_S * 1e3:.1f} ms; it was killed before its own account"
     return {
         "slip_s": known,
-        "resent": int(audit.get("resent") or 0), "client_limited": bool(audit.get("client_limited", False)),
-        "client_limited_reason": audit.get("client_limited_reason"),
+        "resent": int(audit.get("resent") or 0), "client_limited": reason is not None or bool(audit.get("client_limited", False)),
+        "client_limited_reason": reason,
     }  # fmt: skip

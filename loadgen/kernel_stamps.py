@@ -182,9 +182,10 @@ class KernelReader:
         return min(max(left_ns // self._read_ns, READS_MIN), READS_MAX)
 
     def catch_up(self) -> None:
-        """Read all that waits by now."""
-        for _ in self._wires:
-            self.turn()
+        """Read all that waits by now: as many reads as there are sockets, for more is still coming where there is more."""
+        left = len(self._wires)
+        while left > 0:
+            left -= self.turn()
             if not self.behind:
                 break
 

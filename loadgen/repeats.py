@@ -22,7 +22,7 @@ from loadgen.hot_path import Take
 EVENT_END = b"\n\n\r\n"  # of an event that ends its HTTP chunk
 PLAIN = bytes(c for c in range(0x20, 0x7F) if c not in b'"\\')  # in a text these stand for themselves
 READ_MAX_BYTES = 2048  # longer reads are parsed
-BEHIND_MAX = 20  # a server that says something of the answer behind its text
+BEHIND_MAX = 8  # a server that says something of the answer behind its text
 PLACES_MAX = 4  # where the text may stand, tried until one is it
 _HEADERS_END = b"\r\n\r\n"
 _TOTALS = re.compile(rb'"(?:completion|total)_tokens": ?([1-9][0-9]{0,8})')
@@ -48,6 +48,7 @@ def _size_lines(size: bytes) -> list[bytes]:
 
 _known: set[bytes] = set()  # texts that stand for themselves: the words of a language come again and again
 KNOWN_MAX = 20_000
+KNOWN_BYTES_MAX = 512  # longer ones are not remembered, but looked at anew
 # such texts with what stands behind them, which is the same for all answers, and the line with the size; by what
 # stands behind them and how much stands before them, for that is part of the size
 _rests: dict[tuple[bytes, int], set[bytes]] = {}
@@ -57,10 +58,15 @@ def _stands_for_itself(text: bytes) -> bool:
     odd = text.translate(None, PLAIN)
     if not text or (odd and (min(odd) < 0x80 or not _is_utf8(text))):
         return False
-    if len(_known) >= KNOWN_MAX:
-        _known.clear()
-    _known.add(text)
+    _remember(text, _known)
     return True
+
+
+def _remember(text: bytes, known: set[bytes]) -> None:
+    if len(text) <= KNOWN_BYTES_MAX:
+        if len(known) >= KNOWN_MAX:
+            known.clear()
+        known.add(text)
 
 
 def _is_utf8(text: bytes) -> bool:
@@ -153,9 +159,7 @@ class Form:
                 return True
             if self.text_of(chunk) is None:
                 return False
-            if len(known) >= KNOWN_MAX:
-                known.clear()
-            known.add(rest)
+            _remember(rest, known)
             return True
 
         return hot_path.repeats(before, known, note, in_pieces(repeats, note, otherwise))

@@ -31,6 +31,8 @@ from loadgen.turns import Turns
 from loadgen.users import VirtualUsers
 
 LEAD_S = 0.1  # between the call and the first deadline
+WHOLE_MAX = 1000  # whole answers that wait to be judged
+NO_RECORD = "an answer could not be judged or a request made"
 WATCH_S = 0.1  # how often time limits are looked at
 FLUSH_TURNS = 10  # of the watch: what a kill may take is a second's records
 
@@ -138,9 +140,7 @@ class StageRunner:
             with StageWatch(beating, self._measures):
                 watcher = asyncio.create_task(self._watch())
                 working = asyncio.create_task(in_slices(self._work, self._reads_wait))
-                working.add_done_callback(
-                    partial(self._broke, "an answer could not be judged or a request made")
-                )
+                working.add_done_callback(partial(self._broke, NO_RECORD))
                 following = asyncio.create_task(self._follower.run())
                 following.add_done_callback(partial(self._broke, "a later turn could not be made"))
                 drive = self._drive_open if plan.kind == "open" else self._drive_closed
@@ -362,6 +362,11 @@ class StageRunner:
     def _on_whole(self, exchange: Exchange) -> None:
         index = self._whole[exchange] = self._in_flight.pop(exchange)
         self._clients[self._target_of(index)].forget(exchange)
+        if len(self._whole) > WHOLE_MAX:  # a client at its limit has no time that is left over
+            try:
+                self._judge_one()
+            except Exception as error:  # not the stream's that is being read
+                self.stop(f"{NO_RECORD}: {error}")
 
     def _ended(self, exchange: Exchange) -> None:
         index = self._whole.pop(exchange, None)
@@ -394,13 +399,17 @@ class StageRunner:
             now_ns = time.monotonic_ns()
             if now_ns < next_ns:  # nothing that is in flight can have come to its limit
                 continue
+            seen_ns = {exchange: exchange.last_read_ns for exchange in self._in_flight}
             for client in self._clients:  # what waits to be read is not the server's silence
                 await client.catch_up()
             now_ns = time.monotonic_ns()  # behind what was read
             next_ns, _ = self._limits.gives_up(now_ns, None)  # of those that are still to come
             for exchange in list(self._in_flight):
                 began_ns = exchange.record.dispatched_ns or exchange.record.scheduled_ns
-                limit_ns, why = self._limits.gives_up(began_ns, exchange.last_read_ns)
+                last_ns = exchange.last_read_ns
+                if last_ns != seen_ns.get(exchange):  # it had waited to be read, perhaps for long
+                    last_ns = now_ns
+                limit_ns, why = self._limits.gives_up(began_ns, last_ns)
                 if limit_ns < now_ns:
                     exchange.fail("timeout", why, now_ns)
                 else:

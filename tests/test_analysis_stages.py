@@ -102,6 +102,21 @@ def test_how_late_requests_left_is_of_the_whole_stage_also_where_the_client_made
     assert s["slip_s"] == {"p50": 0.0, "p99": pytest.approx(0.05)}
 
 
+@pytest.mark.parametrize(("late_s", "limited"), [(0.0201, True), (0.0199, False)])
+def test_of_a_killed_run_the_requests_tell_whether_the_client_kept_up(
+    late_s: float, limited: bool, tmp_path: Path
+) -> None:
+    """Two of 100 left late; there is no audit of a stage that was killed."""
+    late = [
+        request(i, i * 0.1, ttft_s=0.1, dispatched_ns=at_ns(i * 0.1 + (late_s if i > 97 else 0.0)))
+        for i in range(100)
+    ]
+    s = analyse(tmp_path, Stage(late, 10.0, extra={"audit": None, "drained_ns": None}))
+    assert s["client_limited"] is limited
+    said = "requests left 20.1 ms late at p99, more than 20.0 ms; it was killed before its own account"
+    assert s["client_limited_reason"] == (said if limited else None)
+
+
 def test_fault_31_tokens_of_requests_that_are_cut_off_count_when_they_came(tmp_path: Path) -> None:
     # ten streams of 100 tokens/s for the whole stage of 5 s, never finished
     records = [

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import errno
 import socket
 import struct
@@ -16,9 +17,10 @@ import pytest
 from fault_server import FaultServer
 from stage_driving import Driven, Made, on_loop, request_bytes, run_stage, schedule_at
 
-from loadgen import kernel_connect, kernel_stamps
+from loadgen import kernel_connect, kernel_stamps, stage
 from loadgen.audit import Measures, Tolerance, judge
 from loadgen.endpoint import parse_endpoint
+from loadgen.exchange import Exchange
 from loadgen.hot_path import READ_BYTES
 from loadgen.http import Client
 from loadgen.kernel_stamps import LATEST, READS_MAX, TURN_NS, KernelReader, KernelWire
@@ -318,7 +320,13 @@ def test_kept_connections_of_an_earlier_stage_are_audited_too(monkeypatch: pytes
     assert len(second.measures.receive_delays_s) > 0
 
 
-def test_an_error_while_answers_are_judged_ends_the_stage_and_says_so() -> None:
+@pytest.mark.parametrize("whole_max", [stage.WHOLE_MAX, 0])
+def test_an_error_while_answers_are_judged_ends_the_stage_and_says_so(
+    whole_max: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whether they are judged when there is time, or because there are too many."""
+    monkeypatch.setattr(stage, "WHOLE_MAX", whole_max)
+
     def refuse(record: RequestRecord) -> None:
         if record.request_id == 2:
             raise OSError("no room")
@@ -330,6 +338,25 @@ def test_an_error_while_answers_are_judged_ends_the_stage_and_says_so() -> None:
     meta = with_runner(use, on_record=refuse).meta
     assert meta["ended_early"] == "an answer could not be judged or a request made: no room"
     assert meta["scheduled_requests"] < 100
+
+
+def test_answers_that_wait_to_be_judged_are_few_though_there_is_never_time(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def never(*_: Any) -> None:
+        await asyncio.Event().wait()
+
+    monkeypatch.setattr(stage, "WHOLE_MAX", 3)
+    monkeypatch.setattr(stage, "in_slices", never)
+    waiting: list[int] = []
+
+    async def use(runner: StageRunner, client: Client) -> Any:
+        runner._on_record = lambda record: waiting.append(len(runner._whole))
+        times_s = [0.005 * k for k in range(40)]
+        return await runner.run(StagePlan(0, "open", schedule_at(times_s), 0.2, offered_rps=200.0, drain_s=5))
+
+    with_runner(use)
+    assert waiting == [3] * 37 + [2, 1, 0]
 
 
 @pytest.mark.parametrize(
@@ -493,6 +520,52 @@ def test_reading_makes_way_for_a_request_that_is_due_and_goes_on_behind_it() -> 
     found, sinks = on_loop("uvloop", main())
     assert found == [8, 20, 8, 64, 64]
     assert [sum(len(data) for _, data in sink.reads) for sink in sinks] == [5] * 64
+
+
+def test_catching_up_takes_as_many_reads_as_there_are_sockets() -> None:
+    """Where more is always there, as a turn after each says, that ends: 100 sockets are two turns of 64."""
+
+    async def main() -> int:
+        reader = KernelReader(date_by_kernel=True, on_delay=lambda _: None)
+        reader._wires = [None] * 100
+        turns = 0
+
+        def turn() -> int:
+            nonlocal turns
+            turns += 1
+            reader.behind = True
+            return READS_MAX
+
+        reader.turn = turn  # type: ignore[method-assign]
+        reader.catch_up()
+        reader.close()
+        return turns
+
+    assert on_loop("asyncio", main()) == 2
+
+
+@pytest.mark.parametrize(("waited", "status"), [(True, "unfinished"), (False, "timeout")])
+def test_what_had_waited_to_be_read_is_not_silence_however_old_it_is(waited: bool, status: str) -> None:
+    """The last byte was read 9 s ago, and the limit is one: unless a byte that came 8 s ago had only not been read."""
+    began_ns = time.monotonic_ns() - 10_000_000_000
+    exchange = Exchange(RequestRecord(0, 0, 0, "unfinished", dispatched_ns=began_ns), b"", lambda _: None)
+    exchange.feed(began_ns + 1_000_000_000, b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n")
+
+    class Late:
+        stamps = "kernel"
+
+        async def catch_up(self) -> None:
+            if waited:
+                exchange.feed(began_ns + 2_000_000_000, b"6\r\ndata: ")
+
+    async def main() -> None:
+        runner = StageRunner([Late()], Made(lambda *_: b""), lambda _: None, limits=Limits(idle_s=1.0))  # type: ignore[list-item]
+        runner._in_flight[exchange] = 0
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(runner._watch(), 1.5 * stage.WATCH_S)
+
+    asyncio.run(main())
+    assert exchange.record.status == status
 
 
 @pytest.mark.parametrize("patient", [False, True])

@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from streams.playing import in_pieces
 
+from loadgen import repeats
 from loadgen.completions import Answer
 from loadgen.exchange import Exchange
 from loadgen.records import RequestRecord
@@ -125,6 +126,15 @@ ODD = {
 def test_values_that_are_no_event_of_their_own_bear_no_tokens(odd: str) -> None:
     record = alike(PLAIN + ODD[odd] + PLAIN).record
     assert (record.status, record.output_tokens) == ("protocol_error", 20)
+
+
+@pytest.mark.parametrize("listening", [True, False])
+def test_long_texts_are_known_by_their_form_and_not_remembered(listening: bool) -> None:
+    texts = [f"{k} ".ljust(repeats.KNOWN_BYTES_MAX + 1, "x") for k in range(50)]
+    before = len(repeats._known), sum(map(len, repeats._rests.values()))
+    exchange = played([HEAD, *(event(text(t)) for t in texts), event(FINISH), b"0\r\n\r\n"], listening=listening)  # fmt: skip
+    assert (exchange.record.status, exchange.record.output_tokens) == ("ok", 50)
+    assert (len(repeats._known), sum(map(len, repeats._rests.values()))) == before
 
 
 def test_running_totals_in_one_event_are_not_taken_apart() -> None:
