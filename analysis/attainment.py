@@ -91,11 +91,13 @@ def requests_meeting(cohort: Cohort, observed: Sequence[tuple[Slo, Observations]
     """Which requests of the cohort meet every SLO of their class, shape (n,). Failed and unfinished ones miss.
 
     A request meets ``itl_p99=50ms`` when the p99 of its own gaps does. A metric that a good answer does
-    not have (no text, a single token) cannot be missed by it.
+    not have (no text, a single token) cannot be missed by it, nor one that this server's stream does not tell.
     """
     r = cohort.requests
     meets = r.has_status("ok")
     for slo, o in observed:
+        if o.reason and not o.n:  # of nobody is it known
+            continue
         which = np.flatnonzero(cohort.in_class(slo.class_))
         misses = o.misses(slo.limit_s)[: len(which)]
         if slo.metric in GAP_METRICS:

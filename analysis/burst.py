@@ -46,7 +46,9 @@ def summarise_burst(
     end_s = _known_until_s(planned_s, meta, at, records.table["request_id"].to_numpy()[rows.row], last_s)
     rows, at = rows.take(at <= end_s), at[at <= end_s]
     cohort = Cohort(rows, read_chunks(records.table, rows), 0, last_ns)
-    met = requests_meeting(cohort, observe_slos(cohort, slos)) if slos else None
+    observed = observe_slos(cohort, slos)
+    known = bool(slos) and not any(o.reason and not o.n for _, o in observed)
+    met = requests_meeting(cohort, observed) if known else None
     ttft = ttft_s(rows, from_schedule=True)
     ttft = np.where(rows.failed | rows.has_status("unfinished") & np.isnan(ttft), np.inf, ttft)
     finish = np.where(np.isnan(rows.ended_ns), max(end_s, last_s), (rows.ended_ns - start_ns) * _NS)

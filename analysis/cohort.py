@@ -27,6 +27,14 @@ from analysis.slo import ERROR_RATE, Slo
 
 MIN_KNOWN_SHARE = 0.99
 """ITL is given when the tokens of each chunk are known for at least this share of the answers."""
+BUNCHED_SHARE = 0.9
+"""Of the chunks, in one read with the one before: so many, and a percentile of the gaps is 0 however long the others are. An
+engine that speculates and writes each token by itself stays below.
+"""
+READS_APART_US = 2000.0
+"""Reads nearer than this are those of a fast engine, not of something that holds tokens back."""
+READS_FEW = 3.0
+"""An answer in so few reads has no TPOT to speak of."""
 
 
 @dataclass(frozen=True)
@@ -113,16 +121,19 @@ class Cohort:
         ok = self.requests.has_status("ok")
         n = int(np.count_nonzero(estimated & ok))
         taken = "tokens of the first chunk taken as the mean tokens per chunk, or as one where no chunk has a time"
+        bunched, reads = self._bunched
+        if bunched and reads < READS_FEW:
+            return _unknown("requests", bunched)
         return self.per_request(np.where(ok, values, np.nan), None, f"{n} answers: {taken}" if n else None)
 
     @cached_property
     def icl(self) -> Observations:
-        unknown = self._without_chunk_times()
+        unknown = self._without_chunk_times() or self._bunched[0]
         return _unknown("gaps", unknown) if unknown else self._of_gaps(per_token=False)
 
     @cached_property
     def itl(self) -> Observations:
-        unknown = self._chunks_unknown()
+        unknown = self._chunks_unknown() or self._bunched[0]
         if unknown:
             return _unknown("gaps", unknown)
         if self.chunks.tokens is None and self.chunks.known.all():
@@ -153,6 +164,32 @@ class Cohort:
         if not untimed or n - untimed >= MIN_KNOWN_SHARE * n:
             return None
         return f"{untimed} of {n} answers have no times of their chunks, only of the first and the last token: see tpot_s"
+
+    @cached_property
+    def _bunched(self) -> tuple[str | None, float]:
+        """Why gaps say nothing of the engine where tokens come in bunches, and the reads of an answer with several chunks."""
+        together = chunks = answers = 0
+        apart: list[Floats] = []
+        for part, some in self.chunks.parts():
+            good = np.repeat(self.requests.has_status("ok")[part], some.count)
+            first = np.zeros(len(some.at_us), dtype=np.bool_)
+            first[some.starts[:-1][some.count > 0]] = True
+            gaps_us = np.diff(some.at_us.astype(np.int64), prepend=0)[good & ~first]
+            together += int(np.count_nonzero(gaps_us == 0))
+            chunks += len(gaps_us)
+            apart.append(gaps_us[gaps_us > 0].astype(np.float64))
+            answers += int(np.count_nonzero(self.requests.has_status("ok")[part] & (some.count > 1)))
+        between = np.concatenate([*apart, np.empty(0)])
+        reads = len(between) / answers + 1 if answers else 0.0
+        if together <= BUNCHED_SHARE * chunks or (len(between) and np.median(between) < READS_APART_US):
+            return None, reads
+        how = f"{reads:.1f} reads an answer" + (
+            f", {np.median(between) / 1e3:.3g} ms apart" if len(between) else ""
+        )
+        return (
+            f"{together / chunks:.1%} of the chunks came together with the one before ({how}): something on the way holds "
+            "them back, and these times are not the engine's (see: ampacity doctor)"
+        ), reads  # fmt: skip
 
     def _of_gaps(self, *, per_token: bool) -> Observations:
         r, chunks = self.requests, self.chunks

@@ -102,6 +102,40 @@ def test_how_late_requests_left_is_of_the_whole_stage_also_where_the_client_made
     assert s["slip_s"] == {"p50": 0.0, "p99": pytest.approx(0.05)}
 
 
+def bunches(gap_s: float, together: int, reads: int) -> list[float]:
+    """Gaps of an answer in so many reads with ``together`` chunks each."""
+    return ([0.0] * (together - 1) + [gap_s]) * (reads - 1) + [0.0] * (together - 1)
+
+
+@pytest.mark.parametrize(
+    ("gaps_s", "known"),
+    [
+        (bunches(0.3, 30, 4), ["tpot"]),  # a gateway that flushes now and then: 116 of 119 gaps are none
+        (bunches(0.3, 60, 2), []),  # TPOT is half a guess
+        (bunches(0.0, 120, 1), []),  # the whole answer in one read
+        (bunches(0.02, 8, 15), ["itl", "icl", "tpot"]),  # eight tokens of speculation a step: 105 of 119
+        (bunches(0.001, 30, 4), ["itl", "icl", "tpot"]),  # so fast an engine that reads have many
+        (bunches(0.01, 1, 120), ["itl", "icl", "tpot"]),
+    ],
+)  # fmt: skip
+def test_gaps_of_a_stream_that_is_held_back_are_no_finding(
+    gaps_s: list[float], known: list[str], tmp_path: Path
+) -> None:
+    """Their p99 would be 0 s and any SLO met, whatever the engine does and the user sees."""
+    records = [request(i, i * 0.05, ttft_s=0.1, gaps_s=gaps_s) for i in range(400)]
+    assert len(records[0].chunk_at_us or ()) == 120
+    s = analyse(tmp_path, Stage(records, 20.0), warmup=100, slos=parse_slos(["itl_p90=50ms", "ttft_p90=1s"]))
+    assert [name for name in ("itl", "icl", "tpot") if s[f"{name}_s"]["n"]] == known
+    verdicts = {v["slo"].partition("_")[0]: (v["verdict"], v["reason"]) for v in s["slo_verdicts"]}
+    assert verdicts["ttft"][0] == "met"
+    if "itl" in known:
+        assert verdicts["itl"][0] != "undecided"
+    else:
+        assert verdicts["itl"][0] == "undecided"
+        assert "of the chunks came together with the one before" in verdicts["itl"][1]
+        assert s["slo_met"] is None
+
+
 @pytest.mark.parametrize(("late_s", "limited"), [(0.0201, True), (0.0199, False)])
 def test_of_a_killed_run_the_requests_tell_whether_the_client_kept_up(
     late_s: float, limited: bool, tmp_path: Path

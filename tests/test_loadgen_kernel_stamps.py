@@ -380,6 +380,26 @@ def test_a_late_client_that_merged_tokens_is_the_limit(
     assert (audit.client_limited, audit.client_limited_reason) == (reason is not None, reason)
 
 
+@pytest.mark.parametrize(
+    ("by_kernel", "lag_s", "reason"),
+    [
+        # an SLO of 50 ms between tokens leaves 5 ms, one of 2 s for the first token 200
+        (False, 0.0051, "the event loop was 5.1 ms late at p99, more than 5.0 ms"),
+        (False, 0.0049, None),
+        (True, 0.19, None),  # a late loop spoils no date of the kernel: only requests leave late
+        (True, 0.21, "the event loop was 210.0 ms late at p99, more than 200.0 ms"),
+    ],
+)
+def test_how_late_the_loop_may_be_is_what_that_spoils(
+    by_kernel: bool, lag_s: float, reason: str | None
+) -> None:
+    measures = Measures(dated_by_kernel=by_kernel)
+    measures.loop_lags_s.extend([lag_s] * 100)
+    assert (
+        judge(measures, Tolerance.for_limits({"itl": [0.05], "ttft": [2.0]})).client_limited_reason == reason
+    )
+
+
 # -- connecting ------------------------------------------------------------------------------------
 
 
