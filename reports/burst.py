@@ -87,7 +87,11 @@ def _backlog(burst: Mapping[str, Any]) -> Finding:
 
 def _harm(burst: Mapping[str, Any]) -> Finding:
     missed = burst["slo_misses"]
-    value = "no SLO was given, or none that this stream tells" if missed is None else f"{count(missed)} broke an SLO"
+    value = (
+        "no SLO was given, or none that this stream tells"
+        if missed is None
+        else f"{count(missed)} broke an SLO"
+    )
     note, of_base = "of those due from the burst on", burst["slo_misses_of_base"]
     if burst["unfinished"]:
         note += f"; {count(burst['unfinished'])} {'was' if burst['unfinished'] == 1 else 'were'} cut off unfinished"

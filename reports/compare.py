@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from itertools import product
 from pathlib import Path
@@ -32,7 +32,6 @@ if TYPE_CHECKING:
 
 COLOURS = ("ttft", "e2e", "good", "bad", "knee", "step4", "planned", "ink")  # of the runs, in their order
 SHORT = (0.1, 0.5, 0.9, 0.95, 0.99)  # what a terminal shows of the shift function
-WIDE_TERMINAL = 110
 INFINITE = "∞"
 BRACKET = "between tested loads; of a search (ampacity search) its 95 % interval; of a closed loop with those of the achieved rates at its ends; a run wins the line where its whole interval is better than all others by 2 %"
 IN_TURNS = "the change is the mean over the pairs of stages, their order taken out; the two figures moved the other way"
@@ -44,9 +43,17 @@ HOW = (
 )  # fmt: skip
 
 
-def tables(result: Mapping[str, Any], *, short: bool = False, narrow: bool = False) -> list[Table]:
-    """Runs, what differs between them, scorecard, noise floor of an A/A, quantiles (``short``: the main ones). ``narrow``: without intervals."""
-    found = [_runs(result), _differences(result), _scorecard(result, narrow)]
+def tables(
+    result: Mapping[str, Any], *, short: bool = False, fits: Callable[[Table], bool] | None = None
+) -> list[Table]:
+    """Runs, what differs between them, scorecard, noise floor of an A/A, quantiles (``short``: the main ones).
+
+    What has a column for each run has a line for each run instead where it does not pass ``fits``.
+    """
+    found = [_runs(result)]
+    for made in (_differences, _scorecard):
+        table = made(result)
+        found.append(table if fits is None or fits(table) else made(result, by_run=True))
     found += [_noise_floor(result)] if result["aa"] else []
     return [t for t in [*found, *_shifts(result, short)] if t.rows]
 
@@ -68,51 +75,73 @@ def _runs(result: Mapping[str, Any]) -> Table:
     return table
 
 
-def _differences(result: Mapping[str, Any]) -> Table:
-    runs = [Column(r["name"], text=True) for r in result["runs"]]
-    table = Table("Not the same in these runs", [Column("", text=True), *runs])
+def _differences(result: Mapping[str, Any], by_run: bool = False) -> Table:
+    names = [r["name"] for r in result["runs"]]
+    columns = [Column("setting" if by_run else "", text=True), *(Column(n, text=True) for n in (["value"] if by_run else names))]  # fmt: skip
+    table = Table("Not the same in these runs", columns)
     for option, values in in_words(result["differences"]).items():
+        if by_run:
+            table.rows.append([Cell(option, state="unsure", heads=True), Cell("")])
+            table.rows += [[Cell(f"  {n}"), Cell(value)] for n, value in zip(names, values, strict=True)]
+            continue
         table.rows.append([Cell(option, state="unsure"), *(Cell(value) for value in values)])
     return table
 
 
-def _change(held: Mapping[str, Any] | None, short: bool = False, unit: str = "%") -> str:
+def _change(held: Mapping[str, Any] | None, unit: str = "%") -> str:
     if held is None or held["change_ci"] is None:
         return DASH
     low, high = held["change_ci"]
     if held["change"] is None:  # from or to infinite
         return DASH if low is high is None else f"({signed_per_cent(low)} to {signed_per_cent(high)})"
-    return f"{signed_per_cent(held['change'])} {unit}" + (
-        "" if short else f" ({signed_per_cent(low)} to {signed_per_cent(high)})"
-    )
+    return f"{signed_per_cent(held['change'])} {unit} ({signed_per_cent(low)} to {signed_per_cent(high)})"
 
 
-def _scorecard(result: Mapping[str, Any], narrow: bool) -> Table:
+def _scorecard(result: Mapping[str, Any], by_run: bool = False) -> Table:
     names = [r["name"] for r in result["runs"]]
-    columns = [Column("figure", text=True), *(Column(n) for n in names), *(Column(f"{n} against {names[0]}", "" if narrow else "95 % interval", 2) for n in names[1:])]  # fmt: skip
-    table = Table("Scorecard", [*columns, Column("better", text=True)])
+    if by_run:
+        columns = [Column("value", "", 1), Column("its interval", "", 2), Column(f"against {names[0]}", "95 % interval")]  # fmt: skip
+    else:
+        columns = [*(Column(n) for n in names), *(Column(f"{n} against {names[0]}", "95 % interval", 2) for n in names[1:])]  # fmt: skip
+    table = Table("Scorecard", [Column("figure", text=True), *columns, Column("better", text=True)])
     for row in result["scorecard"]:
         note = _prices(result, row) if row["question"] == "cost" else row["note"] if row["best"] else None  # fmt: skip
-        cells = [Cell(row["label"], table.footnote(note) if note else None)]
+        label = Cell(row["label"], table.footnote(note) if note else None)
         errors = row["question"] == "errors"
+        values: list[Cell] = []
         for value, reason, bound in zip(row["values"], row["reasons"], _bounds(row), strict=True):
             endless = INFINITE if str(reason).startswith("infinite") else DASH
             figure = endless if value is None else f"{value:.2%}" if errors else _number(value)
             text = f"{bound} {figure}" if bound else figure
-            cells.append(Cell(text, table.footnote(reason) if reason and not bound else None))
+            values.append(Cell(text, table.footnote(reason) if reason and not bound else None))
+        changes = [Cell("")]  # of the first run, against which the others stand
         for value, held in zip(row["values"][1:], row["changes"][1:], strict=True):
-            note = _otherwise(table, result, row["values"][0], value, held)
-            cells.append(Cell(_change(held, narrow, "points" if errors else "%"), note))
-        shown = dict(zip(names, (cell.text for cell in cells[1:]), strict=False))
-        leads = (
-            row["best"] and [*shown.values()].count(shown[row["best"]]) == 1
-        )  # not where both read the same
-        table.rows.append([*cells, replace(_better(row, leads), note=table.footnote(row["reason"]) if row["reason"] else None)])  # fmt: skip
-        if any(end is not None for ends in row["brackets"] or [] for end in ends):
+            otherwise = _otherwise(table, result, row["values"][0], value, held)
+            changes.append(Cell(_change(held, "points" if errors else "%"), otherwise))
+        leads = row["best"] and [c.text for c in values].count(values[names.index(row["best"])].text) == 1  # not where both read the same  # fmt: skip
+        better = replace(_better(row, leads), note=table.footnote(row["reason"]) if row["reason"] else None)
+        ends: list[Cell] = []
+        if any(end is not None for ends_of in row["brackets"] or [] for end in ends_of):
             ends = [Cell(" to ".join("?" if end is None else _number(end) for end in both) if any(both) else DASH) for both in row["brackets"]]  # fmt: skip
-            note = table.footnote(BRACKET)
-            table.rows.append([Cell("  its interval", note), *ends, *[Cell("")] * (len(names) - 1), Cell("")])
+            bracket = table.footnote(BRACKET)
+        if by_run:
+            table.rows += _lines_of_runs(names, label, values, [replace(end, note=bracket) for end in ends], changes, better)  # fmt: skip
+            continue
+        table.rows.append([label, *values, *changes[1:], better])
+        if ends:
+            table.rows.append(
+                [Cell("  its interval", bracket), *ends, *[Cell("")] * (len(names) - 1), Cell("")]
+            )
     return table
+
+
+def _lines_of_runs(names: Sequence[str], label: Cell, values: Sequence[Cell], ends: Sequence[Cell], changes: Sequence[Cell], better: Cell) -> list[list[Cell]]:  # fmt: skip
+    """A figure's name and which run is better, and below it a line for each run; one line where no run has a figure."""
+    head = [replace(label, heads=True), *[Cell("")] * 3]
+    if {c.text for c in values} == {DASH} and len({c.note for c in values}) == 1:
+        return [[*head, replace(better, note=better.note or values[0].note)]]
+    lines = zip(names, values, ends or [Cell("")] * len(names), changes, strict=True)
+    return [[*head, better], *([Cell(f"  {name}"), *cells, Cell("")] for name, *cells in lines)]
 
 
 def _bounds(row: Mapping[str, Any]) -> list[str | None]:
@@ -195,12 +224,14 @@ def _word(q: Mapping[str, Any]) -> str:
 
 def render_comparison(result: Mapping[str, Any], console: Console) -> None:
     """Print it; readable without colour."""
-    from reports.terminal import print_table
+    from functools import partial
+
+    from reports.terminal import fits, print_table
 
     console.print(printable(result["sentence"]), style="bold", highlight=False, markup=False)
     for note in result["notes"]:
         console.print(printable(note), highlight=False, markup=False)
-    for table in tables(result, short=True, narrow=console.width < WIDE_TERMINAL):
+    for table in tables(result, short=True, fits=partial(fits, console)):
         console.print(f"\n{printable(table.title)}", style="bold", highlight=False, markup=False)
         print_table(console, table)
     console.print(f"\n{HOW}", style="dim", highlight=False)

@@ -45,6 +45,7 @@ class Cell:
     text: str
     note: int | None = None  # number of a footnote
     state: str = ""  # good | bad | unsure, or empty
+    heads: bool = False  # a row of its own name: in a terminal it may reach over the blank cells that follow
 
 
 @dataclass(frozen=True)

@@ -80,45 +80,94 @@ def _raised(number: int) -> str:
     return str(number).translate(SUPERSCRIPT)
 
 
-def _widths(table: Table) -> list[int]:
+def _width(cell: Cell) -> int:
     from rich.cells import cell_len
 
-    def width(cell: Cell) -> int:
-        return cell_len(printable(cell.text)) + (len(str(cell.note)) if cell.note else 0)
-
-    return [
-        max(cell_len(column.head), cell_len(column.unit), *(width(row[i]) for row in table.rows))
-        for i, column in enumerate(table.columns)
-    ]
+    return cell_len(printable(cell.text)) + (len(str(cell.note)) if cell.note else 0)
 
 
-def _kept(columns: list[Column], widths: list[int], room: int) -> list[int]:
+def _widths(columns: list[Column], rows: list[list[Cell]]) -> list[int]:
+    """Of each column, in terminal cells; a head widens the last of the blank columns that it reaches over."""
+    from rich.cells import cell_len
+
+    widths = [
+        max(cell_len(column.head), cell_len(column.unit), *(0 if row[i].heads else _width(row[i]) for row in rows))
+        for i, column in enumerate(columns)
+    ]  # fmt: skip
+    for row in rows:
+        for i in (i for i, cell in enumerate(row) if cell.heads):
+            reach = _reach(row, i)
+            lacking = _width(row[i]) - sum(widths[i:reach]) - GAP * (reach - 1 - i)
+            widths[reach - 1] += max(lacking, 0)
+    return widths
+
+
+def _reach(row: list[Cell], i: int) -> int:
+    """Up to which column the cell ``i`` may be written: a head reaches over blank ones."""
+    if not row[i].heads:
+        return i + 1
+    return next((j for j in range(i + 1, len(row)) if row[j].text), len(row))
+
+
+def _total(widths: list[int]) -> int:
+    return sum(widths) + GAP * (len(widths) - 1)
+
+
+def fits(console: Console, table: Table) -> bool:
+    """Whether no column has to be left out."""
+    return _total(_widths(table.columns, table.rows)) <= console.width
+
+
+def _kept(table: Table, room: int) -> list[int]:
     """Which columns fit into ``room`` cells: the least wanted are left out until they do."""
-    kept = list(range(len(columns)))
-    while len(kept) > 1 and sum(widths[i] + GAP for i in kept) - GAP > room:
+    columns, kept = table.columns, list(range(len(table.columns)))
+    while len(kept) > 1 and _total(_widths(*_of(table, kept))) > room:
         kept.remove(max(kept, key=lambda i: (columns[i].priority, i)))
     return kept
 
 
+def _of(table: Table, kept: list[int]) -> tuple[list[Column], list[list[Cell]]]:
+    return [table.columns[i] for i in kept], [[row[i] for i in kept] for row in table.rows]
+
+
+def _aligned(text: Text, width: int, column: Column) -> Text:
+    lacking = max(width - text.cell_len, 0)
+    if column.text:
+        text.pad_right(lacking)
+    else:
+        text.pad_left(lacking)
+    return text
+
+
+def _print_line(console: Console, pieces: list[Text]) -> None:
+    from rich.text import Text
+
+    console.print(Text(" " * GAP).join(pieces), highlight=False, no_wrap=True, overflow="ellipsis")
+
+
 def print_table(console: Console, table: Table) -> None:
     """As many columns as fit; footnotes below."""
-    from rich.table import Table as Grid
-
-    kept = _kept(table.columns, _widths(table), console.width)
-    grid = Grid(box=None, padding=(0, GAP, 0, 0), pad_edge=False, show_edge=False, header_style="bold")
-    for column in (table.columns[i] for i in kept):
-        head = _text(f"{column.head}\n{column.unit}")
-        grid.add_column(head, justify="left" if column.text else "right", no_wrap=True)
+    kept = _kept(table, console.width)
+    columns, rows = _of(table, kept)
+    widths = _widths(columns, rows)
+    for heads in zip(*((column.head, column.unit) for column in columns), strict=True):
+        pieces = [
+            _aligned(_text(head, "bold"), width, column)
+            for head, width, column in zip(heads, widths, columns, strict=True)
+        ]
+        _print_line(console, pieces)
     used: list[int] = []  # footnotes of the columns shown, numbered as they appear
-    for row in table.rows:
-        texts = []
-        for cell in (row[i] for i in kept):
+    for row in rows:
+        pieces, i = [], 0
+        while i < len(row):
+            cell, reach = row[i], _reach(row, i)
             if cell.note and cell.note not in used:
                 used.append(cell.note)
             mark = _raised(used.index(cell.note) + 1) if cell.note else ""
-            texts.append(_text(cell.text + mark, STYLES[cell.state]))
-        grid.add_row(*texts)
-    console.print(grid, highlight=False)
+            text = _text(cell.text + mark, STYLES[cell.state])
+            pieces.append(_aligned(text, _total(widths[i:reach]), columns[i]))
+            i = reach
+        _print_line(console, pieces)
     for number, note in enumerate(used, start=1):
         _print(console, f"{_raised(number)} {table.notes[note - 1]}", "dim")
     left_out = [column.head for i, column in enumerate(table.columns) if i not in kept]

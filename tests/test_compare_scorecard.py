@@ -14,12 +14,14 @@ from typing import Any
 import numpy as np
 import pytest
 from compared_runs import RATE, arm, later, rows, stage, ttfts
+from rich.cells import cell_len
+from rich.console import Console
 from synthetic import Stage, make_run, request
 
 from analysis.arms import Arm
 from analysis.comparable import prepare
 from analysis.compare import compare
-from reports.compare import comparison_csv, comparison_markdown, tables
+from reports.compare import comparison_csv, comparison_markdown, render_comparison, tables
 
 
 def route(path: Path, hundreds: int, late: int, failed: int, usd_per_10_s: float) -> Arm:
@@ -139,6 +141,51 @@ def test_figures_per_gpu_and_per_dollar(tmp_path: Path) -> None:
     assert found["ttft_p99_over_p50"]["winner"] is None
 
 
+def rendered(result: dict[str, Any], width: int) -> list[str]:
+    terminal = io.StringIO()
+    render_comparison(result, Console(file=terminal, width=width))
+    return terminal.getvalue().splitlines()
+
+
+@pytest.mark.parametrize("runs", [2, 3])
+def test_at_80_columns_the_difference_and_the_winner_are_on_the_page(tmp_path: Path, runs: int) -> None:
+    """58 and 85 of 100 requests are good, of 10 requests/s: 46.6 % more (85 / 58); a third run like the first changes 0."""
+    arms = [route(tmp_path / "a", 10, 37, 5, 1.0), route(tmp_path / "b", 10, 12, 3, 1.0), route(tmp_path / "c", 10, 37, 5, 1.0)]  # fmt: skip
+    result = compare(arms[:runs])
+    assert rows(result)["goodput_rps"]["winner"] == "B"
+    lines = rendered(result, 80)
+    assert max(map(cell_len, lines)) <= 80
+    assert not any("…" in line for line in lines)
+    card = lines[lines.index("Scorecard") : next(i for i, line in enumerate(lines) if line.startswith("¹"))]
+    assert card[1].split() == ["figure", "value", "its", "interval", "against", "A", "better"]
+    at = next(i for i, line in enumerate(card) if line.startswith("goodput per instance"))
+    assert card[at].split()[-1] == "B"
+    assert card[at + 1].split()[:2] == ["A", "5.80"]
+    assert re.fullmatch(r"  B +8\.50 +\+46\.6 % \(\+\d+\.\d to \+\d+\.\d\) *", card[at + 2])
+    if runs == 3:
+        assert re.fullmatch(r"  C +5\.80 +\+0\.0 % \(-\d+\.\d to \+\d+\.\d\) *", card[at + 3])
+    wide = [line.split() for line in rendered(result, 250)]
+    found = next(words for words in wide if words[:3] == ["goodput", "per", "instance,"])
+    assert found[4 : 4 + runs] == ["5.80", "8.50", "5.80"][:runs]
+    assert "+46.6" in found
+    assert found[-1] == "B"
+
+
+def test_the_files_that_were_written_are_named_and_not_in_the_json(
+    tmp_path: Path, ampacity: Any, capsys: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name in "ab":
+        make_run(Path(name), [stage(ttfts(1, 200))], run_id=name)
+    files = ("--html", "x.html", "--markdown", "x.md", "--csv", "x.csv")
+    assert ampacity("compare", "a", "b", *files) == 0
+    assert capsys.readouterr().out.splitlines()[-3:] == ["comparison: x.html", "Markdown: x.md", "CSV: x.csv"]
+    assert ampacity("compare", "a", "b", *files, "--json") == 0
+    assert json.loads(capsys.readouterr().out)["compared"] is True
+    assert ampacity("compare", "a", "b") == 0
+    assert "x.html" not in capsys.readouterr().out
+
+
 def sweep(path: Path, slow_at: float, usd: float | None = None, first: float = 10.0, **meta: Any) -> Arm:
     """10, 20 and 40 requests/s (or those from ``first`` on) inside the SLO below ``slow_at``."""
     stages: list[Stage] = []
@@ -158,10 +205,14 @@ def test_usable_rates_win_only_where_their_brackets_are_apart(tmp_path: Path) ->
     assert found["winner"] is None
     result = compare([a, c])
     assert rows(result)["usable_rps"]["winner"] == "C"
-    for narrow in (False, True):
-        card = next(t for t in tables(result, narrow=narrow) if t.title == "Scorecard").rows
-        assert card[1][2].text == "at least 40.0"
-        assert [cell.text for cell in card[2][:3]] == ["  its interval", "10.0 to 20.0", "40.0 to ?"]
+    card = next(t for t in tables(result) if t.title == "Scorecard").rows
+    assert card[1][2].text == "at least 40.0"
+    assert [cell.text for cell in card[2][:3]] == ["  its interval", "10.0 to 20.0", "40.0 to ?"]
+    card = next(t for t in tables(result, fits=lambda _: False) if t.title == "Scorecard").rows
+    at = next(i for i, row in enumerate(card) if row[0].text.startswith("usable rate per instance"))
+    assert [cell.text for cell in card[at]][1:] == ["", "", "", "C"]
+    assert [cell.text for cell in card[at + 1]][0::2] == ["  A", "10.0 to 20.0", ""]
+    assert [cell.text for cell in card[at + 2]][:3] == ["  C", "at least 40.0", "40.0 to ?"]
     assert "at least 40.0" in comparison_markdown(result)
     read = {r["run"]: r for r in csv.DictReader(io.StringIO(comparison_csv(result))) if r["name"] == "usable_rps"}  # fmt: skip
     assert [read["C"][k] for k in ("bound", "low", "high")] == ["at least", "40.0", ""]

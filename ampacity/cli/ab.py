@@ -31,6 +31,7 @@ def ab(
     from ampacity.cli import EXIT_INTERRUPTED
     from ampacity.cli.compare import load_arm, show
     from ampacity.cli.experiment import command_line, finish
+    from ampacity.cli.stub import no_stub
     from ampacity.config import make_settings
     from ampacity.experiments.ab import NAMES, arms, run_ab
     from ampacity.experiments.conduct import run_event_loop
@@ -49,7 +50,8 @@ def ab(
         {**raw, "url": urls[-1], **{k: v for k, v in of_b.items() if v is not None}},
     )
     a, b = arms(*map(make_settings, raws))
-    out = run_event_loop(run_ab(a, b, rounds, aa, command_line(sys.argv), Progress()))
+    with no_stub(a.out, b.out):
+        out = run_event_loop(run_ab(a, b, rounds, aa, command_line(sys.argv), Progress()))
     statuses = {finish(out / name, as_json=False, quiet=True) for name in NAMES}
     if "interrupted" in statuses:
         raise typer.Exit(EXIT_INTERRUPTED)
@@ -59,4 +61,4 @@ def ab(
         show(result, out / "compare.html", None, None, as_json=json)
     finally:
         if not json:
-            print(f"comparison: {out / 'compare.html'}", out, sep="\n")
+            print(out)

@@ -97,7 +97,7 @@ def per_run(texts: Sequence[str] | None, names: Sequence[str], runs: Sequence[Pa
 def show(
     result: dict[str, Any], html: Path | None, markdown: Path | None, csv: Path | None, *, as_json: bool
 ) -> None:
-    """Write the files that are wanted and print the comparison; an A/B of which nothing can be compared exits 2.
+    """Write the files that are wanted, print the comparison and where they are; an A/B of which nothing can be compared exits 2.
 
     Raises RunDirError where a file cannot be written.
     """
@@ -116,5 +116,9 @@ def show(
         print_json(result)
     else:
         written.render_comparison(result, Console(highlight=False))
+        files = {"comparison": html, "Markdown": markdown, "CSV": csv}
+        for what, path in files.items():
+            if path:
+                print(f"{what}: {path}")
     if result["interleaved_pairs"] is not None and not result["compared"]:
         raise typer.Exit(EXIT_USAGE)

@@ -21,13 +21,19 @@ def run_experiment(
     drive: Callable[..., Any],
     as_json: bool,
     located: Callable[[str], str] = str,
+    check: Callable[[Any], None] | None = None,
 ) -> None:
     """Run ``drive`` on a rig made from the flags, write summary and report, print, and exit 130 if interrupted.
 
-    ``located`` puts into the message about a setting where that stands.
+    ``located`` puts into the message about a setting where that stands; ``check`` refuses Settings before anything is
+    asked of the endpoint.
     """
+    from dataclasses import replace
+
+    from ampacity.cli.stub import no_stub
     from ampacity.config import check_steady, make_settings
     from ampacity.experiments.conduct import conduct, run_event_loop
+    from ampacity.experiments.provenance import out_path
     from ampacity.progress import Progress
     from ampacity.values import ConfigError
 
@@ -37,8 +43,12 @@ def run_experiment(
         raise ConfigError(located(str(error))) from None
     if experiment in ("sweep", "search"):
         check_steady(settings.workload, experiment)
+    if check is not None:
+        check(settings)
+    settings = replace(settings, out=out_path(settings, experiment))
     how: dict[str, Any] = {"command_line": command_line(sys.argv), "progress": Progress()}
-    path = run_event_loop(conduct(settings, experiment=experiment, drive=drive, **how))
+    with no_stub(settings.out):
+        path = run_event_loop(conduct(settings, experiment=experiment, drive=drive, **how))
     if finish(path, as_json=as_json) == "interrupted":
         raise typer.Exit(EXIT_INTERRUPTED)
 

@@ -30,10 +30,13 @@ def predict(
     ampacity predict --preset llama3-70b-4xh100 --workload chat --slo ttft_p99=2s --slo itl_p99=50ms
     """
     import asyncio
+    from dataclasses import replace
 
     from ampacity.cli.experiment import command_line, finish
+    from ampacity.cli.stub import no_stub
     from ampacity.config import check_steady, gpus_named, make_settings
     from ampacity.experiments.predict import predict as experiment
+    from ampacity.experiments.provenance import out_path
     from ampacity.progress import Progress
     from ampacity.values import ConfigError
     from simulator.hardware import find_deployment
@@ -48,7 +51,11 @@ def predict(
     if search:
         if settings.lengths:
             raise ConfigError("--lengths goes with a sweep: drop --search")
-        how = {"drive": make_search(precision, None, 0, closed, ramp).run, "experiment": "search"}
-    path = asyncio.run(experiment(settings, deployment, command_line(sys.argv), Progress(), **how))
+        asked = make_search(precision, None, 0, closed, ramp)
+        asked.check(settings)
+        how = {"drive": asked.run, "experiment": "search"}
+    settings = replace(settings, out=out_path(settings, how.get("experiment", "predict")))
+    with no_stub(settings.out):
+        path = asyncio.run(experiment(settings, deployment, command_line(sys.argv), Progress(), **how))
     if finish(path, as_json=json) == "interrupted":
         raise typer.Exit(EXIT_INTERRUPTED)

@@ -50,5 +50,6 @@ def search(
     """
     from ampacity.cli.experiment import run_experiment
 
-    drive = make_search(precision, max_duration, repeats, closed, ramp).run
-    run_experiment({"url": url, **raw}, experiment="search", drive=drive, as_json=json)
+    asked = make_search(precision, max_duration, repeats, closed, ramp)
+    how: dict[str, Any] = {"drive": asked.run, "check": asked.check}
+    run_experiment({"url": url, **raw}, experiment="search", as_json=json, **how)

@@ -7,6 +7,7 @@ import time
 from dataclasses import dataclass, replace
 from typing import Any
 
+from ampacity.config import Settings
 from ampacity.experiments.stage_book import StageBook
 from ampacity.experiments.sweep import START_IN_FLIGHT, first_rate
 from ampacity.values import ConfigError, duration_text
@@ -40,13 +41,18 @@ class Search:
         self._path: list[dict[str, Any]] = []
         self._spent_s = 0.0
 
-    async def run(self, rig: StageBook) -> None:
-        """Bracket, narrow, repeat where that was asked for. Raises ConfigError without an SLO."""
-        settings = rig.settings
+    @staticmethod
+    def check(settings: Settings) -> None:
+        """Raises ConfigError for settings that no search can have: no SLO, or loads that are given."""
         if not settings.slos:
             raise ConfigError("a search needs something to search for: give an SLO, as --slo ttft_p99=2s")
         if settings.rates or settings.concurrency or settings.trace:
             raise ConfigError("a search finds its loads itself: drop --rates, --concurrency and --trace")
+
+    async def run(self, rig: StageBook) -> None:
+        """Bracket, narrow, repeat where that was asked for. Raises ConfigError as ``check`` does, and where no stage fits."""
+        settings = rig.settings
+        self.check(settings)
         goal = Goal(
             settings.slos, self._plan.precision, first_rate(rig.typical_e2e_s / START * START_IN_FLIGHT, 1e9)
         )
