@@ -3,21 +3,21 @@
 from __future__ import annotations
 
 import gc
-import os
 import sys
 import traceback
 from typing import cast
 
+from ampacity.cli.streams import secure_streams
+
 EXIT_USAGE = 2
 EXIT_INTERRUPTED = 130
-EXIT_BROKEN_PIPE = 141  # as the shell says it of other programs; 1 is a finding
 MESSAGE_MAX = 600
 _ROOMS = ("ampacity", "workloads", "loadgen", "analysis", "reports", "simulator")
 
 
 def main() -> None:
     """Entry point: runs a command and turns errors into one line on stderr and an exit status."""
-    _open_closed_streams()
+    secure_streams()
     # neither importing nor a stage makes much garbage: look for it less often
     gc.set_threshold(50_000, 20, 50)
     import typer
@@ -38,9 +38,6 @@ def main() -> None:
     except (KeyboardInterrupt, typer.Abort):
         print("ampacity: interrupted", file=sys.stderr)
         sys.exit(EXIT_INTERRUPTED)
-    except BrokenPipeError:
-        sys.stderr.close()
-        sys.exit(EXIT_BROKEN_PIPE)
     except Exception as error:
         # the rooms raise exceptions of their own, with one line for people; anything else is our fault
         if type(error).__module__.split(".")[0] not in _ROOMS:
@@ -55,14 +52,3 @@ def _refuse(message: str) -> None:
     line = "".join(c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in line)
     print(f"ampacity: {line[:MESSAGE_MAX]}", file=sys.stderr)
     sys.exit(EXIT_USAGE)
-
-
-def _open_closed_streams() -> None:
-    """A descriptor 0, 1 or 2 that was closed by the caller would become a socket of ours."""
-    for number in range(3):
-        try:
-            os.fstat(number)
-        except OSError:
-            os.open(os.devnull, os.O_RDWR)  # the lowest free number: this one
-    sys.stdout = sys.stdout or open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115
-    sys.stderr = sys.stderr or open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115
