@@ -31,8 +31,8 @@ BUNCHED_SHARE = 0.9
 """Of the chunks, in one read with the one before: so many, and a percentile of the gaps is 0 however long the others are. An
 engine that speculates and writes each token by itself stays below.
 """
-READS_APART_US = 2000.0
-"""Reads nearer than this are those of a fast engine, not of something that holds tokens back."""
+READS_APART_US = 2000
+"""Where most reads are nearer than this they are those of a fast engine, not of something that holds tokens back."""
 READS_FEW = 3.0
 """An answer in so few reads has no TPOT to speak of."""
 
@@ -168,24 +168,22 @@ class Cohort:
     @cached_property
     def _bunched(self) -> tuple[str | None, float]:
         """Why gaps say nothing of the engine where tokens come in bunches, and the reads of an answer with several chunks."""
-        together = chunks = answers = 0
-        apart: list[Floats] = []
+        together = apart = well_apart = answers = 0
+        apart_us = 0.0
         for part, some in self.chunks.parts():
-            good = np.repeat(self.requests.has_status("ok")[part], some.count)
-            first = np.zeros(len(some.at_us), dtype=np.bool_)
-            first[some.starts[:-1][some.count > 0]] = True
-            gaps_us = np.diff(some.at_us.astype(np.int64), prepend=0)[good & ~first]
+            ok = self.requests.has_status("ok")[part]
+            later = np.repeat(ok, some.count)
+            later[some.starts[:-1][some.count > 0]] = False
+            gaps_us = np.diff(some.at_us.astype(np.int64), prepend=0)[later]
             together += int(np.count_nonzero(gaps_us == 0))
-            chunks += len(gaps_us)
-            apart.append(gaps_us[gaps_us > 0].astype(np.float64))
-            answers += int(np.count_nonzero(self.requests.has_status("ok")[part] & (some.count > 1)))
-        between = np.concatenate([*apart, np.empty(0)])
-        reads = len(between) / answers + 1 if answers else 0.0
-        if together <= BUNCHED_SHARE * chunks or (len(between) and np.median(between) < READS_APART_US):
+            apart += int(np.count_nonzero(gaps_us))
+            well_apart += int(np.count_nonzero(gaps_us >= READS_APART_US))
+            apart_us += float(gaps_us.sum())
+            answers += int(np.count_nonzero(ok & (some.count > 1)))
+        chunks, reads = together + apart, apart / answers + 1 if answers else 0.0
+        if together <= BUNCHED_SHARE * chunks or 2 * well_apart < apart:
             return None, reads
-        how = f"{reads:.1f} reads an answer" + (
-            f", {np.median(between) / 1e3:.3g} ms apart" if len(between) else ""
-        )
+        how = f"{reads:.1f} reads an answer" + (f", {apart_us / apart / 1e3:.3g} ms apart" if apart else "")
         return (
             f"{together / chunks:.1%} of the chunks came together with the one before ({how}): something on the way holds "
             "them back, and these times are not the engine's (see: ampacity doctor)"

@@ -3,104 +3,29 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import errno
 import socket
 import struct
 import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import pytest
-from fault_server import FaultServer
-from stage_driving import Driven, Made, on_loop, request_bytes, run_stage, schedule_at
+from kernel_wires import CLOCKS_NS, Sink, connected, ended, listening, with_runner, written_and_read_late
+from stage_driving import on_loop, schedule_at
 
-from loadgen import kernel_connect, kernel_stamps, stage
+from loadgen import kernel_stamps, stage
 from loadgen.audit import Measures, Tolerance, judge
-from loadgen.endpoint import parse_endpoint
-from loadgen.exchange import Exchange
 from loadgen.hot_path import READ_BYTES
 from loadgen.http import Client
-from loadgen.kernel_stamps import LATEST, READS_MAX, TURN_NS, KernelReader, KernelWire
-from loadgen.pacer import Sleeper
+from loadgen.kernel_stamps import LATEST, TURN_NS, KernelReader
 from loadgen.plan import Limits, StagePlan, StageResult
 from loadgen.records import RequestRecord
 from loadgen.stage import StageRunner
-
-MS = 1_000_000
-CLOCKS_NS = 100_000  # how far apart two readings of different clocks may be, with room
 
 pytestmark = [
     pytest.mark.skipif(not kernel_stamps.AVAILABLE, reason="kernel time stamps need Linux"),
     pytest.mark.usefixtures("hot_path_either_way"),
 ]
-
-
-class Sink:
-    """A connection whose exchange notes every read."""
-
-    def __init__(self) -> None:
-        self.reads: list[tuple[int, bytes]] = []
-        self.lost: list[Exception | None] = []
-        self.exchange: Any = self
-
-    def feed(self, at_ns: int, data: bytes) -> bool:
-        self.reads.append((at_ns, data))
-        return False
-
-    def attach(self, wire: KernelWire) -> None:
-        self.wire = wire
-
-    def over(self, exchange: Any) -> None:
-        raise AssertionError("feed never says so")
-
-    def close(self) -> None:
-        self.wire.abort()
-
-    def resume_writing(self) -> None: ...
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        self.lost.append(exc)
-
-
-@contextmanager
-def listening() -> Iterator[socket.socket]:
-    with socket.create_server(("127.0.0.1", 0), backlog=256) as server:
-        yield server
-
-
-async def connected(
-    reader: KernelReader, server: socket.socket, n: int
-) -> tuple[list[Sink], list[socket.socket]]:
-    sinks, peers = [Sink() for _ in range(n)], []
-    for sink in sinks:
-        await kernel_connect.connect(reader, server.getsockname()[:2], sink)
-        peers.append(server.accept()[0])
-        peers[-1].setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    return sinks, peers
-
-
-def written_and_read_late(peers: list[socket.socket], reader: KernelReader) -> list[tuple[int, int]]:
-    """Before and after each write; on the loopback device what is written arrives within it."""
-    spans = []
-    for peer in peers:
-        before_ns = time.monotonic_ns()
-        peer.send(b"x" * 250)
-        spans.append((before_ns, time.monotonic_ns()))
-    time.sleep(0.005)
-    reader.turn()
-    return spans
-
-
-async def ended(reader: KernelReader, sinks: list[Sink], peers: list[socket.socket]) -> None:
-    for sink in sinks:
-        sink.wire.abort()
-    for peer in peers:
-        peer.close()
-    await asyncio.sleep(0)
-    reader.close()
 
 
 @pytest.mark.parametrize("loop", ["uvloop", "asyncio"])
@@ -275,25 +200,6 @@ def test_many_streams_are_read_in_turns_and_each_date_is_that_of_its_arrival() -
 # -- the stage above it ------------------------------------------------------------------------
 
 
-def with_runner(
-    use: Callable[[StageRunner, Client], Any],
-    limits: Limits | None = None,
-    on_record: Callable[[RequestRecord], None] = lambda _: None,
-) -> Any:
-    with FaultServer() as server:
-        endpoint = parse_endpoint(server.url)
-
-        async def main() -> Any:
-            client = Client(endpoint, endpoint.addresses(), None, stamps="kernel")
-            made = Made(lambda number, tokens: request_bytes(endpoint, tokens))
-            try:
-                return await use(StageRunner([client], made, on_record, limits=limits), client)
-            finally:
-                await client.close()
-
-        return on_loop("uvloop", main())
-
-
 @pytest.mark.parametrize(
     ("kind", "retries", "patient"), [("open", 0, True), ("open", 1, False), ("closed", 0, False)]
 )
@@ -398,236 +304,3 @@ def test_how_late_the_loop_may_be_is_what_that_spoils(
     assert (
         judge(measures, Tolerance.for_limits({"itl": [0.05], "ttft": [2.0]})).client_limited_reason == reason
     )
-
-
-# -- connecting ------------------------------------------------------------------------------------
-
-
-def connecting_slowly(monkeypatch: pytest.MonkeyPatch) -> list[socket.socket]:
-    """From here on every connection is under way at first, as over a network; the sockets, as they come."""
-    begun: list[socket.socket] = []
-
-    def under_way(address: tuple[str, int]) -> tuple[socket.socket, bool]:
-        begun.append(socket.socket())
-        begun[-1].setblocking(False)
-        assert begun[-1].connect_ex(address) == errno.EINPROGRESS  # and not asked again
-        return begun[-1], False
-
-    monkeypatch.setattr(kernel_connect, "begin_connect", under_way)
-    return begun
-
-
-def test_a_server_that_accepts_nobody_is_waited_for() -> None:
-    """Its queue is full, so the kernel drops what comes: the connection is there a second later, when it is asked again."""
-
-    async def main() -> tuple[bool, int, float]:
-        reader = KernelReader(date_by_kernel=True, on_delay=lambda _: None)
-        sink, waiting = Sink(), []
-        with socket.create_server(("127.0.0.1", 0), backlog=0) as server:
-            while True:
-                begun = kernel_connect.connect_at_once(reader, server.getsockname()[:2], sink)
-                if begun is not None:
-                    break
-                waiting.append(sink)
-                sink = Sink()
-            began_s = time.monotonic()
-            for _ in waiting:
-                server.accept()[0].close()
-            async with asyncio.timeout(10):
-                await kernel_connect.connect(reader, server.getsockname()[:2], sink, begun)
-            took_s = time.monotonic() - began_s
-            sink.wire.write(b"here")
-            async with asyncio.timeout(10):
-                peer = (await asyncio.to_thread(server.accept))[0]
-            got = len(peer.recv(100))
-            await ended(reader, [*waiting, sink], [peer])
-        return begun.fileno() == -1, got, took_s
-
-    closed, got, took_s = on_loop("uvloop", main())
-    assert (closed, got) == (True, 4)
-    assert 0.5 < took_s < 5
-
-
-def test_a_connection_on_one_machine_is_there_at_once_and_the_request_has_left() -> None:
-    """Not a turn of the event loop lies between the deadline and the write, however much there is to read."""
-
-    async def use(runner: StageRunner, client: Client) -> list[bool]:
-        plan = StagePlan(0, "open", schedule_at([0.0] * 3), 0.2, offered_rps=15.0, drain_s=5)
-        left: list[bool] = []
-        real = client.dispatch
-
-        def dispatch(exchange: Any) -> None:
-            real(exchange)
-            left.append(exchange.record.sent_ns is not None)
-
-        client.dispatch = dispatch  # type: ignore[method-assign]
-        await runner.run(plan)
-        assert (client.connections_opened, len(client._connecting)) == (3, 0)
-        return left
-
-    assert with_runner(use) == [True] * 3
-
-
-def test_a_server_that_takes_its_time_to_connect_is_waited_for_with_one_socket(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """As over a network: ``connect`` says that it is under way, and the same socket is waited for."""
-    begun = connecting_slowly(monkeypatch)
-    records: list[RequestRecord] = []
-
-    async def use(runner: StageRunner, client: Client) -> int:
-        await runner.run(StagePlan(0, "open", schedule_at([0.0] * 5), 0.2, offered_rps=25.0, drain_s=5))
-        return client.connections_opened
-
-    assert with_runner(use, on_record=records.append) == len(begun) == 5
-    assert [record.status for record in records] == ["ok"] * 5
-
-
-def test_a_request_given_up_before_its_connection_leaves_no_socket_behind(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """In the same turn of the loop: the task that would wait for the connection never takes a step."""
-    begun = connecting_slowly(monkeypatch)
-
-    async def use(runner: StageRunner, client: Client) -> None:
-        real_dispatch = client.dispatch
-
-        def dispatch(exchange: Any) -> None:
-            real_dispatch(exchange)
-            exchange.fail("cancelled", "at once", time.monotonic_ns())
-
-        client.dispatch = dispatch  # type: ignore[method-assign]
-        await runner.run(StagePlan(0, "open", schedule_at([0.0] * 4), 0.2, offered_rps=20.0, drain_s=5))
-        await asyncio.sleep(0)
-
-    records: list[RequestRecord] = []
-    with_runner(use, on_record=records.append)
-    assert [record.status for record in records] == ["cancelled"] * 4
-    assert [each.fileno() for each in begun] == [-1] * 4
-
-
-# -- what goes first -------------------------------------------------------------------------------
-
-
-def test_reading_makes_way_for_a_request_that_is_due_and_goes_on_behind_it() -> None:
-    """64 sockets have something: 20 reads off a deadline 20 are made, at it eight; all where there is none, or it is long past."""
-
-    async def main() -> tuple[list[int], list[Sink]]:
-        reader = KernelReader(date_by_kernel=True, on_delay=lambda _: None)
-        asyncio.get_running_loop().remove_reader(reader._epoll.fileno())  # turns when the test says so
-        reader.pacer = pacer = Sleeper()
-        with listening() as server:
-            sinks, peers = await connected(reader, server, 64)
-
-            def reads_of_turns() -> list[int]:
-                for peer in peers:
-                    peer.send(b"x")
-                reads = []
-                while not reads or reads[-1]:
-                    reader._read_ns = 50_000_000
-                    reads.append(reader.turn())
-                return reads
-
-            found = []
-            for due_in_ns in (40_000_000, 1_040_000_000, -1, -1 - TURN_NS):
-                pacer.call_at(time.monotonic_ns() + due_in_ns, lambda: None)
-                found.append(reads_of_turns()[0])
-            pacer.close()
-            found.append(reads_of_turns()[0])
-            await ended(reader, sinks, peers)
-        return found, sinks
-
-    found, sinks = on_loop("uvloop", main())
-    assert found == [8, 20, 8, 64, 64]
-    assert [sum(len(data) for _, data in sink.reads) for sink in sinks] == [5] * 64
-
-
-def test_catching_up_takes_as_many_reads_as_there_are_sockets() -> None:
-    """Where more is always there, as a turn after each says, that ends: 100 sockets are two turns of 64."""
-
-    async def main() -> int:
-        reader = KernelReader(date_by_kernel=True, on_delay=lambda _: None)
-        reader._wires = [None] * 100
-        turns = 0
-
-        def turn() -> int:
-            nonlocal turns
-            turns += 1
-            reader.behind = True
-            return READS_MAX
-
-        reader.turn = turn  # type: ignore[method-assign]
-        reader.catch_up()
-        reader.close()
-        return turns
-
-    assert on_loop("asyncio", main()) == 2
-
-
-@pytest.mark.parametrize(("waited", "status"), [(True, "unfinished"), (False, "timeout")])
-def test_what_had_waited_to_be_read_is_not_silence_however_old_it_is(waited: bool, status: str) -> None:
-    """The last byte was read 9 s ago, and the limit is one: unless a byte that came 8 s ago had only not been read."""
-    began_ns = time.monotonic_ns() - 10_000_000_000
-    exchange = Exchange(RequestRecord(0, 0, 0, "unfinished", dispatched_ns=began_ns), b"", lambda _: None)
-    exchange.feed(began_ns + 1_000_000_000, b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n")
-
-    class Late:
-        stamps = "kernel"
-
-        async def catch_up(self) -> None:
-            if waited:
-                exchange.feed(began_ns + 2_000_000_000, b"6\r\ndata: ")
-
-    async def main() -> None:
-        runner = StageRunner([Late()], Made(lambda *_: b""), lambda _: None, limits=Limits(idle_s=1.0))  # type: ignore[list-item]
-        runner._in_flight[exchange] = 0
-        with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(runner._watch(), 1.5 * stage.WATCH_S)
-
-    asyncio.run(main())
-    assert exchange.record.status == status
-
-
-@pytest.mark.parametrize("patient", [False, True])
-def test_a_turn_that_was_full_and_left_nothing_is_not_behind_for_long(patient: bool) -> None:
-    """As many sockets have something as a turn has reads, and then none: other work need not give way any more."""
-
-    async def main() -> tuple[list[bool], list[Sink]]:
-        reader = KernelReader(date_by_kernel=True, on_delay=lambda _: None)
-        reader.patient, reader._apart = patient, patient
-        turns: list[bool] = []
-        real = reader.turn
-
-        def turn() -> int:
-            count = real()
-            turns.append(reader.behind)
-            return count
-
-        reader.turn = turn  # type: ignore[method-assign]
-        with listening() as server:
-            sinks, peers = await connected(reader, server, READS_MAX)
-            for peer in peers:
-                peer.send(b"x")
-            await asyncio.sleep(0.05)
-            assert not reader.behind
-            await ended(reader, sinks, peers)
-        return turns, sinks
-
-    turns, sinks = on_loop("uvloop", main())
-    assert True in turns
-    assert all(len(sink.reads) == 1 for sink in sinks)
-
-
-@pytest.mark.parametrize("loop", ["uvloop", "asyncio"])
-def test_a_busy_client_does_not_take_what_it_has_not_read_for_silence(loop: str) -> None:
-    """Something holds the event loop for 0.7 s, longer than the limit between tokens, which came all the while. There is more than a turn of reads."""
-
-    async def main() -> Driven:
-        asyncio.get_running_loop().call_later(0.4, time.sleep, 0.7)
-        return await run_stage(
-            server.url, schedule_at([0.0] * 100, output_tokens=60), limits=Limits(idle_s=0.5)
-        )
-
-    with FaultServer(gap_s=0.02) as server:
-        driven = on_loop(loop, main())
-    assert [(record.status, record.output_tokens) for record in driven.records] == [("ok", 60)] * 100
