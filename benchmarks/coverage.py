@@ -9,8 +9,6 @@ The truth is that of a run fifty times as long and more. Nothing is written to d
 from __future__ import annotations
 
 import argparse
-import heapq
-from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
 
@@ -22,6 +20,7 @@ from analysis.intervals import independent_looks
 from analysis.observations import Observations
 from analysis.slo import Slo
 from analysis.steady import find_window, in_flight_at, judge_stability
+from benchmarks.servers import SERVERS, Server
 
 Floats = npt.NDArray[np.float64]
 
@@ -30,95 +29,6 @@ LOADS = (0.5, 0.7, 0.85, 0.95)
 VERDICT_LOADS = (0.8, 0.9, 0.97, 1.03, 1.15)
 WARMUP_REQUESTS = 1000  # that the study adds before the requests that it counts
 TRUE_REQUESTS = 1_000_000
-
-
-@dataclass(frozen=True)
-class Server:
-    """``run(rate, n, rng)`` gives (arrivals, TTFT, time in system) of n requests in s; saturated at ``most_rps``."""
-
-    name: str
-    most_rps: float
-    run: Callable[[float, int, np.random.Generator], tuple[Floats, Floats, Floats]]
-
-
-def batch_server(name: str, slots: int, heavy: bool) -> Server:
-    """b requests decode together, one step takes 10 + b ms and gives each a token; the others wait in turn.
-
-    Answers have 100 tokens in the mean, exponential or (heavy) log-normal with sigma 1. A prefill of 50 ms,
-    sigma 0.3, is added to every TTFT and stops nobody. Saturates at 1/(m (alpha/B + beta)).
-    """
-    step_s = [0.010 + 0.001 * b for b in range(slots + 1)]
-
-    def run(rate_rps: float, n: int, rng: np.random.Generator) -> tuple[Floats, Floats, Floats]:
-        arrival = np.cumsum(rng.exponential(1 / rate_rps, n))
-        tokens = rng.lognormal(np.log(100) - 0.5, 1.0, n) if heavy else rng.exponential(100, n)
-        start, end = _serve(arrival, tokens, slots, step_s)
-        ttft = start - arrival + step_s[1] + 0.05 * rng.lognormal(0, 0.3, n)
-        return arrival, ttft, end - arrival
-
-    return Server(name, 1 / (100 * (0.010 / slots + 0.001)), run)
-
-
-def _serve(arrival: Floats, tokens: Floats, slots: int, step_s: list[float]) -> tuple[Floats, Floats]:
-    """Start and end of each request; in flight they are known by the count of steps at which they end."""
-    need = tokens.tolist()
-    start, end = [0.0] * len(need), [0.0] * len(need)
-    running: list[tuple[float, int]] = []
-    now = steps = 0.0
-    waiting, busy = 0, 0  # the first that has not begun
-    for i, at in enumerate([*arrival.tolist(), np.inf]):
-        while busy:
-            due = now + (running[0][0] - steps) * step_s[busy]
-            if due > at:
-                break
-            steps, done = running[0]
-            now = end[done] = due
-            if waiting < i:
-                start[waiting] = now
-                heapq.heapreplace(running, (steps + need[waiting], waiting))
-                waiting += 1
-            else:
-                heapq.heappop(running)
-                busy -= 1
-        if at == np.inf:
-            break
-        if busy:
-            steps += (at - now) / step_s[busy]
-        now = at
-        if busy < slots:
-            busy += 1
-            heapq.heappush(running, (steps + need[i], i))
-            start[i], waiting = at, i + 1
-    return np.array(start), np.array(end)
-
-
-def preset_server() -> Server:
-    """Llama 3 8B on an A100 as the simulator has it, prompts of 512 tokens and answers of 128 in the median."""
-    from simulator.hardware import find_config
-    from simulator.truth import saturation_rps, simulate
-
-    config = find_config("llama3-8b-a100")
-
-    def lengths(n: int, rng: np.random.Generator) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-        inputs, outputs = rng.lognormal(np.log(512), 0.6, n), rng.lognormal(np.log(128), 0.6, n)
-        return np.clip(inputs, 1, 4000).astype(np.int64), np.clip(outputs, 1, 2000).astype(np.int64)
-
-    def run(rate_rps: float, n: int, rng: np.random.Generator) -> tuple[Floats, Floats, Floats]:
-        out = simulate(config, np.cumsum(rng.exponential(1 / rate_rps, n)), *lengths(n, rng))
-        return out.arrival_s, out.ttft_s, out.e2e_s
-
-    def make(rate_rps: float, seed: int) -> tuple[Floats, npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-        rng = np.random.default_rng(seed)
-        return np.cumsum(rng.exponential(1 / rate_rps, 8000)), *lengths(8000, rng)
-
-    return Server("preset", saturation_rps(config, make), run)
-
-
-SERVERS: dict[str, Callable[[], Server]] = {
-    "batch": lambda: batch_server("batch", 16, heavy=False),
-    "heavy": lambda: batch_server("heavy", 32, heavy=True),
-    "preset": preset_server,
-}
 
 
 def measure(server: Server, load: float, n: int, seed: int) -> tuple[Observations, bool | None]:

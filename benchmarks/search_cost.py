@@ -36,10 +36,10 @@ from analysis.observations import Observations
 from analysis.search import Estimate, estimate
 from analysis.slo import Slo, parse_slo
 from analysis.steady import find_window, in_flight_at, judge_stability, time_average_in_flight
-from benchmarks.coverage import SERVERS, Server
+from benchmarks.servers import SERVERS, Server
 
 MU = 10.0  # requests/s that the queue serves
-DECODE_S = 0.5
+DECODE_S = 0.5  # as benchmarks.servers has it
 OUTPUT_TOKENS = "gamma:mean=20,cv=1"
 GRID = np.arange(1, 11) / 10  # of saturation
 GRID_REQUESTS = (5_000, 10_000, 20_000, 40_000, 80_000)
@@ -48,15 +48,7 @@ BRACKET_REQUESTS = 5_000  # of a stage
 BRACKET_REACH = 0.3  # of the limit: loads further from it are always met or broken
 
 
-def _run_queue(rate_rps: float, n: int, rng: np.random.Generator) -> tuple[Any, Any, Any]:
-    arrival = np.cumsum(rng.exponential(1 / rate_rps, n))
-    done = np.cumsum(rng.exponential(1 / MU, n))
-    before = np.concatenate([[0.0], done[:-1]])
-    ttft = done + np.maximum.accumulate(arrival - before) - arrival
-    return arrival, ttft, ttft + DECODE_S
-
-
-QUEUE = Server("mm1", MU, _run_queue)
+QUEUE = SERVERS["mm1"]()
 Found = tuple[Estimate | None, int, bool, list[dict[str, Any]]]
 
 
@@ -361,7 +353,7 @@ def main() -> None:
     parser.add_argument("--engine", action="store_true")
     parser.add_argument("--output-tokens", default=OUTPUT_TOKENS, help="of the engine's answers")
     parser.add_argument("--grid", type=int, default=40, metavar="SEEDS")
-    parser.add_argument("--server", choices=["mm1", *SERVERS], default="mm1")
+    parser.add_argument("--server", choices=[*SERVERS], default="mm1")
     parser.add_argument(
         "--load", type=float, help="share of saturation at which the limit of --slo is put instead"
     )

@@ -13,7 +13,8 @@ from analysis.percentiles import percentiles
 from analysis.slo import Slo
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
-from benchmarks.coverage import LOADS, SERVERS, batch_server, cover, measure, observations
+from benchmarks.coverage import LOADS, cover, measure, observations
+from benchmarks.servers import SERVERS, batch_server
 
 TRUTH_S = {0.5: 0.1129, 0.7: 0.9489, 0.85: 3.674}  # p99 TTFT, 4 runs of 1,000,000 requests each
 REQUESTS, RUNS = 8000, 16
