@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from analysis.cohort import Cohort, observations_for_slo
-from analysis.intervals import judge_share, smallest_n
+from analysis.intervals import CONFIDENCE, deciding_factor, many_by_chance, smallest_n
 from analysis.metrics import Bools
 from analysis.observations import Observations
 from analysis.percentiles import between_bounds, finite
@@ -33,54 +33,62 @@ def judge_slo(observations: Observations, slo: Slo) -> dict[str, Any]:
         reason = o.reason or "no request has a value"
         return result | {"reason": reason, "cause": reason}
     misses, undecided = float(o.misses(slo.limit_s).sum()), o.undecided(slo.limit_s)
-    n_effective, lengths = o.tail_size(slo.quantile)
-    judged = judge_share((misses, misses + undecided), o.n, n_effective, slo.quantile)
+    tau = o.clustering(slo.quantile)
+    few = float(o.below_by_chance(slo.quantile, np.array([slo.limit_s]))[0])
+    many = float(many_by_chance(misses, o.n, 1 - slo.quantile, tau))
     low, high = o.quantile_bounds(slo.quantile)
     rate = slo.metric == ERROR_RATE
     result |= {
-        "verdict": judged.verdict,
+        "verdict": "met" if few <= 1 - CONFIDENCE else "broken" if many <= 1 - CONFIDENCE else "undecided",
         "value_s": finite(low) if low == high and not rate else None,
         **(
             {} if low == high or math.isinf(low) or rate else {"value_s_reason": between_bounds(o, low, high)}
         ),
         "attainment": 1 - (misses + undecided) / o.n,
-        "requests_effective": math.floor(n_effective),
+        "requests_effective": math.floor(o.n / tau),
     }
-    if judged.verdict == "met" and lengths > 1:
-        reason = (
-            f"{misses:.0f} of {o.n} {o.unit} over the limit, but too short to know its worst: slow {o.unit} come in "
-            f"clusters of {o.n / n_effective:.0f}"
-        )
-        more = max(1, math.ceil(o.n_owners * (lengths - 1)))
-        cause = f"too short to have seen its worst: slow {o.unit} come in clusters"
-        return result | {"verdict": "undecided", "reason": reason, "cause": cause, "more_requests": more}
-    if judged.verdict == "undecided":
-        needed, cause = smallest_n(slo.quantile), f"so near its limit that more {o.unit} are needed"
-        reason = f"{misses:.0f} of {o.n} {o.unit} over the limit, worth {n_effective:.0f} independent ones"
-        if n_effective < needed:
-            reason += f" ({slo.percentile} needs {needed})"
-            cause = f"too few independent {o.unit}, {slo.percentile} needs {needed} at least"
-        elif undecided:
-            cause = f"{o.unit} were cut off that may have met its limit or not"
-        if undecided:
-            reason += (
-                f"; {undecided} {'was' if undecided == 1 else 'were'} cut off unfinished before the limit"
-            )
-        if judged.factor is None and undecided:
-            reason += ": how they would have ended decides it"
-        elif judged.factor is None or _on_the_edge(judged.factor, n_effective, slo.quantile):
-            cause = "the share of misses is on the edge of the SLO: no length is likely to decide"
-            reason += f"; {cause}"
-        else:
-            result["more_requests"] = max(1, math.ceil(o.n_owners * (judged.factor - 1)))
-        result |= {"reason": reason, "cause": cause}
-    elif rate:
+    if result["verdict"] == "undecided":
+        return result | _why_undecided(o, slo, misses, undecided, tau)
+    if rate:
         result["reason"] = f"{misses:.0f} of {o.n} requests failed"
     elif math.isinf(low):
         late = f"the first token of {misses:.0f} of {o.n} requests was late or missing"
         failed = f"infinite: {o.n_infinite} of {o.n} {o.unit} failed"
         result["reason"] = late if slo.metric == "fluidity" else failed
     return result
+
+
+def _why_undecided(o: Observations, slo: Slo, misses: float, undecided: int, tau: float) -> dict[str, Any]:
+    """Why a stage neither meets nor violates an SLO, and how many more requests would decide it."""
+    over = (misses + undecided) / o.n
+    few = over < 1 - slo.quantile
+    size = max(tau, o.likely_cluster) if few else tau
+    n_effective, needed = o.n / size, smallest_n(slo.quantile)
+    reason = f"{misses:.0f} of {o.n} {o.unit} over the limit"
+    if size >= 2:
+        reason += f"; slow ones come in clusters of about {size:.0f}"
+    cause = f"so near its limit that more {o.unit} are needed"
+    if n_effective < needed:
+        cause = (
+            f"too few {o.unit} to have seen its worst"
+            if size >= 2
+            else f"{slo.percentile} needs {needed} {o.unit}"
+        )
+        reason += f" ({cause})"
+    elif undecided:
+        cause = f"{o.unit} were cut off that may have met its limit or not"
+    if undecided:
+        reason += f"; {undecided} {'was' if undecided == 1 else 'were'} cut off unfinished before the limit"
+    factor = deciding_factor(over, o.n, 1 - slo.quantile, tau, o.likely_cluster)
+    more = None
+    if factor is None and undecided:
+        reason += ": how they would have ended decides it"
+    elif factor is None or _on_the_edge(factor, n_effective, slo.quantile):
+        cause = "the share of misses is on the edge of the SLO: no length is likely to decide"
+        reason += f"; {cause}"
+    else:
+        more = max(1, math.ceil(o.n_owners * (factor - 1)))
+    return {"reason": reason, "cause": cause, "more_requests": more}
 
 
 def _on_the_edge(factor: float, n_effective: float, quantile: float) -> bool:

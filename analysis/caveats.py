@@ -33,7 +33,6 @@ def find_caveats(summary: Mapping[str, Any], output_deviation: float | None) -> 
         "errors": _errors(summary),
         "unstable_lowest": _unstable_lowest(summary),
         "never_settled": _never_settled(summary),
-        "long_warmup": _long_warmup(counted),  # much of a stage was cut, and not all of it was good
         "resent": _resent(stages),
         "drift": _drift(counted),  # the tail moved on while averages stood still
         "two_modes": _two_modes(counted),
@@ -170,20 +169,6 @@ def _never_settled(summary: Mapping[str, Any]) -> str | None:
     return (
         f"{_at(unsettled)} no steady state was found in a stage this short (it never settled), so the figures are still drifting. "
         f"{longer(summary)}{enough}."
-    )
-
-
-def _long_warmup(stages: Sequence[dict[str, Any]]) -> str | None:
-    found = [
-        s for s in stages
-        if s["slo_met"] is not False and (s["window"]["warmup_missed"] or 0) > MISSED_WARMUP_SHARE * s["window"]["warmup_requests"]
-    ]  # fmt: skip
-    if not found:
-        return None
-    cut, missed = (sum(s["window"][name] for s in found) for name in ("warmup_requests", "warmup_missed"))
-    return (
-        f"{missed} of the {cut} requests that were cut as warm-up {_at(found, 'at')} failed or missed an SLO: the verdict holds "
-        "for a server that has been under this load for a while. Count them with --warmup 0, or repeat."
     )
 
 

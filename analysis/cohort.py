@@ -9,7 +9,6 @@ import numpy as np
 
 from analysis.fluidity import needed_pace_s
 from analysis.gaps import GapSeries
-from analysis.intervals import independent_looks
 from analysis.metrics import (
     Bools,
     Chunks,
@@ -45,12 +44,7 @@ class Cohort:
     chunks: Chunks
     missing: int
     now_ns: float  # when the last thing that we know of happened, for ages
-    in_flight: Floats | None = None  # shape (n,): requests of the stage in flight when each was due
-
-    @cached_property
-    def looks(self) -> float:
-        """Independent looks at the load (analysis/intervals.py); inf where it is not known."""
-        return float("inf") if self.in_flight is None else independent_looks(self.in_flight)
+    memory: float | None = None  # requests over which the in-flight count of an open stage stays alike
 
     @cached_property
     def cut_ns(self) -> Floats:
@@ -59,9 +53,16 @@ class Cohort:
         return np.where(np.isnan(ended), self.now_ns, ended)
 
     def per_request(
-        self, values: Floats, zero_ns: Floats | None, assumption: str | None = None
+        self,
+        values: Floats,
+        zero_ns: Floats | None,
+        assumption: str | None = None,
+        memory: float | None = None,
     ) -> Observations:
-        """Observations of a metric with one value per request; ages count from ``zero_ns``."""
+        """Observations of a metric with one value per request; ages count from ``zero_ns``.
+
+        ``memory``: of the queue that it waited in, of a metric that counts the wait.
+        """
         r = self.requests
         failed, unfinished = r.failed, r.has_status("unfinished")
         finite = ~np.isnan(values) & (r.has_status("ok") | unfinished)
@@ -70,7 +71,7 @@ class Cohort:
         owner = np.flatnonzero(finite)
         infinite, censored = self._with_lost(failed.astype(np.float64), censored)
         return Observations(
-            "requests", values[finite], owner, None, infinite, censored, assumption=assumption
+            "requests", values[finite], owner, None, infinite, censored, assumption=assumption, memory=memory
         )
 
     def of_class(self, name: str | None) -> Cohort:
@@ -79,8 +80,9 @@ class Cohort:
 
     def part(self, which: Bools) -> Cohort:
         """The requests under a mask, without the lost ones."""
-        in_flight = None if self.in_flight is None else self.in_flight[which]
-        return Cohort(self.requests.take(which), self.chunks.take(which), 0, self.now_ns, in_flight)
+        share = float(np.count_nonzero(which)) / max(len(which), 1)
+        memory = None if self.memory is None else share * self.memory
+        return Cohort(self.requests.take(which), self.chunks.take(which), 0, self.now_ns, memory)
 
     def in_class(self, name: str | None) -> Bools:
         """Which requests are of a class (None: all), shape (n,)."""
@@ -101,19 +103,23 @@ class Cohort:
 
     def ttft(self, *, from_schedule: bool) -> Observations:
         return self.per_request(
-            ttft_s(self.requests, from_schedule=from_schedule), zero_ns(self.requests, from_schedule)
+            ttft_s(self.requests, from_schedule=from_schedule),
+            zero_ns(self.requests, from_schedule),
+            memory=self.memory,
         )
 
     def first_answer(self, *, from_schedule: bool) -> Observations:
         return self.per_request(
-            first_answer_s(self.requests, from_schedule=from_schedule), zero_ns(self.requests, from_schedule)
+            first_answer_s(self.requests, from_schedule=from_schedule),
+            zero_ns(self.requests, from_schedule),
+            memory=self.memory,
         )
 
     def e2e(self, *, from_schedule: bool) -> Observations:
         values = e2e_s(self.requests, from_schedule=from_schedule)
         # the last token of an unfinished one is not its last
         values = np.where(self.requests.has_status("unfinished"), np.nan, values)
-        return self.per_request(values, zero_ns(self.requests, from_schedule))
+        return self.per_request(values, zero_ns(self.requests, from_schedule), memory=self.memory)
 
     @cached_property
     def tpot(self) -> Observations:

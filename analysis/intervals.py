@@ -1,18 +1,18 @@
 """How sure a share or a percentile is, when the samples of one run depend on each other.
 
-A queue makes neighbouring requests alike, so n requests tell less than n independent ones would. The
-effective sample size says how much less: n_eff = n / tau, tau = 1 + 2 sum rho_k, with rho_k the
-autocorrelation of the exceedance indicator 1{x > D} in scheduled order. Exceedances come in clusters then:
-their number is taken as negative binomial with the variance n p (1-p) tau, which is a Poisson number of
-clusters of random size, and the binomial where tau is 1. ``ASSUMPTION`` says in words what that relies on;
-``benchmarks/coverage.py`` is the study behind the constants.
+A queue makes neighbouring requests alike, so n requests tell less than n independent ones would: slow ones come in
+clusters. With tau = 1 + 2 sum rho_k (rho_k the autocorrelation, in scheduled order, of "slower than a limit") the
+number of slow ones has the variance n p (1-p) tau. It is taken as negative binomial, which is a Poisson number of
+clusters of random size, and as binomial where tau is 1. A run that happens to see few jams shows too few slow requests
+and too small a tau at once, so whoever says "met" also asks how long that run's queue is remembered (``memory_of``).
+``ASSUMPTION`` says in words what that relies on; ``benchmarks/verdict_rates.py`` is the study behind the constants.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -21,25 +21,22 @@ Floats = npt.NDArray[np.float64]
 
 CONFIDENCE = 0.95
 ASSUMPTION = (
-    "within this run: requests in steady state, slow ones in clusters whose length is measured by the "
-    "autocorrelation of 'slower than a limit' in scheduled order, at levels from a fifth of the rarest to twenty "
-    "times the share in question; no upper end where the run lasts less than 120 correlation times, or has fewer than 65 "
-    "independent looks at a load that is bunched; differences "
-    "between runs, days or machines are not in it"
+    "within this run: requests in steady state; slow ones come in clusters, whose size is measured by the "
+    "autocorrelation of 'slower than a limit' in scheduled order, and weighed against the number of requests over which "
+    "the in-flight count stays alike; differences between runs, days or machines are not in it"
 )
-LONG_ENOUGH = 120.0
-"""Correlation times (at the slowest fifth) that a run must last for its worst to have shown itself."""
-LOOKS_OVER_QUANTILE = 0.65
-"""Independent looks at a bunched load, times 1 - q, that it takes to have seen its worst: 65 for p99, 13 for p95."""
-_BUNCHED = 3.0  # variance over mean of the in-flight count; it is 1 where requests do not meet (M/G/infinity)
+MEMORIES = (
+    3.0  # requests in a cluster that are likely, per request over which the in-flight count stays alike
+)
+PRIOR_CLUSTERS = 12.0  # what is likely counts as much as so many clusters that were seen
 _MORE_LIMIT = 10**9
 _SERIES_BITS = 16
 
 
-def _betainc(a: float, b: float, x: float) -> float:
+def _betainc(a: Any, b: Any, x: Any) -> Any:
     from scipy.special import betainc  # here: a quarter of a second that the start of a run does not have
 
-    return float(betainc(a, b, x))
+    return betainc(a, b, x)
 
 
 def prob_at_most(misses: float, n: float, p: float) -> float:
@@ -48,7 +45,7 @@ def prob_at_most(misses: float, n: float, p: float) -> float:
         return 1.0
     if misses <= 0:
         return 0.0 if misses < 0 else (1.0 - p) ** n  # the same as below, before scipy is there
-    return _betainc(n - misses, misses + 1.0, 1.0 - p)
+    return float(_betainc(n - misses, misses + 1.0, 1.0 - p))
 
 
 def prob_at_least(misses: float, n: float, p: float) -> float:
@@ -57,7 +54,7 @@ def prob_at_least(misses: float, n: float, p: float) -> float:
         return 1.0
     if misses > n:
         return 0.0
-    return _betainc(misses, n - misses + 1.0, p)
+    return float(_betainc(misses, n - misses + 1.0, p))
 
 
 def smallest_n(quantile: float, misses: int = 0, confidence: float = CONFIDENCE) -> int:
@@ -69,55 +66,65 @@ def smallest_n(quantile: float, misses: int = 0, confidence: float = CONFIDENCE)
     return _first(lambda n: prob_at_most(misses, n, 1 - quantile) <= 1 - confidence, _MORE_LIMIT)
 
 
-def clustered_at_most(misses: float, n: float, p: float, tau: float) -> float:
-    """P[X <= misses] where X of n samples exceed, each with probability p, with Var X = n p (1-p) tau.
+def clustered_at_most(misses: npt.ArrayLike, n: float, p: float, tau: npt.ArrayLike) -> Floats:
+    """P[X <= misses] where X of n samples exceed, each with probability p, with Var X = n p (1-p) tau. Elementwise.
 
     Negative binomial where the variance is above the mean, I_{mean/var}(mean^2/(var - mean), misses + 1); else
     (nearly independent) the binomial of n / tau samples.
     """
-    mean, tau = n * p, max(tau, 1.0)
+    misses, tau = np.asarray(misses, dtype=np.float64), np.maximum(np.asarray(tau, dtype=np.float64), 1.0)
+    mean = n * p
     variance = mean * (1 - p) * tau
-    if variance <= mean * (1 + 1e-9):
-        return prob_at_most(misses / tau, n / tau, p)
-    if misses < 0:
-        return 0.0
-    return _betainc(mean**2 / (variance - mean), misses + 1.0, mean / variance)
+    wide = variance > mean * (1 + 1e-9)
+    excess = np.where(wide, variance - mean, 1.0)
+    clustered = _betainc(mean**2 / excess, np.maximum(misses, 0.0) + 1.0, np.minimum(mean / variance, 1.0))
+    few = np.clip(misses, 0.0, n - 1e-9)
+    independent = _betainc((n - few) / tau, few / tau + 1.0, 1.0 - p)
+    found = np.where(wide, clustered, np.where(misses >= n, 1.0, independent))
+    return np.asarray(np.where(misses < 0, 0.0, found))
 
 
-def clustered_at_least(misses: float, n: float, p: float, tau: float) -> float:
-    """P[X >= misses], see ``clustered_at_most``."""
-    tau = max(tau, 1.0)
-    if (1 - p) * tau <= 1 + 1e-9:
-        return prob_at_least(misses / tau, n / tau, p)
-    return 1.0 - clustered_at_most(misses - 1, n, p, tau)
+def clustered_at_least(misses: npt.ArrayLike, n: float, p: float, tau: npt.ArrayLike) -> Floats:
+    """P[X >= misses], see ``clustered_at_most``. Elementwise."""
+    misses, tau = np.asarray(misses, dtype=np.float64), np.maximum(np.asarray(tau, dtype=np.float64), 1.0)
+    some = np.clip(misses, 1e-9, n)
+    independent = _betainc(some / tau, (n - some) / tau + 1.0, p)
+    independent = np.where(misses <= 0, 1.0, np.where(misses > n, 0.0, independent))
+    clustered = 1.0 - clustered_at_most(misses - 1, n, p, tau)
+    return np.asarray(np.where((1 - p) * tau <= 1 + 1e-9, independent, clustered))
 
 
-def unseen_tau(tau: float, n: float, p: float) -> float:
-    """tau with what one run may not have shown, for the upper end of an interval.
+def few_by_chance(misses: npt.ArrayLike, n: float, p: float, tau: float, likely: float) -> Floats:
+    """P[so few slow samples | each is slow with probability p], elementwise; small: they are rarer than p.
 
-    A run without its share of bad clusters has too few slow requests and too short a tau at once: it errs low,
-    never high. With m = n p / tau clusters' worth of exceedances, tau - 1 is taken 2 + 3/sqrt(m) times.
+    ``tau`` is the clustering that the run shows, ``likely`` the one that its queue makes likely, which counts as
+    ``PRIOR_CLUSTERS`` clusters beside those seen: a jam-free run shows none. As a run without its share of jams shows too
+    small a tau as well, tau - 1 is taken 1 + 1/sqrt(m) times, m = n p / tau the clusters to expect.
     """
-    return 1 + (tau - 1) * (2 + 3 / math.sqrt(max(n * p / tau, 1e-9)))
+    misses = np.asarray(misses, dtype=np.float64)
+    pooled = (PRIOR_CLUSTERS * likely + misses) / (PRIOR_CLUSTERS + misses / tau)
+    size = np.maximum(tau, pooled)
+    size = 1 + (size - 1) * (1 + np.sqrt(size / max(n * p, 1e-9)))
+    return clustered_at_most(misses, n, p, size)
+
+
+def many_by_chance(misses: npt.ArrayLike, n: float, p: float, tau: float) -> Floats:
+    """P[so many slow samples | each is slow with probability p], elementwise: by clusters of any size up to ``tau``."""
+    sizes = np.array([1.0, math.sqrt(tau), tau] if tau > 1 else [1.0])
+    return np.asarray(np.max([clustered_at_least(misses, n, p, size) for size in sizes], axis=0))
 
 
 def order_statistic_ranks(
-    n: int, quantile: float, confidence: float = CONFIDENCE, n_effective: float | None = None
+    n: int, quantile: float, confidence: float = CONFIDENCE
 ) -> tuple[int | None, int | None]:
-    """1-based ranks (l, u) so that [x_(l), x_(u)] covers the quantile; None where n is too small for it.
+    """1-based ranks (l, u) so that [x_(l), x_(u)] covers the quantile of independent samples; None where n is too small.
 
-    For independent samples those of Conover: l = ppf((1-c)/2), u = ppf((1+c)/2) + 1 of Bin(n, q). With
-    ``n_effective`` < n the number of samples over the quantile is clustered, and the upper rank is that of
-    ``unseen_tau``, n at most.
+    Conover's: l = ppf((1-c)/2), u = ppf((1+c)/2) + 1 of Bin(n, q).
     """
     p, alpha = 1 - quantile, (1 - confidence) / 2
-    tau = 1.0 if n_effective is None else max(1.0, n / max(n_effective, 1e-9))
-    most = _first(lambda c: clustered_at_least(c, n, p, tau) <= alpha, n + 1)
-    low = n + 1 - most
-    if clustered_at_most(0, n, p, tau) > alpha:
-        return (low if low > 0 else None), None
-    fewest = _first(lambda c: clustered_at_most(c, n, p, unseen_tau(tau, n, p)) > alpha, n) - 1
-    return (low if low > 0 else None), n - max(fewest, 0)
+    low = n + 1 - _first(lambda c: prob_at_least(c, n, p) <= alpha, n + 1)
+    high = n + 1 - _first(lambda c: prob_at_most(c, n, p) > alpha, n + 1)
+    return (low if low > 0 else None), (high if high <= n else None)
 
 
 def _first(holds: Callable[[int], bool], limit: int) -> int:
@@ -148,16 +155,15 @@ def autocorrelation_time(series: Floats) -> float:
     return max(1.0, 2.0 * float(kept.sum()) - 1.0)
 
 
-def independent_looks(in_flight: Floats) -> float:
-    """Correlation times that a series of in-flight counts lasts, as each request found it; inf where it is not bunched.
+def memory_of(in_flight: Floats) -> float:
+    """Requests over which the in-flight count, as each request finds it, stays alike: its autocorrelation time.
 
-    A queue that forms only when the server is full shows nothing in the latencies before it does; the in-flight
-    count, which must rise slowly to get there, shows how slow it is (its variance is far above Poisson's then).
+    A jam is a stretch in which that count is high, so it lasts about as long as the count is remembered, and the count
+    shows that in a run without any jam: in queues (M/M/1, M/G/1, M/M/8, batches of 16 and 64) slow requests came in
+    clusters of 0.7 to 1.5 times it, where waits decide which are slow.
     """
-    series = in_flight[:: (len(in_flight) >> _SERIES_BITS) + 1]
-    if len(series) < 4 or float(series.var()) <= _BUNCHED * float(series.mean()):
-        return math.inf
-    return len(series) / autocorrelation_time(series)
+    merged = (len(in_flight) >> _SERIES_BITS) + 1
+    return merged * autocorrelation_time(in_flight[::merged])
 
 
 def effective_size(misses: Floats, sizes: Floats) -> float:
@@ -181,42 +187,13 @@ def effective_size(misses: Floats, sizes: Floats) -> float:
     return min(total, p * (1 - p) * total**2 / variance)
 
 
-@dataclass(frozen=True)
-class ShareVerdict:
-    """Is P[over the limit] <= 1 - q? ``factor`` is how many times the sample would decide it."""
-
-    verdict: str  # met | broken | undecided
-    factor: float | None  # of the present size; None where it is decided, or where no size would do
-
-
-def judge_share(misses: tuple[float, float], n: float, n_effective: float, quantile: float) -> ShareVerdict:
-    """One-sided tests at 95 % both ways for a clustered share, tau = n / n_effective.
-
-    ``misses`` are the fewest and the most that there may be (they differ by censored requests): "met" must
-    hold for the most, "broken" for the fewest.
-    """
-    p0 = 1 - quantile
-    if n <= 0 or n_effective <= 0:
-        return ShareVerdict("undecided", None)
-    tau = max(1.0, n / n_effective)
-    if _is_met(misses[1], n, tau, p0):
-        return ShareVerdict("met", None)
-    if clustered_at_least(misses[0], n, p0, tau) <= 1 - CONFIDENCE:
-        return ShareVerdict("broken", None)
-    return ShareVerdict("undecided", _deciding_factor(misses[1] / n, n, tau, p0))
-
-
-def _is_met(misses: float, n: float, tau: float, p0: float) -> bool:
-    return clustered_at_most(misses, n, p0, tau) <= 1 - CONFIDENCE
-
-
-def _deciding_factor(share: float, n: float, tau: float, p0: float) -> float | None:
-    """How many times as many samples with the same share of misses decide; None above 1e9 samples."""
+def deciding_factor(share: float, n: float, p: float, tau: float, likely: float) -> float | None:
+    """How many times as many samples with the same share of slow ones decide whether it is below p; None: over 1e9."""
 
     def decided(size: float) -> bool:
-        if share < p0:
-            return _is_met(share * size, size, tau, p0)
-        return clustered_at_least(share * size, size, p0, tau) <= 1 - CONFIDENCE
+        if share < p:
+            return bool(few_by_chance(share * size, size, p, tau, likely) <= 1 - CONFIDENCE)
+        return bool(many_by_chance(share * size, size, p, tau) <= 1 - CONFIDENCE)
 
     low, high = n, 2 * n
     while not decided(high):

@@ -14,12 +14,13 @@ import numpy as np
 import numpy.typing as npt
 
 from analysis.gaps import GapSeries
-from analysis.intervals import LONG_ENOUGH, LOOKS_OVER_QUANTILE, effective_size, order_statistic_ranks
+from analysis.intervals import CONFIDENCE, MEMORIES, effective_size, few_by_chance, many_by_chance
 from analysis.metrics import Floats
 
 _MIN_EXCEEDANCES = 20.0  # fewer say nothing about how they cluster
-_TAILS = (0.2, 0.5, 1.0, 3.0, 10.0, 20.0)  # levels at which clustering is looked at, in shares 1 - q
-_BULK = 0.2
+_NEAR = (0.2, 0.5, 1.0, 3.0)  # levels at which clustering is looked at, in shares 1 - q
+_COMMON = (10.0, 20.0)  # commoner levels, for samples of which no queue is known
+_RANKS_MAX = 256
 
 
 @dataclass(frozen=True)
@@ -34,7 +35,9 @@ class Observations:
     censored: Floats  # shape (n_owners,): slower than this, NaN where not censored
     reason: str | None = None  # why the metric is not known at all
     assumption: str | None = None
-    looks: float = float("inf")  # independent looks at the load that the samples had (intervals.py)
+    memory: float | None = (
+        None  # samples over which the queue that they waited in stays alike, of waits of an open stage
+    )
 
     @property
     def n_owners(self) -> int:
@@ -112,37 +115,45 @@ class Observations:
                 misses = self.misses(level)
         return effective_size(misses, self.sizes)
 
-    def tail_size(self, quantile: float) -> tuple[float, float]:
-        """(n_eff for statements about a quantile, how many times as long the run must be to know its upper end).
+    def clustering(self, quantile: float) -> float:
+        """tau of the samples around a quantile: how many of them tell as much as one independent sample.
 
-        The least n_eff over levels around it, from rarer ones, whose slow samples cluster most, to commoner ones,
-        where there are more of them to see it by. It should last ``LONG_ENOUGH`` correlation times of the slowest
-        fifth, and have ``LOOKS_OVER_QUANTILE``/(1 - q) independent looks at the load: long enough at 1 and below.
+        The largest over levels around it, from rarer ones, whose slow samples cluster most, to commoner ones, where there
+        are more to see it by; the commonest count only where no queue says how rare ones cluster.
         """
-        key = 1 - quantile
-        if key not in self._tails:
-            shares = {min(max(k * key, _MIN_EXCEEDANCES / max(self.n, 1)), 0.5) for k in _TAILS} | {_BULK}
-            sizes = self._sizes_at(sorted(shares))
-            bulk = self.n / max(sizes[_BULK], 1e-9) if np.isfinite(sizes[_BULK]) else 1.0
-            unit = self.n / max(self.n_owners, 1)  # the gaps of a request are alike, however long the run is
-            lengths = max(LONG_ENOUGH * (bulk - unit) / self.n, LOOKS_OVER_QUANTILE / key / self.looks)
-            least = min(sizes.values())
-            least = least if np.isfinite(least) else float(np.count_nonzero(self.sizes))
-            self._tails[key] = least, lengths
-        return self._tails[key]
+        if quantile not in self._clusterings:
+            near, least = _NEAR if self.memory else _NEAR + _COMMON, _MIN_EXCEEDANCES / max(self.n, 1)
+            shares = sorted({min(max(k * (1 - quantile), least), 0.5) for k in near})
+            seen = [self.n / max(size, 1e-9) for size in self._sizes_at(shares) if np.isfinite(size)]
+            everybody = self.n / max(float(np.count_nonzero(self.sizes)), 1.0)
+            self._clusterings[quantile] = max(1.0, *seen) if seen else max(1.0, everybody)
+        return self._clusterings[quantile]
 
     @cached_property
-    def _tails(self) -> dict[float, tuple[float, float]]:
+    def _clusterings(self) -> dict[float, float]:
         return {}
 
-    def _sizes_at(self, shares: list[float]) -> dict[float, float]:
+    def _sizes_at(self, shares: list[float]) -> list[float]:
         """n_eff at the level that each share of the samples exceeds; inf where ties leave too few above it."""
         levels = [self.rank_bounds(max(1, round(self.n * (1 - share))))[0] for share in shares]
-        found = {}
+        found = []
         for share, misses in zip(shares, self.misses_each(np.array(levels)), strict=True):
             few = float(misses.sum()) < min(_MIN_EXCEEDANCES, 0.5 * share * self.n)
-            found[share] = float("inf") if few else effective_size(misses, self.sizes)
+            found.append(float("inf") if few else effective_size(misses, self.sizes))
         return found
+
+    @property
+    def likely_cluster(self) -> float:
+        """Samples in a cluster, as the queue makes it likely; 1 where none is known or it has no memory."""
+        return 1.0 if self.memory is None else 1 + MEMORIES * (max(self.memory, 1.0) - 1)
+
+    def below_by_chance(self, quantile: float, levels_s: Floats) -> Floats:
+        """P[so few samples over each of k levels | the quantile is there], shape (k,); those cut off count as over."""
+        values, cumulative = self._sorted
+        at_most = np.searchsorted(values, levels_s, side="right")
+        within = at_most if cumulative is None else np.concatenate([[0.0], cumulative])[at_most]
+        tau = self.clustering(quantile)
+        return few_by_chance(self.n - within, self.n, 1 - quantile, tau, self.likely_cluster)
 
     @cached_property
     def _sorted(self) -> tuple[Floats, Floats | None]:
@@ -172,13 +183,20 @@ class Observations:
         return self.rank_bounds(quantile_rank(quantile, self.n))
 
     def confidence_interval(self, quantile: float) -> tuple[float, float]:
-        """95 % order-statistic interval for clustered samples; NaN where an end is unknown."""
-        n_effective, lengths = self.tail_size(quantile)
-        low, high = order_statistic_ranks(self.n, quantile, n_effective=n_effective)
-        return (
-            self.rank_bounds(low)[0] if low else float("nan"),
-            self.rank_bounds(high)[1] if high and lengths <= 1 else float("nan"),
-        )
+        """95 % interval of a quantile for clustered samples, each end by a test at 2.5 %; NaN where an end is unknown.
+
+        The upper end is the lowest level that would be shown to be within an SLO on this quantile, the lower end the
+        highest that would be shown to break one.
+        """
+        alpha, p, tau = (1 - CONFIDENCE) / 2, 1 - quantile, self.clustering(quantile)
+        most = self.n - quantile_rank(quantile, self.n)  # samples over the quantile itself
+        over = np.unique(np.linspace(0, most, min(most + 1, _RANKS_MAX)).astype(np.int64))[::-1]
+        few = np.flatnonzero(few_by_chance(over, self.n, p, tau, self.likely_cluster) <= alpha)
+        over_low = np.unique(np.geomspace(most + 1, self.n, _RANKS_MAX).astype(np.int64))
+        many = np.flatnonzero(many_by_chance(over_low, self.n, p, tau) <= alpha)
+        high = self.rank_bounds(self.n - int(over[few[0]]))[1] if len(few) else float("nan")
+        low = self.rank_bounds(self.n + 1 - int(over_low[many[0]]))[0] if len(many) else float("nan")
+        return low, high
 
     def mean(self) -> float:
         """Mean of the finite values, NaN where there is none."""

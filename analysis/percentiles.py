@@ -45,12 +45,12 @@ def percentiles(observations: Observations) -> dict[str, Any]:
 
 
 def _unknown_end(o: Observations, high: float) -> str:
-    if np.isinf(high):
+    if o.n_infinite > 0.5 * (1 - 0.99) * o.n:
         return "the upper end is among the failed requests"
-    n_effective, lengths = o.tail_size(0.99)
-    if lengths > 1:
-        return f"too short: slow {o.unit} come in clusters, and the upper end needs about {lengths * o.n_owners:.0f} requests"
-    return f"an end is unknown: too few independent {o.unit} (effective size {n_effective:.0f} of {o.n})"
+    size = max(o.clustering(0.99), o.likely_cluster)
+    return (
+        f"too short: slow {o.unit} come in clusters of about {size:.0f}, so the worst may not have been seen"
+    )
 
 
 def _supported(

@@ -18,24 +18,46 @@ from analysis.steady import Stability
 
 
 def slo_findings(
-    cohort: Cohort, slos: Sequence[Slo], span_s: float, stability: Stability, client_limited: bool
-) -> tuple[dict[str, Any], Bools | None]:  # fmt: skip
+    cohort: Cohort,
+    whole: Cohort | None,
+    slos: Sequence[Slo],
+    span_s: float,
+    stability: Stability,
+    client_limited: bool,
+) -> tuple[dict[str, Any], Bools | None]:
     """What a stage object says of its SLOs, and which requests of the cohort meet them all (None: not known), (n,).
 
+    ``whole``: with the start-up that was cut, where one was found in the data; a verdict must hold with it, too.
     ``span_s``: seconds of the stage's load that the cohort is worth (``analysis.throughput.span_s``).
     """
     observed = observe_slos(cohort, slos)
-    verdicts = [judge_slo(o, slo) for slo, o in observed]
+    verdicts = _verdicts(cohort, whole, slos)
     unknown = next((o.reason for _, o in observed if o.reason), None) if observed else "no SLO given"
     meets = requests_meeting(cohort, observed) if not (observed and unknown) else None
     good = meets if observed else None
     met, reason = _overall(verdicts, stability, client_limited)
     result = {
         **_goodput(cohort, good, span_s), "slo_met": met, "slo_met_reason": reason, "slo_verdicts": verdicts,
-        "classes": _classes(cohort, slos, good, span_s, stability, client_limited),
+        "classes": _classes(cohort, whole, slos, good, span_s, stability, client_limited),
         "fluidity": _fluidity(cohort, slos),
     }  # fmt: skip
     return result | ({"goodput_rps_reason": unknown} if unknown else {}), meets
+
+
+def _verdicts(cohort: Cohort, whole: Cohort | None, slos: Sequence[Slo]) -> list[dict[str, Any]]:
+    """Entries of ``slo_verdicts``; inconclusive where the start-up that was cut makes the difference."""
+    verdicts = [judge_slo(o, slo) for slo, o in observe_slos(cohort, slos)]
+    if whole is None:
+        return verdicts
+    cut = len(whole.requests) - len(cohort.requests)
+    for verdict, (slo, o) in zip(verdicts, observe_slos(whole, slos), strict=True):
+        other = judge_slo(o, slo)["verdict"]
+        if verdict["verdict"] != "undecided" and other != verdict["verdict"]:
+            was = "met" if verdict["verdict"] == "met" else "violated"
+            cause = f"the first {cut} requests, taken for a start-up, make the difference"
+            reason = f"{was} without the first {cut} requests, a start-up, and not with them: --warmup {cut} leaves them out"
+            verdict |= {"verdict": "undecided", "reason": reason, "cause": cause, "more_requests": None}
+    return verdicts
 
 
 def without_rate(found: Mapping[str, Any], achieved_rps: float) -> dict[str, Any]:
@@ -59,15 +81,21 @@ def _goodput(cohort: Cohort, good: Bools | None, span_s: float) -> dict[str, flo
 
 
 def _classes(
-    cohort: Cohort, slos: Sequence[Slo], good: Bools | None, span_s: float, stability: Stability, client_limited: bool
-) -> dict[str, dict[str, Any]]:  # fmt: skip
+    cohort: Cohort,
+    whole: Cohort | None,
+    slos: Sequence[Slo],
+    good: Bools | None,
+    span_s: float,
+    stability: Stability,
+    client_limited: bool,
+) -> dict[str, dict[str, Any]]:
     """Figures of each class of a workload that has several, judged by the SLOs of all requests and by its own."""
     names = sorted(set(cohort.requests.class_))
     found: dict[str, dict[str, Any]] = {}
     for name in names if len(names) > 1 else ():
         part = cohort.of_class(name)
         counts = part.requests.status_counts()
-        verdicts = [judge_slo(o, slo) for slo, o in observe_slos(part, slos_of(name, slos))]
+        verdicts = _verdicts(part, whole and whole.of_class(name), slos_of(name, slos))
         met, reason = _overall(verdicts, stability, client_limited)
         found[name] = {
             "requests": len(part.requests), "ok": counts.pop("ok"), "errors": counts,

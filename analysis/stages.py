@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from analysis.attainment import observe_slos, requests_meeting
 from analysis.cohort import Cohort
 from analysis.drift import tail_trend, two_modes
 from analysis.goodput import accepted_goodput, window_cost_usd
+from analysis.intervals import memory_of
 from analysis.littles_law import consistency
 from analysis.metrics import Floats, Requests, e2e_s, read_chunks, read_requests, ttft_s
 from analysis.observations import Observations, quantile_rank
@@ -31,7 +31,6 @@ from analysis.throughput import input_rate, output_rates, span_s, tokens_per_bat
 
 _NS = 1e-9
 SLIP_MAX_S = 0.02  # as loadgen.audit has it where no SLO says what matters
-LONG_WARMUP = 0.2  # of a stage: so much is not cut without saying what was in it
 
 
 @dataclass(frozen=True)
@@ -48,6 +47,53 @@ def read_records(table: pa.Table, origin_ns: int) -> RunRecords:
     return RunRecords(table, read_requests(table, origin_ns), origin_ns)
 
 
+@dataclass(frozen=True)
+class StageRecords:
+    """What of a run's records a stage is judged by. Times in seconds after the run's zero."""
+
+    rows: Requests  # of the stage, all attempts
+    scheduled: Requests  # its first attempts
+    window: Window
+    cohort: Cohort
+    whole: Cohort | None  # with the start-up that was cut, where the data showed one
+    tokens: Floats  # output tokens per batch of the window
+    stability: Stability
+    start_s: float
+
+
+def stage_records(
+    records: RunRecords,
+    meta: Mapping[str, Any],
+    warmup_requests: int | None = None,
+    *,
+    run_complete: bool = True,
+) -> StageRecords:
+    """The window of a stage and the requests in it, and whether it has a steady state; see ``analyse_stage``."""
+    table, everything = records.table, records.requests
+    cut_short = bool(meta.get("ended_early")) or not (run_complete or meta.get("drained_ns"))
+    rows = everything.take(everything.stage == meta["index"])
+    scheduled = rows.take(rows.attempt == 0)
+    missing = max(0, int(meta.get("scheduled_requests") or 0) - len(scheduled))
+    start_s, end_s, now_s = _span(meta, rows, records.origin_ns, cut_short)
+    window = find_window(
+        start_s,
+        end_s,
+        scheduled.scheduled_ns * _NS,
+        scheduled.ended_ns * _NS,
+        ttft_s(scheduled, from_schedule=True),
+        warmup_requests,
+        float(meta.get("ramp_s") or 0.0),
+    )
+    is_open = meta["kind"] == "open"
+    cohort, tokens = _cohort(table, rows, window, missing, now_s, is_open)
+    whole = None
+    if window.cut_s:
+        uncut = replace(window, start_s=window.start_s - window.cut_s)
+        whole, _ = _cohort(table, rows, uncut, missing, now_s, is_open)
+    stability = _stability(meta, scheduled, start_s, end_s, now_s)
+    return StageRecords(rows, scheduled, window, cohort, whole, tokens, stability, start_s)
+
+
 def analyse_stage(
     table: pa.Table | RunRecords, meta: Mapping[str, Any], slos: Sequence[Slo], warmup_requests: int | None = None,
     *, run_complete: bool = True, labels: Mapping[int, bool] | None = None, fleet_inputs: Mapping[str, Any] | None = None,
@@ -58,20 +104,10 @@ def analyse_stage(
     stage ended early, or the run was killed before its end, the window ends with the last thing that happened.
     """
     records = table if isinstance(table, RunRecords) else read_records(table, int(meta.get("start_ns") or 0))
-    table, everything, origin_ns = records.table, records.requests, records.origin_ns
-    cut_short = bool(meta.get("ended_early")) or not (run_complete or meta.get("drained_ns"))
-    rows = everything.take(everything.stage == meta["index"])
-    scheduled = rows.take(rows.attempt == 0)
-    missing = max(0, int(meta.get("scheduled_requests") or 0) - len(scheduled))
-    start_s, end_s, now_s = _span(meta, rows, origin_ns, cut_short)
-    window = find_window(
-        start_s, end_s, scheduled.scheduled_ns * _NS, scheduled.ended_ns * _NS,
-        ttft_s(scheduled, from_schedule=True), warmup_requests, float(meta.get("ramp_s") or 0.0), scheduled.failed,
-    )  # fmt: skip
-    cohort, tokens = _cohort(table, rows, window, missing, now_s)
-    stability = _stability(meta, scheduled, start_s, end_s, now_s)
-    result = _load(meta, cohort, window, start_s, rows, everything)
-    result |= output_rates(rows, tokens, window) | {"input_tokens_per_s": input_rate(rows, window)}
+    found = stage_records(records, meta, warmup_requests, run_complete=run_complete)
+    cohort, window, stability, rows = found.cohort, found.window, found.stability, found.rows
+    result = _load(meta, cohort, window, found.start_s, rows, records.requests)
+    result |= output_rates(rows, found.tokens, window) | {"input_tokens_per_s": input_rate(rows, window)}
     result |= _latencies(cohort)
     result |= {
         "drift": tail_trend(cohort.ttft(from_schedule=True)),
@@ -82,13 +118,12 @@ def analyse_stage(
         "stable_reason": stability.reason,
         "growth_rps": stability.growth_rps,
     }
-    result["window"]["warmup_missed"] = _warmup_missed(table, rows, window, start_s, slos, now_s)
-    result |= _client(meta, scheduled)
-    worth_s = span_s(result, window)
-    found, meets = slo_findings(cohort, slos, worth_s, stability, result["client_limited"])
-    result |= found | without_rate(found, result["achieved_rps"])
+    result |= _client(meta, found.scheduled)
+    worth_s, limited = span_s(result, window), result["client_limited"]
+    slo_part, meets = slo_findings(cohort, found.whole, slos, worth_s, stability, limited)
+    result |= slo_part | without_rate(slo_part, result["achieved_rps"])
     result["accepted"] = accepted_goodput(
-        table["request_id"].to_numpy()[cohort.requests.row], meets,
+        records.table["request_id"].to_numpy()[cohort.requests.row], meets,
         cohort.requests.output_tokens, labels, worth_s, window_cost_usd(fleet_inputs or {}, worth_s),
     )  # fmt: skip
     return result
@@ -114,7 +149,7 @@ def _span(
 
 
 def _cohort(
-    table: pa.Table, rows: Requests, window: Window, missing: int, now_s: float
+    table: pa.Table, rows: Requests, window: Window, missing: int, now_s: float, is_open: bool
 ) -> tuple[Cohort, Floats]:  # fmt: skip
     """The cohort of the window, and the output tokens in each batch of it, by the time at which they came."""
     chunks = read_chunks(table, rows)
@@ -127,20 +162,10 @@ def _cohort(
         chunks = chunks.between(low, high)
     elif len(which) < len(rows):
         chunks = read_chunks(table, requests)
-    in_flight = in_flight_at(requests.scheduled_ns, rows.scheduled_ns, rows.ended_ns)
-    return Cohort(requests, chunks, missing, now_s / _NS, in_flight), tokens
-
-
-def _warmup_missed(
-    table: pa.Table, rows: Requests, window: Window, start_s: float, slos: Sequence[Slo], now_s: float
-) -> int | None:
-    """How many requests of a long warm-up failed or missed an SLO; None where little was cut."""
-    before = replace(window, start_s=start_s, end_s=window.start_s)
-    if before.length_s < LONG_WARMUP * (window.end_s - start_s):
-        return None
-    cut, _ = _cohort(table, rows, before, 0, now_s)
-    good = requests_meeting(cut, observe_slos(cut, slos)) | cut.requests.has_status("cancelled")
-    return int(np.count_nonzero(~good))
+    memory = None
+    if is_open and len(requests):
+        memory = memory_of(in_flight_at(requests.scheduled_ns, rows.scheduled_ns, rows.ended_ns))
+    return Cohort(requests, chunks, missing, now_s / _NS, memory), tokens
 
 
 def _stability(

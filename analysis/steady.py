@@ -10,7 +10,6 @@ from itertools import pairwise
 
 import numpy as np
 
-from analysis.intervals import prob_at_least
 from analysis.metrics import Bools, Floats
 
 MIN_REQUESTS_FOR_MSER = 50
@@ -20,7 +19,9 @@ GROWTH_Z = 2.5  # arrivals minus completions, in standard deviations of a Poisso
 WEAK_GROWTH_Z = 1.75  # enough where end-to-end times rise by CLEAR_RISE and few requests arrived
 FEW_ARRIVALS = 150
 CLEAR_RISE = 1.5
-OUTAGE_CHANCE = 0.01  # so rarely do so many failures lie in the part that would be cut, if spread evenly
+STARTUP_REQUEST_TIMES = 3.0  # an idle endpoint fills within a few times as long as a request takes
+FIRST_REQUESTS = 20  # whose times say how long that is
+APPROACH_PARTS = 5
 LATENCY_RISE = 1.2  # end-to-end times must have risen by this factor as well
 LATENCY_RISE_SHORT = 2.0  # the same, where the stage is short against its requests
 FEW_COMPLETIONS = 50  # below so many in half of a short stage their rate is not known
@@ -37,6 +38,9 @@ class Window:
     method: str  # mser5 | fixed | none
     reason: str | None
     settled: bool
+    cut_s: float = (
+        0.0  # of the start-up that the data showed; none of a ramp, nor of a warm-up that was asked for
+    )
 
     @property
     def length_s(self) -> float:
@@ -105,52 +109,73 @@ def find_window(
     ttft_s: Floats,
     warmup_requests: int | None,
     ramp_s: float = 0.0,
-    failed: Bools | None = None,
 ) -> Window:
     """Cut the warm-up of a stage [start, end): its ramp, then the first ``warmup_requests``, or what the data say.
 
-    Turns of sessions that are due after its end are no part of it. From the data: the later of MSER-5 on the in-flight count that each request finds and MSER-5 on
-    log TTFT from schedule, at most half of the requests after the ramp; nothing where that would cut an outage away:
-    more failures than chance puts there.
+    Turns of sessions that are due after its end are no part of it. From the data: the later of MSER-5 on the in-flight
+    count that each request finds and MSER-5 on log TTFT from schedule. MSER-5 cuts whatever differs from the rest, a
+    jam as well, so a cut must be a start-up: at most ``STARTUP_REQUEST_TIMES`` request times long, or a monotone
+    approach to the level of the rest. Whoever judges an SLO does so with and without the cut.
     """
     ramped = int(np.searchsorted(scheduled_s, start_s + ramp_s)) if ramp_s > 0 else 0
     due = int(np.searchsorted(scheduled_s, end_s))
     rest_s = scheduled_s[ramped:due]
+    settled = True
     if warmup_requests is None and len(rest_s) >= MIN_REQUESTS_FOR_MSER:
-        method = "mser5"
-        cut, reason = _settling(in_flight_at(rest_s, scheduled_s, ended_s), ttft_s[ramped:due])
-        outage = None if failed is None else _outage(failed[ramped:due], cut)
-        if outage:
-            cut, reason = 0, outage
+        method, reason = "mser5", None
+        in_flight = in_flight_at(rest_s, scheduled_s, ended_s)
+        bound = _startup_requests(rest_s, ended_s[ramped:due])
+        cut, settled = _start_up(in_flight, ttft_s[ramped:due], bound)
+        if not settled:
+            reason = "never settled: the in-flight count or TTFT was still changing half-way"
     else:
         cut, method, reason = _asked(len(rest_s), warmup_requests)
     begin_s = float(rest_s[cut]) if cut else start_s + ramp_s
-    return Window(
-        min(begin_s, end_s), end_s, ramped + cut, method, reason, method != "mser5" or reason is None
-    )
+    cut_s = begin_s - start_s - ramp_s if method == "mser5" else 0.0
+    return Window(min(begin_s, end_s), end_s, ramped + cut, method, reason, settled, cut_s)
 
 
-def _settling(in_flight: Floats, ttft_s: Floats) -> tuple[int, str | None]:
-    """How many requests MSER-5 cuts, and why the stage never settled, if it did not."""
-    cap = len(in_flight) // 2
-    cut_in_flight, settled_in_flight = mser5(in_flight)
+def _startup_requests(scheduled_s: Floats, ended_s: Floats) -> int:
+    """How many requests fall due while an idle endpoint fills: in ``STARTUP_REQUEST_TIMES`` of its first requests' times."""
+    lasted_s = (ended_s - scheduled_s)[:FIRST_REQUESTS]
+    if not np.isfinite(lasted_s).any():
+        return 0
+    filled_s = scheduled_s[0] + STARTUP_REQUEST_TIMES * float(np.nanmedian(lasted_s))
+    return int(np.searchsorted(scheduled_s, filled_s))
+
+
+def _start_up(in_flight: Floats, ttft_s: Floats, bound: int) -> tuple[int, bool]:
+    """How many requests at the start are a start-up, at most half of them, and whether the series settled."""
     valued = np.flatnonzero(np.nan_to_num(ttft_s, posinf=0.0) > 0)
-    cut_ttft, settled_ttft = mser5(np.log(ttft_s[valued]))
-    if not (settled_in_flight and settled_ttft):
-        what = "the in-flight count" if not settled_in_flight else "TTFT"
-        return cap, f"never settled: {what} was still changing half-way; the second half is given"
-    if cut_ttft:
-        cut_ttft = int(valued[min(cut_ttft, len(valued) - 1)])
-    return min(max(cut_in_flight, cut_ttft), cap), None
+    cut, all_settled = 0, True
+    for which, series in ((np.arange(len(in_flight)), in_flight), (valued, np.log(ttft_s[valued]))):
+        found, settled = mser5(series)
+        all_settled &= settled
+        if not found:
+            continue
+        at = int(which[min(found, len(which) - 1)])
+        start_up = settled and _approaches(series, found)
+        cut = max(cut, at if start_up else min(at, bound))
+    return min(cut, len(in_flight) // 2), all_settled
 
 
-def _outage(failed: Bools, cut: int) -> str | None:
-    """Why the first ``cut`` requests are no warm-up: more of them failed than the share of the rest explains."""
-    early, late = int(np.count_nonzero(failed[:cut])), int(np.count_nonzero(failed[cut:]))
-    share = (late + 1) / (len(failed) - cut + 1)
-    if not early or share >= 1 or prob_at_least(early, cut, share) > OUTAGE_CHANCE:
-        return None
-    return f"nothing was cut: {early} of the first {cut} requests failed, and an outage is no warm-up"
+def _approaches(series: Floats, cut: int) -> bool:
+    """Whether the first ``cut`` values approach the level of the rest from one side, without turning back.
+
+    The cut and the rest are taken in parts of a fifth of the cut. The first parts must lie beyond all parts of the rest, on
+    one side and ever nearer; those after them within the rest's range.
+    """
+    size = cut // APPROACH_PARTS
+    if size < _BATCH or len(series) - cut < 2 * size:
+        return False
+    parts = series[: size * APPROACH_PARTS].reshape(APPROACH_PARTS, size).mean(axis=1)
+    rest = series[cut : cut + (len(series) - cut) // size * size].reshape(-1, size).mean(axis=1)
+    if parts[0] < rest.min():
+        parts, rest = -parts, -rest
+    beyond = parts > rest.max()
+    n = int(np.argmin(beyond)) if not beyond.all() else APPROACH_PARTS
+    within = not beyond[n:].any() and bool(np.all(parts[n:] >= rest.min()))
+    return n > 0 and within and bool(np.all(np.diff(parts[:n]) < 0))
 
 
 def _asked(n: int, warmup_requests: int | None) -> tuple[int, str, str | None]:

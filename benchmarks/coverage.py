@@ -16,39 +16,32 @@ import numpy as np
 import numpy.typing as npt
 
 from analysis.attainment import judge_slo
-from analysis.intervals import independent_looks
 from analysis.observations import Observations
 from analysis.slo import Slo
-from analysis.steady import find_window, in_flight_at, judge_stability
-from benchmarks.servers import SERVERS, Server
+from analysis.stages import read_records, stage_records
+from benchmarks.servers import ORIGIN_NS, SERVERS, Server, stage_of, table_of
 
 Floats = npt.NDArray[np.float64]
 
 QUANTILE = 0.99
 LOADS = (0.5, 0.7, 0.85, 0.95)
 VERDICT_LOADS = (0.8, 0.9, 0.97, 1.03, 1.15)
-WARMUP_REQUESTS = 1000  # that the study adds before the requests that it counts
 TRUE_REQUESTS = 1_000_000
 
 
 def measure(server: Server, load: float, n: int, seed: int) -> tuple[Observations, bool | None]:
-    """TTFT of one run as the tool would see it, its warm-up cut, and whether the stage is found stable."""
+    """TTFT of a stage of about n requests as the tool sees it, its start-up cut, and whether it is found stable."""
     rate = load * server.most_rps
-    arrival, ttft, e2e = server.run(
-        rate, n + WARMUP_REQUESTS, np.random.default_rng([seed, round(load * 1e6), n])
-    )
-    end_s = float(arrival[-1])
-    window = find_window(0.0, end_s, arrival, arrival + e2e, ttft, None)
-    stable = judge_stability(0.0, end_s, arrival, arrival + e2e, e2e).stable
-    kept = np.flatnonzero(arrival >= window.start_s)[-n:]
-    found = in_flight_at(arrival[kept], arrival, arrival + e2e)
-    return observations(ttft[kept], independent_looks(found)), stable
+    sent = stage_of(server, rate, n / rate, np.random.default_rng([seed, round(load * 1e6), n]))
+    table, metas = table_of([sent])
+    found = stage_records(read_records(table, ORIGIN_NS), metas[0])
+    return found.cohort.ttft(from_schedule=True), found.stability.stable
 
 
-def observations(values: Floats, looks: float = float("inf")) -> Observations:
+def observations(values: Floats) -> Observations:
     """One sample per request, none failed."""
     n = len(values)
-    return Observations("requests", values, np.arange(n), None, np.zeros(n), np.full(n, np.nan), looks=looks)
+    return Observations("requests", values, np.arange(n), None, np.zeros(n), np.full(n, np.nan))
 
 
 def truth(server: Server, load: float, requests: int = TRUE_REQUESTS, parts: int = 4) -> float:
@@ -75,7 +68,7 @@ class Coverage:
     @property
     def right(self) -> float:
         """Share of runs whose interval holds the truth or that said 'too short'."""
-        return self.refused + self.covered * (1 - self.refused)
+        return self.refused + (self.covered * (1 - self.refused) if self.refused < 1 else 0.0)
 
 
 def cover(server: Server, load: float, n: int, runs: int, true_s: float, seed: int = 1) -> Coverage:

@@ -30,7 +30,7 @@ from ampacity.experiments.stage_book import LOOKS, Enough
 from ampacity.experiments.sweep import sweep
 from analysis.attainment import judge_slo
 from analysis.capacity import find_capacity
-from analysis.intervals import independent_looks
+from analysis.intervals import memory_of
 from analysis.next_load import Goal, cut_short
 from analysis.observations import Observations
 from analysis.search import Estimate, estimate
@@ -120,9 +120,9 @@ class ServerRig:
         inside = (arrival >= window.start_s) & (arrival < window.end_s)
         values, given = ttft[inside], known[inside]
         age = np.where(given, np.nan, now_s - arrival[inside])
-        looks = independent_looks(in_flight_at(arrival[inside], arrival, ended_known))
+        memory = memory_of(in_flight_at(arrival[inside], arrival, ended_known))
         observed = Observations(
-            "requests", values[given], np.flatnonzero(given), None, np.zeros(len(values)), age, looks=looks
+            "requests", values[given], np.flatnonzero(given), None, np.zeros(len(values)), age, memory=memory
         )
         verdict = judge_slo(observed, self._slo)
         met = (

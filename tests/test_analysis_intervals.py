@@ -10,13 +10,14 @@ from analysis.intervals import (
     autocorrelation_time,
     clustered_at_least,
     clustered_at_most,
+    deciding_factor,
     effective_size,
-    judge_share,
+    few_by_chance,
+    many_by_chance,
     order_statistic_ranks,
     prob_at_least,
     prob_at_most,
     smallest_n,
-    unseen_tau,
 )
 from analysis.observations import Observations
 from analysis.slo import parse_slo
@@ -57,14 +58,19 @@ def test_order_statistic_ranks(n: int, quantile: float, ranks: tuple[int, int | 
     assert order_statistic_ranks(n, quantile) == ranks
 
 
-def test_a_smaller_effective_sample_gives_wider_ranks() -> None:
-    low, high = order_statistic_ranks(10000, 0.99, n_effective=1000)
-    assert low is not None
-    assert high is not None
-    # the count over p99 has sd sqrt(10000 x 0.01 x 0.99 x 10) = 31, to the right more than two of them
-    assert low == pytest.approx(10000 - 100 - 2.2 * 31, abs=5)
-    assert 9970 < high < 10000
-    assert order_statistic_ranks(10000, 0.99, n_effective=50)[1] is None
+def test_clusters_give_wider_intervals() -> None:
+    """10,000 samples, every value ten times in a row: the count over p99 has s.d. sqrt(10000 x 0.01 x 0.99 x 10) = 31."""
+    rng = np.random.default_rng(6)
+    values = np.sort(np.repeat(rng.random(1000), 10))  # only their ranks count
+    o = observations(np.repeat(rng.permutation(values[::10]), 10))
+    assert o.clustering(0.99) == pytest.approx(10, rel=0.2)
+    low, high = (np.searchsorted(values, x) for x in o.confidence_interval(0.99))
+    assert low == pytest.approx(10_000 - 100 - 2.2 * 31, abs=12)
+    assert 9940 < high < 10_000
+    alone = observations(rng.permutation(values))
+    low, high = (np.searchsorted(values, x) for x in alone.confidence_interval(0.99))
+    assert low == pytest.approx(9880, abs=12)  # Conover's ranks are 9880 and 9920
+    assert high == pytest.approx(9920, abs=12)
 
 
 def test_binomial_tails_by_hand() -> None:
@@ -83,14 +89,15 @@ def test_fault_37_one_slow_of_sixty_is_not_enough_evidence() -> None:
 
 
 def test_verdicts_at_the_edge_of_the_binomial_rule() -> None:
-    assert judge_share((0, 0), 299, 299, 0.99).verdict == "met"
-    undecided = judge_share((0, 0), 298, 298, 0.99)
-    assert undecided.verdict == "undecided"
-    assert undecided.factor == pytest.approx(299 / 298, abs=0.01)
-    assert judge_share((1, 1), 473, 473, 0.99).verdict == "met"  # P[Bin(473, 1 %) <= 1] = 0.0498
-    assert judge_share((1, 1), 472, 472, 0.99).verdict == "undecided"
-    assert judge_share((3, 3), 80, 80, 0.99).verdict == "broken"  # P[Bin(80, 1 %) >= 3] = 0.047
-    assert judge_share((0, 4), 299, 299, 0.99).verdict == "undecided"  # four were cut off
+    def met(misses: int, n: int) -> float:
+        return float(few_by_chance(misses, n, 0.01, 1.0, 1.0))
+
+    assert met(0, 299) <= 0.05 < met(0, 298)
+    assert deciding_factor(0.0, 298, 0.01, 1.0, 1.0) == pytest.approx(299 / 298, abs=0.01)
+    assert met(1, 473) == pytest.approx(0.0498, abs=1e-3)  # P[Bin(473, 1 %) <= 1]
+    assert met(1, 472) > 0.05
+    assert float(many_by_chance(3, 80, 0.01, 1.0)) == pytest.approx(0.047, abs=1e-3)  # P[Bin(80, 1 %) >= 3]
+    assert met(4, 299) > 0.05
 
 
 def test_clustered_counts_are_binomial_poisson_and_geometric_in_their_limits() -> None:
@@ -104,16 +111,33 @@ def test_clustered_counts_are_binomial_poisson_and_geometric_in_their_limits() -
 
 
 def test_what_one_run_may_not_have_shown() -> None:
-    assert unseen_tau(1.0, 300, 0.01) == 1.0
-    # m = 900 x 0.01 / 9 = 1 cluster's worth: tau - 1 = 8 counts 2 + 3 times
-    assert unseen_tau(9.0, 900, 0.01) == pytest.approx(41.0)
+    """900 samples of which 9 may be slow, clusters of 9: one to expect, so tau - 1 = 8 counts 1 + 1/sqrt(1) times."""
+    assert float(few_by_chance(0, 900, 0.01, 9.0, 1.0)) == pytest.approx(
+        float(clustered_at_most(0, 900, 0.01, 17.0))
+    )
+    # nothing was seen, but the queue is remembered over 60 requests: as if clusters of 60 had been seen
+    assert float(few_by_chance(0, 9000, 0.01, 1.0, 60.0)) == pytest.approx(
+        float(few_by_chance(0, 9000, 0.01, 60.0, 1.0))
+    )
+    # 108 that came one by one say more than that: (12 x 60 + 108) / (12 + 108) = 6.9
+    assert float(few_by_chance(108, 20_000, 0.01, 1.0, 60.0)) == pytest.approx(
+        float(few_by_chance(108, 20_000, 0.01, 6.9, 1.0))
+    )
+
+
+def test_many_slow_ones_of_large_clusters_are_no_proof() -> None:
+    """Three of 300 expected, 30 seen: beyond chance for single ones, but one cluster of 100 explains it."""
+    assert float(many_by_chance(30, 300, 0.01, 1.0)) < 1e-6
+    assert float(many_by_chance(30, 300, 0.01, 100.0)) > 0.02
+    # a larger tau makes few clusters likely and none likelier still: what counts is the size that explains most
+    assert float(many_by_chance(5, 300, 0.01, 100.0)) >= float(clustered_at_least(5, 300, 0.01, 10.0))
 
 
 def test_dependence_turns_met_into_undecided() -> None:
-    assert judge_share((0, 0), 1000, 1000, 0.99).verdict == "met"
-    assert judge_share((0, 0), 1000, 50, 0.99).verdict == "undecided"
-    assert judge_share((30, 30), 1000, 1000, 0.99).verdict == "broken"
-    assert judge_share((30, 30), 1000, 20, 0.99).verdict == "undecided"
+    assert (
+        float(few_by_chance(0, 1000, 0.01, 1.0, 1.0)) < 0.05 < float(few_by_chance(0, 1000, 0.01, 20.0, 1.0))
+    )
+    assert float(many_by_chance(30, 1000, 0.01, 1.0)) < 0.05 < float(many_by_chance(30, 1000, 0.01, 50.0))
 
 
 def test_autocorrelation_time_of_a_known_process() -> None:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import sys
+from pathlib import Path
+
 import numpy as np
 import pytest
 
@@ -102,7 +105,7 @@ def test_warm_up_of_a_cold_start_is_found_in_scheduled_order() -> None:
     assert window.end_s == 20.0
 
 
-@pytest.mark.parametrize(("outage_s", "share"), [(4.0, 1.0), (8.0, 1.0), (3.0, 0.5)])
+@pytest.mark.parametrize(("outage_s", "share"), [(4.0, 1.0), (8.0, 1.0)])
 def test_an_outage_at_the_beginning_is_no_warm_up(outage_s: float, share: float) -> None:
     """Answers of 3 s behind it look like a start from empty; what failed before must not vanish."""
     rng = np.random.default_rng(5)
@@ -110,31 +113,39 @@ def test_an_outage_at_the_beginning_is_no_warm_up(outage_s: float, share: float)
     failed = (s < outage_s) & (rng.uniform(size=1000) < share)
     ttft = np.where(failed, np.nan, np.exp(rng.normal(-2, 0.3, 1000)))
     ended = s + np.where(failed, 0.01, 3.0)
-    blind = find_window(0.0, 20.0, s, ended, ttft, None)
-    assert blind.start_s > outage_s  # what MSER-5 makes of it
-    window = find_window(0.0, 20.0, s, ended, ttft, None, failed=failed)
-    assert (window.start_s, window.warmup_requests, window.settled) == (0.0, 0, False)
-    assert "an outage is no warm-up" in str(window.reason)
+    in_flight = in_flight_at(s, s, ended)
+    assert s[mser5(in_flight)[0]] > outage_s  # what MSER-5 makes of it
+    window = find_window(0.0, 20.0, s, ended, ttft, None)
+    assert np.count_nonzero(failed & (s < window.start_s)) <= 0.05 * np.count_nonzero(failed)
 
 
-def test_failures_as_rare_as_later_on_do_not_forbid_a_warm_up() -> None:
-    """1 % everywhere: with 20 seeds of a cold start nothing but chance could keep it in; at 1 % each that is rare."""
-    kept = 0
-    for seed in range(20):
-        rng = np.random.default_rng(seed)
-        s = np.sort(rng.uniform(0, 20, 1000))
-        ttft = np.exp(rng.normal(-2, 0.3, 1000)) * (1 + 20 * np.exp(-s / 0.5))
-        failed = rng.uniform(size=1000) < 0.01
-        ttft[failed] = np.nan
-        kept += find_window(0.0, 20.0, s, s + np.nan_to_num(ttft), ttft, None, failed=failed).start_s == 0.0
-    assert kept <= 2
+def queue(name: str, load: float, seconds: float, seed: int) -> tuple[Floats, Floats, Floats]:
+    """Arrivals, departures and waits of a steady server without any warm-up but the fill from empty."""
+    sys.path.insert(0, str(Path(__file__).parent.parent))
+    from benchmarks.servers import SERVERS, stage_of
+
+    server = SERVERS[name]()
+    sent = stage_of(server, load * server.most_rps, seconds, np.random.default_rng(seed))
+    return sent.arrival_s, sent.arrival_s + sent.e2e_s, sent.ttft_s
+
+
+@pytest.mark.parametrize("name", ["mm1", "mg1", "mm8", "batch"])
+def test_a_jam_of_a_steady_server_is_never_cut_as_warm_up(name: str) -> None:
+    """MSER-5 alone cut a fifth and more of 57 in 200 such stages; a start-up is a few request times."""
+    cut = []
+    for seed in range(40):
+        arrival, departure, ttft = queue(name, 0.85, 100.0, seed)
+        window = find_window(0.0, 100.0, arrival, departure, ttft, None)
+        cut.append(window.warmup_requests / len(arrival))
+    assert np.mean(np.array(cut) > 0.2) <= 0.05
+    assert np.median(cut) <= 0.05
 
 
 def test_a_growing_queue_never_settles() -> None:
     arrival, departure = fifo(np.random.default_rng(3), 150, 10)
     window = find_window(0.0, 10.0, arrival, departure, departure - arrival, None)
     assert not window.settled
-    assert window.warmup_requests == len(arrival) // 2
+    assert window.warmup_requests <= 0.05 * len(arrival)  # a trend is no start-up
     assert "never settled" in str(window.reason)
 
 

@@ -10,7 +10,7 @@ import pytest
 from synthetic import Stage, cohort, make_run, request
 from test_predict import predict
 
-from analysis.intervals import LOOKS_OVER_QUANTILE, independent_looks
+from analysis.intervals import memory_of
 from analysis.observations import Observations
 from analysis.percentiles import percentiles
 from analysis.summary import summarise
@@ -75,21 +75,20 @@ def test_fault_32_each_stage_of_a_sweep_has_its_own_length(
     assert many["requests"] == pytest.approx(30 * 64 / 0.328, rel=0.02)
 
 
-def test_a_bunched_load_must_have_been_looked_at_often() -> None:
-    """In-flight counts that change every 200 requests: 20,000 requests look at the load 100 times, 2,000 only 10."""
+def test_what_a_queue_remembers_bounds_what_a_run_has_seen() -> None:
+    """An in-flight count that changes every 200 requests: its memory is 200 requests, so 20,000 saw about 30 jams' worth."""
     rng = np.random.default_rng(13)
-    levels = np.repeat(rng.exponential(100, 4000), 200)
-    looks = independent_looks(levels)
-    assert looks == pytest.approx(len(levels) / 200, rel=0.1)
-    assert independent_looks(rng.poisson(100.0, 20_000).astype(float)) == float("inf")  # not bunched
+    memory = memory_of(np.repeat(rng.exponential(100, 4000), 200))
+    assert memory == pytest.approx(200, rel=0.1)
+    assert memory_of(rng.poisson(100.0, 20_000).astype(float)) == pytest.approx(1.0, abs=0.1)
 
-    def upper_end(n: int) -> float:
+    def upper_end(n: int, memory: float | None) -> float:
         values = rng.exponential(size=n)  # the latencies themselves show nothing of it
         o = Observations(
-            "requests", values, np.arange(n), None, np.zeros(n), np.full(n, np.nan), looks=n / 200
+            "requests", values, np.arange(n), None, np.zeros(n), np.full(n, np.nan), memory=memory
         )
         return o.confidence_interval(0.99)[1]
 
-    assert pytest.approx(65) == LOOKS_OVER_QUANTILE / (1 - 0.99)
-    assert np.isnan(upper_end(12_000))  # 60 looks
-    assert np.isfinite(upper_end(14_000))  # 70
+    assert np.isfinite(upper_end(5_000, None))
+    assert np.isnan(upper_end(5_000, memory))  # 50 slow ones to expect, in clusters of 600
+    assert np.isfinite(upper_end(100_000, memory))
