@@ -11,21 +11,20 @@ from typing import Any
 import numpy as np
 
 from analysis.intervals import prob_at_least, smallest_n
-from analysis.search import (
+from analysis.pooled import (
     FILLING,
     NEAR,
     NOT_ALL_SEEN,
-    TOO_EARLY,
     WAITS,
     Estimate,
     blind,
     estimate,
     is_over,
     judged_open,
-    requests_in_all,
     unseen,
     verdict_of,
 )
+from analysis.search import TOO_EARLY, requests_in_all
 from analysis.slo import GAP_METRICS, Slo, parse_slo
 
 GROWTH = 2.0

@@ -33,7 +33,7 @@ from ampacity.experiments.stage_book import LOOKS, Enough
 from ampacity.experiments.sweep import sweep
 from analysis.capacity import find_capacity
 from analysis.next_load import Goal, cut_short
-from analysis.search import Estimate, estimate
+from analysis.pooled import Estimate, estimate
 from analysis.slo import Slo, parse_slo
 from analysis.stages import analyse_stage
 from benchmarks.servers import ORIGIN_NS, SERVERS, Sent, Server, stage_of, table_of
