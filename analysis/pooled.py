@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -30,9 +30,14 @@ NOT_ALL_SEEN = "no stage can show whether all SLOs are met ({})"
 WAITS = ("ttft", "first_answer", "e2e")  # metrics whose limit is a time that a request may spend waiting
 NEAR = 0.2  # in ln(load): the distance over which the model is trusted to be a straight line
 MEMORY = 3.0  # requests in a cluster, per rho / (1 - rho)^2; 2.7 to 3.7 in an M/M/1 queue at rho 0.5 to 0.85
-START_UP = 10.0  # clusters that a stage must last to count half: it starts idle, what is cut of it is a guess
+START_UP = 3.0  # clusters that a stage must last to count half: it starts idle, what is cut of it is a guess
 SPREAD = 0.05  # s.d. of a stage's log-odds beyond its sample: runs differ, clustering is an estimate
 SLOPES = np.exp(np.linspace(math.log(2.0), math.log(200.0), 16))
+FLOORS = np.array([0.0, 0.1, 0.4, 0.8])  # share of the allowed misses that come at any load
+FLOOR_CHANCES = np.array([0.4, 0.3, 0.2, 0.1])
+OVERLOADED = 1.05  # offered over answered, from which on a stage without a steady state shows what the server can do
+SLOPE_SD = 0.4  # of ln b around that of a queue
+ANY_SLOPE = 0.3  # chance that it is no queue's
 UNSTABLE_SLOPE = 60.0  # log-odds that a stage has no steady state, per ln(load) above x*
 MISTAKEN = 0.02  # chance that a stage below x* is taken for unstable; up to half where it is short
 FILLING = 0.1  # a stage that is blind to smaller overloads than this may be filling up only
@@ -122,7 +127,10 @@ def estimate(stages: Sequence[Mapping[str, Any]], slos: Sequence[Slo]) -> Estima
     if not slos or all(over) or not any(over) or unseen(judged, slos):
         return None
     found = {slo: post for slo in slos if (post := _pooled(judged, slo)) is not None}
-    lowest, tightest = _lowest(list(found.values())), min(found.values(), key=lambda post: post.at(0.5))
+    limits = list(found.values())
+    if not any(slo.metric in WAITS for slo in slos) and (steady := _steady_below(judged)) is not None:
+        limits.append(steady)
+    lowest, tightest = _lowest(limits), min(found.values(), key=lambda post: post.at(0.5))
     low, middle, high = (math.exp(lowest.at(p)) for p in (0.025, 0.5, 0.975))
     c_max, binding = _concurrency(judged, lowest), _binding(judged, found)
     return Estimate(
@@ -141,29 +149,15 @@ def unseen(judged: Sequence[Mapping[str, Any]], slos: Sequence[Slo]) -> str | No
 
 @dataclass(frozen=True)
 class _Looks:
-    """What each stage says of one SLO, shape (stages,): ln(load), samples, share of misses, samples per effective one."""
+    """What each stage says of one SLO, shape (stages,)."""
 
-    x: Floats
-    n: Floats
-    share: Floats
-    clustering: Floats
+    x: Floats  # ln(requests/s)
+    n: Floats  # samples
+    share: Floats  # of misses
+    clustering: Floats  # samples per effective one
     together: Floats  # samples of the requests that share one fate
+    cut: Floats  # samples before them that were cut as warm-up
     per_request: float  # samples of a request: gaps, for a metric that is judged by them
-
-    def clusters(self, centre: float, weight: Floats, quantile: float) -> Floats:
-        """Mean size of the cluster that a miss is in, shape (slopes, stages), when x* is about ``centre``.
-
-        Misses come in clusters that few stages see enough of, and a stage that happens to see few of them
-        takes its sample for a large one. So the clustering is pooled over all misses near the limit, and no
-        less than what goes with the slope: in a queue with P[wait > D] = e^(-theta D) near saturation,
-        b = ln(1/(1-q)) rho/(1-rho), and its memory is of the order of rho/(1-rho)^2 requests, which grows with
-        the load by the power (1+rho)/(1-rho).
-        """
-        r = SLOPES / math.log(1 / (1 - quantile))  # rho / (1 - rho)
-        scale = np.exp(np.clip(np.outer(1 + 2 * r, np.clip(self.x - centre, -NEAR, NEAR)), -1.5, 1.5))
-        seen = weight * self.share * self.n
-        pooled = (self.clustering / scale) @ seen / max(float(seen.sum()), 1e-9)
-        return np.asarray(np.maximum(pooled, MEMORY * r * (1 + r) * self.per_request)[:, None] * scale)
 
 
 def _looks(judged: Sequence[Mapping[str, Any]], slo: Slo) -> _Looks:
@@ -174,28 +168,48 @@ def _looks(judged: Sequence[Mapping[str, Any]], slo: Slo) -> _Looks:
             continue
         n = float(stage[f"{slo.metric}_s"]["n"] if slo.metric in GAP_METRICS else stage["requests"])
         clustering = max(1.0, n / verdict["requests_effective"])
-        rows.append(
-            (math.log(stage["offered_rps"]), n, 1 - verdict["attainment"], clustering, together(stage, slo))
-        )
-    table = np.array(rows, dtype=np.float64).reshape(-1, 5)
+        fate, cut = together(stage, slo), float(stage["window"]["warmup_requests"])
+        rows.append((math.log(stage["offered_rps"]), n, 1 - verdict["attainment"], clustering, fate, cut))
+    table = np.array(rows, dtype=np.float64).reshape(-1, 6)
     requests = sum(s["requests"] for s in judged) if slo.metric in GAP_METRICS else table[:, 1].sum()
-    load, samples, share, clustering, fate = table.T
+    load, samples, share, clustering, fate, cut = table.T
     per_request = float(samples.sum() / max(requests, 1))
-    return _Looks(load, samples, share, clustering, fate * per_request, per_request)
+    return _Looks(load, samples, share, clustering, fate * per_request, cut * per_request, per_request)
+
+
+@dataclass(frozen=True)
+class _Saturation:
+    """ln of what the server ends per second while more arrives than it can do, and its standard deviation."""
+
+    x: float
+    sd: float
+
+
+def _saturation(judged: Sequence[Mapping[str, Any]]) -> _Saturation | None:
+    """From the stages that were offered more than they answered; None without one."""
+    beyond = [
+        s for s in judged
+        if s["stable"] is False and s["achieved_rps"] > 0 and s["offered_rps"] > OVERLOADED * s["achieved_rps"]
+    ]  # fmt: skip
+    if not beyond:
+        return None
+    ended = np.array([s["achieved_rps"] * (s["window"]["end_s"] - s["window"]["start_s"]) for s in beyond])
+    x = np.log([s["achieved_rps"] for s in beyond])
+    return _Saturation(float(ended @ x / ended.sum()), math.hypot(0.02, 1.2 / float(ended.sum()) ** 0.5))
 
 
 def _pooled(judged: Sequence[Mapping[str, Any]], slo: Slo) -> Posterior | None:
     """Posterior of x* for one SLO; far stages count less, by their distance from where x* may be."""
     looks = _looks(judged, slo)
+    saturation = _saturation(judged) if slo.metric in WAITS else None
     x = looks.x
     if not len(x):
         return None
-    unstable = np.array([(math.log(s["offered_rps"]), blind(s, slo)) for s in judged if s["stable"] is False])
+    waits = slo.metric in WAITS  # other metrics can be within their limits in a queue that grows without end
+    unstable = np.array([(math.log(s["offered_rps"]), blind(s, slo)) for s in judged if s["stable"] is False and waits])  # fmt: skip
     weight, centre = np.ones(len(x)), float(np.median(x))
     for step in range(3):
-        found = _posterior(
-            looks, looks.clusters(centre, weight, slo.quantile), weight, unstable, slo.quantile
-        )
+        found = _posterior(looks, weight, centre, unstable, saturation, slo.quantile)
         centre = found.at(0.5)
         # far from the interval: inside it nobody knows yet what is far; the nearest on both sides always count
         off = np.abs(x - np.clip(x, found.at(0.025), found.at(0.975)))
@@ -205,38 +219,106 @@ def _pooled(judged: Sequence[Mapping[str, Any]], slo: Slo) -> Posterior | None:
     return found
 
 
+def _clusters(looks: _Looks, centre: float, weight: Floats, r: Floats) -> tuple[Floats, Floats]:
+    """(mean size of the cluster that a miss of the queue is in, requests that its memory spans), when x* is about
+    ``centre``; shape (slopes, floors, 1, stages). ``r``: rho/(1 - rho), shape (slopes, floors).
+
+    Misses come in clusters that few stages see enough of, and a stage that happens to see few of them
+    takes its sample for a large one. So the clustering is pooled over all misses near the limit, and no
+    less than what goes with the slope: the memory of a queue near saturation is of the order of rho/(1-rho)^2
+    requests, which grows with the load by the power (1+rho)/(1-rho).
+    """
+    near = np.clip(looks.x - centre, -NEAR, NEAR)
+    scale = np.exp(np.clip((1 + 2 * r)[..., None] * near, -1.5, 1.5))
+    seen = weight * looks.share * looks.n
+    pooled = (looks.clustering / scale) @ seen / max(float(seen.sum()), 1e-9)
+    memory = MEMORY * r * (1 + r) * looks.per_request
+    size = np.maximum(pooled, memory)[..., None] * scale
+    return size[:, :, None, :], (memory[..., None] * scale)[:, :, None, :]
+
+
 def _posterior(
-    looks: _Looks, clusters: Floats, weight: Floats, unstable: Floats, quantile: float
+    looks: _Looks,
+    weight: Floats,
+    centre: float,
+    unstable: Floats,
+    saturation: _Saturation | None,
+    quantile: float,
 ) -> Posterior:
-    """Sum over slopes on a grid of x*, drawn in three times around where the probability is."""
-    odds, kept = math.log((1 - quantile) / quantile), weight > 1e-3
-    x, n, misses = looks.x[kept], looks.n[kept], (looks.n * looks.share)[kept]
-    least, seen, share = looks.together[kept], looks.clustering[kept], looks.share[kept]
-    beyond = SLOPES[:, None, None] / math.log(1 / (1 - quantile))  # times the rise: 1 at saturation
+    """Sum over slopes and floors on a grid of x*, drawn in three times around where the probability is."""
+    allowed = 1 - quantile
+    kept = weight > 1e-3
+    looks = replace(looks, **{f: getattr(looks, f)[kept] for f in ("x", "n", "share", "clustering", "together", "cut")})
+    weight = weight[kept]
+    n, misses, fate = looks.n, looks.n * looks.share, looks.together
+    odds = allowed / quantile
+    theta = np.log(1 / (allowed * (1 - FLOORS)))  # of the queue: P[wait > limit] = e^-theta at x*
+    r = SLOPES[:, None] / theta
+    clusters, memory = _clusters(looks, centre, weight, r)
+    slopes, floors, r = SLOPES[:, None, None, None], FLOORS[:, None, None], r[:, :, None, None]
     # the same under every hypothesis: one that could make a stage count less would explain it away
-    power = weight[kept] / (1 + START_UP * np.maximum(least, seen) / n)
-    clusters = clusters[:, None, kept]
+    power = weight / (1 + START_UP * np.maximum(fate, looks.clustering) / n)
     load, mistaken = unstable.reshape(-1, 2).T
     mistaken = np.clip(mistaken / 2, MISTAKEN, 0.5)
     low, high = float(looks.x.min()) - math.log(4.0), float(looks.x.max()) + math.log(2.0)
     for _ in range(3):
         grid = np.linspace(low, high, _GRID)
-        rise = np.expm1(np.clip(x - grid[:, None], -50, 3))
-        logit = odds + SLOPES[:, None, None] * rise  # slopes, grid, looks
-        expected = n / (1 + np.exp(-np.clip(logit, -50, 50)))
+        rise = np.expm1(np.clip(looks.x - grid[:, None], -50, 3))  # grid, looks
+        idle = floors * odds
+        queue = (1 - floors) * odds * np.exp(np.clip(slopes * rise, -50, 50))  # slopes, floors, grid, looks
         # far beyond saturation the queue does not come back: no clusters there, whatever the slope
-        size = np.maximum(clusters / np.maximum(beyond * rise - 1, 1) ** 2, least)
-        size = np.minimum(size, n) + SPREAD**2 * n * share * (1 - share)  # a stage is one cluster at most
-        likelihood = (_log_density(misses, 2 * expected / size, size / 2) * power).sum(axis=2)
+        back = np.maximum(r * rise - 1, 1) ** 2
+        expected_queue = n * queue / (1 + idle + queue) * _begun(n, looks.cut, np.maximum(memory / back, 1e-9))
+        expected_idle = n * idle / (1 + idle + queue)
+        expected = expected_queue + expected_idle + 1e-9
+        size = np.minimum(np.maximum(clusters / back, fate), n)  # a stage is one cluster at most
+        size = (size * expected_queue + looks.per_request * expected_idle) / expected
+        size = np.maximum(size, looks.per_request) + SPREAD**2 * n * looks.share * (1 - looks.share)
+        likelihood = (_log_density(misses, 2 * expected / size, size / 2) * power).sum(axis=-1)
         above = 1 / (1 + np.exp(-UNSTABLE_SLOPE * np.clip(load - grid[:, None], -0.5, 0.5)))
         likelihood += np.log(mistaken + (1 - mistaken) * above).sum(axis=1)
+        likelihood += np.log(FLOOR_CHANCES)[:, None] + _log_prior(grid, theta, saturation)
         mass = np.exp(likelihood - likelihood.max())
-        cumulative = np.cumsum(mass.sum(axis=0))
+        cumulative = np.cumsum(mass.sum(axis=(0, 1)))
         cumulative /= cumulative[-1]
         first, last = np.searchsorted(cumulative, [1e-4, 1 - 1e-4])
         low, high = float(grid[max(first - 1, 0)]), float(grid[min(last + 1, _GRID - 1)])
-    slope = math.exp(float(np.log(SLOPES) @ mass.sum(axis=1)) / float(mass.sum()))
+    slope = math.exp(float(np.log(SLOPES) @ mass.sum(axis=(1, 2))) / float(mass.sum()))
     return Posterior(grid, cumulative, slope)
+
+
+def _begun(n: Floats, cut: Floats, memory: Floats) -> Floats:
+    """Mean of 1 - e^(-t/memory) over the requests t of a stage that begins idle, after the ``cut`` ones: of the misses
+    of a steady state so many come in it."""
+    return np.asarray(1 - np.exp(-cut / memory) * -np.expm1(-n / memory) * memory / n)
+
+
+def _log_prior(grid: Floats, theta: Floats, saturation: _Saturation | None) -> Floats:
+    """Of slope and x*, shape (slopes, floors, grid), where the saturation is known: x* lies below it, the limit has any
+    order of magnitude, so that ln(rho/(1-rho)) is flat, and the slope is about theta rho/(1 - rho), as in a queue; else flat."""
+    if saturation is None:
+        return np.zeros((1, 1, 1))
+    below = _log_below(grid, saturation)
+    rho = np.clip(np.exp(grid - saturation.x), 0.05, 1 - max(saturation.sd, 0.02))
+    off = np.log(SLOPES)[:, None, None] - np.log(theta[:, None] * rho / (1 - rho))
+    spread = np.hypot(SLOPE_SD, saturation.sd / (1 - rho))
+    like_a_queue = np.exp(-((off / spread) ** 2) / 2) / spread
+    prior = below - np.log(1 - rho)
+    return np.asarray(prior + np.log((1 - ANY_SLOPE) * like_a_queue + ANY_SLOPE * 0.5))
+
+
+def _log_below(grid: Floats, saturation: _Saturation) -> Floats:
+    """ln of the chance that the saturation lies above each point: the normal distribution, nearly."""
+    return np.asarray(-np.logaddexp(0, -1.7 * (saturation.x - grid) / saturation.sd))
+
+
+def _steady_below(judged: Sequence[Mapping[str, Any]]) -> Posterior | None:
+    """Of the highest load that has a steady state, which bounds what SLOs that limit no wait leave open."""
+    saturation = _saturation(judged)
+    if saturation is None:
+        return None
+    grid = saturation.x + saturation.sd * np.linspace(-4, 4, _GRID)
+    return Posterior(grid, 1 - np.exp(_log_below(grid, saturation)))
 
 
 def _log_density(misses: Floats, number: Floats, size: Floats) -> Floats:
