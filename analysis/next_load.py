@@ -117,6 +117,15 @@ def next_step(stages: Sequence[Mapping[str, Any]], goal: Goal) -> Step | Finishe
     return _narrow(judged, found, lacking, goal)
 
 
+def narrowing(stages: Sequence[Mapping[str, Any]], goal: Goal) -> Step | None:
+    """The next stage near the limit; None where there is no estimate of it, or one that is precise enough."""
+    judged = judged_open(stages)
+    found = estimate(judged, goal.slos)
+    if found is None or isinstance(non_monotone(judged), Finished) or reached(judged, found, goal):
+        return None
+    return _narrow(judged, found, _lacking(judged, found, goal), goal)
+
+
 def cut_short(stages: Sequence[Mapping[str, Any]], goal: Goal, why: str) -> Finished:
     """The end of a search that something else ended, for the reason ``why``: what it would still have taken."""
     end = next_step(stages, goal)
