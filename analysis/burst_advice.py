@@ -9,7 +9,7 @@ from typing import Any
 from analysis.attainment import observe_slos
 from analysis.cohort import Cohort
 from analysis.fleet import queue_depth
-from analysis.search import WAITS
+from analysis.pooled import WAITS
 from analysis.slo import ERROR_RATE, Slo, parse_slo
 
 FAILURES = parse_slo("error_rate=1%")  # what is a relevant share, where no SLO says so

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from analysis.next_load import Finished, non_monotone, out_of_reach
-from analysis.search import NOT_ALL_SEEN, POOLED, estimate, judged_open, unseen
+from analysis.pooled import NOT_ALL_SEEN, POOLED, estimate, judged_open, unseen
 from analysis.slo import Slo
 from analysis.throughput import CHANCE_SD, REQUESTS_MIN, all_failed, is_figure
 

@@ -11,21 +11,20 @@ from typing import Any
 import numpy as np
 
 from analysis.intervals import prob_at_least, smallest_n
-from analysis.search import (
+from analysis.pooled import (
     FILLING,
     NEAR,
     NOT_ALL_SEEN,
-    TOO_EARLY,
     WAITS,
     Estimate,
     blind,
     estimate,
     is_over,
     judged_open,
-    requests_in_all,
     unseen,
     verdict_of,
 )
+from analysis.search import TOO_EARLY, requests_in_all
 from analysis.slo import GAP_METRICS, Slo, parse_slo
 
 GROWTH = 2.0
@@ -116,6 +115,15 @@ def next_step(stages: Sequence[Mapping[str, Any]], goal: Goal) -> Step | Finishe
     if len(stages) >= STAGES_MAX:
         return _unfinished(f"{STAGES_MAX} stages are enough", judged, found, goal, 1)
     return _narrow(judged, found, lacking, goal)
+
+
+def narrowing(stages: Sequence[Mapping[str, Any]], goal: Goal) -> Step | None:
+    """The next stage near the limit; None where there is no estimate of it, or one that is precise enough."""
+    judged = judged_open(stages)
+    found = estimate(judged, goal.slos)
+    if found is None or isinstance(non_monotone(judged), Finished) or reached(judged, found, goal):
+        return None
+    return _narrow(judged, found, _lacking(judged, found, goal), goal)
 
 
 def cut_short(stages: Sequence[Mapping[str, Any]], goal: Goal, why: str) -> Finished:

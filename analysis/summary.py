@@ -21,7 +21,8 @@ from analysis.intervals import ASSUMPTION
 from analysis.knee import find_knee
 from analysis.lengths import mean_tokens, output_deviation, realised
 from analysis.littles_law import against_server, summarise_gap
-from analysis.search import WAITS, summarise_search
+from analysis.pooled import WAITS
+from analysis.search import summarise_search
 from analysis.server import server_figures
 from analysis.sessions import NO_SESSIONS, summarise_sessions
 from analysis.slo import GAP_METRICS, Slo, slo_from_dict

@@ -18,25 +18,25 @@ import asyncio
 import math
 import tempfile
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
 
 from ampacity.experiments.search import Search, SearchPlan
 from ampacity.experiments.stage_book import LOOKS, Enough
 from ampacity.experiments.sweep import sweep
-from analysis.attainment import judge_slo
 from analysis.capacity import find_capacity
-from analysis.intervals import memory_of
 from analysis.next_load import Goal, cut_short
-from analysis.observations import Observations
-from analysis.search import Estimate, estimate
+from analysis.pooled import Estimate, estimate
 from analysis.slo import Slo, parse_slo
-from analysis.steady import find_window, in_flight_at, judge_stability, time_average_in_flight
-from benchmarks.servers import SERVERS, Server
+from analysis.stages import analyse_stage
+from benchmarks.servers import ORIGIN_NS, SERVERS, Sent, Server, stage_of, table_of
 
 MU = 10.0  # requests/s that the queue serves
 DECODE_S = 0.5  # as benchmarks.servers has it
@@ -53,31 +53,27 @@ Found = tuple[Estimate | None, int, bool, list[dict[str, Any]]]
 
 
 class ServerRig:
-    """A rig whose endpoint is a server of the study; judged by the modules that judge a run."""
+    """A rig whose endpoint is a server of the study; its stages are judged as those of a run are."""
 
     def __init__(self, server: Server, slo: Slo, seed: int, duration_s: float = 30.0) -> None:
         self.settings: Any = SimpleNamespace(
-            slos=(slo,),
-            rates=None,
-            concurrency=None,
-            trace=None,
-            lengths=(),
-            workload=SimpleNamespace(classes=()),
-            seed=seed,
-            duration_s=duration_s,
-        )
+            slos=(slo,), rates=None, concurrency=None, trace=None, lengths=(), workload=SimpleNamespace(classes=()),
+            seed=seed, duration_s=duration_s, max_requests=None, max_tokens=None,
+        )  # fmt: skip
         self.stages: list[dict[str, Any]] = []
         self.ended: tuple[str, str] | None = None
         self.lengths: str | None = None
-        self.typical_e2e_s = float(
-            server.run(1e-3, 200, np.random.default_rng(0))[2].mean()
-        )  # of lone requests
+        # of lone requests
+        self.typical_e2e_s = float(server.run(1e-3, 200, np.random.default_rng(0))[2].mean())
         self.sent = 0
+        self.spent_s = 0.0
         self.noted: dict[str, Any] = {}
+        self.told: list[str] = []
         self._server, self._slo = server, slo
 
     def tell(self, text: str) -> None:
         """Nobody waits."""
+        self.told.append(text)
 
     def stage_s(self, rate_rps: float) -> float:
         return float(self.settings.duration_s)
@@ -88,53 +84,54 @@ class ServerRig:
     async def open_stage(
         self, rate_rps: float, duration_s: float | None = None, enough: Enough | None = None
     ) -> dict[str, Any] | None:
-        length_s = duration_s or self.settings.duration_s
-        rng = np.random.default_rng([self.settings.seed, len(self.stages)])
-        n = rng.poisson(rate_rps * length_s)
-        arrival, ttft, e2e = self._server.run(rate_rps, n + round(6 * n**0.5) + 10, rng)
-        arrival, ttft, e2e = (of[arrival < length_s] for of in (arrival, ttft, e2e))
+        length_s = duration_s or self.stage_s(rate_rps)
+        sent = stage_of(
+            self._server, rate_rps, length_s, np.random.default_rng([self.settings.seed, len(self.stages)])
+        )
         for look in LOOKS if enough else ():
-            now = look * length_s
-            seen = arrival < now - self._slo.limit_s
-            if (
-                enough
-                and seen.any()
-                and enough(
-                    self._judge(rate_rps, arrival[seen], ttft[seen], e2e[seen], now - self._slo.limit_s, now)
-                )
-            ):
-                arrival, ttft, e2e, length_s = (*(of[arrival < now] for of in (arrival, ttft, e2e)), now)
+            now_s = look * length_s
+            due_s = now_s - self._slo.limit_s  # what is due later may still meet its limit
+            if not (sent.arrival_s < due_s).any():
+                continue
+            if enough and enough(self._judge(until(sent, due_s), now_s)):
+                sent = replace(until(sent, now_s), duration_s=now_s)
                 break
-        self.sent += len(arrival)
-        self.stages.append(self._judge(rate_rps, arrival, ttft, e2e, length_s, math.inf))
+        self.sent += len(sent.arrival_s)
+        drained_s = float((sent.arrival_s + sent.e2e_s).max(initial=0.0))
+        self.spent_s += max(sent.duration_s, drained_s)
+        self.stages.append(self._judge(sent, math.inf))
         return self.stages[-1]
 
-    def _judge(
-        self, rate_rps: float, arrival: Any, ttft: Any, e2e: Any, end_s: float, now_s: float
-    ) -> dict[str, Any]:
-        ended = arrival + e2e
-        ended_known = np.where(ended > now_s, np.nan, ended)
-        known = arrival + ttft <= now_s
-        window = find_window(0.0, end_s, arrival, ended_known, np.where(known, ttft, np.nan), None)
-        stability = judge_stability(0.0, end_s, arrival, ended_known, np.minimum(ended, now_s) - arrival)
-        inside = (arrival >= window.start_s) & (arrival < window.end_s)
-        values, given = ttft[inside], known[inside]
-        age = np.where(given, np.nan, now_s - arrival[inside])
-        memory = memory_of(in_flight_at(arrival[inside], arrival, ended_known))
-        observed = Observations(
-            "requests", values[given], np.flatnonzero(given), None, np.zeros(len(values)), age, memory=memory
-        )
-        verdict = judge_slo(observed, self._slo)
-        met = (
-            {"met": True, "broken": False}.get(verdict["verdict"]) if stability.stable is not False else False
-        )
-        concurrency = time_average_in_flight(window.start_s, window.end_s, arrival, np.minimum(ended, now_s))
-        carried = len(values) / max(window.end_s - window.start_s, 1e-9)
-        return {
-            "index": len(self.stages), "kind": "open", "lengths": self.lengths, "offered_rps": rate_rps, "requests": len(values), "slo_verdicts": [verdict],
-            "client_limited": False, "ended_early": None, "stable": stability.stable, "stable_reason": stability.reason,
-            "slo_met": met, "slo_met_reason": verdict["reason"], "concurrency": concurrency, "achieved_rps": carried, "arrived_rps": carried, "carried_rps": carried, "window": {"end_s": end_s, "warmup_requests": window.warmup_requests},
-        }  # fmt: skip
+    def _judge(self, sent: Sent, now_s: float) -> dict[str, Any]:
+        table, (meta,) = table_of([sent])
+        meta["index"] = len(self.stages)
+        index = pa.array(np.full(len(table), meta["index"])).cast(table.schema.field("stage").type)
+        table = table.set_column(table.schema.get_field_index("stage"), "stage", index)
+        if now_s < math.inf:
+            now_ns = ORIGIN_NS + round(now_s * 1e9)
+            table, meta["drained_ns"] = as_of(table, now_ns), now_ns
+        return analyse_stage(table, meta, [self._slo], None)
+
+
+def until(sent: Sent, due_s: float) -> Sent:
+    """What was due before ``due_s``, of a stage that lasted until then."""
+    seen = sent.arrival_s < due_s
+    return replace(
+        sent, duration_s=due_s, arrival_s=sent.arrival_s[seen], ttft_s=sent.ttft_s[seen], e2e_s=sent.e2e_s[seen]
+    )
+
+
+def as_of(table: pa.Table, now_ns: int) -> pa.Table:
+    """The records as they are while those that have not ended by ``now_ns`` are in flight."""
+    first, ended = (table[name].to_numpy() for name in ("first_token_ns", "ended_ns"))
+    for name, after in [("status", ended), ("ended_ns", ended), ("last_token_ns", ended)] + [
+        (name, first) for name in ("headers_ns", "first_event_ns", "first_token_ns", "first_answer_ns")
+    ]:
+        field = table.schema.field(name)
+        late = {"status": pa.scalar("unfinished"), "ended_ns": pa.scalar(now_ns)}.get(name, pa.scalar(None))
+        changed = pc.if_else(after > now_ns, late.cast(field.type), table[name].cast(field.type))
+        table = table.set_column(table.schema.get_field_index(name), field, changed)
+    return table
 
 
 def queue_truth(slo: Slo) -> tuple[float, float]:
@@ -163,8 +160,6 @@ def search_server(server: Server, slo: Slo, precision: float, seed: int) -> Foun
 
 
 def search_engine(slo: Slo, precision: float, seed: int, output_tokens: str = OUTPUT_TOKENS) -> Found:
-    from dataclasses import replace
-
     from rich.console import Console
 
     from ampacity.experiments.predict import VirtualRig, predict

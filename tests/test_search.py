@@ -26,7 +26,8 @@ from ampacity.experiments.search import Search, SearchPlan
 from ampacity.values import ConfigError
 from analysis.capacity import find_capacity
 from analysis.next_load import Finished, Goal, Step, cut_short, next_step, so_far, told_enough
-from analysis.search import Posterior, _binding, estimate, is_over, shortfall
+from analysis.pooled import Posterior, _binding, estimate, is_over
+from analysis.search import shortfall
 from analysis.slo import parse_slos
 from loadgen.endpoint import parse_endpoint
 from loadgen.http import Client

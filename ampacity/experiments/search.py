@@ -12,7 +12,7 @@ from ampacity.experiments.stage_book import StageBook
 from ampacity.experiments.sweep import START_IN_FLIGHT, first_rate
 from ampacity.values import ConfigError, duration_text
 from analysis.next_load import Finished, Goal, Step, cut_short, next_step, so_far, told_enough
-from analysis.search import estimate
+from analysis.pooled import estimate
 
 START = 4 * START_IN_FLIGHT  # requests in flight at the first load
 FILL_TIMES = 10.0  # a stage lasts at least so many times as long as one request, and has about so many

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, Literal
 
 from ampacity.experiments.stage_book import StageBook
 from ampacity.values import duration_text
-from analysis.next_load import fewest_requests, out_of_reach
+from analysis.next_load import Goal, Step, fewest_requests, narrowing, out_of_reach, told_enough
+from analysis.pooled import is_over
 
 START_IN_FLIGHT = 0.25  # the lowest rate of the grid: an idle endpoint most of the time
 FIRST_REQUESTS = 20  # and sends at least so many in a stage
@@ -17,8 +17,11 @@ CARRIED = 2.0  # requests in flight that any endpoint is taken to carry
 ROOM = 1.2  # over the fewest requests of a percentile: warm-up is cut, arrivals are random
 GROWTH = 2.0
 STAGES_MAX = 16
-REFINE_STAGES = 3  # between the highest load that met the SLO and the lowest that broke it
+REFINE_STAGES = 3  # without an SLO: between the highest load that was carried and the lowest that was not
 REFINE_UNTIL = 1.1  # their ratio at which the bracket is narrow enough
+REFINE_TIMES = 5.0  # with SLOs: stage lengths that the loads near the limit get in all
+PROLONGED = 3.0  # and one of them at most
+PRECISION = 0.1  # of the usable rate, at which no more is asked for
 DOWN_STEPS = 6  # how often the grid is halved below a start that was too high already
 
 
@@ -50,7 +53,30 @@ async def _curve(rig: StageBook, start_rps: float | None) -> None:
         return
     rate_rps: float | None = start_rps or begin_rate(rig, _least(rig)[0])
     while rate_rps is not None and await rig.open_stage(rate_rps) is not None and not rig.ended:
-        rate_rps = next_rate([s for s in rig.stages if s["lengths"] == rig.lengths])
+        rate_rps = next_rate(_of_curve(rig))
+    if settings.slos and not rig.ended:
+        await _near_the_limit(rig)
+
+
+def _of_curve(rig: StageBook) -> list[dict[str, Any]]:
+    return [s for s in rig.stages if s["lengths"] == rig.lengths]
+
+
+async def _near_the_limit(rig: StageBook) -> None:
+    """Loads on both sides of the limit that the stages so far tell of, as a search would take them, in the time that a sweep has."""
+    goal = Goal(tuple(rig.settings.slos), PRECISION)
+    left = REFINE_TIMES  # in lengths of a stage
+    while left >= 1 and isinstance(step := narrowing(stages := _of_curve(rig), goal), Step):
+        length_s = rig.stage_s(step.load_rps)
+        times = min(max(step.requests / step.load_rps / length_s, 1.0), PROLONGED, left)
+        times = left if left - times < 1 else times  # too short a stage says nothing
+        judged = await rig.open_stage(
+            _round(step.load_rps), times * length_s,
+            lambda partial, before=stages: told_enough(before, partial, goal),  # type: ignore[misc]
+        )  # fmt: skip
+        if judged is None or rig.ended or len(rig.stages) >= STAGES_MAX:
+            return
+        left -= judged["window"]["end_s"] / length_s
 
 
 def too_few(rig: StageBook, start_rps: float | None = None) -> str | None:
@@ -100,11 +126,11 @@ def first_rate(typical_e2e_s: float, duration_s: float) -> float:
 
 
 def next_rate(stages: Sequence[dict[str, Any]]) -> float | None:
-    """The next offered rate given the judged stages so far, or None when the sweep is done.
+    """The next offered rate of the grid given the judged stages so far, or None when it is done.
 
-    Doubles until a stage is saturated (or two broke the SLO), goes down while even the lowest one is
-    over, then halves (geometrically) the widest gap between the highest rate that was within the SLO
-    and the lowest that was not. Without SLOs "within" means not saturated.
+    Doubles until a stage is saturated (or two broke the SLO), goes down while even the lowest one seems to be over.
+    Without SLOs it then halves (geometrically) the widest gap between the highest rate that was carried and the
+    lowest that was not.
     """
     if len(stages) >= STAGES_MAX or (stages[-1]["client_limited"] and stages[-1]["stable"] is not False):
         return None  # beyond a limited client more load would only measure the client
@@ -113,11 +139,14 @@ def next_rate(stages: Sequence[dict[str, Any]]) -> float | None:
     over = [rate for rate in rates if level[rate] in ("over", "saturated")]
     if "saturated" not in level.values() and len(over) < 2:
         return _round(rates[-1] * GROWTH)
-    within = [rate for rate in rates if level[rate] == "within" and rate < over[0]]
-    if not within:
-        worth_a_look = over[0] == rates[0] > rates[-1] / GROWTH**DOWN_STEPS and not out_of_reach(stages)
+    lowest = next(s for s in stages if s["offered_rps"] == rates[0])
+    if over[0] == rates[0] or (lowest["slo_verdicts"] and is_over(lowest)):
+        worth_a_look = rates[0] > rates[-1] / GROWTH**DOWN_STEPS and not out_of_reach(stages)
         return _round(rates[0] / GROWTH) if worth_a_look else None
-    return _refine([rate for rate in rates if within[-1] <= rate <= over[0]], _refined(stages))
+    if lowest["slo_verdicts"]:
+        return None  # what is between the two is for the estimate to say
+    within = [rate for rate in rates if rate < over[0]]
+    return _refine([within[-1], over[0]], _refined(stages))
 
 
 def _judge(stage: dict[str, Any]) -> Literal["within", "over", "saturated", "undecided"]:
@@ -135,7 +164,7 @@ def _refined(stages: Sequence[dict[str, Any]]) -> int:
 
 
 def _refine(bracket: list[float], refined: int) -> float | None:
-    low, high = max(itertools.pairwise(bracket), key=lambda pair: pair[1] / pair[0])
+    low, high = bracket
     if refined >= REFINE_STAGES or high / low <= REFINE_UNTIL:
         return None
     return _round((low * high) ** 0.5)

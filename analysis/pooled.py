@@ -1,0 +1,391 @@
+"""Where the SLOs stop to hold, from all stages together, and which load to try next. Pure; no clock, no load.
+
+Model: near the limit the log-odds of a miss rise linearly with the load, as they do in a queue near saturation,
+
+    logit p(x) = logit(1 - q) + b (e^(x - x*) - 1),   x = ln(requests/s),  b > 0,
+
+so that every stage says something about x*, where exactly a share q is within the limit. The misses of a stage
+come in clusters. Flat priors on x* and ln b, summed over a grid, give the posterior of x*; of several SLOs the
+lowest x* counts. An unstable stage lies above x*, unless it was taken for one by mistake.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from analysis.metrics import Floats
+from analysis.slo import GAP_METRICS, Slo, parse_slo
+from analysis.throughput import all_failed, is_figure
+
+POOLED = (
+    "all open stages together: near the limit the log-odds of a miss rise linearly with the load (slope and crossing "
+    "unknown, flat priors, 95 % of the posterior), each stage counts by its effective sample size"
+)
+NOT_ALL_SEEN = "no stage can show whether all SLOs are met ({})"
+WAITS = ("ttft", "first_answer", "e2e")  # metrics whose limit is a time that a request may spend waiting
+NEAR = 0.2  # in ln(load): the distance over which the model is trusted to be a straight line
+MEMORY = 3.0  # requests in a cluster, per rho / (1 - rho)^2; 2.7 to 3.7 in an M/M/1 queue at rho 0.5 to 0.85
+START_UP = 3.0  # clusters that a stage must last to count half: it starts idle, what is cut of it is a guess
+SPREAD = 0.05  # s.d. of a stage's log-odds beyond its sample: runs differ, clustering is an estimate
+SLOPES = np.exp(np.linspace(math.log(2.0), math.log(200.0), 16))
+FLOORS = np.array([0.0, 0.1, 0.4, 0.8])  # share of the allowed misses that come at any load
+FLOOR_CHANCES = np.array([0.4, 0.3, 0.2, 0.1])
+OVERLOADED = 1.05  # offered over answered, from which on a stage without a steady state shows what the server can do
+SLOPE_SD = 0.4  # of ln b around that of a queue
+ANY_SLOPE = 0.3  # chance that it is no queue's
+UNSTABLE_SLOPE = 60.0  # log-odds that a stage has no steady state, per ln(load) above x*
+MISTAKEN = 0.02  # chance that a stage below x* is taken for unstable; up to half where it is short
+FILLING = 0.1  # a stage that is blind to smaller overloads than this may be filling up only
+MAY_BE_FIRST = 0.1  # chance of breaking first, below which an SLO is not named
+_GRID = 61
+
+
+@dataclass(frozen=True)
+class Posterior:
+    """Of x*, the log of the usable rate: grid points and their cumulative probability."""
+
+    x: Floats
+    cumulative: Floats
+    slope: float = 0.0  # b, its geometric mean
+
+    def at(self, probability: float) -> float:
+        """The value below which x* lies with this probability."""
+        return float(np.interp(probability, self.cumulative, self.x))
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """Usable requests/s and C_max with 95 % intervals, from all stages."""
+
+    usable_rps: float
+    usable_rps_ci: tuple[float, float]
+    c_max: float | None
+    c_max_ci: tuple[float, float] | None
+    binding: tuple[Slo, ...]  # the SLO that breaks first, then those that may as well be the first
+    slope: float  # of the SLO with the lowest x*: by how much the log-odds of a miss rise with ln(load)
+
+    @property
+    def relative_error(self) -> float:
+        """Half the interval over its figure."""
+        return (self.usable_rps_ci[1] - self.usable_rps_ci[0]) / 2 / self.usable_rps
+
+
+def judged_open(stages: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    """Open stages that are findings, in order of load: not cut short, not limited by the client, with an answer."""
+    kept = [
+        s for s in stages
+        if s["kind"] == "open" and s["offered_rps"] and s["requests"] and s["slo_verdicts"]
+        and not s["client_limited"] and not s["ended_early"] and not all_failed(s)
+    ]  # fmt: skip
+    return sorted(kept, key=lambda s: float(s["offered_rps"]))
+
+
+def is_over(stage: Mapping[str, Any]) -> bool:
+    """Whether a stage looks to be above the limit: a share within the limit below its SLO, or no steady state.
+
+    A stage that is short against what is in it fills up, which looks like an overload: there only misses count.
+    """
+    slos = [parse_slo(v["slo"]) for v in stage["slo_verdicts"]]
+    if stage["stable"] is False and all(blind(stage, slo) <= FILLING for slo in slos):
+        return True
+    return any(
+        v["attainment"] is not None and v["attainment"] < slo.quantile
+        for v, slo in zip(stage["slo_verdicts"], slos, strict=True)
+    )
+
+
+def verdict_of(stage: Mapping[str, Any], slo: Slo) -> dict[str, Any] | None:
+    """What a stage says of an SLO."""
+    return next((v for v in stage["slo_verdicts"] if v["slo"] == slo.text), None)
+
+
+def together(stage: Mapping[str, Any], slo: Slo) -> float:
+    """Requests that share one fate: those in flight, and those that arrive within the limit."""
+    waits_s = slo.limit_s if slo.metric in WAITS else 0.0
+    return float(stage["concurrency"]) + waits_s * float(stage["offered_rps"])
+
+
+def blind(stage: Mapping[str, Any], slo: Slo) -> float:
+    """The overload, as a share of the load, that a stage is too short to show in the waits of its requests.
+
+    0 where the SLO limits no wait: an overload never shows in it, so the steady state alone has to tell.
+    """
+    if slo.metric not in WAITS:
+        return 0.0
+    return together(stage, slo) / max(int(stage["requests"] + stage["window"]["warmup_requests"]), 1)
+
+
+def estimate(stages: Sequence[Mapping[str, Any]], slos: Sequence[Slo]) -> Estimate | None:
+    """Pooled estimate, or None unless loads on both sides of the limit have been tried, and every SLO has been seen."""
+    judged = judged_open(stages)
+    over = [is_over(s) for s in judged]
+    if not slos or all(over) or not any(over) or unseen(judged, slos):
+        return None
+    found = {slo: post for slo in slos if (post := _pooled(judged, slo)) is not None}
+    limits = list(found.values())
+    if not any(slo.metric in WAITS for slo in slos) and (steady := _steady_below(judged)) is not None:
+        limits.append(steady)
+    lowest, tightest = _lowest(limits), min(found.values(), key=lambda post: post.at(0.5))
+    low, middle, high = (math.exp(lowest.at(p)) for p in (0.025, 0.5, 0.975))
+    c_max, binding = _concurrency(judged, lowest), _binding(judged, found)
+    return Estimate(
+        middle, (low, high), c_max and c_max[1], c_max and (c_max[0], c_max[2]), binding, tightest.slope
+    )
+
+
+def unseen(judged: Sequence[Mapping[str, Any]], slos: Sequence[Slo]) -> str | None:
+    """The first SLO that no stage says anything of, and why: as long as there is one, no load is shown to keep all of them."""
+    for slo in slos:
+        if judged and not len(_looks(judged, slo).x):
+            verdict = verdict_of(judged[-1], slo)
+            return f"{slo.text}: {(verdict and verdict.get('reason')) or 'no stage measured it'}"
+    return None
+
+
+@dataclass(frozen=True)
+class _Looks:
+    """What each stage says of one SLO, shape (stages,)."""
+
+    x: Floats  # ln(requests/s)
+    n: Floats  # samples
+    share: Floats  # of misses
+    clustering: Floats  # samples per effective one
+    together: Floats  # samples of the requests that share one fate
+    cut: Floats  # samples before them that were cut as warm-up
+    per_request: float  # samples of a request: gaps, for a metric that is judged by them
+
+
+def _looks(judged: Sequence[Mapping[str, Any]], slo: Slo) -> _Looks:
+    rows = []
+    for stage in judged:
+        verdict = verdict_of(stage, slo)
+        if verdict is None or verdict["attainment"] is None or verdict["requests_effective"] < 1:
+            continue
+        n = float(stage[f"{slo.metric}_s"]["n"] if slo.metric in GAP_METRICS else stage["requests"])
+        clustering = max(1.0, n / verdict["requests_effective"])
+        fate, cut = together(stage, slo), float(stage["window"]["warmup_requests"])
+        rows.append((math.log(stage["offered_rps"]), n, 1 - verdict["attainment"], clustering, fate, cut))
+    table = np.array(rows, dtype=np.float64).reshape(-1, 6)
+    requests = sum(s["requests"] for s in judged) if slo.metric in GAP_METRICS else table[:, 1].sum()
+    load, samples, share, clustering, fate, cut = table.T
+    per_request = float(samples.sum() / max(requests, 1))
+    return _Looks(load, samples, share, clustering, fate * per_request, cut * per_request, per_request)
+
+
+@dataclass(frozen=True)
+class _Saturation:
+    """ln of what the server ends per second while more arrives than it can do, and its standard deviation."""
+
+    x: float
+    sd: float
+
+
+def _saturation(judged: Sequence[Mapping[str, Any]]) -> _Saturation | None:
+    """From the stages that were offered more than they answered; None without one."""
+    beyond = [
+        s for s in judged
+        if s["stable"] is False and s["achieved_rps"] > 0 and s["offered_rps"] > OVERLOADED * s["achieved_rps"]
+    ]  # fmt: skip
+    if not beyond:
+        return None
+    ended = np.array([s["achieved_rps"] * (s["window"]["end_s"] - s["window"]["start_s"]) for s in beyond])
+    x = np.log([s["achieved_rps"] for s in beyond])
+    return _Saturation(float(ended @ x / ended.sum()), math.hypot(0.02, 1.2 / float(ended.sum()) ** 0.5))
+
+
+def _pooled(judged: Sequence[Mapping[str, Any]], slo: Slo) -> Posterior | None:
+    """Posterior of x* for one SLO; far stages count less, by their distance from where x* may be."""
+    looks = _looks(judged, slo)
+    saturation = _saturation(judged) if slo.metric in WAITS else None
+    x = looks.x
+    if not len(x):
+        return None
+    waits = slo.metric in WAITS  # other metrics can be within their limits in a queue that grows without end
+    unstable = np.array([(math.log(s["offered_rps"]), blind(s, slo)) for s in judged if s["stable"] is False and waits])  # fmt: skip
+    weight, centre = np.ones(len(x)), float(np.median(x))
+    for step in range(3):
+        found = _posterior(looks, weight, centre, unstable, saturation, slo.quantile)
+        centre = found.at(0.5)
+        # far from the interval: inside it nobody knows yet what is far; the nearest on both sides always count
+        off = np.abs(x - np.clip(x, found.at(0.025), found.at(0.975)))
+        reach = max(NEAR, *(float(off[side].min(initial=1.0)) for side in (x <= centre, x >= centre)))
+        if step < 2:
+            weight = np.exp(-((off / min(reach, 1.0)) ** 2) / 2)
+    return found
+
+
+def _clusters(looks: _Looks, centre: float, weight: Floats, r: Floats) -> tuple[Floats, Floats]:
+    """(mean size of the cluster that a miss of the queue is in, requests that its memory spans), when x* is about
+    ``centre``; shape (slopes, floors, 1, stages). ``r``: rho/(1 - rho), shape (slopes, floors).
+
+    Misses come in clusters that few stages see enough of, and a stage that happens to see few of them
+    takes its sample for a large one. So the clustering is pooled over all misses near the limit, and no
+    less than what goes with the slope: the memory of a queue near saturation is of the order of rho/(1-rho)^2
+    requests, which grows with the load by the power (1+rho)/(1-rho).
+    """
+    near = np.clip(looks.x - centre, -NEAR, NEAR)
+    scale = np.exp(np.clip((1 + 2 * r)[..., None] * near, -1.5, 1.5))
+    seen = weight * looks.share * looks.n
+    pooled = (looks.clustering / scale) @ seen / max(float(seen.sum()), 1e-9)
+    memory = MEMORY * r * (1 + r) * looks.per_request
+    size = np.maximum(pooled, memory)[..., None] * scale
+    return size[:, :, None, :], (memory[..., None] * scale)[:, :, None, :]
+
+
+def _posterior(
+    looks: _Looks,
+    weight: Floats,
+    centre: float,
+    unstable: Floats,
+    saturation: _Saturation | None,
+    quantile: float,
+) -> Posterior:
+    """Sum over slopes and floors on a grid of x*, drawn in three times around where the probability is."""
+    allowed = 1 - quantile
+    kept = weight > 1e-3
+    looks = replace(looks, **{f: getattr(looks, f)[kept] for f in ("x", "n", "share", "clustering", "together", "cut")})
+    weight = weight[kept]
+    n, misses, fate = looks.n, looks.n * looks.share, looks.together
+    odds = allowed / quantile
+    theta = np.log(1 / (allowed * (1 - FLOORS)))  # of the queue: P[wait > limit] = e^-theta at x*
+    r = SLOPES[:, None] / theta
+    clusters, memory = _clusters(looks, centre, weight, r)
+    slopes, floors, r = SLOPES[:, None, None, None], FLOORS[:, None, None], r[:, :, None, None]
+    # the same under every hypothesis: one that could make a stage count less would explain it away
+    power = weight / (1 + START_UP * np.maximum(fate, looks.clustering) / n)
+    load, mistaken = unstable.reshape(-1, 2).T
+    mistaken = np.clip(mistaken / 2, MISTAKEN, 0.5)
+    low, high = float(looks.x.min()) - math.log(4.0), float(looks.x.max()) + math.log(2.0)
+    for _ in range(3):
+        grid = np.linspace(low, high, _GRID)
+        rise = np.expm1(np.clip(looks.x - grid[:, None], -50, 3))  # grid, looks
+        idle = floors * odds
+        queue = (1 - floors) * odds * np.exp(np.clip(slopes * rise, -50, 50))  # slopes, floors, grid, looks
+        # far beyond saturation the queue does not come back: no clusters there, whatever the slope
+        back = np.maximum(r * rise - 1, 1) ** 2
+        expected_queue = n * queue / (1 + idle + queue) * _begun(n, looks.cut, np.maximum(memory / back, 1e-9))
+        expected_idle = n * idle / (1 + idle + queue)
+        expected = expected_queue + expected_idle + 1e-9
+        size = np.minimum(np.maximum(clusters / back, fate), n)  # a stage is one cluster at most
+        size = (size * expected_queue + looks.per_request * expected_idle) / expected
+        size = np.maximum(size, looks.per_request) + SPREAD**2 * n * looks.share * (1 - looks.share)
+        likelihood = (_log_density(misses, 2 * expected / size, size / 2) * power).sum(axis=-1)
+        above = 1 / (1 + np.exp(-UNSTABLE_SLOPE * np.clip(load - grid[:, None], -0.5, 0.5)))
+        likelihood += np.log(mistaken + (1 - mistaken) * above).sum(axis=1)
+        likelihood += np.log(FLOOR_CHANCES)[:, None] + _log_prior(grid, theta, saturation)
+        mass = np.exp(likelihood - likelihood.max())
+        cumulative = np.cumsum(mass.sum(axis=(0, 1)))
+        cumulative /= cumulative[-1]
+        first, last = np.searchsorted(cumulative, [1e-4, 1 - 1e-4])
+        low, high = float(grid[max(first - 1, 0)]), float(grid[min(last + 1, _GRID - 1)])
+    slope = math.exp(float(np.log(SLOPES) @ mass.sum(axis=(1, 2))) / float(mass.sum()))
+    return Posterior(grid, cumulative, slope)
+
+
+def _begun(n: Floats, cut: Floats, memory: Floats) -> Floats:
+    """Mean of 1 - e^(-t/memory) over the requests t of a stage that begins idle, after the ``cut`` ones: of the misses
+    of a steady state so many come in it."""
+    return np.asarray(1 - np.exp(-cut / memory) * -np.expm1(-n / memory) * memory / n)
+
+
+def _log_prior(grid: Floats, theta: Floats, saturation: _Saturation | None) -> Floats:
+    """Of slope and x*, shape (slopes, floors, grid), where the saturation is known: x* lies below it, the limit has any
+    order of magnitude, so that ln(rho/(1-rho)) is flat, and the slope is about theta rho/(1 - rho), as in a queue; else flat."""
+    if saturation is None:
+        return np.zeros((1, 1, 1))
+    below = _log_below(grid, saturation)
+    rho = np.clip(np.exp(grid - saturation.x), 0.05, 1 - max(saturation.sd, 0.02))
+    off = np.log(SLOPES)[:, None, None] - np.log(theta[:, None] * rho / (1 - rho))
+    spread = np.hypot(SLOPE_SD, saturation.sd / (1 - rho))
+    like_a_queue = np.exp(-((off / spread) ** 2) / 2) / spread
+    prior = below - np.log(1 - rho)
+    return np.asarray(prior + np.log((1 - ANY_SLOPE) * like_a_queue + ANY_SLOPE * 0.5))
+
+
+def _log_below(grid: Floats, saturation: _Saturation) -> Floats:
+    """ln of the chance that the saturation lies above each point: the normal distribution, nearly."""
+    return np.asarray(-np.logaddexp(0, -1.7 * (saturation.x - grid) / saturation.sd))
+
+
+def _steady_below(judged: Sequence[Mapping[str, Any]]) -> Posterior | None:
+    """Of the highest load that has a steady state, which bounds what SLOs that limit no wait leave open."""
+    saturation = _saturation(judged)
+    if saturation is None:
+        return None
+    grid = saturation.x + saturation.sd * np.linspace(-4, 4, _GRID)
+    return Posterior(grid, 1 - np.exp(_log_below(grid, saturation)))
+
+
+def _log_density(misses: Floats, number: Floats, size: Floats) -> Floats:
+    """ln of the density of ``misses`` that come in Poisson(``number``) clusters of exponential sizes of mean ``size``.
+
+    P[0] = e^-number, else e^(-number - m/size) sqrt(number/(size m)) I_1(z), z = 2 sqrt(number m/size), the Bessel
+    function to within 10 % by its two limits. The variance is number 2 size^2: a miss is in a cluster of mean 2 size.
+    """
+    some = np.maximum(misses, 0.5)
+    z = 2 * np.sqrt(number * some / size)
+    bessel = -np.log(2 / z + np.sqrt(2 * np.pi * z))  # ln(e^-z I_1(z))
+    density = -((np.sqrt(number) - np.sqrt(some / size)) ** 2) + 0.5 * np.log(number / (size * some)) + bessel
+    return np.where(misses < 0.5, -number, density)
+
+
+def _above(posteriors: Sequence[Posterior]) -> tuple[Floats, Floats]:
+    """A grid for all, and P[x_i > x] on it, shape (posteriors, grid)."""
+    grid = np.unique(np.concatenate([p.x for p in posteriors]))
+    return grid, np.array([1 - np.interp(grid, p.x, p.cumulative, left=0.0, right=1.0) for p in posteriors])
+
+
+def _lowest(posteriors: Sequence[Posterior]) -> Posterior:
+    """Of the smallest of independent x*: P[min > x] = product of P[x_i > x]."""
+    if len(posteriors) == 1:
+        return posteriors[0]
+    grid, above = _above(posteriors)
+    return Posterior(grid, 1 - above.prod(axis=0))
+
+
+def _binding(judged: Sequence[Mapping[str, Any]], found: Mapping[Slo, Posterior]) -> tuple[Slo, ...]:
+    """The SLOs that break first with a chance of ``MAY_BE_FIRST`` at least: the mass of x_i times P[all others > x_i].
+
+    The first of them was seen over its limit at the lowest load; where that says nothing it is the likeliest.
+    """
+    _, above = _above(list(found.values()))
+    mass, middle = -np.diff(above, axis=1), (above[:, 1:] + above[:, :-1]) / 2
+    first = {slo: float(mass[i] @ np.delete(middle, i, axis=0).prod(axis=0)) for i, slo in enumerate(found)}
+
+    def seen_over(slo: Slo) -> float:
+        over = [
+            s["offered_rps"] for s in judged for v in s["slo_verdicts"]
+            if v["slo"] == slo.text and is_figure(s) and v["attainment"] is not None and v["attainment"] < slo.quantile
+        ]  # fmt: skip
+        return min(over, default=math.inf)
+
+    able = [slo for slo, p in first.items() if p >= MAY_BE_FIRST]
+    return tuple(sorted(able, key=lambda slo: (seen_over(slo), -first[slo])))
+
+
+def _concurrency(judged: Sequence[Mapping[str, Any]], x_star: Posterior) -> tuple[float, float, float] | None:
+    """(low, middle, high) of the requests in flight at x*: log-log line through the stable stages near it."""
+    centre = x_star.at(0.5)
+    stable = [s for s in judged if s["stable"] is not False and s["concurrency"] > 0]
+    if not stable:
+        return None
+    x = np.array([math.log(s["offered_rps"]) for s in stable]) - centre
+    y = np.log([s["concurrency"] for s in stable])
+    reach = max(NEAR, float(np.sort(np.abs(x))[:2][-1]))
+    weight = np.exp(-((x / reach) ** 2) / 2) * np.array([s["requests"] for s in stable])
+    weight /= weight.sum()
+    mean_x, mean_y = float(weight @ x), float(weight @ y)
+    spread = float(weight @ (x - mean_x) ** 2)
+    slope = max(1.0, float(weight @ ((x - mean_x) * (y - mean_y))) / spread) if spread > 1e-6 else 2.0
+    residual = y - mean_y - slope * (x - mean_x)
+    used = 1 / float(weight @ weight)  # stages that count
+    error = max(0.02, math.sqrt(float(weight @ residual**2) / max(used - 1, 1)))
+    low, high = (mean_y + slope * (x_star.at(p) - centre - mean_x) for p in (0.025, 0.975))
+    middle = mean_y - slope * mean_x
+    down, up = (math.hypot(1.96 * error, end - middle) for end in (low, high))
+    return math.exp(middle - down), math.exp(middle), math.exp(middle + up)
