@@ -33,9 +33,9 @@ def judge_slo(observations: Observations, slo: Slo) -> dict[str, Any]:
         reason = o.reason or "no request has a value"
         return result | {"reason": reason, "cause": reason}
     misses, undecided = float(o.misses(slo.limit_s).sum()), o.undecided(slo.limit_s)
-    tau = o.clustering(slo.quantile)
+    tau, widest = o.clustering(slo.quantile)
     few = float(o.below_by_chance(slo.quantile, np.array([slo.limit_s]))[0])
-    many = float(many_by_chance(misses, o.n, 1 - slo.quantile, tau))
+    many = float(many_by_chance(misses, o.n, 1 - slo.quantile, widest))
     low, high = o.quantile_bounds(slo.quantile)
     rate = slo.metric == ERROR_RATE
     result |= {
@@ -48,7 +48,7 @@ def judge_slo(observations: Observations, slo: Slo) -> dict[str, Any]:
         "requests_effective": math.floor(o.n / tau),
     }
     if result["verdict"] == "undecided":
-        return result | _why_undecided(o, slo, misses, undecided, tau)
+        return result | _why_undecided(o, slo, misses, undecided)
     if rate:
         result["reason"] = f"{misses:.0f} of {o.n} requests failed"
     elif math.isinf(low):
@@ -58,11 +58,11 @@ def judge_slo(observations: Observations, slo: Slo) -> dict[str, Any]:
     return result
 
 
-def _why_undecided(o: Observations, slo: Slo, misses: float, undecided: int, tau: float) -> dict[str, Any]:
+def _why_undecided(o: Observations, slo: Slo, misses: float, undecided: int) -> dict[str, Any]:
     """Why a stage neither meets nor violates an SLO, and how many more requests would decide it."""
     over = (misses + undecided) / o.n
-    few = over < 1 - slo.quantile
-    size = max(tau, o.likely_cluster) if few else tau
+    few, (tau, widest) = over < 1 - slo.quantile, o.clustering(slo.quantile)
+    size = max(tau, o.likely_cluster) if few else widest
     n_effective, needed = o.n / size, smallest_n(slo.quantile)
     reason = f"{misses:.0f} of {o.n} {o.unit} over the limit"
     if size >= 2:
@@ -79,7 +79,7 @@ def _why_undecided(o: Observations, slo: Slo, misses: float, undecided: int, tau
         cause = f"{o.unit} were cut off that may have met its limit or not"
     if undecided:
         reason += f"; {undecided} {'was' if undecided == 1 else 'were'} cut off unfinished before the limit"
-    factor = deciding_factor(over, o.n, 1 - slo.quantile, tau, o.likely_cluster)
+    factor = deciding_factor(over, o.n, 1 - slo.quantile, tau if few else widest, o.likely_cluster)
     more = None
     if factor is None and undecided:
         reason += ": how they would have ended decides it"

@@ -115,22 +115,27 @@ class Observations:
                 misses = self.misses(level)
         return effective_size(misses, self.sizes)
 
-    def clustering(self, quantile: float) -> float:
-        """tau of the samples around a quantile: how many of them tell as much as one independent sample.
+    def clustering(self, quantile: float) -> tuple[float, float]:
+        """tau of the samples around a quantile, how many of them tell as much as one independent sample: (seen, widest).
 
-        The largest over levels around it, from rarer ones, whose slow samples cluster most, to commoner ones, where there
-        are more to see it by; the commonest count only where no queue says how rare ones cluster.
+        The largest over levels from rarer ones, whose slow samples cluster most, to commoner ones, where there are more to
+        see it by. ``widest`` looks at the commonest, too; so does ``seen`` where no queue says how rare ones cluster.
         """
         if quantile not in self._clusterings:
-            near, least = _NEAR if self.memory else _NEAR + _COMMON, _MIN_EXCEEDANCES / max(self.n, 1)
-            shares = sorted({min(max(k * (1 - quantile), least), 0.5) for k in near})
-            seen = [self.n / max(size, 1e-9) for size in self._sizes_at(shares) if np.isfinite(size)]
+            least = _MIN_EXCEEDANCES / max(self.n, 1)
+            near, common = (
+                sorted({min(max(k * (1 - quantile), least), 0.5) for k in of}) for of in (_NEAR, _COMMON)
+            )
             everybody = self.n / max(float(np.count_nonzero(self.sizes)), 1.0)
-            self._clusterings[quantile] = max(1.0, *seen) if seen else max(1.0, everybody)
+            sizes = self._sizes_at(near + common)
+            taus = [self.n / max(size, 1e-9) for size in sizes]
+            seen = max((tau for tau in taus[: len(near)] if tau > 0), default=everybody)
+            widest = max((tau for tau in taus if tau > 0), default=everybody)
+            self._clusterings[quantile] = max(1.0, seen if self.memory else widest), max(1.0, widest)
         return self._clusterings[quantile]
 
     @cached_property
-    def _clusterings(self) -> dict[float, float]:
+    def _clusterings(self) -> dict[float, tuple[float, float]]:
         return {}
 
     def _sizes_at(self, shares: list[float]) -> list[float]:
@@ -152,7 +157,7 @@ class Observations:
         values, cumulative = self._sorted
         at_most = np.searchsorted(values, levels_s, side="right")
         within = at_most if cumulative is None else np.concatenate([[0.0], cumulative])[at_most]
-        tau = self.clustering(quantile)
+        tau, _ = self.clustering(quantile)
         return few_by_chance(self.n - within, self.n, 1 - quantile, tau, self.likely_cluster)
 
     @cached_property
@@ -188,12 +193,12 @@ class Observations:
         The upper end is the lowest level that would be shown to be within an SLO on this quantile, the lower end the
         highest that would be shown to break one.
         """
-        alpha, p, tau = (1 - CONFIDENCE) / 2, 1 - quantile, self.clustering(quantile)
+        alpha, p, (seen, widest) = (1 - CONFIDENCE) / 2, 1 - quantile, self.clustering(quantile)
         most = self.n - quantile_rank(quantile, self.n)  # samples over the quantile itself
         over = np.unique(np.linspace(0, most, min(most + 1, _RANKS_MAX)).astype(np.int64))[::-1]
-        few = np.flatnonzero(few_by_chance(over, self.n, p, tau, self.likely_cluster) <= alpha)
+        few = np.flatnonzero(few_by_chance(over, self.n, p, seen, self.likely_cluster) <= alpha)
         over_low = np.unique(np.geomspace(most + 1, self.n, _RANKS_MAX).astype(np.int64))
-        many = np.flatnonzero(many_by_chance(over_low, self.n, p, tau) <= alpha)
+        many = np.flatnonzero(many_by_chance(over_low, self.n, p, widest) <= alpha)
         high = self.rank_bounds(self.n - int(over[few[0]]))[1] if len(few) else float("nan")
         low = self.rank_bounds(self.n + 1 - int(over_low[many[0]]))[0] if len(many) else float("nan")
         return low, high

@@ -47,7 +47,7 @@ def percentiles(observations: Observations) -> dict[str, Any]:
 def _unknown_end(o: Observations, high: float) -> str:
     if o.n_infinite > 0.5 * (1 - 0.99) * o.n:
         return "the upper end is among the failed requests"
-    size = max(o.clustering(0.99), o.likely_cluster)
+    size = max(o.clustering(0.99)[0], o.likely_cluster)
     return (
         f"too short: slow {o.unit} come in clusters of about {size:.0f}, so the worst may not have been seen"
     )
