@@ -2,11 +2,12 @@
 
     python -m benchmarks.busy_hour --runs 600
 
-``sine``: the rate swings by 90 % around its mean, once a day; ``step``: it stands at the peak for four hours. Either
-has a peak of 1.9 times the mean; ``week``: seven days of the sine, the last two at 60 % of it. Arrivals are Poisson,
-``bursts`` (within seconds, five on average, geometric) or ``sessions`` (of five turns on average, geometric, an
-exponential minute from turn to turn): the index of dispersion of both is 9. The truth is the largest mean of the rate
-over an hour. ``largest`` is the bias of what stands to reason: the busiest of all windows of an hour.
+``sine``: the rate swings by 90 % around its mean, once a day; ``step`` and ``hour``: it stands at the peak for four
+hours, or for one. All have a peak of 1.9 times the mean. ``week``: seven days of the sine, the last two at 60 % of it;
+``flat``: it does not vary. Arrivals are Poisson, ``bursts`` (at once, five on average, geometric) or
+``sessions`` (of five turns on average, geometric, an exponential minute from turn to turn): the index of dispersion of
+both is 9. The truth is the largest mean of the rate of requests over an hour. ``largest`` is the bias of what stands to
+reason: the busiest of all windows of an hour.
 """
 
 from __future__ import annotations
@@ -31,19 +32,30 @@ def sine(minute: Floats) -> Floats:
     return 1 + SWING * np.sin(2 * np.pi * (minute / DAY + 0.12))
 
 
-def step(minute: Floats) -> Floats:
-    at, low = minute % DAY, (24 - 4 * PEAK) / 20
-    return np.where((at >= 558) & (at < 798), PEAK, low)
+def step(minute: Floats, hours: int = 4) -> Floats:
+    at, low = minute % DAY, (24 - hours * PEAK) / (24 - hours)
+    return np.where((at >= 558) & (at < 558 + 60 * hours), PEAK, low)
+
+
+def hour(minute: Floats) -> Floats:
+    return step(minute, 1)
+
+
+def flat(minute: Floats) -> Floats:
+    return np.ones_like(minute)
 
 
 def week(minute: Floats) -> Floats:
     return sine(minute) * np.where(minute // DAY % 7 >= 5, 0.6, 1.0)
 
 
-SHAPES: dict[str, tuple[Callable[[Floats], Floats], int]] = {
-    "sine": (sine, 1),
-    "step": (step, 1),
-    "week": (week, 7),
+MEANS = (0.65, 10.0, 100.0)
+SHAPES: dict[str, tuple[Callable[[Floats], Floats], int, tuple[float, ...]]] = {
+    "sine": (sine, 1, MEANS),
+    "step": (step, 1, MEANS),
+    "week": (week, 7, MEANS),
+    "hour": (hour, 1, MEANS[:1]),
+    "flat": (flat, 1, MEANS[:1]),
 }
 
 
@@ -64,6 +76,19 @@ def minutes(kind: str, rate_rps: Floats, rng: np.random.Generator) -> npt.NDArra
     return found
 
 
+def of_requests(kind: str, rate: Floats, step_s: float) -> Floats:
+    """The rate of requests where that of what begins is ``rate``, in steps: later turns come after an exponential time."""
+    if kind != "sessions":
+        return rate
+    kept = np.exp(-step_s / (SIZE * BETWEEN_S))
+    later, found = rate[-1], np.empty_like(rate)
+    for _ in range(2):  # the first round settles what came before the log
+        for i, now in enumerate(rate.tolist()):
+            later = kept * later + (1 - kept) * now
+            found[i] = now / SIZE + (1 - 1 / SIZE) * later
+    return found
+
+
 def windows(per_minute: Floats) -> Floats:
     return np.convolve(per_minute, np.ones(CELLS), "valid") / CELLS
 
@@ -74,14 +99,13 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=100_000)
     given = parser.parse_args()
     print("shape  arrivals  mean/s   peak/s   bias    s.d.   interval  covers   largest")
-    for shape, (law, days) in SHAPES.items():
-        fine = np.arange(0, days * DAY, 1 / 6) + 1 / 12
-        per_minute = law(fine).reshape(-1, 6).mean(axis=1)
-        for mean in (0.65, 10.0, 100.0):
+    for shape, (law, days, means) in SHAPES.items():
+        per_minute = law(np.arange(days * DAY) + 0.5)
+        for mean in means:
             for kind in ("poisson", "bursts", "sessions"):
                 if kind == "sessions" and mean * days > 10:
                     continue  # minutes of time for what 10/s says already
-                truth = mean * windows(per_minute).max()
+                truth = mean * windows(of_requests(kind, per_minute, CELL_S)).max()
                 rows = []
                 for seed in range(given.seed, given.seed + given.runs):
                     rng = np.random.default_rng(seed)
