@@ -8,6 +8,7 @@ import io
 import os
 import stat
 import sys
+import unicodedata
 from typing import TYPE_CHECKING, Any, TextIO
 
 if TYPE_CHECKING:
@@ -26,7 +27,8 @@ def in_ascii(error: UnicodeError) -> tuple[str, int]:
     if not isinstance(error, UnicodeEncodeError):
         raise error
     lacking = error.object[error.start : error.end]
-    return "".join(IN_ASCII.get(c) or (f"^{int(c)}" if c.isdigit() else "?") for c in lacking), error.end
+    raised = {c: f"^{unicodedata.digit(c)}" for c in lacking if c.isdigit()}
+    return "".join({**IN_ASCII, **raised}.get(c, "?") for c in lacking), error.end
 
 
 def secure_streams() -> None:
