@@ -128,11 +128,8 @@ def _nothing_answered(summary: Mapping[str, Any]) -> str:
 def _usable(summary: Mapping[str, Any]) -> str:
     """The three figures that a buyer reads, each with its interval: usable rate, C_max and fleet."""
     capacity = summary["capacity"]
-    closed = capacity["c_max_basis"] == "closed"
-    parts = [_carries(summary), f"C_max {_c_max(capacity)} in flight"]
-    if closed and round(capacity["c_max"]) != capacity["users"]:
-        parts[-1] += f" ({capacity['users']} users)"
-    if closed:
+    parts = [_carries(summary), _c_max(capacity)]
+    if capacity["c_max_basis"] == "closed":
         parts.append("users wait for the server there: open arrivals break the SLO at a lower rate")
     fleet = summary["fleet"]
     if fleet["instances"] is not None:
@@ -145,7 +142,7 @@ def _usable(summary: Mapping[str, Any]) -> str:
 
 def _carries(summary: Mapping[str, Any]) -> str:
     capacity = summary["capacity"]
-    low, high = capacity["usable_rps_ci"]
+    low, high = capacity["usable_rps_ci"] or (None, None)
     crossing, closed = capacity["crossing"], capacity["c_max_basis"] == "closed"
     verified = capacity.get("verified_rps")
     rate = f"{number_text(capacity['usable_rps'])} req/s"
@@ -154,10 +151,9 @@ def _carries(summary: Mapping[str, Any]) -> str:
         return f"One instance carries at least {rate}{loop} with {_limits(summary['slos'])}; no stage broke the SLO"
     least = {"saturated": "at most ", "measured": ""}.get(crossing, "an estimated ")
     loop = " in a closed loop" if closed and crossing != "saturated" else ""
-    known = [
-        f"{'95 % interval' if crossing == 'pooled' else 'between'} {number_text(low)} "
-        f"{'to' if crossing == 'pooled' else 'and'} {'an unknown upper end' if high is None else number_text(high)}"
-    ]
+    known = [f"between {_between(low, high, 'and')}"]
+    if crossing == "pooled":
+        known = [f"95 % interval {_between(low, high, 'to')}"]
     if crossing == "saturated":
         known = ["there the closed loop saturates"]
     if verified:
@@ -172,17 +168,22 @@ def _carries(summary: Mapping[str, Any]) -> str:
 
 
 def _c_max(capacity: Mapping[str, Any]) -> str:
-    """``65 (55 to 80)``; of a bound, and where the users were set, without an interval."""
+    """``C_max 65 (55 to 80) in flight``; of a bound without an interval, and the users beside it where they pause."""
+    value, (low, high) = capacity["c_max"], capacity["c_max_ci"] or (None, None)
+    if value is None:
+        return f"C_max is not known: {capacity.get('c_max_reason') or capacity['reason']}"
+    said = number_text(value)
+    if capacity["crossing"] == "lower_bound":
+        said = f"at least {said}"
+    elif capacity["crossing"] != "saturated" and low is not None and low != high:
+        said += f" ({_between(low, high, 'to')})"
+    paused = capacity["c_max_basis"] == "closed" and round(value) != capacity["users"]
+    return f"C_max {said} in flight" + (f" ({capacity['users']} users)" if paused else "")
 
-    def figure(value: float) -> str:
-        return number_text(value, 2 if value < 100 else 3)
 
-    value, (low, high) = figure(capacity["c_max"]), capacity["c_max_ci"] or (None, None)
-    if capacity["crossing"] in ("lower_bound", "saturated"):
-        return f"at least {value}" if capacity["crossing"] == "lower_bound" else value
-    if low is None or low == high:
-        return value
-    return f"{value} ({figure(low)} to {'an unknown upper end' if high is None else figure(high)})"
+def _between(low: float | None, high: float | None, word: str) -> str:
+    ends = ["an unknown lower end" if low is None else number_text(low)]
+    return f" {word} ".join([*ends, "an unknown upper end" if high is None else number_text(high)])
 
 
 def _peak(rate_rps: float) -> str:

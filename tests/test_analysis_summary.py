@@ -64,7 +64,7 @@ def test_verdict_in_words_for_given_figures(sweep: dict[str, Any]) -> None:
     # 120 / 7 = 17.1 and 120 / 6 = 20, x 1.3
     summary["fleet"] |= {"instances": 25, "instances_ci": [24, 26], "gpus": 100, "peak_rps": 120}
     assert write_verdict(summary) == (
-        "One instance carries an estimated 6.43 req/s (between 6 and 7) with ttft_p99 ≤ 2 s; C_max 14 (11 to 20) in flight; "
+        "One instance carries an estimated 6.43 req/s (between 6 and 7) with ttft_p99 ≤ 2 s; C_max 14.2 (11 to 19.6) in flight; "
         "120 req/s need 25 instances (24 to 26), 100 GPUs, with a safety factor of 1.3."
     )
     summary["capacity"] |= {"crossing": "pooled", "verified_rps": 6.2}
@@ -75,7 +75,7 @@ def test_verdict_in_words_for_given_figures(sweep: dict[str, Any]) -> None:
     summary["fleet"]["instances"] = None
     assert write_verdict(summary) == (
         "One instance carries at least 6.43 req/s with ttft_p99 ≤ 2 s; no stage broke the SLO; "
-        "C_max at least 14 in flight."
+        "C_max at least 14.2 in flight."
     )
 
 
@@ -177,7 +177,7 @@ def test_a_run_that_is_still_going_on_is_not_said_to_be_killed(tmp_path: Path) -
 def test_the_verdict_rounds_no_c_max_to_nothing_and_names_lower_rates(sweep: dict[str, Any]) -> None:
     summary = json.loads(json.dumps(sweep))
     summary["capacity"] |= {"c_max": 0.0412, "crossing": "lower_bound"}
-    assert "C_max at least 0.041 in flight" in write_verdict(summary)
+    assert "C_max at least 0.0412 in flight" in write_verdict(summary)
     summary["capacity"] |= {"c_max": 1}
     assert "C_max at least 1 in flight" in write_verdict(summary)
     summary["capacity"] |= {"usable_rps": None, "usable_rps_ci": [0.0, 40.0], "reason": "REASON"}
