@@ -81,7 +81,10 @@ def _chart(name: str, title: str, curves: Sequence[Curve], summary: Figures) -> 
             plot.y_rule(slo["limit_s"], colour, f"SLO {slo['text']}")
         if kept is not None:
             least = "at least " if curve.capacity["crossing"] == "lower_bound" else ""
-            label += f", SLOs kept up to {least}{significant(kept)} {unit}"
+            between = interval(curve.capacity.get("usable_rps_ci")) if is_open else None
+            label += (
+                f", SLOs kept up to {least}{significant(kept)} {unit}{f' ({between})' if between else ''}"
+            )
             plot.x_rule(kept, colour, label)
         plot.curve(points, colour, label)
     caption = "Dotted: the limit of an SLO. Upright: the highest load at which the SLOs are kept."

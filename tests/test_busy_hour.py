@@ -10,6 +10,7 @@ import yaml
 
 from analysis.fleet import FleetError, traffic_of_profile
 from benchmarks.busy_hour import CELL_S, DAY, minutes, of_requests, sine, step, windows
+from reports.profile_page import facts
 from workloads.busy_hour import CELLS, busy_hour, busy_rate
 from workloads.fit_traffic import fit_arrivals
 
@@ -62,6 +63,19 @@ def test_a_profile_carries_the_busy_hour_and_its_interval_to_the_plan(tmp_path: 
     assert low < 1.235 < high
     assert traffic.peak_reason.startswith(
         f"the busiest hour of the profile, 95 % interval {low:.4g} to {high:.4g}"
+    )
+    shown = dict(
+        facts(
+            {
+                "described": {"arrivals": "poisson"},
+                "measured": {"arrivals": arrivals},
+                "sides": {},
+                "note": "",
+            }
+        )
+    )
+    assert shown["Busiest hour"] == (
+        f"{traffic.peak_rps:.2f} req/s (95 % interval {low:.2f} to {high:.2f} req/s): what 'ampacity plan' sizes for"
     )
     del arrivals["busy_hour"]  # a profile of before
     old = traffic_of_profile({"measured": {"arrivals": arrivals}})

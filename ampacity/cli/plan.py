@@ -17,8 +17,8 @@ def plan(
     raw: dict[str, Any],
     run: Annotated[Path, typer.Argument(help="Run directory of a search or a sweep.", show_default=False)],
     mean_rps: Annotated[float | None, typer.Option(metavar="R", help="Mean load, for the utilisation and what a token really costs.")] = None,
-    profile: Annotated[Path | None, typer.Option(metavar="FILE", help="Profile of 'ampacity workload fit': peak, mean and variance of the traffic.")] = None,
-    safety: Annotated[float | None, typer.Option(metavar="F", help="Safety factor. Default: 1.2 or 1.5, as the traffic's variance asks for.")] = None,
+    profile: Annotated[Path | None, typer.Option(metavar="FILE", help="Profile of 'ampacity workload fit': busiest hour, mean and variance of the traffic.")] = None,
+    safety: Annotated[float | None, typer.Option(metavar="F", help="Safety factor. Default: that of the run, else 1.2 or 1.5, as the traffic's variance asks for.")] = None,
     json: Annotated[bool, typer.Option("--json", help="Print the plan as JSON.")] = False,
 ) -> None:  # fmt: skip
     """Size a fleet for a peak load from what one instance carried.
