@@ -158,9 +158,9 @@ def gpus_named(*texts: object) -> int | None:
 
 
 def fleet_inputs(raw: dict[str, Any]) -> dict[str, Any]:
-    """run.json's ``fleet_inputs``, checked. Raises ConfigError."""
-    safety = v.positive(raw.get("safety", 1.2), "--safety")
-    if safety < 1:
+    """run.json's ``fleet_inputs``, checked; null: not given. Raises ConfigError."""
+    safety = v.given(raw, "safety", v.positive)
+    if safety is not None and safety < 1:
         raise ConfigError(f"--safety {raw['safety']}: give 1 or more (1.2 keeps 20 % in reserve)")
     return {
         "peak_rps": v.given(raw, "peak_rps", v.positive),

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from analysis.capacity import number_text, stage_rate
-from analysis.families import class_below
+from analysis.families import class_below, lengths_out_of_order
 from analysis.slo import parse_slo
 from analysis.throughput import is_figure
 
@@ -45,6 +45,8 @@ def find_caveats(summary: Mapping[str, Any], output_deviation: float | None) -> 
         "cached": _cached(realised["cached_token_share"], summary["workload"].get("prompts")),
         "littles_law": _littles_law(stages),
         "class_below": class_below(summary),
+        "lengths_out_of_order": lengths_out_of_order(summary),
+        "knee_region": _knee_region(summary),
         "closed_loop": _closed_loop(summary["capacity"]),
     }
     expected = _OF_A_STEADY_LOAD if _load_changes(summary) else ()
@@ -319,6 +321,18 @@ def _littles_law(stages: Sequence[dict[str, Any]]) -> str | None:
         f"{_at(off)} the requests in flight and rate x time in flight differ by more than the requests that cross "
         f"the window's edge explain (L ÷ λW {worst['littles_law']['consistency']:.3g}): their number rose or fell during the "
         "stage, as it does near saturation, or times are wrong."
+    )
+
+
+def _knee_region(summary: Mapping[str, Any]) -> str | None:
+    """Where latency bends below the load at which the SLO does: no contradiction, but little is left above."""
+    usable, region = summary["capacity"]["usable_rps"], summary["knee"]["region_rps"]
+    if not usable or not region or usable < region[0]:
+        return None
+    where = "within" if usable <= region[1] else "above"
+    return (
+        f"The usable rate of {number_text(usable)} requests/s lies {where} the knee region of {number_text(region[0])} to "
+        f"{number_text(region[1])}: there latency rises faster than the load, and a little more of it breaks the SLO."
     )
 
 

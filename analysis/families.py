@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from itertools import permutations
 from typing import Any
 
 import pyarrow as pa
@@ -97,6 +98,29 @@ def class_below(summary: Mapping[str, Any]) -> str | None:
     return (
         f"Below the usable rate of {usable:.3g} requests/s, at which an SLO without a class is kept by all requests together: {'; '.join(said)}. "
         "Size by that rate, or give the class an SLO of its own (--slo CLASS:SLO)."
+    )
+
+
+def lengths_out_of_order(summary: Mapping[str, Any]) -> str | None:
+    """Curves at other lengths of which one with shorter requests keeps the SLOs only up to a lower load than a longer one.
+
+    The workload's own requests count by their means, since their longest make the load.
+    """
+    own = {side: summary["fleet"][f"{side}_mean"] for side in ("input_tokens", "output_tokens")}
+    curves = [("the workload's own lengths", own, summary["capacity"])]
+    curves += [(f"{f['lengths']} lengths", f, f["capacity"]) for f in summary["families"]]
+    said = []
+    for (short, a, least), (long, b, most) in permutations(curves, 2):
+        tokens = [(a[side] or 0, b[side] or 0) for side in own]
+        ends = [c["usable_rps_ci"] or (None, None) for c in (least, most)]
+        high, low = ends[0][1], ends[1][0]
+        if all(x <= y for x, y in tokens) and any(x < y for x, y in tokens) and high and low and high < low:
+            said.append(f"{short} up to {high:.3g} requests/s at most, {long} up to {low:.3g} at least")
+    if not said:
+        return None
+    return (
+        f"Shorter requests keep the SLOs only up to a lower load than longer ones: {'; '.join(said)}. "
+        "Something else than their length differs (a cache that filled, other work on the machine): run the sweep again."
     )
 
 

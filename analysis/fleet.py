@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from decimal import Decimal
 from fractions import Fraction
 from typing import Any
+
+from analysis.capacity import good_share_at
 
 AT_USABLE = "one instance at its usable rate"  # what a cost is of; a plan's is of the whole fleet
 
@@ -66,35 +68,6 @@ def queue_depth(rate_rps: float, budget_s: float) -> int:
     return math.floor(_exact(rate_rps) * _exact(budget_s))
 
 
-def summarise_fleet(
-    inputs: dict[str, Any], usable_rps: float | None, output_tokens: float | None
-) -> dict[str, Any]:
-    """The ``fleet`` object from run.json's ``fleet_inputs``, the capacity of one instance and the mean tokens of an answer."""
-    peak, safety = inputs.get("peak_rps"), inputs.get("safety_factor") or 1.2
-    tensor_parallel, gpu_hour = inputs.get("tensor_parallel") or 1, inputs.get("gpu_hour_usd")
-    result: dict[str, Any] = {
-        "peak_rps": peak, "instances": None, "instances_before_safety": None, "gpus": None,
-        "tensor_parallel": tensor_parallel, "safety_factor": safety, "one_replica_down": None,
-        "gpu_hour_usd": gpu_hour, "cost_per_million_output_tokens": None, "reason": None,
-    }  # fmt: skip
-    if not usable_rps:
-        return result | {"reason": "no usable rate inside an SLO was found"}
-    try:
-        if gpu_hour is not None and output_tokens:
-            result["cost_per_million_output_tokens"] = cost_per_million_output_tokens(
-                gpu_hour, tensor_parallel, usable_rps * output_tokens
-            )
-        if peak is None:
-            return result | {"reason": "no peak rate given (--peak-rps)"}
-        fleet = size_fleet(peak, usable_rps, safety, tensor_parallel)
-    except FleetError as error:
-        return result | {"reason": str(error)}
-    return result | {
-        "instances": fleet.instances, "instances_before_safety": fleet.instances_before_safety, "gpus": fleet.gpus,
-        "one_replica_down": fleet.one_replica_down,
-    }  # fmt: skip
-
-
 STEADY, BURSTY = 1.2, 1.5
 STEADY_CV = 0.3  # of the requests/s of whole minutes
 HISTORY_S = 7 * 86_400.0  # less does not show a week's own rhythm
@@ -112,15 +85,16 @@ class Traffic:
     history_s: float | None = None
     source: str = "given"
     peak_reason: str = "as given"
+    peak_rps_ci: tuple[float, float] | None = None  # 95 %; None: the peak is a number that was given
+    crowded_rps: float | None = None  # Poisson arrivals that fill short windows as this traffic does
 
 
 def traffic_of_profile(profile: Mapping[str, Any], peak_rps: float | None = None) -> Traffic:
     """Peak, mean and variance from a profile of ``workload fit``. Raises FleetError.
 
-    The peak is comparable with a usable rate, which is a mean of Poisson arrivals and contains their crowded seconds: the
-    rate of Poisson arrivals that have such a P99 over windows as the profile, the higher one of ``PEAK_WINDOWS_S`` (a
-    second, where the profile has no longer ones), the mean at least. With index of dispersion I = variance / mean of
-    the counts in windows of w seconds, the rate's own coefficient of variation is sqrt((I - 1) / (rate w)).
+    The peak is the rate of the busiest hour with its interval (``workloads.busy_hour``); of a profile without one
+    ``crowded_rps`` stands for it. With index of dispersion I = variance / mean of the counts in windows of w seconds,
+    the rate's own coefficient of variation is sqrt((I - 1) / (rate w)).
     """
     measured = profile.get("measured") if isinstance(profile, Mapping) else None
     held = (measured or {}).get("arrivals") if isinstance(measured or {}, Mapping) else None
@@ -140,18 +114,35 @@ def traffic_of_profile(profile: Mapping[str, Any], peak_rps: float | None = None
             cv = math.sqrt(max(0.0, float(dispersion[name]) - 1) / (mean * float(name[:-1])))
     span = held.get("span_s") or 0.0
     history = float(span) if _positive(span) else None
+    crowded_rps, why = _crowded(held, mean)
+    known = Traffic(peak_rps or crowded_rps, mean, cv, history, "profile", crowded_rps=crowded_rps)
     if peak_rps:
-        return Traffic(peak_rps, mean, cv, history, "profile")
-    p99 = held.get("p99_rps") or {}
+        return known
+    busy = held.get("busy_hour")
+    if busy is None:
+        return replace(known, peak_reason=f"the profile holds no busy hour (fit its log again): {why}")
+    low, high = busy["rps_ci"]
+    if not (_positive(busy["rps"]) and _positive(high) and 0 <= low <= busy["rps"] <= high):
+        raise FleetError("measured: arrivals: busy_hour is not as 'ampacity workload fit' wrote it: fit anew")
+    length = "hour" if busy["window_s"] == 3600 else f"{busy['window_s'] / 60:.3g} minutes"
+    why = (
+        f"the busiest {length} of the profile, 95 % interval {low:.4g} to {high:.4g}; its mean is {mean:.3g}"
+    )
+    return replace(known, peak_rps=float(busy["rps"]), peak_rps_ci=(low, high), peak_reason=why)
+
+
+def _crowded(arrivals: Mapping[str, Any], mean_rps: float) -> tuple[float, str]:
+    """(Poisson arrivals with such a P99 of the rate over the higher of ``PEAK_WINDOWS_S``, the mean at least; why)."""
+    p99 = arrivals.get("p99_rps") or {}
     seen = {w: float(p99[f"{w}s"]) for w in PEAK_WINDOWS_S if _positive(p99.get(f"{w}s"))}
-    seen = seen or {1: float(held["rps_p99"])}
-    peaks = {w: max(mean, poisson_rate_rps(at, w)) for w, at in seen.items()}
+    seen = seen or {1: float(arrivals["rps_p99"])}
+    peaks = {w: max(mean_rps, poisson_rate_rps(at, w)) for w, at in seen.items()}
     width = max(peaks, key=lambda w: peaks[w])
     why = (
-        f"{peaks[width]:.3g} requests/s of Poisson arrivals, as the usable rate was measured with, have such a P99 of the rate over "
-        f"windows of {width} s as the profile: {seen[width]:.3g}; its mean is {mean:.3g}"
+        f"{peaks[width]:.3g} requests/s of Poisson arrivals have such a P99 of the rate over windows of {width} s "
+        f"as the profile: {seen[width]:.3g}; its mean is {mean_rps:.3g}"
     )
-    return Traffic(peaks[width], mean, cv, history, "profile", why)
+    return peaks[width], why
 
 
 def poisson_rate_rps(p99_rps: float, window_s: float) -> float:
@@ -165,9 +156,9 @@ def _positive(value: Any) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool) and 0 < value < math.inf
 
 
-def choose_safety(traffic: Traffic) -> tuple[float, str]:
+def choose_safety(traffic: Traffic | None) -> tuple[float, str]:
     """(1.2 or 1.5, why): 20 % on top where a week of history shows a steady rate, 50 % where it does not."""
-    if traffic.rate_cv is None and traffic.history_s is None:
+    if traffic is None or (traffic.rate_cv is None and traffic.history_s is None):
         return (
             STEADY,
             "20 %: nothing is known of the traffic's variance (--profile); take 1.5 where it comes in bursts",
@@ -188,49 +179,110 @@ class Carried:
     """What one instance carries at its usable rate. Tokens are means of a request, ``good_share`` those within the SLOs."""
 
     usable_rps: float
-    usable_rps_ci: tuple[float | None, float | None]
+    usable_rps_ci: tuple[float | None, float | None]  # an end that is None or 0 is not known
     input_tokens: float | None
     output_tokens: float | None
     good_share: float | None
 
 
-def plan_fleet(
-    traffic: Traffic,
-    carried: Carried,
+def carried_by(
+    capacity: Mapping[str, Any], stages: Sequence[Mapping[str, Any]], tokens: Mapping[str, float | None]
+) -> Carried | None:
+    """From the ``capacity`` of a summary; None where there is no usable rate. A saturated loop bounds it from above only."""
+    usable = capacity["usable_rps"]
+    if not usable:
+        return None
+    low, high = capacity["usable_rps_ci"] or (None, None)
+    return Carried(
+        usable,
+        (None, usable) if capacity["crossing"] == "saturated" else (low, high),
+        tokens["input_tokens_mean"],
+        tokens["output_tokens_mean"],
+        good_share_at(stages, capacity["c_max_basis"], usable),
+    )
+
+
+def fleet_of(
+    traffic: Traffic | None,
+    carried: Carried | None,
     tensor_parallel: int = 1,
     safety: float | None = None,
     gpu_hour_usd: float | None = None,
 ) -> dict[str, Any]:
-    """The fleet for a peak, its interval (an end that is None or 0 is not known), utilisation and cost. Raises FleetError.
+    """The ``fleet`` object of docs/summary.md; ``safety`` None: as the traffic asks for. What cannot be told is null with a reason.
+
+    The interval runs from the low end of the peak at the high end of the usable rate to the high end at the low end.
+    """
+    factor, why = (safety, "as given") if safety is not None else choose_safety(traffic)
+    result: dict[str, Any] = {
+        "peak_rps": traffic and traffic.peak_rps,
+        "peak_rps_ci": traffic and traffic.peak_rps_ci and list(traffic.peak_rps_ci),
+        "peak_reason": traffic and traffic.peak_reason,
+        "safety_factor": factor,
+        "safety_reason": why,
+        **dict.fromkeys(("instances_before_safety", "instances", "instances_ci", "gpus", "one_replica_down")),
+        "tensor_parallel": tensor_parallel,
+        "gpu_hour_usd": gpu_hour_usd,
+        "cost_per_million_output_tokens": None,
+        "reason": None,
+    }
+    if carried is None:
+        return result | {"reason": "no usable rate inside an SLO was found"}
+    try:
+        if gpu_hour_usd is not None and carried.output_tokens:
+            result["cost_per_million_output_tokens"] = cost_per_million_output_tokens(
+                gpu_hour_usd, tensor_parallel, carried.usable_rps * carried.output_tokens
+            )
+        if traffic is None:
+            return result | {"reason": "no peak rate given (--peak-rps)"}
+        fleet = size_fleet(traffic.peak_rps, carried.usable_rps, factor, tensor_parallel)
+        peaks = traffic.peak_rps_ci or (traffic.peak_rps, traffic.peak_rps)
+        ends = [
+            size_fleet(peak, usable, factor).instances if peak and usable else None
+            for peak, usable in zip(peaks, reversed(carried.usable_rps_ci), strict=True)
+        ]
+    except FleetError as error:
+        return result | {"reason": str(error)}
+    return result | vars(fleet) | {"instances_ci": ends}
+
+
+def instances_text(fleet: Mapping[str, Any]) -> str:
+    """The instances with their range: ``10 instances (9 to 15)``, ``at most 10 instances``."""
+    number, (low, high) = fleet["instances"], fleet["instances_ci"]
+    said = f"{number:,} instance{'' if number == 1 else 's'}"
+    if low is None or high is None:
+        bound, end = ("at most", high) if low is None else ("at least", low)
+        if end is None:
+            return f"{said} (range unknown)"
+        return f"{bound} {said}" if end == number else f"{said} ({bound} {end:,})"
+    return f"{said} over the whole interval" if low == high else f"{said} ({low:,} to {high:,})"
+
+
+def use_of_fleet(fleet: Mapping[str, Any], traffic: Traffic, carried: Carried) -> dict[str, Any]:
+    """How a fleet of ``fleet_of`` is used at the mean load, and what a token then costs.
 
     utilisation = mean load / (instances x usable rate); the fleet is paid for whether it is used or not, so a cost
     per token is hourly cost / tokens really served in an hour. Input, output and all tokens each bear the whole cost.
     """
-    chosen, why = choose_safety(traffic)
-    factor, why = (chosen, why) if safety is None else (safety, "as given")
-    fleet = size_fleet(traffic.peak_rps, carried.usable_rps, factor, tensor_parallel)
-    ends = [size_fleet(traffic.peak_rps, end, factor, tensor_parallel) if end else None for end in carried.usable_rps_ci]  # fmt: skip
     load = traffic.peak_rps if traffic.mean_rps is None else traffic.mean_rps
-    result: dict[str, Any] = {
-        "peak_rps": traffic.peak_rps, "peak_reason": traffic.peak_reason, "mean_rps": traffic.mean_rps, "traffic": traffic.source, "usable_rps": carried.usable_rps,
-        "usable_rps_ci": list(carried.usable_rps_ci), "safety_factor": factor, "safety_reason": why,
-        "instances_before_safety": fleet.instances_before_safety, "instances": fleet.instances,
-        "instances_ci": [ends[1] and ends[1].instances, ends[0] and ends[0].instances],  # the high end needs the fewest
-        "tensor_parallel": tensor_parallel, "gpus": fleet.gpus, "one_replica_down": fleet.one_replica_down,
-        "one_replica_down_gpus": fleet.one_replica_down * tensor_parallel, "gpu_hours_per_day": 24 * fleet.gpus,
-        "utilisation": load / (fleet.instances * carried.usable_rps),
-        "utilisation_at": "the peak: no mean load is known" if traffic.mean_rps is None else "the mean load",
-    }  # fmt: skip
-    return result | _costs(fleet.gpus, gpu_hour_usd, load, carried)
-
-
-def _costs(gpus: int, gpu_hour_usd: float | None, load_rps: float, carried: Carried) -> dict[str, Any]:
-    hourly = None if gpu_hour_usd is None else gpus * gpu_hour_usd
-    tokens = {"input_tokens": carried.input_tokens, "output_tokens": carried.output_tokens}
-    both = [t for t in tokens.values() if t is not None]
-    tokens["tokens"] = sum(both) if len(both) == 2 else None
-    costs: dict[str, Any] = {"gpu_hour_usd": gpu_hour_usd, "cost_per_hour": hourly}
-    for name, each in tokens.items():
-        costs[f"cost_per_million_{name}"] = hourly / (3600 * load_rps * each) * 1e6 if hourly and each else None  # fmt: skip
+    price = fleet["gpu_hour_usd"]
+    hourly = None if price is None else fleet["gpus"] * price
+    sides = (carried.input_tokens, carried.output_tokens)
+    both = None if None in sides else sum(side or 0.0 for side in sides)
+    per_million = {
+        f"fleet_cost_per_million_{name}": hourly / (3600 * load * each) * 1e6 if hourly and each else None
+        for name, each in (("input_tokens", sides[0]), ("output_tokens", sides[1]), ("tokens", both))
+    }
     good = carried.good_share
-    return costs | {"cost_per_thousand_good_requests": hourly / (3600 * load_rps * good) * 1e3 if hourly and good else None}  # fmt: skip
+    per_good = hourly / (3600 * load * good) * 1e3 if hourly and good else None
+    return {
+        "mean_rps": traffic.mean_rps,
+        "traffic": traffic.source,
+        "one_replica_down_gpus": fleet["one_replica_down"] * fleet["tensor_parallel"],
+        "gpu_hours_per_day": 24 * fleet["gpus"],
+        "utilisation": load / (fleet["instances"] * carried.usable_rps),
+        "utilisation_at": "the peak: no mean load is known" if traffic.mean_rps is None else "the mean load",
+        "cost_per_hour": hourly,
+        **per_million,
+        "fleet_cost_per_thousand_good_requests": per_good,
+    }

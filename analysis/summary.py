@@ -14,7 +14,7 @@ from analysis.burst import summarise_burst
 from analysis.capacity import find_capacity
 from analysis.caveats import find_caveats, load_name, repeated_undisturbed
 from analysis.families import class_curves, describe_family, split_lengths
-from analysis.fleet import summarise_fleet
+from analysis.fleet import Traffic, carried_by, fleet_of
 from analysis.goodput import offline_throughput, peak_goodput
 from analysis.impossible import check_records
 from analysis.intervals import ASSUMPTION
@@ -76,8 +76,14 @@ def summarise(run: Run, labels: Mapping[int, bool] | None = None) -> dict[str, A
     steady = [s for s in stages if s["stable"] and not s["client_limited"]]
     summary["littles_law"] = _gap(summary["capacity"], steady, slos) | {"server": _worst_server(steady)}
     tokens = mean_tokens(records.requests, stages)
-    inputs, usable_rps = dict(meta.get("fleet_inputs") or {}), summary["capacity"]["usable_rps"]
-    summary["fleet"] = summarise_fleet(inputs, usable_rps, tokens["output_tokens_mean"]) | tokens
+    inputs = meta.get("fleet_inputs") or {}
+    summary["fleet"] = tokens | fleet_of(
+        None if inputs.get("peak_rps") is None else Traffic(inputs["peak_rps"]),
+        carried_by(summary["capacity"], stages, tokens),
+        inputs.get("tensor_parallel") or 1,
+        inputs.get("safety_factor"),
+        inputs.get("gpu_hour_usd"),
+    )
     if meta.get("burst") and metas:
         summary["burst"] = summarise_burst(meta["burst"], _undisturbed(metas), records, slos, run.server)
     if meta.get("search"):

@@ -8,6 +8,7 @@ from typing import Any
 
 from analysis.capacity import number_text
 from analysis.caveats import longer
+from analysis.fleet import instances_text
 from analysis.search import shortfall
 from analysis.slo import slo_from_dict
 
@@ -125,41 +126,68 @@ def _nothing_answered(summary: Mapping[str, Any]) -> str:
 
 
 def _usable(summary: Mapping[str, Any]) -> str:
-    capacity, fleet = summary["capacity"], summary["fleet"]
-    low, high = capacity["usable_rps_ci"]
-    lower_bound, closed = capacity["crossing"] == "lower_bound", capacity["c_max_basis"] == "closed"
-    rate = f"{number_text(capacity['usable_rps'])} requests/s"
-    if lower_bound:
-        sentence = f"One instance carries at least {rate}{' in a closed loop' if closed else ''} with {_limits(summary['slos'])}; no stage broke the SLO"
-    else:
-        texts = [capacity["binding_slo"], *capacity["binding_or"]]
-        binding = [next(s for s in summary["slos"] if s["text"] == text) for text in texts]
-        upper = f"and {number_text(high)}" if high is not None else "and an unknown upper end"
-        between = f"between {number_text(low)} {upper}"
-        if capacity["crossing"] == "pooled":
-            between = f"95 % interval {number_text(low)} to {number_text(high)}"
-        sentence = f"One instance carries {rate} ({between}) with {_limits(binding)}"
-        if capacity["crossing"] == "saturated":
-            sentence = f"One instance carries at most {rate} (there the closed loop saturates) with {_limits(binding)}"
-        elif closed:
-            sentence = sentence.replace(" (between", " in a closed loop (between", 1)
-        others = len(summary["slos"]) - len(binding)
-        notes = ["which of them breaks first cannot be told"] if len(binding) > 1 else []
-        notes += [f"{others} other SLO{'s' if others > 1 else ''} met there"] if others else []
-        if notes:
-            sentence += f" ({'; '.join(notes)})"
-    c_max = number_text(capacity["c_max"], 2 if capacity["c_max"] < 100 else 3)
-    noun = "request" if c_max == "1" else "requests"
-    sentence += f"; C_max {'at least ' if lower_bound else ''}{c_max} {noun} in flight"
-    if closed and round(capacity["c_max"]) != capacity["users"]:
-        sentence += f" ({capacity['users']} users)"
-    if closed:
-        sentence += "; users wait for the server there: open arrivals break the SLO at a lower rate"
+    """The three figures that a buyer reads, each with its interval: usable rate, C_max and fleet."""
+    capacity = summary["capacity"]
+    parts = [_carries(summary), _c_max(capacity)]
+    if capacity["c_max_basis"] == "closed":
+        parts.append("users wait for the server there: open arrivals break the SLO at a lower rate")
+    fleet = summary["fleet"]
     if fleet["instances"] is not None:
-        unit = "instance" if fleet["instances"] == 1 else "instances"
-        gpus = "GPU" if fleet["gpus"] == 1 else "GPUs"
-        sentence += f"; {fleet['instances']} {unit} ({fleet['gpus']} {gpus}) for {number_text(fleet['peak_rps'])} requests/s"
-    return sentence + "."
+        need = "needs" if fleet["peak_rps"] == 1 else "need"
+        gpus = f", {fleet['gpus']:,} GPUs," if fleet["tensor_parallel"] > 1 else ""
+        reserve = f" with a safety factor of {fleet['safety_factor']:g}" if fleet["safety_factor"] > 1 else ""
+        parts.append(f"{_peak(fleet['peak_rps'])} req/s {need} {instances_text(fleet)}{gpus}{reserve}")
+    return "; ".join(parts) + "."
+
+
+def _carries(summary: Mapping[str, Any]) -> str:
+    capacity = summary["capacity"]
+    low, high = capacity["usable_rps_ci"] or (None, None)
+    crossing, closed = capacity["crossing"], capacity["c_max_basis"] == "closed"
+    verified = capacity.get("verified_rps")
+    rate = f"{number_text(capacity['usable_rps'])} req/s"
+    if crossing == "lower_bound":
+        loop = " in a closed loop" if closed else ""
+        return f"One instance carries at least {rate}{loop} with {_limits(summary['slos'])}; no stage broke the SLO"
+    least = {"saturated": "at most ", "measured": ""}.get(crossing, "an estimated ")
+    loop = " in a closed loop" if closed and crossing != "saturated" else ""
+    known = [f"between {_between(low, high, 'and')}"]
+    if crossing == "pooled":
+        known = [f"95 % interval {_between(low, high, 'to')}"]
+    if crossing == "saturated":
+        known = ["there the closed loop saturates"]
+    if verified:
+        known.append(f"verified to {number_text(verified)}")
+    texts = [capacity["binding_slo"], *capacity["binding_or"]]
+    binding = [next(s for s in summary["slos"] if s["text"] == text) for text in texts]
+    others = len(summary["slos"]) - len(binding)
+    notes = ["which of them breaks first cannot be told"] if len(binding) > 1 else []
+    notes += [f"{others} other SLO{'s' if others > 1 else ''} met there"] if others else []
+    said = f" ({'; '.join(notes)})" if notes else ""
+    return f"One instance carries {least}{rate}{loop} ({'; '.join(known)}) with {_limits(binding)}{said}"
+
+
+def _c_max(capacity: Mapping[str, Any]) -> str:
+    """``C_max 65 (55 to 80) in flight``; of a bound without an interval, and the users beside it where they pause."""
+    value, (low, high) = capacity["c_max"], capacity["c_max_ci"] or (None, None)
+    if value is None:
+        return f"C_max is not known: {capacity.get('c_max_reason') or capacity['reason']}"
+    said = number_text(value)
+    if capacity["crossing"] == "lower_bound":
+        said = f"at least {said}"
+    elif capacity["crossing"] != "saturated" and low is not None and low != high:
+        said += f" ({_between(low, high, 'to')})"
+    paused = capacity["c_max_basis"] == "closed" and round(value) != capacity["users"]
+    return f"C_max {said} in flight" + (f" ({capacity['users']} users)" if paused else "")
+
+
+def _between(low: float | None, high: float | None, word: str) -> str:
+    ends = ["an unknown lower end" if low is None else number_text(low)]
+    return f" {word} ".join([*ends, "an unknown upper end" if high is None else number_text(high)])
+
+
+def _peak(rate_rps: float) -> str:
+    return f"{rate_rps:,.0f}" if rate_rps >= 1000 else number_text(rate_rps)
 
 
 def _nothing_usable(summary: Mapping[str, Any]) -> str:

@@ -258,7 +258,7 @@ def run_of(stages: Sequence[Sent], slos: Sequence[Slo], **changes: Any) -> Run:
         "ended_utc": "2026-01-01T00:10:00Z", "endpoint": {"url": "http://127.0.0.1:1/v1", "api": "chat", "model": "M", "server": None},
         "locked": {}, "workload": {"name": "study", "arrivals": "poisson", "prompts": "unique"},
         "slos": [slo.as_dict() for slo in slos], "seed": 1, "workers": 1, "warmup_requests": None, "stages": metas, "host": {},
-        "fleet_inputs": {"peak_rps": None, "tensor_parallel": 1, "safety_factor": 1.2, "gpu_hour_usd": None},
+        "fleet_inputs": {"peak_rps": None, "tensor_parallel": 1, "safety_factor": None, "gpu_hour_usd": None},
     }  # fmt: skip
     return Run(Path("study"), copy.deepcopy(meta) | changes, table, None, True)
 

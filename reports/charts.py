@@ -26,6 +26,7 @@ from reports.marks import (
     Axis,
     Chart,
     Plot,
+    at_least,
     linear_axis,
     log_axis,
     seconds_axis,
@@ -66,7 +67,9 @@ def _points(
             continue
         ci = held.get("p99_ci")
         bounds = interval(ci, seconds) if percentile == "p99" else None
-        text = f"{load_of(stage)}: {label} {seconds(value)}" + (f" ({bounds})" if bounds else "")
+        text = f"{load_of(stage)}: {label} {at_least(held, percentile, seconds)}" + (
+            f" ({bounds})" if bounds else ""
+        )
         state = stage_state(stage, summary)
         rows.append({"x": stage[x], "y": value, "text": text, "state": state, "ci": ci})
     return rows
@@ -225,7 +228,9 @@ def _ends(summary: Mapping[str, Any], stages: Sequence[Mapping[str, Any]]) -> st
     drawn = [s for s in stages if stage_state(s, summary) in CURVE] or stages
     for stage in (drawn[0], drawn[-1]):
         held = stage.get("ttft_from_schedule_s") or {}
-        low, high = (seconds(held[p]) if held.get(p) is not None else "unknown" for p in ("p50", tail))
+        low, high = (
+            at_least(held, p, seconds) if held.get(p) is not None else "unknown" for p in ("p50", tail)
+        )
         said.append(f"At {load_of(stage)}, TTFT p50 {low} and {tail} {high}.")
     return " ".join(dict.fromkeys(said))
 

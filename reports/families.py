@@ -24,7 +24,6 @@ class Curve:
     judged: Sequence[tuple[Figures, Figures]]
     capacity: Figures
     binding: str | None  # text of the SLO whose percentile is drawn, if two stages have it
-    knee: Figures | None = None
 
 
 def class_curves(summary: Figures) -> list[Curve]:
@@ -47,7 +46,7 @@ def length_curves(summary: Figures) -> list[Curve]:
             label = f"each class at its {f['lengths']} lengths"
             about = "; ".join(f"{name} {_in_and_out(k)}" for name, k in f["classes"].items())
         binding = summary["capacity"]["binding_slo"]  # the same for all of them
-        found.append(Curve(label, about, [(s, s) for s in by_load(f)], f["capacity"], binding, f["knee"]))
+        found.append(Curve(label, about, [(s, s) for s in by_load(f)], f["capacity"], binding))
     return found
 
 
@@ -82,7 +81,10 @@ def _chart(name: str, title: str, curves: Sequence[Curve], summary: Figures) -> 
             plot.y_rule(slo["limit_s"], colour, f"SLO {slo['text']}")
         if kept is not None:
             least = "at least " if curve.capacity["crossing"] == "lower_bound" else ""
-            label += f", SLOs kept up to {least}{significant(kept)} {unit}"
+            between = interval(curve.capacity.get("usable_rps_ci")) if is_open else None
+            label += (
+                f", SLOs kept up to {least}{significant(kept)} {unit}{f' ({between})' if between else ''}"
+            )
             plot.x_rule(kept, colour, label)
         plot.curve(points, colour, label)
     caption = "Dotted: the limit of an SLO. Upright: the highest load at which the SLOs are kept."
@@ -126,7 +128,6 @@ def curve_tables(summary: Figures) -> list[Table]:
     for title, curves in (("Lengths", length_curves(summary)), ("Classes", class_curves(summary))):
         table = Table(title, [Column("curve", text=True), Column("requests" if title == "Lengths" else "its SLOs", text=True, priority=4)])  # fmt: skip
         table.columns += [Column("SLOs kept", "up to req/s"), Column("interval", "req/s", 1), Column("C_max", "in flight"), Column("bound by", text=True, priority=2)]  # fmt: skip
-        table.columns += [Column("knee", "req/s", 3)] if title == "Lengths" else []
         for curve in curves:
             crossing = curve.capacity["crossing"]
             least = "≥ " if crossing == "lower_bound" else ""
@@ -134,10 +135,8 @@ def curve_tables(summary: Figures) -> list[Table]:
             usable, c_max = (table.cell(curve.capacity, n, lambda v, sign=sign: sign + significant(v)) for n, sign in (("usable_rps", most), ("c_max", least)))  # type: ignore[misc] # fmt: skip
             bounds = None if crossing == "saturated" else interval(curve.capacity.get("usable_rps_ci"))
             bound = table.cell(curve.capacity, "binding_slo", str)
-            row = [Cell(curve.label), Cell(curve.about or "none"), usable, Cell(bounds or DASH), c_max, bound]
-            if curve.knee is not None:
-                region = interval(curve.knee.get("region_rps"))
-                row.append(Cell(region) if region else table.cell(curve.knee, "rps", significant))
-            table.rows.append(row)
+            table.rows.append(
+                [Cell(curve.label), Cell(curve.about or "none"), usable, Cell(bounds or DASH), c_max, bound]
+            )
         found += [table] if table.rows else []
     return found

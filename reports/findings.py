@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from analysis.fleet import AT_USABLE
+from analysis.fleet import AT_USABLE, instances_text
 from reports.burst import burst_findings
 from reports.figures import (
     DASH,
@@ -46,7 +46,7 @@ def findings(summary: Mapping[str, Any]) -> list[Finding]:
     if summary.get("burst"):
         return [*burst_findings(summary["burst"]), _client(summary)]
     return [
-        _usable_rate(summary),
+        usable_rate(summary),
         _c_max(summary),
         _knee(summary.get("knee") or {}),
         _gap(summary.get("littles_law") or {}),
@@ -60,14 +60,16 @@ def _sentence(*parts: str | None) -> str:
     return "; ".join(part.strip().rstrip(".") for part in parts if part)
 
 
-def _usable_rate(summary: Mapping[str, Any]) -> Finding:
+def usable_rate(summary: Mapping[str, Any]) -> Finding:
     held = summary.get("capacity") or {}
     if held.get("usable_rps") is None:
         return Finding("Usable rate", DASH, None, reason_of(held, "usable_rps"))
     first = [held.get("binding_slo"), *(held.get("binding_or") or [])]
     binding = f"bound by {' or '.join(first)}" if first[0] else None
     closed = CLOSED if held.get("c_max_basis") == "closed" else None
-    note = _sentence(binding, CROSSING.get(str(held.get("crossing"))), closed)
+    verified = held.get("verified_rps")
+    shown = verified and f"verified to {rate(verified)}, the highest load shown to meet every SLO"
+    note = _sentence(binding, CROSSING.get(str(held.get("crossing"))), shown, closed)
     bounds = (
         None if held.get("crossing") == "saturated" else interval(held.get("usable_rps_ci"), unit="req/s")
     )
@@ -185,7 +187,7 @@ def _fleet(fleet: Mapping[str, Any]) -> Finding:
         f"{counted(fleet['tensor_parallel'], 'GPU')} an instance",
         f"{counted(fleet['one_replica_down'], 'instance')} {bear} the loss of one",
     ]
-    value = f"{counted(fleet['instances'], 'instance')}, {counted(fleet['gpus'], 'GPU')}"
+    value = f"{instances_text(fleet)}, {counted(fleet['gpus'], 'GPU')}"
     return Finding("Fleet", value, None, _sentence(*sized, cost))
 
 

@@ -1,4 +1,5 @@
-"""The parts that charts are made of: what a chart is, its axes, and its layers (lines, points, bands, rules).
+"""The parts that charts are made of: what a chart is, its axes, and its layers (lines, points, bands, rules); how a
+figure without an upper end is marked, in tables and text too.
 
 Charts carry no legend and no title of their own: the page sets both as text, which wraps, can be read out
 and is legible in every theme. Every figure a mark shows is in its description (the page makes it a tooltip).
@@ -7,7 +8,7 @@ and is legible in every theme. Every figure a mark shows is in its description (
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -253,6 +254,12 @@ def with_look(chart: dict[str, Any], datasets: dict[str, list[dict[str, Any]]]) 
         "background": "transparent", "view": {"stroke": None}, "axis": axis, "padding": 4, "font": FONT,
     }  # fmt: skip
     return {**chart, "datasets": datasets, "config": config}
+
+
+def at_least(held: Mapping[str, Any], name: str, text: Callable[[Any], str]) -> str:
+    """The figure ``name`` as ``text`` writes it, with ``≥`` where its interval (``<name>_ci``) has no upper end."""
+    interval = held.get(f"{name}_ci")
+    return ("≥ " if interval and interval[1] is None else "") + text(held.get(name))
 
 
 def stage_state(stage: Mapping[str, Any], summary: Mapping[str, Any]) -> str:

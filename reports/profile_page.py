@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from reports.figures import count, printable, seconds, share, significant
+from reports.figures import count, interval, printable, rate, seconds, share, significant
 from reports.marks import NARROW, Axis, Chart, Plot, log_axis
 from reports.page import render_page, write_page
 from reports.traffic import side_title, workload_facts
@@ -108,8 +108,13 @@ def _measured_arrivals(held: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     if "rps_p99" in held:
         yield (
             "Per second",
-            f"P95 {held['rps_p95']:g} req/s, P99 {held['rps_p99']:g} req/s, most {held['rps_max']:g}; 'ampacity plan' takes out what chance adds",
+            f"P95 {held['rps_p95']:g} req/s, P99 {held['rps_p99']:g} req/s, most {held['rps_max']:g}",
         )
+    if busy := held.get("busy_hour"):
+        length = "hour" if busy["window_s"] == 3600 else seconds(busy["window_s"])
+        bounds = interval(busy["rps_ci"], unit="req/s")
+        text = f"{rate(busy['rps'])} (95 % interval {bounds}): what 'ampacity plan' sizes for"
+        yield f"Busiest {length}", text
     yield "Gaps", f"CV {significant(held['gap_cv'])} (Poisson: 1)"
     if held.get("dispersion"):
         by_window = ", ".join(f"{width} {significant(value)}" for width, value in held["dispersion"].items())

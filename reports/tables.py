@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from analysis.slo import parse_slo
 from reports.figures import (
     DASH,
     by_load,
@@ -24,6 +25,7 @@ from reports.figures import (
     share,
     significant,
 )
+from reports.marks import at_least
 
 METRICS: dict[str, str] = {
     "ttft_from_schedule_s": "TTFT from schedule",
@@ -103,7 +105,7 @@ def figure(
             row = row.get(key) or {}
         if reason is None and row.get(last) is None:
             return Cell(DASH)
-        return table.cell({"reason": reason} | dict(row), last, text)
+        return table.cell({"reason": reason} | dict(row), last, lambda _: at_least(row, last, text))
 
     return Column(head, unit, priority), cell
 
@@ -211,10 +213,20 @@ def slo_table(summary: Mapping[str, Any]) -> Table:
     return table_of("SLO verdicts", rows, [
         words("load", lambda row: load_of(row["stage"])), words("SLO", lambda row: str(row.get("slo"))),
         (Column("verdict", text=True), _verdict),
-        figure("value", "", "value_s", seconds), figure("attainment", "of requests", "attainment", share),
+        (Column("value"), _slo_value), figure("attainment", "of requests", "attainment", share),
         figure("effective", "requests", "requests_effective", count),
         (Column("to decide", "more requests"), lambda _, row: Cell(_more(row.get("more_requests")))),
     ])  # fmt: skip
+
+
+def _slo_value(table: Table, row: Row) -> Cell:
+    """The percentile that was judged; of a p99 its interval is that of the stage, or of the class in it."""
+    slo = parse_slo(str(row["slo"]))
+    stage = row["stage"]
+    of = stage if slo.class_ is None else (stage.get("classes") or {}).get(slo.class_) or {}
+    held = of.get(f"{slo.metric}_from_schedule_s") or of.get(f"{slo.metric}_s") or {}
+    bounds = held.get("p99_ci") if slo.quantile == 0.99 else None
+    return table.cell(row, "value_s", lambda _: at_least({**row, "value_s_ci": bounds}, "value_s", seconds))
 
 
 def _verdict(table: Table, row: Row) -> Cell:

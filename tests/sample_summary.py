@@ -166,7 +166,7 @@ def open_sweep() -> dict[str, Any]:
                         "reason": "the binding limit is on TTFT and answers take longer than it, so that the "
                         "gap says nothing about the sizing"},
         "goodput": {"peak_rps": 6.56, "at_offered_rps": 7.0},
-        "fleet": {"peak_rps": 120.0, "instances": 25, "instances_before_safety": 19, "gpus": 100,
+        "fleet": {"peak_rps": 120.0, "instances": 25, "instances_ci": [24, 26], "instances_before_safety": 19, "gpus": 100,
                   "tensor_parallel": 4, "safety_factor": 1.3, "one_replica_down": 25,
                   "gpu_hour_usd": 2.5, "cost_per_million_output_tokens": 2.31, "reason": None},
         "audit": {"slip_p99_s": 0.0007, "loop_lag_p99_s": 0.0004, "cpu_fraction": 0.31, "client_limited": False,

@@ -119,7 +119,7 @@ def run_meta(stages: Sequence[Stage], slos: Iterable[str] = (), **changes: Any) 
         "workload": {"name": "synthetic", "arrivals": "poisson", "prompts": "unique"},
         "slos": [parse_slo(text).as_dict() for text in slos], "seed": 1, "workers": 1, "warmup_requests": None,
         "stages": [stage.meta(index) for index, stage in enumerate(stages)], "host": {},
-        "fleet_inputs": {"peak_rps": None, "tensor_parallel": 1, "safety_factor": 1.2, "gpu_hour_usd": None},
+        "fleet_inputs": {"peak_rps": None, "tensor_parallel": 1, "safety_factor": None, "gpu_hour_usd": None},
     } | changes)  # fmt: skip
 
 

@@ -13,11 +13,13 @@ from synthetic import make_run, queue_sweep
 from ampacity.experiments.sweep import next_rate
 from analysis.capacity import find_capacity, good_share_at, number_text
 from analysis.fleet import (
+    Carried,
     FleetError,
+    Traffic,
     cost_per_million_output_tokens,
+    fleet_of,
     queue_depth,
     size_fleet,
-    summarise_fleet,
 )
 from analysis.goodput import goodput_rps, peak_goodput
 from analysis.knee import find_knee, kneedle
@@ -473,10 +475,11 @@ def test_fleet_refuses_nonsense() -> None:
 def test_cost_of_tokens() -> None:
     # 4 GPUs at $2.50 an hour give 10,000 tokens/s: 36 M tokens for $10
     assert cost_per_million_output_tokens(2.5, 4, 10_000) == pytest.approx(10 / 36)
-    fleet = summarise_fleet({"peak_rps": None, "tensor_parallel": 4, "gpu_hour_usd": 2.5}, 12.0, 10_000 / 12)
+    carried = Carried(12.0, (11.0, 13.0), None, 10_000 / 12, None)
+    fleet = fleet_of(None, carried, 4, gpu_hour_usd=2.5)
     assert fleet["cost_per_million_output_tokens"] == pytest.approx(10 / 36)
     assert "no peak rate" in fleet["reason"]
-    assert summarise_fleet({"peak_rps": 120, "safety_factor": 0.5}, 12.0, None)["instances"] is None
+    assert fleet_of(Traffic(120.0), carried, safety=0.5)["instances"] is None
 
 
 def test_queue_depth_of_a_two_second_budget() -> None:

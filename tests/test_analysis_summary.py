@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,7 @@ from synthetic import (
 )
 
 from analysis.caveats import _too_few
+from analysis.fleet import instances_text
 from analysis.summary import summarise
 from analysis.verdict import write_verdict
 from loadgen.records import RequestRecord
@@ -38,9 +40,12 @@ def test_the_verdict_says_rate_limit_c_max_and_fleet(sweep: dict[str, Any]) -> N
     assert verdict.startswith("One instance carries ")
     assert "(between " in verdict
     assert "ttft_p99 ≤ 200 ms (1 other SLO met there)" in verdict
-    assert "requests in flight; " in verdict
+    assert " in flight; " in verdict
     fleet = sweep["fleet"]
-    assert f"{fleet['instances']} instances ({fleet['gpus']} GPUs) for 900 requests/s." in verdict
+    said = f"900 req/s need {instances_text(fleet)}, {fleet['gpus']} GPUs, with a safety factor of 1.3."
+    assert verdict.endswith(said)
+    low, high = sweep["capacity"]["usable_rps_ci"]
+    assert fleet["instances_ci"] == [math.ceil(math.ceil(900 / rate) * 1.3) for rate in (high, low)]
     assert fleet["gpus"] == 4 * fleet["instances"]
     assert sweep["littles_law"]["consistency"] == pytest.approx(1.0, abs=0.02)
 
@@ -52,19 +57,25 @@ def test_verdict_in_words_for_given_figures(sweep: dict[str, Any]) -> None:
         "usable_rps": 6.43,
         "usable_rps_ci": [6.0, 7.0],
         "c_max": 14.2,
+        "c_max_ci": [11.0, 19.6],
         "binding_slo": "ttft_p99=2s",
         "binding_or": [],
     }
-    summary["fleet"] |= {"instances": 13, "gpus": 52, "peak_rps": 120}
+    # 120 / 7 = 17.1 and 120 / 6 = 20, x 1.3
+    summary["fleet"] |= {"instances": 25, "instances_ci": [24, 26], "gpus": 100, "peak_rps": 120}
     assert write_verdict(summary) == (
-        "One instance carries 6.43 requests/s (between 6 and 7) with ttft_p99 ≤ 2 s; "
-        "C_max 14 requests in flight; 13 instances (52 GPUs) for 120 requests/s."
+        "One instance carries an estimated 6.43 req/s (between 6 and 7) with ttft_p99 ≤ 2 s; C_max 14.2 (11 to 19.6) in flight; "
+        "120 req/s need 25 instances (24 to 26), 100 GPUs, with a safety factor of 1.3."
+    )
+    summary["capacity"] |= {"crossing": "pooled", "verified_rps": 6.2}
+    assert write_verdict(summary).startswith(
+        "One instance carries an estimated 6.43 req/s (95 % interval 6 to 7; verified to 6.2) with ttft_p99 ≤ 2 s; "
     )
     summary["capacity"]["crossing"] = "lower_bound"
     summary["fleet"]["instances"] = None
     assert write_verdict(summary) == (
-        "One instance carries at least 6.43 requests/s with ttft_p99 ≤ 2 s; no stage broke the SLO; "
-        "C_max at least 14 requests in flight."
+        "One instance carries at least 6.43 req/s with ttft_p99 ≤ 2 s; no stage broke the SLO; "
+        "C_max at least 14.2 in flight."
     )
 
 
@@ -166,9 +177,9 @@ def test_a_run_that_is_still_going_on_is_not_said_to_be_killed(tmp_path: Path) -
 def test_the_verdict_rounds_no_c_max_to_nothing_and_names_lower_rates(sweep: dict[str, Any]) -> None:
     summary = json.loads(json.dumps(sweep))
     summary["capacity"] |= {"c_max": 0.0412, "crossing": "lower_bound"}
-    assert "C_max at least 0.041 requests in flight" in write_verdict(summary)
+    assert "C_max at least 0.0412 in flight" in write_verdict(summary)
     summary["capacity"] |= {"c_max": 1}
-    assert "C_max at least 1 request in flight" in write_verdict(summary)
+    assert "C_max at least 1 in flight" in write_verdict(summary)
     summary["capacity"] |= {"usable_rps": None, "usable_rps_ci": [0.0, 40.0], "reason": "REASON"}
     assert write_verdict(summary) == (
         "No load was shown to meet ttft_p99 ≤ 200 ms and itl_p99 ≤ 50 ms; the usable rate is below 40 requests/s: REASON."
@@ -282,7 +293,7 @@ def test_a_single_stage_that_meets_is_a_lower_bound(tmp_path: Path) -> None:
     records = fixed(1000, 0.02)
     summary = strict(summarise(make_run(tmp_path / "run", [Stage(records, 20.0)], SLOS)))
     assert summary["capacity"]["crossing"] == "lower_bound"
-    assert summary["verdict"].startswith("One instance carries at least 50 requests/s")
+    assert summary["verdict"].startswith("One instance carries at least 50 req/s")
     assert summary["knee"]["reason"] == "needs 4 usable stages, has 1"
 
 

@@ -15,7 +15,16 @@ from synthetic import Stage, make_run, request
 
 from ampacity.cli import main
 from ampacity.config import make_settings
-from analysis.fleet import Carried, FleetError, Traffic, choose_safety, plan_fleet, traffic_of_profile
+from analysis.fleet import (
+    Carried,
+    FleetError,
+    Traffic,
+    choose_safety,
+    fleet_of,
+    instances_text,
+    traffic_of_profile,
+    use_of_fleet,
+)
 from analysis.summary import summarise
 from workloads.fit_traffic import fit_arrivals
 
@@ -24,6 +33,11 @@ WEEK_S = 7 * 86_400.0
 
 def carried(usable: float = 10.0, low: float | None = 9.0, high: float | None = 12.0) -> Carried:
     return Carried(usable, (low, high), input_tokens=1000.0, output_tokens=200.0, good_share=0.99)
+
+
+def plan_fleet(traffic: Traffic, carried: Carried, *how: Any, **named: Any) -> dict[str, Any]:
+    fleet = fleet_of(traffic, carried, *how, **named)
+    return fleet | use_of_fleet(fleet, traffic, carried)
 
 
 def test_the_interval_is_carried_through_to_instances() -> None:
@@ -35,6 +49,22 @@ def test_the_interval_is_carried_through_to_instances() -> None:
     assert plan["gpu_hours_per_day"] == 24 * 60
     assert plan_fleet(Traffic(120.0), carried(high=None), safety=1.2)["instances_ci"] == [None, 17]
     assert plan_fleet(Traffic(20.0), carried(), safety=1.0)["one_replica_down"] == 3
+    # both intervals: 96/12 = 8 x 1.2 = 9.6 -> 10; 150/9 -> 17 x 1.2 = 20.4 -> 21
+    both = plan_fleet(Traffic(120.0, peak_rps_ci=(96.0, 150.0)), carried(), safety=1.2)
+    assert both["instances_ci"] == [10, 21]
+
+
+@pytest.mark.parametrize(
+    ("ends", "text"),
+    [
+        ([9, 15], "10 instances (9 to 15)"), ([10, 10], "10 instances over the whole interval"),
+        ([None, 10], "at most 10 instances"), ([None, 12], "10 instances (at most 12)"),
+        ([10, None], "at least 10 instances"), ([9, None], "10 instances (at least 9)"),
+        ([None, None], "10 instances (range unknown)"),
+    ],
+)  # fmt: skip
+def test_a_fleet_is_said_with_its_range(ends: list[int | None], text: str) -> None:
+    assert instances_text({"instances": 10, "instances_ci": ends}) == text
 
 
 def test_half_the_utilisation_is_twice_the_cost_of_a_token() -> None:
@@ -45,17 +75,17 @@ def test_half_the_utilisation_is_twice_the_cost_of_a_token() -> None:
     }
     assert [at[m]["utilisation"] for m in (20.0, 40.0)] == pytest.approx([0.4, 0.8])
     for name in (
-        "cost_per_million_output_tokens",
-        "cost_per_million_input_tokens",
-        "cost_per_million_tokens",
-        "cost_per_thousand_good_requests",
+        "fleet_cost_per_million_output_tokens",
+        "fleet_cost_per_million_input_tokens",
+        "fleet_cost_per_million_tokens",
+        "fleet_cost_per_thousand_good_requests",
     ):
         assert at[20.0][name] == pytest.approx(2 * at[40.0][name])
     # 10 GPUs x $3 = $30 an hour; 40/s x 200 tokens x 3600 s = 28.8 million output tokens
-    assert at[40.0]["cost_per_million_output_tokens"] == pytest.approx(30 / 28.8)
-    assert at[40.0]["cost_per_million_input_tokens"] == pytest.approx(30 / 144)
-    assert at[40.0]["cost_per_million_tokens"] == pytest.approx(30 / 172.8)
-    assert at[40.0]["cost_per_thousand_good_requests"] == pytest.approx(1000 * 30 / (40 * 3600 * 0.99))
+    assert at[40.0]["fleet_cost_per_million_output_tokens"] == pytest.approx(30 / 28.8)
+    assert at[40.0]["fleet_cost_per_million_input_tokens"] == pytest.approx(30 / 144)
+    assert at[40.0]["fleet_cost_per_million_tokens"] == pytest.approx(30 / 172.8)
+    assert at[40.0]["fleet_cost_per_thousand_good_requests"] == pytest.approx(1000 * 30 / (40 * 3600 * 0.99))
 
 
 def test_safety_follows_variance_and_history_and_says_why() -> None:
@@ -110,7 +140,7 @@ def test_a_fitted_poisson_log_needs_no_fleet_for_its_chance(seed: int) -> None:
     rng = np.random.default_rng(seed)
     fitted = fit_arrivals(np.sort(rng.uniform(0, 7200, 10_512)))  # 1.46 requests/s for two hours
     traffic = traffic_of_profile({"measured": {"requests": 10_512, "arrivals": fitted}})
-    assert 1.46 <= round(traffic.peak_rps, 2) < 1.94
+    assert 1.455 < traffic.peak_rps < 1.94
     slow = np.repeat([1.0, 3.0], 3600)  # an hour at 1/s, an hour at 3/s: P99 of the rate is 3
     seconds = np.repeat(np.arange(7200), rng.poisson(slow))
     fitted = fit_arrivals(np.sort(seconds + rng.random(len(seconds))))
@@ -144,7 +174,7 @@ def test_a_closed_loop_is_no_plan_without_a_warning(
     )
     assert summary["littles_law"]["ceiling_rps"] == pytest.approx(5, rel=0.01)  # 5 in flight / 1 s
     assert summary["verdict"].startswith("One instance carries at most 9.9")
-    assert "C_max 5 requests in flight (10 users); users wait for the server" in summary["verdict"]
+    assert "C_max 4.99 in flight (10 users); users wait for the server" in summary["verdict"]
     monkeypatch.setattr(sys, "argv", ["ampacity", "plan", str(tmp_path / "run"), "--peak-rps", "35"])
     with pytest.raises(SystemExit):
         main()
@@ -183,8 +213,10 @@ def test_plan_reads_a_run_and_a_profile(
     )
     assert found["utilisation"] == pytest.approx(20 / 40, rel=0.01)
     # one token a request in the synthetic run, and 100 of input
-    assert found["cost_per_million_output_tokens"] == pytest.approx(8 / (20 * 3600) * 1e6, rel=0.01)
-    assert found["cost_per_million_input_tokens"] == pytest.approx(8 / (20 * 3600 * 100) * 1e6, rel=0.01)
+    assert found["fleet_cost_per_million_output_tokens"] == pytest.approx(8 / (20 * 3600) * 1e6, rel=0.01)
+    assert found["fleet_cost_per_million_input_tokens"] == pytest.approx(
+        8 / (20 * 3600 * 100) * 1e6, rel=0.01
+    )
     assert plan("--profile", str(profile), "--gpu-hour", "0.002") == 0  # a thousandth of $8 / (20 x 3.6)
     told = capsys.readouterr().out
     assert re.search(r"\$0\.000111 for 1,000 good requests\n", told)
@@ -195,7 +227,7 @@ def test_plan_reads_a_run_and_a_profile(
     assert "--peak-rps" in capsys.readouterr().err
     assert plan("--peak-rps", "10", "--mean-rps", "11") == 2
     assert capsys.readouterr().err.count("\n") == 1
-    assert np.isfinite(found["cost_per_thousand_good_requests"])
+    assert np.isfinite(found["fleet_cost_per_thousand_good_requests"])
     for flag in ("--peak-rps", "--safety", "--gpu-hour"):  # what is wrong is the flag, not the run
         assert plan("--peak-rps", "10", flag, "1e300") == 2
         assert capsys.readouterr().err == f"ampacity: {flag} 1e+300: at most 1e+12\n"
@@ -293,3 +325,56 @@ def test_a_plan_takes_the_price_that_the_run_was_given_unless_another_is(
         with pytest.raises(SystemExit):
             main()
         assert json.loads(capsys.readouterr().out)["cost_per_hour"] == hourly
+
+
+def test_a_plan_holds_to_what_the_run_was_given_and_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    stage = Stage([request(i, i * 0.1) for i in range(1200)], 120.0, offered_rps=10.0)
+    inputs = {"peak_rps": 95.0, "tensor_parallel": 2, "safety_factor": 1.5, "gpu_hour_usd": 3.0}
+    run = make_run(tmp_path / "run", [stage], ["ttft_p99=1s"], warmup_requests=0, fleet_inputs=inputs)
+    summary = summarise(run)
+
+    def plan(*words: str) -> str:
+        monkeypatch.setattr(sys, "argv", ["ampacity", "plan", str(tmp_path / "run"), *words])
+        with pytest.raises(SystemExit):
+            main()
+        return capsys.readouterr().out
+
+    told = plan()
+    # no stage broke: 10/s is the least that one carries, ceil(95 / 10) x 1.5 = 15 the most that are needed
+    assert told.startswith("at most 15 instances, 30 GPUs for 95 requests/s\n")
+    assert "  peak 95 requests/s: as given at the run\n" in told
+    assert "  safety as given at the run\n" in told
+    assert "30 GPUs × $3/h (as given at the run) = $90.00 an hour" in told
+    assert summary["verdict"].endswith(
+        "; 95 req/s need at most 15 instances, 30 GPUs, with a safety factor of 1.5."
+    )
+    found = json.loads(plan("--json"))
+    assert found["from_run"] == ["gpu_hour_usd", "peak_rps", "safety_factor"]
+    same = summary["fleet"]
+    assert {k: found[k] for k in found.keys() & same.keys()} == {
+        k: same[k] for k in found.keys() & same.keys()
+    }
+    other = plan("--peak-rps", "20", "--safety", "1", "--gpu-hour", "2")
+    assert other.startswith("at most 2 instances, 4 GPUs for 20 requests/s\n")
+    assert "as given at the run" not in other
+
+
+def test_arrivals_that_crowd_within_a_minute_are_said(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    stage = Stage([request(i, i * 0.1) for i in range(1200)], 120.0, offered_rps=10.0)
+    make_run(tmp_path / "run", [stage], ["ttft_p99=1s"], warmup_requests=0)
+    profile = tmp_path / "traffic.yaml"
+    # 3.4/s over 10 s: 2.27/s of Poisson arrivals, see above
+    held = "{mean_rps: 1.46, rps_p99: 9, p99_rps: {10s: 3.4}, busy_hour: {rps: 1.9, rps_ci: [1.7, 2.1], window_s: 3600}}"
+    profile.write_text("measured: {arrivals: " + held + "}", encoding="utf-8")
+    words = ["ampacity", "plan", str(tmp_path / "run"), "--profile", str(profile), "--json"]
+    monkeypatch.setattr(sys, "argv", words)
+    with pytest.raises(SystemExit):
+        main()
+    found = json.loads(capsys.readouterr().out)
+    assert (found["peak_rps"], found["peak_rps_ci"]) == (1.9, [1.7, 2.1])
+    (crowded,) = [w["text"] for w in found["warnings"] if w["code"] == "crowded"]
+    assert "as Poisson arrivals of 2.27 requests/s do, more than the busiest hour's 1.9" in crowded

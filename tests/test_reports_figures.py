@@ -120,7 +120,7 @@ def test_key_figures_of_an_open_sweep() -> None:
     assert got["Little's Law gap"].state == "unsure"
     assert "ceiling 17.1 req/s = C_max ÷ TTFT limit 2 s" in got["Little's Law gap"].note
     assert got["Goodput peak"].value == "6.56 req/s"
-    assert got["Fleet"].value == "25 instances, 100 GPUs"
+    assert got["Fleet"].value == "25 instances (24 to 26), 100 GPUs"
     assert "19 instances × safety 1.3" in got["Fleet"].note
     priced = "$2.31 for a million output tokens of one instance at its usable rate, at 4 GPUs × $2.5/h"
     assert got["Fleet"].note.endswith(priced)
@@ -241,11 +241,11 @@ def test_a_load_that_was_repeated_is_a_finding() -> None:
 
 def test_one_instance_and_one_gpu_are_singular() -> None:
     summary = open_sweep()
-    summary["fleet"] |= {"instances": 1, "gpus": 1, "instances_before_safety": 1, "tensor_parallel": 1,
+    summary["fleet"] |= {"instances": 1, "instances_ci": [1, 2], "gpus": 1, "instances_before_safety": 1, "tensor_parallel": 1,
                          "safety_factor": 1.0, "one_replica_down": 2}  # fmt: skip
     summary["audit"] |= {"client_limited": True, "client_limited_stages": [7]}
     got = found(summary)
-    assert got["Fleet"].value == "1 instance, 1 GPU"
+    assert got["Fleet"].value == "1 instance (1 to 2), 1 GPU"
     assert "1 instance × safety 1; 1 GPU an instance; 2 instances bear the loss of one" in got["Fleet"].note
     assert got["Load generator"].note.startswith("nothing measured at 9 req/s is a finding")
 

@@ -118,7 +118,7 @@ def test_footnotes_of_dropped_columns_are_dropped_and_the_rest_renumbered() -> N
 def test_key_figures_warnings_and_errors() -> None:
     text = words(rendered(open_sweep(), 160))
     assert "Usable rate 6.40 req/s (interval 6.00 to 7.00 req/s)" in text
-    assert "Fleet 25 instances, 100 GPUs" in text
+    assert "Fleet 25 instances (24 to 26), 100 GPUs" in text
     assert "Errors 27 of 4,320 requests timeout 27" in text
     assert "Warning [undecided_stage] The stage at 7 req/s is undecided: 900 more requests would" in text
     assert "Goodput peak – no SLO was given (--slo)" in words(rendered(no_slos(), 160))

@@ -5,6 +5,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from workloads.busy_hour import busy_hour
 from workloads.fit_lengths import rounded
 from workloads.prefixes import block_size
 from workloads.traces import Blocks, Trace
@@ -18,7 +19,8 @@ def fit_arrivals(arrival_s: Floats) -> dict[str, Any] | None:
     """Rate, coefficient of variation of the gaps, index of dispersion, peaks; None where nothing can be said.
 
     ``arrival_s`` sorted, from 0. Windows are aligned to 0 and the last, partial one is left out (unless it is the
-    only one). ``rps_p95`` and ``rps_p99`` are over seconds, ``p99_rps`` is by window, idle ones included.
+    only one). ``rps_p95`` and ``rps_p99`` are over seconds, ``p99_rps`` is by window, idle ones included;
+    ``busy_hour``: see ``workloads.busy_hour``.
     The index of dispersion is variance / mean of the counts, 1 for a Poisson process (Cox and Lewis 1966).
     """
     span_s = float(arrival_s[-1])
@@ -47,6 +49,8 @@ def fit_arrivals(arrival_s: Floats) -> dict[str, Any] | None:
             found["dispersion"][f"{width}s"] = rounded(windows.var() / windows.mean())
             found["peak_to_mean"][f"{width}s"] = rounded(windows.max() / windows.mean())
             found["p99_rps"][f"{width}s"] = rounded(np.quantile(windows, 0.99, method="inverted_cdf") / width)
+    if busiest := busy_hour(arrival_s):
+        found["busy_hour"] = busiest
     hours = counts(arrival_s, 3600)
     if len(hours) >= 24:
         days = hours[: len(hours) // 24 * 24].reshape(-1, 24).mean(axis=0)

@@ -17,50 +17,65 @@ def plan(
     raw: dict[str, Any],
     run: Annotated[Path, typer.Argument(help="Run directory of a search or a sweep.", show_default=False)],
     mean_rps: Annotated[float | None, typer.Option(metavar="R", help="Mean load, for the utilisation and what a token really costs.")] = None,
-    profile: Annotated[Path | None, typer.Option(metavar="FILE", help="Profile of 'ampacity workload fit': peak, mean and variance of the traffic.")] = None,
-    safety: Annotated[float | None, typer.Option(metavar="F", help="Safety factor. Default: 1.2 or 1.5, as the traffic's variance asks for.")] = None,
+    profile: Annotated[Path | None, typer.Option(metavar="FILE", help="Profile of 'ampacity workload fit': busiest hour, mean and variance of the traffic.")] = None,
+    safety: Annotated[float | None, typer.Option(metavar="F", help="Safety factor. Default: that of the run, else 1.2 or 1.5, as the traffic's variance asks for.")] = None,
     json: Annotated[bool, typer.Option("--json", help="Print the plan as JSON.")] = False,
 ) -> None:  # fmt: skip
     """Size a fleet for a peak load from what one instance carried.
 
     ampacity plan runs/search --profile traffic.yaml --gpu-hour 2.50
     """
-    from dataclasses import replace
-
     from ampacity.config import fleet_inputs
-    from ampacity.values import ConfigError
-    from analysis.fleet import FleetError, plan_fleet
+    from analysis.fleet import FleetError, carried_by, fleet_of, use_of_fleet
     from analysis.summary import summarise
     from loadgen.rundir import load_run
 
-    peak_rps = raw.get("peak_rps")
-    if peak_rps is None and profile is None:
-        raise ConfigError(
-            "say what the fleet has to carry: --peak-rps R, or --profile FILE of 'ampacity workload fit'"
-        )
-    traffic = _traffic(peak_rps, mean_rps, profile)
     loaded = load_run(run)
+    of_run = loaded.meta.get("fleet_inputs") or {}
     measured = _gpus_measured(loaded.meta)
-    price = (loaded.meta.get("fleet_inputs") or {}).get("gpu_hour_usd")  # holds where no other is given
-    known = {} if price is None else {"gpu_hour": price}
-    inputs = fleet_inputs({"safety": safety or 1.2, "tp": measured, **known, **raw})
-    summary = summarise(replace(loaded, meta={**loaded.meta, "fleet_inputs": inputs}))
-    carried = _carried(summary)
+    held = {FLAGS[n]: v for n in FLAGS if (v := of_run.get(n)) is not None} | {"tp": measured}
+    named = raw if safety is None else {**raw, "safety": safety}
+    if profile is not None:  # its peak, not that of the run
+        held.pop("peak_rps", None)
+    inputs = fleet_inputs({**held, **named})
+    traffic = _traffic(inputs["peak_rps"], mean_rps, profile)
+    summary = summarise(loaded)
+    carried = carried_by(summary["capacity"], summary["stages"], summary["fleet"])
     if carried is None:
         raise FleetError(f"{run}: no fleet can be sized from this run: {summary['capacity']['reason']}")
-    fleet = plan_fleet(traffic, carried, inputs["tensor_parallel"], safety, inputs["gpu_hour_usd"])
-    fleet["warnings"] = list(summary["warnings"])
-    if fleet["tensor_parallel"] != measured:
-        text = (
-            f"By what the run says (--tp, --lock hardware=) an instance of {measured} GPU{'s' if measured > 1 else ''} was measured; the plan "
-            f"takes its rate for one of {fleet['tensor_parallel']}, which carries another. Measure such an instance, or drop --tp."
-        )
-        fleet["warnings"].append({"code": "other_instance", "text": text})
+    fleet = fleet_of(
+        traffic, carried, inputs["tensor_parallel"], inputs["safety_factor"], inputs["gpu_hour_usd"]
+    )
+    if fleet["instances"] is None:
+        raise FleetError(fleet["reason"])
+    fleet |= use_of_fleet(fleet, traffic, carried)
+    fleet |= {name: summary["capacity"][name] for name in ("usable_rps", "usable_rps_ci")}
+    fleet["from_run"] = sorted(name for name in FLAGS if FLAGS[name] in held.keys() - named.keys() - {"tp"})
+    fleet["warnings"] = [*summary["warnings"], *_own_warnings(fleet, traffic, measured)]
     if json:
         print_json(fleet)
         return
-    for line in [*_lines(fleet, summary["capacity"]), *(f"Warning: {w['text']}" for w in fleet["warnings"])]:
+    for line in [*_lines(fleet, summary), *(f"Warning: {w['text']}" for w in fleet["warnings"])]:
         typer.echo(line)
+
+
+FLAGS = {"peak_rps": "peak_rps", "safety_factor": "safety", "gpu_hour_usd": "gpu_hour"}
+"""run.json's ``fleet_inputs`` that a plan takes over, by the name of the flag; ``_gpus_measured`` has the fourth."""
+
+
+def _own_warnings(fleet: Mapping[str, Any], traffic: Any, measured: int) -> list[dict[str, str]]:
+    found = {}
+    if fleet["tensor_parallel"] != measured:
+        found["other_instance"] = (
+            f"By what the run says (--tp, --lock hardware=) an instance of {measured} GPU{'s' if measured > 1 else ''} was measured; the plan "
+            f"takes its rate for one of {fleet['tensor_parallel']}, which carries another. Measure such an instance, or drop --tp."
+        )
+    if traffic.peak_rps_ci and traffic.crowded_rps > traffic.peak_rps_ci[1]:
+        found["crowded"] = (
+            f"Arrivals are burstier than Poisson: within a minute they crowd as Poisson arrivals of {traffic.crowded_rps:.3g} requests/s do, "
+            f"more than the busiest hour's {traffic.peak_rps:.3g}. Measure the usable rate with them (--workload with this profile, or --trace)."
+        )
+    return [{"code": code, "text": text} for code, text in found.items()]
 
 
 def _gpus_measured(meta: Mapping[str, Any]) -> int:
@@ -81,7 +96,10 @@ def _traffic(peak_rps: float | None, mean_rps: float | None, profile: Path | Non
     from workloads.profile import read_yaml
 
     if profile is None:
-        assert peak_rps is not None
+        if peak_rps is None:
+            raise ConfigError(
+                "say what the fleet has to carry: --peak-rps R, or --profile FILE of 'ampacity workload fit'"
+            )
         traffic = Traffic(peak_rps)
     else:
         try:
@@ -97,58 +115,33 @@ def _traffic(peak_rps: float | None, mean_rps: float | None, profile: Path | Non
     return replace(traffic, mean_rps=mean_rps)
 
 
-def _carried(summary: Mapping[str, Any]) -> Any:
-    """What one instance carries at its usable rate; None where there is no such rate."""
-    from analysis.capacity import good_share_at
-    from analysis.fleet import Carried
-
-    capacity = summary["capacity"]
-    if not capacity["usable_rps"]:
-        return None
-    tokens = {name: summary["fleet"][f"{name}_mean"] for name in ("input_tokens", "output_tokens")}
-    low, high = capacity["usable_rps_ci"] or (None, None)
-    low = None if capacity["crossing"] == "saturated" else low
-    return Carried(
-        capacity["usable_rps"],
-        (low, high),
-        **tokens,
-        good_share=good_share_at(summary["stages"], capacity["c_max_basis"], capacity["usable_rps"]),
-    )
-
-
-def _lines(fleet: dict[str, Any], capacity: Mapping[str, Any]) -> list[str]:
+def _lines(fleet: dict[str, Any], summary: Mapping[str, Any]) -> list[str]:
     """The plan in words, with the arithmetic shown."""
-    from reports.figures import gpu_price, significant
-    from reports.findings import CROSSING
+    from analysis.fleet import instances_text
+    from reports.figures import counted, gpu_price, significant
+    from reports.findings import usable_rate
 
-    low, high = fleet["usable_rps_ci"]
-    between = f" (between {low:.3g} and {'?' if high is None else format(high, '.3g')})" if low else ""
-    at_least, most_rate = ("at least ", "at most ") if capacity["crossing"] == "saturated" else ("", "")
-    in_loop = ", in a closed loop" if capacity["c_max_basis"] == "closed" else ""
-    fewest, most = fleet["instances_ci"]
+    usable = usable_rate(summary)
+    between = f" ({usable.interval})" if usable.interval else ""
+    fleet_peak = f"{fleet['peak_rps']:.4g} requests/s"
     lines = [
-        f"{at_least}{fleet['instances']} instances, {fleet['gpus']} GPUs for {fleet['peak_rps']:.4g} requests/s",
-        f"  one instance carries {most_rate}{capacity['usable_rps']:.3g} requests/s{between}, {CROSSING[capacity['crossing']]}{in_loop}",
-        *([f"  peak: {fleet['peak_reason']}"] if fleet["traffic"] == "profile" else []),
+        f"{instances_text(fleet)}, {counted(fleet['gpus'], 'GPU')} for {fleet_peak}",
+        f"  one instance carries {usable.value}{between}; {usable.note}",
+        f"  peak {fleet_peak}: {_from_run(fleet, 'peak_rps') or fleet['peak_reason']}",
         f"  instances that carry the peak: {fleet['instances_before_safety']}, × {fleet['safety_factor']:g} safety = {fleet['instances']}"
         f"; GPUs: × {fleet['tensor_parallel']} = {fleet['gpus']}",
-        f"  safety {fleet['safety_reason']}",
+        f"  safety {_from_run(fleet, 'safety_factor') or fleet['safety_reason']}",
         f"  with one replica down: {fleet['one_replica_down']} instances, {fleet['one_replica_down_gpus']} GPUs",
+        f"  {fleet['gpu_hours_per_day']} GPU-hours a day, utilisation {100 * fleet['utilisation']:.0f} % at {fleet['utilisation_at']}",
     ]
-    if most is not None and (fewest, most) != (fleet["instances"], fleet["instances"]):
-        lines.append(
-            f"  over the interval of the usable rate: {'?' if fewest is None else fewest} to {most} instances"
-        )
-    lines.append(
-        f"  {fleet['gpu_hours_per_day']} GPU-hours a day, utilisation {100 * fleet['utilisation']:.0f} % at {fleet['utilisation_at']}"
-    )
     if fleet["cost_per_hour"] is not None:
+        given = f" ({price})" if (price := _from_run(fleet, "gpu_hour_usd")) else ""
         lines.append(
-            f"  {gpu_price(fleet['gpus'], fleet['gpu_hour_usd'])} = ${fleet['cost_per_hour']:,.2f} an hour; of the whole fleet at that utilisation, each of these bears all of it:"
+            f"  {gpu_price(fleet['gpus'], fleet['gpu_hour_usd'])}{given} = ${fleet['cost_per_hour']:,.2f} an hour; of the whole fleet at that utilisation, each of these bears all of it:"
         )
         names = {
-            "cost_per_million_output_tokens": "a million output tokens", "cost_per_million_input_tokens": "a million input tokens",
-            "cost_per_million_tokens": "a million tokens of both", "cost_per_thousand_good_requests": "1,000 good requests",
+            "fleet_cost_per_million_output_tokens": "a million output tokens", "fleet_cost_per_million_input_tokens": "a million input tokens",
+            "fleet_cost_per_million_tokens": "a million tokens of both", "fleet_cost_per_thousand_good_requests": "1,000 good requests",
         }  # fmt: skip
         lines += [
             f"    ${significant(fleet[key])} for {what}"
@@ -156,3 +149,7 @@ def _lines(fleet: dict[str, Any], capacity: Mapping[str, Any]) -> list[str]:
             if fleet[key] is not None
         ]
     return lines
+
+
+def _from_run(fleet: Mapping[str, Any], name: str) -> str:
+    return "as given at the run" if name in fleet["from_run"] else ""

@@ -2,19 +2,38 @@
 
 from __future__ import annotations
 
+import codecs
 import errno
 import io
 import os
 import stat
 import sys
+import unicodedata
 from typing import TYPE_CHECKING, Any, TextIO
 
 if TYPE_CHECKING:
     from _typeshed import ReadableBuffer
 
 
+IN_ASCII = {
+    "≥": ">=", "≤": "<=", "×": "x", "÷": "/", "–": "-", "−": "-", "…": "...", "·": ".", "µ": "u", "λ": "lambda ",
+    "±": "+/-", "→": "->",
+}  # fmt: skip
+"""What a stream writes for a character that its encoding lacks; superscripts become ``^1``, all others ``?``."""
+
+
+def in_ascii(error: UnicodeError) -> tuple[str, int]:
+    """The error handler "in_ascii" of ``codecs``: no text ends a command because the terminal has no such character."""
+    if not isinstance(error, UnicodeEncodeError):
+        raise error
+    lacking = error.object[error.start : error.end]
+    raised = {c: f"^{unicodedata.digit(c)}" for c in lacking if c.isdigit()}
+    return "".join({**IN_ASCII, **raised}.get(c, "?") for c in lacking), error.end
+
+
 def secure_streams() -> None:
-    """Let stdout and stderr bear that their descriptor is closed from the start, or that its reader goes away."""
+    """Let stdout and stderr bear that their descriptor is closed from the start, that its reader goes away, and any text."""
+    codecs.register_error("in_ascii", in_ascii)
     for number in range(3):
         try:
             os.fstat(number)
@@ -61,6 +80,6 @@ def _outliving(stream: TextIO | None, original: TextIO | None) -> TextIO:
     ours = _Outliving(raw.fileno(), "w", closefd=False)
     return io.TextIOWrapper(
         ours if stream.write_through else io.BufferedWriter(ours),  # python -u buffers nothing
-        encoding=stream.encoding, errors=stream.errors,
+        encoding=stream.encoding, errors="in_ascii" if stream.errors == "strict" else stream.errors,
         line_buffering=stream.line_buffering, write_through=stream.write_through,
     )  # fmt: skip
