@@ -1,33 +1,36 @@
 """Usable requests/s and C_max: where, going up in load, the SLOs stop to hold.
 
-The interval is a bracket: from the highest stage that is shown to meet the SLOs to the lowest one that is
-shown to break them or has no steady state. The figure inside it is interpolated. An open stage stands at
-the rate that was asked for, less the share that was not answered; how many arrived by chance is no capacity.
+Of open stages the figure is the pooled estimate (``analysis.pooled``) where its interval is narrow enough, else the
+highest load that is shown to meet every SLO; of a closed loop the highest set concurrency that is. Both ends of what
+was shown, the highest load that met the SLOs and the lowest above it that broke them, are given beside it. An open
+stage stands at the rate that was asked for, less the share that was not answered; how many arrived by chance is no
+capacity.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
-from itertools import pairwise
 from typing import Any
 
 import numpy as np
 
 from analysis.next_load import Finished, non_monotone, out_of_reach
-from analysis.pooled import NOT_ALL_SEEN, POOLED, estimate, judged_open, unseen
+from analysis.pooled import NOT_ALL_SEEN, POOLED, Estimate, estimate, judged_open, unseen
 from analysis.slo import Slo
-from analysis.throughput import CHANCE_SD, REQUESTS_MIN, all_failed, is_figure
+from analysis.throughput import CHANCE_SD, REQUESTS_MIN, all_failed
 
+PUBLISHED = 0.5  # half width of an interval over its figure, up to which the estimate is the published figure
 MEASURED_RATIO = 1.05
 SATURATED_RATIO = 1.01  # two levels of a closed loop whose rates are closer carry the same
 ASSUMPTION = (
     "the SLOs hold below the highest stage that met them and fail above the lowest that broke them (a bracket of "
     "tested loads, not a confidence interval); an open stage stands at its offered rate, less the share that was not "
-    "answered, the upper end is the offered rate of the stage that broke; in between the slowest SLO's percentile is "
-    "interpolated on log scales"
+    "answered, the upper end is the offered rate of the stage that broke"
+)
+TOO_WIDE = (
+    "the estimate from all stages is {0} requests/s, known to {1} only: longer stages or a search tell more"
 )
 
 
@@ -100,50 +103,67 @@ def levels_of(stages: Sequence[dict[str, Any]], kind: str) -> list[Level]:
     return sorted(levels, key=lambda level: level.load)
 
 
-def find_capacity(
-    stages: Sequence[dict[str, Any]], slos: Sequence[Slo], *, pooled: bool = False
-) -> dict[str, Any]:
+def find_capacity(stages: Sequence[dict[str, Any]], slos: Sequence[Slo]) -> dict[str, Any]:
     """The ``capacity`` object, with ``non_monotone`` where a stage broke below one that met.
 
     Open stages are judged if there are any, else closed ones (then C_max is the set concurrency, or, where users
     pause between requests, the mean in flight at that number of ``users``); where there are both, ``closed`` is
-    that other view. ``pooled``: open stages are taken together (``analysis.search``).
+    that other view.
     """
-    found = _bracketed(stages, slos)
-    if pooled:
-        found |= _pooled(stages, slos)
-    found["closed"] = None
-    if found["c_max_basis"] == "open" and any(s["kind"] == "closed" for s in stages):
-        found["closed"] = _bracketed([s for s in stages if s["kind"] == "closed"], slos)
-    return found
+    result = _shown(stages, slos)
+    result["closed"] = None
+    if result["c_max_basis"] == "open" and any(s["kind"] == "closed" for s in stages):
+        result["closed"] = _shown([s for s in stages if s["kind"] == "closed"], slos)
+    return result | _pooled(stages, slos, result)
 
 
-def _pooled(stages: Sequence[dict[str, Any]], slos: Sequence[Slo]) -> dict[str, Any]:
-    """What replaces the figures of the bracket; empty where the stages do not allow it."""
-    found = estimate(stages, slos)
+def _pooled(
+    stages: Sequence[dict[str, Any]], slos: Sequence[Slo], shown: Mapping[str, Any]
+) -> dict[str, Any]:
+    """What the estimate from all open stages changes in ``shown``; empty where they do not allow one."""
     judged = judged_open(stages)
     if unknown := unseen(judged, slos):
         return {"reason": NOT_ALL_SEEN.format(unknown)}
-    doubtful = non_monotone(judged) if found else None
-    if isinstance(doubtful, Finished):  # no load is within reach, or one that broke lies below one that met
-        return {"reason": doubtful.why, "non_monotone": any(s["slo_met"] for s in judged)}
+    found = estimate(judged, slos)
     if found is None:
         return {}
-    near = [s for s in judged if is_figure(s)]
-    nearest = min(near, key=lambda s: abs(math.log(s["offered_rps"] / found.usable_rps)), default=None)
-    return {
+    doubtful = non_monotone(judged)
+    if isinstance(doubtful, Finished):  # no load is within reach, or one that broke lies below one that met
+        return {"reason": doubtful.why, "non_monotone": any(s["slo_met"] for s in judged)}
+    ends = {"estimate_rps": found.usable_rps, "estimate_rps_ci": list(found.usable_rps_ci)}
+    if found.relative_error > PUBLISHED:
+        return ends | _too_wide(found, shown)
+    return ends | {
         "usable_rps": found.usable_rps, "usable_rps_ci": list(found.usable_rps_ci), "c_max": found.c_max,
-        "c_max_ci": found.c_max_ci and list(found.c_max_ci), "binding_slo": found.binding[0].text, "crossing": "pooled",
-        "binding_or": [slo.text for slo in found.binding[1:]],
-        "stage": nearest and nearest["index"], "assumption": POOLED,
-        "reason": None, "non_monotone": False,
+        "c_max_ci": found.c_max_ci and list(found.c_max_ci), "crossing": "pooled", "assumption": POOLED, "stage": found.nearest,
+        **_binding(found), "reason": None, "non_monotone": False,
     }  # fmt: skip
 
 
-def _bracketed(stages: Sequence[dict[str, Any]], slos: Sequence[Slo]) -> dict[str, Any]:
+def _binding(found: Estimate) -> dict[str, Any]:
+    return {"binding_slo": found.binding[0].text, "binding_or": [slo.text for slo in found.binding[1:]]}
+
+
+def _too_wide(found: Estimate, shown: Mapping[str, Any]) -> dict[str, Any]:
+    """The highest load that was shown to meet the SLOs stands, if there is one; the interval is the estimate's."""
+    (low, high), rate = found.usable_rps_ci, shown["usable_rps"]
+    width = f"{100 * found.relative_error:.2g} %" if high < 2 * low else f"a factor of {high / low:.2g}"
+    reason = TOO_WIDE.format(number_text(found.usable_rps), width)
+    if rate is None:
+        if shown["reason"]:
+            reason = f"{shown['reason']}; {reason}"
+        return {"reason": reason, "usable_rps_ci": [low, high], "assumption": POOLED, **_binding(found)}
+    return {
+        "usable_rps_ci": [min(low, rate), max(high, rate)], "assumption": POOLED, "reason": reason, **_binding(found),
+    }  # fmt: skip
+
+
+def _shown(stages: Sequence[dict[str, Any]], slos: Sequence[Slo]) -> dict[str, Any]:
+    """What single stages show: the highest load that met every SLO, the lowest above it that broke one."""
     kind = "open" if any(s["kind"] == "open" for s in stages) else "closed"
     result: dict[str, Any] = {
         "c_max": None, "c_max_ci": None, "c_max_basis": kind, "usable_rps": None, "usable_rps_ci": None,
+        "verified_rps": None, "violated_rps": None, "estimate_rps": None, "estimate_rps_ci": None,
         "binding_slo": None, "binding_or": [], "crossing": "none", "assumption": ASSUMPTION, "reason": None, "non_monotone": False,
         "stage": None, "users": None,
     }  # fmt: skip
@@ -157,26 +177,39 @@ def _bracketed(stages: Sequence[dict[str, Any]], slos: Sequence[Slo]) -> dict[st
     broken = next((level for level in levels if level.verdict == "broken"), None)
     below = [v for v in levels if v.verdict == "met" and (broken is None or v.load < broken.load)]
     top_met = max((v.load for v in levels if v.verdict == "met"), default=0.0)
-    non_monotone = broken is not None and top_met >= broken.load
     upper = next((v for v in levels if v.verdict == "broken" and v.load > top_met), None)
-    result["non_monotone"] = non_monotone
+    result["non_monotone"] = broken is not None and top_met >= broken.load
+    result["violated_rps"] = broken and broken.rate_high
     if not below:
         nothing = result | _none_met(levels, broken, upper)
         hopeless = out_of_reach([s for s in stages if s["kind"] == kind]) if broken is levels[0] else None
         return nothing | ({"reason": hopeless} if hopeless else {})
     met = below[-1]
-    result["stage"] = met.index
-    result["users"] = None if met.is_open else round(met.load)
-    inside = [v.concurrency for v in levels if upper and met.load <= v.load <= upper.load]
-    result["c_max_ci"] = [met.concurrency, max(inside, default=None)]
-    result["usable_rps_ci"] = [met.rate, max(met.rate, upper.rate_high) if upper else None]
+    # a queue that grows has no number in flight that stands for its load
+    steady = [v.concurrency for v in levels if upper and met.load <= v.load <= upper.load and v.stable]
+    top = max(steady) if upper and upper.stable else None
+    result |= {
+        "stage": met.index, "users": None if met.is_open else round(met.load), "verified_rps": met.rate,
+        "usable_rps": met.rate, "usable_rps_ci": [met.rate, max(met.rate, upper.rate_high) if upper else None],
+        "c_max": met.concurrency, "c_max_ci": [met.concurrency, top],
+    }  # fmt: skip
     if broken is None:
-        return result | {
-            "c_max": met.concurrency, "usable_rps": met.rate, "crossing": "lower_bound",
-            "reason": "no stage broke an SLO: the capacity is higher than what was tried",
-        }  # fmt: skip
-    between = [v for v in levels if met.load <= v.load <= broken.load and (v is met or v.load > met.load)]
-    return result | _crossing(between, slos, kind, _ceiling(levels, broken))
+        why = "no stage broke an SLO: the capacity is higher than what was tried"
+        return result | {"crossing": "lower_bound", "reason": why}
+    saturated = kind == "closed" and broken.rate <= SATURATED_RATIO * met.rate
+    crossing = "saturated" if saturated else "measured" if kind == "closed" else "verified"
+    return result | {"crossing": crossing, "binding_slo": _first_broken(broken, slos).text}
+
+
+def _first_broken(level: Level, slos: Sequence[Slo]) -> Slo:
+    """The SLO that is furthest over its limit: percentile over limit, infinite where failures reach into it."""
+
+    def times(slo: Slo) -> float:
+        value, attainment = level.values[slo.text]
+        missed = 0.0 if attainment is None else (1 - attainment) / (1 - slo.quantile)
+        return missed if value is None else max(value / slo.limit_s, missed)
+
+    return max(slos, key=times)
 
 
 def _no_level(stages: Sequence[dict[str, Any]]) -> str:
@@ -221,61 +254,3 @@ def number_text(value: float, digits: int = 3) -> str:
     """Significant digits, no exponent."""
     rounded = float(f"{value:.{digits}g}")
     return f"{rounded:.0f}" if abs(rounded) >= 10**digits / 10 else f"{Decimal(repr(rounded)).normalize():f}"
-
-
-def _ceiling(levels: list[Level], broken: Level) -> float:
-    """An unstable stage gives all that there is: the crossing is no higher than the best rate that was served."""
-    return math.inf if broken.stable else max(min(v.rate, v.served) for v in levels)
-
-
-def _crossing(levels: list[Level], slos: Sequence[Slo], kind: str, ceiling: float) -> dict[str, Any]:
-    """The crossing between the first (met) and the last (broken) of ``levels``."""
-    met, broken = levels[0], levels[-1]
-    candidates = [(p, slo) for slo in slos if (p := _where(levels, slo)) is not None]
-    middle = (len(levels) - 1) / 2, max(slos, key=lambda s: _load_of(broken, s))
-    position, slo = min(candidates, key=lambda c: c[0], default=middle)
-    # between two loads the course of each is a guess: which is the first of those that cross there is not known
-    binding = {
-        "binding_slo": slo.text,
-        "binding_or": [s.text for p, s in candidates if s is not slo and int(p) == int(position)],
-    }
-    if kind == "closed" or broken.load <= MEASURED_RATIO * met.load:
-        saturated = kind == "closed" and broken.rate <= SATURATED_RATIO * met.rate
-        return {
-            "c_max": met.concurrency, "usable_rps": met.rate, "crossing": "saturated" if saturated else "measured",
-        } | binding  # fmt: skip
-    i = min(int(position), len(levels) - 2)
-    a, b, share = levels[i], levels[i + 1], position - i
-    crossing = _between(a.rate, b.rate, share)
-    rate = max(met.rate, min(crossing, ceiling, broken.rate_high))
-    if rate < crossing and b.rate > a.rate > 0:  # what is in flight there, too
-        share = max(math.log(rate / a.rate) / math.log(b.rate / a.rate), 0.0)
-    concurrency = _between(a.concurrency, b.concurrency, share)
-    return {
-        "usable_rps": rate,
-        "c_max": max(met.concurrency, concurrency),
-        "crossing": "interpolated",
-    } | binding
-
-
-def _load_of(level: Level, slo: Slo) -> float:
-    """Percentile over limit; infinite where failures reach into it."""
-    value = level.values[slo.text][0]
-    return math.inf if value is None else value / slo.limit_s
-
-
-def _where(levels: list[Level], slo: Slo) -> float | None:
-    """Position (index plus share of the step) at which the SLO's percentile first passes its limit, if it does."""
-    for i, (a, b) in enumerate(pairwise(levels)):
-        (value_a, attained_a), (value_b, attained_b) = a.values[slo.text], b.values[slo.text]
-        if value_a and value_b and value_a <= slo.limit_s < value_b:
-            return i + math.log(slo.limit_s / value_a) / math.log(value_b / value_a)
-        if attained_a is not None and attained_b is not None and attained_a >= slo.quantile > attained_b:
-            return i + (attained_a - slo.quantile) / (attained_a - attained_b)
-    return None
-
-
-def _between(low: float, high: float, share: float) -> float:
-    if low <= 0 or high <= 0:
-        return (1 - share) * low + share * high
-    return float(low ** (1 - share) * high**share)

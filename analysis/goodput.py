@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from analysis.metrics import Bools, Floats, Ints
+from analysis.pooled import peak_goodput_rps
 from analysis.slo import ERROR_RATE, Slo
 from analysis.throughput import NO_FIGURE, is_figure
 
@@ -25,16 +26,23 @@ def goodput_rps(met: int, span_s: float) -> float:
     return met / span_s if span_s > 0 else 0.0
 
 
-def peak_goodput(stages: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """The ``goodput`` object: the best of the stages whose rates are figures."""
+def peak_goodput(stages: Sequence[dict[str, Any]], slos: Sequence[Slo]) -> dict[str, Any]:
+    """The ``goodput`` object: the maximum of load x share that meets every SLO, from all open stages together.
+
+    Where they allow no such estimate, the best of the stages whose rates are figures, without an interval: the best of
+    several is the one that chance favours.
+    """
+    result: dict[str, Any] = {"peak_rps": None, "peak_rps_ci": None, "at_offered_rps": None, "basis": None, "reason": None}
     judged = [s for s in stages if s["goodput_rps"] is not None]
     usable = [s for s in judged if is_figure(s)]
     if not usable:
         reasons = (s["goodput_rps_reason"] for s in stages if s.get("goodput_rps_reason"))
-        reason = NO_FIGURE if judged else next(reasons, "no stage was measured")
-        return {"peak_rps": None, "at_offered_rps": None, "reason": reason}
+        return result | {"reason": NO_FIGURE if judged else next(reasons, "no stage was measured")}
+    if found := peak_goodput_rps(stages, slos):
+        peak, ci, load = found
+        return result | {"peak_rps": peak, "peak_rps_ci": list(ci), "at_offered_rps": load, "basis": "pooled"}
     best = max(usable, key=lambda s: s["goodput_rps"])
-    return {"peak_rps": best["goodput_rps"], "at_offered_rps": best["offered_rps"], "reason": None}
+    return result | {"peak_rps": best["goodput_rps"], "at_offered_rps": best["offered_rps"], "basis": "stage"}
 
 
 def parse_labels(lines: Iterable[str], where: str) -> dict[int, bool]:

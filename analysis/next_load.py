@@ -39,6 +39,7 @@ TOLD = 2.0  # intervals up to so many times the precision asked for tell how man
 WIDE = 2.0  # upper over lower end of an interval that says nothing yet of where the limit is not
 LASTS = 3.0  # a stage lasts so many times as long as an overload of its size takes to show
 BEYOND_NOISE = 2.0  # standard deviations
+EXPECTED = 8.0  # misses for each 1/precision^2, where the SLO is just kept: 5 to 11 on the servers of benchmarks/servers.py
 STEP_MAX = 1.0  # a stage takes at most this many times the requests of all stages near the limit
 
 
@@ -54,6 +55,11 @@ class Goal:
     def few(self) -> int:
         """Requests of a stage that only has to show on which side of the limit it is: three misses allowed."""
         return math.ceil(3 / (1 - max(slo.quantile for slo in self.slos)))
+
+
+def expected_requests(goal: Goal) -> int:
+    """Requests that a search takes: EXPECTED misses in the mean for each 1/precision^2 (docs/search.md, measured)."""
+    return math.ceil(EXPECTED / (1 - max(slo.quantile for slo in goal.slos)) / goal.precision**2)
 
 
 def fewest_requests(slos: Sequence[Slo], shares: Mapping[str, float]) -> tuple[int, str]:

@@ -30,14 +30,12 @@ NOT_ALL_SEEN = "no stage can show whether all SLOs are met ({})"
 WAITS = ("ttft", "first_answer", "e2e")  # metrics whose limit is a time that a request may spend waiting
 NEAR = 0.2  # in ln(load): the distance over which the model is trusted to be a straight line
 MEMORY = 3.0  # requests in a cluster, per rho / (1 - rho)^2; 2.7 to 3.7 in an M/M/1 queue at rho 0.5 to 0.85
-START_UP = 3.0  # clusters that a stage must last to count half: it starts idle, what is cut of it is a guess
+START_UP = 5.0  # clusters that a stage must last to count half: it starts idle, what is cut of it is a guess
 SPREAD = 0.05  # s.d. of a stage's log-odds beyond its sample: runs differ, clustering is an estimate
 SLOPES = np.exp(np.linspace(math.log(2.0), math.log(200.0), 16))
-FLOORS = np.array([0.0, 0.1, 0.4, 0.8])  # share of the allowed misses that come at any load
-FLOOR_CHANCES = np.array([0.4, 0.3, 0.2, 0.1])
-OVERLOADED = (
-    1.05  # offered over answered, from which on a stage without a steady state shows what the server can do
-)
+FLOORS = np.array([0.0, 0.1, 0.4, 0.7, 0.93])  # share of the allowed misses that come at any load
+FLOOR_CHANCES = np.array([0.35, 0.25, 0.2, 0.1, 0.1])
+OVERLOADED = 1.05  # offered over answered, from which on a stage without a steady state shows what the server can do
 SLOPE_SD = 0.4  # of ln b around that of a queue
 ANY_SLOPE = 0.3  # chance that it is no queue's
 UNSTABLE_SLOPE = 60.0  # log-odds that a stage has no steady state, per ln(load) above x*
@@ -54,6 +52,8 @@ class Posterior:
     x: Floats
     cumulative: Floats
     slope: float = 0.0  # b, its geometric mean
+    mass: Floats | None = None  # of slopes, floors, grid
+    odds: float = 0.0  # of a miss at x*
 
     def at(self, probability: float) -> float:
         """The value below which x* lies with this probability."""
@@ -70,6 +70,7 @@ class Estimate:
     c_max_ci: tuple[float, float] | None
     binding: tuple[Slo, ...]  # the SLO that breaks first, then those that may as well be the first
     slope: float  # of the SLO with the lowest x*: by how much the log-odds of a miss rise with ln(load)
+    nearest: int | None  # index of the stage nearest to the usable rate whose rates are figures
 
     @property
     def relative_error(self) -> float:
@@ -135,9 +136,12 @@ def estimate(stages: Sequence[Mapping[str, Any]], slos: Sequence[Slo]) -> Estima
     lowest, tightest = _lowest(limits), min(found.values(), key=lambda post: post.at(0.5))
     low, middle, high = (math.exp(lowest.at(p)) for p in (0.025, 0.5, 0.975))
     c_max, binding = _concurrency(judged, lowest), _binding(judged, found)
+    figures = [s for s in judged if is_figure(s)]
+    nearest = min(figures, key=lambda s: abs(math.log(s["offered_rps"] / middle)), default=None)
     return Estimate(
-        middle, (low, high), c_max and c_max[1], c_max and (c_max[0], c_max[2]), binding, tightest.slope
-    )
+        middle, (low, high), c_max and c_max[1], c_max and (c_max[0], c_max[2]), binding, tightest.slope,
+        nearest and int(nearest["index"]),
+    )  # fmt: skip
 
 
 def unseen(judged: Sequence[Mapping[str, Any]], slos: Sequence[Slo]) -> str | None:
@@ -159,10 +163,12 @@ class _Looks:
     clustering: Floats  # samples per effective one
     together: Floats  # samples of the requests that share one fate
     cut: Floats  # samples before them that were cut as warm-up
+    steady: Floats  # 0 where the stage has no steady state, else 1
     per_request: float  # samples of a request: gaps, for a metric that is judged by them
 
 
 def _looks(judged: Sequence[Mapping[str, Any]], slo: Slo) -> _Looks:
+    """Of the stages that say something of the SLO."""
     rows = []
     for stage in judged:
         verdict = verdict_of(stage, slo)
@@ -171,12 +177,15 @@ def _looks(judged: Sequence[Mapping[str, Any]], slo: Slo) -> _Looks:
         n = float(stage[f"{slo.metric}_s"]["n"] if slo.metric in GAP_METRICS else stage["requests"])
         clustering = max(1.0, n / verdict["requests_effective"])
         fate, cut = together(stage, slo), float(stage["window"]["warmup_requests"])
-        rows.append((math.log(stage["offered_rps"]), n, 1 - verdict["attainment"], clustering, fate, cut))
-    table = np.array(rows, dtype=np.float64).reshape(-1, 6)
+        steady = float(stage["stable"] is not False)
+        rows.append((math.log(stage["offered_rps"]), n, 1 - verdict["attainment"], clustering, fate, cut, steady))
+    table = np.array(rows, dtype=np.float64).reshape(-1, 7)
     requests = sum(s["requests"] for s in judged) if slo.metric in GAP_METRICS else table[:, 1].sum()
-    load, samples, share, clustering, fate, cut = table.T
+    load, samples, share, clustering, fate, cut, steady = table.T
     per_request = float(samples.sum() / max(requests, 1))
-    return _Looks(load, samples, share, clustering, fate * per_request, cut * per_request, per_request)
+    return _Looks(
+        load, samples, share, clustering, fate * per_request, cut * per_request, steady, per_request
+    )
 
 
 @dataclass(frozen=True)
@@ -221,6 +230,54 @@ def _pooled(judged: Sequence[Mapping[str, Any]], slo: Slo) -> Posterior | None:
     return found
 
 
+def peak_goodput_rps(
+    stages: Sequence[Mapping[str, Any]], slos: Sequence[Slo]
+) -> tuple[float, tuple[float, float], float] | None:
+    """(mean, 95 % interval, its load) of the highest requests/s that meet every SLO, up to saturation.
+
+    The share that meets them all is taken as one SLO more, at the strictest quantile: each curve of its posterior has
+    its own maximum of load x share. None where ``estimate`` gives none.
+    """
+    judged = judged_open(stages)
+    if estimate(judged, slos) is None or any(s.get("slo_attainment") is None for s in judged):
+        return None
+    by_request = [slo for slo in slos if slo.metric not in GAP_METRICS] or list(slos)
+    first = min(by_request, key=lambda slo: (slo.metric not in WAITS, slo.limit_s))
+    metric = first.metric if first.metric in WAITS else "tpot"  # of requests, not of their gaps
+    joint = replace(first, metric=metric, quantile=max(slo.quantile for slo in slos))
+    all_met = [{**s, "slo_verdicts": [_all_met(s, first, joint)]} for s in judged]
+    found = _pooled(all_met, joint)
+    if found is None or found.mass is None:
+        return None
+    saturation = _saturation(judged)
+    top = saturation.x if saturation else math.log(max(s["offered_rps"] for s in judged))
+    x = np.minimum(found.x[:, None] + np.linspace(-1.0, 0.7, 101), np.maximum(top, found.x[:, None]))
+    rise = np.expm1(np.clip(x - found.x[:, None], -50, 3))  # grid, loads
+    queue = np.exp(np.clip(SLOPES[:, None, None, None] * rise, -50, 50))  # slopes, floors, grid, loads
+    floors = FLOORS[:, None, None]
+    good = np.exp(x) / (1 + found.odds * (floors + (1 - floors) * queue))
+    # the maximum of the mean curve around x*, as the mean of the maxima would be that of the luckiest curves
+    mean = np.einsum("sfg,sfgx->x", found.mass, good)
+    best = int(mean.argmax())
+    load = float(np.einsum("sfg,g->", found.mass, np.exp(x[:, best])))
+    low, high = _weighted(good.max(axis=-1).ravel(), found.mass.ravel(), (0.025, 0.975))
+    peak = float(mean[best])
+    return peak, (min(low, peak), max(high, peak)), load
+
+
+def _weighted(values: Floats, mass: Floats, probabilities: tuple[float, ...]) -> list[float]:
+    """Quantiles of ``values`` by their probability ``mass``."""
+    order = np.argsort(values)
+    return [float(q) for q in np.interp(probabilities, np.cumsum(mass[order]), values[order])]
+
+
+def _all_met(stage: Mapping[str, Any], slo: Slo, joint: Slo) -> dict[str, Any]:
+    """The verdict on the requests that met every SLO, as clustered as those on ``slo``."""
+    verdict = verdict_of(stage, slo) or {}
+    effective = min(verdict.get("requests_effective") or 0.0, stage["requests"])
+    return {"slo": joint.text, "attainment": stage["slo_attainment"], "requests_effective": effective}
+
+
 def _clusters(looks: _Looks, centre: float, weight: Floats, r: Floats) -> tuple[Floats, Floats]:
     """(mean size of the cluster that a miss of the queue is in, requests that its memory spans), when x* is about
     ``centre``; shape (slopes, floors, 1, stages). ``r``: rho/(1 - rho), shape (slopes, floors).
@@ -232,7 +289,7 @@ def _clusters(looks: _Looks, centre: float, weight: Floats, r: Floats) -> tuple[
     """
     near = np.clip(looks.x - centre, -NEAR, NEAR)
     scale = np.exp(np.clip((1 + 2 * r)[..., None] * near, -1.5, 1.5))
-    seen = weight * looks.share * looks.n
+    seen = weight * looks.share * looks.n * looks.steady  # a queue that only grows has no clusters
     pooled = (looks.clustering / scale) @ seen / max(float(seen.sum()), 1e-9)
     memory = MEMORY * r * (1 + r) * looks.per_request
     size = np.maximum(pooled, memory)[..., None] * scale
@@ -250,9 +307,7 @@ def _posterior(
     """Sum over slopes and floors on a grid of x*, drawn in three times around where the probability is."""
     allowed = 1 - quantile
     kept = weight > 1e-3
-    looks = replace(
-        looks, **{f: getattr(looks, f)[kept] for f in ("x", "n", "share", "clustering", "together", "cut")}
-    )
+    looks = replace(looks, **{f: getattr(looks, f)[kept] for f in ("x", "n", "share", "clustering", "together", "cut", "steady")})
     weight = weight[kept]
     n, misses, fate = looks.n, looks.n * looks.share, looks.together
     odds = allowed / quantile
@@ -272,9 +327,7 @@ def _posterior(
         queue = (1 - floors) * odds * np.exp(np.clip(slopes * rise, -50, 50))  # slopes, floors, grid, looks
         # far beyond saturation the queue does not come back: no clusters there, whatever the slope
         back = np.maximum(r * rise - 1, 1) ** 2
-        expected_queue = (
-            n * queue / (1 + idle + queue) * _begun(n, looks.cut, np.maximum(memory / back, 1e-9))
-        )
+        expected_queue = n * queue / (1 + idle + queue) * _begun(n, looks.cut, np.maximum(memory / back, 1e-9))
         expected_idle = n * idle / (1 + idle + queue)
         expected = expected_queue + expected_idle + 1e-9
         size = np.minimum(np.maximum(clusters / back, fate), n)  # a stage is one cluster at most
@@ -290,7 +343,7 @@ def _posterior(
         first, last = np.searchsorted(cumulative, [1e-4, 1 - 1e-4])
         low, high = float(grid[max(first - 1, 0)]), float(grid[min(last + 1, _GRID - 1)])
     slope = math.exp(float(np.log(SLOPES) @ mass.sum(axis=(1, 2))) / float(mass.sum()))
-    return Posterior(grid, cumulative, slope)
+    return Posterior(grid, cumulative, slope, mass / mass.sum(), odds)
 
 
 def _begun(n: Floats, cut: Floats, memory: Floats) -> Floats:
@@ -300,8 +353,8 @@ def _begun(n: Floats, cut: Floats, memory: Floats) -> Floats:
 
 
 def _log_prior(grid: Floats, theta: Floats, saturation: _Saturation | None) -> Floats:
-    """Of slope and x*, shape (slopes, floors, grid), where the saturation is known: x* lies below it, the limit has any
-    order of magnitude, so that ln(rho/(1-rho)) is flat, and the slope is about theta rho/(1 - rho), as in a queue; else flat."""
+    """Of slope and x*, shape (slopes, floors, grid), where the saturation is known: x* lies below it, x* is between flat in its log and
+    as a limit of any order of magnitude has it (flat in ln(rho/(1-rho))), and the slope is about theta rho/(1 - rho), as in a queue; else flat."""
     if saturation is None:
         return np.zeros((1, 1, 1))
     below = _log_below(grid, saturation)
@@ -309,7 +362,7 @@ def _log_prior(grid: Floats, theta: Floats, saturation: _Saturation | None) -> F
     off = np.log(SLOPES)[:, None, None] - np.log(theta[:, None] * rho / (1 - rho))
     spread = np.hypot(SLOPE_SD, saturation.sd / (1 - rho))
     like_a_queue = np.exp(-((off / spread) ** 2) / 2) / spread
-    prior = below - np.log(1 - rho)
+    prior = below - np.log(1 - rho) / 2
     return np.asarray(prior + np.log((1 - ANY_SLOPE) * like_a_queue + ANY_SLOPE * 0.5))
 
 

@@ -59,7 +59,7 @@ def summarise(run: Run, labels: Mapping[int, bool] | None = None) -> dict[str, A
         "knee": find_knee(stages),
         "capacity": _capacity(meta, stages, slos),
         "interval_assumption": ASSUMPTION,
-        "goodput": peak_goodput(stages),
+        "goodput": peak_goodput(stages, slos),
         "classes": [] if meta.get("burst") else class_curves(stages, slos),
         "families": [],
         "offline": offline_throughput(stages, slos, meta.get("fleet_inputs") or {}),
@@ -98,7 +98,7 @@ def _capacity(meta: Mapping[str, Any], stages: list[dict[str, Any]], slos: list[
     if meta.get("burst"):
         why = "a burst is no steady load, so it names no capacity: a search or a sweep does"
         return find_capacity([], slos) | {"reason": why}
-    return find_capacity(stages, slos, pooled=bool(meta.get("search")))
+    return find_capacity(stages, slos)
 
 
 def _judge_stages(

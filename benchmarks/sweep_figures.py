@@ -47,7 +47,7 @@ def one_sweep(name: str, slo: Slo, duration_s: float, seed: int) -> ServerRig:
 
 def row_of(stages: list[dict[str, Any]], slos: list[Slo]) -> dict[str, float]:
     """The figures that a user reads, nan where there is none."""
-    c, g = find_capacity(stages, slos), peak_goodput(stages)
+    c, g = find_capacity(stages, slos), peak_goodput(stages, slos)
     none = (None, None)
     row = {
         "usable": c["usable_rps"], "low": (c["usable_rps_ci"] or none)[0], "high": (c["usable_rps_ci"] or none)[1],

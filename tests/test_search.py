@@ -201,13 +201,13 @@ def test_the_stage_of_a_search_is_the_nearest_that_measures_something() -> None:
         stage(x, true_share(x), n=n, index=i)
         for i, (x, n) in enumerate([(4, 300), (9.5, 4000), (10.1, 30), (16, 300)])
     ]
-    found = find_capacity(stages, SLOS, pooled=True)
+    found = find_capacity(stages, SLOS)
     assert (found["crossing"], found["stage"]) == (
         "pooled",
         1,
     )  # the limit is at 10, where only 30 requests were sent
     few = [{**s, "requests": 30} for s in stages]
-    assert find_capacity(few, SLOS, pooled=True)["stage"] is None
+    assert find_capacity(few, SLOS)["stage"] is None
 
 
 def test_an_answer_that_does_not_fall_with_the_load_is_run_again_and_then_refused() -> None:
@@ -225,7 +225,7 @@ def test_an_answer_that_does_not_fall_with_the_load_is_run_again_and_then_refuse
     assert isinstance(refused, Finished)
     assert "twice each" in refused.why
     numbered = [s | {"index": i} for i, s in enumerate(stages)]
-    found = find_capacity(numbered, SLOS, pooled=True)
+    found = find_capacity(numbered, SLOS)
     assert found["non_monotone"] is True
     assert found["crossing"] != "pooled"
     # where the second look agrees with the rest, it was chance
@@ -241,7 +241,7 @@ def test_a_lucky_short_stage_names_no_capacity_where_every_load_misses_the_same(
     assert end.why.startswith(
         "no load can meet ttft_p95=1s: 20 % of the requests miss it at a load of 1 and 20 % at 8"
     )
-    found = find_capacity([*same, lucky], SLOS, pooled=True)
+    found = find_capacity([*same, lucky], SLOS)
     assert (found["usable_rps"], found["reason"]) == (None, end.why)
     assert found["non_monotone"] is False  # no load is shown to hold
     rising = [stage(x, true_share(x), n=2000, effective=700) for x in (3, 8.5, 9.6, 10.3, 12, 24)]

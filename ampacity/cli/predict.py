@@ -21,7 +21,7 @@ def predict(
     engine: dict[str, Any],
     preset: Preset = "llama3-8b-a100",
     search: Annotated[bool, typer.Option("--search", help="Search for the usable rate instead of sweeping, as 'ampacity search' does.")] = False,
-    precision: Precision = "5%",
+    precision: Precision = "10%",
     closed: Closed = False,
     json: o.Json = False,
 ) -> None:  # fmt: skip

@@ -8,7 +8,7 @@ import typer
 
 from ampacity.cli import options as o
 
-Precision = Annotated[str, typer.Option(metavar="P", help="Half the 95 % interval, as a share of the usable rate: 5%")]  # fmt: skip
+Precision = Annotated[str, typer.Option(metavar="P", help="Half the 95 % interval, as a share of the usable rate: 10%")]  # fmt: skip
 Closed = Annotated[bool, typer.Option("--closed", help="At the end run closed loops around C_max too: the other view of it.")]  # fmt: skip
 LOADS = ("rates", "concurrency", "lengths", "duration", "think_time", "ramp")  # a search finds these itself
 
@@ -37,7 +37,7 @@ def make_search(
 def search(
     url: o.Url,
     raw: dict[str, Any],
-    precision: Precision = "5%",
+    precision: Precision = "10%",
     max_duration: Annotated[str | None, typer.Option(metavar="T", help="Stop after this time, as 30m, with what is known then.")] = None,
     repeats: Annotated[int, typer.Option(metavar="N", min=0, max=20, help="At the end run both ends of the interval N times more each, in random order.")] = 0,
     closed: Closed = False,

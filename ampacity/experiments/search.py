@@ -7,11 +7,13 @@ import time
 from dataclasses import dataclass, replace
 from typing import Any
 
+import numpy as np
+
 from ampacity.config import Settings
 from ampacity.experiments.stage_book import StageBook
 from ampacity.experiments.sweep import START_IN_FLIGHT, first_rate
 from ampacity.values import ConfigError, duration_text
-from analysis.next_load import Finished, Goal, Step, cut_short, next_step, so_far, told_enough
+from analysis.next_load import Finished, Goal, Step, cut_short, expected_requests, next_step, so_far, told_enough
 from analysis.pooled import estimate
 
 START = 4 * START_IN_FLIGHT  # requests in flight at the first load
@@ -26,7 +28,7 @@ CLOSED_SHARES = (0.5, 0.7, 0.85, 1.0, 1.2, 1.5)  # of C_max: the closed loop's l
 class SearchPlan:
     """What is asked of a search, beside the settings that every experiment has."""
 
-    precision: float = 0.05
+    precision: float = 0.1
     max_duration_s: float | None = None
     repeats: int = 0
     closed: bool = False
@@ -56,6 +58,7 @@ class Search:
         goal = Goal(
             settings.slos, self._plan.precision, first_rate(rig.typical_e2e_s / START * START_IN_FLIGHT, 1e9)
         )
+        rig.tell(_expected(rig, goal))
         if (limit_s := self._plan.max_duration_s) is not None:
             fewest_s = FILL_TIMES * rig.typical_e2e_s  # no stage is shorter
             if limit_s < fewest_s:
@@ -145,6 +148,23 @@ class Search:
             "path": self._path, "ended": ended and ended.why, "reached": bool(ended and ended.reached),
             "more_requests": ended and ended.more_requests,
         })  # fmt: skip
+
+
+def _expected(rig: StageBook, goal: Goal) -> str:
+    """Requests, tokens and time of the whole search, as searches of servers with a known law took them."""
+    requests = expected_requests(goal)
+    tokens = requests * sum(
+        _mean_tokens(getattr(rig.settings.workload, side)) for side in ("input_tokens", "output_tokens")
+    )
+    at = [f"{duration_text(float(f'{requests / rps:.2g}'))} at {rps:g} req/s" for rps in (goal.first_rps, 10 * goal.first_rps)]
+    return (
+        f"to {100 * goal.precision:.2g} % a search takes about {float(f'{requests:.2g}'):,.0f} requests, half to three times as many, and "
+        f"{float(f'{tokens:.2g}'):,.0f} tokens; how long depends on the rate that is found: {at[0]}, {at[1]}"
+    )
+
+
+def _mean_tokens(lengths: Any) -> float:
+    return float(np.mean([lengths.quantile(q) for q in np.arange(0.025, 1, 0.05)]))
 
 
 def _enough_for(limit_s: float, goal: Goal) -> str:
