@@ -13,7 +13,16 @@ from ampacity.config import Settings
 from ampacity.experiments.stage_book import StageBook
 from ampacity.experiments.sweep import START_IN_FLIGHT, first_rate
 from ampacity.values import ConfigError, duration_text
-from analysis.next_load import Finished, Goal, Step, cut_short, expected_requests, next_step, so_far, told_enough
+from analysis.next_load import (
+    Finished,
+    Goal,
+    Step,
+    cut_short,
+    expected_requests,
+    next_step,
+    so_far,
+    told_enough,
+)
 from analysis.pooled import estimate
 
 START = 4 * START_IN_FLIGHT  # requests in flight at the first load
