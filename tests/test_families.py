@@ -124,7 +124,7 @@ def test_each_class_has_the_load_at_which_its_own_slos_break(mixed: Run) -> None
     assert (a["usable_rps"], a["crossing"]) == (pytest.approx(20), "lower_bound")
     # b: all within at 10/s, none at 20/s; two loads say no more than that the limit is in between
     assert b["crossing"] == "pooled" and 10 < b["usable_rps"] < 20
-    assert b["usable_rps_ci"][0] < 11 and b["usable_rps_ci"][1] > 18
+    assert b["usable_rps_ci"][0] < 11 and b["usable_rps_ci"][1] > 16
     assert b["binding_slo"] == summary["capacity"]["binding_slo"] == "b:ttft_p90=500ms"
     top = summary["stages"][1]["classes"]
     assert (top["a"]["slo_met"], top["b"]["slo_met"]) == (True, False)
