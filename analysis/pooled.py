@@ -251,18 +251,17 @@ def peak_goodput_rps(
         return None
     saturation = _saturation(judged)
     top = saturation.x if saturation else math.log(max(s["offered_rps"] for s in judged))
-    x = np.minimum(found.x[:, None] + np.linspace(-1.0, 0.7, 101), np.maximum(top, found.x[:, None]))
-    rise = np.expm1(np.clip(x - found.x[:, None], -50, 3))  # grid, loads
+    x = np.linspace(min(top, found.at(0.5)) - 1.0, top, 101)  # of the loads
+    rise = np.expm1(np.clip(x - found.x[:, None], -50, 3))
     queue = np.exp(np.clip(SLOPES[:, None, None, None] * rise, -50, 50))  # slopes, floors, grid, loads
     floors = FLOORS[:, None, None]
     good = np.exp(x) / (1 + found.odds * (floors + (1 - floors) * queue))
-    # the maximum of the mean curve around x*, as the mean of the maxima would be that of the luckiest curves
+    # the maximum of the mean curve, as the mean of the maxima would be that of the luckiest curves
     mean = np.einsum("sfg,sfgx->x", found.mass, good)
     best = int(mean.argmax())
-    load = float(np.einsum("sfg,g->", found.mass, np.exp(x[:, best])))
     low, high = _weighted(good.max(axis=-1).ravel(), found.mass.ravel(), (0.025, 0.975))
     peak = float(mean[best])
-    return peak, (min(low, peak), max(high, peak)), load
+    return peak, (min(low, peak), max(high, peak)), math.exp(x[best])
 
 
 def _weighted(values: Floats, mass: Floats, probabilities: tuple[float, ...]) -> list[float]:

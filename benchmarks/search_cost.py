@@ -37,6 +37,7 @@ from analysis.pooled import Estimate, estimate
 from analysis.slo import Slo, parse_slo
 from analysis.stages import analyse_stage
 from benchmarks.servers import ORIGIN_NS, SERVERS, Sent, Server, stage_of, table_of
+from workloads.profile import load_workload
 
 MU = 10.0  # requests/s that the queue serves
 DECODE_S = 0.5  # as benchmarks.servers has it
@@ -52,12 +53,15 @@ QUEUE = SERVERS["mm1"]()
 Found = tuple[Estimate | None, int, bool, list[dict[str, Any]]]
 
 
+WORKLOAD = load_workload("chat-short")  # whose lengths nobody looks at
+
+
 class ServerRig:
     """A rig whose endpoint is a server of the study; its stages are judged as those of a run are."""
 
     def __init__(self, server: Server, slo: Slo, seed: int, duration_s: float = 30.0) -> None:
         self.settings: Any = SimpleNamespace(
-            slos=(slo,), rates=None, concurrency=None, trace=None, lengths=(), workload=SimpleNamespace(classes=()),
+            slos=(slo,), rates=None, concurrency=None, trace=None, lengths=(), workload=WORKLOAD,
             seed=seed, duration_s=duration_s, max_requests=None, max_tokens=None,
         )  # fmt: skip
         self.stages: list[dict[str, Any]] = []

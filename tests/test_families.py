@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import math
+import re
 from dataclasses import replace
 from io import StringIO
 from pathlib import Path
@@ -122,8 +122,9 @@ def test_each_class_has_the_load_at_which_its_own_slos_break(mixed: Run) -> None
     a, b = summary["classes"]
     assert (a["name"], a["slos"], b["slos"]) == ("a", ["a:ttft_p90=150ms"], ["b:ttft_p90=500ms"])
     assert (a["usable_rps"], a["crossing"]) == (pytest.approx(20), "lower_bound")
-    # b: all within at 10/s, none at 20/s; two loads say no more than that
-    assert (b["usable_rps"], b["crossing"]) == (pytest.approx(10), "verified")
+    # b: all within at 10/s, none at 20/s; two loads say no more than that the limit is in between
+    assert b["crossing"] == "pooled" and 10 < b["usable_rps"] < 20
+    assert b["usable_rps_ci"][0] < 11 and b["usable_rps_ci"][1] > 16
     assert b["binding_slo"] == summary["capacity"]["binding_slo"] == "b:ttft_p90=500ms"
     top = summary["stages"][1]["classes"]
     assert (top["a"]["slo_met"], top["b"]["slo_met"]) == (True, False)
@@ -159,17 +160,11 @@ def test_a_class_that_breaks_an_slo_below_the_usable_rate_of_all_is_named(tmp_pa
         return summarise(make_run(tmp_path / name, stages, slos, warmup_requests=0))
 
     all_together = run("all", ["ttft_p90=500ms"])
-    up = 2 ** (
-        math.log(5) / math.log(10)
-    )  # where 0.1 s at one load and 1 s at twice that are 0.5 s, on log scales
-    assert all_together["capacity"]["usable_rps"] == pytest.approx(
-        20 * up, rel=1e-3
-    )  # the SLO of all is kept by 95 %
+    # the SLO of all is kept by 95 % at 20/s and by none at 40/s; by class b up to 10/s
+    assert 20 < all_together["capacity"]["usable_rps"] < 40
     (text,) = [w["text"] for w in all_together["warnings"] if w["code"] == "class_below"]
-    assert (
-        f"class b keeps ttft_p90=500ms only up to {10 * up:.3g} requests/s of all classes (between 10 and 20)"
-        in text
-    )
+    said = re.search(r"class b keeps ttft_p90=500ms only up to ([\d.]+) requests/s of all classes \(between", text)
+    assert said and 10 < float(said[1]) < 20
     assert "class a keeps" not in text
     own = run("own", ["b:ttft_p90=500ms"])  # the usable rate is that of the class
     assert "class_below" not in [w["code"] for w in own["warnings"]]
@@ -244,7 +239,7 @@ class Recording:
         over = rate_rps > (8 if self.lengths is None else 2)
         self.stages.append({
             "offered_rps": rate_rps, "lengths": self.lengths, "stable": not over, "client_limited": False,
-            "slo_verdicts": [1], "slo_met": not over, "tokens": self.settings.workload.input_tokens,
+            "slo_verdicts": [], "slo_met": None, "tokens": self.settings.workload.input_tokens,
         })  # fmt: skip
         return self.stages[-1]
 

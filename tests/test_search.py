@@ -34,6 +34,7 @@ from loadgen.http import Client
 from loadgen.plan import StagePlan
 from loadgen.rundir import RunWriter
 from loadgen.stage import StageRunner
+from workloads.profile import load_workload
 
 SLOS = parse_slos(["ttft_p95=1s"])
 GOAL = Goal(tuple(SLOS), 0.05, 1.0)
@@ -537,8 +538,9 @@ class ScriptedRig:
     def __init__(self, x_star: float = 10.0) -> None:
         self.x_star = x_star
         self.settings = SimpleNamespace(
-            slos=tuple(SLOS), rates=None, concurrency=None, trace=None, seed=3, duration_s=30.0
-        )
+            slos=tuple(SLOS), rates=None, concurrency=None, trace=None, seed=3, duration_s=30.0,
+            workload=load_workload("chat-short"),
+        )  # fmt: skip
         self.stages: list[dict[str, Any]] = []
         self.ended: tuple[str, str] | None = None
         self.typical_e2e_s = 0.1
@@ -618,8 +620,10 @@ def test_little_time_is_not_spent_on_the_first_stage() -> None:
     rig = ScriptedRig()
     rig.typical_e2e_s = 1.0
     asyncio.run(Search(SearchPlan(0.05, max_duration_s=120.0)).run(rig))  # type: ignore[arg-type]
-    assert "enough for 2.0 stages of 60 requests, as the SLO takes them, at 1 req/s" in rig.told[0]
-    assert rig.told[0].endswith(
+    # 8 misses for each 1/0.05^2, one request in twenty
+    assert rig.told[0].startswith("to 5 % a search takes about 64,000 requests, half to three times as many, and ")
+    assert "enough for 2.0 stages of 60 requests, as the SLO takes them, at 1 req/s" in rig.told[1]
+    assert rig.told[1].endswith(
         "a quarter of the time left, so the answer may be coarse or none: from --max-duration 4m on the first has them all"
     )
     assert [(s["offered_rps"], s["requests"]) for s in rig.stages] == [
@@ -670,10 +674,10 @@ def test_the_time_that_was_allowed_ends_it_with_what_is_lacking() -> None:
     noted = rig.noted["search"]
     assert noted["reached"] is False
     assert noted["ended"] == "--max-duration 1500 s is used up"
-    assert rig.told[0] == (  # p95 with three misses: 60 requests, 6 s at one request of 0.1 s in flight
+    assert rig.told[1] == (  # p95 with three misses: 60 requests, 6 s at one request of 0.1 s in flight
         "--max-duration 1500 s is enough for 250 stages of 60 requests, as the SLO takes them, at 10 req/s, where the search begins"
     )
-    assert rig.told[1].startswith("next ")  # nothing is known yet
+    assert rig.told[2].startswith("next ")  # nothing is known yet
     line = re.fullmatch(
         r"usable rate so far ([\d.]+) req/s, 95 % interval [\d.]+ to [\d.]+; about ([\d,]+) requests in all to 5 %; "
         r"next [\d.]+ req/s, at most [\d,.]+ s, about [\d,]+ requests: the usable rate is known to .*", rig.told[-1],

@@ -1,15 +1,19 @@
 """The grid that finds itself: rates are chosen from the judgements of the stages before."""
 
+import asyncio
+import math
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from ampacity.config import make_settings
-from ampacity.experiments.sweep import STAGES_MAX, begin_rate, first_rate, next_rate, too_few
+from ampacity.experiments.sweep import STAGES_MAX, begin_rate, first_rate, next_rate, sweep, too_few
 from ampacity.values import duration_text, parse_duration
+from analysis.capacity import find_capacity
 from analysis.next_load import fewest_requests
 from analysis.slo import parse_slos
+from benchmarks.search_cost import QUEUE, ServerRig, put_at
 
 
 def stage(
@@ -17,7 +21,8 @@ def stage(
 ) -> dict[str, Any]:
     return {
         "offered_rps": rps, "slo_met": slo_met if slo else None, "stable": stable, "client_limited": limited,
-        "slo_verdicts": [{"slo": "ttft_p99=1s"}] if slo else [],
+        "slo_verdicts": [{"slo": "ttft_p99=1s", "attainment": 0.5 if slo_met is False else 1.0}] if slo else [],
+        "concurrency": 1.0, "requests": 1000, "window": {"warmup_requests": 0},
     }  # fmt: skip
 
 
@@ -54,10 +59,10 @@ def test_doubles_until_saturated() -> None:
 
 @pytest.mark.parametrize("capacity", [3.0, 7.7, 31.0, 100.0, 900.0])
 def test_bracket_narrows_to_a_tenth(capacity: float) -> None:
-    stages = run_grid(capacity, 1.2 * capacity, start_rps=2.0)
-    met = max(s["offered_rps"] for s in stages if s["slo_met"] and s["stable"])
-    over = min(s["offered_rps"] for s in stages if not (s["slo_met"] and s["stable"]))
-    assert met <= capacity < over
+    stages = run_grid(1e9, capacity, start_rps=2.0, slo=False)
+    met = max(s["offered_rps"] for s in stages if s["stable"])
+    over = min(s["offered_rps"] for s in stages if not s["stable"])
+    assert met < capacity <= over
     assert over / met <= 1.101  # three halvings of a doubling: 2^(1/8) = 1.09
 
 
@@ -74,8 +79,7 @@ def test_stops_two_stages_after_a_slo_that_saturation_does_not_explain() -> None
 def test_goes_down_when_the_start_was_too_high() -> None:
     stages = run_grid(1.0, 1.3, start_rps=20.0)
     met = [s["offered_rps"] for s in stages if s["slo_met"] and s["stable"]]
-    assert met
-    assert max(met) == pytest.approx(1.0, rel=0.1)
+    assert met and max(met) <= 1.0  # both sides have been seen; what is between them is for the estimate to say
 
 
 def test_gives_up_going_down_after_six_halvings() -> None:
@@ -91,7 +95,7 @@ def test_without_slo_the_bracket_is_that_of_saturation() -> None:
 
 def test_undecided_stages_do_not_end_the_search() -> None:
     stages = run_grid(100.0, 130.0, start_rps=2.0, undecided_below=20.0)
-    assert max(s["offered_rps"] for s in stages if s["slo_met"]) == pytest.approx(100, rel=0.1)
+    assert 50 <= max(s["offered_rps"] for s in stages if s["slo_met"]) <= 100
 
 
 def test_a_limited_client_ends_the_sweep() -> None:
@@ -174,3 +178,18 @@ def test_a_class_has_its_share_of_the_requests() -> None:
 def test_a_duration_is_written_as_it_is_read(seconds: float, text: str) -> None:
     assert duration_text(seconds) == text
     assert parse_duration(text, "--duration") >= seconds
+
+
+@pytest.mark.parametrize("seed", [0, 1, 2])
+def test_a_sweep_gives_what_is_left_to_loads_near_the_limit(seed: int) -> None:
+    """M/M/1 with 10 requests/s, p95 of the sojourn time put at 0.85 of that: 8.5 requests/s, C_max 8.5/1.5 + 8.5/2."""
+    slo, (truth, in_flight) = put_at(QUEUE, 0.85, 0.95)
+    rig = ServerRig(QUEUE, slo, seed, 60.0)
+    asyncio.run(sweep(rig))  # type: ignore[arg-type]
+    near = [s for s in rig.stages if abs(math.log(s["offered_rps"] / truth)) < 0.25]
+    assert len(near) >= 2
+    assert sum(s["window"]["end_s"] for s in near) >= 4 * 60  # of the 5 lengths that the loads near the limit get
+    found = find_capacity(rig.stages, [slo])
+    low, high = found["usable_rps_ci"]
+    assert found["crossing"] == "pooled" and low < truth < high < 1.3 * truth
+    assert found["c_max_ci"][0] < in_flight < found["c_max_ci"][1]
