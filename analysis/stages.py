@@ -89,7 +89,7 @@ def stage_records(
     whole = None
     if window.cut_s:
         uncut = replace(window, start_s=window.start_s - window.cut_s)
-        whole, _ = _cohort(table, rows, uncut, missing, now_s, is_open)
+        whole = replace(_cohort(table, rows, uncut, missing, now_s, is_open)[0], memory=cohort.memory)
     stability = _stability(meta, scheduled, start_s, end_s, now_s)
     return StageRecords(rows, scheduled, window, cohort, whole, tokens, stability, start_s)
 

@@ -88,8 +88,9 @@ def test_the_report_draws_the_families_beside_the_own_curve(runs: tuple[Run, Run
     own = [s["slo_verdicts"][0]["value_s"] for s in more["stages"] if s["slo_verdicts"][0]["value_s"]]
     assert sorted(r["y"] for r in points if "own" in r["text"]) == sorted(own)
     assert [r["y"] for r in points if "at p99 lengths" in r["text"]] == [2.0, 2.0]  # p50: its p99 is infinite
+    rate, (low, high) = more["capacity"]["usable_rps"], more["capacity"]["usable_rps_ci"]
     assert [key.label for key in chart.keys][:2] == [
-        f"the workload's own lengths: TTFT p99 (SLO ttft_p99=200ms), SLOs kept up to {more['capacity']['usable_rps']:.0f} req/s (150 to 220)",
+        f"the workload's own lengths: TTFT p99 (SLO ttft_p99=200ms), SLOs kept up to {rate:.0f} req/s ({low:.0f} to {high:.0f})",
         "all at p99 lengths: TTFT p50",
     ]
     (table,) = curve_tables(more)
