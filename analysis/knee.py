@@ -50,7 +50,8 @@ def find_knee(stages: Sequence[dict[str, Any]]) -> dict[str, Any]:
         key=lambda s: s["offered_rps"] if kind == "open" else s["concurrency_set"] or s["concurrency"],
     )
     if len(usable) < MIN_STAGES:
-        return _null(f"needs {MIN_STAGES} usable stages, has {len(usable)}", "region") | {"methods": {}}
+        nothing = dict.fromkeys(("concurrency", "rps", "region", "region_rps"))
+        return nothing | {"reason": f"needs {MIN_STAGES} usable stages, has {len(usable)}", "methods": {}}
     divergence, bounds = _divergence(usable), _bounds(usable)
     names = ("concurrency", "rps", "reason")
     knee = {name: divergence[name] for name in names}
@@ -149,5 +150,6 @@ def _bounds(stages: list[dict[str, Any]]) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _null(reason: str, range_: str = "range") -> dict[str, Any]:
-    return dict.fromkeys(("concurrency", "rps", range_, f"{range_}_rps")) | {"reason": reason}
+def _null(reason: str) -> dict[str, Any]:
+    """A method without a finding."""
+    return dict.fromkeys(("concurrency", "rps", "range", "range_rps", "definition")) | {"reason": reason}
