@@ -383,7 +383,7 @@ def test_the_knee_is_a_region_and_the_bounds_stand_beside_it() -> None:
     assert divergence["range"] == knee["region"] == [2, 16]
     assert knee["region_rps"] == [2, 8]
     assert knee["concurrency"] == pytest.approx(8 * 2 ** (math.log(4 / 2.2) / math.log(10 / 2.2)))
-    assert knee["methods"]["bounds"]["concurrency"] == pytest.approx(8.1)  # 1 s x (8 + 8.2) / 2
+    assert knee["methods"]["bounds"]["concurrency"] == pytest.approx(23.2 / 3)  # 1 s x (7 + 8 + 8.2) / 3
 
 
 def test_knee_needs_four_stages() -> None:
