@@ -318,9 +318,8 @@ def _littles_law(stages: Sequence[dict[str, Any]]) -> str | None:
         return None
     worst = max(off, key=lambda s: abs(s["littles_law"]["consistency"] - 1))
     return (
-        f"{_at(off)} the requests in flight and rate x time in flight differ by more than the requests that cross "
-        f"the window's edge explain (L ÷ λW {worst['littles_law']['consistency']:.3g}): their number rose or fell during the "
-        "stage, as it does near saturation, or times are wrong."
+        f"{_at(off)} the stage was not in a steady state (L ÷ λW = {worst['littles_law']['consistency']:.2f}): the number of "
+        "requests in flight kept moving one way. Expected near saturation; a longer stage tells."
     )
 
 

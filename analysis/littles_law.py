@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from analysis.metrics import Floats
 from analysis.percentiles import finite
+from analysis.slo import Slo
 
 REPRESENTATIVE_GAP = 2.0
 _TOLERANCE_FLOOR = 0.01
-_TOLERANCE_Z = 3.0
+_TOLERANCE_Z = 2.0
+_SPANS = 50
+_GOLDEN = (5**0.5 - 1) / 2
 
 
 def consistency(
@@ -20,30 +23,33 @@ def consistency(
 ) -> dict[str, Any]:
     """L against lambda W over [start, end]: the ``littles_law`` object of a stage.
 
-    lambda counts the requests that began in the window, W is their mean time in flight. The two sides
-    differ by requests that cross an edge; their residual times r make the tolerance
-    3 sqrt(sum r^2) / (lambda W T), at least 1 %. A stage whose in-flight count drifts exceeds it.
+    lambda counts the requests that began in the window, W is their mean time in flight. With V(t) the sum of the times
+    that the requests in flight at t have still to go, L T - lambda W T = V(start) - V(end) exactly. Requests in one queue
+    wait for one another, so V varies far more than independent requests would: its own steps d over ``_SPANS`` spans of the
+    window give the tolerance 2 sqrt(sum d^2) / (lambda W T), at least 1 %. That is two standard errors of a sum of
+    uncorrelated steps (self-normalised: de la Pena, Lai, Shao 2009), more than that of steps which turn back, as in a
+    steady state; one jump, as from an idle server, stays below it, steps that go one way do not. Spans are of unequal length
+    (multiples of the golden ratio), lest they keep time with equal requests.
     """
-    known = ~np.isnan(begin_s) & ~np.isnan(finish_s)
+    known = (finish_s > start_s) & (begin_s < end_s)  # neither is NaN
     begin, finish = begin_s[known], finish_s[known]
-    inside = (begin >= start_s) & (begin < end_s)
+    inside = begin >= start_s
     total = float(np.sum(finish[inside] - begin[inside]))
-    result: dict[str, Any] = {
-        "l": concurrency, "lambda_w": None, "consistency": None, "tolerance": None, "ok": None,
-    }  # fmt: skip
+    result: dict[str, Any] = dict.fromkeys(("lambda_w", "consistency", "tolerance", "ok")) | {
+        "l": concurrency
+    }
     length = end_s - start_s
     if total <= 0 or length <= 0:
         return result | {"reason": "no request began in the window"}
-    brought = np.clip(finish, start_s, end_s) - start_s
-    left_over = finish - end_s
-    edges = np.concatenate(
-        [brought[(begin < start_s) & (finish > start_s)], left_over[inside & (finish > end_s)]]
-    )
-    tolerance = max(_TOLERANCE_FLOOR, _TOLERANCE_Z * float(np.sqrt(edges @ edges)) / total)
+    inner = np.arange(1, _SPANS)
+    share = np.concatenate([[0.0], (inner + inner * _GOLDEN % 1 - 0.5) / _SPANS, [1.0]])
+    to_go = [float(np.sum(np.maximum(finish - t, 0.0)[begin < t])) for t in start_s + length * share]
+    steps = np.diff(to_go)
+    tolerance = max(_TOLERANCE_FLOOR, _TOLERANCE_Z * float(np.sqrt(steps @ steps)) / total)
     ratio = concurrency * length / total
     return result | {
         "lambda_w": total / length, "consistency": ratio, "tolerance": tolerance,
-        "ok": bool(abs(ratio - 1) <= tolerance),
+        "ok": bool(abs(ratio - 1) <= tolerance), "reason": None,
     }  # fmt: skip
 
 
@@ -82,44 +88,55 @@ def against_server(concurrency: float, server: Mapping[str, Any] | None) -> dict
     return result | {"ok": False, "reason": said}
 
 
-def gap(c_max: float, limit_s: float, usable_rps: float, metric: str) -> dict[str, Any]:
-    """ceiling = C_max / limit (requests/s), and the gap of the sizing guide, ceiling / usable.
+def gap(c_max: float, limit_s: float, usable_rps: float) -> dict[str, Any]:
+    """ceiling = C_max / limit in requests/s, and the gap of the sizing guide, ceiling / usable.
 
-    From 1 to 2 the measurement is representative of the limit, above 2 it is not (None: the figure says nothing).
-    Below 1 the ceiling lies under what was carried: answers are shorter than the limit, so it is no ceiling.
-    gap = C_max / (limit usable): in an open loop that is mean end-to-end time / limit, so for a limit on
-    the first token and answers much longer than it the figure says nothing.
+    Up to 2 the measured rate is representative of the limit, above it is not. gap = C_max / (limit usable) is, in an
+    open loop, the mean time in flight over the limit: below 1 the answers are shorter than the limit, so that the
+    ceiling is no upper bound, and the rate that was measured stands.
     """
-    if metric in ("itl", "icl", "tpot"):
-        return {"reason": f"a limit on {metric} is per token: it bounds no request's time in the system"}
     ceiling = c_max / limit_s
     value = ceiling / usable_rps
-    result = {"ceiling_rps": ceiling, "gap": value, "representative": None, "reason": None}
-    if value < 1 - 1e-9:
-        return result | {
-            "reason": "says nothing: requests last less than the limit, so that C_max / limit is no ceiling"
-        }
-    if value <= REPRESENTATIVE_GAP + 1e-9:
-        return result | {"representative": True}
-    if metric == "e2e":
+    found = {"ceiling_rps": ceiling, "gap": value, "representative": value <= REPRESENTATIVE_GAP + 1e-9}
+    if not found["representative"]:
         reason = (
             f"not representative: requests last {value:.3g} times the limit on average (a queue before the batch, a slow batch, "
             "or longer answers than the limit is made for)"
         )
-        return result | {"representative": False, "reason": reason}
-    return result | {
-        "reason": f"says nothing: answers last much longer than the limit, which is on {metric.upper()} alone"
-    }
+    elif value < 1 - 1e-9:
+        reason = f"representative: requests last {value:.3g} of the limit on average, so the server carries more than the ceiling"
+    else:
+        reason = None
+    return found | {"reason": reason}
 
 
 def summarise_gap(
-    c_max: float | None, usable_rps: float | None, limit_s: float | None, metric: str | None, shares: list[float]
-) -> dict[str, Any]:  # fmt: skip
-    """The top-level ``littles_law`` object; ``shares`` are the consistencies of the stable stages."""
-    result: dict[str, Any] = {
-        "ceiling_rps": None, "limit_s": limit_s, "limit_metric": metric, "gap": None, "representative": None,
-        "reason": None, "consistency": finite(float(np.median(shares))) if shares else None,
-    }  # fmt: skip
-    if c_max is None or not usable_rps or limit_s is None or metric is None:
+    capacity: Mapping[str, Any], slos: Sequence[Slo], shares: Sequence[float]
+) -> dict[str, Any]:
+    """The top-level ``littles_law`` object; ``shares`` are the consistencies of the stable stages.
+
+    The gap is null where C_max is a bound, or where the SLO that binds is no limit on every whole request.
+    """
+    binding = next((s for s in slos if s.text == capacity["binding_slo"]), None)
+    result: dict[str, Any] = dict.fromkeys(
+        ("ceiling_rps", "limit_s", "limit_metric", "gap", "representative")
+    )
+    result["consistency"] = finite(float(np.median(shares))) if shares else None
+    if binding is not None:
+        result |= {"limit_s": binding.limit_s, "limit_metric": binding.metric}
+    if (bound := _BOUNDS.get(capacity["crossing"])) is not None:
+        return result | {"reason": bound}
+    if capacity["c_max"] is None or not capacity["usable_rps"] or binding is None:
         return result | {"reason": "no usable rate inside an SLO was found"}
-    return result | gap(c_max, limit_s, usable_rps, metric)
+    if binding.metric != "e2e" or binding.class_:
+        return result | {
+            "reason": f"void: {binding.text} does not limit how long every request is in the system"
+        }
+    return result | gap(capacity["c_max"], binding.limit_s, capacity["usable_rps"])
+
+
+_BOUNDS = {
+    "lower_bound": "void: C_max is a lower bound, as no stage broke an SLO",
+    "saturated": "void: the closed loop is saturated, so that C_max is the number of users that was set",
+    "none": "no usable rate inside an SLO was found",
+}

@@ -21,11 +21,10 @@ from analysis.intervals import ASSUMPTION
 from analysis.knee import find_knee
 from analysis.lengths import mean_tokens, output_deviation, realised
 from analysis.littles_law import against_server, summarise_gap
-from analysis.pooled import WAITS
 from analysis.search import summarise_search
 from analysis.server import server_figures
 from analysis.sessions import NO_SESSIONS, summarise_sessions
-from analysis.slo import GAP_METRICS, Slo, slo_from_dict
+from analysis.slo import Slo, slo_from_dict
 from analysis.stages import RunRecords, analyse_stage, read_records
 from analysis.traffic import compare_sharing, summarise_traffic
 from analysis.verdict import write_verdict
@@ -74,7 +73,9 @@ def summarise(run: Run, labels: Mapping[int, bool] | None = None) -> dict[str, A
     if summary["sessions"] is None:
         summary["sessions_reason"] = NO_SESSIONS
     steady = [s for s in stages if s["stable"] and not s["client_limited"]]
-    summary["littles_law"] = _gap(summary["capacity"], steady, slos) | {"server": _worst_server(steady)}
+    shares = [s["littles_law"]["consistency"] for s in steady if s["littles_law"]["consistency"]]
+    law = summarise_gap(summary["capacity"], slos, shares)
+    summary["littles_law"] = law | {"server": _worst_server(steady)}
     tokens = mean_tokens(records.requests, stages)
     inputs = meta.get("fleet_inputs") or {}
     summary["fleet"] = tokens | fleet_of(
@@ -203,16 +204,6 @@ def _worst_server(stages: list[dict[str, Any]]) -> dict[str, Any] | None:
     """Of steady stages that in which the server's own count is furthest from ours; None where it shows none."""
     held = [law for s in stages if (law := s["littles_law"]["server"]) and law["ratio"]]
     return max(held, key=lambda law: abs(math.log(max(law["ratio"], 1e-3))), default=None)
-
-
-def _gap(capacity: dict[str, Any], stages: list[dict[str, Any]], slos: list[Slo]) -> dict[str, Any]:
-    shares = [s["littles_law"]["consistency"] for s in stages if s["littles_law"]["consistency"]]
-    binding = next((s for s in slos if s.text == capacity["binding_slo"]), None)
-    if binding is None or binding.metric in GAP_METRICS or binding.metric == "tpot":
-        whole = sorted((s for s in slos if s.metric in WAITS), key=lambda s: (s.metric != "e2e", s.limit_s))
-        binding = next((s for s in (*whole, binding, *slos) if s), None)
-    limit, metric = (binding.limit_s, binding.metric) if binding else (None, None)
-    return summarise_gap(capacity["c_max"], capacity["usable_rps"], limit, metric, shares)
 
 
 def _imported(meta: Mapping[str, Any]) -> dict[str, Any] | None:

@@ -1,75 +1,89 @@
-"""How often does the stated region of a knee hold the known knee? Noisy curves of closed networks.
+"""How often does the stated region of a knee hold the load at which p99 truly parts from p50?
 
-    python -m benchmarks.knee_hits [--curves 100]
+    python -m benchmarks.knee_hits [--sweeps 600] [--seed 100000] [--servers mm1,mg1,mm8,batch]
 
-The throughput of C users in a closed network of queues is exact by mean value analysis; its knee is where the
-asymptotic bounds meet, N* = (D + Z)/D_max (Lazowska et al. 1984). Each stage has the noise of its requests.
+Sweeps of 6 to 10 even loads from 0.1-0.3 to 0.95-1.1 of saturation, stages of 30 to 60 s, then three stages at
+1.1 to 1.6, with which the knee is found again. The truth is the lowest load at which p99/p50 (p95/p50, where the
+sweep goes by p95) of TTFT of a long run exceeds twice that at 0.1; of M/M/1, M/G/1 and M/M/8 it never does.
 """
 
 from __future__ import annotations
 
 import argparse
-import math
+from functools import cache
 from typing import Any
 
 import numpy as np
 
-from analysis.knee import find_knee
+from analysis.knee import DIVERGENCE_FACTOR, find_knee
+from analysis.stages import analyse_stage, read_records
+from benchmarks.servers import ORIGIN_NS, SERVERS, stage_of, table_of, truth_at
 
-LEVELS = np.array([1, 2, 4, 6, 8, 12, 16, 24, 32, 48.0])
-
-
-def closed_network(users: int, demands_s: tuple[float, ...], delay_s: float) -> float:
-    """Exact throughput of a closed network of queues and a delay by mean value analysis (Reiser and Lavenberg 1980)."""
-    queue = np.zeros(len(demands_s))
-    rate = 0.0
-    for n in range(1, users + 1):
-        stay = np.array(demands_s) * (1 + queue)
-        rate = n / (delay_s + stay.sum())
-        queue = rate * stay
-    return rate
+LOADS = np.arange(0.5, 0.99, 0.02)
 
 
-def stages_of(x: Any, y: Any, requests: int, rng: np.random.Generator | None = None) -> list[dict[str, Any]]:
-    """Stages with the noise of counts in throughput and three times that in concurrency; TTFT rises past the corner."""
-    corner = float(np.max(y)) * float(x[0] / y[0])
-    found = []
-    for i, (n, rate) in enumerate(zip(x.tolist(), y.tolist(), strict=True)):
-        noise = (rng.standard_normal(3) if rng else np.zeros(3)) / math.sqrt(requests)
-        ratio = 2.0 * (1 + (n / corner) ** 3) * math.exp(5 * noise[2])
-        figures = {"p50": 0.1, "p95": 0.1 * ratio, "p99": 0.1 * ratio, "p99_ci": [0.08 * ratio, 0.12 * ratio]}
-        found.append({
-            "index": i, "kind": "closed", "client_limited": False, "requests": requests, "stable": True, "slo_met": True,
-            "concurrency": n * math.exp(3 * noise[0]), "achieved_rps": rate * math.exp(noise[1]),
-            "ttft_from_schedule_s": figures, "e2e_from_schedule_s": figures,
-        })  # fmt: skip
-    return found
+@cache
+def true_knee(name: str, tail: float) -> tuple[float, float] | None:
+    """(requests in flight, requests/s) where the ratio parts; None where it does not."""
+    low, at = _ratio(name, 0.1, tail), 0.0
+    for load in LOADS.round(3).tolist():
+        ratio = _ratio(name, load, tail)
+        if ratio > DIVERGENCE_FACTOR * low:
+            share = np.log(DIVERGENCE_FACTOR * low / at) / np.log(ratio / at)
+            a, b = (truth_at(name, v, 400_000, 1) for v in (round(load - 0.02, 3), load))
+            return a.in_flight + share * (b.in_flight - a.in_flight), a.rate_rps + share * (b.rate_rps - a.rate_rps)  # fmt: skip
+        at = ratio
+    return None
 
 
-def hits(curves: int, requests: int, stations: int, seed: int) -> tuple[int, int, float]:
-    """(curves with a region, regions that hold the knee, median upper over lower end)."""
-    rng = np.random.default_rng([seed, requests, stations])
-    inside, widths = 0, []
-    for _ in range(curves):
-        corner = rng.uniform(5, 20)
-        largest = 1.0 / corner  # of a demand and delay of 1 s in all
-        others = tuple(largest * rng.uniform(0.1, 0.6, stations - 1))
-        y = np.array([closed_network(int(n), (largest, *others), 1 - largest - sum(others)) for n in LEVELS])
-        region = find_knee(stages_of(LEVELS, y, requests, rng))["region"]
-        if region is not None:
-            inside += region[0] <= corner <= region[1]
-            widths.append(region[1] / region[0])
-    return len(widths), inside, float(np.median(widths))
+def _ratio(name: str, load: float, tail: float) -> float:
+    truth = truth_at(name, load, 400_000, 1)
+    return truth.quantile_s(tail) / truth.quantile_s(0.5)
+
+
+def sweep(name: str, rng: np.random.Generator) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+    """Stages up to saturation, and three beyond it."""
+    server, n = SERVERS[name](), int(rng.integers(6, 11))
+    within = np.linspace(rng.uniform(0.1, 0.3), rng.uniform(0.95, 1.1), n)
+    loads = [*within, *np.sort(rng.uniform(1.1, 1.6, 3))]
+    duration_s = rng.uniform(30, 60)
+    table, metas = table_of([stage_of(server, load * server.most_rps, duration_s, rng) for load in loads])
+    records = read_records(table, ORIGIN_NS)
+    stages = [analyse_stage(records, meta, []) for meta in metas]
+    return stages[:n], stages[n:]
+
+
+def judge(name: str, sweeps: int, seed: int) -> dict[str, float]:
+    """Counts of sweeps, and the median width of their regions (upper over lower end, in flight and in requests/s)."""
+    found = dict.fromkeys(("named", "wrong_in_flight", "wrong_rps", "moved", "named_by_more"), 0)
+    widths = []
+    for k in range(sweeps):
+        stages, beyond = sweep(name, np.random.default_rng([seed, k]))
+        knee, more = find_knee(stages), find_knee(stages + beyond)
+        found["moved"] += knee["region"] is not None and knee["region"] != more["region"]
+        found["named_by_more"] += knee["region"] is None and more["region"] is not None
+        if more["region"] is None:
+            continue
+        found["named"] += 1
+        definition = more["methods"]["p99_p50_divergence"]["definition"]
+        truth = true_knee(name, 0.99 if definition.startswith("p99") else 0.95)
+        for i, (what, of) in enumerate((("wrong_in_flight", "region"), ("wrong_rps", "region_rps"))):
+            low, high = more[of]
+            found[what] += truth is None or not low <= truth[i] <= high
+        widths.append([more[of][1] / more[of][0] for of in ("region", "region_rps")])
+    width = np.median(widths, axis=0) if widths else (np.nan, np.nan)
+    return found | {"width_in_flight": float(width[0]), "width_rps": float(width[1])}
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--curves", type=int, default=100)
+    parser.add_argument("--sweeps", type=int, default=600)
+    parser.add_argument("--seed", type=int, default=100_000)
+    parser.add_argument("--servers", default="mm1,mg1,mm8,batch")
     args = parser.parse_args()
-    for stations in (1, 3):
-        for requests in (300, 1000, 10_000):
-            named, inside, width = hits(args.curves, requests, stations, 1)
-            print(f"{stations} stations, {requests} requests a stage: {named} of {args.curves} with a region, {inside} hold the knee, width {width:.2f}", flush=True)  # fmt: skip
+    for name in args.servers.split(","):
+        found = judge(name, args.sweeps, args.seed)
+        print(f"{name}, {args.sweeps} sweeps:", ", ".join(f"{k} {v:.3g}" for k, v in found.items()), flush=True)  # fmt: skip
 
 
 if __name__ == "__main__":

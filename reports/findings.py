@@ -35,8 +35,6 @@ BOUNDS = {"lower_bound": "at least ", "saturated": "at most "}
 CLOSED = "found with a closed loop, in which users wait for the server: open arrivals break the SLO at a lower rate"
 METHODS = {
     "p99_p50_divergence": "p99/p50 divergence",
-    "kneedle": "Kneedle",
-    "usl": "Universal Scalability Law",
     "bounds": "asymptotic bounds",
 }
 METRICS = {"ttft_from_schedule_s": "TTFT", "e2e_from_schedule_s": "E2E"}
@@ -114,10 +112,7 @@ def _knee(knee: Mapping[str, Any]) -> Finding:
     spans = [(knee.get("region"), "in flight"), (knee.get("region_rps"), "req/s")]
     region = ", ".join(text for span, unit in spans if (text := interval(span, unit=unit)))
     methods = [_method(name, found) for name, found in (knee.get("methods") or {}).items()]
-    # which methods see the bend elsewhere; their ranges are in the summary
-    elsewhere = _in_words(str(knee.get("disagreement") or "").partition(": ")[0])
-    moves = "a region, not a limit: it moves with the loads that were swept"
-    note = _sentence(*methods, elsewhere, moves)
+    note = _sentence(*methods, "a region between loads of the sweep, not a limit")
     return Finding("Knee", " at ".join(at), region and f"region {region}", note)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -10,10 +11,13 @@ import pytest
 from synthetic import Stage, at_ns, make_run, request
 
 from analysis.caveats import find_caveats
-from analysis.littles_law import consistency, gap
+from analysis.littles_law import consistency, gap, summarise_gap
 from analysis.slo import parse_slos
 from analysis.stages import analyse_stage
 from analysis.summary import summarise
+
+sys.path.insert(0, str(Path(__file__).parent.parent))
+from benchmarks.littles_law import open_stage
 
 SLOS = parse_slos(["ttft_p99=2s"])
 
@@ -295,26 +299,60 @@ def test_littles_law_is_off_where_the_queue_grows() -> None:
     assert found["consistency"] < 0.8
 
 
-def test_gap_of_the_worked_example() -> None:
-    found = gap(c_max=48, limit_s=2.0, usable_rps=12, metric="e2e")
+def test_littles_law_holds_at_constant_users_and_in_a_queue_that_only_varies() -> None:
+    """Users who ask again at once, equal answers of 1 s, for 10.1 to 30 s: no edge of the window is a drift."""
+    for users in (1, 16, 256):
+        for length_s in (10.1, 20.9, 21.0, 29.97):
+            begin = np.repeat(np.arange(0.0, length_s, 1.0), users)
+            assert consistency(0.0, length_s, float(users), begin, begin + 1.0)["ok"] is True
+
+
+def test_steady_stages_are_consistent_and_an_overloaded_one_is_not() -> None:
+    """600 stages a cell: docs/methods.md."""
+    rng = np.random.default_rng(4)
+    steady = sum(open_stage(name, 0.9, 1000, rng) for name in ("mm1", "mg1", "mm8", "batch") for _ in range(20))  # fmt: skip
+    drifts = sum(open_stage(name, 1.2, 3000, rng) for name in ("mm1", "mm8") for _ in range(10))
+    assert steady <= 4  # of 80
+    assert drifts >= 16  # of 20
+
+
+def test_gap_of_the_worked_example_has_both_outcomes() -> None:
+    found = gap(c_max=48, limit_s=2.0, usable_rps=12)
     assert (found["ceiling_rps"], found["gap"], found["representative"]) == (24.0, 2.0, True)
-    assert gap(48, 2.0, 12, "ttft")["representative"] is True
-    assert gap(24, 2.0, 12, "e2e")["representative"] is True  # in flight for exactly the limit
-    assert gap(49, 2.0, 12, "e2e")["representative"] is False
+    assert gap(24, 2.0, 12)["representative"] is True  # in flight for exactly the limit
+    found = gap(49, 2.0, 12)
+    assert found["representative"] is False
+    assert "requests last 2.04 times the limit on average (a queue" in str(found["reason"])
 
 
-def test_gap_says_nothing_for_a_ttft_limit_and_long_answers() -> None:
-    found = gap(c_max=120, limit_s=2.0, usable_rps=6, metric="ttft")  # 20 s in flight
-    assert (found["gap"], found["representative"]) == (10.0, None)
-    assert (
-        str(found["reason"])
-        == "says nothing: answers last much longer than the limit, which is on TTFT alone"
-    )
-    assert "ceiling_rps" not in gap(48, 0.05, 12, "itl")
+def test_a_ceiling_below_the_measured_rate_is_representative_and_said_to_be_no_bound() -> None:
+    found = gap(c_max=6, limit_s=2.0, usable_rps=12)  # half a second in flight
+    assert (found["ceiling_rps"], found["gap"], found["representative"]) == (3.0, 0.25, True)
+    assert "requests last 0.25 of the limit on average, so the server carries more than the ceiling" in str(found["reason"])  # fmt: skip
 
 
-@pytest.mark.parametrize("metric", ["ttft", "e2e"])
-def test_a_ceiling_below_the_measured_rate_says_nothing(metric: str) -> None:
-    found = gap(c_max=6, limit_s=2.0, usable_rps=12, metric=metric)  # half a second in flight
-    assert (found["ceiling_rps"], found["gap"], found["representative"]) == (3.0, 0.25, None)
-    assert "requests last less than the limit, so that C_max / limit is no ceiling" in str(found["reason"])
+@pytest.mark.parametrize(
+    ("slo", "crossing", "why"),
+    [
+        ("e2e_p95=2s", "lower_bound", "C_max is a lower bound"),
+        ("e2e_p95=2s", "saturated", "the closed loop is saturated"),
+        ("ttft_p99=2s", "interpolated", "ttft_p99=2s does not limit how long every request is in the system"),
+        ("tpot_p99=50ms", "pooled", "tpot_p99=50ms does not limit"),
+        ("chat:e2e_p95=2s", "pooled", "chat:e2e_p95=2s does not limit how long every request"),
+        ("e2e_p95=2s", "none", "no usable rate"),
+    ],
+)
+def test_the_gap_is_void_where_it_rests_on_a_bound_or_another_latency(slo: str, crossing: str, why: str) -> None:  # fmt: skip
+    slos = parse_slos([slo])
+    held = {"c_max": 60.0, "usable_rps": 4.0, "binding_slo": slos[0].text, "crossing": crossing}
+    found = summarise_gap(held, slos, [0.99, 1.0])
+    assert (found["gap"], found["representative"], found["consistency"]) == (None, None, pytest.approx(0.995))
+    assert why in found["reason"]
+
+
+def test_the_gap_of_a_measured_crossing_on_whole_requests() -> None:
+    slos = parse_slos(["ttft_p99=1s", "e2e_p50=5s"])
+    held = {"c_max": 60.0, "usable_rps": 4.0, "binding_slo": slos[1].text, "crossing": "interpolated"}
+    found = summarise_gap(held, slos, [])
+    assert (found["ceiling_rps"], found["gap"], found["representative"]) == (12.0, 3.0, False)
+    assert (found["limit_s"], found["limit_metric"]) == (5.0, "e2e")

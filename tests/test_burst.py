@@ -15,7 +15,7 @@ from ampacity.experiments.burst import BurstPlan
 from ampacity.values import ConfigError
 from analysis.burst import _band, _further, _recovery
 from analysis.burst_advice import find_harm
-from analysis.littles_law import against_server, gap
+from analysis.littles_law import against_server
 from analysis.slo import parse_slo
 from analysis.summary import summarise
 from loadgen.rundir import Run
@@ -538,12 +538,6 @@ def test_littles_law_against_the_servers_own_count(
     assert found["reason"] is None if why is None else why in found["reason"]
     assert against_server(client, None) is None
     assert against_server(client, {"samples": 3, "running": None}) is None
-
-
-def test_a_gap_above_two_is_not_representative_and_says_why() -> None:
-    found = gap(c_max=60, limit_s=5.0, usable_rps=4.0, metric="e2e")  # ceiling 12, gap 3
-    assert (found["ceiling_rps"], found["gap"], found["representative"]) == (12.0, 3.0, False)
-    assert "not representative: requests last 3 times the limit on average (a queue" in str(found["reason"])
 
 
 def test_a_burst_is_no_drift_and_no_second_mode(tmp_path: Path) -> None:

@@ -172,7 +172,8 @@ def test_a_closed_loop_is_no_plan_without_a_warning(
         10,
         "saturated",
     )
-    assert summary["littles_law"]["ceiling_rps"] == pytest.approx(5, rel=0.01)  # 5 in flight / 1 s
+    assert summary["littles_law"]["gap"] is None
+    assert "the closed loop is saturated" in summary["littles_law"]["reason"]
     assert summary["verdict"].startswith("One instance carries at most 9.9")
     assert "C_max 4.99 in flight (10 users); users wait for the server" in summary["verdict"]
     monkeypatch.setattr(sys, "argv", ["ampacity", "plan", str(tmp_path / "run"), "--peak-rps", "35"])

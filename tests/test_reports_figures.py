@@ -116,9 +116,8 @@ def test_key_figures_of_an_open_sweep() -> None:
     assert "open loop" in got["C_max"].note
     assert got["Knee"].value == "31.0 in flight at 6.10 req/s"
     assert got["Knee"].interval == "region 24.0 to 40.0 in flight, 5.40 to 6.70 req/s"
-    assert got["Little's Law gap"].value == "2.67"
-    assert got["Little's Law gap"].state == "unsure"
-    assert "ceiling 17.1 req/s = C_max ÷ TTFT limit 2 s" in got["Little's Law gap"].note
+    assert got["Little's Law gap"].value == "–"
+    assert got["Little's Law gap"].note.startswith("void: ttft_p99=2s does not limit")
     assert got["Goodput peak"].value == "6.56 req/s"
     assert got["Fleet"].value == "25 instances (24 to 26), 100 GPUs"
     assert "19 instances × safety 1.3" in got["Fleet"].note
@@ -176,11 +175,9 @@ def test_reasons_hold_no_raw_names() -> None:
     knee |= {
         "concurrency": None,
         "rps": None,
-        "reason": "usl: 4 loads are too few; bounds: no ceiling is known",
+        "reason": "bounds: no ceiling is known; ttft_from_schedule_s",
     }
-    assert found(summary)["Knee"].note == (
-        "Universal Scalability Law: 4 loads are too few; asymptotic bounds: no ceiling is known"
-    )
+    assert found(summary)["Knee"].note == ("asymptotic bounds: no ceiling is known; TTFT")
 
 
 def test_a_rate_in_a_label_has_four_digits() -> None:
@@ -217,7 +214,12 @@ def test_a_closed_capacity_is_an_upper_limit_with_its_users() -> None:
 @pytest.mark.parametrize(("representative", "state"), [(True, "good"), (False, "bad"), (None, "unsure")])
 def test_the_gap_is_coloured_by_what_it_means(representative: bool | None, state: str) -> None:
     summary = open_sweep()
-    summary["littles_law"]["representative"] = representative
+    summary["littles_law"] |= {
+        "representative": representative,
+        "gap": 2.67,
+        "ceiling_rps": 17.1,
+        "reason": None,
+    }
     assert found(summary)["Little's Law gap"].state == state
 
 
