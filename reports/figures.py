@@ -53,7 +53,9 @@ def seconds(value: float) -> str:
     return f"{significant(value * 1e3)} ms" if size < 0.9995 else f"{significant(value)} s"
 
 
-def at_least(value: float, ends: Sequence[float | None] | None, text: Callable[[float], str] = seconds) -> str:
+def at_least(
+    value: float, ends: Sequence[float | None] | None, text: Callable[[float], str] = seconds
+) -> str:
     """A figure with its unit, ``≥ 857 ms`` where its interval ``ends`` has no upper end (p99 with its ``p99_ci``).
 
     Such a run has not seen its worst: the figure that it shows is only a lower bound of the true one.
