@@ -137,8 +137,9 @@ def test_figures_per_gpu_and_per_dollar(tmp_path: Path) -> None:
     assert per_dollar["values"] == pytest.approx([2 * np.quantile(ttfts(1), 0.99), 4 * np.quantile(ttfts(1), 0.99)], rel=0.03)  # fmt: skip
     assert per_dollar["winner"] is None
     assert "find the usable rate" in per_dollar["reason"]
-    assert found["ttft_p99_over_p50"]["verdict"] == "equal"
-    assert found["ttft_p99_over_p50"]["winner"] is None
+    tail = found["ttft_p99_over_p50"]  # a slower median lowers it as well: neither better nor worse
+    assert (tail["verdict"], tail["best"], tail["winner"]) == ("unknown", None, None)
+    assert tail["values"][0] == tail["values"][1]
 
 
 def rendered(result: dict[str, Any], width: int) -> list[str]:
@@ -348,7 +349,7 @@ def test_runs_without_a_common_load_are_compared_by_what_they_carry(tmp_path: Pa
     assert ampacity("compare", tmp_path / "a", tmp_path / "b") == 0
     said = capsys.readouterr().out
     assert "--rates 10 " in said
-    assert "quantile" not in said.split("A run wins")[0].split("Scorecard")[1]  # no table that holds nothing
+    assert "TTFT of B" not in said  # no table that holds nothing
 
 
 def test_in_closed_loops_the_concurrency_to_give_to_both_is_said(tmp_path: Path) -> None:
