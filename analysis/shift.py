@@ -84,7 +84,8 @@ class Change:
         """
         shown = b / a - 1
         low, high = self.ci
-        return replace(self, shown=shown, ci=(low and min(low, shown), high and max(high, shown)))
+        ends = None if low is None else min(low, shown), None if high is None else max(high, shown)
+        return replace(self, shown=shown, ci=ends)
 
     def verdict(self, real: bool) -> str:
         """differs | equal | open; ``real``: it has survived the correction over all tests. The interval must say so too."""

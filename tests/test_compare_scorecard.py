@@ -487,3 +487,19 @@ def test_markdown_and_csv_hold_the_figures(tmp_path: Path) -> None:
         ("A", "2.0"),
         ("B", "2.5"),
     ]
+
+
+def test_longer_answers_that_the_seed_drew_are_no_more_tokens_per_second(tmp_path: Path) -> None:
+    """Both carry 20/s and give every token that was planned; B's seed drew 6 where A's drew 5: 20 % more tokens, and no winner."""
+
+    def drawn(name: str, tokens: int, **meta: Any) -> Arm:
+        records = [request(i, i / RATE, ttft_s=0.1, gaps_s=[0.01] * (tokens - 1), output_tokens_planned=tokens) for i in range(1000)]  # fmt: skip
+        return arm(tmp_path / name, Stage(records, 50.0, offered_rps=RATE), ["ttft_p99=1s"], usd=2.0, **meta)
+
+    found = rows(compare([drawn("a", 5, seed=1), drawn("b", 6, seed=2)]))["output_tokens_per_s_per_gpu"]
+    assert found["values"] == pytest.approx([100, 120], rel=0.02)
+    change = found["changes"][1]
+    assert change["change"] == pytest.approx(found["values"][1] / found["values"][0] - 1)
+    assert change["tested_change"] == pytest.approx(0.0, abs=1e-9)
+    assert change["change_ci"] == pytest.approx([0.0, change["change"]], abs=1e-9)
+    assert (found["verdict"], found["winner"]) == ("open", None)
