@@ -242,7 +242,9 @@ class Pairing:
             return NOTHING_COUNTS
         one_load = s["kind"] == t["kind"] == "open" and level_name(s) == level_name(t)
         same = one_load and skipped_of(s) == skipped_of(t) and self._pair(s, t).same_schedule
-        (a, noise), (b, more) = (arm.counted(of, basis, one_load=one_load) for arm, of in ((self.a, s), (self.b, t)))  # fmt: skip
+        (a, noise), (b, more) = (
+            arm.counted(of, basis, one_load=one_load) for arm, of in ((self.a, s), (self.b, t))
+        )
         change = rate_change(a, b, paired=same, noise=math.sqrt((noise**2 + more**2) / 2))
         return change if isinstance(change, str) else change.beside(x, y)
 

@@ -56,7 +56,7 @@ class Change:
     """The other over the reference, as a log ratio. ``p`` is two-sided, ``ci`` the 95 % interval of the ratio - 1.
 
     ``log_ratio`` is what is tested; inf where only the other is infinite, -inf where only the reference is.
-    ``shown``: the relative change of the two figures that are printed, where it is not that (``beside``).
+    ``shown``: the log ratio of the two figures that are printed, where it is not that (``beside``).
     """
 
     least: ClassVar[float] = math.log1p(LEAST)
@@ -75,23 +75,23 @@ class Change:
 
     @property
     def change(self) -> float | None:
-        return self.tested if self.shown is None else self.shown
+        return self.tested if self.shown is None else math.expm1(self.shown)
 
     def beside(self, a: float, b: float) -> Change:
         """The same test beside the figures ``a`` and ``b``: the change is theirs, and the interval is drawn out to hold it.
 
         So nothing differs whose figures do not, nor goes the other way than they do.
         """
-        shown = b / a - 1
-        low, high = self.ci
-        ends = None if low is None else min(low, shown), None if high is None else max(high, shown)
-        return replace(self, shown=shown, ci=ends)
+        change, (low, high) = b / a - 1, self.ci
+        ends = None if low is None else min(low, change), None if high is None else max(high, change)
+        return replace(self, shown=math.log(b / a), ci=ends)
 
     def verdict(self, real: bool) -> str:
         """differs | equal | open; ``real``: it has survived the correction over all tests. The interval must say so too."""
         low, high = self.ci
         apart = (low is not None and low > 0) or (high is not None and high < 0) or math.isinf(self.log_ratio)
-        if real and apart and abs(self.log_ratio) >= self.least and abs(math.log1p(self.change or 0.0)) >= self.least * math.isfinite(self.log_ratio):  # fmt: skip
+        size = min(abs(self.log_ratio), math.inf if self.shown is None else abs(self.shown))
+        if real and apart and size >= self.least:
             return "differs"
         return "equal" if low is not None and high is not None and max(-low, high) < self.near else "open"
 
@@ -227,7 +227,7 @@ def queue_noise(level: LevelRecords, over: Floats, sizes: Floats) -> float:
     ``over`` of ``sizes`` samples of each request, shape (n,), are counted. A server that takes (1 + e) times as long is the same
     one at (1 + e) times the rate, in a time that runs slower. What the rate does to a share p that depends on the number N in flight
     is dp / d ln(rate) = Cov(over, N), N as each request found it: exact where the numbers in flight are a birth-death process with
-    Poisson arrivals (M/M/c, or any service rate that depends on N: P(N = n) is proportional to rate^n; Glynn 1990).
+    Poisson arrivals (M/M/c, or any service rate that depends on N: P(N = n) is proportional to rate^n).
     Of M/M/1 it gives 1 / (1 - load). 0 in a closed loop, where N is set.
     """
     n = level.cohort.in_flight

@@ -59,14 +59,19 @@ def arm(name: str, stages: Sequence[Sent], slos: Sequence[Slo], seed: int) -> Ar
     return Arm(name, prepare(replace(run, path=Path(name), requests=table), limited_too=True), 1, 2.0)
 
 
-def pair(server: Server, slos: Sequence[Slo], rates: Sequence[float], seed: int, options: Any, other: bool) -> dict[str, Any]:  # fmt: skip
+def pair(
+    server: Server, slos: Sequence[Slo], rates: Sequence[float], seed: int, options: Any, other: bool
+) -> dict[str, Any]:
     """The comparison of two runs; B is slower by --slower."""
     arms = []
     for k, name in enumerate("AB"):
         drawn, own = seed + other * k * 10**6, 2 * seed + k
         noise = np.random.default_rng([own, 5]).normal(0, options.noise)
         speed = float(np.exp(noise)) * (1 + k * options.slower)
-        stages = [sent(server, r, options.requests, drawn + 10**7 * i, own + 10**7 * i, speed) for i, r in enumerate(rates)]  # fmt: skip
+        stages = [
+            sent(server, r, options.requests, drawn + 10**7 * i, own + 10**7 * i, speed)
+            for i, r in enumerate(rates)
+        ]
         arms.append(arm(name, stages, slos, drawn))
     return compare(arms)
 
@@ -106,7 +111,19 @@ def main() -> None:
                     found: Counter[str] = Counter()
                     for k in range(options.runs):
                         found.update(told(pair(server, slos, rates, options.first_seed + k, options, other)))
-                    print(json.dumps({"server": name, "load": load, "kind": kind, "schedule": "other" if other else "same", "runs": options.runs, **dict(sorted(found.items()))}), flush=True)  # fmt: skip
+                    print(
+                        json.dumps(
+                            {
+                                "server": name,
+                                "load": load,
+                                "kind": kind,
+                                "schedule": "other" if other else "same",
+                                "runs": options.runs,
+                                **dict(sorted(found.items())),
+                            }
+                        ),
+                        flush=True,
+                    )
 
 
 if __name__ == "__main__":
