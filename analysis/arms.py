@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from decimal import ROUND_DOWN, Context
 from functools import cached_property
 from typing import Any
@@ -15,6 +15,7 @@ from analysis.attainment import observe_slos, requests_meeting
 from analysis.blocks import Blocks, LevelRecords, blocks_of, in_blocks, level_records
 from analysis.comparable import Judged, carried, level_name
 from analysis.intervals import smallest_n
+from analysis.regression import ASSUMED_NOISE
 from analysis.shift import (  # fmt: skip
     NOTHING_COUNTS,
     TOO_FEW_PAIRS,
@@ -24,11 +25,12 @@ from analysis.shift import (  # fmt: skip
     between_rounds,
     enough_pairs,
     failed_change,
-    log_change,
     quantile_change,
+    queue_noise,
     rate_change,
 )
 from analysis.slo import slo_from_dict
+from analysis.steady import in_flight_at
 from analysis.throughput import NO_FIGURE, REQUESTS_MIN, is_figure
 
 RATES = ("good", "accepted", "tokens")  # per second of a stage's window
@@ -115,23 +117,32 @@ class Arm:
         """The records of a stage without its first requests."""
         meta = self.meta_of(stage)
         now_ns = float((meta.get("drained_ns") or meta["end_ns"]) - self.judged.origin_ns)
-        return level_records(self.judged.records, stage["index"], skipped, now_ns)
+        level = level_records(self.judged.records, stage["index"], skipped, now_ns)
+        every, due = self.judged.records.requests, level.cohort.requests.scheduled_ns
+        rows = every.take(every.stage == stage["index"])
+        in_flight = in_flight_at(due, rows.scheduled_ns, rows.ended_ns)
+        return replace(level, cohort=replace(level.cohort, in_flight=in_flight))
 
-    def counted(self, stage: Stage, basis: str, *, same_schedule: bool) -> Blocks:
-        """What a rate counts, in blocks of the stage's requests: per request (token) of the schedule, or else per second."""
+    def counted(self, stage: Stage, basis: str, *, one_load: bool) -> tuple[Blocks, float]:
+        """What a rate counts, in blocks of the stage's requests, and the s.d. of its log from run to run.
+
+        At ``one_load`` (open loop) per request or planned token, so that what was drawn and offered does not count; else per second.
+        """
         level = self.read(stage, skipped_of(stage))
         if basis == "tokens":
-            return level.rates("open" if same_schedule else "closed")
+            return level.rates("open" if one_load else "closed"), 0.0 if one_load else ASSUMED_NOISE
         slos = [slo_from_dict(s) for s in self.judged.summary["slos"]]
         met = requests_meeting(level.cohort, observe_slos(level.cohort, slos))
         if basis == "accepted":
             ids = self.judged.run.requests["request_id"].to_numpy()[level.cohort.requests.row]
             met = met & np.array([(self.labels or {}).get(int(i), False) for i in ids], dtype=np.bool_)
-        if same_schedule:
-            return blocks_of(met.astype(np.float64))
+        good = met.astype(np.float64)
+        noise = queue_noise(level, good, np.ones(level.n)) / max(float(good.mean()), 1 / level.n)
+        if one_load:
+            return blocks_of(good), noise
         due_s = level.cohort.requests.scheduled_ns * 1e-9
         gaps_s = np.diff(due_s, append=due_s[-1] + np.ptp(due_s) / (level.n - 1))
-        return Blocks(in_blocks(met.astype(np.float64)), in_blocks(gaps_s), math.inf)
+        return Blocks(in_blocks(good), in_blocks(gaps_s), math.inf), math.hypot(noise, ASSUMED_NOISE)
 
     def rate(self, stage: Stage, basis: str) -> float | str:
         """Per second, as the summary has it, or why there is none."""
@@ -210,14 +221,11 @@ class Pairing:
             return self._rate_change(basis)
         if basis == "failed":
             return self.unpaired or failed_change(self.pairs)
-        metric, kind = basis.split("_")
-        high, low = (self.quantile(metric, q).change for q in (0.99, 0.5))
-        if isinstance(high, str) or isinstance(low, str):
-            return high if isinstance(high, str) else low
-        if kind != "tail":
-            return high
-        # they move together: taken as independent, the interval errs on the wide side
-        return log_change(high.log_ratio - low.log_ratio, math.hypot(high.se, low.se), min(high.df, low.df))
+        return self.quantile(basis.split("_")[0], 0.99).change
+
+    def at_least(self, basis: str, side: int) -> bool:
+        """Whether a basis rests on a p99 whose interval has no upper end."""
+        return "_" in basis and self.quantile(basis.split("_")[0], 0.99).at_least[side]
 
     def _rate_change(self, basis: str) -> Change | str:
         if self.rounds:
@@ -227,13 +235,18 @@ class Pairing:
             ]
             if self.unpaired or len(known) < len(rates):
                 return self.unpaired or NOTHING_COUNTS
-            return between_rounds(np.log([y / x for x, y in known]), np.array([p.order for p in self.pairs]))
+            found = between_rounds(np.log([y / x for x, y in known]), np.array([p.order for p in self.pairs]))
+            return found.beside(*(float(np.mean(side)) for side in zip(*known, strict=True)))
         s, t, x, y = self.a.best, self.b.best, self.value(basis, 0), self.value(basis, 1)
         if s is None or t is None or isinstance(x, str) or isinstance(y, str) or min(x, y) <= 0:
             return NOTHING_COUNTS
-        same = skipped_of(s) == skipped_of(t) and self._pair(s, t).same_schedule
-        a, b = self.a.counted(s, basis, same_schedule=same), self.b.counted(t, basis, same_schedule=same)
-        return rate_change(math.log(y / x), a, b, paired=same)
+        one_load = s["kind"] == t["kind"] == "open" and level_name(s) == level_name(t)
+        same = one_load and skipped_of(s) == skipped_of(t) and self._pair(s, t).same_schedule
+        (a, noise), (b, more) = (
+            arm.counted(of, basis, one_load=one_load) for arm, of in ((self.a, s), (self.b, t))
+        )
+        change = rate_change(a, b, paired=same, noise=math.sqrt((noise**2 + more**2) / 2))
+        return change if isinstance(change, str) else change.beside(x, y)
 
 
 def pairings(arms: list[Arm]) -> dict[tuple[int, int], Pairing]:

@@ -27,6 +27,9 @@ FIXED_LOAD = (
     "no winner: a run's figures at a load that it carried are those of that load, not what it can carry; find the usable rate "
     "of each first (--slo and --rates up to a load that breaks it, or ampacity search); of tokens/s a load without a steady state, offline the --concurrency above which tokens/s do not grow"
 )
+SLOWER_MEDIAN = (
+    "no winner: a slower median lowers it as well; where the tail differs stands with the quantiles"
+)
 BETWEEN = "no winner: what the others carry is only known to lie between two tested loads, which are too far apart for this line: closer --rates, or ampacity search"
 
 
@@ -37,7 +40,7 @@ class Figure:
     question: str
     name: str
     label: str
-    higher: bool
+    higher: bool | None  # None: no run wins it
     basis: str  # see Pairing.value
     factor: Callable[[Arm], float | None] = lambda arm: 1.0
     power: int = 1
@@ -56,8 +59,8 @@ FIGURES = (
     Figure("cost", "usd_per_thousand_good_requests", "USD per 1,000 good requests", False, "good", _usd(1e3), -1),
     Figure("cost", "usd_per_thousand_accepted_requests", "USD per 1,000 accepted requests", False, "accepted", _usd(1e3), -1),
     Figure("cost", "ttft_p99_s_x_usd_per_hour", "TTFT p99 in s × USD/h (lower is better)", False, "ttft_p99", _usd(3600.0)),
-    Figure("tail", "ttft_p99_over_p50", "TTFT p99 / p50", False, "ttft_tail"),
-    Figure("tail", "e2e_p99_over_p50", "E2E p99 / p50", False, "e2e_tail"),
+    Figure("tail", "ttft_p99_over_p50", "TTFT p99 / p50", None, "ttft_tail"),
+    Figure("tail", "e2e_p99_over_p50", "E2E p99 / p50", None, "e2e_tail"),
 )  # fmt: skip
 
 
@@ -177,7 +180,8 @@ def _origin(arm: Arm) -> Row:
 def _curve(arm: Arm) -> list[Row]:
     found = [
         {"load": level_name(s), "achieved_rps": s["achieved_rps"], "stable": s["stable"],
-         **{f"ttft_{p}_s": s["ttft_from_schedule_s"].get(p) for p in ("p50", "p99")}}
+         **{f"ttft_{p}_s": s["ttft_from_schedule_s"].get(p) for p in ("p50", "p99")},
+         "ttft_p99_ci": s["ttft_from_schedule_s"].get("p99_ci")}
         for s in arm.stages
     ]  # fmt: skip
     return sorted(found, key=lambda s: float(s["achieved_rps"]))
@@ -207,8 +211,11 @@ def _figure_rows(arms: Sequence[Arm], made: Mapping[tuple[int, int], Pairing]) -
         values = [_figure(f, arm, made[0, 1].value(f.basis, 0) if i == 0 else made[0, i].value(f.basis, 1)) for i, arm in enumerate(arms)]  # fmt: skip
         basis = at_best if f.basis in RATES else "one instance at the load where latencies are compared"
         row = scorecard_row(arms, f.question, f.name, f.label, f.higher, values, note=basis if f.question == "cost" else None)  # fmt: skip
+        row["lower_bound"] = [made[0, max(i, 1)].at_least(f.basis, min(i, 1)) for i in range(len(arms))]
         rows.append(row)
-        if None in row["values"]:
+        if f.higher is None:
+            row["reason"] = SLOWER_MEDIAN
+        if f.higher is None or None in row["values"]:
             continue
         changes = {(i, j): _change(f, pairing) for (i, j), pairing in made.items()}
         row["changes"][1:] = [_plain(changes[0, j]) for j in range(1, len(arms))]
@@ -257,13 +264,20 @@ def _change(f: Figure, pairing: Pairing) -> Change | str:
         return found if isinstance(found, str) else NO_PRICE
     if f.power == 1 and a == b:
         return found
-    return log_change(f.power * found.log_ratio + math.log(b / a), found.se, found.df)
+    change = log_change(f.power * found.log_ratio + math.log(b / a), found.se, found.df)
+    shown = found.change
+    return change if shown is None else change.beside(a, b * (1 + shown) ** f.power)
 
 
 def _plain(change: Change | str) -> Row | None:
     if isinstance(change, str):
         return None
-    return {"change": change.change, "change_ci": list(change.ci), "p": change.p}
+    return {
+        "change": change.change,
+        "change_ci": list(change.ci),
+        "tested_change": change.tested,
+        "p": change.p,
+    }
 
 
 def _burst_rows(arms: Sequence[Arm]) -> list[Row]:
@@ -280,7 +294,7 @@ def _burst_rows(arms: Sequence[Arm]) -> list[Row]:
 def _won(rows: Sequence[Row], arms: Sequence[Arm], at: str) -> list[str]:
     """What fails ``at`` the load compared, where that differs; then ``A is better in goodput per GPU``, once for each winner."""
     failed = [f"Failed or cut off{at}: {', '.join(f'{a.name} {x:.2%}' for a, x in zip(arms, r['values'], strict=True))}" for r in rows if r["question"] == "errors" and r["winner"]]  # fmt: skip
-    won = {a.name: [r["label"].split(" (")[0].replace(", req/s", "") + at * r["name"].startswith(("ttft_p99", "e2e_p99")) for r in rows if r["winner"] == a.name and r["question"] != "errors"] for a in arms}  # fmt: skip
+    won = {a.name: [r["label"].split(" (")[0].replace(", req/s", "") + at * r["name"].startswith("ttft_p99") for r in rows if r["winner"] == a.name and r["question"] != "errors"] for a in arms}  # fmt: skip
     return failed + [f"{name} is better in {', '.join(labels)}" for name, labels in won.items() if labels]
 
 

@@ -1,7 +1,7 @@
 """How one run differs from another, quantile by quantile (the shift function; Doksum 1974), and how sure that is.
 
 One stage against one stage: which share of the other's samples is above the reference's quantile, in twenty
-blocks (analysis.regression). Interleaved stages (ampacity ab): the log ratio of each pair of stages is one
+blocks, by the gate's test (analysis.regression), with the noise of a run's speed as a queue amplifies it. Interleaved stages (ampacity ab): the log ratio of each pair of stages is one
 observation, and what the order of the two does is taken out by regression, so that a drift over the run cancels.
 """
 
@@ -16,20 +16,27 @@ import numpy as np
 
 from analysis.baseline import DEFAULT_TOLERANCE, assumed_noise
 from analysis.blocks import (  # fmt: skip
-    BLOCKS,
     Blocks,
     LevelRecords,
+    Marks,
     blocks_of,
     blocks_over,
     endless,
     moved_by,
+    over_each,
     pooled_marks,
 )
 from analysis.caveats import ERROR_SHARE
-from analysis.intervals import smallest_n
+from analysis.intervals import order_statistic_ranks, smallest_n
 from analysis.metrics import Floats
 from analysis.observations import Observations
-from analysis.regression import ASSUMED_NOISE, compare_shares, student_cdf, student_quantile
+from analysis.regression import (
+    ASSUMED_NOISE,
+    compare_rates,
+    compare_shares,
+    student_cdf,
+    student_quantile,
+)
 
 QUANTILES = (*(k / 10 for k in range(1, 10)), 0.95, 0.99)
 EQUAL = DEFAULT_TOLERANCE  # a difference whose whole interval is smaller is none that matters
@@ -40,6 +47,7 @@ TOO_FEW_PAIRS = "too few pairs of stages: use more --rounds"
 _FARTHEST = math.log(1000.0)  # an end of an interval, or a difference, beyond a thousandfold is not known
 NOISE_MOST = 0.03  # of a share: the noise of a run's speed says little where all samples are nearly equal
 _POWER = 0.8
+TAIL = 0.99  # from here on a quantile whose interval has no upper end is only a lower bound
 _RUN_TO_RUN = math.sqrt(2) * ASSUMED_NOISE  # between two runs, where nothing shows their noise
 
 
@@ -47,7 +55,8 @@ _RUN_TO_RUN = math.sqrt(2) * ASSUMED_NOISE  # between two runs, where nothing sh
 class Change:
     """The other over the reference, as a log ratio. ``p`` is two-sided, ``ci`` the 95 % interval of the ratio - 1.
 
-    ``log_ratio`` is inf where only the other is infinite, -inf where only the reference is.
+    ``log_ratio`` is what is tested; inf where only the other is infinite, -inf where only the reference is.
+    ``shown``: the log ratio of the two figures that are printed, where it is not that (``beside``).
     """
 
     least: ClassVar[float] = math.log1p(LEAST)
@@ -58,16 +67,31 @@ class Change:
     df: float
     p: float
     ci: tuple[float | None, float | None]
+    shown: float | None = None
+
+    @property
+    def tested(self) -> float | None:
+        return None if not math.isfinite(self.log_ratio) else math.expm1(self.log_ratio)
 
     @property
     def change(self) -> float | None:
-        return None if not math.isfinite(self.log_ratio) else math.expm1(self.log_ratio)
+        return self.tested if self.shown is None else math.expm1(self.shown)
+
+    def beside(self, a: float, b: float) -> Change:
+        """The same test beside the figures ``a`` and ``b``: the change is theirs, and the interval is drawn out to hold it.
+
+        So nothing differs whose figures do not, nor goes the other way than they do.
+        """
+        change, (low, high) = b / a - 1, self.ci
+        ends = None if low is None else min(low, change), None if high is None else max(high, change)
+        return replace(self, shown=math.log(b / a), ci=ends)
 
     def verdict(self, real: bool) -> str:
         """differs | equal | open; ``real``: it has survived the correction over all tests. The interval must say so too."""
         low, high = self.ci
         apart = (low is not None and low > 0) or (high is not None and high < 0) or math.isinf(self.log_ratio)
-        if real and apart and abs(self.log_ratio) >= self.least:
+        size = min(abs(self.log_ratio), math.inf if self.shown is None else abs(self.shown))
+        if real and apart and size >= self.least:
             return "differs"
         return "equal" if low is not None and high is not None and max(-low, high) < self.near else "open"
 
@@ -85,7 +109,7 @@ class Difference(Change):
     least, near = 0.0, ERROR_SHARE
 
     @property
-    def change(self) -> float:
+    def tested(self) -> float:
         return self.log_ratio
 
     def smallest_seen(self, tests: int) -> None:
@@ -115,6 +139,7 @@ class Quantile:
     values: tuple[float | str, float | str]
     change: Change | str
     endless: str = ""
+    at_least: tuple[bool, bool] = (False, False)  # which of the two has an interval without an upper end
 
 
 @dataclass(frozen=True)
@@ -149,22 +174,41 @@ def between_rounds(log_ratios: Floats, order: Floats) -> Change:
 def quantile_change(pairs: Sequence[Pair], metric: str, q: float) -> Quantile:
     """One quantile of both, and how it changes."""
     found = [(p.reference.metrics[metric], p.other.metrics[metric]) for p in pairs]
-    a, b = (_value([o[side] for o in found], q) for side in range(2))
+    sides = [[o[side] for o in found] for side in range(2)]
+    a, b = (_value(side, q) for side in sides)
     if isinstance(a, str) or isinstance(b, str):
         return Quantile((a, b), a if isinstance(a, str) else str(b))
     why = endless([o for both in found for o in both])
+    least = (_no_upper_end(sides[0], q), _no_upper_end(sides[1], q))
     if math.isinf(a) and math.isinf(b):
         return Quantile((a, b), why, why)
+    change: Change | str
     if len(pairs) == 1:
-        return Quantile((a, b), _by_shares(*found[0], q, pairs[0].same_schedule, math.inf in (a, b)), why)
-    order = np.array([p.order for p in pairs])
-    if math.isfinite(a) and math.isfinite(b):
-        ratios = [math.log(y.quantile_bounds(q)[1] / x.quantile_bounds(q)[1]) for x, y in found]
-        return Quantile((a, b), between_rounds(np.array(ratios), order))
-    over = np.array([[o.shares_over(np.array([min(a, b)]))[0] for o in pair] for pair in found])
-    change = between_rounds(over[:, 1] - over[:, 0], order)
-    change = replace(change, log_ratio=math.copysign(math.inf, b - a), se=math.inf, ci=(None, None))
-    return Quantile((a, b), change, why)
+        change = _by_shares(pairs[0], metric, q, math.inf in (a, b))
+    else:
+        order = np.array([p.order for p in pairs])
+        if math.isfinite(a) and math.isfinite(b):
+            ratios = [math.log(y.quantile_bounds(q)[1] / x.quantile_bounds(q)[1]) for x, y in found]
+            change = between_rounds(np.array(ratios), order)
+        else:
+            over = np.array([[o.shares_over(np.array([min(a, b)]))[0] for o in pair] for pair in found])
+            change = between_rounds(over[:, 1] - over[:, 0], order)
+            change = replace(change, log_ratio=math.copysign(math.inf, b - a), se=math.inf, ci=(None, None))
+    if isinstance(change, str) or math.isinf(change.log_ratio):
+        return Quantile((a, b), change, why, least)
+    return Quantile((a, b), change.beside(a, b), why, least)
+
+
+def _no_upper_end(found: Sequence[Observations], q: float) -> bool:
+    """Whether the stages of one side, taken together, are too short to know how high a p99 may be; of others it is not said."""
+    if q < TAIL or not all(o.n for o in found):
+        return False
+    if len(found) == 1:
+        return not math.isfinite(found[0].confidence_interval(q)[1])
+    sizes = [o.tail_size(q) for o in found]
+    n, effective = sum(o.n for o in found), sum(size for size, _ in sizes)
+    together = sum(1 / max(lengths, 1e-9) for _, lengths in sizes)
+    return together < 1 or order_statistic_ranks(n, q, n_effective=effective)[1] is None
 
 
 def _value(found: Sequence[Observations], q: float) -> float | str:
@@ -177,26 +221,45 @@ def _value(found: Sequence[Observations], q: float) -> float | str:
     return float(np.exp(np.log(seconds).mean())) if seconds.all() else TOGETHER
 
 
-def _by_shares(a: Observations, b: Observations, q: float, paired: bool, endless: bool) -> Change | str:
+def queue_noise(level: LevelRecords, over: Floats, sizes: Floats) -> float:
+    """How far a share moves where a run is slower by ASSUMED_NOISE, beyond its samples' own times being longer by that.
+
+    ``over`` of ``sizes`` samples of each request, shape (n,), are counted. A server that takes (1 + e) times as long is the same
+    one at (1 + e) times the rate, in a time that runs slower. What the rate does to a share p that depends on the number N in flight
+    is dp / d ln(rate) = Cov(over, N), N as each request found it: exact where the numbers in flight are a birth-death process with
+    Poisson arrivals (M/M/c, or any service rate that depends on N: P(N = n) is proportional to rate^n).
+    Of M/M/1 it gives 1 / (1 - load). 0 in a closed loop, where N is set.
+    """
+    n = level.cohort.in_flight
+    if n is None or not sizes.sum():
+        return 0.0
+    share = over.sum() / sizes.sum()
+    return ASSUMED_NOISE * abs(float((over - share * sizes) @ (n - n.mean()))) / float(sizes.sum())
+
+
+def _by_shares(pair: Pair, metric: str, q: float, endless: bool) -> Change | str:
     """``endless``: one of the two is infinite; what is over the other's quantile tells all the same."""
+    a, b = pair.reference.metrics[metric], pair.other.metrics[metric]
     marks, its_own = pooled_marks([a], q), pooled_marks([b], q)
     if endless and isinstance(marks, str) and not isinstance(its_own, str):
-        change = _by_shares(b, a, q, paired, endless)
+        change = _by_shares(replace(pair, reference=pair.other, other=pair.reference), metric, q, endless)
         if isinstance(change, str):
             return change
         least = change.ci[0]
         return replace(change, log_ratio=-math.inf, ci=(None, None if least is None else 1 / (1 + least) - 1))
     if isinstance(marks, str) or (isinstance(its_own, str) and not endless):
         return marks if isinstance(marks, str) else str(its_own)
-    base, noise = [blocks_over(a, marks)], min(assumed_noise([a], marks.limits_s, 1 - q), NOISE_MOST)
+    where = marks if isinstance(its_own, str) else its_own
+    queue = _queue_noise(pair, ((a, marks), (b, where)))
+    noise = math.hypot(queue, min(assumed_noise([a], marks.limits_s, 1 - q), NOISE_MOST))
+    base = [blocks_over(a, marks)]
     slower, faster = (
-        compare_shares(base, [blocks_over(b, marks.times(factor))], 1 - q, paired=paired, noise=noise)
+        compare_shares(base, [blocks_over(b, marks.times(factor))], 1 - q, paired=pair.same_schedule, noise=noise)
         for factor in (1 + LEAST, 1 / (1 + LEAST))
-    )
+    )  # fmt: skip
     p = min(1.0, 2 * min(slower.p_regression, faster.p_equivalence))
     # the interval: shares over each one's own quantile
-    where = marks if isinstance(its_own, str) else its_own
-    e = compare_shares(base, [blocks_over(b, where)], 1 - q, paired=paired, noise=0.0)
+    e = compare_shares(base, [blocks_over(b, where)], 1 - q, paired=pair.same_schedule, noise=queue)
     t = student_quantile(0.975, e.df)
     low, middle, high = (moved_by([b], marks, 1 - q + x * t * e.se) for x in (1, 0, -1))
     if isinstance(its_own, str):
@@ -209,6 +272,13 @@ def _by_shares(a: Observations, b: Observations, q: float, paired: bool, endless
     )
     ends = (_end(log_ratio - down), _end(log_ratio + up))
     return Change(log_ratio, (down + up) / (2 * t), e.df, p, ends)
+
+
+def _queue_noise(pair: Pair, marked: Sequence[tuple[Observations, Marks]]) -> float:
+    """Of both runs in the mean, as a share."""
+    levels = (pair.reference, pair.other)
+    found = [queue_noise(x, over_each(o, m), o.sizes) for x, (o, m) in zip(levels, marked, strict=True)]
+    return float(np.mean(found))
 
 
 def failed_change(pairs: Sequence[Pair]) -> Difference:
@@ -229,36 +299,33 @@ def failed_change(pairs: Sequence[Pair]) -> Difference:
     return Difference(worse, se, df, 2 * student_cdf(-abs(worse) / se, df), (worse - reach, worse + reach))
 
 
-def rate_change(log_ratio: float, a: Blocks, b: Blocks, *, paired: bool) -> Change | str:
-    """Of a rate whose counts per block scatter as these do; with the noise assumed from one run to the next."""
+def rate_change(a: Blocks, b: Blocks, *, paired: bool, noise: float) -> Change | str:
+    """Of a rate per unit of ``size``, by the gate's test; ``noise`` (s.d.) from one run to the next."""
     if not (a.over.sum() > 0 and b.over.sum() > 0):
         return NOTHING_COUNTS
-    ours, theirs = _relative(b), _relative(a)
-    if paired:
-        within = _variance(ours - theirs)
-    else:
-        within = sum(max(_variance(r), (1 - x.share) / (x.share * max(x.effective, 1.0))) for r, x in ((ours, b), (theirs, a)))  # fmt: skip
-    between = _RUN_TO_RUN**2
-    df = (within + between) ** 2 / max(within**2 / (BLOCKS - 1), 1e-300)
-    return log_change(log_ratio, math.sqrt(within + between), df)
-
-
-def _relative(x: Blocks) -> Floats:
-    return np.asarray((x.over - x.share * x.size) / (x.share * x.size.mean()), dtype=np.float64)
-
-
-def _variance(residuals: Floats) -> float:
-    return float(residuals.var(ddof=1) / len(residuals))
+    e = compare_rates([a], [b], 0.0, paired=paired, noise=noise)
+    return log_change(-e.worse, e.se, e.df)
 
 
 def as_dict(q: float, found: Quantile, real: bool, tests: int) -> dict[str, Any]:
-    """One quantile for the file; of an infinite one the value is null and ``infinite`` names it."""
+    """One quantile for the file; of an infinite one the value is null and ``infinite`` names it.
+
+    ``change`` is that of the two values; ``shift``, that of the quantile's neighbourhood, is what is tested.
+    """
     values, change = found.values, found.change
     a, b = (None if isinstance(v, str) or math.isinf(v) else v for v in values)
     endless = [side for side, v in zip(("reference", "other"), values, strict=True) if v == math.inf]
-    held = {"change": None, "change_ci": None, "slower": None, "p": None, "smallest_seen": None, "verdict": "unknown"} if isinstance(change, str) else {
-        "change": change.change, "change_ci": list(change.ci), "slower": change.log_ratio > 0, "p": change.p,
+    held = {"change": None, "change_ci": None, "shift": None, "slower": None, "p": None, "smallest_seen": None, "verdict": "unknown"} if isinstance(change, str) else {
+        "change": change.change, "change_ci": list(change.ci), "shift": change.tested, "slower": change.log_ratio > 0, "p": change.p,
         "smallest_seen": change.smallest_seen(tests), "verdict": change.verdict(real),
     }  # fmt: skip
     reason = change if isinstance(change, str) else found.endless if endless else None
-    return {"q": q, "reference_s": a, "other_s": b, "infinite": endless, **held, "reason": reason}
+    return {
+        "q": q,
+        "reference_s": a,
+        "other_s": b,
+        "infinite": endless,
+        "at_least": list(found.at_least),
+        **held,
+        "reason": reason,
+    }

@@ -15,16 +15,17 @@ Row = dict[str, Any]
 Ends = list[float | None]
 
 
-def scorecard_row(arms: Sequence[Arm], question: str, name: str, label: str, higher: bool, values: list[float | str], brackets: list[Ends] | None = None, note: str | None = None) -> Row:  # fmt: skip
-    """A figure of every run: ``values`` hold a number, or the reason why there is none."""
+def scorecard_row(arms: Sequence[Arm], question: str, name: str, label: str, higher: bool | None, values: list[float | str], brackets: list[Ends] | None = None, note: str | None = None) -> Row:  # fmt: skip
+    """A figure of every run: ``values`` hold a number, or the reason why there is none; ``higher`` None: none is the better one."""
     numbers = [None if isinstance(v, str) else v for v in values]
     known = [v for v in numbers if v is not None]
     best = (max if higher else min)(known, default=None)
-    alone = len(known) > 1 and known.count(best or 0.0) == 1
+    alone = higher is not None and len(known) > 1 and known.count(best or 0.0) == 1
+    tested = higher is not None and len(known) == len(arms)
     return {
         "question": question, "name": name, "label": label, "higher_is_better": higher, "values": numbers, "brackets": brackets,
         "reasons": [v if isinstance(v, str) else None for v in values], "best": arms[numbers.index(best)].name if alone else None,
-        "changes": [None] * len(arms), "verdict": "open" if len(known) == len(arms) else "unknown", "winner": None, "reason": None, "smallest_seen": None, "note": note,
+        "changes": [None] * len(arms), "verdict": "open" if tested else "unknown", "winner": None, "reason": None, "smallest_seen": None, "note": note,
     }  # fmt: skip
 
 
@@ -44,8 +45,8 @@ def usable_rows(arms: Sequence[Arm]) -> list[Row]:
     if peak and not unlike:
         rows.append(_row(arms, "capacity", "gpus_for_peak", f"GPUs for {peak:g} req/s × {safety:g}", False, lambda arm, x: size_fleet(peak, x, safety, arm.gpus).gpus))  # fmt: skip
     c_max = [c["c_max"] or str(c["reason"] or "none was found") for c in capacities]
-    c_max_row = scorecard_row(arms, "capacity", "c_max", "C_max, requests in flight", True, c_max, [c["c_max_ci"] or [None, None] for c in capacities])  # fmt: skip
-    rows.append(c_max_row | {"higher_is_better": None, "best": None, "verdict": "unknown", "reason": MORE_IN_FLIGHT})  # fmt: skip
+    c_max_row = scorecard_row(arms, "capacity", "c_max", "C_max, requests in flight", None, c_max, [c["c_max_ci"] or [None, None] for c in capacities])  # fmt: skip
+    rows.append(c_max_row | {"reason": MORE_IN_FLIGHT})
     return [row | {"at_least": [c["crossing"] == "lower_bound" for c in capacities]} for row in rows]
 
 

@@ -1,8 +1,11 @@
-"""How often does ``ampacity compare`` find a difference between two equal runs, and one of some per cent? In virtual time.
+"""How often does ``ampacity compare`` name a winner between two equal runs, and find one that is some per cent slower?
 
-    .venv/bin/python -m benchmarks.compare_rates --pairs 100 --rate 3.16
+    .venv/bin/python -m benchmarks.compare_rates --servers mm1,mg1,mm8,batch --runs 600
+    .venv/bin/python -m benchmarks.compare_rates --servers batch --loads 0.6 --slower 0.1
 
-Runs are those of benchmarks.gate_rates: steps with noise, seeds of their own; --slower 1.05 makes B's steps 5 % longer.
+Servers of benchmarks.servers, in virtual time. Every run is slower or faster as a whole by --noise (s.d.) and
+has 3 % of noise of its own in each request's time. ``same``: both runs sent the same requests at the same times; ``other``: nothing but
+the workload is the same. A sweep has three loads, the last of which breaks the SLO.
 """
 
 from __future__ import annotations
@@ -10,38 +13,117 @@ from __future__ import annotations
 import argparse
 import json
 from collections import Counter
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
 
 from analysis.arms import Arm
+from analysis.comparable import prepare
 from analysis.compare import compare
-from benchmarks.gate_rates import simulate
+from analysis.slo import Slo, parse_slo
+from benchmarks.servers import SERVERS, Sent, Server, limit_at, run_of
+
+JITTER = 0.03
+SWEEP = (0.75, 1.0, 1.25)  # of the load
+
+
+def sent(server: Server, rate_rps: float, requests: int, seed: int, own: int, speed: float) -> Sent:
+    """One stage. ``seed`` draws arrivals and work; times are ``speed`` times as long, with noise drawn from ``own``.
+
+    A server that takes ``speed`` times as long for all is the same one in a time that runs slower.
+    """
+    rng = np.random.default_rng([seed, 1])
+    duration_s = requests / rate_rps
+    arrival = np.sort(rng.uniform(0, duration_s, requests))
+    ttft, e2e = server.serve(arrival / speed, np.random.default_rng([seed, 2]))
+    jitter = np.exp(np.random.default_rng([own, 3]).normal(0, JITTER, (2, requests)))
+    first = ttft * speed * jitter[0]
+    return Sent(rate_rps, duration_s, arrival, first, first + (e2e - ttft) * speed * jitter[1])
+
+
+def arm(name: str, stages: Sequence[Sent], slos: Sequence[Slo], seed: int) -> Arm:
+    """A run with lengths drawn by its seed, which say nothing of the server's work."""
+    run = run_of(stages, slos, seed=seed, run_id=name)
+    n = run.requests.num_rows
+    lengths = pa.array(
+        np.clip(np.random.default_rng([seed, 4]).lognormal(np.log(100), 0.6, n), 5, 2000).astype(int)
+    )
+    table = run.requests
+    for column in ("output_tokens", "output_tokens_planned"):
+        at = table.schema.get_field_index(column)
+        table = table.set_column(at, table.schema.field(at), lengths.cast(table.schema.field(at).type))
+    return Arm(name, prepare(replace(run, path=Path(name), requests=table), limited_too=True), 1, 2.0)
+
+
+def pair(
+    server: Server, slos: Sequence[Slo], rates: Sequence[float], seed: int, options: Any, other: bool
+) -> dict[str, Any]:
+    """The comparison of two runs; B is slower by --slower."""
+    arms = []
+    for k, name in enumerate("AB"):
+        drawn, own = seed + other * k * 10**6, 2 * seed + k
+        noise = np.random.default_rng([own, 5]).normal(0, options.noise)
+        speed = float(np.exp(noise)) * (1 + k * options.slower)
+        stages = [
+            sent(server, r, options.requests, drawn + 10**7 * i, own + 10**7 * i, speed)
+            for i, r in enumerate(rates)
+        ]
+        arms.append(arm(name, stages, slos, drawn))
+    return compare(arms)
+
+
+def told(result: dict[str, Any]) -> set[str]:
+    """What the comparison says differs: each line with a winner, each latency."""
+    lines = {r["name"] for r in result["scorecard"] if r["winner"]}
+    moved = {s["metric"] for s in result["shift"] for q in s["quantiles"] if q["verdict"] == "differs"}
+    slower = {
+        "slower" for s in result["shift"] for q in s["quantiles"] if q["verdict"] == "differs" and q["slower"]
+    }
+    return lines | moved | slower | ({"ANY line"} if lines else set()) | ({"ANY latency"} if moved else set())
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--pairs", type=int, default=100)
-    parser.add_argument("--rate", type=float, default=3.16, help="requests/s")
-    parser.add_argument("--requests", type=int, default=2000)
-    parser.add_argument("--jitter", type=float, default=0.03)
-    parser.add_argument("--run-noise", type=float, default=0.005, help="of a run's speed, as compare assumes")
-    parser.add_argument("--change", type=float, default=0.0, help="B's steps are longer by this share")
-    parser.add_argument("--first-seed", type=int, default=1)
+    parser.add_argument("--servers", default="mm1,mg1,mm8,batch,preset")
+    parser.add_argument("--loads", default="0.4,0.6,0.85", help="of saturation")
+    parser.add_argument("--runs", type=int, default=100, help="comparisons per cell")
+    parser.add_argument("--requests", type=int, default=2000, help="in each stage")
+    parser.add_argument("--noise", type=float, default=0.005, help="of a run's speed")
+    parser.add_argument("--slower", type=float, default=0.0, help="B's times are longer by this share")
+    parser.add_argument("--kinds", default="single,sweep")
+    parser.add_argument("--first-seed", type=int, default=100_000)
     options = parser.parse_args()
-    options.preset, options.workload = "llama3-8b-a100", "chat"
-    for schedule in ("same", "other"):
-        found: Counter[str] = Counter()
-        for pair in range(options.pairs):
-            seed = options.first_seed + pair
-            a = simulate(options, seed, 1000 * seed)
-            b = simulate(options, seed if schedule == "same" else seed + 10**6, 1000 * seed + 1, "steps")
-            result = compare([Arm("A", a), Arm("B", b)])
-            differs = {
-                s["metric"] for s in result["shift"] for q in s["quantiles"] if q["verdict"] == "differs"
-            }
-            found.update([*differs, *(["any quantile"] if differs else [])])
-            found.update(["any line"] if any(r["winner"] for r in result["scorecard"]) else [])
-        print(json.dumps({"schedule": schedule, "pairs": options.pairs, "rate": options.rate, "change": options.change, **found}), flush=True)  # fmt: skip
+    for name in options.servers.split(","):
+        server = SERVERS[name]()
+        for load in map(float, options.loads.split(",")):
+            rate = load * server.most_rps
+            for kind in options.kinds.split(","):
+                # a sweep breaks its SLO above the load; a single stage keeps an easy one
+                slos = [limit_at(name, load, 0.95)] if kind == "sweep" else [parse_slo("ttft_p90=60s")]
+                rates = [rate] if kind == "single" else [x * rate for x in SWEEP if x * load < 0.98]
+                for other in (False, True):
+                    found: Counter[str] = Counter()
+                    for k in range(options.runs):
+                        found.update(told(pair(server, slos, rates, options.first_seed + k, options, other)))
+                    print(
+                        json.dumps(
+                            {
+                                "server": name,
+                                "load": load,
+                                "kind": kind,
+                                "schedule": "other" if other else "same",
+                                "runs": options.runs,
+                                **dict(sorted(found.items())),
+                            }
+                        ),
+                        flush=True,
+                    )
 
 
 if __name__ == "__main__":

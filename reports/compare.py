@@ -13,12 +13,9 @@ from typing import TYPE_CHECKING, Any
 from analysis.comparable import in_words, said
 from reports.figures import (
     DASH,
-    OF_NEIGHBOURS,
-    OTHER_SIGN,
+    at_least,
     gpu_price,
-    other_sign,
     printable,
-    seconds,
     signed_per_cent,
     significant,
 )
@@ -33,13 +30,15 @@ if TYPE_CHECKING:
 COLOURS = ("ttft", "e2e", "good", "bad", "knee", "step4", "planned", "ink")  # of the runs, in their order
 SHORT = (0.1, 0.5, 0.9, 0.95, 0.99)  # what a terminal shows of the shift function
 INFINITE = "∞"
+SIDES = ("reference", "other")
 BRACKET = "between tested loads; of a search (ampacity search) its 95 % interval; of a closed loop with those of the achieved rates at its ends; a run wins the line where its whole interval is better than all others by 2 %"
-IN_TURNS = "the change is the mean over the pairs of stages, their order taken out; the two figures moved the other way"
 HOW = (
     "A run wins a line where its advantage is at least 2 % (of requests that failed or were cut off: any) and not chance: 5 % of error over all lines together (Holm). "
     "Equal: the whole 95 % interval lies within 3 %. Open: neither is shown; the run in brackets leads. "
     "The quantiles are a family of their own. Intervals are not widened for the number of tests. "
-    f"{OF_NEIGHBOURS} An A/B's is the mean over its pairs, their order taken out."
+    "A change is that of the two figures beside it; what is tested, that of the quantile's neighbourhood (p90: p85 to p95) or of an A/B's "
+    "pairs with their order taken out, is in the JSON, and the interval is drawn out to hold both. "
+    "≥: the interval of this p99 has no upper end, the run is too short to show how high it is."
 )  # fmt: skip
 
 
@@ -109,15 +108,15 @@ def _scorecard(result: Mapping[str, Any], by_run: bool = False) -> Table:
         label = Cell(row["label"], table.footnote(note) if note else None)
         errors = row["question"] == "errors"
         values: list[Cell] = []
-        for value, reason, bound in zip(row["values"], row["reasons"], _bounds(row), strict=True):
+        lows = row.get("lower_bound") or [False] * len(names)
+        for value, reason, bound, low in zip(row["values"], row["reasons"], _bounds(row), lows, strict=True):
             endless = INFINITE if str(reason).startswith("infinite") else DASH
             figure = endless if value is None else f"{value:.2%}" if errors else _number(value)
+            figure = f"≥ {figure}" if value is not None and low else figure
             text = f"{bound} {figure}" if bound else figure
             values.append(Cell(text, table.footnote(reason) if reason and not bound else None))
         changes = [Cell("")]  # of the first run, against which the others stand
-        for value, held in zip(row["values"][1:], row["changes"][1:], strict=True):
-            otherwise = _otherwise(table, result, row["values"][0], value, held)
-            changes.append(Cell(_change(held, "points" if errors else "%"), otherwise))
+        changes += [Cell(_change(held, "points" if errors else "%")) for held in row["changes"][1:]]
         leads = row["best"] and [c.text for c in values].count(values[names.index(row["best"])].text) == 1  # not where both read the same  # fmt: skip
         better = replace(_better(row, leads), note=table.footnote(row["reason"]) if row["reason"] else None)
         ends: list[Cell] = []
@@ -160,15 +159,6 @@ def _prices(result: Mapping[str, Any], row: Mapping[str, Any]) -> str:
     return f"of {row['note']}, at {'; '.join(known)}" if known else ""
 
 
-def _otherwise(
-    table: Table, result: Mapping[str, Any], a: float | None, b: float | None, held: Mapping[str, Any] | None
-) -> int | None:
-    """The footnote of a change that has another sign than the two figures."""
-    if held is None or not other_sign(a, b, held["change"]):
-        return None
-    return table.footnote(IN_TURNS if result["interleaved_pairs"] else OTHER_SIGN)
-
-
 def _better(row: Mapping[str, Any], leads: bool) -> Cell:
     if row["winner"]:
         return Cell(row["winner"], state="good")
@@ -198,19 +188,23 @@ def _shifts(result: Mapping[str, Any], short: bool) -> list[Table]:
                 continue
             name = f"p{100 * q['q']:.0f}"
             state = {"differs": "bad" if q["slower"] else "good", "open": "unsure"}.get(q["verdict"], "")
-            values = [(q[f"{side}_s"], INFINITE if side in q["infinite"] else DASH) for side in ("reference", "other")]  # fmt: skip
-            texts = [*(none if value is None else seconds(value) for value, none in values), _change(q)]
+            texts = [_figure(q, side) for side in SIDES] + [_change(q)]
             note = table.footnote(q["reason"]) if q["reason"] else None
             cells = [Cell(t, note if t in (INFINITE, DASH) else None) for t in texts]
-            cells[2] = replace(
-                cells[2], note=cells[2].note or _otherwise(table, result, q["reference_s"], q["other_s"], q)
-            )
             table.rows.append([Cell(name), *cells, Cell(_word(q), state=state)])
         told = {(q["reason"], q["reference_s"], q["other_s"]) for q in shift["quantiles"]}
         if len(told) == 1 and all(q["verdict"] == "unknown" for q in shift["quantiles"]):  # one line says it
             table.rows = [[Cell("all"), *table.rows[-1][1:]]]
         found.append(table)
     return found
+
+
+def _figure(q: Mapping[str, Any], side: str) -> str:
+    """A quantile of one of the SIDES: ``412 ms``, ``≥ 857 ms``, ∞ or a dash."""
+    value = q[f"{side}_s"]
+    if value is None:
+        return INFINITE if side in q["infinite"] else DASH
+    return at_least(value, [None, None if q["at_least"][SIDES.index(side)] else value])
 
 
 def _at(result: Mapping[str, Any]) -> str:
@@ -284,7 +278,7 @@ def _colour(result: Mapping[str, Any], name: str) -> str:
 
 def _curves(result: Mapping[str, Any]) -> Chart | None:
     series = [
-        (c["run"], p, [{"x": s["achieved_rps"], "y": s[f"ttft_{p}_s"], "text": f"{c['run']} at {s['load']}: TTFT {p} {seconds(s[f'ttft_{p}_s'])}"} for s in c["stages"] if s[f"ttft_{p}_s"]])
+        (c["run"], p, [{"x": s["achieved_rps"], "y": s[f"ttft_{p}_s"], "text": f"{c['run']} at {s['load']}: TTFT {p} {at_least(s[f'ttft_{p}_s'], s['ttft_p99_ci'] if p == 'p99' else [0, 0])}"} for s in c["stages"] if s[f"ttft_{p}_s"]])
         for c in result["curves"] for p in ("p50", "p99")
     ]  # fmt: skip
     points = [row for *_, rows in series for row in rows]
@@ -303,8 +297,8 @@ def _known(shift: Mapping[str, Any]) -> list[dict[str, Any]]:
 
 
 def _quantiles(metric: str, shifts: Sequence[Mapping[str, Any]], result: Mapping[str, Any]) -> Chart | None:
-    sides = [(shifts[0]["reference"], "reference_s", shifts[0]), *((s["other"], "other_s", s) for s in shifts)]  # fmt: skip
-    series = {name: [{"x": q["q"], "y": q[side], "text": f"{name} p{100 * q['q']:.0f}: {seconds(q[side])}"} for q in s["quantiles"] if q[side]] for name, side, s in sides}  # fmt: skip
+    sides = [(shifts[0]["reference"], SIDES[0], shifts[0]), *((s["other"], SIDES[1], s) for s in shifts)]  # fmt: skip
+    series = {name: [{"x": q["q"], "y": q[f"{side}_s"], "text": f"{name} p{100 * q['q']:.0f}: {_figure(q, side)}"} for q in s["quantiles"] if q[f"{side}_s"]] for name, side, s in sides}  # fmt: skip
     heights = [r["y"] for rows in series.values() for r in rows]
     if not heights:
         return None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -51,6 +51,17 @@ def seconds(value: float) -> str:
     if size < 0.9995e-3:
         return f"{significant(value * 1e6)} µs"
     return f"{significant(value * 1e3)} ms" if size < 0.9995 else f"{significant(value)} s"
+
+
+def at_least(
+    value: float, ends: Sequence[float | None] | None, text: Callable[[float], str] = seconds
+) -> str:
+    """A figure with its unit, ``≥ 857 ms`` where its interval ``ends`` has no upper end (p99 with its ``p99_ci``).
+
+    Such a run has not seen its worst: the figure that it shows is only a lower bound of the true one.
+    """
+    open_above = ends is None or ends[1] is None
+    return f"≥ {text(value)}" if open_above else text(value)
 
 
 def rate(value: float) -> str:

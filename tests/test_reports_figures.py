@@ -8,6 +8,7 @@ from sample_summary import ALL, all_failed, closed_sweep, meta, no_slos, one_sta
 from reports.burst import _breaker
 from reports.figures import (
     Finding,
+    at_least,
     exact,
     interval,
     load_of,
@@ -380,3 +381,9 @@ def test_windows_join_the_audit_of_run_json_by_stage() -> None:
 
 def test_a_rate_has_its_unit() -> None:
     assert rate(7) == "7.00 req/s"
+
+
+def test_a_figure_whose_interval_has_no_upper_end_is_at_least_that() -> None:
+    assert at_least(0.857, [0.8, None]) == "≥ 857 ms"
+    assert at_least(0.857, [None, 1.2]) == at_least(0.857, [0.8, 1.2]) == "857 ms"
+    assert at_least(6.4, None, rate) == "≥ 6.40 req/s"  # no interval at all
