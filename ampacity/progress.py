@@ -19,7 +19,7 @@ from loadgen.generator import Generator
 from loadgen.plan import LIVE_TTFTS, Live, StagePlan
 from loadgen.protocols import printable
 from reports.figures import DASH, counted, exact, failures
-from reports.marks import at_least
+from reports.marks import percentile_text
 
 PAINT_EVERY_S = 0.5
 PLAIN_EVERY_S = 10.0  # also the time over which the rates of the live line are taken
@@ -119,8 +119,8 @@ def stage_line(stage: dict[str, Any]) -> str:
     parts = [
         f"stage {stage['index']}{curve}: {level}",
         f"{stage['requests']} requests",
-        f"TTFT p50 {seconds(ttft.get('p50'))} p99 {at_least(ttft, 'p99', seconds)}",
-        f"ITL p99 {at_least(stage['itl_s'], 'p99', seconds)}",
+        f"TTFT p50 {seconds(ttft.get('p50'))} p99 {percentile_text(ttft, 'p99', seconds)}",
+        f"ITL p99 {percentile_text(stage['itl_s'], 'p99', seconds)}",
         counted(failures(stage["errors"]), "error"),
         "unstable" if stage["stable"] is False else "",
         "CLIENT LIMITED, no finding" if stage["client_limited"] else verdict,

@@ -44,6 +44,7 @@ class Cohort:
     chunks: Chunks
     missing: int
     now_ns: float  # when the last thing that we know of happened, for ages
+    in_flight: Floats | None = None  # shape (n,): requests of the stage in flight when each was due
     memory: float | None = None  # requests over which the in-flight count of an open stage stays alike
 
     @cached_property
@@ -82,7 +83,8 @@ class Cohort:
         """The requests under a mask, without the lost ones."""
         share = float(np.count_nonzero(which)) / max(len(which), 1)
         memory = None if self.memory is None else share * self.memory
-        return Cohort(self.requests.take(which), self.chunks.take(which), 0, self.now_ns, memory)
+        in_flight = None if self.in_flight is None else self.in_flight[which]
+        return Cohort(self.requests.take(which), self.chunks.take(which), 0, self.now_ns, in_flight, memory)
 
     def in_class(self, name: str | None) -> Bools:
         """Which requests are of a class (None: all), shape (n,)."""

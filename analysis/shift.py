@@ -27,7 +27,7 @@ from analysis.blocks import (  # fmt: skip
     pooled_marks,
 )
 from analysis.caveats import ERROR_SHARE
-from analysis.intervals import order_statistic_ranks, smallest_n
+from analysis.intervals import CONFIDENCE, few_by_chance, smallest_n
 from analysis.metrics import Floats
 from analysis.observations import Observations
 from analysis.regression import (
@@ -205,10 +205,10 @@ def _no_upper_end(found: Sequence[Observations], q: float) -> bool:
         return False
     if len(found) == 1:
         return not math.isfinite(found[0].confidence_interval(q)[1])
-    sizes = [o.tail_size(q) for o in found]
-    n, effective = sum(o.n for o in found), sum(size for size, _ in sizes)
-    together = sum(1 / max(lengths, 1e-9) for _, lengths in sizes)
-    return together < 1 or order_statistic_ranks(n, q, n_effective=effective)[1] is None
+    n = sum(o.n for o in found)
+    tau = n / sum(o.n / o.clustering(q)[0] for o in found)
+    likely = sum(o.n * o.likely_cluster for o in found) / n
+    return float(few_by_chance(0, n, 1 - q, tau, likely)) > (1 - CONFIDENCE) / 2
 
 
 def _value(found: Sequence[Observations], q: float) -> float | str:

@@ -162,10 +162,9 @@ def _cohort(
         chunks = chunks.between(low, high)
     elif len(which) < len(rows):
         chunks = read_chunks(table, requests)
-    memory = None
-    if is_open and len(requests):
-        memory = memory_of(in_flight_at(requests.scheduled_ns, rows.scheduled_ns, rows.ended_ns))
-    return Cohort(requests, chunks, missing, now_s / _NS, memory), tokens
+    in_flight = in_flight_at(requests.scheduled_ns, rows.scheduled_ns, rows.ended_ns)
+    memory = memory_of(in_flight) if is_open and len(requests) else None
+    return Cohort(requests, chunks, missing, now_s / _NS, in_flight, memory), tokens
 
 
 def _stability(

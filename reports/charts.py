@@ -26,9 +26,9 @@ from reports.marks import (
     Axis,
     Chart,
     Plot,
-    at_least,
     linear_axis,
     log_axis,
+    percentile_text,
     seconds_axis,
     stage_state,
 )
@@ -67,7 +67,7 @@ def _points(
             continue
         ci = held.get("p99_ci")
         bounds = interval(ci, seconds) if percentile == "p99" else None
-        text = f"{load_of(stage)}: {label} {at_least(held, percentile, seconds)}" + (
+        text = f"{load_of(stage)}: {label} {percentile_text(held, percentile, seconds)}" + (
             f" ({bounds})" if bounds else ""
         )
         state = stage_state(stage, summary)
@@ -229,7 +229,7 @@ def _ends(summary: Mapping[str, Any], stages: Sequence[Mapping[str, Any]]) -> st
     for stage in (drawn[0], drawn[-1]):
         held = stage.get("ttft_from_schedule_s") or {}
         low, high = (
-            at_least(held, p, seconds) if held.get(p) is not None else "unknown" for p in ("p50", tail)
+            percentile_text(held, p, seconds) if held.get(p) is not None else "unknown" for p in ("p50", tail)
         )
         said.append(f"At {load_of(stage)}, TTFT p50 {low} and {tail} {high}.")
     return " ".join(dict.fromkeys(said))

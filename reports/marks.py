@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from analysis.throughput import REQUESTS_MIN
+from reports.figures import at_least
 from reports.palette import light
 
 FONT = "Helvetica Neue, Helvetica, Arial, Liberation Sans, sans-serif"
@@ -256,10 +257,10 @@ def with_look(chart: dict[str, Any], datasets: dict[str, list[dict[str, Any]]]) 
     return {**chart, "datasets": datasets, "config": config}
 
 
-def at_least(held: Mapping[str, Any], name: str, text: Callable[[Any], str]) -> str:
+def percentile_text(held: Mapping[str, Any], name: str, text: Callable[[Any], str]) -> str:
     """The figure ``name`` as ``text`` writes it, with ``≥`` where its interval (``<name>_ci``) has no upper end."""
     interval = held.get(f"{name}_ci")
-    return ("≥ " if interval and interval[1] is None else "") + text(held.get(name))
+    return at_least(held[name], interval, text) if interval else text(held.get(name))
 
 
 def stage_state(stage: Mapping[str, Any], summary: Mapping[str, Any]) -> str:

@@ -25,7 +25,7 @@ from reports.figures import (
     share,
     significant,
 )
-from reports.marks import at_least
+from reports.marks import percentile_text
 
 METRICS: dict[str, str] = {
     "ttft_from_schedule_s": "TTFT from schedule",
@@ -105,7 +105,7 @@ def figure(
             row = row.get(key) or {}
         if reason is None and row.get(last) is None:
             return Cell(DASH)
-        return table.cell({"reason": reason} | dict(row), last, lambda _: at_least(row, last, text))
+        return table.cell({"reason": reason} | dict(row), last, lambda _: percentile_text(row, last, text))
 
     return Column(head, unit, priority), cell
 
@@ -226,7 +226,9 @@ def _slo_value(table: Table, row: Row) -> Cell:
     of = stage if slo.class_ is None else (stage.get("classes") or {}).get(slo.class_) or {}
     held = of.get(f"{slo.metric}_from_schedule_s") or of.get(f"{slo.metric}_s") or {}
     bounds = held.get("p99_ci") if slo.quantile == 0.99 else None
-    return table.cell(row, "value_s", lambda _: at_least({**row, "value_s_ci": bounds}, "value_s", seconds))
+    return table.cell(
+        row, "value_s", lambda _: percentile_text({**row, "value_s_ci": bounds}, "value_s", seconds)
+    )
 
 
 def _verdict(table: Table, row: Row) -> Cell:

@@ -384,7 +384,9 @@ def test_what_to_do_about_too_few_requests(tmp_path: Path) -> None:
 
 def test_the_number_that_is_lacking_is_that_of_the_verdict_that_is_named(tmp_path: Path) -> None:
     """At 10/s 269 of 299 are lacking, at 50/s 99: the lesser is named, by its load."""
-    quick = fixed(200, 0.02, first=30, start_s=10.0, ttft_s=0.01, gaps_s=[0.001] * 4)  # one in flight at a time
+    quick = fixed(
+        200, 0.02, first=30, start_s=10.0, ttft_s=0.01, gaps_s=[0.001] * 4
+    )  # one in flight at a time
     stages = [Stage(fixed(30, 0.1), 3.0), Stage(quick, 4.0, start_s=10.0)]
     run = make_run(tmp_path / "run", stages, ["ttft_p99=200ms"], warmup_requests=0)
     text = warned(summarise(run), "too_few_requests")

@@ -22,7 +22,7 @@ from analysis.summary import summarise
 from reports.charts import latency_by_rate
 from reports.figures import seconds
 from reports.html import render_report
-from reports.marks import at_least
+from reports.marks import percentile_text
 from reports.tables import percentile_table, slo_table, stages_table
 
 
@@ -31,8 +31,8 @@ from reports.tables import percentile_table, slo_table, stages_table
     [([0.5, 1.2], "857 ms"), ([0.5, None], "≥ 857 ms"), ([None, None], "≥ 857 ms"), (None, "857 ms")],
 )
 def test_a_figure_without_an_upper_end_is_marked(ends: list[float | None] | None, text: str) -> None:
-    assert at_least({"p99": 0.857, "p99_ci": ends}, "p99", seconds) == text
-    assert at_least({"p50": 0.857, "p99_ci": ends}, "p50", seconds) == "857 ms"
+    assert percentile_text({"p99": 0.857, "p99_ci": ends}, "p99", seconds) == text
+    assert percentile_text({"p50": 0.857, "p99_ci": ends}, "p50", seconds) == "857 ms"
 
 
 def test_a_p99_of_unknown_upper_end_is_marked_wherever_it_is_shown() -> None:
