@@ -32,7 +32,13 @@ def peak_goodput(stages: Sequence[dict[str, Any]], slos: Sequence[Slo]) -> dict[
     Where they allow no such estimate, the best of the stages whose rates are figures, without an interval: the best of
     several is the one that chance favours.
     """
-    result: dict[str, Any] = {"peak_rps": None, "peak_rps_ci": None, "at_offered_rps": None, "basis": None, "reason": None}
+    result: dict[str, Any] = {
+        "peak_rps": None,
+        "peak_rps_ci": None,
+        "at_offered_rps": None,
+        "basis": None,
+        "reason": None,
+    }
     judged = [s for s in stages if s["goodput_rps"] is not None]
     usable = [s for s in judged if is_figure(s)]
     if not usable:

@@ -35,7 +35,9 @@ SPREAD = 0.05  # s.d. of a stage's log-odds beyond its sample: runs differ, clus
 SLOPES = np.exp(np.linspace(math.log(2.0), math.log(200.0), 16))
 FLOORS = np.array([0.0, 0.1, 0.4, 0.7, 0.93])  # share of the allowed misses that come at any load
 FLOOR_CHANCES = np.array([0.35, 0.25, 0.2, 0.1, 0.1])
-OVERLOADED = 1.05  # offered over answered, from which on a stage without a steady state shows what the server can do
+OVERLOADED = (
+    1.05  # offered over answered, from which on a stage without a steady state shows what the server can do
+)
 SLOPE_SD = 0.4  # of ln b around that of a queue
 ANY_SLOPE = 0.3  # chance that it is no queue's
 UNSTABLE_SLOPE = 60.0  # log-odds that a stage has no steady state, per ln(load) above x*
@@ -140,7 +142,7 @@ def estimate(stages: Sequence[Mapping[str, Any]], slos: Sequence[Slo]) -> Estima
     nearest = min(figures, key=lambda s: abs(math.log(s["offered_rps"] / middle)), default=None)
     return Estimate(
         middle, (low, high), c_max and c_max[1], c_max and (c_max[0], c_max[2]), binding, tightest.slope,
-        nearest and int(nearest["index"]),
+        int(nearest["index"]) if nearest else None,
     )  # fmt: skip
 
 
@@ -176,9 +178,10 @@ def _looks(judged: Sequence[Mapping[str, Any]], slo: Slo) -> _Looks:
             continue
         n = float(stage[f"{slo.metric}_s"]["n"] if slo.metric in GAP_METRICS else stage["requests"])
         clustering = max(1.0, n / verdict["requests_effective"])
-        fate, cut = together(stage, slo), float(stage["window"]["warmup_requests"])
-        steady = float(stage["stable"] is not False)
-        rows.append((math.log(stage["offered_rps"]), n, 1 - verdict["attainment"], clustering, fate, cut, steady))
+        rows.append((
+            math.log(stage["offered_rps"]), n, 1 - verdict["attainment"], clustering, together(stage, slo),
+            float(stage["window"]["warmup_requests"]), float(stage["stable"] is not False),
+        ))  # fmt: skip
     table = np.array(rows, dtype=np.float64).reshape(-1, 7)
     requests = sum(s["requests"] for s in judged) if slo.metric in GAP_METRICS else table[:, 1].sum()
     load, samples, share, clustering, fate, cut, steady = table.T
@@ -306,7 +309,12 @@ def _posterior(
     """Sum over slopes and floors on a grid of x*, drawn in three times around where the probability is."""
     allowed = 1 - quantile
     kept = weight > 1e-3
-    looks = replace(looks, **{f: getattr(looks, f)[kept] for f in ("x", "n", "share", "clustering", "together", "cut", "steady")})
+    looks = replace(
+        looks,
+        **{
+            f: getattr(looks, f)[kept] for f in ("x", "n", "share", "clustering", "together", "cut", "steady")
+        },
+    )
     weight = weight[kept]
     n, misses, fate = looks.n, looks.n * looks.share, looks.together
     odds = allowed / quantile
@@ -326,7 +334,9 @@ def _posterior(
         queue = (1 - floors) * odds * np.exp(np.clip(slopes * rise, -50, 50))  # slopes, floors, grid, looks
         # far beyond saturation the queue does not come back: no clusters there, whatever the slope
         back = np.maximum(r * rise - 1, 1) ** 2
-        expected_queue = n * queue / (1 + idle + queue) * _begun(n, looks.cut, np.maximum(memory / back, 1e-9))
+        expected_queue = (
+            n * queue / (1 + idle + queue) * _begun(n, looks.cut, np.maximum(memory / back, 1e-9))
+        )
         expected_idle = n * idle / (1 + idle + queue)
         expected = expected_queue + expected_idle + 1e-9
         size = np.minimum(np.maximum(clusters / back, fate), n)  # a stage is one cluster at most

@@ -121,7 +121,11 @@ def until(sent: Sent, due_s: float) -> Sent:
     """What was due before ``due_s``, of a stage that lasted until then."""
     seen = sent.arrival_s < due_s
     return replace(
-        sent, duration_s=due_s, arrival_s=sent.arrival_s[seen], ttft_s=sent.ttft_s[seen], e2e_s=sent.e2e_s[seen]
+        sent,
+        duration_s=due_s,
+        arrival_s=sent.arrival_s[seen],
+        ttft_s=sent.ttft_s[seen],
+        e2e_s=sent.e2e_s[seen],
     )
 
 

@@ -87,7 +87,9 @@ def line(rows: list[dict[str, float]], usable: float, in_flight: float, peak: fl
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--runs", type=int, default=100)
     parser.add_argument("--first-seed", type=int, default=0)
     parser.add_argument("--servers", default="mm1,mg1,mm8,batch")

@@ -36,7 +36,7 @@ def sweep(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
 def test_the_verdict_says_rate_limit_c_max_and_fleet(sweep: dict[str, Any]) -> None:
     verdict = sweep["verdict"]
     assert verdict.startswith("One instance carries ")
-    assert "(between " in verdict
+    assert "(95 % interval " in verdict
     assert "ttft_p99 ≤ 200 ms (1 other SLO met there)" in verdict
     assert "requests in flight; " in verdict
     fleet = sweep["fleet"]
@@ -57,7 +57,7 @@ def test_verdict_in_words_for_given_figures(sweep: dict[str, Any]) -> None:
     }
     summary["fleet"] |= {"instances": 13, "gpus": 52, "peak_rps": 120}
     assert write_verdict(summary) == (
-        "One instance carries 6.43 requests/s (between 6 and 7) with ttft_p99 ≤ 2 s; "
+        "One instance carries 6.43 requests/s (95 % interval 6 to 7) with ttft_p99 ≤ 2 s; "
         "C_max 14 requests in flight; 13 instances (52 GPUs) for 120 requests/s."
     )
     summary["capacity"]["crossing"] = "lower_bound"

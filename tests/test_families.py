@@ -123,8 +123,10 @@ def test_each_class_has_the_load_at_which_its_own_slos_break(mixed: Run) -> None
     assert (a["name"], a["slos"], b["slos"]) == ("a", ["a:ttft_p90=150ms"], ["b:ttft_p90=500ms"])
     assert (a["usable_rps"], a["crossing"]) == (pytest.approx(20), "lower_bound")
     # b: all within at 10/s, none at 20/s; two loads say no more than that the limit is in between
-    assert b["crossing"] == "pooled" and 10 < b["usable_rps"] < 20
-    assert b["usable_rps_ci"][0] < 11 and b["usable_rps_ci"][1] > 16
+    assert b["crossing"] == "pooled"
+    assert 10 < b["usable_rps"] < 20
+    assert b["usable_rps_ci"][0] < 11
+    assert b["usable_rps_ci"][1] > 16
     assert b["binding_slo"] == summary["capacity"]["binding_slo"] == "b:ttft_p90=500ms"
     top = summary["stages"][1]["classes"]
     assert (top["a"]["slo_met"], top["b"]["slo_met"]) == (True, False)
@@ -163,8 +165,11 @@ def test_a_class_that_breaks_an_slo_below_the_usable_rate_of_all_is_named(tmp_pa
     # the SLO of all is kept by 95 % at 20/s and by none at 40/s; by class b up to 10/s
     assert 20 < all_together["capacity"]["usable_rps"] < 40
     (text,) = [w["text"] for w in all_together["warnings"] if w["code"] == "class_below"]
-    said = re.search(r"class b keeps ttft_p90=500ms only up to ([\d.]+) requests/s of all classes \(between", text)
-    assert said and 10 < float(said[1]) < 20
+    said = re.search(
+        r"class b keeps ttft_p90=500ms only up to ([\d.]+) requests/s of all classes \(between", text
+    )
+    assert said
+    assert 10 < float(said[1]) < 20
     assert "class a keeps" not in text
     own = run("own", ["b:ttft_p90=500ms"])  # the usable rate is that of the class
     assert "class_below" not in [w["code"] for w in own["warnings"]]

@@ -621,7 +621,9 @@ def test_little_time_is_not_spent_on_the_first_stage() -> None:
     rig.typical_e2e_s = 1.0
     asyncio.run(Search(SearchPlan(0.05, max_duration_s=120.0)).run(rig))  # type: ignore[arg-type]
     # 8 misses for each 1/0.05^2, one request in twenty
-    assert rig.told[0].startswith("to 5 % a search takes about 64,000 requests, half to three times as many, and ")
+    assert rig.told[0].startswith(
+        "to 5 % a search takes about 64,000 requests, half to three times as many, and "
+    )
     assert "enough for 2.0 stages of 60 requests, as the SLO takes them, at 1 req/s" in rig.told[1]
     assert rig.told[1].endswith(
         "a quarter of the time left, so the answer may be coarse or none: from --max-duration 4m on the first has them all"

@@ -13,7 +13,16 @@ from ampacity.config import Settings
 from ampacity.experiments.stage_book import StageBook
 from ampacity.experiments.sweep import START_IN_FLIGHT, first_rate
 from ampacity.values import ConfigError, duration_text
-from analysis.next_load import Finished, Goal, Step, cut_short, expected_requests, next_step, so_far, told_enough
+from analysis.next_load import (
+    Finished,
+    Goal,
+    Step,
+    cut_short,
+    expected_requests,
+    next_step,
+    so_far,
+    told_enough,
+)
 from analysis.pooled import estimate
 
 START = 4 * START_IN_FLIGHT  # requests in flight at the first load
@@ -156,7 +165,10 @@ def _expected(rig: StageBook, goal: Goal) -> str:
     tokens = requests * sum(
         _mean_tokens(getattr(rig.settings.workload, side)) for side in ("input_tokens", "output_tokens")
     )
-    at = [f"{duration_text(float(f'{requests / rps:.2g}'))} at {rps:g} req/s" for rps in (goal.first_rps, 10 * goal.first_rps)]
+    at = [
+        f"{duration_text(float(f'{requests / rps:.2g}'))} at {rps:g} req/s"
+        for rps in (goal.first_rps, 10 * goal.first_rps)
+    ]
     return (
         f"to {100 * goal.precision:.2g} % a search takes about {float(f'{requests:.2g}'):,.0f} requests, half to three times as many, and "
         f"{float(f'{tokens:.2g}'):,.0f} tokens; how long depends on the rate that is found: {at[0]}, {at[1]}"
