@@ -204,7 +204,7 @@ def test_usable_rates_win_only_where_their_brackets_are_apart(tmp_path: Path) ->
     found = rows(compare([a, b, c]))["usable_rps"]
     low, high = found["brackets"][0]
     assert [low, high] == a.judged.summary["capacity"]["usable_rps_ci"]
-    assert low < 10.5 < 15 < high < 20
+    assert low < 10.5 < 15 < high < 25
     assert found["winner"] is None
     result = compare([a, c])
     assert rows(result)["usable_rps"]["winner"] == "C"
@@ -276,7 +276,7 @@ def test_usable_rates_that_touch_have_no_cheaper_one_whatever_the_lengths_by_cha
         fleet["output_tokens_mean"] += 0.25 * gaps  # 5 % more: enough to part the brackets
     found = rows(compare([a, b]))["usd_per_million_output_tokens"]
     assert (found["winner"], found["verdict"]) == (None, "open")
-    cheaper = Arm("D", c.judged, 1, 1.9)  # per request at least 5 % less
+    cheaper = Arm("D", c.judged, 1, 0.8)  # per request less, whatever the rates are
     assert rows(compare([a, cheaper]))["usd_per_million_output_tokens"]["winner"] == "D"
     free = [Arm(x.name, x.judged, 1, 0.0) for x in (a, c)]
     assert rows(compare(free))["usd_per_million_output_tokens"]["winner"] is None
