@@ -142,7 +142,7 @@ def estimate(stages: Sequence[Mapping[str, Any]], slos: Sequence[Slo]) -> Estima
     nearest = min(figures, key=lambda s: abs(math.log(s["offered_rps"] / middle)), default=None)
     return Estimate(
         middle, (low, high), c_max and c_max[1], c_max and (c_max[0], c_max[2]), binding, tightest.slope,
-        nearest and int(nearest["index"]),
+        int(nearest["index"]) if nearest else None,
     )  # fmt: skip
 
 
@@ -178,11 +178,10 @@ def _looks(judged: Sequence[Mapping[str, Any]], slo: Slo) -> _Looks:
             continue
         n = float(stage[f"{slo.metric}_s"]["n"] if slo.metric in GAP_METRICS else stage["requests"])
         clustering = max(1.0, n / verdict["requests_effective"])
-        fate, cut = together(stage, slo), float(stage["window"]["warmup_requests"])
-        steady = float(stage["stable"] is not False)
-        rows.append(
-            (math.log(stage["offered_rps"]), n, 1 - verdict["attainment"], clustering, fate, cut, steady)
-        )
+        rows.append((
+            math.log(stage["offered_rps"]), n, 1 - verdict["attainment"], clustering, together(stage, slo),
+            float(stage["window"]["warmup_requests"]), float(stage["stable"] is not False),
+        ))  # fmt: skip
     table = np.array(rows, dtype=np.float64).reshape(-1, 7)
     requests = sum(s["requests"] for s in judged) if slo.metric in GAP_METRICS else table[:, 1].sum()
     load, samples, share, clustering, fate, cut, steady = table.T

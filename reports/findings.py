@@ -25,6 +25,7 @@ from reports.figures import (
 
 CROSSING = {
     "measured": "a stage was measured at this load",
+    "verified": "the highest load shown to meet the SLOs; the estimate from all stages is too wide",
     "interpolated": "interpolated between the stages on both sides of the limit",
     "saturated": "the closed loop saturates there: an upper limit",
     "pooled": "from all open stages together, each by what it is worth",
@@ -161,7 +162,9 @@ def _goodput(summary: Mapping[str, Any]) -> Finding:
         ),
         "whether their answers were right stands under Accepted answers" if _is_accepted(summary) else None,
     )
-    return Finding("Goodput peak", rate(goodput["peak_rps"]), None, note)
+    return Finding(
+        "Goodput peak", rate(goodput["peak_rps"]), interval(goodput.get("peak_rps_ci"), unit="req/s"), note
+    )
 
 
 def _is_accepted(summary: Mapping[str, Any]) -> bool:
