@@ -23,16 +23,12 @@ from analysis.steady import time_average_in_flight
 
 SETTLE_SHARE = 0.2  # of the base phase: an endpoint that starts idle fills up first
 REQUESTS_PER_BIN = 10.0
-BINS_MIN = 12  # in the base phase, to know how wide its band is
+BINS_MIN = 12  # in the base phase, however few its requests
 BASE_REQUESTS_MIN = 30  # of the settled base phase, to know what to come back to
-BASE_ANSWERS_MIN = (
-    5.0  # the settled base phase in times of its mean answer: a shorter one is still filling up
-)
+BASE_ANSWERS_MIN = 10.0  # mean answers that the settled base phase lasts: a shorter one still fills up
 BASE_ERROR_MAX = 0.5  # half of the 95 % interval of the base's mean in flight, over the mean
 BELOW = 1.0  # of the base's standard deviations, by which the count must come below its mean
-BASE_SHARE_MAX = (
-    0.6  # of what is served: a base load above that has queues of its own, as long as the burst's rest
-)
+BASE_SHARE_MAX = 0.6  # of what is served: above that the base load has long queues of its own
 SINCE_REQUESTS_MIN = 20  # due after the backlog, to know what TTFT has become
 SLOWER = 1.1  # a request is slow where its TTFT is above this times the base's median
 SLOWER_P = 0.01  # one-sided, of the test that as many are slow as in the base

@@ -50,7 +50,7 @@ def _recovery(burst: Mapping[str, Any]) -> Finding:
     tone = "bad" if burst["recovery_s"] is None else ""
     if limit:
         said = f"limit {significant(limit['limit_s'])} s: {limit['verdict']}"
-        note = f"{said}; {note}" if burst["recovery_s"] is not None else f"{said}; {limit['reason']}; {note}"
+        note = f"{said}; {note}"
         tone = {"met": "good", "violated": "bad"}.get(limit["verdict"], "")
     return Finding("Recovered after", shown, None, note, tone)
 
