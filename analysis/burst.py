@@ -224,16 +224,18 @@ def _recovery(
             "recovery_reason": f"the base load is {phases[0]['offered_rps'] / most_rps:.0%} of the {most_rps:.3g} req/s that "
             f"{served}: above {BASE_SHARE_MAX:.0%} it has queues of its own, and when the burst's is gone cannot be told"
         }
+    aims = [max(0.0, mean - max(half, BELOW * spread)) for mean, half, spread in levels]
     found = [
-        _fallen_s(at, left, max(0.0, mean - max(half, BELOW * spread)), over_s, end_s)
-        for left, (mean, half, spread) in zip((answered, finish), levels, strict=True)
+        _fallen_s(at, left, aim, over_s, end_s) for left, aim in zip((answered, finish), aims, strict=True)
     ]
     fallen = [f for f in found if f is not None]
     if len(fallen) < len(found):
-        what = (
-            "the backlog has not drained" if found[0] is None else "more are in flight than at the base load"
-        )
-        return result | {"recovery_reason": f"{what} when the load ended"}
+        what = "waiting for a first token" if found[0] is None else "in flight"
+        aim, mean = (aims[0], levels[0][0]) if found[0] is None else (aims[1], levels[1][0])
+        return result | {
+            "recovery_reason": f"{math.floor(aim)} or fewer {what} (the base's mean of {mean:.3g} less what it varies by) were not "
+            "seen before the load ended; raise --recovery-duration"
+        }
     back_s = max(fallen)
     since = ttft[(at >= over_s + back_s) & ~np.isnan(ttft)]
     if "ttft_s" in result["base_level"]:

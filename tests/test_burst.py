@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from pathlib import Path
 from typing import Any
@@ -9,7 +10,9 @@ from typing import Any
 import numpy as np
 import pytest
 from synthetic import Stage, at_ns, cohort, make_run, request
+from typer.testing import CliRunner
 
+from ampacity.cli.app import app
 from ampacity.experiments.burst import BurstPlan
 from ampacity.values import ConfigError
 from analysis.burst import _fallen_s, _further, _slower_p, judge_recovery
@@ -524,7 +527,11 @@ def test_a_run_that_was_killed_in_the_base_phase_is_still_reported(tmp_path: Pat
             30 + 139 / 15,
             "when it was got over is not known: what is known of the run ends before the burst does",
         ),
-        (47.05, 40 + 19 / 5, "it was not for 3.8 s, and the backlog has not drained when the load ended"),
+        (
+            47.05,
+            40 + 19 / 5,
+            "it was not for 3.8 s, and 0 or fewer waiting for a first token (the base's mean of 0.5",
+        ),
         (20.05, 19.8, "nothing is known of the burst: what is known of the run ends 19.8 s after its start"),
     ],
 )
@@ -585,7 +592,9 @@ def test_rates_of_a_phase_that_was_cut_are_over_what_there_was_of_it(tmp_path: P
     assert phases[2]["offered_rps"] == pytest.approx(5, rel=0.02)  # 100 requests in 20 s, not in 50
 
 
-@pytest.mark.parametrize(("cut_s", "why"), [(46.0, "not drained"), (37.0, "ends before the burst does")])
+@pytest.mark.parametrize(
+    ("cut_s", "why"), [(46.0, "were not seen before the load ended"), (37.0, "ends before the burst does")]
+)
 def test_a_run_that_was_cut_before_the_queue_was_gone_has_no_recovery_time(
     tmp_path: Path, cut_s: float, why: str
 ) -> None:
@@ -603,3 +612,20 @@ def test_of_repeated_bursts_the_undisturbed_one_counts(tmp_path: Path) -> None:
     for index in (0, 2):
         run.meta["stages"][index]["audit"]["client_limited"] = True
     assert summarise(run)["burst"]["peak_ttft_s"] == pytest.approx(0.1)
+
+
+@pytest.mark.parametrize(("verdict", "code"), [("met", 0), ("violated", 1), ("inconclusive", 3)])
+def test_the_exit_status_is_the_verdict(
+    verdict: str, code: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def drive(raw: dict[str, Any], **how: Any) -> Path:
+        assert how["drive"].__self__.max_recovery_s == 30.0
+        held = {"limit_s": 30.0, "verdict": verdict, "reason": "why"}
+        (tmp_path / "summary.json").write_text(json.dumps({"burst": {"max_recovery": held}}))
+        return tmp_path
+
+    monkeypatch.setattr("ampacity.cli.experiment.run_experiment", drive)
+    args = ["burst", "http://127.0.0.1:1/v1", "--base-rps", "5"]
+    assert CliRunner().invoke(app, [*args, "--max-recovery", "30s"]).exit_code == code
+    found = CliRunner().invoke(app, [*args, "--max-recovery", "3m"])
+    assert "too short to see that" in str(found.exception)
