@@ -1,4 +1,4 @@
-"""What a burst did: per phase, how high TTFT and the queue rose, and when both were back."""
+"""What a burst did: per phase, how high TTFT and the queue rose, and when it was got over."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
-from scipy.special import stdtrit
+from scipy.special import stdtr, stdtrit
 
 from analysis.attainment import observe_slos, requests_meeting
 from analysis.burst_advice import breaker, find_harm, headroom
@@ -23,12 +23,17 @@ from analysis.steady import time_average_in_flight
 
 SETTLE_SHARE = 0.2  # of the base phase: an endpoint that starts idle fills up first
 REQUESTS_PER_BIN = 10.0
-BINS_MIN = 12  # in the base phase, to know how wide its band is
-BASE_BINS_MIN = 5
-BAND_MARGIN = 1.1  # over the base's mean: what differs by less is back, however little the base varies
-RUN = 3  # neighbouring bins within the band: fewer may be a lull in a queue
-FALSE_ALARM = 0.05  # chance that base load alone is above the band anywhere after the burst
-PARTS = 8  # of the time in which the backlog falls: how much its fall varies
+BINS_MIN = 12  # in the base phase, however few its requests
+BASE_REQUESTS_MIN = 30  # of the settled base phase, to know what to come back to
+BASE_ANSWERS_MIN = 10.0  # mean answers that the settled base phase lasts: a shorter one still fills up
+BASE_ERROR_MAX = 0.5  # half of the 95 % interval of the base's mean in flight, over the mean
+BELOW = 1.0  # of the base's standard deviations, by which the count must come below its mean
+BASE_SHARE_MAX = 0.6  # of what is served: above that the base load has long queues of its own
+SINCE_REQUESTS_MIN = 20  # due after the backlog, to know what TTFT has become
+SLOWER = 1.1  # a request is slow where its TTFT is above this times the base's median
+SLOWER_P = 0.01  # one-sided, of the test that as many are slow as in the base
+MOMENTS = 1000  # at which the base is looked at
+PARTS = 8  # of a time, to know how much what happens in it varies
 SERVED_ALL = 0.95  # of the burst's rate: what is served as fast as it comes is delayed, and no queue
 UNSEEN = "what is known of the run ends before the burst does"
 _NS = 1e-9
@@ -65,33 +70,29 @@ def summarise_burst(
         "in_flight": np.array([time_average_in_flight(a, b, at, finish) for a, b in pairwise(edges)]),
         "server_queue": _gauges(edges, server, meta),
     }
-    bands = {name: _band(edges, values, times, counts=name != "ttft_s") for name, values in series.items()}
     result: dict[str, Any] = {
         **{k: plan.get(k) for k in ("base_rps", "factor", "shape")}, "phases": phases, "resolution_s": float(edges[1] - edges[0]),
-        "band": {name: band for name, band in bands.items() if band is not None},
         "known_until_s": end_s if end_s < planned_s else None,
     }  # fmt: skip
-    back_s: dict[str, float] = {}
-    for name, values in series.items():
-        found = _recovery(edges, values, bands[name], times[2])
-        result |= {f"{name}_{key}": value for key, value in found.items()}
-        back_s[name] = math.inf if found["recovery_s"] is None else times[2] + found["recovery_s"]
-    result |= _peaks(at, ttft, finish, times[1], back_s["ttft_s"], back_s["in_flight"])
+    result["backlog"] = _backlog(
+        times, at, answered, finish, rows.has_status("ok"), phases, float(plan["base_rps"])
+    )
+    result |= _recovery(times, at, answered, finish, ttft, result["backlog"], phases)
+    result["max_recovery"] = judge_recovery(plan.get("max_recovery_s"), result)
+    known_s = result["recovery_s"]
+    over_s = math.inf if known_s is None else times[2] + known_s
+    result |= _peaks(at, ttft, finish, times[1], over_s)
     after, base = at >= times[1], cohort.part(at < times[1])
     result["slo_misses"] = None if met is None else phases[1]["slo_misses"] + phases[2]["slo_misses"]
     of_base = 1 - phases[0]["slo_attainment"] if phases[0]["slo_attainment"] is not None else 0.0
     result["slo_misses_of_base"] = of_base * int(np.count_nonzero(after & ~rows.has_status("cancelled")))
     result["lost"] = int(np.count_nonzero(after & rows.failed))
     result["unfinished"] = int(np.count_nonzero(after & rows.has_status("unfinished")))
-    over_s = max((back_s[n] for n in ("ttft_s", "in_flight") if n in result["band"]), default=math.inf)
     result["harm"] = {
         "base": find_harm(base, cohort.part(at < 0), slos),
         "burst": find_harm(cohort.part(after & (at < times[2])), base, slos),
         "after": find_harm(cohort.part(at >= over_s), base, slos),
     }
-    result["backlog"] = _backlog(
-        times, at, answered, finish, rows.has_status("ok"), phases, float(plan["base_rps"])
-    )
     over = over_s < math.inf and not result["harm"]["after"]
     result["headroom"] = headroom(plan, slos, phases, result["backlog"], result["harm"], over=over)
     result["breaker"] = breaker(slos, phases, result["backlog"], result["harm"]["burst"])
@@ -175,63 +176,132 @@ def _gauges(edges: Floats, server: pa.Table | None, meta: Mapping[str, Any]) -> 
     return None if np.isnan(level).all() else _by_bin(edges, at, level, np.mean)
 
 
-def _smooth(values: Floats) -> Floats:
-    """Median of each bin and its neighbours, the lower of two; empty bins say nothing."""
-    padded = np.concatenate([[np.nan], values, [np.nan]])
-    three = np.sort(np.stack([padded[:-2], padded[1:-1], padded[2:]]), axis=0)  # NaN last
-    known = np.count_nonzero(~np.isnan(three), axis=0)
-    return np.where(known == 0, np.nan, three[np.maximum(known - 1, 0) // 2, np.arange(len(values))])
-
-
-def _band(edges: Floats, values: Floats | None, times: list[float], *, counts: bool) -> float | None:
-    """Upper prediction bound for the highest of the m bins after the burst, from the n bins of the settled base phase.
-
-    Mean + t(n - 1, 1 - FALSE_ALARM / m) s sqrt(1 + 1/n): of logarithms, but of ``counts`` themselves, which vary
-    at least as Poisson's do (s >= sqrt(mean)): neighbouring bins of a short base share requests and look alike.
-    """
-    if values is None:
-        return None
-    held = values[(edges[:-1] >= SETTLE_SHARE * times[1]) & (edges[1:] <= times[1] + 1e-9)]
-    held = held[np.isfinite(held)]
-    if len(held) < BASE_BINS_MIN or (counts and not held.any()):
-        return None
-    level = held if counts else np.log(np.maximum(held, _NS))
-    mean, spread = float(level.mean()), float(level.std(ddof=1))
-    tested = max(1, int(np.count_nonzero(edges[:-1] >= times[2] - 1e-9)))
-    t = float(stdtrit(len(held) - 1, 1 - FALSE_ALARM / tested)) * math.sqrt(1 + 1 / len(held))
-    if counts:
-        return max(BAND_MARGIN * mean, mean + t * max(spread, math.sqrt(mean)))
-    return math.exp(mean + max(math.log(BAND_MARGIN), t * spread))
-
-
-def _recovery(edges: Floats, values: Floats | None, band: float | None, over_s: float) -> dict[str, Any]:
-    """Seconds from the end of the burst until the smoothed series is back in the band for ``RUN`` bins, and why not.
-
-    0 where it is in the band when the burst ends. What is above it later is no part of that: seconds in all.
-    """
-    none: dict[str, Any] = {"recovery_s": None, "above_again_s": None}
-    if values is None:
-        return none | {"recovery_reason": "the server shows no gauges of its queue"}
-    if band is None:
-        return none | {
-            "recovery_reason": "the base phase is too short, or holds too few requests, to know what to come back to"
-        }
-    if edges[-1] < over_s:
-        return none | {"recovery_reason": UNSEEN}
-    level = _smooth(values)
-    for i in range(int(np.searchsorted(edges, over_s + 1e-9)) - 1, len(level) - RUN + 1):
-        if (level[i : i + RUN] <= band).all():  # an empty bin says nothing
-            again_s = float(np.diff(edges)[i:][level[i:] > band].sum())
-            back_s = max(0.0, float(edges[i]) - over_s)
-            return {"recovery_s": back_s, "recovery_reason": None, "above_again_s": again_s}
-    still = "still above" if level[-1] > band else f"not seen for {RUN * float(edges[1]):.3g} s on end at"
-    return none | {"recovery_reason": f"{still} the base load's level when the load ended"}
-
-
-def _peaks(
-    at: Floats, ttft: Floats, finish: Floats, burst_s: float, ttft_back_s: float, in_flight_back_s: float
+def _recovery(
+    times: list[float], at: Floats, answered: Floats, finish: Floats, ttft: Floats,
+    backlog: Mapping[str, Any], phases: list[dict[str, Any]],
 ) -> dict[str, Any]:  # fmt: skip
-    """The slowest first token of what was answered, and the most requests in flight, from the burst until each is back.
+    """Seconds from the end of the burst until its excess is gone, and why that is not known.
+
+    Over: no more requests wait for a first token, and no more are in flight, than the lower end of the 95 % interval
+    of the settled base's time average (Student's t over ``PARTS`` parts) or one standard deviation below it, and TTFT of those due from then on is what
+    the base showed. From such a moment on the endpoint is in a state that the base load alone has as well.
+    ``recovery_ci_s`` begins where fewer are in flight than the base has but for chance (upper end + 2 sqrt(mean)).
+    """
+    _, burst_s, over_s, end_s = times
+    settled_s = SETTLE_SHARE * burst_s
+    base = (at >= settled_s) & (at < burst_s)
+    n, in_flight = int(np.count_nonzero(base)), time_average_in_flight(settled_s, burst_s, at, finish)
+    result: dict[str, Any] = {"base_level": {}, "recovery_s": None, "recovery_ci_s": [None, None]}
+    length_s = burst_s - settled_s
+    if n < BASE_REQUESTS_MIN or not in_flight:
+        return result | {
+            "recovery_reason": f"the settled base phase has {n} requests: {BASE_REQUESTS_MIN} are needed to know what to come back to"
+        }
+    answer_s = in_flight * length_s / n  # Little
+    levels = [_level(settled_s, burst_s, at, left) for left in (answered, finish)]
+    result["base_level"] = {"waiting": levels[0][0], "in_flight": in_flight}
+    known_ttft = ttft[base & ~np.isnan(ttft)]
+    if len(known_ttft) >= SINCE_REQUESTS_MIN and np.isfinite(middle := float(np.median(known_ttft))):
+        result["base_level"]["ttft_s"] = middle
+    if end_s <= over_s:
+        return result | {"recovery_reason": UNSEEN}
+    if length_s < BASE_ANSWERS_MIN * answer_s or levels[1][1] > BASE_ERROR_MAX * in_flight:
+        return result | {
+            "recovery_reason": f"the base phase is too short to know what to come back to: {in_flight:.3g} in flight, "
+            f"give or take {levels[1][1]:.3g}, in {length_s / answer_s:.3g} times an answer; raise --base-duration"
+        }
+    seen_s = end_s - over_s
+    upper = in_flight + levels[1][1] + 2 * math.sqrt(in_flight)
+    earliest_s = _fallen_s(at, finish, upper, over_s, end_s)
+    result["recovery_ci_s"] = [seen_s if earliest_s is None else earliest_s, None]
+    most_rps = backlog["served_rps"] or phases[1]["achieved_rps"]
+    chance = 1 + 2 / math.sqrt(max(1.0, most_rps * (over_s - burst_s)))
+    if not most_rps:
+        return result | {"recovery_reason": "nothing of the burst was answered: what is served is not known"}
+    if phases[0]["offered_rps"] > BASE_SHARE_MAX * most_rps * chance:
+        served = "is served" if backlog["served_rps"] else "was seen to be served"
+        return result | {
+            "recovery_reason": f"the base load is {phases[0]['offered_rps'] / most_rps:.0%} of the {most_rps:.3g} req/s that "
+            f"{served}: above {BASE_SHARE_MAX:.0%} it has queues of its own, and when the burst's is gone cannot be told"
+        }
+    aims = [max(0.0, mean - max(half, BELOW * spread)) for mean, half, spread in levels]
+    found = [
+        _fallen_s(at, left, aim, over_s, end_s) for left, aim in zip((answered, finish), aims, strict=True)
+    ]
+    fallen = [f for f in found if f is not None]
+    if len(fallen) < len(found):
+        what = "waiting for a first token" if found[0] is None else "in flight"
+        aim, mean = (aims[0], levels[0][0]) if found[0] is None else (aims[1], levels[1][0])
+        return result | {
+            "recovery_reason": f"{math.floor(aim)} or fewer {what} (the base's mean of {mean:.3g} less what it varies by) were not "
+            "seen before the load ended; raise --recovery-duration"
+        }
+    back_s = max(fallen)
+    since = ttft[(at >= over_s + back_s) & ~np.isnan(ttft)]
+    if "ttft_s" in result["base_level"]:
+        if len(since) < SINCE_REQUESTS_MIN:
+            return result | {
+                "recovery_reason": f"only {len(since)} requests were due after the backlog was gone: raise --recovery-duration"
+            }
+        limit_s = SLOWER * result["base_level"]["ttft_s"]
+        if (p := _slower_p(known_ttft > limit_s, since > limit_s)) < SLOWER_P:
+            return result | {
+                "recovery_reason": f"the backlog is gone {back_s:.3g} s after the burst, but TTFT of those due since is above the base's: "
+                f"{np.mean(since > limit_s):.0%} against {np.mean(known_ttft > limit_s):.0%} take more than {limit_s:.3g} s (p = {p:.1g})"
+            }
+    low_s = min(back_s, result["recovery_ci_s"][0])
+    return result | {"recovery_s": back_s, "recovery_ci_s": [low_s, back_s], "recovery_reason": None}
+
+
+def _level(start_s: float, end_s: float, at: Floats, left: Floats) -> tuple[float, float, float]:
+    """Of the requests that have not left: time average, half of its 95 % interval from ``PARTS`` parts, standard deviation."""
+    cuts = np.linspace(start_s, end_s, PARTS + 1)
+    parts = np.array([time_average_in_flight(a, b, at, left) for a, b in pairwise(cuts)])
+    half = float(stdtrit(PARTS - 1, 0.975) * parts.std(ddof=1) / math.sqrt(PARTS))
+    spread = float(np.std(_waiting(at, np.sort(left), np.linspace(start_s, end_s, MOMENTS))))
+    return float(parts.mean()), half, spread
+
+
+def _fallen_s(at: Floats, left: Floats, level: float, over_s: float, end_s: float) -> float | None:
+    """Seconds from the end of the burst until no more than ``level`` have not left; None: not while there was load."""
+    left = np.sort(left)
+    moments = np.concatenate([[over_s], left[(left > over_s) & (left <= end_s)]])
+    down = moments[_waiting(at, left, moments) <= level + 1e-9]
+    return float(down[0]) - over_s if len(down) else None
+
+
+def _slower_p(base: Bools, since: Bools) -> float:
+    """p of "as many are slow as in the base", one-sided: Welch's t over ``PARTS`` consecutive parts of each.
+
+    Neighbouring requests are alike, so parts are compared; they vary at least as independent requests do.
+    """
+    share = np.mean(np.concatenate([base, since]))
+    variance = 0.0
+    for slow in (base, since):
+        parts = np.array([part.mean() for part in np.array_split(slow, PARTS)])
+        variance += max(float(parts.var(ddof=1)) / PARTS, float(share * (1 - share)) / len(slow))
+    gap = float(since.mean() - base.mean())
+    return 1.0 if gap <= 0 else float(stdtr(2 * PARTS - 2, -gap / math.sqrt(variance)) if variance else 0.0)
+
+
+def judge_recovery(limit_s: float | None, burst: Mapping[str, Any]) -> dict[str, Any] | None:
+    """Whether the burst was got over within ``limit_s``: met, violated or inconclusive, with the reason; None without a limit."""
+    if limit_s is None:
+        return None
+    low_s, high_s = burst["recovery_ci_s"]
+    if high_s is not None and high_s <= limit_s:
+        verdict, reason = "met", f"got over {high_s:.3g} s after the burst"
+    elif low_s is not None and low_s > limit_s:
+        verdict, reason = "violated", f"not got over for {low_s:.3g} s after the burst at least"
+    elif high_s is not None:
+        verdict, reason = "inconclusive", f"got over {low_s:.3g} to {high_s:.3g} s after the burst"
+    else:
+        verdict, reason = "inconclusive", burst["recovery_reason"]
+    return {"limit_s": limit_s, "verdict": verdict, "reason": reason}
+
+
+def _peaks(at: Floats, ttft: Floats, finish: Floats, burst_s: float, back_s: float) -> dict[str, Any]:
+    """The slowest first token of what was answered, and the most requests in flight, from the burst until it is got over.
 
     ``later_ttft_s``: a slower one that was due after that, which is not the burst's doing.
     """
@@ -240,13 +310,13 @@ def _peaks(
         known = np.flatnonzero(np.isfinite(ttft) & which)
         return int(known[np.argmax(ttft[known])]) if len(known) else None
 
-    peak, later = slowest((at >= burst_s) & (at < ttft_back_s)), slowest(at >= ttft_back_s)
+    peak, later = slowest((at >= burst_s) & (at < back_s)), slowest(at >= back_s)
     if later is not None and peak is not None and ttft[later] <= ttft[peak]:
         later = None
     moments = np.concatenate([at, finish])
     order = np.argsort(moments, kind="stable")
     level = np.cumsum(np.repeat([1.0, -1.0], len(at))[order])
-    level = np.where((moments[order] >= burst_s) & (moments[order] < in_flight_back_s), level, 0)
+    level = np.where((moments[order] >= burst_s) & (moments[order] < back_s), level, 0)
     return {
         "peak_ttft_s": None if peak is None else float(ttft[peak]),
         "peak_ttft_at_s": None if peak is None else float(at[peak]),

@@ -284,11 +284,9 @@ def _burst_rows(arms: Sequence[Arm]) -> list[Row]:
     bursts = [a.judged.summary.get("burst") or {} for a in arms]
     if not all(bursts):
         return []
-    rows = []
-    for what, label in (("ttft_s", "TTFT back"), ("in_flight", "queue back")):
-        values = [str(b[f"{what}_recovery_reason"]) if b[f"{what}_recovery_s"] is None else b[f"{what}_recovery_s"] for b in bursts]  # fmt: skip
-        rows.append(scorecard_row(arms, "burst", f"{what}_recovery_s", f"{label} after the burst, s", False, values, note="one burst each: no interval"))  # fmt: skip
-    return rows
+    values = [b["recovery_reason"] if b["recovery_s"] is None else b["recovery_s"] for b in bursts]
+    label, note = "got over after the burst, s", "one burst each: no interval"
+    return [scorecard_row(arms, "burst", "recovery_s", label, False, values, note=note)]
 
 
 def _won(rows: Sequence[Row], arms: Sequence[Arm], at: str) -> list[str]:

@@ -61,8 +61,7 @@ def _burst(burst: Mapping[str, Any]) -> str:
         return f"Nothing is known of the burst: what is known of the run ends {number_text(until_s)} s after its start, in the base phase."
     length = number_text(high["end_s"] - high["start_s"])
     sentence = f"A burst from {number_text(base['offered_rps'])} to {number_text(high['offered_rps'])} requests/s for {length} s"
-    known = {n: t for n, t in (("ttft_s", "TTFT"), ("in_flight", "requests in flight")) if n in burst["band"]}
-    recovery_s, what = [burst[f"{n}_recovery_s"] for n in known], " and ".join(known.values())
+    recovery_s, low_s = burst["recovery_s"], burst["recovery_ci_s"][0]
     did, harm = [], burst["harm"]
     if burst["peak_ttft_s"] is not None:
         did.append(f"took TTFT up to {number_text(burst['peak_ttft_s'])} s")
@@ -72,18 +71,12 @@ def _burst(burst: Mapping[str, Any]) -> str:
         did.append(f"was not carried: {harm['burst']['reason']}")
     sentence = " ".join([sentence, *did[:1], *(f"and {more}" for more in did[1:])])
     it = " and" if did and not harm["burst"] else "; it"
-    if not known or burst["phases"][2]["end_s"] <= high["end_s"]:
-        sentence += f"; when it was over is not known: {burst['in_flight_recovery_reason']}"
-    elif None in recovery_s:
-        reason = next(f"{name} {r}" for n, name in known.items() if (r := burst[f"{n}_recovery_reason"]))
-        sentence += f"{it} was not got over: {reason}"
-    elif max(recovery_s) == 0:
-        sentence += f"{it} left {what} at the base load's level when it ended"
+    if recovery_s is not None:
+        when = f"{number_text(recovery_s)} s after its end" if recovery_s else "when it ended"
+        sentence += f"{it} was got over {when}"
     else:
-        sentence += f"; {number_text(max(recovery_s))} s after it {what} were back at the base load's level"
-    again_s = max(burst["ttft_s_above_again_s"] or 0.0, burst["in_flight_above_again_s"] or 0.0)
-    if again_s and None not in recovery_s:
-        sentence += f", and later above it again for {number_text(again_s)} s in all"
+        least = f"it was not for {number_text(low_s)} s, and " if low_s else ""
+        sentence += f"; when it was got over is not known: {least}{burst['recovery_reason']}"
     if harm["after"]:
         sentence += f"; yet it was not got over: of those due after that {harm['after']['reason']}"
     if harm["base"]:
@@ -95,6 +88,10 @@ def _burst(burst: Mapping[str, Any]) -> str:
     sentence += f"; {burst['lost'] or 'none'} {'was' if burst['lost'] < 2 else 'were'} lost"
     if burst["unfinished"]:
         sentence += f", {burst['unfinished']} cut off unfinished"
+    if burst["max_recovery"]:
+        held = burst["max_recovery"]
+        sentence += f"; the limit of {number_text(held['limit_s'])} s to get over it is {held['verdict']}"
+        sentence = sentence.replace("is inconclusive", "is neither met nor violated for certain")
     end = "" if until_s is None else f"; nothing is known from {number_text(until_s)} s after the start on"
     return f"{sentence}{end}."
 

@@ -16,7 +16,7 @@ def burst_findings(burst: Mapping[str, Any]) -> list[Finding]:
     """The key figures, in the order in which they are asked for."""
     return [
         _peak(burst),
-        *_recoveries(burst),
+        _recovery(burst),
         _backlog(burst),
         _harm(burst),
         _headroom(burst),
@@ -31,32 +31,28 @@ def _peak(burst: Mapping[str, Any]) -> Finding:
     at = f"from the time it was due, {significant(burst['peak_ttft_at_s'])} s after the start, of an answered request; {note}"
     if burst["later_ttft_s"] is not None:
         at += (
-            f"; after TTFT was back, {seconds(burst['later_ttft_s'])} of one due {significant(burst['later_ttft_at_s'])} s "
+            f"; after it was got over, {seconds(burst['later_ttft_s'])} of one due {significant(burst['later_ttft_at_s'])} s "
             "after the start"
         )
     return Finding("Peak TTFT", seconds(burst["peak_ttft_s"]), None, at)
 
 
-def _recoveries(burst: Mapping[str, Any]) -> list[Finding]:
-    found = []
-    for name, label, text, of in (
-        ("ttft_s", "TTFT back after", seconds, ", median"), ("in_flight", "In flight back", significant, ", mean"),
-        ("server_queue", "Server back", significant, " running and waiting by its own count, mean"),
-    ):  # fmt: skip
-        value, reason = burst[f"{name}_recovery_s"], burst[f"{name}_recovery_reason"]
-        if name == "server_queue" and value is None and name not in burst["band"]:
-            continue
-        back = "back at the base load's level" if value else "at the base load's level when the burst ended"
-        note, known = reason or back, name in burst["band"]
-        if known:
-            note += (
-                f" ({text(burst['band'][name])} or less{of} of each {significant(burst['resolution_s'])} s)"
-            )
-        if burst[f"{name}_above_again_s"]:
-            note += f"; later above it again for {significant(burst[f'{name}_above_again_s'])} s in all"
-        shown = f"{significant(value)} s" if value is not None else "not seen" if known else DASH
-        found.append(Finding(label, shown, None, note, "bad" if shown == "not seen" else ""))
-    return found
+def _recovery(burst: Mapping[str, Any]) -> Finding:
+    """When the burst was got over: the one figure that backlog, requests in flight and TTFT agree on; and the limit's verdict."""
+    (low_s, _), limit = burst["recovery_ci_s"], burst["max_recovery"]
+    if burst["recovery_s"] is None:
+        shown, note = f"> {significant(low_s)} s" if low_s else DASH, burst["recovery_reason"]
+    else:
+        shown = f"{significant(burst['recovery_s'])} s"
+        note = "no more wait or are in flight than at the base load, and TTFT is what it was there"
+        if low_s < burst["recovery_s"]:
+            note += f"; more than chance puts there are in flight until {significant(low_s)} s"
+    tone = "bad" if burst["recovery_s"] is None else ""
+    if limit:
+        said = f"limit {significant(limit['limit_s'])} s: {limit['verdict']}"
+        note = f"{said}; {note}"
+        tone = {"met": "good", "violated": "bad"}.get(limit["verdict"], "")
+    return Finding("Recovered after", shown, None, note, tone)
 
 
 def _backlog(burst: Mapping[str, Any]) -> Finding:
@@ -142,7 +138,7 @@ def burst_ttft(summary: Mapping[str, Any]) -> Chart | None:
     burst = summary.get("burst") or {}
     limits = [s for s in summary.get("slos") or [] if s["metric"] == "ttft"]
     heights = [r["y"] for r in _rows(burst, "ttft_s")] + [s["limit_s"] for s in limits]
-    plot = _over_time(burst, "ttft_s", "TTFT", seconds_axis("TTFT from schedule", heights))
+    plot = _over_time(burst, "ttft_s", seconds_axis("TTFT from schedule", heights))
     if plot is None:
         return None
     rows = _rows(burst, "ttft_s")
@@ -151,7 +147,7 @@ def burst_ttft(summary: Mapping[str, Any]) -> Chart | None:
     plot.key(f"median TTFT{none}", "ttft", "line")
     for slo in limits:
         plot.slo(slo, "bad")
-    title = _title(burst, "ttft_s", "TTFT")
+    title = _title(burst, "TTFT")
     return Chart("burst-ttft", title, f"Median TTFT over time. {title}.", plot.spec(NARROW, 290), plot.keys)
 
 
@@ -160,7 +156,7 @@ def burst_queue(summary: Mapping[str, Any]) -> Chart | None:
     burst = summary.get("burst") or {}
     rows, server = _rows(burst, "in_flight"), _rows(burst, "server_queue")
     y = linear_axis("Requests in flight", [r["y"] for r in rows + server])
-    plot = _over_time(burst, "in_flight", "in flight", y)
+    plot = _over_time(burst, "in_flight", y)
     if plot is None:
         return None
     plot.line(rows, "e2e")
@@ -168,7 +164,7 @@ def burst_queue(summary: Mapping[str, Any]) -> Chart | None:
     if server:
         plot.line(server, "planned", [5, 4])
         plot.key("running and waiting, by the server's count", "planned", "dash")
-    title = _title(burst, "in_flight", "the count in flight")
+    title = _title(burst, "The count in flight")
     alt = f"Requests in flight over time. {title}."
     return Chart("burst-queue", title, alt, plot.spec(NARROW, 290), plot.keys)
 
@@ -179,29 +175,26 @@ def _rows(burst: Mapping[str, Any], name: str) -> list[dict[str, Any]]:
     return [{"x": x, "y": y} for x, y in zip(middles, series.get(name) or [], strict=False) if y is not None]
 
 
-def _over_time(burst: Mapping[str, Any], name: str, what: str, y: Axis) -> Plot | None:
-    """The burst as a band over time, the upper end of the base load's level, and when ``name`` was back; None without a curve."""
+def _over_time(burst: Mapping[str, Any], name: str, y: Axis) -> Plot | None:
+    """The burst as a band over time, the upper end of the base load's level, and when it was got over; None without a curve."""
     if len(_rows(burst, name)) < 2:
         return None
     plot = Plot(linear_axis("Seconds after the start", [burst["series"]["end_s"][-1]]), y)
     phase = burst["phases"][1]
     plot.x_band([phase["start_s"], phase["end_s"]], "usable", "burst")
     plot.key("burst", "usable", "band")
-    if burst["band"].get(name) is not None:
-        plot.y_rule(burst["band"][name], "muted", "the base load's level")
-        plot.key("upper end of the base load's level", "muted", "dots")
-    if burst[f"{name}_recovery_s"]:
-        plot.x_rule(phase["end_s"] + burst[f"{name}_recovery_s"], "good", f"{what} back")
-        plot.key("back", "good", "line")
+    if burst["base_level"].get(name) is not None:
+        plot.y_rule(burst["base_level"][name], "muted", "the base load's level")
+        plot.key("at the base load", "muted", "dots")
+    if burst["recovery_s"]:
+        plot.x_rule(phase["end_s"] + burst["recovery_s"], "good", "got over")
+        plot.key("got over", "good", "line")
     return plot
 
 
-def _title(burst: Mapping[str, Any], name: str, what: str) -> str:
-    recovery_s, what = burst[f"{name}_recovery_s"], what[0].upper() + what[1:]
-    if name not in burst["band"]:
-        return f"{what}: the base load's level is not known"
-    if recovery_s is None:
-        return f"{what} was not seen back at the base load's level"
-    if recovery_s == 0:
+def _title(burst: Mapping[str, Any], what: str) -> str:
+    if burst["recovery_s"] is None:
+        return f"{what}: when the burst was got over is not known"
+    if burst["recovery_s"] == 0:
         return f"{what} was at the base load's level when the burst ended"
-    return f"{what} was back at the base load's level {significant(recovery_s)} s after the burst"
+    return f"{what} was back at the base load's level {significant(burst['recovery_s'])} s after the burst"

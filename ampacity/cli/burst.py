@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from json import loads as read_json
 from typing import Annotated, Any
 
 import typer
@@ -10,6 +11,8 @@ from ampacity.cli import options as o
 
 # the burst sets these
 OWN = ("rates", "concurrency", "lengths", "duration", "think_time", "ramp", "arrivals", "warmup")
+
+EXIT = {"met": 0, "violated": 1, "inconclusive": 3}
 
 
 @o.shares(but=OWN)
@@ -22,9 +25,12 @@ def burst(
     burst_duration: Annotated[str, typer.Option(metavar="T", help="Length of the burst.")] = "30s",
     recovery_duration: Annotated[str, typer.Option(metavar="T", help="How long the base load is held after it.")] = "2m",
     shape: Annotated[str, typer.Option(help="step, ramp, or factors of equal parts of the burst, as 2/3/2.")] = "step",
+    max_recovery: Annotated[str | None, typer.Option(metavar="T", help="Gate: exit 1 where getting over it surely takes longer, 3 where that cannot be told.", show_default=False)] = None,
     json: o.Json = False,
 ) -> None:  # fmt: skip
     """Hold a base load, step it up, go back, and measure how long TTFT and the queue take to come back.
+
+    With --max-recovery exit 0: surely got over within it; 1: surely not; 3: cannot tell.
 
     ampacity burst http://127.0.0.1:8000/v1 --model M --base-rps 5 --factor 3 --slo ttft_p99=2s
     """
@@ -37,6 +43,15 @@ def burst(
             raise ConfigError(f"{name} {value:g}: give a number above {least:g}")
     lengths = {"base_s": base_duration, "burst_s": burst_duration, "recovery_s": recovery_duration}
     seconds = {name: parse_duration(text, f"--{name[:-2]}-duration") for name, text in lengths.items()}
-    plan = BurstPlan(base_rps=base_rps, factor=factor, shape=shape, **seconds)
+    limit_s = None if max_recovery is None else parse_duration(max_recovery, "--max-recovery")
+    if limit_s is not None and limit_s > seconds["recovery_s"]:
+        raise ConfigError(
+            f"--max-recovery {max_recovery}: --recovery-duration {recovery_duration} is too short to see that"
+        )
+    plan = BurstPlan(base_rps=base_rps, factor=factor, shape=shape, max_recovery_s=limit_s, **seconds)
     own = {"url": url, "rates": plan.mean_rps, "arrivals": plan.arrivals, "warmup": 0}
-    run_experiment({**raw, **own}, experiment="burst", drive=plan.run, as_json=json)
+    path = run_experiment({**raw, **own}, experiment="burst", drive=plan.run, as_json=json)
+    if limit_s is not None:
+        summary = read_json((path / "summary.json").read_text(encoding="utf-8"))
+        held = (summary.get("burst") or {}).get("max_recovery") or {}
+        raise typer.Exit(EXIT[held.get("verdict", "inconclusive")])

@@ -22,8 +22,8 @@ def run_experiment(
     as_json: bool,
     located: Callable[[str], str] = str,
     check: Callable[[Any], None] | None = None,
-) -> None:
-    """Run ``drive`` on a rig made from the flags, write summary and report, print, and exit 130 if interrupted.
+) -> Path:
+    """Run ``drive`` on a rig made from the flags, write summary and report, print, and exit 130 if interrupted; the run directory.
 
     ``located`` puts into the message about a setting where that stands; ``check`` refuses Settings before anything is
     asked of the endpoint.
@@ -51,6 +51,7 @@ def run_experiment(
         path = run_event_loop(conduct(settings, experiment=experiment, drive=drive, **how))
     if finish(path, as_json=as_json) == "interrupted":
         raise typer.Exit(EXIT_INTERRUPTED)
+    return path
 
 
 def finish(path: Path, *, as_json: bool, labels: dict[int, bool] | None = None, quiet: bool = False) -> str:

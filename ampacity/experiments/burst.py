@@ -21,6 +21,7 @@ class BurstPlan:
     burst_s: float = 30.0
     recovery_s: float = 120.0
     shape: str = "step"
+    max_recovery_s: float | None = None  # the limit of a gate
 
     @property
     def factors(self) -> tuple[float, ...]:
