@@ -19,7 +19,7 @@ from synthetic import Stage, make_run, request
 from analysis.baseline import make_baseline
 from analysis.baseline_file import read_baseline, write_baseline
 from analysis.blocks import Blocks
-from analysis.comparable import CompareError, Judged, prepare
+from analysis.comparable import CompareError, Judged, _per_planned, lengths_apart, prepare
 from analysis.gate import Check, _sentence, judge_gate, slos_of
 from analysis.hdr import encode_seconds
 from analysis.metrics import RecordsError
@@ -269,8 +269,50 @@ def test_other_experiments_are_refused_and_what_differs_is_listed(tmp_path: Path
     longer = stage(ttfts(1))
     for record in longer.records:
         record.output_tokens = 6
-    with pytest.raises(CompareError, match="6 output tokens a request on average, the baseline 5"):
+    with pytest.raises(
+        CompareError, match=r"1.2 times the output tokens .* \(6 a request on average, the baseline 5\)"
+    ):
         judge_gate(base, [run(tmp_path / "c", longer)], {})
+
+
+def lengths(rng: np.random.Generator, came_of_planned: float, *, plan: bool) -> dict[str, float | None]:
+    """Of 500 answers, log-normal with sigma 0.9, which end by themselves after a share of what was planned (s.d. 0.2)."""
+    planned = np.round(30 * rng.lognormal(0, 0.9, 500)) + 1
+    came = planned * np.clip(rng.normal(came_of_planned, 0.2, 500), 0.05, None)
+    ratio, se = _per_planned(came, planned if plan else np.full(500, np.nan))
+    return {
+        "output_tokens": float(came.mean()),
+        "output_tokens_per_planned": ratio,
+        "output_tokens_relative_se": se,
+    }
+
+
+@pytest.mark.parametrize("plan", [True, False])
+def test_equal_workloads_are_not_refused_for_the_draw_of_their_lengths(plan: bool) -> None:
+    """Means of 500 such answers differ by more than 10 % in a tenth of the pairs; two in a thousand may be refused."""
+    rng = np.random.default_rng(11)
+    pairs = [[lengths(rng, 0.7, plan=plan) for _ in range(2)] for _ in range(600)]
+    means = np.array([[x["output_tokens"] for x in pair] for pair in pairs], dtype=np.float64)
+    assert np.mean(np.abs(np.log(means[:, 1] / means[:, 0])) > np.log(1.1)) > 0.05
+    assert sum(lengths_apart(*pair, "output_tokens") is not None for pair in pairs) <= 4
+
+
+def test_answers_that_became_shorter_are_refused_by_the_plan() -> None:
+    """85 % of what the baseline's had for the same plan: found by the plan though only by its means it is not."""
+    rng = np.random.default_rng(12)
+    found = [lengths_apart(lengths(rng, 0.7, plan=True), lengths(rng, 0.595, plan=True), "output_tokens") for _ in range(100)]  # fmt: skip
+    told = [f for f in found if f is not None]
+    assert len(told) >= 97  # log(0.85) is 0.067 beyond log(1/1.1), 2.5 standard errors of 0.027
+    assert np.mean(told) == pytest.approx(0.85, abs=0.01)
+    # 5 % is not relevant, however sure
+    assert lengths_apart(lengths(rng, 0.7, plan=True), lengths(rng, 0.665, plan=True), "output_tokens") is None  # fmt: skip
+
+
+def test_a_block_delta_method_by_hand() -> None:
+    """20 answers, planned 10 each; ten came with 10, ten with 20: ratio 1.5, residuals +-1/3, s.e. 1/3 sqrt(20/19)/sqrt(20)."""
+    ratio, se = _per_planned(np.array([10.0, 20.0] * 10), np.full(20, 10.0))
+    assert ratio == pytest.approx(1.5)
+    assert se == pytest.approx(1 / 3 / np.sqrt(19))
 
 
 def test_a_predicted_engine_is_under_test_and_no_other_experiment(tmp_path: Path) -> None:
