@@ -29,6 +29,7 @@ from analysis.twice_as_slow import twice_as_slow
 from reports.gate import gate_markdown, junit_xml, lines
 
 RATE = 20.0
+TIGHT = parse_tolerances(["p50=3%", "p90=3%"])  # less than the noise of so few requests allows
 
 
 def stage(
@@ -149,7 +150,7 @@ def test_same_figures_pass_and_ten_percent_more_is_a_regression(tmp_path: Path) 
     slower = judge_gate(base, [run(tmp_path / "slow", stage(ttfts(1, 1500, 1.1)))], {})
     assert slower["verdict"] == "regression"
     found = checks(slower)
-    assert found["ttft_p50"]["change"] == pytest.approx(0.1, abs=1e-6)
+    assert found["ttft_p50"]["change"] == pytest.approx(0.1, abs=5e-3)  # at equal occupancy, of 1,500 requests
     assert found["ttft_p50"]["verdict"] == "regression"
     assert found["itl_p50"]["verdict"] == found["tpot_p90"]["verdict"] == "pass"
 
@@ -164,7 +165,7 @@ def test_a_change_inside_its_tolerance_passes_and_one_beyond_does_not(tmp_path: 
 
 def test_few_requests_are_inconclusive_and_say_how_many_are_missing(tmp_path: Path) -> None:
     base = reread(make_baseline([run(tmp_path / "base", stage(ttfts(1, 300)))]))
-    found = judge_gate(base, [run(tmp_path / "other", stage(ttfts(2, 300)), seed=2)], {})
+    found = judge_gate(base, [run(tmp_path / "other", stage(ttfts(2, 300)), seed=2)], TIGHT)
     assert found["verdict"] == "inconclusive"
     assert found["same_schedule"] is False
     assert any("--seed" in note for note in found["notes"])
@@ -195,8 +196,8 @@ def test_noise_is_learned_from_several_baseline_runs(tmp_path: Path) -> None:
     scales = (0.96, 1.0, 1.04, 0.98, 1.03, 0.97)
     several = [run(tmp_path / f"b{i}", stage(ttfts(1, 1500, s))) for i, s in enumerate(scales)]
     slower = run(tmp_path / "slow", stage(ttfts(1, 1500, 1.06)))
-    assert judge_gate(reread(make_baseline(several[1:2])), [slower], {})["verdict"] == "regression"
-    found = judge_gate(reread(make_baseline(several)), [slower], {})
+    assert judge_gate(reread(make_baseline(several[1:2])), [slower], TIGHT)["verdict"] == "regression"
+    found = judge_gate(reread(make_baseline(several)), [slower], TIGHT)
     assert found["verdict"] == "inconclusive"
     assert "more runs" in checks(found)["ttft_p50"]["reason"]
 
@@ -361,8 +362,8 @@ def test_baselines_that_cannot_be_used(tmp_path: Path) -> None:
     text = write_baseline(make_baseline([run(tmp_path / "base", stage(ttfts(1)))]))
     for changed, says in (
         (text[:5000], "cut off"), (text.replace('"seed": 1', '"seed": 2'), "changed by hand"), ("{}", "is no baseline"),
-        (text.replace('"schema_version": 2', '"schema_version": 3'), "schema_version 3"),
-        (text.replace('"schema_version": 2', '"schema_version": 1'), "schema_version 1"),
+        (text.replace('"schema_version": 3', '"schema_version": 4'), "schema_version 4"),
+        (text.replace('"schema_version": 3', '"schema_version": 1'), "schema_version 1"),
     ):  # fmt: skip
         (tmp_path / "base.json").write_text(changed)
         with pytest.raises(CompareError, match=says) as error:
@@ -406,7 +407,7 @@ def test_every_metric_that_no_tolerance_can_be_held_to_is_skipped_with_its_reaso
     found = judge_gate(base, [prepare(same.run, slos_of(base, ["e2e_p95=9s"]))], {})
     assert "ttft_p99" not in checks(found)
     reason = found["untracked"]["ttft_p99 at 20/s"]
-    assert reason.startswith("+0.0%; less than a doubling could be noise")
+    assert "less than +100% could be noise at this load and length" in reason
     assert "--tolerance ttft_p99=10%" in reason
     assert f"ttft_p99 at 20/s is not tracked: {reason}" in lines(found)
     assert f"- Not tracked: ttft_p99 at 20/s, {reason}" in gate_markdown(found)
@@ -454,7 +455,7 @@ def test_twice_as_slow_is_found(tmp_path: Path) -> None:
     found = checks(judge_gate(base, [prepare(twice_as_slow(made))], {}))
     for metric in ("ttft_p50", "itl_p50", "tpot_p50", "e2e_p90"):
         assert found[metric]["verdict"] == "regression"
-        assert found[metric]["change"] == pytest.approx(1.0, abs=0.01)
+        assert found[metric]["change"] == pytest.approx(1.0, abs=0.03)
 
 
 def test_closed_loop_throughput_is_tracked(tmp_path: Path) -> None:
@@ -581,8 +582,11 @@ def p99_of(content: dict[str, Any]) -> Any:
         (lambda c: level_of(c).update(requests=[]), "requests of 20/s is not that of 1 runs"),
         (lambda c: level_of(c).update(rates=level_of(c)["rates"] * 2), "rates of 20/s is not that of 1 runs"),
         (lambda c: level_of(c)["errors"][0].update(size=[0.0] * 20), "errors of 20/s is not that of 1 runs"),
-        (lambda c: level_of(c)["queue"].update(edges_s=[2.0] + [1.0] * 18), "queue of 20/s is not in order"),
-        (lambda c: level_of(c).update(queue={"a": 1}), "s_per_token"),
+        (
+            lambda c: level_of(c)["cells"]["ttft"][1].update(edges=[2.0] + [1.0] * 18),
+            "cells of ttft at 20/s are not in order",
+        ),
+        (lambda c: level_of(c)["cells"].update(ttft=[{"a": 1}]), "by"),
         (lambda c: c.update(usable_rps={"a": 1}), "usable_rps"),
         (lambda c: p99_of(c).update(tolerance={}), "same_schedule"),
         (lambda c: level_of(c)["quantiles"].update(ttft_p77=p99_of(c)), "quantiles"),
