@@ -9,7 +9,13 @@ from typing import Any
 
 import numpy as np
 
-from analysis.baseline import client_delay_s, read_level, schedule_of
+from analysis.baseline import (
+    NEAR_SATURATION,
+    client_delay_s,
+    near_saturation,
+    read_level,
+    schedule_of,
+)
 from analysis.blocks import QUANTILES, LevelRecords, blocks_of, from_dict
 from analysis.caveats import ERROR_SHARE
 from analysis.comparable import CompareError, Judged, check_realised, check_same, identity, realised, said
@@ -22,6 +28,7 @@ from analysis.regression import (
     compare_rates,
     compare_shares,
     holm,
+    spent_at_looks,
     times_longer,
 )
 from analysis.slo import Slo, parse_slos
@@ -67,9 +74,14 @@ class Check:
 
 
 def judge_gate(
-    base: Mapping[str, Any], runs: Sequence[Judged], tolerances: Mapping[str, float], *, looks: int = 1
+    base: Mapping[str, Any],
+    runs: Sequence[Judged],
+    tolerances: Mapping[str, float],
+    *,
+    look: int = 1,
+    looks: int = 1,
 ) -> dict[str, Any]:
-    """The gate's answer as one dict (docs/ci.md). ``looks``: how often this may be asked (1 + retries).
+    """The gate's answer as one dict (docs/ci.md): look number ``look`` of at most ``looks`` at a growing list of runs.
 
     Raises CompareError where the candidate is no evidence or another experiment.
     """
@@ -80,7 +92,7 @@ def judge_gate(
             raise CompareError(f"{run.run.path} lacks the load level {missing[0]} of the baseline: run the same --rates or --concurrency")  # fmt: skip
         if any(s["ok"] for s in run.summary["stages"]):
             check_realised(base["realised"], realised(run), str(run.run.path))
-    alpha = ALPHA / looks
+    alpha = spent_at_looks(ALPHA, looks)[look - 1]
     checks: list[Check] = []
     paired: dict[str, bool] = {}
     for name, level in base["levels"].items():
@@ -107,11 +119,20 @@ def judge_gate(
     verdict = "regression" if failed else "inconclusive" if "inconclusive" in verdicts else "pass"
     return {
         "schema_version": GATE_SCHEMA_VERSION, "verdict": verdict, "sentence": _sentence(verdict, checks),
-        "same_schedule": all(paired.values()), "family": sum(c.kind == "change" for c in checks), "alpha": ALPHA, "looks": looks,
+        "same_schedule": all(paired.values()), "family": sum(c.kind == "change" for c in checks), "alpha": ALPHA,
+        "look": look, "looks": looks, "alpha_of_look": alpha,
         "baseline_runs": len(base["runs"]), "candidate_runs": len(runs), "notes": _notes(base, runs, all(paired.values())),
         "untracked": untracked,
         "checks": [c.as_dict() for c in checks],
     }  # fmt: skip
+
+
+def cost_of(run: Judged) -> tuple[float, int]:
+    """(seconds, tokens of prompts and answers) that the run took."""
+    stages, r = run.run.meta["stages"], run.records.requests
+    seconds = sum(((s.get("drained_ns") or s["end_ns"]) - s["start_ns"]) * 1e-9 for s in stages)
+    asked = np.where(np.isnan(r.input_tokens), r.input_tokens_planned, r.input_tokens)
+    return float(seconds), int(np.nansum(asked) + np.nansum(r.output_tokens))
 
 
 def _only_watched(check: Check) -> str:
@@ -299,7 +320,9 @@ def _notes(base: Mapping[str, Any], runs: Sequence[Judged], paired: bool) -> lis
         notes.append(f"One baseline run shows no noise from run to run: {ASSUMED_NOISE:.1%} is assumed. Give several to measure it.")  # fmt: skip
     if not paired:
         seeds = sorted({said(r["seed"]) for r in base["runs"]})
-        notes.append(f"Baseline and candidate sent other requests (baseline seed {', '.join(seeds)}): the draw of lengths and arrivals counts as noise. With the same --seed and --duration, and no stage repeated or cut, far smaller changes can be told.")  # fmt: skip
+        notes.append(f"Baseline and candidate sent other requests (baseline seed {', '.join(seeds)}): the draw of lengths and arrivals counts as noise. With the same --seed (1 where none is given) and --duration, and no stage repeated or cut, smaller changes can be told.")  # fmt: skip
+    if near := near_saturation(base):
+        notes.append(f"{', '.join(near)}: {NEAR_SATURATION}.")
     if left_out := sorted({f["lengths"] for run in runs for f in run.summary.get("families") or []}):
         notes.append(f"Not judged: the curves of other lengths ({', '.join(left_out)}). Gate them by runs of their own.")  # fmt: skip
     return notes

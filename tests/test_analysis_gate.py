@@ -23,7 +23,14 @@ from analysis.comparable import CompareError, Judged, _per_planned, lengths_apar
 from analysis.gate import Check, _sentence, judge_gate, slos_of
 from analysis.hdr import encode_seconds
 from analysis.metrics import RecordsError
-from analysis.regression import Estimate, between_runs, compare_shares, holm, times_longer
+from analysis.regression import (
+    Estimate,
+    between_runs,
+    compare_shares,
+    holm,
+    spent_at_looks,
+    times_longer,
+)
 from analysis.tolerances import parse_tolerances
 from analysis.twice_as_slow import twice_as_slow
 from reports.gate import gate_markdown, junit_xml, lines
@@ -658,3 +665,32 @@ def test_a_stage_that_was_repeated_sent_the_same_and_is_paired(tmp_path: Path) -
     found = judge_gate(base, [run(tmp_path / "again", [disturbed, again])], {})
     assert found["same_schedule"] is True
     assert found["verdict"] == "pass", found["sentence"]
+
+
+# --- a sequence of looks ---------------------------------------------------------------------------------------
+
+
+def test_what_the_looks_spend_adds_up_and_the_first_spends_most() -> None:
+    """Pocock's function by hand: 5 % x ln(1 + (e - 1)/3) = 2.264 % at the first of three looks."""
+    found = spent_at_looks(0.05, 3)
+    assert sum(found) == pytest.approx(0.05)
+    assert found[0] == pytest.approx(0.02264, abs=1e-5)
+    assert found == sorted(found, reverse=True)
+    assert spent_at_looks(0.05, 1) == pytest.approx([0.05])
+
+
+@pytest.mark.parametrize("sign", [1, -1])
+def test_a_sequence_errs_no_more_often_than_one_look(sign: int) -> None:
+    """A candidate that is worse by just the tolerance, three samples at most: called worse, or no worse, in 5 % at most."""
+    rng = np.random.default_rng(21)
+    wrong = 0
+    for _ in range(1500):
+        base = Blocks(rng.binomial(100, 0.1, 20).astype(float), np.full(20, 100.0), 2000.0)
+        ours: list[Blocks] = []
+        for alpha in spent_at_looks(0.05, 3):
+            ours.append(Blocks(rng.binomial(100, 0.1, 20).astype(float), np.full(20, 100.0), 2000.0))
+            e = compare_shares([base], ours, base.share, paired=False, noise=0.0)
+            if (e.p_regression if sign > 0 else e.p_equivalence) <= alpha:
+                wrong += 1
+                break
+    assert 0.01 < wrong / 1500 < 0.06
