@@ -113,9 +113,13 @@ def tracked_from_dict(q: float, value: Mapping[str, Any]) -> Tracked:
 def with_tolerances(known: Tracked, found: Sequence[Observations], explained: Explained) -> Tracked:
     """The least tolerance of each kind at which a run like these passes with SURE, found before any candidate."""
     allowed: dict[str, float | None] = {SAME: None, OTHER: None}
+    at_marks = known.like_own(
+        found, explained, 0.0
+    )  # few samples beyond a tolerance feign that they scatter little
     for tolerance in (*LADDER, *WATCHED):
         for kind, e in known.like_own(found, explained, tolerance).items():
-            if allowed[kind] is None and e.worse + _sure(e) * e.se <= 0:
+            se = max(e.se, at_marks[kind].se)
+            if allowed[kind] is None and e.worse + _sure(e) * se <= 0:
                 allowed[kind] = tolerance
         if None not in allowed.values():
             break

@@ -33,6 +33,9 @@ from analysis.regression import (
 )
 from analysis.tolerances import parse_tolerances
 from analysis.twice_as_slow import twice_as_slow
+from benchmarks.gate_rates import later_first_token
+from benchmarks.step_server import STEP_SERVERS, step_run
+from loadgen.rundir import Run
 from reports.gate import gate_markdown, junit_xml, lines
 
 RATE = 20.0
@@ -157,7 +160,9 @@ def test_same_figures_pass_and_ten_percent_more_is_a_regression(tmp_path: Path) 
     slower = judge_gate(base, [run(tmp_path / "slow", stage(ttfts(1, 1500, 1.1)))], {})
     assert slower["verdict"] == "regression"
     found = checks(slower)
-    assert found["ttft_p50"]["change"] == pytest.approx(0.1, abs=5e-3)  # at equal occupancy, of 1,500 requests
+    assert found["ttft_p50"]["change"] == pytest.approx(
+        0.1, abs=5e-3
+    )  # at equal occupancy, of 1,500 requests
     assert found["ttft_p50"]["verdict"] == "regression"
     assert found["itl_p50"]["verdict"] == found["tpot_p90"]["verdict"] == "pass"
 
@@ -694,3 +699,41 @@ def test_a_sequence_errs_no_more_often_than_one_look(sign: int) -> None:
                 wrong += 1
                 break
     assert 0.01 < wrong / 1500 < 0.06
+
+
+# --- gates that answer -----------------------------------------------------------------------------------------
+
+
+def test_a_batching_server_at_default_tolerances() -> None:
+    """Three pairs, of one seed and of two: equal runs pass or nearly, 10 % longer steps and a TTFT 25 % longer are found."""
+    server = STEP_SERVERS["pieces"]
+    rate = 0.6 * server.most_rps
+
+    def measured(seed: int, noise: int, speed: float = 1.0) -> Run:
+        return step_run(server, rate, 2000, seed, noise, jitter=0.03, speed=speed)
+
+    verdicts: dict[str, list[str]] = {"equal": [], "steps": [], "ttft": []}
+    for seed in range(3):
+        base = make_baseline([prepare(measured(seed, 10 * seed))])
+        for level in base["levels"].values():
+            for name, entry in level["quantiles"].items():
+                assert name.startswith("e2e") or name.endswith("p99") or entry["tolerance"]["same_schedule"] <= 0.15  # fmt: skip
+        for other in (seed, seed + 50):
+            equal = measured(other, 10 * seed + 1)
+            runs = {"equal": equal, "steps": measured(other, 10 * seed + 2, 1.1), "ttft": later_first_token(equal, 0.25)}  # fmt: skip
+            for kind, run_ in runs.items():
+                verdicts[kind].append(judge_gate(base, [prepare(run_)], {})["verdict"])
+    assert verdicts["equal"].count("pass") >= 5
+    assert "regression" not in verdicts["equal"]
+    assert verdicts["steps"] == ["regression"] * 6
+    assert verdicts["ttft"] == ["regression"] * 6
+
+
+def test_steps_that_are_longer_are_told_apart_from_a_fuller_server() -> None:
+    """10 % longer steps: a plain TPOT rises by more, as more requests are in flight; at equal occupancy it is the 10 %."""
+    server = STEP_SERVERS["slots"]
+    base, slow = (prepare(step_run(server, 0.6 * server.most_rps, 2000, 5, n, jitter=0.0, speed=s)) for n, s in ((1, 1.0), (2, 1.1)))  # fmt: skip
+    plain = [j.summary["stages"][0]["tpot_s"]["p50"] for j in (base, slow)]
+    found = checks(judge_gate(make_baseline([base]), [slow], {}))["tpot_p50"]
+    assert plain[1] / plain[0] > 1.13
+    assert found["change"] == pytest.approx(0.10, abs=0.01)
