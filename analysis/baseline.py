@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -13,28 +11,50 @@ from analysis.baseline_file import KIND, SCHEMA_VERSION
 from analysis.blocks import (
     METRICS,
     QUANTILES,
-    Blocks,
     LevelRecords,
-    Marks,
     as_dict,
     blocks_of,
     blocks_over,
     level_records,
     over_each,
     pooled_marks,
-)  # fmt: skip
+)
 from analysis.caveats import ERROR_SHARE
 from analysis.comparable import CompareError, Judged, carried, check_realised, check_same, identity, realised
-from analysis.expected import Queue, fit_queue, table_of
+from analysis.expected import (
+    AT_ARRIVAL,
+    IN_FLIGHT,
+    OUTPUT_TOKENS,
+    QUEUE,
+    Cells,
+    expected_of,
+    fit_queue,
+    make_cells,
+    tables_of,
+)
 from analysis.hdr import encode_seconds
 from analysis.intervals import smallest_n
+from analysis.metrics import Floats, Ints
 from analysis.observations import Observations
-from analysis.regression import ALPHA, ASSUMED_NOISE, Estimate, compare_shares, student_quantile
 from analysis.throughput import REQUESTS_MIN
+from analysis.tracked import DEFAULT_TOLERANCE as DEFAULT_TOLERANCE
+from analysis.tracked import (
+    MOST_TOLERANCE,
+    SAME,
+    Explained,
+    Tracked,
+    amplified_by_load,
+    rounded,
+    smallest_found,
+    with_tolerances,
+)
+from analysis.tracked import assumed_noise as assumed_noise
 
-DEFAULT_TOLERANCE = 0.03
-TAIL_TOLERANCES = (0.03, 0.05, 0.075, 0.1, 0.15, 0.2, 0.25, 0.3, 0.4, 0.5, 0.75, 1.0)
-_SURE = 0.95  # chance that two equal runs pass with a tolerance that their noise allows
+NEAR_LOAD = 0.8
+NEAR_SATURATION = (
+    "near saturation a small change of speed makes a large one of the queue, and so does chance: compare old and new in one run "
+    "with ampacity ab, or gate at a lower load"
+)
 
 
 def make_baseline(runs: Sequence[Judged]) -> dict[str, Any]:
@@ -53,7 +73,7 @@ def make_baseline(runs: Sequence[Judged]) -> dict[str, Any]:
     return {
         "kind": KIND, "schema_version": SCHEMA_VERSION, "identity": identity(first), "realised": realised(first),
         "slos": [s["text"] for s in first.summary["slos"]], "runs": [_origin(run) for run in runs],
-        "usable_rps": _usable(runs), "levels": {name: _level(runs, name) for name in names},
+        "usable_rps": _usable(runs), "levels": {name: _level(runs, name, len(names)) for name in names},
     }  # fmt: skip
 
 
@@ -92,6 +112,19 @@ def _origin(run: Judged) -> dict[str, Any]:
     }
 
 
+def near_saturation(base: Mapping[str, Any]) -> list[str]:
+    """Load levels at NEAR_LOAD of the usable rate or above, or at which no tolerance can be held for most quantiles."""
+    usable = base["usable_rps"] and base["usable_rps"]["value"]
+    found = []
+    for name, level in base["levels"].items():
+        near = bool(usable and level["offered_rps"] and level["offered_rps"] >= NEAR_LOAD * usable)
+        tolerances = [q["tolerance"][SAME] for k, q in level["quantiles"].items() if not k.endswith("p99")]
+        watched = sum(t is None or t > MOST_TOLERANCE for t in tolerances)
+        if near or 2 * watched > len(tolerances):
+            found.append(name)
+    return found
+
+
 def _usable(runs: Sequence[Judged]) -> dict[str, Any] | None:
     """The bracket that holds the usable rate of all runs; None where one of them has none, or no upper end."""
     capacities = [r.summary["capacity"] for r in runs]
@@ -127,7 +160,7 @@ def schedule_of(run: Judged, name: str, records: LevelRecords) -> str | None:
     return f"{records.schedule}-{run.run.meta.get('seed')}-{meta.get('schedule', meta.get('index'))}"
 
 
-def _level(runs: Sequence[Judged], name: str) -> dict[str, Any]:
+def _level(runs: Sequence[Judged], name: str, n_levels: int) -> dict[str, Any]:
     stages = [run.levels()[name][1] for run in runs]
     skipped = max(int(s["window"]["warmup_requests"] or 0) for s in stages)
     levels = [read_level(run, name, skipped) for run in runs]
@@ -135,7 +168,8 @@ def _level(runs: Sequence[Judged], name: str) -> dict[str, Any]:
     if short < REQUESTS_MIN:
         raise CompareError(f"{runs[0].run.path}: {name} has {short} requests after its warm-up, {REQUESTS_MIN} are needed: use a longer --duration")  # fmt: skip
     quantiles, untracked, histograms = {}, {}, {}
-    queue = _queue(runs, name, levels)
+    cells = _cells(runs, name, levels)
+    tests = n_levels * (len(METRICS) * len(QUANTILES) + 2)
     for metric in METRICS:
         found = [level.metrics[metric] for level in levels]
         reason = next((o.reason or "no request has a value" for o in found if not o.n or o.reason), None)
@@ -143,10 +177,10 @@ def _level(runs: Sequence[Judged], name: str) -> dict[str, Any]:
             untracked[metric] = reason
             continue
         histograms[metric] = _histogram(found)
+        held = [[c.of(level) for c in cells[metric]] for level in levels]
+        measured = [c.by in (AT_ARRIVAL, IN_FLIGHT) for c in cells[metric]]
         for percentile, q in QUANTILES.items():
-            explained = metric == "ttft" and queue
-            cells = [explained.cells(level.cohort.requests) for level in levels] if explained else None
-            entry = _quantile(found, q, None if percentile == "p99" else DEFAULT_TOLERANCE, cells)
+            entry = _quantile(found, q, held, measured if stages[0]["kind"] == "open" else None, tests)
             if isinstance(entry, str):
                 untracked[f"{metric}_{percentile}"] = entry
             else:
@@ -161,8 +195,9 @@ def _level(runs: Sequence[Judged], name: str) -> dict[str, Any]:
         "errors": [as_dict(blocks_of(level.failed)) for level in levels],
         "rates": [as_dict(level.rates(stages[0]["kind"])) for level in levels],
         "client_delay_s": max(client_delay_s(run, name) for run in runs),
-        "output_tokens_per_s": _round(float(np.mean([s["output_tokens_per_s"] for s in stages]))),
-        "slos": _limited(stages), "histograms": histograms, "quantiles": quantiles, "untracked": untracked, "queue": queue and queue.as_dict(),
+        "output_tokens_per_s": rounded(float(np.mean([s["output_tokens_per_s"] for s in stages]))),
+        "slos": _limited(stages), "histograms": histograms, "quantiles": quantiles, "untracked": untracked,
+        "cells": {metric: [c.as_dict() for c in held] for metric, held in cells.items()},
     }  # fmt: skip
 
 
@@ -178,20 +213,34 @@ def _limited(stages: Sequence[dict[str, Any]]) -> dict[str, float]:
     return {name: max(v or 0.0 for v in values) for name, values in found.items() if None not in values}
 
 
-def _queue(runs: Sequence[Judged], name: str, levels: Sequence[LevelRecords]) -> Queue | None:
-    """Where the schedule does not depend on the server, and says how long the prompts were."""
+def _cells(runs: Sequence[Judged], name: str, levels: Sequence[LevelRecords]) -> dict[str, list[Cells]]:
+    """What each metric is expected by (analysis/expected.py)."""
+    in_flight = make_cells(IN_FLIGHT, levels)
+    planned = all((level.planned.output_tokens_planned > 0).all() for level in levels)
+    s_per_token = _queue(runs, name, levels)
+    queue = [make_cells(QUEUE, levels, s_per_token)] if s_per_token else []
+    return {
+        "ttft": [make_cells(AT_ARRIVAL, levels), *queue],
+        "tpot": [in_flight],
+        "itl": [in_flight],
+        "e2e": [make_cells(OUTPUT_TOKENS, levels)] if planned else [],
+    }
+
+
+def _queue(runs: Sequence[Judged], name: str, levels: Sequence[LevelRecords]) -> float | None:
+    """Its s per input token, where the schedule does not depend on the server and says how long the prompts were."""
     metas = [run.levels()[name][0] for run in runs]
     found = [level.metrics["ttft"] for level in levels]
     if any(
         meta["kind"] != "open" or meta.get("played_sessions") or o.reason or not o.n
-        or np.isnan(level.cohort.requests.input_tokens_planned).any()
+        or np.isnan(level.planned.input_tokens_planned).any()
         for meta, level, o in zip(metas, levels, found, strict=True)
     ):  # fmt: skip
         return None
     ttft_s = [np.full(level.n, np.nan) for level in levels]
     for seconds, o in zip(ttft_s, found, strict=True):
         seconds[o.owner] = o.values
-    return fit_queue([level.cohort.requests for level in levels], ttft_s)
+    return fit_queue([level.planned for level in levels], ttft_s)
 
 
 def _histogram(found: Sequence[Observations]) -> dict[str, Any]:
@@ -201,73 +250,37 @@ def _histogram(found: Sequence[Observations]) -> dict[str, Any]:
 
 
 def _quantile(
-    found: Sequence[Observations], q: float, tolerance: float | None, cells: Sequence[Any] | None
+    found: Sequence[Observations],
+    q: float,
+    cells: Sequence[Sequence[Ints]],
+    measured: Sequence[bool] | None,
+    tests: int,
 ) -> dict[str, Any] | str:
-    """One tracked quantile, or the reason why it is not tracked. ``cells``: of each run's requests, where there is a queue."""
+    """One tracked quantile, or the reason why it is not tracked. ``cells`` of each run's requests.
+
+    ``measured``: which of them are of the run and not of its plan; None in a closed loop.
+    """
     few = min(o.n_owners for o in found)
     if few < smallest_n(q):
         return f"needs {smallest_n(q)} requests, has {few}"
     marks = pooled_marks(found, q)
     if isinstance(marks, str):
         return marks
-    expected: dict[str, Any] = {}
-    explained: list[Any] = [None] * len(found)
-    if cells is not None:
-        counted = [o.sizes > 0 for o in found]
-        over = [over_each(o, marks)[c] for o, c in zip(found, counted, strict=True)]
-        table = table_of([x[c] for x, c in zip(cells, counted, strict=True)], over, 1 - q)
-        explained, expected = [table[x] for x in cells], {"expected": [round(x, 4) for x in table.tolist()]}
-    base = [blocks_over(o, marks, explained=x) for o, x in zip(found, explained, strict=True)]
+    tables: Floats | None = None
+    explained: Explained = [None] * len(found)
+    if cells[0]:
+        over, sizes = (
+            np.concatenate(x) for x in ([over_each(o, marks) for o in found], [o.sizes for o in found])
+        )
+        tables = tables_of([np.concatenate(c) for c in zip(*cells, strict=True)], over, sizes, 1 - q)
+        explained = [expected_of(tables, c) for c in cells]
     noise = assumed_noise(found, marks.limits_s, 1 - q)
-    tolerances: dict[str, float | None] = {"same_schedule": tolerance, "other_schedule": tolerance}
-    if tolerance is None:
-        tolerances = _allowed(found, marks, q, base, noise)
-    return {
-        "value_s": float(np.median(marks.limits_s)), "marks_s": [_round(x) for x in marks.limits_s.tolist()],
-        "noise": float(f"{noise:.4g}"), "tolerance": tolerances, "runs": [as_dict(b) for b in base], **expected,
-    }  # fmt: skip
-
-
-def assumed_noise(found: Sequence[Observations], limits_s: Any, share: float | None = None) -> float:
-    """How far the share over these limits (``share``, where it is known better) moves when a run is slower by ASSUMED_NOISE.
-
-    By the secant over the default tolerance: a plateau has no other slope.
-    """
-
-    def above(limits: Any) -> float:
-        return sum(float(o.shares_over(limits).mean()) * o.n for o in found) / sum(o.n for o in found)
-
-    here = above(limits_s) if share is None else share
-    return max(0.0, here - above(limits_s * (1 + DEFAULT_TOLERANCE))) * ASSUMED_NOISE / DEFAULT_TOLERANCE
-
-
-def noise_slope(found: Sequence[Observations], limits_s: Any, noise: float) -> float:
-    """How much less the share over ``limits_s`` moves by the noise of a run's speed than the baseline's over its quantile."""
-    return min(1.0, assumed_noise(found, limits_s) / noise) if noise else 1.0
-
-
-def _allowed(
-    found: Sequence[Observations], marks: Marks, q: float, base: list[Blocks], noise: float
-) -> dict[str, float | None]:
-    """The least tolerance at which a run like these would pass in 95 of 100 cases, found before any candidate."""
-    allowed: dict[str, float | None] = {"same_schedule": None, "other_schedule": None}
-    for tolerance in reversed(TAIL_TOLERANCES):
-        like = [
-            replace(blocks_over(o, marks.times(1 + tolerance)), explained=b.explained)
-            for o, b in zip(found, base, strict=True)
-        ]
-        apart = [b.adjusted() for b in base], [b.adjusted() for b in like]
-        slope = noise_slope(found, marks.limits_s * (1 + tolerance), noise)
-        for name in allowed:
-            e = compare_shares(*apart, 1 - q, paired=False, noise=noise, slope=slope)
-            if name == "same_schedule":  # the candidate's noise will be its own, not this run's again
-                alike = compare_shares(base, like, 1 - q, paired=True, noise=noise, slope=slope)
-                e = Estimate(e.worse, min(e.within, 2 * alike.within), alike.between, alike.df)
-            needed = student_quantile(1 - ALPHA, e.df) + student_quantile(_SURE, math.inf)
-            if e.worse + needed * e.se <= 0:
-                allowed[name] = tolerance
-    return allowed
-
-
-def _round(value: float) -> float:
-    return float(f"{value:.6g}")
+    amplified = 1.0
+    if measured is not None:  # what the plan alone explains is no less amplified by a slower run
+        kept = None if tables is None else tables * np.array(measured)[:, None]
+        alone = explained if kept is None else [expected_of(kept, c) for c in cells]
+        amplified = amplified_by_load(found, marks, alone, noise)
+    base = [blocks_over(o, marks, explained=x) for o, x in zip(found, explained, strict=True)]
+    known = Tracked(q, marks, noise, amplified, base, tables, {})
+    known = with_tolerances(known, found, explained)
+    return known.as_dict() | {"finds": smallest_found(known, found, explained, tests)}

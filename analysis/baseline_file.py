@@ -12,12 +12,12 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import Meta
 
-from analysis.blocks import BLOCKS, MARKS
+from analysis.blocks import BLOCKS, MARKS, METRICS
 from analysis.comparable import CompareError, said
 from analysis.expected import CELLS
 from analysis.tolerances import TRACKED
 
-KIND, SCHEMA_VERSION = "ampacity baseline", 2
+KIND, SCHEMA_VERSION = "ampacity baseline", 3
 
 
 def _object(**fields: Any) -> Any:
@@ -35,19 +35,40 @@ _SECONDS: Any = Annotated[float, Meta(gt=0, le=2.0**31)]
 _COUNT: Any = Annotated[int, Meta(ge=0, le=2 * 10**7)]  # of requests
 _TOLERANCE: Any = Annotated[float, Meta(gt=0, le=10)] | None
 _NAME: Any = Annotated[str, Meta(pattern=f"^({'|'.join(TRACKED)})$")]
-_COUNTED: Any = _object(
-    over=_list(_AMOUNT, BLOCKS), size=_list(_AMOUNT, BLOCKS), effective=_AMOUNT | None, explained=(_list(float, BLOCKS), None),
-)  # fmt: skip
+_COUNTED: Any = _object(over=_list(float, BLOCKS), size=_list(_AMOUNT, BLOCKS), effective=_AMOUNT | None)
+_FOUND: Any = _object(now=float | None, longer=float | None, more_runs=float | None)
+_TABLE: Any = _list(Annotated[float, Meta(ge=-2, le=2)], CELLS)
 _QUANTILE: Any = _object(
-    value_s=_SECONDS, marks_s=_list(_SECONDS, MARKS), noise=Annotated[float, Meta(ge=0, le=1)], runs=list[_COUNTED],
-    tolerance=_object(same_schedule=_TOLERANCE, other_schedule=_TOLERANCE), expected=(_list(Annotated[float, Meta(ge=-1, le=1)], CELLS), None),
-)  # fmt: skip
+    value_s=_SECONDS,
+    marks_s=_list(_SECONDS, MARKS),
+    noise=Annotated[float, Meta(ge=0, le=1)],
+    amplified=Annotated[float, Meta(ge=1, le=1e9)],
+    runs=list[_COUNTED],
+    tolerance=_object(same_schedule=_TOLERANCE, other_schedule=_TOLERANCE),
+    finds=_object(same_schedule=_FOUND, other_schedule=_FOUND),
+    expected=list[_TABLE] | None,
+)
+_CELLS: Any = _object(
+    by=Literal["queue", "at_arrival", "in_flight", "output_tokens"],
+    edges=_list(_AMOUNT, CELLS - 1),
+    s_per_token=_SECONDS | None,
+)
 _LEVEL: Any = _object(
-    kind=Literal["open", "closed"], offered_rps=_AMOUNT | None, concurrency=_AMOUNT | None, skipped=_COUNT, requests=list[_COUNT],
-    schedules=list[str | None], errors=list[_COUNTED], rates=list[_COUNTED], output_tokens_per_s=_AMOUNT, client_delay_s=_AMOUNT,
-    quantiles=Annotated[dict[_NAME, _QUANTILE], Meta(min_length=1)], untracked=dict[str, str],
-    queue=_object(s_per_token=_SECONDS, edges_s=_list(_AMOUNT, CELLS - 1)) | None, slos=(dict[str, _AMOUNT], None),
-)  # fmt: skip
+    kind=Literal["open", "closed"],
+    offered_rps=_AMOUNT | None,
+    concurrency=_AMOUNT | None,
+    skipped=_COUNT,
+    requests=list[_COUNT],
+    schedules=list[str | None],
+    errors=list[_COUNTED],
+    rates=list[_COUNTED],
+    output_tokens_per_s=_AMOUNT,
+    client_delay_s=_AMOUNT,
+    quantiles=Annotated[dict[_NAME, _QUANTILE], Meta(min_length=1)],
+    untracked=dict[str, str],
+    cells=dict[Annotated[str, Meta(pattern=f"^({'|'.join(METRICS)})$")], list[_CELLS]],
+    slos=(dict[str, _AMOUNT], None),
+)
 _RUN: Any = _object(seed=int | str | None)
 _FILE = _object(  # what a gate reads of it
     identity=dict[str, Any], realised=dict[str, _AMOUNT | None], slos=list[str], runs=Annotated[list[_RUN], Meta(min_length=1)],
@@ -78,8 +99,13 @@ def _fault(content: Mapping[str, Any]) -> str | None:
         for what, held in (lists | {k: q["runs"] for k, q in level["quantiles"].items()}).items():
             if len(held) != runs or any(isinstance(x, dict) and not sum(x["size"]) for x in held):
                 return f"{what} of {name} is not that of {runs} runs with samples"
-        if level["queue"] and level["queue"]["edges_s"] != sorted(level["queue"]["edges_s"]):
-            return f"queue of {name} is not in order"
+        for metric, held in level["cells"].items():
+            if any(cells["edges"] != sorted(cells["edges"]) for cells in held):
+                return f"cells of {metric} at {name} are not in order"
+        for metric, entry in level["quantiles"].items():
+            cells = level["cells"].get(metric.split("_")[0], [])
+            if entry["expected"] is not None and len(entry["expected"]) != len(cells):
+                return f"expected of {metric} at {name} is not that of its cells"
     return None
 
 

@@ -18,10 +18,12 @@ from typing import Any
 import numpy as np
 
 from analysis.cohort import Cohort
+from analysis.expected import mean_in_flight
 from analysis.intervals import effective_size
 from analysis.metrics import Floats, Ints, Requests, read_chunks
 from analysis.observations import Observations, quantile_rank
 from analysis.stages import RunRecords
+from analysis.steady import in_flight_at
 
 BLOCKS = 20
 MARKS = 9
@@ -34,21 +36,17 @@ QUANTILES = {"p50": 0.5, "p90": 0.9, "p99": 0.99}
 class Blocks:
     """``over`` of ``size`` samples per block, each of shape (BLOCKS,); ``effective``: how many independent ones they are worth.
 
-    ``explained``: by how much the schedule alone lets ``over`` differ from the share that is expected (analysis/expected.py).
+    Where what is known of the requests was taken out (analysis/expected.py), ``effective`` is inf: the scatter from block to
+    block says how sure the rest is.
     """
 
     over: Floats
     size: Floats
     effective: float
-    explained: Floats | None = None
 
     @property
     def share(self) -> float:
         return float(self.over.sum() / self.size.sum())
-
-    def adjusted(self) -> Blocks:
-        """Without what the schedule explains; their scatter from block to block says how sure they are."""
-        return self if self.explained is None else Blocks(self.over - self.explained, self.size, math.inf)
 
 
 @dataclass(frozen=True)
@@ -69,6 +67,21 @@ class LevelRecords:
 
     cohort: Cohort
     schedule: str  # digest of the planned lengths, warm-up included
+    stage: Requests  # all requests of the stage, further attempts included
+
+    @property
+    def planned(self) -> Requests:
+        return self.cohort.requests
+
+    @cached_property
+    def in_flight(self) -> Floats:
+        """Mean number of requests in flight between the first and the last token of each, shape (n,)."""
+        return mean_in_flight(self.planned, self.stage, self.cohort.now_ns)
+
+    @cached_property
+    def at_arrival(self) -> Floats:
+        """Requests in flight when each was due, shape (n,)."""
+        return in_flight_at(self.planned.scheduled_ns, self.stage.scheduled_ns, self.stage.ended_ns)
 
     @cached_property
     def metrics(self) -> dict[str, Observations]:
@@ -105,10 +118,11 @@ class LevelRecords:
 
 def level_records(records: RunRecords, index: int, skipped: int, now_ns: float) -> LevelRecords:
     """Stage ``index`` of a run without its first ``skipped`` requests; ``now_ns`` after the origin, for ages."""
-    rows = records.requests.take((records.requests.stage == index) & (records.requests.attempt == 0))
+    stage = records.requests.take(records.requests.stage == index)
+    rows = stage.take(stage.attempt == 0)
     requests = rows.take(np.arange(len(rows)) >= skipped)
     cohort = Cohort(requests, read_chunks(records.table, requests), 0, now_ns)
-    return LevelRecords(cohort, _digest(rows))
+    return LevelRecords(cohort, _digest(rows), stage)
 
 
 def _digest(rows: Requests) -> str:
@@ -139,11 +153,13 @@ def over_each(o: Observations, marks: Marks) -> Floats:
 def blocks_over(
     o: Observations, marks: Marks, *, paired: bool = False, explained: Floats | None = None
 ) -> Blocks:
-    """Samples above the marks; ``explained``: what the schedule lets expect of each request, (n_owners,)."""
+    """Samples above the marks, less ``explained``: what is known of each request lets expect, as a share, (n_owners,)."""
+    over = over_each(o, marks)
+    if explained is not None:
+        return Blocks(in_blocks(over - explained * o.sizes), in_blocks(o.sizes), math.inf)
     # runs that are compared block by block have no use for the effective size, which costs most of the time
     effective = 0.0 if paired else o.effective_size(float(np.median(marks.limits_s)))
-    more = None if explained is None else in_blocks(explained * o.sizes)
-    return Blocks(in_blocks(over_each(o, marks)), in_blocks(o.sizes), effective, more)
+    return Blocks(in_blocks(over), in_blocks(o.sizes), effective)
 
 
 def blocks_of(events: Floats) -> Blocks:
@@ -209,10 +225,9 @@ def as_dict(blocks: Blocks) -> dict[str, Any]:
         "over": [round(x, 3) for x in blocks.over.tolist()],
         "size": [round(x, 3) for x in blocks.size.tolist()],
         "effective": round(blocks.effective, 1) if math.isfinite(blocks.effective) else None,
-    } | ({} if blocks.explained is None else {"explained": [round(x, 3) for x in blocks.explained.tolist()]})
+    }
 
 
 def from_dict(value: Mapping[str, Any]) -> Blocks:
     over, size = (np.array(value[k], dtype=np.float64) for k in ("over", "size"))
-    explained = np.array(value["explained"]) if "explained" in value else None
-    return Blocks(over, size, math.inf if value["effective"] is None else value["effective"], explained)
+    return Blocks(over, size, math.inf if value["effective"] is None else value["effective"])

@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
+from analysis.blocks import BLOCKS, Blocks, in_blocks
 from analysis.caveats import ERROR_SHARE
+from analysis.metrics import Floats
 from analysis.slo import Slo
 from analysis.stages import RunRecords, read_records
 from analysis.summary import summarise
 from loadgen.rundir import Run
 
-LENGTHS_SHARE = 0.1  # means of tokens that differ by more are another workload
+LENGTHS_SHARE = 0.1  # tokens that differ by more, and by more than chance lets expect, are another workload
+LENGTHS_SURE = 3.5  # standard errors: two equal runs differ by more in one of a thousand cases
 CACHED_POINTS = 0.05
 LONGEST = 60  # characters of a value in a message
 _DONE = ("complete", "budget")  # a user's own limit ends a run cleanly
@@ -149,12 +153,41 @@ def _flat(value: Any, name: str = "") -> dict[str, Any]:
 
 
 def realised(judged: Judged) -> dict[str, float | None]:
-    """Mean lengths as they came, and the share of cached input tokens."""
+    """Lengths as they came, and the share of cached input tokens.
+
+    For each side the mean, the tokens per planned token (None where the plan is not known) and the relative
+    standard error of that ratio, else of the mean.
+    """
+    requests = judged.records.requests
+    first = requests.take(requests.attempt == 0)
+    answers = first.take(first.has_status("ok"))
     found = judged.summary["workload"]["realised"]
-    return {
-        "input_tokens": found["input_tokens"]["sent"]["mean"], "output_tokens": found["output_tokens"]["received"]["mean"],
-        "cached_token_share": found["cached_token_share"],
+    sides = {
+        "input_tokens": (found["input_tokens"]["sent"]["mean"], first.input_tokens, first.input_tokens_planned),
+        "output_tokens": (found["output_tokens"]["received"]["mean"], answers.output_tokens, answers.output_tokens_planned),
     }  # fmt: skip
+    result: dict[str, float | None] = {"cached_token_share": found["cached_token_share"]}
+    for side, (mean, came, planned) in sides.items():
+        ratio, se = _per_planned(came, planned)
+        result |= {side: mean, f"{side}_per_planned": ratio, f"{side}_relative_se": se}
+    return result
+
+
+def _per_planned(came: Floats, planned: Floats) -> tuple[float | None, float | None]:
+    """(tokens that came per planned token, its relative standard error) of requests in scheduled order.
+
+    The error by the delta method from the sums of consecutive blocks, so that neighbours may be alike. Where the
+    plan is unknown: (None, the relative standard error of the mean). (None, None) where there are too few.
+    """
+    known = ~np.isnan(came)
+    in_plan = bool(known.any()) and bool((planned[known] > 0).all())
+    came, size = came[known], planned[known] if in_plan else np.ones(int(known.sum()))
+    if len(came) < BLOCKS or not came.sum():
+        return None, None
+    per_block = Blocks(in_blocks(came), in_blocks(size), math.inf)
+    residual = per_block.over / per_block.over.mean() - per_block.size / per_block.size.mean()
+    se = float(residual.std(ddof=1)) / math.sqrt(BLOCKS)
+    return per_block.share if in_plan else None, se
 
 
 def unlike_keys(found: Sequence[Mapping[str, Any]]) -> list[str]:
@@ -206,13 +239,29 @@ def check_same(base: Mapping[str, Any], other: Mapping[str, Any], name: str) -> 
         raise CompareError(f"{name} is another experiment than the baseline: {listed}{more}")
 
 
+def lengths_apart(base: Mapping[str, Any], other: Mapping[str, Any], side: str) -> float | None:
+    """By which factor the lengths of ``other`` differ beyond LENGTHS_SHARE and beyond chance; None where they do not.
+
+    Of ``realised`` entries. The same plan may be drawn differently, so what came is compared per planned token where
+    both are known. Beyond chance: LENGTHS_SURE standard errors. Where too few came for one, nothing is shown.
+    """
+    ratios = [x.get(f"{side}_per_planned") for x in (base, other)]
+    se, other_se = (x.get(f"{side}_relative_se") for x in (base, other))
+    a, b = (base.get(side), other.get(side)) if ratios == [None, None] else ratios
+    if not a or not b or se is None or other_se is None:
+        return None
+    apart = abs(math.log(b / a))
+    beyond = apart > math.log1p(LENGTHS_SHARE) and apart > LENGTHS_SURE * math.hypot(se, other_se)
+    return float(b / a) if beyond else None
+
+
 def check_realised(base: Mapping[str, Any], other: Mapping[str, Any], name: str) -> None:
     """Raises CompareError where the same plan became other lengths, or another share of cached tokens."""
     for side in ("input_tokens", "output_tokens"):
-        a, b = base.get(side), other.get(side)
-        if a and b and abs(b / a - 1) > LENGTHS_SHARE:
+        if factor := lengths_apart(base, other, side):
             raise CompareError(
-                f"{name} had {b:.4g} {side.replace('_', ' ')} a request on average, the baseline {a:.4g}: other lengths, other latencies; "
+                f"{name} had {factor:.3g} times the {side.replace('_', ' ')} of the baseline for the same plan "
+                f"({other[side]:.4g} a request on average, the baseline {base[side]:.4g}): other lengths, other latencies; "
                 "fix the lengths (ignore_eos) or make a new baseline"
             )
     a, b = base.get("cached_token_share") or 0.0, other.get("cached_token_share") or 0.0

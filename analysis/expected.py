@@ -1,43 +1,83 @@
-"""What the schedule alone lets expect of TTFT: the wait in one queue, first come, first served, for the prefill before it.
+"""What is known of a request beside the engine's speed, and how much of a latency it lets expect.
 
-Two runs that sent other requests differ by the draw of lengths and arrivals, and that is most of what the median
-TTFT of a run of heavy-tailed lengths differs by from another. A control variate takes it out: the share of requests over a
-threshold is tabled by the time that a queue of ``s_per_token`` per planned input token would have taken, and what a
-run's own times let expect is subtracted from what it shows. Fitted to the baseline alone; where the table explains
-nothing it takes nothing away. Only for schedules that do not depend on the server.
+Two runs differ by the draw of lengths and arrivals, and by how full the server was. A control variate takes that
+out (Lavenberg and Welch 1981): the share of samples over a threshold is tabled by cells of a known quantity, and what
+a run's own requests let expect by the table is subtracted from what the run shows. The table is the baseline's alone.
+
+- TTFT, by the requests in flight at its arrival and, in open loops, by the wait that one queue, first come, first served,
+  would give the prompts (Lindley 1952); where the schedule depends on the server, that wait may be the change looked for.
+- TPOT and ITL, by the mean number of requests in flight between a request's first and last token.
+- E2E, by the planned output tokens.
+
+In an open loop a slower engine is fuller as well; at equal occupancy its own speed is left. An engine that is as fast at
+every occupancy is never fuller, so nothing is hidden.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
-from analysis.metrics import Floats, Requests
+from analysis.metrics import Floats, Ints, Requests
+from analysis.steady import in_flight_at
 
 CELLS = 20
+_ROUNDS = 10  # of backfitting
+_DIGITS = 6  # after the point: what is equal but for the last bit is in one cell
 _CANDIDATES = np.geomspace(1e-6, 1e-2, 41)  # s per input token: a million to a hundred tokens/s
+QUEUE, AT_ARRIVAL, IN_FLIGHT, OUTPUT_TOKENS = "queue", "at_arrival", "in_flight", "output_tokens"
+
+
+class Known(Protocol):
+    """A load level, as far as it is known beside its latencies."""
+
+    @property
+    def planned(self) -> Requests: ...
+
+    @property
+    def in_flight(self) -> Floats: ...
+
+    @property
+    def at_arrival(self) -> Floats: ...
 
 
 @dataclass(frozen=True)
-class Queue:
-    """Seconds of prefill per input token, and the edges in s between the cells of the table, shape (CELLS - 1,)."""
+class Cells:
+    """Requests by a quantity: ``edges`` between the CELLS cells, shape (CELLS - 1,). Of QUEUE: s of prefill per token."""
 
-    s_per_token: float
-    edges_s: Floats
+    by: str
+    edges: Floats
+    s_per_token: float | None = None
 
-    def cells(self, requests: Requests) -> Any:
+    def of(self, level: Known) -> Ints:
         """The cell of each request, 0 to CELLS - 1, shape (n,)."""
-        return np.digitize(queue_time_s(requests, self.s_per_token), self.edges_s)
+        return np.digitize(_quantity(self.by, level, self.s_per_token), self.edges)
 
     def as_dict(self) -> dict[str, Any]:
-        return {"s_per_token": float(f"{self.s_per_token:.6g}"), "edges_s": [float(f"{x:.6g}") for x in self.edges_s]}  # fmt: skip
+        return {"by": self.by, "edges": self.edges.tolist(), "s_per_token": self.s_per_token}
 
 
-def queue_from_dict(value: Mapping[str, Any] | None) -> Queue | None:
-    return value and Queue(float(value["s_per_token"]), np.array(value["edges_s"], dtype=np.float64))  # type: ignore[return-value]
+def cells_from_dict(value: Mapping[str, Any]) -> Cells:
+    return Cells(value["by"], np.array(value["edges"], dtype=np.float64), value["s_per_token"])
+
+
+def make_cells(by: str, levels: Sequence[Known], s_per_token: float | None = None) -> Cells:
+    """With as many requests of these levels in each cell, as far as equal values allow."""
+    values = np.concatenate([_quantity(by, level, s_per_token) for level in levels])
+    return Cells(by, np.quantile(values, np.arange(1, CELLS) / CELLS).round(_DIGITS), s_per_token)
+
+
+def _quantity(by: str, level: Known, s_per_token: float | None) -> Floats:
+    if by == QUEUE and s_per_token is not None:
+        return queue_time_s(level.planned, s_per_token).round(_DIGITS)
+    if by == IN_FLIGHT:
+        return level.in_flight.round(_DIGITS)
+    if by == AT_ARRIVAL:
+        return level.at_arrival
+    return np.nan_to_num(level.planned.output_tokens_planned)
 
 
 def queue_time_s(requests: Requests, s_per_token: float) -> Floats:
@@ -49,8 +89,11 @@ def queue_time_s(requests: Requests, s_per_token: float) -> Floats:
     return np.asarray(done + np.maximum.accumulate(due - before) - due, dtype=np.float64)
 
 
-def fit_queue(requests: Sequence[Requests], ttft_s: Sequence[Floats]) -> Queue:
-    """The queue whose times are most nearly in the order of the measured ones (NaN: not known); one entry per run."""
+def fit_queue(requests: Sequence[Requests], ttft_s: Sequence[Floats]) -> float:
+    """The s per input token whose queue's times are most nearly in the order of the measured ones.
+
+    One entry per run; NaN where a TTFT is not known.
+    """
     known = [~np.isnan(t) for t in ttft_s]
 
     def correlation(s_per_token: float) -> float:
@@ -60,16 +103,47 @@ def fit_queue(requests: Sequence[Requests], ttft_s: Sequence[Floats]) -> Queue:
         ]
         return float(np.mean(found))
 
-    best = float(max(_CANDIDATES, key=correlation))
-    times = np.concatenate([queue_time_s(r, best) for r in requests])
-    return Queue(best, np.quantile(times, np.arange(1, CELLS) / CELLS))
+    return float(max(_CANDIDATES, key=correlation))
 
 
-def table_of(cells: Sequence[Any], over: Sequence[Floats], share: float) -> Floats:
-    """Share over the threshold in each cell, less the share over all, shape (CELLS,); 0 where no request is."""
-    where, values = np.concatenate(cells), np.concatenate(over)
-    sums, sizes = (np.bincount(where, w, CELLS) for w in (values, None))
-    return np.where(sizes > 0, sums / np.maximum(sizes, 1) - share, 0.0)
+def mean_in_flight(requests: Requests, stage: Requests, now_ns: float) -> Floats:
+    """Time average of the requests of ``stage`` in flight from the first to the last token of each of ``requests``.
+
+    At its schedule where a request has no token, at the first token where it has one. ``now_ns``: the end of what is
+    not over. Shape (n,).
+    """
+    ended = np.where(np.isnan(stage.ended_ns), now_ns, stage.ended_ns)
+    times = np.concatenate([stage.scheduled_ns, ended])
+    order = np.argsort(times, kind="stable")
+    times = times[order]
+    count = np.cumsum(np.where(order < len(stage), 1.0, -1.0))
+    integral = np.concatenate([[0.0], np.cumsum(count[:-1] * np.diff(times))])
+    begin = np.where(np.isnan(requests.first_token_ns), requests.scheduled_ns, requests.first_token_ns)
+    end = np.where(requests.last_token_ns > begin, requests.last_token_ns, begin)
+    over = np.interp(end, times, integral) - np.interp(begin, times, integral)
+    at_once = in_flight_at(begin, stage.scheduled_ns, ended)
+    return np.where(end > begin, over / np.maximum(end - begin, 1.0), at_once)
+
+
+def tables_of(cells: Sequence[Ints], over: Floats, sizes: Floats, share: float) -> Floats:
+    """Share of the samples over the threshold in each cell, less ``share``, shape (len(cells), CELLS).
+
+    ``over`` of ``sizes`` samples of each request. Of several quantities the tables add up, each fitted to what the
+    others leave (backfitting). 0 where no sample is.
+    """
+    tables = np.zeros((len(cells), CELLS))
+    counts = [np.bincount(c, sizes, CELLS) for c in cells]
+    for _ in range(_ROUNDS if len(cells) > 1 else 1):
+        for j, where in enumerate(cells):
+            tables[j] = 0.0
+            rest = over - sizes * (share + expected_of(tables, cells))
+            tables[j] = np.bincount(where, rest, CELLS) / np.maximum(counts[j], 1.0)
+    return tables
+
+
+def expected_of(tables: Floats, cells: Sequence[Ints]) -> Floats:
+    """What the tables let expect of each request, beyond the share of all, shape (n,)."""
+    return np.asarray(sum(table[where] for table, where in zip(tables, cells, strict=True)))
 
 
 def _rank_correlation(a: Floats, b: Floats) -> float:

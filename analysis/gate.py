@@ -9,19 +9,17 @@ from typing import Any
 
 import numpy as np
 
-from analysis.baseline import DEFAULT_TOLERANCE, client_delay_s, noise_slope, read_level, schedule_of
-from analysis.blocks import (
-    QUANTILES,
-    LevelRecords,
-    Marks,
-    blocks_of,
-    blocks_over,
-    from_dict,
-    moved_by,
+from analysis.baseline import (
+    NEAR_SATURATION,
+    client_delay_s,
+    near_saturation,
+    read_level,
+    schedule_of,
 )
+from analysis.blocks import QUANTILES, LevelRecords, blocks_of, from_dict
 from analysis.caveats import ERROR_SHARE
 from analysis.comparable import CompareError, Judged, check_realised, check_same, identity, realised, said
-from analysis.expected import queue_from_dict
+from analysis.expected import cells_from_dict, expected_of
 from analysis.percentiles import finite
 from analysis.regression import (
     ALPHA,
@@ -30,15 +28,24 @@ from analysis.regression import (
     compare_rates,
     compare_shares,
     holm,
-    student_quantile,
+    spent_at_looks,
     times_longer,
 )
 from analysis.slo import Slo, parse_slos
+from analysis.tracked import (
+    DEFAULT_TOLERANCE,
+    MOST_TOLERANCE,
+    OTHER,
+    SAME,
+    WATCHED,
+    Explained,
+    Tracked,
+    tracked_from_dict,
+)
 
 GATE_SCHEMA_VERSION = 1
 ERROR_TOLERANCE = 0.01  # in points of share
 USABLE_TOLERANCE = 0.1
-WATCH_TOLERANCE = 1.0
 _EDGE_FACTOR = 50.0
 
 
@@ -67,9 +74,14 @@ class Check:
 
 
 def judge_gate(
-    base: Mapping[str, Any], runs: Sequence[Judged], tolerances: Mapping[str, float], *, looks: int = 1
+    base: Mapping[str, Any],
+    runs: Sequence[Judged],
+    tolerances: Mapping[str, float],
+    *,
+    look: int = 1,
+    looks: int = 1,
 ) -> dict[str, Any]:
-    """The gate's answer as one dict (docs/ci.md). ``looks``: how often this may be asked (1 + retries).
+    """The gate's answer as one dict (docs/ci.md): look number ``look`` of at most ``looks`` at a growing list of runs.
 
     Raises CompareError where the candidate is no evidence or another experiment.
     """
@@ -80,7 +92,7 @@ def judge_gate(
             raise CompareError(f"{run.run.path} lacks the load level {missing[0]} of the baseline: run the same --rates or --concurrency")  # fmt: skip
         if any(s["ok"] for s in run.summary["stages"]):
             check_realised(base["realised"], realised(run), str(run.run.path))
-    alpha = ALPHA / looks
+    alpha = spent_at_looks(ALPHA, looks)[look - 1]
     checks: list[Check] = []
     paired: dict[str, bool] = {}
     for name, level in base["levels"].items():
@@ -95,7 +107,7 @@ def judge_gate(
     _decide([c for c in checks if c.kind == "change"], alpha, base)
     untracked = {f"{metric} at {n}": why for n, lv in base["levels"].items() for metric, why in lv["untracked"].items()}  # fmt: skip
     silent = [c for c in checks if c.watched and c.verdict != "regression"]
-    untracked |= {f"{c.name} at {c.level}": _only_doubling(c) for c in silent}
+    untracked |= {f"{c.name} at {c.level}": _only_watched(c) for c in silent}
     checks = [c for c in checks if c not in silent]
     for name, level in base["levels"].items():
         _excuse(checks, name, max(client_delay_s(run, name) for run in runs) - level["client_delay_s"])
@@ -107,17 +119,30 @@ def judge_gate(
     verdict = "regression" if failed else "inconclusive" if "inconclusive" in verdicts else "pass"
     return {
         "schema_version": GATE_SCHEMA_VERSION, "verdict": verdict, "sentence": _sentence(verdict, checks),
-        "same_schedule": all(paired.values()), "family": sum(c.kind == "change" for c in checks), "alpha": ALPHA, "looks": looks,
+        "same_schedule": all(paired.values()), "family": sum(c.kind == "change" for c in checks), "alpha": ALPHA,
+        "look": look, "looks": looks, "alpha_of_look": alpha,
         "baseline_runs": len(base["runs"]), "candidate_runs": len(runs), "notes": _notes(base, runs, all(paired.values())),
         "untracked": untracked,
         "checks": [c.as_dict() for c in checks],
     }  # fmt: skip
 
 
-def _only_doubling(check: Check) -> str:
+def cost_of(run: Judged) -> tuple[float, int]:
+    """(seconds, tokens of prompts and answers) that the run took."""
+    stages, r = run.run.meta["stages"], run.records.requests
+    seconds = sum(((s.get("drained_ns") or s["end_ns"]) - s["start_ns"]) * 1e-9 for s in stages)
+    asked = np.where(np.isnan(r.input_tokens), r.input_tokens_planned, r.input_tokens)
+    return float(seconds), int(np.nansum(asked) + np.nansum(r.output_tokens))
+
+
+def _only_watched(check: Check) -> str:
     if check.change is None:
         return check.reason or "no change can be told"
-    return f"{_signed(check.change)}; less than a doubling could be noise at this length: use a longer --duration in the baseline as well, or set a limit (--tolerance {check.name}=10%)"  # fmt: skip
+    return (
+        f"{_signed(check.change)}; less than {check.tolerance:+.0%} could be noise at this load and length, so only more is "
+        f"called a regression: use a longer --duration in the baseline as well, a lower load, ampacity ab, or set a limit "
+        f"(--tolerance {check.name}=10%)"
+    )
 
 
 def _sanity(run: Judged, name: str) -> list[Check]:
@@ -137,56 +162,48 @@ def _changes(level: Mapping[str, Any], name: str, records: Sequence[LevelRecords
     checks = [
         _quantile_check(level, name, metric, records, tolerances, paired) for metric in level["quantiles"]
     ]
-    return [c for c in checks if c] + [
+    return [
+        *checks,
         _error_check(level, name, records, tolerances.get("error_rate", ERROR_TOLERANCE), paired),
         _rate_check(level, name, records, tolerances.get("output_tokens_per_s", DEFAULT_TOLERANCE), paired),
     ]
 
 
 def _quantile_check(
-    level: Mapping[str, Any], name: str, metric: str, records: Sequence[LevelRecords], tolerances: Mapping[str, float], paired: bool
-) -> Check | None:  # fmt: skip
-    entry, (kind, percentile) = level["quantiles"][metric], metric.split("_")
-    q, value = QUANTILES[percentile], float(entry["value_s"])
-    tolerance = tolerances.get(metric, entry["tolerance"]["same_schedule" if paired else "other_schedule"])
-    watched = (
-        tolerance is None
-    )  # an equal run might not pass even twice as slow a one: only a regression beyond that is said
-    tolerance = WATCH_TOLERANCE if tolerance is None else tolerance
-    check = Check(metric, "change", name, baseline=value, tolerance=tolerance, watched=watched)
+    level: Mapping[str, Any],
+    name: str,
+    metric: str,
+    records: Sequence[LevelRecords],
+    tolerances: Mapping[str, float],
+    paired: bool,
+) -> Check:
+    kind, percentile = metric.split("_")
+    known = tracked_from_dict(QUANTILES[percentile], level["quantiles"][metric])
+    least = known.tolerance[SAME if paired else OTHER]
+    tolerance = tolerances.get(metric, WATCHED[-1] if least is None else least)
+    watched = metric not in tolerances and tolerance > MOST_TOLERANCE
+    check = Check(metric, "change", name, baseline=known.value_s, tolerance=tolerance, watched=watched)
     found = [r.metrics[kind] for r in records]
     unknown = next((o.reason or "no request has a value" for o in found if o.reason or not o.n), None)
     if unknown:
         check.reason = unknown
         return check
-    marks = Marks(np.array(entry["marks_s"]), np.zeros(len(entry["marks_s"])))
-    explained = _explained(level, entry, records)
-    base = [from_dict(b) for b in entry["runs"]]
-    ours = [
-        blocks_over(o, marks.times(1 + tolerance), paired=paired, explained=x)
-        for o, x in zip(found, explained, strict=True)
-    ]
-    if not paired:
-        base, ours = [b.adjusted() for b in base], [b.adjusted() for b in ours]
-    slope = noise_slope(found, marks.limits_s * (1 + tolerance), entry["noise"])
-    check.estimate = e = compare_shares(base, ours, 1 - q, paired=paired, noise=entry["noise"], slope=slope)
-    reach = student_quantile(0.975, e.df) * e.se
-    drawn = 0.0 if paired else float(np.mean([0.0 if x is None else x.mean() for x in explained]))
-    low, middle, high = (moved_by(found, marks, 1 - q + drawn - x) for x in (-reach, 0.0, reach))
-    check.candidate = finite(float(np.mean([o.quantile_bounds(q)[1] for o in found])))
-    check.change, *ends = (None if x is None else x - 1 for x in (middle, low, high))
+    explained = _explained(level, kind, known, records)
+    check.estimate = known.compare(found, explained, tolerance, paired=paired)
+    check.candidate = finite(float(np.mean([o.quantile_bounds(known.q)[1] for o in found])))
+    check.change, *ends = known.moved(found, explained, check.estimate)
     check.change_ci = (ends[0], ends[1])
     return check
 
 
 def _explained(
-    level: Mapping[str, Any], entry: Mapping[str, Any], records: Sequence[LevelRecords]
-) -> list[Any]:
-    """What the schedule of each run lets expect, beyond 1 - q; None where the baseline has no table."""
-    queue, table = queue_from_dict(level["queue"]), entry.get("expected")
-    if queue is None or table is None:
+    level: Mapping[str, Any], kind: str, known: Tracked, records: Sequence[LevelRecords]
+) -> Explained:
+    """What is known of each request lets expect, beyond 1 - q; None where the baseline has no table."""
+    if known.tables is None:
         return [None] * len(records)
-    return [np.array(table)[queue.cells(r.cohort.requests)] for r in records]
+    cells = [cells_from_dict(c) for c in level["cells"][kind]]
+    return [expected_of(known.tables, [c.of(r) for c in cells]) for r in records]
 
 
 def _error_check(
@@ -303,7 +320,9 @@ def _notes(base: Mapping[str, Any], runs: Sequence[Judged], paired: bool) -> lis
         notes.append(f"One baseline run shows no noise from run to run: {ASSUMED_NOISE:.1%} is assumed. Give several to measure it.")  # fmt: skip
     if not paired:
         seeds = sorted({said(r["seed"]) for r in base["runs"]})
-        notes.append(f"Baseline and candidate sent other requests (baseline seed {', '.join(seeds)}): the draw of lengths and arrivals counts as noise. With the same --seed and --duration, and no stage repeated or cut, far smaller changes can be told.")  # fmt: skip
+        notes.append(f"Baseline and candidate sent other requests (baseline seed {', '.join(seeds)}): the draw of lengths and arrivals counts as noise. With the same --seed (1 where none is given) and --duration, and no stage repeated or cut, smaller changes can be told.")  # fmt: skip
+    if near := near_saturation(base):
+        notes.append(f"{', '.join(near)}: {NEAR_SATURATION}.")
     if left_out := sorted({f["lengths"] for run in runs for f in run.summary.get("families") or []}):
         notes.append(f"Not judged: the curves of other lengths ({', '.join(left_out)}). Gate them by runs of their own.")  # fmt: skip
     return notes

@@ -7,6 +7,7 @@ that repeat (plateaus) do no harm. docs/methods.md, "Comparing two runs".
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -139,6 +140,16 @@ def holm(p_values: Sequence[float], alpha: float) -> list[bool]:
             break
         rejected[index] = True
     return rejected
+
+
+def spent_at_looks(alpha: float, looks: int) -> list[float]:
+    """What each of ``looks`` equally spaced looks may spend of ``alpha``: Pocock's function (Lan and DeMets 1983).
+
+    alpha ln(1 + (e - 1) t) is spent by the share t of the looks. Each look is a test at its own part; the parts add up
+    to alpha, so that the chance of any error over all looks is at most alpha, however the looks depend on each other.
+    """
+    by = [alpha * math.log1p((math.e - 1) * k / looks) for k in range(looks + 1)]
+    return [after - before for before, after in itertools.pairwise(by)]
 
 
 def times_longer(estimate: Estimate, alpha_equivalence: float, alpha_regression: float) -> float | None:

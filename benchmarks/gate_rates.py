@@ -1,48 +1,42 @@
-"""How often does the gate cry wolf, and how often does it find a change of 10 %? In virtual time.
+"""How often does the gate cry wolf, how often does it refuse equal runs, and how often does it find a change? In virtual time.
 
-    .venv/bin/python -m benchmarks.gate_rates --pairs 200 --load 0.6 --json rates.json
+    python -m benchmarks.gate_rates --server pieces --load 0.6 --pairs 600 --run-noise 0.005 --first-seed 100000
 
-Every pair has its own seed. Engine steps take their time times a log-normal factor (3 % by default) that is
-drawn anew in each run, and each run is faster or slower as a whole by --run-noise. "same schedule" pairs sent
-the same requests at the same times, "other schedule" pairs share nothing but the workload.
+Every pair has its own seed: a baseline, an equal candidate, one with all steps 10 % longer, and one whose every TTFT
+is 25 % longer with nothing else changed. "same" candidates sent the same requests at the same times as their baseline,
+"other" ones are held against the baseline of the pair before. Each run is faster or slower as a whole by --run-noise,
+each step by --jitter. ``--server``: those of benchmarks/step_server.py, which are not our simulator, or "preset", which is.
 """
 
 from __future__ import annotations
 
 import argparse
-import asyncio
-import io
 import json
 import math
 import random
-import tempfile
+import sys
 from collections import Counter
-from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
-from rich.console import Console
 
-from ampacity.config import make_settings
-from ampacity.experiments.predict import predict
-from ampacity.progress import Progress
 from analysis.baseline import make_baseline
 from analysis.baseline_file import write_baseline
-from analysis.comparable import Judged, prepare
+from analysis.comparable import CompareError, Judged, prepare
 from analysis.gate import judge_gate
+from benchmarks.step_server import STEP_SERVERS, step_run
 from loadgen.records import SCHEMA
-from loadgen.rundir import Run, load_run
+from loadgen.rundir import Run
 from simulator.hardware import find_config
 from simulator.outcome import simulate as simulate_engine
 from simulator.steptime import Roofline, StepTime
 from workloads.profile import load_workload
 from workloads.schedule import open_schedule
 
-URL = "http://predicted.invalid/v1"
-SLO = "ttft_p99=2s"
+KINDS = ("equal", "steps", "ttft")
 ORIGIN_NS = 1_000_000_000
 
 
@@ -113,91 +107,109 @@ def _table(tokens: Any, inputs: Any) -> pa.Table:
     return pa.Table.from_arrays(columns, schema=SCHEMA)
 
 
-def capacity_rps(options: argparse.Namespace, folder: Path) -> float:
-    """The usable rate of the preset for the workload under SLO, as ``ampacity predict`` finds it."""
-    raw = {
-        "url": URL,
-        "slo": [SLO],
-        "out": str(folder / "capacity"),
-        "duration": "20m",
-        "workload": options.workload,
-    }
-    config = find_config(options.preset)
-    path = asyncio.run(
-        predict(make_settings(raw), config, ["ampacity"], Progress(Console(file=io.StringIO())))
-    )
-    found: float = prepare(load_run(path)).summary["capacity"]["usable_rps"]
-    return found
+def later_first_token(run: Run, share: float) -> Run:
+    """Every TTFT longer by this share; the gaps after it stay as they are."""
+    table = run.requests
+    started, first = (table[c].to_numpy() for c in ("started_ns", "first_token_ns"))
+    later = np.round(share * (first - started) / 1000).astype(np.int64)  # us
+    for name in ("first_token_ns", "first_answer_ns", "last_token_ns", "ended_ns"):
+        moved = pa.array(table[name].to_numpy() + 1000 * later)
+        table = table.set_column(table.column_names.index(name), table.schema.field(name), moved)
+    at = table["chunk_at_us"].combine_chunks()
+    moved_us = at.values.to_numpy().astype(np.int64) + np.repeat(later, np.diff(at.offsets.to_numpy()))
+    lists = pa.ListArray.from_arrays(at.offsets, pa.array(moved_us.astype(np.uint32)))
+    index = table.column_names.index("chunk_at_us")
+    table = table.set_column(index, table.schema.field("chunk_at_us"), lists)
+    stage = run.meta["stages"][0]
+    stages = [stage | {"drained_ns": stage["drained_ns"] + 1000 * int(later.max())}]
+    return replace(run, requests=table, meta={**run.meta, "stages": stages})
 
 
-def study(options: argparse.Namespace, note: Callable[[str], None]) -> dict[str, Any]:
+def measure(options: argparse.Namespace, seed: int, noise_seed: int, kind: str = "equal") -> Run:
+    """A run of one kind: "equal", "steps" or "ttft"."""
+    if options.server == "preset":
+        run = simulate(options, seed, noise_seed, "steps" if kind == "steps" else None).run
+    else:
+        speed = math.exp(random.Random(noise_seed + 10**6).gauss(0.0, options.run_noise))
+        speed *= 1 + options.change if kind == "steps" else 1.0
+        server = STEP_SERVERS[options.server]
+        rate = options.load * server.most_rps
+        run = step_run(server, rate, options.requests, seed, noise_seed, jitter=options.jitter, speed=speed)
+    return later_first_token(run, options.ttft_change) if kind == "ttft" else run
+
+
+@dataclass
+class Cell:
+    """What came out of the pairs of one kind."""
+
+    verdicts: Counter[str] = field(default_factory=Counter)
+    by_check: Counter[str] = field(default_factory=Counter)
+    tracked: int = 0
+
+    def add(self, base: dict[str, Any], candidate: Judged) -> None:
+        try:
+            found = judge_gate(base, [candidate], {})
+        except CompareError as error:
+            self.verdicts["refused"] += 1
+            self.by_check[str(error).partition(" ")[2][:60]] += 1
+            return
+        self.verdicts[found["verdict"]] += 1
+        self.tracked += sum(c["kind"] == "change" for c in found["checks"])
+        self.by_check.update(f"{c['name']} {c['verdict']}" for c in found["checks"] if c["verdict"] != "pass")
+
+    def as_dict(self) -> dict[str, Any]:
+        n = sum(self.verdicts.values())
+        judged = max(n - self.verdicts["refused"], 1)
+        return {
+            "n": n, **{v: round(c / n, 4) for v, c in sorted(self.verdicts.items())},
+            "tracked": round(self.tracked / judged, 1), "not_passed": dict(self.by_check.most_common(8)),
+        }  # fmt: skip
+
+
+def study(options: argparse.Namespace) -> dict[str, Cell]:
     """Verdicts of every kind of pair."""
-    verdicts: dict[str, Counter[str]] = {}
-    reasons: dict[str, Counter[str]] = {}
-
-    def count(kind: str, base: Any, candidate: Judged) -> None:
-        found = judge_gate(base, [candidate], {})
-        verdicts.setdefault(kind, Counter())[found["verdict"]] += 1
-        for check in found["checks"]:
-            if check["verdict"] != "pass":
-                reasons.setdefault(kind, Counter())[f"{check['name']} {check['verdict']}"] += 1
-
-    with tempfile.TemporaryDirectory() as name:
-        folder = Path(name)
-        rate = options.rate or round(options.load * capacity_rps(options, folder), 3)
-        options.rate = rate
-        last = None
-        for pair in range(options.pairs):
-            seed = options.first_seed + pair
-            runs = []
-            kinds = (
-                [None] * options.baseline_runs
-                + [None]
-                + (["steps", "prefill"] if pair < options.changed_pairs else [])
-            )
-            for slower in kinds:
-                runs.append(simulate(options, seed, 1000 * seed + len(runs), slower))
-            base = json.loads(write_baseline(make_baseline(runs[: options.baseline_runs])))
-            equal, *changed = runs[options.baseline_runs :]
-            for kind, earlier in (("same schedule", base), ("other schedule", last)):
-                if earlier is None:
-                    continue
-                count(f"A/A, {kind}", earlier, equal)
-                for slower, run in zip(("steps", "prefill"), changed, strict=False):
-                    count(f"{slower} {options.change:.0%} slower, {kind}", earlier, run)
-            last = base
-            note(f"{pair + 1}: { ({k: dict(v) for k, v in verdicts.items()}) }")
-    return {
-        "options": vars(options), "verdicts": {k: dict(v) for k, v in verdicts.items()},
-        "not_passed": {k: dict(v.most_common(12)) for k, v in reasons.items()},
-    }  # fmt: skip
+    cells: dict[str, Cell] = {}
+    last: dict[str, Any] | None = None
+    for pair in range(options.pairs + 1):
+        seed = options.first_seed + pair
+        earlier = [prepare(measure(options, seed, 1000 * seed + k)) for k in range(options.baseline_runs)]
+        try:
+            base = json.loads(write_baseline(make_baseline(earlier)))
+        except CompareError as error:
+            cells.setdefault("no baseline", Cell()).verdicts[str(error)[-60:]] += 1
+            continue
+        for k, kind in enumerate(KINDS):
+            candidate = prepare(measure(options, seed, 1000 * seed + 100 + k, kind))
+            for schedule, against in (("same", base), ("other", last)):
+                if against is not None:
+                    cells.setdefault(f"{kind}, {schedule} seed", Cell()).add(against, candidate)
+        last = base
+        if (pair + 1) % 100 == 0:
+            print({k: dict(c.verdicts) for k, c in cells.items()}, file=sys.stderr, flush=True)
+    return cells
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--pairs", type=int, default=200)
-    parser.add_argument("--load", type=float, default=0.6, help="share of the usable rate")
-    parser.add_argument("--rate", type=float, default=0.0, help="requests/s, in place of --load")
-    parser.add_argument("--requests", type=int, default=2000, help="the default length of a predicted stage")
+    parser.add_argument("--server", default="pieces", choices=(*STEP_SERVERS, "preset"))
+    parser.add_argument("--pairs", type=int, default=600)
+    parser.add_argument("--load", type=float, default=0.6, help="share of the saturation rate")
+    parser.add_argument(
+        "--rate", type=float, default=3.16, help="requests/s of the preset, in place of --load"
+    )
+    parser.add_argument("--requests", type=int, default=2000)
     parser.add_argument("--baseline-runs", type=int, default=1)
     parser.add_argument("--jitter", type=float, default=0.03)
-    parser.add_argument("--run-noise", type=float, default=0.0)
+    parser.add_argument("--run-noise", type=float, default=0.005)
     parser.add_argument("--change", type=float, default=0.1)
-    parser.add_argument(
-        "--changed-pairs", type=int, default=200, help="so many of the pairs have changed runs too"
-    )
+    parser.add_argument("--ttft-change", type=float, default=0.25)
     parser.add_argument("--first-seed", type=int, default=1)
-    parser.add_argument("--preset", default="llama3-8b-a100")
-    parser.add_argument("--workload", default="chat")
-    parser.add_argument("--json", type=Path)
     options = parser.parse_args()
-    options.json, target = None, options.json
-    found = study(options, lambda text: print(text, flush=True))
-    print(json.dumps(found, indent=1))
-    if target:
-        target.write_text(json.dumps(found, indent=1) + "\n")
+    options.preset, options.workload = "llama3-8b-a100", "chat"
+    found = {kind: cell.as_dict() for kind, cell in study(options).items()}
+    print(json.dumps({"options": vars(options), "cells": found}, indent=1))
 
 
 if __name__ == "__main__":

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -18,7 +19,7 @@ def baseline(
 
     ampacity baseline runs/main-1 runs/main-2 runs/main-3 -o base.json
     """
-    from analysis.baseline import make_baseline
+    from analysis.baseline import NEAR_SATURATION, make_baseline, near_saturation
     from analysis.baseline_file import check_replaceable, write_baseline
     from analysis.comparable import prepare
     from loadgen.rundir import load_run
@@ -28,18 +29,53 @@ def baseline(
     content = make_baseline([prepare(load_run(path)) for path in runs])
     write_text(out, write_baseline(content))
     for name, level in content["levels"].items():
-        wide = [f"{m} {_said(e['tolerance'])}" for m, e in level["quantiles"].items() if m.endswith("p99")]
-        told = ", ".join(["tolerance 3 % at p50 and p90", *wide])
-        typer.echo(f"{name}: {sum(level['requests'])} requests, {len(level['quantiles'])} quantiles; {told}")
+        typer.echo(f"{name}: {sum(level['requests'])} requests, {len(level['quantiles'])} quantiles")
+        typer.echo("\n".join(_table(level["quantiles"])))
         for metric, reason in level["untracked"].items():
             typer.echo(f"  {metric} is not tracked: {reason}")
+    typer.echo(
+        "tolerance: what an equal run passes with. finds: the smallest change that is called a regression in 95 of 100 runs, then about "
+        "what it would be with four times the --duration, and with three times the baseline runs."
+    )
+    if near_saturation(content):
+        typer.echo(NEAR_SATURATION)
     typer.echo(out)
 
 
-def _said(tolerance: dict[str, float | None]) -> str:
-    """How much slower a p99 may be, which depends on whether the candidate sends the same requests."""
-    same, other = (
-        "more than a doubling only" if tolerance[kind] is None else f"{100 * (tolerance[kind] or 0):.3g} %"
-        for kind in ("same_schedule", "other_schedule")
-    )
-    return same if same == other else f"{same} (with another seed {other})"
+def _table(quantiles: Mapping[str, Any]) -> list[str]:
+    """One row for each quantile, with figures for candidates of the same seed and of another."""
+    rows: list[tuple[str, ...]] = [
+        ("", "value", "tolerance", "finds", "longer", "more runs", "other seed: tolerance", "finds")
+    ]
+    for name, entry in quantiles.items():
+        same, other = entry["finds"]["same_schedule"], entry["finds"]["other_schedule"]
+        tolerance = entry["tolerance"]
+        seconds = entry["value_s"]
+        value = f"{seconds:.3g} s" if seconds >= 1 else f"{seconds * 1e3:.3g} ms"
+        rows.append(
+            (
+                name,
+                value,
+                _tolerance(tolerance["same_schedule"]),
+                *(_change(same[k]) for k in ("now", "longer", "more_runs")),
+                _tolerance(tolerance["other_schedule"]),
+                _change(other["now"]),
+            )
+        )
+    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
+    return [
+        "  " + "  ".join(cell.ljust(w) for cell, w in zip(row, widths, strict=True)).rstrip() for row in rows
+    ]
+
+
+def _tolerance(tolerance: float | None) -> str:
+    """Of what no tolerance can be held to, which change is watched for."""
+    from analysis.tracked import MOST_TOLERANCE, WATCHED
+
+    if tolerance is None or tolerance > MOST_TOLERANCE:
+        return f"watched: {100 * (tolerance or WATCHED[-1]):.3g} %"
+    return f"{100 * tolerance:.3g} %"
+
+
+def _change(change: float | None) -> str:
+    return "-" if change is None else f"+{100 * change:.2g} %" if change < 1 else f"+{100 * change:.0f} %"

@@ -3,29 +3,35 @@
 from __future__ import annotations
 
 import os
+import shlex
 import sys
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 from ampacity.cli.output import print_json, write_text
+from ampacity.values import parse_duration
 
+MOST_SAMPLES = 20
 EXIT = {"pass": 0, "regression": 1, "cannot_compare": 2, "inconclusive": 3}
 
 
 def gate(
-    run: Annotated[Path, typer.Argument(help="Run directory of the candidate.", show_default=False)],
+    run: Annotated[list[Path], typer.Argument(help="Run directory of the candidate; further samples of it after it.", show_default=False)],
     baseline: Annotated[Path, typer.Option("--baseline", metavar="FILE", help="From 'ampacity baseline'.", show_default=False)],
     tolerance: Annotated[
         list[str] | None,
-        typer.Option("--tolerance", metavar="METRIC=N%", help="As ttft_p99=10%, p90=5% or error_rate=0.5%; repeatable. Default: 3% at p50 and p90; p99 as its noise allows."),
+        typer.Option("--tolerance", metavar="METRIC=N%", help="As ttft_p99=10%, p90=5% or error_rate=0.5%; repeatable. Default: what the baseline's noise allows."),
     ] = None,
     slo: Annotated[
         list[str] | None,
         typer.Option("--slo", metavar="METRIC_pQ=LIMIT", help="Absolute limit, beside those of the baseline; repeatable."),
     ] = None,
-    retry: Annotated[int, typer.Option("--retry", metavar="N", help="While inconclusive, run the candidate's command again, up to N times.", min=0, max=20)] = 0,
+    max_samples: Annotated[int | None, typer.Option("--max-samples", metavar="N", help="While inconclusive, run the candidate's command again, up to N samples in all.", min=1, max=20, show_default="1")] = None,
+    max_duration: Annotated[str | None, typer.Option("--max-duration", metavar="TIME", help="As long as further samples may take together, as 30m.", show_default=False)] = None,
+    max_tokens: Annotated[int | None, typer.Option("--max-tokens", metavar="N", help="As many tokens as further samples may cost together, prompts and answers.", min=1, show_default=False)] = None,
     self_test: Annotated[bool, typer.Option("--self-test", help="Make the candidate twice as slow and demand that the gate turns red.")] = False,
     junit: Annotated[Path | None, typer.Option("--junit", metavar="FILE", help="Write JUnit XML.", show_default=False)] = None,
     summary: Annotated[Path | None, typer.Option("--summary", metavar="FILE", help="Append Markdown, as to $GITHUB_STEP_SUMMARY.", show_default=False)] = None,
@@ -43,8 +49,10 @@ def gate(
     failure: Exception | None = None
     try:
         base = read_baseline(baseline)
+        seconds = None if max_duration is None else parse_duration(max_duration, "--max-duration")
+        budget = Budget(max_samples, seconds, max_tokens)
         result = _judge(
-            run, base, parse_tolerances(tolerance or []), slos_of(base, slo or []), retry, self_test
+            run, base, parse_tolerances(tolerance or []), slos_of(base, slo or []), budget, self_test
         )
     except Exception as error:  # said in the CI's files too, so that no answer does not look like a good one
         failure = error
@@ -77,26 +85,62 @@ def gate(
     raise typer.Exit(EXIT[result["verdict"]])
 
 
-def _judge(path: Path, base: dict[str, Any], tolerances: dict[str, float], slos: list[Any], retry: int, self_test: bool) -> dict[str, Any]:  # fmt: skip
-    """The answer; while it is inconclusive, further samples of the candidate."""
-    from ampacity.experiments.rerun import rerun
+@dataclass(frozen=True)
+class Budget:
+    """Of samples in all, and of seconds and tokens that further samples may take together; None: no such limit."""
+
+    samples: int | None
+    seconds: float | None
+    tokens: int | None
+
+    def looks(self, given: int, run_s: float, run_tokens: int) -> int:
+        """How many samples there can be, where ``given`` are there and each takes as much as the first did."""
+        limits = [MOST_SAMPLES if self.samples is None else self.samples]
+        if self.seconds is not None:
+            limits.append(given + int(self.seconds // max(run_s, 1e-9)))
+        if self.tokens is not None:
+            limits.append(given + self.tokens // max(run_tokens, 1))
+        if (self.samples, self.seconds, self.tokens) == (None, None, None):
+            return 1
+        return max(min(*limits, MOST_SAMPLES), given)
+
+
+def _judge(paths: list[Path], base: dict[str, Any], tolerances: dict[str, float], slos: list[Any], budget: Budget, self_test: bool) -> dict[str, Any]:  # fmt: skip
+    """The answer; while it is inconclusive and the budget lasts, after further samples of the candidate."""
+    from ampacity.experiments.rerun import RerunError, command_of, repeatable, rerun
     from analysis.comparable import prepare
-    from analysis.gate import judge_gate
+    from analysis.gate import cost_of, judge_gate
     from analysis.twice_as_slow import twice_as_slow
     from loadgen.rundir import load_run
 
-    first = load_run(path)
-    runs = [prepare(twice_as_slow(first) if self_test else first, slos)]
-    result = judge_gate(base, runs, tolerances, looks=1 + retry)
-    for number in range(1, 0 if self_test else retry + 1):
-        if result["verdict"] != "inconclusive":
-            break
-        print(f"{result['sentence']} Sample {number + 1} of at most {retry + 1}.", file=sys.stderr)
-        seed = int(first.meta.get("seed") or 0) + (0 if result["same_schedule"] else number)
-        again = rerun(first.meta, _free(path.with_name(f"{path.name}-retry-{number}")), seed)
-        runs.append(prepare(load_run(again), slos))
-        result = judge_gate(base, runs, tolerances, looks=1 + retry)
-    return result
+    loaded = [load_run(path) for path in paths]
+    runs = [prepare(twice_as_slow(run) if self_test else run, slos) for run in loaded]
+    looks = budget.looks(len(runs), *cost_of(runs[0]))
+    while True:
+        look = min(len(runs), looks)
+        result = judge_gate(base, runs, tolerances, look=look, looks=looks)
+        if self_test or result["verdict"] != "inconclusive" or look == looks:
+            return result
+        meta = loaded[0].meta
+        seed = int(meta.get("seed") or 0) + (0 if result["same_schedule"] else len(runs))
+        out = _free(paths[0].with_name(f"{paths[0].name}-sample-{len(runs) + 1}"))
+        try:
+            command = command_of(meta, out, seed)
+        except RerunError as error:
+            result["notes"].append(
+                f"Up to {looks} samples may be taken: {error}, then give both directories to ampacity gate."
+            )
+            return result
+        if not repeatable(command):
+            again = shlex.join([*map(str, paths), str(out)])
+            result["notes"].append(
+                f"Up to {looks} samples may be taken, but the value of --header is not written down. Put it in and run: "
+                f"{shlex.join(command)} && ampacity gate {again} --baseline FILE --max-samples {looks}"
+            )
+            return result
+        print(f"{result['sentence']} Sample {len(runs) + 1} of at most {looks}.", file=sys.stderr)
+        rerun(command)
+        runs.append(prepare(load_run(out), slos))
 
 
 def _free(path: Path) -> Path:

@@ -1,0 +1,217 @@
+"""A quantile of a latency that a gate tracks: what the baseline knows of it, and the test of a candidate against it.
+
+The tolerance is fixed by the baseline alone: the least step of a ladder that a run like the baseline's passes with
+``SURE``, in a sequence of its own for candidates that send the same requests and for others. docs/methods.md,
+"Comparing two runs".
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+
+from analysis.blocks import (
+    BLOCKS,
+    Blocks,
+    Marks,
+    as_dict,
+    blocks_over,
+    from_dict,
+    in_blocks,
+    moved_by,
+    over_each,
+)
+from analysis.metrics import Floats
+from analysis.observations import Observations
+from analysis.regression import ALPHA, ASSUMED_NOISE, Estimate, compare_shares, student_quantile
+
+DEFAULT_TOLERANCE = 0.03
+MOST_TOLERANCE = 0.15
+LADDER = (0.03, 0.04, 0.05, 0.06, 0.075, 0.09, 0.1, 0.12, 0.15)
+WATCHED = (0.2, 0.25, 0.3, 0.4, 0.5, 0.75, 1.0)
+"""Beyond MOST_TOLERANCE nothing passes any more: a metric is watched for changes beyond one of these."""
+SURE = (
+    0.999  # chance that an equal run passes one metric; what one run tells of its noise is itself uncertain
+)
+FOUND = 0.95  # chance that the smallest change is found
+SAME, OTHER = "same_schedule", "other_schedule"
+Explained = Sequence[Floats | None]
+
+
+@dataclass(frozen=True)
+class Tracked:
+    """``marks`` around the baseline's quantile ``q``; the blocks of its ``runs`` over them.
+
+    ``noise``: s.d. from run to run of the share over the marks, if a run's speed varies by ASSUMED_NOISE with the same
+    queue; the queue makes it ``amplified`` times as much. ``tables``: see analysis/expected.py.
+    ``tolerance`` for each of SAME and OTHER; None: not even a doubling is told from noise.
+    """
+
+    q: float
+    marks: Marks
+    noise: float
+    amplified: float
+    runs: list[Blocks]
+    tables: Floats | None
+    tolerance: dict[str, float | None]
+
+    @cached_property
+    def value_s(self) -> float:
+        return float(np.median(self.marks.limits_s))
+
+    def compare(
+        self, found: Sequence[Observations], explained: Explained, tolerance: float, *, paired: bool
+    ) -> Estimate:
+        """Are the candidate's runs worse than the baseline's by more than the tolerance?"""
+        marks = self.marks.times(1 + tolerance)
+        fitted = [_fitted(o, marks, x) for o, x in zip(found, explained, strict=True)]
+        ours = [blocks_over(o, marks, paired=paired, explained=x) for o, x in zip(found, fitted, strict=True)]
+        slope = noise_slope(found, marks.limits_s, self.noise)
+        noise = self.noise * self.amplified
+        return compare_shares(self.runs, ours, 1 - self.q, paired=paired, noise=noise, slope=slope)
+
+    def moved(
+        self, found: Sequence[Observations], explained: Explained, e: Estimate
+    ) -> tuple[float | None, float | None, float | None]:
+        """Relative change of the candidate's runs: (best figure, lower, upper end at 95 %); None where unknown."""
+        reach = student_quantile(0.975, e.df) * e.se
+        drawn = float(np.mean([_drawn(o, x) for o, x in zip(found, explained, strict=True)]))
+        factors = [moved_by(found, self.marks, 1 - self.q + drawn - x) for x in (0.0, -reach, reach)]
+        middle, low, high = (None if x is None else x - 1 for x in factors)
+        return middle, low, high
+
+    def like_own(
+        self, found: Sequence[Observations], explained: Explained, tolerance: float
+    ) -> dict[str, Estimate]:
+        """What ``compare`` would give for runs like the baseline's own, which these are, with noise of their own."""
+        other = self.compare(found, explained, tolerance, paired=False)
+        same = self.compare(found, explained, tolerance, paired=True)
+        within = min(other.within, 2 * same.within)  # a candidate is not the same run again
+        return {OTHER: other, SAME: Estimate(other.worse, within, same.between, same.df)}
+
+    def as_dict(self) -> dict[str, Any]:
+        return {
+            "value_s": self.value_s, "marks_s": [rounded(x) for x in self.marks.limits_s.tolist()],
+            "noise": float(f"{self.noise:.4g}"), "amplified": float(f"{self.amplified:.4g}"),
+            "tolerance": self.tolerance, "runs": [as_dict(b) for b in self.runs],
+            "expected": None if self.tables is None else np.round(self.tables, 4).tolist(),
+        }  # fmt: skip
+
+
+def tracked_from_dict(q: float, value: Mapping[str, Any]) -> Tracked:
+    marks = Marks(np.array(value["marks_s"]), np.zeros(len(value["marks_s"])))
+    tables = None if value["expected"] is None else np.array(value["expected"])
+    runs = [from_dict(b) for b in value["runs"]]
+    return Tracked(q, marks, value["noise"], value["amplified"], runs, tables, value["tolerance"])
+
+
+def with_tolerances(known: Tracked, found: Sequence[Observations], explained: Explained) -> Tracked:
+    """The least tolerance of each kind at which a run like these passes with SURE, found before any candidate."""
+    allowed: dict[str, float | None] = {SAME: None, OTHER: None}
+    at_marks = known.like_own(
+        found, explained, 0.0
+    )  # few samples beyond a tolerance feign that they scatter little
+    for tolerance in (*LADDER, *WATCHED):
+        for kind, e in known.like_own(found, explained, tolerance).items():
+            se = max(e.se, at_marks[kind].se)
+            if allowed[kind] is None and e.worse + _sure(e) * se <= 0:
+                allowed[kind] = tolerance
+        if None not in allowed.values():
+            break
+    return replace(known, tolerance=allowed)
+
+
+def _sure(e: Estimate) -> float:
+    return student_quantile(1 - ALPHA, e.df) + student_quantile(SURE, e.df)
+
+
+def smallest_found(
+    known: Tracked, found: Sequence[Observations], explained: Explained, tests: int
+) -> dict[str, dict[str, float | None]]:
+    """For each kind the least change that is called a regression with FOUND, by Holm among ``tests`` at worst.
+
+    ``now``, and about what it would be with four times the length (``longer``) and with three times the baseline
+    runs (``more_runs``).
+    """
+    result = {}
+    n = len(known.runs)
+    for kind, tolerance in known.tolerance.items():
+        now = longer = more = None
+        if tolerance is not None:
+            e = known.like_own(found, explained, tolerance)[kind]
+            at_tolerance = known.like_own(found, explained, 0.0)[
+                kind
+            ]  # a change makes the share as large as here
+            se = max(e.se, at_tolerance.se)
+            needed = student_quantile(1 - ALPHA / tests, e.df) + student_quantile(FOUND, math.inf)
+            factor = moved_by(found, known.marks, 1 - known.q + needed * se)
+            if factor and 1 - known.q + needed * se < 1:
+                now = (1 + tolerance) / factor - 1
+                total = e.within + e.between
+                longer = now * math.sqrt((e.within / 4 + e.between) / total) if total else now
+                more = now * math.sqrt((1 / (3 * n) + 1) / (1 / n + 1))
+        result[kind] = {"now": now, "longer": longer, "more_runs": more}
+    return result
+
+
+def assumed_noise(found: Sequence[Observations], limits_s: Any, share: float | None = None) -> float:
+    """How far the share over these limits (``share``, where it is known better) moves when a run is slower by ASSUMED_NOISE.
+
+    By the secant over the default tolerance: a plateau has no other slope.
+    """
+
+    def above(limits: Any) -> float:
+        return sum(float(o.shares_over(limits).mean()) * o.n for o in found) / sum(o.n for o in found)
+
+    here = above(limits_s) if share is None else share
+    return max(0.0, here - above(limits_s * (1 + DEFAULT_TOLERANCE))) * ASSUMED_NOISE / DEFAULT_TOLERANCE
+
+
+def noise_slope(found: Sequence[Observations], limits_s: Any, noise: float) -> float:
+    """How much less the share over ``limits_s`` moves by the noise of a run's speed than the baseline's over its quantile."""
+    return min(1.0, assumed_noise(found, limits_s) / noise) if noise else 1.0
+
+
+def amplified_by_load(
+    found: Sequence[Observations], marks: Marks, explained: Explained, noise: float
+) -> float:
+    """By which factor the load of an open loop makes more of ``noise``.
+
+    A run that is slower by a share is one with as much more load on a slower clock. Blocks of n Poisson requests
+    differ in load by 1/sqrt(n), relatively; what their shares over the marks differ by beyond chance comes from it.
+    """
+    beyond = []
+    for o, x in zip(found, explained, strict=True):
+        rest = over_each(o, marks) - (0.0 if x is None else x * o.sizes)
+        rest = (rest - rest.sum() / o.n * o.sizes) / o.sizes.mean()
+        beyond.append(float(in_blocks(rest).var(ddof=1)) * BLOCKS / o.n_owners - float(rest.var()))
+    by_load = math.sqrt(max(0.0, float(np.mean(beyond))))
+    return 1.0 + ASSUMED_NOISE * by_load / noise if noise else 1.0
+
+
+def _fitted(o: Observations, marks: Marks, explained: Floats | None) -> Floats | None:
+    """``explained`` by the coefficient, 0 to 1, that fits these samples over these marks best.
+
+    Where a run is worse by just the tolerance the baseline's table holds as it is, and the coefficient is 1; of an equal run
+    fewer samples are over, and the table explains less of them.
+    """
+    if explained is None:
+        return None
+    over, expected = over_each(o, marks), explained * o.sizes
+    over, expected = (x - x.sum() / o.n * o.sizes for x in (over, expected))
+    most = float(expected @ expected)
+    return explained * (min(max(float(over @ expected) / most, 0.0), 1.0) if most else 0.0)
+
+
+def _drawn(o: Observations, explained: Floats | None) -> float:
+    """What is known of the requests lets expect in all, as a share of the samples."""
+    return 0.0 if explained is None else float((explained * o.sizes).sum() / o.n)
+
+
+def rounded(value: float) -> float:
+    return float(f"{value:.6g}")
