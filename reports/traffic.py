@@ -61,7 +61,7 @@ def traffic_table(summary: Mapping[str, Any]) -> Table:
 
 def _class(kind: Mapping[str, Any], classes: list[Mapping[str, Any]]) -> str:
     parts = []
-    if len(classes) > 1:
+    if len(classes) > 1 and all("weight" in k for k in classes):
         parts = [share(kind["weight"] / sum(k["weight"] for k in classes))]
         parts += [f"{side} {kind[f'{side}_tokens']['text']}" for side in ("input", "output")]
     if kind.get("correlation"):

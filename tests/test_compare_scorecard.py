@@ -211,11 +211,15 @@ def test_usable_rates_win_only_where_their_brackets_are_apart(tmp_path: Path) ->
     assert rows(result)["usable_rps"]["winner"] == "C"
     card = next(t for t in tables(result) if t.title == "Scorecard").rows
     assert card[1][2].text == "at least 40.0"
-    assert [cell.text for cell in card[2][:3]] == ["  its interval", f"{low:.3g} to {high:.3g}", "40.0 to ?"]
+    assert [cell.text for cell in card[2][:3]] == [
+        "  its interval",
+        f"{low:#.3g} to {high:#.3g}",
+        "40.0 to ?",
+    ]
     card = next(t for t in tables(result, fits=lambda _: False) if t.title == "Scorecard").rows
     at = next(i for i, row in enumerate(card) if row[0].text.startswith("usable rate per instance"))
     assert [cell.text for cell in card[at]][1:] == ["", "", "", "C"]
-    assert [cell.text for cell in card[at + 1]][0::2] == ["  A", f"{low:.3g} to {high:.3g}", ""]
+    assert [cell.text for cell in card[at + 1]][0::2] == ["  A", f"{low:#.3g} to {high:#.3g}", ""]
     assert [cell.text for cell in card[at + 2]][:3] == ["  C", "at least 40.0", "40.0 to ?"]
     assert "at least 40.0" in comparison_markdown(result)
     read = {r["run"]: r for r in csv.DictReader(io.StringIO(comparison_csv(result))) if r["name"] == "usable_rps"}  # fmt: skip
@@ -373,7 +377,7 @@ def test_the_load_to_give_to_all_is_one_that_each_carried_inside_its_slos(tmp_pa
     late = 1.0 if len(b) == 1 else 10.0
     made = []
     for name, rates, scale in (("a", a, 1.0), ("b", b, late)):
-        stages = [later(stage(ttfts(1, 400, scale), rate), 200.0 * k, 400 * k) for k, rate in enumerate(rates)]  # fmt: skip
+        stages = [later(stage(ttfts(1, 400 if rate < 100 else 8000, scale), rate), 200.0 * k, 400 * k) for k, rate in enumerate(rates)]  # fmt: skip
         made.append(arm(tmp_path / name, stages, ["ttft_p90=500ms"]))
     assert said in compare(made)["notes"][-1]
 
@@ -382,10 +386,10 @@ def test_a_warm_up_that_leaves_the_other_run_nothing_makes_no_common_load(tmp_pa
     """Of A's 600 requests the first 200 are slow; B has 130 in all, of which fewer than 100 are left without so many."""
     slow = ttfts(1, 600) * np.repeat([20.0, 1.0], [200, 400])
     a, b, c = (arm(tmp_path / n, stage(x), ["ttft_p90=1s"]) for n, x in (("a", slow), ("b", ttfts(2, 130)), ("c", ttfts(3, 600))))  # fmt: skip
-    assert a.judged.summary["stages"][0]["window"]["warmup_requests"] >= 130
+    assert a.judged.summary["stages"][0]["window"]["warmup_requests"] > 30
     result = compare([a, b])
     assert result["level"] is None
-    assert "with --rates 20 --duration 30s" in result["notes"][-1]
+    assert "run each again with lower --rates than 20" in result["notes"][-1]
     assert compare([a, c])["level"] == "20/s"
 
 

@@ -264,12 +264,12 @@ def test_a_queue_amplifies_the_noise_of_a_runs_speed() -> None:
     """
     n = np.random.default_rng(3).geometric(0.25, 400_000) - 1.0
     over = (n >= 4).astype(float)
-    level = LevelRecords(Cohort(None, None, 0, 0.0, n), "")  # type: ignore[arg-type]
+    level = LevelRecords(Cohort(None, None, 0, 0.0, n), "", None)  # type: ignore[arg-type]
     moved = queue_noise(level, over, np.ones(len(n)))
     assert moved == pytest.approx(ASSUMED_NOISE * 4 * 0.75**4, rel=0.02)
     mean = queue_noise(level, n, np.ones(len(n))) / 3.0
     assert mean == pytest.approx(ASSUMED_NOISE / 0.25, rel=0.03)
-    closed = LevelRecords(Cohort(None, None, 0, 0.0, np.full(len(n), 8.0)), "")  # type: ignore[arg-type]
+    closed = LevelRecords(Cohort(None, None, 0, 0.0, np.full(len(n), 8.0)), "", None)  # type: ignore[arg-type]
     assert queue_noise(closed, over, np.ones(len(n))) == pytest.approx(0.0, abs=1e-12)
 
 
