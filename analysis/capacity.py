@@ -254,3 +254,19 @@ def number_text(value: float, digits: int = 3) -> str:
     """Significant digits, no exponent."""
     rounded = float(f"{value:.{digits}g}")
     return f"{rounded:.0f}" if abs(rounded) >= 10**digits / 10 else f"{Decimal(repr(rounded)).normalize():f}"
+
+
+def met_by_all(stage: Mapping[str, Any], capacity: Mapping[str, Any]) -> bool | None:
+    """Whether a stage's load keeps the SLOs by the estimate from all open stages; None inside its interval, or without one.
+
+    A stage alone may be too short to have seen its worst, while those at higher loads show where the limit is.
+    """
+    if (
+        capacity["crossing"] != "pooled"
+        or stage["kind"] != "open"
+        or stage["client_limited"]
+        or not stage["requests"]
+    ):
+        return None
+    low, high = capacity["usable_rps_ci"]
+    return True if stage["offered_rps"] <= low else False if stage["offered_rps"] >= high else None

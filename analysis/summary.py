@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from analysis.burst import summarise_burst
-from analysis.capacity import find_capacity
+from analysis.capacity import find_capacity, met_by_all
 from analysis.caveats import find_caveats, load_name, repeated_undisturbed
 from analysis.families import class_curves, describe_family, split_lengths
 from analysis.fleet import Traffic, carried_by, fleet_of
@@ -64,6 +64,8 @@ def summarise(run: Run, labels: Mapping[int, bool] | None = None) -> dict[str, A
         "offline": offline_throughput(stages, slos, meta.get("fleet_inputs") or {}),
         "audit": _audit(metas, stages, imported=bool(meta.get("imported"))),
     }
+    for stage in stages:
+        stage["slo_met_by_all"] = met_by_all(stage, summary["capacity"])
     for lengths, part in others.items():
         _, of_part, judged = _judge_stages(part, slos, labels)
         summary["families"].append(describe_family(lengths, judged, of_part.requests, slos))

@@ -167,7 +167,14 @@ def _slo(table: Table, stage: Mapping[str, Any], judged: bool) -> Cell:
     if not judged:
         return Cell(DASH, table.footnote(str(stage.get("slo_met_reason") or "no SLO was given (--slo)")))
     if stage.get("slo_met") is None:
-        return Cell("undecided", table.footnote(_undecided(stage)), "unsure")
+        together = stage.get("slo_met_by_all")
+        if together is None:
+            return Cell("undecided", table.footnote(_undecided(stage)), "unsure")
+        note = table.footnote(
+            f"by all stages together, which put the limit {'above' if together else 'below'} this load; "
+            "this stage alone is too short to tell"
+        )
+        return Cell("met" if together else "broken", note, "good" if together else "bad")
     return Cell("met", state="good") if stage["slo_met"] else Cell("broken", state="bad")
 
 

@@ -11,7 +11,7 @@ import pytest
 from synthetic import make_run, queue_sweep
 
 from ampacity.experiments.sweep import next_rate
-from analysis.capacity import find_capacity, good_share_at, number_text
+from analysis.capacity import find_capacity, good_share_at, met_by_all, number_text
 from analysis.fleet import (
     Carried,
     FleetError,
@@ -421,3 +421,17 @@ def test_the_good_share_is_that_at_the_usable_rate() -> None:
     )
     assert good_share_at(stages, "open", 0.2) == 0.871
     assert good_share_at(stages, "closed", 0.931) is None
+
+
+def test_a_short_stage_is_judged_by_all_stages_together_where_they_tell() -> None:
+    """The usable rate is between 40 and 60/s by all stages: 20/s is met, 80/s violated, 50/s is what nobody knows."""
+    capacity = {"crossing": "pooled", "usable_rps_ci": [40.0, 60.0]}
+
+    def judged(load: float, capacity: dict[str, Any] = capacity, **changes: Any) -> bool | None:
+        stage = {"kind": "open", "offered_rps": load, "requests": 100, "client_limited": False} | changes
+        return met_by_all(stage, capacity)
+
+    assert [judged(load) for load in (20.0, 50.0, 80.0)] == [True, None, False]
+    assert judged(20.0, kind="closed") is None
+    assert judged(20.0, client_limited=True) is None
+    assert judged(20.0, capacity | {"crossing": "lower_bound"}) is None
