@@ -75,6 +75,13 @@ class Cohort:
             "requests", values[finite], owner, None, infinite, censored, assumption=assumption, memory=memory
         )
 
+    @property
+    def in_flight_se(self) -> float | None:
+        """Standard error of the mean in flight of an open stage: looks that are ``memory`` requests apart are independent."""
+        if self.in_flight is None or self.memory is None or not len(self.in_flight):
+            return None
+        return float(np.sqrt(self.in_flight.var() * self.memory / len(self.in_flight)))
+
     def of_class(self, name: str | None) -> Cohort:
         """The requests of one class (None: all); records that were lost in a kill are of no known class."""
         return self if name is None else self.part(self.in_class(name))

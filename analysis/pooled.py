@@ -452,7 +452,10 @@ def _concurrency(judged: Sequence[Mapping[str, Any]], x_star: Posterior) -> tupl
     slope = max(1.0, float(weight @ ((x - mean_x) * (y - mean_y))) / spread) if spread > 1e-6 else 2.0
     residual = y - mean_y - slope * (x - mean_x)
     used = 1 / float(weight @ weight)  # stages that count
-    error = max(0.02, math.sqrt(float(weight @ residual**2) / max(used - 1, 1)))
+    # what each stage's own mean may be off by, and what they scatter about the line
+    drawn = np.array([(s.get("concurrency_se") or 0.0) / s["concurrency"] for s in stable])
+    scatter = math.sqrt(float(weight @ residual**2) / max(used - 1, 1))
+    error = max(0.02, scatter, math.sqrt(float(weight**2 @ drawn**2)))
     low, high = (mean_y + slope * (x_star.at(p) - centre - mean_x) for p in (0.025, 0.975))
     middle = mean_y - slope * mean_x
     down, up = (math.hypot(1.96 * error, end - middle) for end in (low, high))

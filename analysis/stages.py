@@ -216,7 +216,7 @@ def _load(
             "reason": window.reason,
         },
         "requests": requests, "ok": ok, "errors": counts, "missing": cohort.missing,
-        "concurrency": concurrency,
+        "concurrency": concurrency, "concurrency_se": cohort.in_flight_se,
         "concurrency_max": int(in_flight_at(within, begin, finish).max(initial=0.0)),
         "littles_law": consistency(window.start_s, window.end_s, concurrency, begin, finish),
         "ended_early": meta.get("ended_early"),
