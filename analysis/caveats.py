@@ -323,12 +323,16 @@ def _littles_law(stages: Sequence[dict[str, Any]]) -> str | None:
     )
 
 
+WIDEST_REGION = 2.0  # upper over lower end of a knee region, in requests/s
+REGION_END = 1.05  # so near its upper end a rate is not above it
+
+
 def _knee_region(summary: Mapping[str, Any]) -> str | None:
     """Where latency bends below the load at which the SLO does: no contradiction, but little is left above."""
     usable, region = summary["capacity"]["usable_rps"], summary["knee"]["region_rps"]
-    if not usable or not region or usable < region[0]:
-        return None
-    where = "within" if usable <= region[1] else "above"
+    if not usable or not region or usable < region[0] or region[1] > WIDEST_REGION * region[0]:
+        return None  # a region that wide names no load
+    where = "within" if usable <= REGION_END * region[1] else "above"
     return (
         f"The usable rate of {number_text(usable)} requests/s lies {where} the knee region of {number_text(region[0])} to "
         f"{number_text(region[1])}: there latency rises faster than the load, and a little more of it breaks the SLO."

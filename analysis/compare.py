@@ -30,7 +30,7 @@ FIXED_LOAD = (
 SLOWER_MEDIAN = (
     "no winner: a slower median lowers it as well; where the tail differs stands with the quantiles"
 )
-BETWEEN = "no winner: what the others carry is only known to lie between two tested loads, which are too far apart for this line: closer --rates, or ampacity search"
+BETWEEN = "no winner: what the others carry is only known to lie in an interval, which is too wide for this line: closer --rates, or ampacity search"
 
 
 @dataclass(frozen=True)

@@ -61,6 +61,7 @@ class Check:
     candidate: float | None = None
     change: float | None = None
     change_ci: tuple[float | None, float | None] | None = None
+    shift: float | None = None  # what the test says: by how much the quantile's neighbourhood moved
     tolerance: float | None = None
     p_regression: float | None = None
     p_equivalence: float | None = None
@@ -191,8 +192,17 @@ def _quantile_check(
     explained = _explained(level, kind, known, records)
     check.estimate = known.compare(found, explained, tolerance, paired=paired)
     check.candidate = finite(float(np.mean([o.quantile_bounds(known.q)[1] for o in found])))
-    check.change, *ends = known.moved(found, explained, check.estimate)
-    check.change_ci = (ends[0], ends[1])
+    check.shift, low, high = known.moved(found, explained, check.estimate)
+    check.change = check.shift
+    if check.candidate is not None and check.baseline:
+        check.change = (
+            check.candidate / check.baseline - 1
+        )  # of the figures beside it; the test is on the shift
+        low, high = (
+            None if low is None else min(low, check.change),
+            None if high is None else max(high, check.change),
+        )
+    check.change_ci = (low, high)
     return check
 
 
@@ -243,6 +253,12 @@ def _decide(checks: list[Check], alpha: float, base: Mapping[str, Any]) -> None:
     for check, e, rejected in zip(known, estimates, worse, strict=True):
         check.p_regression, check.p_equivalence = e.p_regression, e.p_equivalence
         check.verdict = "regression" if rejected else "pass" if e.p_equivalence <= alpha else "inconclusive"
+        if (
+            check.verdict == "regression"
+            and check.shift is not None
+            and (check.change or 0.0) <= (check.tolerance or 0.0)
+        ):
+            check.reason = f"at equal load and lengths its neighbourhood moved by {_signed(check.shift)}"
         if check.verdict == "inconclusive":
             n = min(base["levels"][check.level]["requests"])
             factor = times_longer(e, alpha, alpha / len(known))
@@ -260,12 +276,9 @@ def _decide(checks: list[Check], alpha: float, base: Mapping[str, Any]) -> None:
 def _excuse(checks: Sequence[Check], name: str, later_s: float) -> None:
     """A TTFT or E2E that is worse by no more than the candidate's own client was later than the baseline's is no regression."""
     for check in checks:
-        if (check.level, check.verdict, check.kind) != (name, "regression", "change") or check.change is None:
+        if (check.level, check.verdict, check.kind) != (name, "regression", "change") or check.shift is None:
             continue
-        if (
-            check.name.startswith(("ttft_", "e2e_"))
-            and check.change * float(check.baseline or 0.0) <= later_s
-        ):
+        if check.name.startswith(("ttft_", "e2e_")) and check.shift * float(check.baseline or 0.0) <= later_s:
             check.verdict = "inconclusive"
             check.reason = f"the client itself was {1e3 * later_s:.3g} ms later at p99 than in the baseline, which is as much as this change: run it on a quieter machine"  # fmt: skip
 

@@ -192,8 +192,15 @@ def _nothing_usable(summary: Mapping[str, Any]) -> str:
     limits = _limits(summary["slos"])
     if capacity["usable_rps_ci"] is None:
         return f"No verdict on {limits}: {capacity['reason']}."
-    high = number_text(capacity["usable_rps_ci"][1])
-    return f"No load was shown to meet {limits}; the usable rate is below {high} requests/s: {capacity['reason']}."
+    low, high = capacity["usable_rps_ci"]
+    said = (
+        f"is below {number_text(high)}"
+        if not low
+        else f"lies between {number_text(low)} and {number_text(high)} (95 %)"
+    )
+    return (
+        f"No stage alone was shown to meet {limits}; the usable rate {said} requests/s: {capacity['reason']}."
+    )
 
 
 def _limits(slos: list[dict[str, Any]]) -> str:

@@ -9,8 +9,6 @@ from typing import Any
 
 DASH = "–"
 NO_REASON = "this run holds nothing to tell it from"
-OF_NEIGHBOURS = "A quantile's change is that of its neighbourhood (p90: p85 to p95): it need not be what the two figures beside it give."
-OTHER_SIGN = "the change is that of the quantile's neighbourhood; the quantile itself moved the other way"
 
 
 @dataclass(frozen=True)
@@ -79,11 +77,6 @@ def share(value: float) -> str:
 def signed_per_cent(value: float | None) -> str:
     """A share as ``+4.1``, in per cent; ``?`` where there is none."""
     return "?" if value is None else f"{round(100 * value, 1) + 0.0:+.1f}"  # no -0.0
-
-
-def other_sign(a: float | None, b: float | None, change: float | None) -> bool:
-    """Whether a change, as it is printed, has another sign than what the two figures beside it give."""
-    return bool(a and b and change and round(b / a - 1, 3) * round(change, 3) < 0)
 
 
 def count(value: float) -> str:

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 from xml.etree import ElementTree
 
-from reports.figures import OF_NEIGHBOURS, OTHER_SIGN, other_sign, signed_per_cent
+from reports.figures import signed_per_cent
 
 _WIDTH = 41
 _WORDS = {"pass": "pass", "regression": "REGRESSION", "broken": "BROKEN", "inconclusive": "inconclusive"}
@@ -81,17 +81,6 @@ def chart(result: Mapping[str, Any]) -> list[str]:
     return [*lines, f"{'':<{width}} {axis}   o change, - 95 % interval, ! tolerance, > further out"]
 
 
-def about_changes(result: Mapping[str, Any]) -> list[str]:
-    """What the changes of quantiles are of, and which have another sign than their two figures."""
-    checks = [c for c in result["checks"] if c["change_ci"]]
-    found = [OF_NEIGHBOURS] if checks else []
-    return found + [f"{title(c)}: {OTHER_SIGN}" for c in checks if _other_sign(c)]
-
-
-def _other_sign(check: Mapping[str, Any]) -> bool:
-    return other_sign(check["baseline"], check["candidate"], check["change"])
-
-
 def _cells(check: Mapping[str, Any], words: Mapping[str, str]) -> tuple[str, ...]:
     """A check as a row of a table: name, both figures, change, tolerance, verdict in ``words``."""
     figures = figure(check, "baseline"), figure(check, "candidate"), change(check)
@@ -111,7 +100,7 @@ def lines(result: Mapping[str, Any]) -> list[str]:
     found += [
         "  ".join(cell.ljust(w) for cell, w in zip(row, (*widths, 0), strict=True)).rstrip() for row in rows
     ]
-    found += ["", *chart(result), *about_changes(result), ""]
+    found += ["", *chart(result), ""]
     found += [f"{title(c)}: {c['reason']}" for c in result["checks"] if c["reason"]]
     found += [f"{name} is not tracked: {reason}" for name, reason in result["untracked"].items()]
     return found + list(result["notes"])
@@ -136,8 +125,6 @@ def sentence(check: Mapping[str, Any]) -> str:
     parts = []
     if check["change"] is not None:
         parts.append(f"{figure(check, 'baseline')} → {figure(check, 'candidate')}, {change(check)}")
-    if check["change_ci"] and _other_sign(check):
-        parts.append(OTHER_SIGN)
     if check["tolerance"] is not None:
         parts.append(f"tolerance {_tolerance(check)}")
     if check["reason"]:
@@ -168,7 +155,7 @@ def gate_markdown(result: Mapping[str, Any]) -> str:
         found += ["", "```text", *drawn, "```"]
     said = [f"{title(c)}: {c['reason']}" for c in result["checks"] if c["reason"] and c["verdict"] != "pass"]
     said += [f"Not tracked: {name}, {reason}" for name, reason in result["untracked"].items()]
-    notes = [f"- {escaped(text)}" for text in [*about_changes(result), *said, *result["notes"]]]
+    notes = [f"- {escaped(text)}" for text in [*said, *result["notes"]]]
     return "\n".join([*found, *([""] if notes else []), *notes]) + "\n"
 
 

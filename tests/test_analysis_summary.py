@@ -182,7 +182,7 @@ def test_the_verdict_rounds_no_c_max_to_nothing_and_names_lower_rates(sweep: dic
     assert "C_max at least 1 in flight" in write_verdict(summary)
     summary["capacity"] |= {"usable_rps": None, "usable_rps_ci": [0.0, 40.0], "reason": "REASON"}
     assert write_verdict(summary) == (
-        "No load was shown to meet ttft_p99 ≤ 200 ms and itl_p99 ≤ 50 ms; the usable rate is below 40 requests/s: REASON."
+        "No stage alone was shown to meet ttft_p99 ≤ 200 ms and itl_p99 ≤ 50 ms; the usable rate is below 40 requests/s: REASON."
     )
 
 

@@ -73,7 +73,7 @@ def test_no_encoding_of_stdout_ends_a_report(encoding: str, tmp_path: Path) -> N
     assert mark in done.stdout.decode(encoding)
 
 
-@pytest.mark.parametrize(("usable", "where"), [(5.3, None), (6.0, "within"), (6.9, "above")])
+@pytest.mark.parametrize(("usable", "where"), [(5.3, None), (6.0, "within"), (6.9, "within"), (7.2, "above")])
 def test_a_usable_rate_in_or_above_the_knee_region_is_said(
     usable: float, where: str | None, tmp_path: Path
 ) -> None:

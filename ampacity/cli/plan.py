@@ -126,7 +126,7 @@ def _lines(fleet: dict[str, Any], summary: Mapping[str, Any]) -> list[str]:
     fleet_peak = f"{fleet['peak_rps']:.4g} requests/s"
     lines = [
         f"{instances_text(fleet)}, {counted(fleet['gpus'], 'GPU')} for {fleet_peak}",
-        f"  one instance carries {usable.value}{between}; {usable.note}",
+        f"  one instance {'is predicted to carry' if summary['predicted'] else 'carries'} {usable.value}{between}; {usable.note}",
         f"  peak {fleet_peak}: {_from_run(fleet, 'peak_rps') or fleet['peak_reason']}",
         f"  instances that carry the peak: {fleet['instances_before_safety']}, × {fleet['safety_factor']:g} safety = {fleet['instances']}"
         f"; GPUs: × {fleet['tensor_parallel']} = {fleet['gpus']}",
