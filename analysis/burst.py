@@ -78,7 +78,6 @@ def summarise_burst(
         times, at, answered, finish, rows.has_status("ok"), phases, float(plan["base_rps"])
     )
     result |= _recovery(times, at, answered, finish, ttft, result["backlog"], phases)
-    result["max_recovery"] = judge_recovery(plan.get("max_recovery_s"), result)
     known_s = result["recovery_s"]
     over_s = math.inf if known_s is None else times[2] + known_s
     result |= _peaks(at, ttft, finish, times[1], over_s)
@@ -88,11 +87,15 @@ def summarise_burst(
     result["slo_misses_of_base"] = of_base * int(np.count_nonzero(after & ~rows.has_status("cancelled")))
     result["lost"] = int(np.count_nonzero(after & rows.failed))
     result["unfinished"] = int(np.count_nonzero(after & rows.has_status("unfinished")))
+    soon = (at >= over_s) & (
+        at < over_s + max(times[2] - times[1], times[1] / 2)
+    )  # an outage must not be diluted
     result["harm"] = {
         "base": find_harm(base, cohort.part(at < 0), slos),
         "burst": find_harm(cohort.part(after & (at < times[2])), base, slos),
-        "after": find_harm(cohort.part(at >= over_s), base, slos),
+        "after": find_harm(cohort.part(soon), base, slos) or find_harm(cohort.part(at >= over_s), base, slos),
     }
+    result["max_recovery"] = judge_recovery(plan.get("max_recovery_s"), result)
     over = over_s < math.inf and not result["harm"]["after"]
     result["headroom"] = headroom(plan, slos, phases, result["backlog"], result["harm"], over=over)
     result["breaker"] = breaker(slos, phases, result["backlog"], result["harm"]["burst"])
@@ -289,6 +292,12 @@ def judge_recovery(limit_s: float | None, burst: Mapping[str, Any]) -> dict[str,
     if limit_s is None:
         return None
     low_s, high_s = burst["recovery_ci_s"]
+    if harmed := (burst.get("harm") or {}).get("after"):
+        return {
+            "limit_s": limit_s,
+            "verdict": "inconclusive",
+            "reason": f"of those due later {harmed['reason']}",
+        }
     if high_s is not None and high_s <= limit_s:
         verdict, reason = "met", f"got over {high_s:.3g} s after the burst"
     elif low_s is not None and low_s > limit_s:

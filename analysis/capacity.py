@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from analysis.next_load import Finished, non_monotone, out_of_reach
+from analysis.next_load import non_monotone, out_of_reach
 from analysis.pooled import NOT_ALL_SEEN, POOLED, Estimate, estimate, judged_open, unseen
 from analysis.slo import Slo
 from analysis.throughput import CHANCE_SD, REQUESTS_MIN, all_failed
@@ -103,6 +103,11 @@ def levels_of(stages: Sequence[dict[str, Any]], kind: str) -> list[Level]:
     return sorted(levels, key=lambda level: level.load)
 
 
+CONTRADICTED = (
+    "a stage met the SLOs at {} requests/s, above what all stages together allow ({}): run these loads again"
+)
+
+
 def find_capacity(stages: Sequence[dict[str, Any]], slos: Sequence[Slo]) -> dict[str, Any]:
     """The ``capacity`` object, with ``non_monotone`` where a stage broke below one that met.
 
@@ -128,15 +133,23 @@ def _pooled(
     if found is None:
         return {}
     doubtful = non_monotone(judged)
-    if isinstance(doubtful, Finished):  # no load is within reach, or one that broke lies below one that met
+    if doubtful is not None:  # no load is within reach, or one that broke lies below one that met
         return {"reason": doubtful.why, "non_monotone": any(s["slo_met"] for s in judged)}
     ends = {"estimate_rps": found.usable_rps, "estimate_rps_ci": list(found.usable_rps_ci)}
+    if (shown["verified_rps"] or 0.0) > found.usable_rps_ci[
+        1
+    ]:  # stages that contradict each other name no load
+        return ends | {
+            "reason": CONTRADICTED.format(
+                number_text(shown["verified_rps"]), number_text(found.usable_rps_ci[1])
+            )
+        }
     if found.relative_error > PUBLISHED:
         return ends | _too_wide(found, shown)
     return ends | {
         "usable_rps": found.usable_rps, "usable_rps_ci": list(found.usable_rps_ci), "c_max": found.c_max,
         "c_max_ci": found.c_max_ci and list(found.c_max_ci), "crossing": "pooled", "assumption": POOLED, "stage": found.nearest,
-        **_binding(found), "reason": None, "non_monotone": False,
+        **_binding(found), "reason": None,
     }  # fmt: skip
 
 
@@ -261,6 +274,8 @@ def met_by_all(stage: Mapping[str, Any], capacity: Mapping[str, Any]) -> bool | 
 
     A stage alone may be too short to have seen its worst, while those at higher loads show where the limit is.
     """
+    if stage["slo_met"] is not None:
+        return bool(stage["slo_met"])
     if (
         capacity["crossing"] != "pooled"
         or stage["kind"] != "open"

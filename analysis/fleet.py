@@ -14,6 +14,9 @@ from analysis.capacity import good_share_at
 AT_USABLE = "one instance at its usable rate"  # what a cost is of; a plan's is of the whole fleet
 
 
+DAMAGED = "measured: arrivals: busy_hour is not as 'ampacity workload fit' wrote it: fit anew"
+
+
 class FleetError(ValueError):
     """Inputs from which no fleet can be computed; the message is one line."""
 
@@ -102,7 +105,8 @@ def traffic_of_profile(profile: Mapping[str, Any], peak_rps: float | None = None
         raise FleetError(
             "the profile holds no measured arrivals (measured: arrivals: mean_rps, rps_p99): make one with 'ampacity workload fit'"
         )
-    requests = float((measured or {}).get("requests") or math.inf)
+    counted = (measured or {}).get("requests")
+    requests = float(counted or math.inf) if _positive(counted) else math.inf
     if requests < PROFILE_REQUESTS:
         raise FleetError(
             f"the profile rests on {requests:g} requests, which show neither peak nor variance: fit at least "
@@ -121,19 +125,23 @@ def traffic_of_profile(profile: Mapping[str, Any], peak_rps: float | None = None
     busy = held.get("busy_hour")
     if busy is None:
         return replace(known, peak_reason=f"the profile holds no busy hour (fit its log again): {why}")
-    low, high = busy["rps_ci"]
-    if not (_positive(busy["rps"]) and _positive(high) and 0 <= low <= busy["rps"] <= high):
-        raise FleetError("measured: arrivals: busy_hour is not as 'ampacity workload fit' wrote it: fit anew")
-    length = "hour" if busy["window_s"] == 3600 else f"{busy['window_s'] / 60:.3g} minutes"
+    try:
+        rps, window_s, (low, high) = float(busy["rps"]), float(busy["window_s"]), map(float, busy["rps_ci"])
+    except (TypeError, ValueError, KeyError):
+        raise FleetError(DAMAGED) from None
+    if not (0 <= low <= rps <= high < math.inf and rps > 0 and window_s > 0):
+        raise FleetError(DAMAGED)
+    length = "hour" if window_s == 3600 else f"{window_s / 60:.3g} minutes"
     why = (
         f"the busiest {length} of the profile, 95 % interval {low:.4g} to {high:.4g}; its mean is {mean:.3g}"
     )
-    return replace(known, peak_rps=float(busy["rps"]), peak_rps_ci=(low, high), peak_reason=why)
+    return replace(known, peak_rps=rps, peak_rps_ci=(low, high), peak_reason=why)
 
 
 def _crowded(arrivals: Mapping[str, Any], mean_rps: float) -> tuple[float, str]:
     """(Poisson arrivals with such a P99 of the rate over the higher of ``PEAK_WINDOWS_S``, the mean at least; why)."""
-    p99 = arrivals.get("p99_rps") or {}
+    p99 = arrivals.get("p99_rps")
+    p99 = p99 if isinstance(p99, Mapping) else {}
     seen = {w: float(p99[f"{w}s"]) for w in PEAK_WINDOWS_S if _positive(p99.get(f"{w}s"))}
     seen = seen or {1: float(arrivals["rps_p99"])}
     peaks = {w: max(mean_rps, poisson_rate_rps(at, w)) for w, at in seen.items()}

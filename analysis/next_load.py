@@ -21,6 +21,7 @@ from analysis.pooled import (
     estimate,
     is_over,
     judged_open,
+    over_above,
     unseen,
     verdict_of,
 )
@@ -170,7 +171,7 @@ def _lacking(judged: Sequence[Mapping[str, Any]], found: Estimate, goal: Goal) -
 
 
 def _bracket(judged: Sequence[Mapping[str, Any]], goal: Goal) -> Step | Finished | None:
-    over = [s for s in judged if is_over(s)]
+    over = over_above(judged)
     top, bottom = float(judged[-1]["offered_rps"]), float(judged[0]["offered_rps"])
     if not over:
         filling = ", while the stage fills up," if judged[-1]["stable"] is False else ""  # else it were over
@@ -283,7 +284,7 @@ def near_requests(judged: Sequence[Mapping[str, Any]], rps: float) -> int:
 def _centre(judged: Sequence[Mapping[str, Any]], found: Estimate) -> float:
     """The limit as far as it is known: by the loads tried on both sides while these say more than the interval."""
     held = max(float(s["offered_rps"]) for s in judged if not is_over(s))
-    broke = min(float(s["offered_rps"]) for s in judged if is_over(s))
+    broke = min(float(s["offered_rps"]) for s in over_above(judged))
     low, high = found.usable_rps_ci
     if not low <= held < broke <= high:
         return found.usable_rps

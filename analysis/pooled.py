@@ -125,11 +125,20 @@ def blind(stage: Mapping[str, Any], slo: Slo) -> float:
     return together(stage, slo) / max(int(stage["requests"] + stage["window"]["warmup_requests"]), 1)
 
 
+def over_above(judged: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    """The stages over the limit whose load is above every load that was shown to meet it.
+
+    A few misses in a short stage far below are chance, or not the load's doing: they bound nothing from above.
+    """
+    held = max((float(s["offered_rps"]) for s in judged if s["slo_met"]), default=0.0)
+    return [s for s in judged if is_over(s) and float(s["offered_rps"]) > held]
+
+
 def estimate(stages: Sequence[Mapping[str, Any]], slos: Sequence[Slo]) -> Estimate | None:
     """Pooled estimate, or None unless loads on both sides of the limit have been tried, and every SLO has been seen."""
     judged = judged_open(stages)
-    over = [is_over(s) for s in judged]
-    if not slos or all(over) or not any(over) or unseen(judged, slos):
+    over = over_above(judged)
+    if not slos or len(over) == len(judged) or not over or unseen(judged, slos):
         return None
     found = {slo: post for slo in slos if (post := _pooled(judged, slo)) is not None}
     limits = list(found.values())

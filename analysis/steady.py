@@ -14,6 +14,7 @@ from analysis.metrics import Bools, Floats
 
 MIN_REQUESTS_FOR_MSER = 50
 _BATCH = 5
+_SAME = 1e-6  # a series that varies by less, in relation to its size, is constant
 _UNSETTLED_GAIN = 0.6
 GROWTH_Z = 2.5  # arrivals minus completions, in standard deviations of a Poisson difference
 WEAK_GROWTH_Z = 1.75  # enough where end-to-end times rise by CLEAR_RISE and few requests arrived
@@ -71,6 +72,8 @@ def mser5(series: Floats) -> tuple[int, bool]:
     if m < 4:
         return 0, True
     z = series[: m * _BATCH].reshape(m, _BATCH).mean(axis=1)
+    if float(np.ptp(z)) <= _SAME * max(1.0, float(np.abs(z).max())):
+        return 0, True
     z = z - z.mean()
     left = np.arange(m, 0, -1.0)  # batches kept after cutting d = 0, 1, ...
     sums, squares = np.cumsum(z[::-1])[::-1], np.cumsum(z[::-1] ** 2)[::-1]

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from synthetic import make_run, queue_sweep
+from synthetic import ORIGIN_NS, Stage, make_run, queue_sweep, request
 
 from ampacity.experiments.sweep import next_rate
 from analysis.capacity import find_capacity, good_share_at, met_by_all, number_text
@@ -428,10 +428,44 @@ def test_a_short_stage_is_judged_by_all_stages_together_where_they_tell() -> Non
     capacity = {"crossing": "pooled", "usable_rps_ci": [40.0, 60.0]}
 
     def judged(load: float, capacity: dict[str, Any] = capacity, **changes: Any) -> bool | None:
-        stage = {"kind": "open", "offered_rps": load, "requests": 100, "client_limited": False} | changes
+        stage = {
+            "kind": "open",
+            "offered_rps": load,
+            "requests": 100,
+            "client_limited": False,
+            "slo_met": None,
+        } | changes
         return met_by_all(stage, capacity)
 
     assert [judged(load) for load in (20.0, 50.0, 80.0)] == [True, None, False]
     assert judged(20.0, kind="closed") is None
     assert judged(20.0, client_limited=True) is None
     assert judged(20.0, capacity | {"crossing": "lower_bound"}) is None
+    assert judged(50.0, slo_met=True) is True  # what a stage shows by itself stands
+
+
+def test_a_miss_in_a_short_low_stage_is_no_limit(tmp_path: Path) -> None:
+    """One of 60 requests at 1/s fails, none at 10, 20 and 40/s: at least 40/s are carried, and no estimate lies above."""
+
+    def stage(rate: float, n: int, bad: int | None, start_s: float, first: int) -> Stage:
+        records = [
+            request(
+                first + k, start_s + k / rate, **({"ttft_s": None, "status": "timeout"} if k == bad else {})
+            )
+            for k in range(n)
+        ]
+        return Stage(records, n / rate, start_s=start_s, offered_rps=rate)
+
+    stages = [stage(1, 60, 7, 0, 0), stage(10, 900, None, 200, 1000), stage(20, 1800, None, 400, 3000), stage(40, 3600, None, 600, 6000)]  # fmt: skip
+    found = summarise(make_run(tmp_path / "run", stages, ["ttft_p99=200ms"]))["capacity"]
+    assert (found["crossing"], found["verified_rps"]) == ("lower_bound", pytest.approx(40, rel=0.01))
+
+
+def test_loads_that_contradict_each_other_name_no_capacity(tmp_path: Path) -> None:
+    """Every request at 10 and 40/s waits 1 s, at 20, 60 and 80/s none does: no figure, and the warning."""
+    stages = queue_sweep(np.random.default_rng(1), (10, 20, 40, 60, 80, 110), 60, service_rps=100)
+    for i in (0, 2):
+        stages[i].records = [request(r.request_id, (r.scheduled_ns - ORIGIN_NS) / 1e9, ttft_s=1.0) for r in stages[i].records]  # fmt: skip
+    found = summarise(make_run(tmp_path / "run", stages, ["ttft_p99=200ms"]))
+    assert (found["capacity"]["crossing"] == "pooled", found["capacity"]["non_monotone"]) == (False, True)
+    assert "non_monotone" in {w["code"] for w in found["warnings"]}

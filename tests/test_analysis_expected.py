@@ -174,7 +174,7 @@ def test_what_the_draw_explains_is_no_change_and_a_change_is_found_all_the_same(
                 entry["expected"] = None
         without.append(ttft(slow)["verdict"])
     assert "regression" not in [c["verdict"] for c in equal]
-    assert max(abs(c["change"]) for c in equal) < 0.03
+    assert max(abs(c["shift"]) for c in equal) < 0.03
     assert found.count("regression") >= 4
     assert without.count("regression") <= 3
 

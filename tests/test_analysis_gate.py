@@ -737,4 +737,6 @@ def test_steps_that_are_longer_are_told_apart_from_a_fuller_server() -> None:
     found = checks(judge_gate(make_baseline([base]), [slow], {}))["tpot_p50"]
     assert plain[1] / plain[0] > 1.13
     assert found["shift"] == pytest.approx(0.10, abs=0.01)
-    assert found["change"] == pytest.approx(plain[1] / plain[0] - 1, abs=1e-3)  # that of the two figures beside it
+    assert found["change"] == pytest.approx(
+        plain[1] / plain[0] - 1, abs=1e-3
+    )  # that of the two figures beside it

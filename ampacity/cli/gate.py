@@ -108,12 +108,15 @@ class Budget:
 def _judge(paths: list[Path], base: dict[str, Any], tolerances: dict[str, float], slos: list[Any], budget: Budget, self_test: bool) -> dict[str, Any]:  # fmt: skip
     """The answer; while it is inconclusive and the budget lasts, after further samples of the candidate."""
     from ampacity.experiments.rerun import RerunError, command_of, repeatable, rerun
-    from analysis.comparable import prepare
+    from analysis.comparable import CompareError, prepare
     from analysis.gate import cost_of, judge_gate
     from analysis.twice_as_slow import twice_as_slow
-    from loadgen.rundir import load_run
+    from loadgen.rundir import RunDirError, load_run
 
     loaded = [load_run(path) for path in paths]
+    starts = [(run.meta.get("run_id"), run.meta.get("started_utc")) for run in loaded]
+    if len(set(starts)) < len(starts):
+        raise CompareError("the same run was given twice: it is one sample, however often it is counted")
     runs = [prepare(twice_as_slow(run) if self_test else run, slos) for run in loaded]
     looks = budget.looks(len(runs), *cost_of(runs[0]))
     while True:
@@ -122,7 +125,10 @@ def _judge(paths: list[Path], base: dict[str, Any], tolerances: dict[str, float]
         if self_test or result["verdict"] != "inconclusive" or look == looks:
             return result
         meta = loaded[0].meta
-        seed = int(meta.get("seed") or 0) + (0 if result["same_schedule"] else len(runs))
+        fresh = not result["same_schedule"] or meta.get(
+            "predicted"
+        )  # virtual time repeats itself to the last digit
+        seed = int(meta.get("seed") or 0) + (len(runs) if fresh else 0)
         out = _free(paths[0].with_name(f"{paths[0].name}-sample-{len(runs) + 1}"))
         try:
             command = command_of(meta, out, seed)
@@ -139,8 +145,12 @@ def _judge(paths: list[Path], base: dict[str, Any], tolerances: dict[str, float]
             )
             return result
         print(f"{result['sentence']} Sample {len(runs) + 1} of at most {looks}.", file=sys.stderr)
-        rerun(command)
-        runs.append(prepare(load_run(out), slos))
+        try:
+            rerun(command)
+            runs.append(prepare(load_run(out), slos))
+        except (RerunError, CompareError, RunDirError) as error:  # what was answered so far stands
+            result["notes"].append(f"Sample {len(runs) + 1} of at most {looks} could not be taken: {error}")
+            return result
 
 
 def _free(path: Path) -> Path:
