@@ -12,7 +12,6 @@ from typing import Annotated, Any
 import typer
 
 from ampacity.cli.output import print_json, write_text
-from ampacity.values import parse_duration
 
 MOST_SAMPLES = 20
 EXIT = {"pass": 0, "regression": 1, "cannot_compare": 2, "inconclusive": 3}
@@ -41,6 +40,7 @@ def gate(
 
     ampacity gate runs/candidate --baseline base.json --tolerance ttft_p99=10% --junit gate.xml
     """
+    from ampacity.values import parse_duration
     from analysis.baseline_file import read_baseline
     from analysis.gate import slos_of
     from analysis.tolerances import parse_tolerances
