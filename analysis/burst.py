@@ -87,9 +87,8 @@ def summarise_burst(
     result["slo_misses_of_base"] = of_base * int(np.count_nonzero(after & ~rows.has_status("cancelled")))
     result["lost"] = int(np.count_nonzero(after & rows.failed))
     result["unfinished"] = int(np.count_nonzero(after & rows.has_status("unfinished")))
-    soon = (at >= over_s) & (
-        at < over_s + max(times[2] - times[1], times[1] / 2)
-    )  # an outage must not be diluted
+    # as long as the burst, or half of the base: a long recovery phase must not dilute an outage
+    soon = (at >= over_s) & (at < over_s + max(times[2] - times[1], times[1] / 2))
     result["harm"] = {
         "base": find_harm(base, cohort.part(at < 0), slos),
         "burst": find_harm(cohort.part(after & (at < times[2])), base, slos),
@@ -292,13 +291,10 @@ def judge_recovery(limit_s: float | None, burst: Mapping[str, Any]) -> dict[str,
     if limit_s is None:
         return None
     low_s, high_s = burst["recovery_ci_s"]
-    if harmed := (burst.get("harm") or {}).get("after"):
-        return {
-            "limit_s": limit_s,
-            "verdict": "inconclusive",
-            "reason": f"of those due later {harmed['reason']}",
-        }
-    if high_s is not None and high_s <= limit_s:
+    harmed = (burst.get("harm") or {}).get("after")
+    if harmed and (low_s is None or low_s <= limit_s):  # an outage later on is no proof of a recovery
+        verdict, reason = "inconclusive", f"of those due later {harmed['reason']}"
+    elif high_s is not None and high_s <= limit_s:
         verdict, reason = "met", f"got over {high_s:.3g} s after the burst"
     elif low_s is not None and low_s > limit_s:
         verdict, reason = "violated", f"not got over for {low_s:.3g} s after the burst at least"

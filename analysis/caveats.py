@@ -16,7 +16,6 @@ LENGTHS_OFF_SHARE = 0.1
 BEYOND_CONTEXT_SHARE = 0.01
 CACHED_SHARE = 0.05
 WIDE_BRACKET = 1.25
-MISSED_WARMUP_SHARE = 0.05
 IDLE_CPU_FRACTION = 0.5  # of a core: below it the client was not held up by its own work
 
 

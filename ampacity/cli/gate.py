@@ -119,15 +119,14 @@ def _judge(paths: list[Path], base: dict[str, Any], tolerances: dict[str, float]
         raise CompareError("the same run was given twice: it is one sample, however often it is counted")
     runs = [prepare(twice_as_slow(run) if self_test else run, slos) for run in loaded]
     looks = budget.looks(len(runs), *cost_of(runs[0]))
+    result = judge_gate(base, runs, tolerances, look=min(len(runs), looks), looks=looks)
     while True:
         look = min(len(runs), looks)
-        result = judge_gate(base, runs, tolerances, look=look, looks=looks)
         if self_test or result["verdict"] != "inconclusive" or look == looks:
             return result
         meta = loaded[0].meta
-        fresh = not result["same_schedule"] or meta.get(
-            "predicted"
-        )  # virtual time repeats itself to the last digit
+        # virtual time repeats itself to the last digit
+        fresh = not result["same_schedule"] or meta.get("predicted")
         seed = int(meta.get("seed") or 0) + (len(runs) if fresh else 0)
         out = _free(paths[0].with_name(f"{paths[0].name}-sample-{len(runs) + 1}"))
         try:
@@ -148,8 +147,9 @@ def _judge(paths: list[Path], base: dict[str, Any], tolerances: dict[str, float]
         try:
             rerun(command)
             runs.append(prepare(load_run(out), slos))
+            result = judge_gate(base, runs, tolerances, look=min(len(runs), looks), looks=looks)
         except (RerunError, CompareError, RunDirError) as error:  # what was answered so far stands
-            result["notes"].append(f"Sample {len(runs) + 1} of at most {looks} could not be taken: {error}")
+            result["notes"].append(f"Sample {look + 1} of at most {looks} could not be taken: {error}")
             return result
 
 
