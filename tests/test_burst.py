@@ -626,7 +626,10 @@ def test_the_exit_status_is_the_verdict(
 
 
 def test_an_outage_after_the_recovery_keeps_a_limit_from_being_met_and_not_from_being_violated() -> None:
-    harmed = {"recovery_reason": "still in flight", "harm": {"after": {"reason": "96 of 897 requests failed"}}}
+    harmed = {
+        "recovery_reason": "still in flight",
+        "harm": {"after": {"reason": "96 of 897 requests failed"}},
+    }
     met = judge_recovery(30.0, harmed | {"recovery_ci_s": [2.0, 3.0]})
     assert met is not None
     assert (met["verdict"], met["reason"]) == ("inconclusive", "of those due later 96 of 897 requests failed")
