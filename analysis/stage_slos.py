@@ -68,12 +68,11 @@ def _verdicts(
     """
     observed = observe_slos(cohort, slos)
     verdicts = [judge_slo(o, slo) for slo, o in observed]
-    for verdict, (slo, o) in zip(verdicts, observed if down is not None else (), strict=False):
-        lost = (
-            float(o.misses(slo.limit_s)[np.flatnonzero(down[cohort.in_class(slo.class_)])].sum())
-            if o.n
-            else 0.0
-        )
+    for verdict, (slo, o) in zip(verdicts, observed, strict=True):
+        if down is None or not o.n:
+            continue
+        of_class = down[cohort.in_class(slo.class_)]
+        lost = float(o.misses(slo.limit_s)[: len(of_class)][of_class].sum())
         if lost > (1 - slo.quantile) * o.n:
             reason = f"{lost:.0f} of {o.n} {o.unit} were lost while the endpoint was down"
             verdict |= {"verdict": "broken", "reason": reason, "cause": None, "more_requests": None}
