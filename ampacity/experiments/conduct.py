@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import secrets
 import signal
 import sys
@@ -58,6 +59,8 @@ async def conduct(
     settings = await followed(settings, progress)
     routes = tuple(route_to(target) for target in (settings.endpoint, *settings.replicas))
     raise_open_files_limit()
+    if settings.cpus:
+        os.sched_setaffinity(0, settings.cpus)  # of the worker processes, too
     check_open_files(settings)
     trace = _read_trace(settings.trace, settings, progress) if settings.trace else None
     tokenizer = load_tokenizer(settings.tokenizer)
