@@ -65,6 +65,7 @@ class Columns:
     by_role: Mapping[str, str]
     format: str
     unit: str | None  # of numbers in the time column; None: by their size
+    unit_told: bool = False  # by the user or by the column's name, not by the format
 
     def __getitem__(self, role: str) -> str:
         return self.by_role[role]
@@ -110,9 +111,10 @@ def find_columns(
     else:
         known_format = "Mooncake" if mooncake else _FORMATS.get(input_, "generic")
     ending = time.rpartition("_")[2]
-    units = {"timestamp": "ms" if mooncake else None, "starttimeunixnano": "ns"}
-    unit = unit or units.get(time, ending if ending in UNITS else None)
-    return Columns({role: by_name[name] for role, name in found.items()}, known_format, unit)
+    named = "ns" if time == "starttimeunixnano" else ending if ending in UNITS else None
+    by_role = {role: by_name[name] for role, name in found.items()}
+    told = unit or named
+    return Columns(by_role, known_format, told or ("ms" if mooncake else None), bool(told))
 
 
 def _missing(roles: Sequence[str], names: Sequence[str]) -> str:

@@ -15,6 +15,7 @@ from workloads.errors import WorkloadError
 from workloads.prefixes import take_lists
 from workloads.trace_fields import LOCAL, ZONED, Columns, find_columns, time_ns, tokens
 from workloads.trace_formats import BadRow, open_records
+from workloads.trace_times import time_notes
 
 _REPORT_EVERY = 200_000  # rows between two calls of progress
 # logs in which an answer of 0 tokens is a failed request
@@ -220,6 +221,8 @@ class _Rows:
         step_s = None if as_schedule else _clock_step_s(np.sort(arrival_ns))
         from_start = _from_session_start(arrival_ns, self._array("session"))
         notes = [*self._notes(arrival_ns, self.columns)]
+        if self.clock and not (as_schedule or from_start):
+            notes += time_notes(self.path.name, arrival_ns, self.columns, self.clock)
         tied = len(arrival_ns) - len(np.unique(arrival_ns))  # rows whose time an earlier row has too
         if self.clock and tied and not (step_s or as_schedule or from_start):
             notes.append(

@@ -40,6 +40,7 @@ from loadgen.worker import Route, Setup
 from workloads.prompts import PromptMaker
 from workloads.replay import prepare
 from workloads.tokenizers import WORD_TOKENIZERS, load_tokenizer
+from workloads.trace_times import check_replay_length
 from workloads.traces import Trace, read_trace
 
 SILENCE_S = 3.0  # of the endpoint, before the user is told what is waited for
@@ -114,6 +115,8 @@ async def conduct(
 def _read_trace(path: Path, settings: Settings, progress: Progress) -> Trace:
     """The trace as it is to be played. Raises WorkloadError."""
     trace = prepare(read_trace(path, skip_bad_rows=settings.skip_bad_rows), settings.replay, settings.seed)
+    end_s = float(trace.arrival_s[-1])
+    check_replay_length(trace.source, end_s / settings.time_scale, end_s, settings.replay.to_s is not None)
     if trace.as_schedule:
         from workloads.schedule_file import read_schedule
 
