@@ -7,7 +7,7 @@ from datetime import UTC, datetime, timedelta
 from decimal import Decimal, InvalidOperation
 from functools import lru_cache
 
-from workloads.errors import WorkloadError
+from workloads.errors import WorkloadError, did_you_mean
 from workloads.lengths import MAX_TOKENS
 
 # What a column may mean, and the names by which it is known (lower case; "a.b" is field b of the object a).
@@ -115,6 +115,23 @@ def find_columns(
     by_role = {role: by_name[name] for role, name in found.items()}
     told = unit or named
     return Columns(by_role, known_format, told or ("ms" if mooncake else None), bool(told))
+
+
+def parse_columns(texts: Sequence[str]) -> dict[str, str]:
+    """{role: name} of texts such as ``input=usage.prompt_tokens``. Raises WorkloadError."""
+    found: dict[str, str] = {}
+    for text in texts:
+        role, equals, name = (part.strip() for part in text.partition("="))
+        if not equals or not name:
+            raise WorkloadError(f"--column {text}: write it as role=name, as in input=prompt_tokens")
+        if role not in ROLES:
+            raise WorkloadError(
+                f"--column {text}: role {role!r} is not known{did_you_mean(role, ROLES)}: use {', '.join(ROLES)}"
+            )
+        if role in found:
+            raise WorkloadError(f"--column {role} stands there twice: keep one")
+        found[role] = name
+    return found
 
 
 def _missing(roles: Sequence[str], names: Sequence[str]) -> str:
