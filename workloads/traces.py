@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from workloads.errors import WorkloadError
 from workloads.prefixes import take_lists
+from workloads.trace_columns import column_notes, missing_notes
 from workloads.trace_fields import LOCAL, ZONED, Columns, find_columns, time_ns, tokens
 from workloads.trace_formats import BadRow, open_records
 from workloads.trace_times import time_notes
@@ -107,6 +108,7 @@ def read_trace(
             rows.add(place, record)
             if progress and number % _REPORT_EVERY == 0:
                 progress(number, records.read_share())
+        rows.of_columns = tuple(column_notes(path.name, found, records))
     return rows.trace()
 
 
@@ -134,6 +136,7 @@ class _Rows:
         self.clock = ""  # how the times of this file are written
         self.no_output = 0
         self.bad: Counter[str] = Counter()
+        self.of_columns: tuple[str, ...] = ()
 
     def add(self, place: int, record: Mapping[str, Any] | BadRow) -> None:
         column, columns = "", self.columns
@@ -220,7 +223,8 @@ class _Rows:
         as_schedule = self.columns.format == "schedule"
         step_s = None if as_schedule else _clock_step_s(np.sort(arrival_ns))
         from_start = _from_session_start(arrival_ns, self._array("session"))
-        notes = [*self._notes(arrival_ns, self.columns)]
+        notes = [*self._notes(arrival_ns, self.columns), *self.of_columns]
+        notes += missing_notes(self.path.name, self.columns, self.optional)
         if self.clock and not (as_schedule or from_start):
             notes += time_notes(self.path.name, arrival_ns, self.columns, self.clock)
         tied = len(arrival_ns) - len(np.unique(arrival_ns))  # rows whose time an earlier row has too
