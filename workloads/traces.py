@@ -13,8 +13,10 @@ from numpy.typing import NDArray
 
 from workloads.errors import WorkloadError
 from workloads.prefixes import take_lists
+from workloads.trace_columns import column_notes, missing_notes
 from workloads.trace_fields import LOCAL, ZONED, Columns, find_columns, time_ns, tokens
 from workloads.trace_formats import BadRow, open_records
+from workloads.trace_times import time_notes
 
 _REPORT_EVERY = 200_000  # rows between two calls of progress
 # logs in which an answer of 0 tokens is a failed request
@@ -106,6 +108,7 @@ def read_trace(
             rows.add(place, record)
             if progress and number % _REPORT_EVERY == 0:
                 progress(number, records.read_share())
+        rows.of_columns = tuple(column_notes(path.name, found, records))
     return rows.trace()
 
 
@@ -133,6 +136,7 @@ class _Rows:
         self.clock = ""  # how the times of this file are written
         self.no_output = 0
         self.bad: Counter[str] = Counter()
+        self.of_columns: tuple[str, ...] = ()
 
     def add(self, place: int, record: Mapping[str, Any] | BadRow) -> None:
         column, columns = "", self.columns
@@ -219,7 +223,11 @@ class _Rows:
         as_schedule = self.columns.format == "schedule"
         step_s = None if as_schedule else _clock_step_s(np.sort(arrival_ns))
         from_start = _from_session_start(arrival_ns, self._array("session"))
-        notes = [*self._notes(arrival_ns, self.columns)]
+        notes = [*self._notes(arrival_ns, self.columns), *self.of_columns]
+        chain_lengths = np.diff(np.frombuffer(self.block_start, dtype=np.int64)) - 1  # -1: none
+        notes += missing_notes(self.path.name, self.columns, {**self.optional, "hash_ids": chain_lengths})
+        if self.clock and not (as_schedule or from_start):
+            notes += time_notes(self.path.name, arrival_ns, self.columns, self.clock)
         tied = len(arrival_ns) - len(np.unique(arrival_ns))  # rows whose time an earlier row has too
         if self.clock and tied and not (step_s or as_schedule or from_start):
             notes.append(

@@ -18,7 +18,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from ampacity.config import Settings
-from ampacity.experiments.provenance import announcement, out_path, run_meta, utc_now
+from ampacity.experiments.provenance import announcement, out_path, run_meta, source_notes, utc_now
 from ampacity.experiments.rig import Rig, e2e_s
 from ampacity.experiments.stage_book import answers_told
 from ampacity.progress import Progress
@@ -40,6 +40,7 @@ from loadgen.worker import Route, Setup
 from workloads.prompts import PromptMaker
 from workloads.replay import prepare
 from workloads.tokenizers import WORD_TOKENIZERS, load_tokenizer
+from workloads.trace_times import check_replay_length
 from workloads.traces import Trace, read_trace
 
 SILENCE_S = 3.0  # of the endpoint, before the user is told what is waited for
@@ -59,7 +60,9 @@ async def conduct(
     routes = tuple(route_to(target) for target in (settings.endpoint, *settings.replicas))
     raise_open_files_limit()
     check_open_files(settings)
-    trace = _read_trace(settings.trace, settings, progress) if settings.trace else None
+    trace = _read_trace(settings.trace, settings) if settings.trace else None
+    for note in source_notes(settings, trace):
+        progress.note(note)
     tokenizer = load_tokenizer(settings.tokenizer)
     run_id, salt = secrets.token_hex(6), settings.salt or secrets.token_hex(8)
     async with contextlib.AsyncExitStack() as closing:
@@ -111,15 +114,18 @@ async def conduct(
     return out
 
 
-def _read_trace(path: Path, settings: Settings, progress: Progress) -> Trace:
+def _read_trace(path: Path, settings: Settings) -> Trace:
     """The trace as it is to be played. Raises WorkloadError."""
-    trace = prepare(read_trace(path, skip_bad_rows=settings.skip_bad_rows), settings.replay, settings.seed)
+    whole = read_trace(
+        path, columns=settings.columns, time_unit=settings.time_unit, skip_bad_rows=settings.skip_bad_rows
+    )
+    trace = prepare(whole, settings.replay, settings.seed)
+    end_s = float(trace.arrival_s[-1])
+    check_replay_length(trace.source, end_s / settings.time_scale, end_s, settings.replay.to_s is not None)
     if trace.as_schedule:
         from workloads.schedule_file import read_schedule
 
         read_schedule(path)  # refused now, if it is to be refused
-    for note in trace.notes:
-        progress.note(note)
     return trace
 
 

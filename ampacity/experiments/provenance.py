@@ -79,11 +79,17 @@ def run_meta(
         "workload": _workload_meta(settings, trace, probe.calibration),
         "slos": [slo.as_dict() for slo in settings.slos],
         "seed": settings.seed, "salt": salt, "workers": settings.workers or 1, "warmup_requests": settings.warmup_requests,
-        "notes": list(probe.notes),
+        "notes": [*probe.notes, *source_notes(settings, trace)],
         "stages": [],
         "host": host_facts(),
         "fleet_inputs": settings.fleet_inputs,
     }  # fmt: skip
+
+
+def source_notes(settings: Settings, trace: Trace | None) -> tuple[str, ...]:
+    """What of a trace or a prompt file is not sent, or not as it stands in the file."""
+    prompts = settings.workload.prompts
+    return trace.notes if trace is not None else prompts.file.notes if prompts else ()
 
 
 def _workload_meta(settings: Settings, trace: Trace | None, calibration: Calibration) -> dict[str, Any]:
