@@ -16,7 +16,7 @@ from workloads.errors import WorkloadError
 from workloads.replay import Replay, prepare
 from workloads.traces import Trace, read_trace, scale_time
 
-DATA = Path(__file__).parents[2] / "shared" / "data"
+DATA = Path(__file__).parent / "data" / "traces"
 
 AZURE = (
     "TIMESTAMP,ContextTokens,GeneratedTokens\r\n"
@@ -405,15 +405,8 @@ def test_a_real_file_with_one_byte_changed_is_read_or_refused_in_one_line(tmp_pa
 # --- the public traces, where they are at hand ---
 
 
-def shared(name: str) -> Path:
-    path = DATA / name
-    if not path.is_file():
-        pytest.skip(f"{name} is not here")
-    return path
-
-
 def test_azure_conversation_trace() -> None:
-    trace = read_trace(shared("azure_llm_2023_conv.csv"))
+    trace = read_trace(DATA / "azure_llm_2023_conv.csv.gz")
     assert len(trace) == 19_366
     assert trace.input_tokens.mean() == pytest.approx(1154.697, abs=5e-4)
     assert trace.output_tokens.mean() == pytest.approx(211.126, abs=5e-4)
@@ -426,7 +419,7 @@ def test_azure_conversation_trace() -> None:
 
 
 def test_azure_code_trace() -> None:
-    trace = read_trace(shared("azure_llm_2023_code.csv"))
+    trace = read_trace(DATA / "azure_llm_2023_code.csv.gz")
     assert len(trace) == 8_819
     assert trace.input_tokens.mean() == pytest.approx(2047.848, abs=5e-4)
     assert np.quantile(trace.output_tokens, 0.5) == 13
@@ -436,7 +429,7 @@ def test_azure_code_trace() -> None:
 
 
 def test_mooncake_conversation_trace() -> None:
-    trace = read_trace(shared("mooncake_conversation.jsonl.gz"))
+    trace = read_trace(DATA / "mooncake_conversation.jsonl.gz")
     assert len(trace) == 12_031
     assert trace.input_tokens.mean() == pytest.approx(12_035.06, abs=5e-3)
     assert trace.output_tokens.mean() == pytest.approx(342.62, abs=5e-3)
@@ -453,6 +446,6 @@ def test_mooncake_conversation_trace() -> None:
     ],
 )
 def test_burstgpt_formats(name: str, span_s: float, first: tuple[float, int, int]) -> None:
-    trace = read_trace(shared(name))
+    trace = read_trace(DATA / name)
     assert trace.arrival_s[-1] == span_s
     assert rows(trace)[0] == first
