@@ -170,7 +170,7 @@ _BLOCK_MAX = 1 << 15  # the largest block that is looked for
 
 def block_size(input_tokens: Ints, start: Ints) -> int | None:
     """Tokens of a block by which most prompts of n tokens have ceil(n / size) block ids, or else floor(n / size);
-    None where that is less than half of those that have any.
+    None where that is not more than half of those that have any.
 
     Of several sizes that fit as many prompts, the power of two, as engines have them, else the least.
     """
@@ -178,7 +178,7 @@ def block_size(input_tokens: Ints, start: Ints) -> int | None:
     n, count = input_tokens[count > 0], count[count > 0]
     several = np.maximum(count - 1, 1)
     upper = np.where(count > 1, (n - 1) // several, _BLOCK_MAX)
-    best, most = None, (len(n) + 1) // 2 - 1
+    best, most = None, len(n) // 2
     for low, high in ((-(-n // count), upper), (n // (count + 1) + 1, n // count)):
         fits = low <= np.minimum(high, _BLOCK_MAX)
         steps = np.bincount(low[fits], minlength=_BLOCK_MAX + 2)

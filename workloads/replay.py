@@ -78,7 +78,7 @@ def replayed(trace: Trace, how: Replay, seed: int, rate_rps: float | None = None
     ``rate_rps``: of requests, where the trace does not say when its sessions arrived: they begin at random
     (Poisson) at that rate by their mean number of requests. Raises WorkloadError.
     """
-    trace = _with_blocks(prepare(trace, how, seed), how.block_tokens)
+    trace = with_blocks(prepare(trace, how, seed), how.block_tokens)
     root, waits = roots(trace), who_waits(trace)
     if trace.says_arrivals:
         arrival_s = trace.arrival_s / how.time_scale
@@ -118,7 +118,7 @@ def replayed(trace: Trace, how: Replay, seed: int, rate_rps: float | None = None
     )  # fmt: skip
 
 
-def _with_blocks(trace: Trace, given: int | None) -> Trace:
+def with_blocks(trace: Trace, given: int | None = None) -> Trace:
     """The trace with the size of its blocks, and what is to be said of rows that do not fit it."""
     if trace.blocks is None:
         if given is not None:
@@ -129,7 +129,7 @@ def _with_blocks(trace: Trace, given: int | None) -> Trace:
     if size is None:
         return _noted(
             replace(trace, blocks=None),
-            "hash_ids: no size of a block fits half of the rows, so that nothing is shared; give --block-size",
+            "hash_ids: no size of a block fits most of the rows, so that nothing is shared; give --block-size",
         )
     odd = odd_blocks(trace.input_tokens, start, size)
     trace = replace(trace, block_tokens=size)

@@ -166,6 +166,8 @@ def _expand(item: Any) -> Iterator[Mapping[str, Any] | BadRow]:
         yield item
     elif not isinstance(item, dict):
         yield BadRow("this is no JSON object with one request")
+    elif "schedule_of" in item:  # the first line of a schedule
+        return
     elif isinstance(item.get("spans"), list):
         yield from itertools.chain.from_iterable(_span(span) for span in item["spans"])
     elif isinstance(item.get("resourceSpans"), list):
