@@ -159,6 +159,8 @@ class Rig(StageBook):
         self._first_request_id += result.ids_used
         self._spend(table.num_rows, _planned_tokens(table))
         meta = {**result.meta, "lengths": self.lengths, "audit": self._audit(result.measures)}
+        if plan.whole and kind == "open":  # how long it was to last depended on the answers
+            meta["offered_rps"] = meta["scheduled_requests"] / ((meta["end_ns"] - meta["start_ns"]) / 1e9)
         meta |= self._sharing(schedule, table)
         self._writer.meta["stages"][-1] = meta
         stopped = self._generator.stopped
