@@ -274,7 +274,7 @@ def _of_schedule(raw: dict[str, Any]) -> Workload | None:
 
 def _check_together(settings: Settings, raw: dict[str, Any]) -> None:
     """Raises ConfigError for settings that contradict each other, or that the API or the trace has no use for."""
-    workload, levels = settings.workload, settings.rates or settings.concurrency
+    workload = settings.workload
     of_trace = {"workload", "input_tokens", "output_tokens", "arrivals", "duration"}
     for wrong, message in (
         (settings.rates and settings.concurrency, "--rates (open loop) and --concurrency (closed loop) exclude each other: give one"),

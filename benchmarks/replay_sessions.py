@@ -43,7 +43,9 @@ def chosen(sessions: int, below: int) -> dict[str, list[dict[str, str]]]:
     return dict(list(small.items())[:sessions])
 
 
-def replay(held: dict[str, list[dict[str, str]]], users: int, max_think_s: float, seed: int = 1) -> dict[str, Any]:
+def replay(
+    held: dict[str, list[dict[str, str]]], users: int, max_think_s: float, seed: int = 1
+) -> dict[str, Any]:
     """Play the sessions with ``ampacity run``; what came of it beside what the trace says."""
     from typer.main import get_command
 
@@ -64,10 +66,16 @@ def replay(held: dict[str, list[dict[str, str]]], users: int, max_think_s: float
                 get_command(app).main(list(map(str, arguments)), standalone_mode=False)
         run = json.loads((out / "run.json").read_text())
         rows = pq.read_table(out / "requests.parquet").to_pylist()
-    return {**compared(list(held.values()), rows, max_think_s), "took_s": time.monotonic() - began_s, "run": run}
+    return {
+        **compared(list(held.values()), rows, max_think_s),
+        "took_s": time.monotonic() - began_s,
+        "run": run,
+    }
 
 
-def compared(held: list[list[dict[str, str]]], rows: list[dict[str, Any]], max_think_s: float) -> dict[str, Any]:
+def compared(
+    held: list[list[dict[str, str]]], rows: list[dict[str, Any]], max_think_s: float
+) -> dict[str, Any]:
     """The records of a replay beside the recorded sessions, turn for turn."""
     played: dict[str, list[dict[str, Any]]] = defaultdict(list)
     for row in rows:
@@ -78,7 +86,9 @@ def compared(held: list[list[dict[str, str]]], rows: list[dict[str, Any]], max_t
     def lengths(turns: Any, *names: str) -> tuple[Any, ...]:
         return tuple(tuple(int(turn[name]) for name in names) for turn in turns)
 
-    by_lengths = {lengths(turns, "input_tokens_planned", "output_tokens_planned"): turns for turns in played.values()}
+    by_lengths = {
+        lengths(turns, "input_tokens_planned", "output_tokens_planned"): turns for turns in played.values()
+    }
     off_ns, slip_ns, in_order, whole = [], [], True, 0
     cached = sent = own = asked = 0
     for recorded in held:

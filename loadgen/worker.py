@@ -128,7 +128,10 @@ class Setup:
         )  # fmt: skip
         keep = None
         if self.answers_in is not None:
-            path, asked = self.answers_in / f"answers-{worker}.jsonl", self.prompt_file is not None or self.recorded is not None
+            path, asked = (
+                self.answers_in / f"answers-{worker}.jsonl",
+                self.prompt_file is not None or self.recorded is not None,
+            )
             keep = KeptAnswers(path, self.answers_bytes, prompts=asked, secrets=self.secrets).keep
         return StageRunner(
             clients,

@@ -156,7 +156,13 @@ def test_bad_logs_are_one_line_with_row_and_column(
 
 
 def test_a_schedule_that_a_run_cannot_take_back_is_refused(tmp_path: Path) -> None:
-    for more in ({"after": [1]}, {"class": "batch"}, {"shared": [[1]]}, {"cancel_after_s": "soon"}, {"turn": 1.5}):
+    for more in (
+        {"after": [1]},
+        {"class": "batch"},
+        {"shared": [[1]]},
+        {"cancel_after_s": "soon"},
+        {"turn": 1.5},
+    ):
         rows = [{"scheduled_s": 0.5, "input_tokens": 5, "output_tokens": 1, **extra} for extra in ({}, more)]
         path = tmp_path / "s.jsonl"
         path.write_text("\n".join(map(json.dumps, rows)))

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from synthetic import Stage, make_run, request
 
-from ampacity.config import check_steady, make_settings
+from ampacity.config import check_steady
 from ampacity.progress import stage_line
 from ampacity.values import ConfigError
 from analysis.summary import summarise

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -31,7 +32,7 @@ class Recorded:
     ``is_text`` bool[n]: the file has one text, not a list of messages. ``tokens`` are estimates.
     """
 
-    messages: tuple[bytes, ...]
+    messages: Sequence[bytes]
     tokens: Ints
     start: Ints
     ids: Ints
@@ -45,14 +46,14 @@ class Recorded:
 
     def body_fields(self, entry: int) -> dict[str, Any]:
         """What stands in the body beside the messages: tools and the like."""
-        return self.fields[self.field_of[entry]]
+        return self.fields[int(self.field_of[entry])]
 
     def begins_with(self, entry: int, earlier: int) -> bool:
         """Whether the messages, or the text, of a request begin with all of those of an earlier one."""
         mine, theirs = (self.ids[self.start[e] : self.start[e + 1]] for e in (entry, earlier))
         if self.is_text[entry]:  # one message each: behind the text stand a quote and a bracket
-            a, b = self.messages[mine[0]], self.messages[theirs[0]]
-            return a.startswith(b[:-2])
+            begun: bytes = self.messages[theirs[0]][:-2]
+            return bool(self.messages[mine[0]].startswith(begun))
         return len(theirs) <= len(mine) and bool((mine[: len(theirs)] == theirs).all())
 
     def shared(self, entry: Ints, input_tokens: Ints) -> SharedPrefixes:
@@ -86,7 +87,9 @@ class Recording:
         self._field_of: list[int] = []
         self._is_text: list[bool] = []
 
-    def add(self, messages: Sequence[Message], fields: Mapping[str, Any], *, is_text: bool) -> tuple[int, int]:
+    def add(
+        self, messages: Sequence[Message], fields: Mapping[str, Any], *, is_text: bool
+    ) -> tuple[int, int]:
         """(its number, estimated tokens) of one request."""
         first = len(self._ids)
         for message in messages:
@@ -119,7 +122,10 @@ def text_of(message: Mapping[str, Any]) -> str:
     """All text of a message: its content, and the calls of tools. Images have none."""
     content = message.get("content")
     parts = content if isinstance(content, list) else [content]
-    said = [str(p.get("text") or p.get("content") or "") if isinstance(p, Mapping) else str(p or "") for p in parts]
+    said = [
+        str(p.get("text") or p.get("content") or "") if isinstance(p, Mapping) else str(p or "")
+        for p in parts
+    ]
     if message.get("tool_calls"):
         said.append(_encode(message["tool_calls"]).decode())
     return " ".join(text for text in said if text)
@@ -151,10 +157,9 @@ def _json(text: str) -> Any:
     """What a text holds as JSON of an object or a list; None: it is plain text."""
     if text.lstrip()[:1] not in ("[", "{"):
         return None
-    try:
+    with contextlib.suppress(ValueError, RecursionError):
         return json.loads(text)
-    except (ValueError, RecursionError):
-        return None
+    return None
 
 
 def _message(item: Mapping[str, Any]) -> Message:
@@ -232,7 +237,9 @@ def _numbered(held: Mapping[str, Any]) -> list[Message]:
 def read_fields(record: Mapping[str, Any], prefix: str) -> dict[str, Any]:
     """The further fields of a recorded body, whose names begin with ``prefix``."""
     found = {name: record.get(prefix + name) for name in SENT_FIELDS}
-    parsed = {name: _json(value) or value if isinstance(value, str) else value for name, value in found.items()}
+    parsed = {
+        name: _json(value) or value if isinstance(value, str) else value for name, value in found.items()
+    }
     return {name: value for name, value in parsed.items() if value not in (None, "", [], {})}
 
 

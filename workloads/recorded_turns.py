@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections import defaultdict
 from dataclasses import dataclass
 
@@ -90,7 +91,10 @@ def _wait(trace: Trace, waits: Waits, ends: Floats, before: list[int], i: int, t
         waits.after[i], waits.pause_s[i] = [last], told_s
     elif np.isnan(ends[before]).any():
         # what began in the same moment and cannot hold the other's answer ran beside it
-        beside = start[i] == start[last] and trace.input_tokens[i] < trace.input_tokens[last] + trace.output_tokens[last]
+        beside = (
+            start[i] == start[last]
+            and trace.input_tokens[i] < trace.input_tokens[last] + trace.output_tokens[last]
+        )
         if not beside:
             waits.after[i], waits.pause_s[i] = [last], start[i] - start[last]
             waits.counts_from[i] = AFTER_START
@@ -113,7 +117,7 @@ def _join(
 ) -> None:  # fmt: skip
     """Let the caller's first request behind a helper's end wait for it too."""
     last = helper[-1]
-    for before, i in zip(caller, caller[1:], strict=False):
+    for before, i in itertools.pairwise(caller):
         began, ended = trace.arrival_s[i], ends[last]
         if helper[0] < i and last < i and ended <= began + trace.resolution_s:
             if waits.counts_from[i] == AFTER_END and trace.arrival_s[before] <= ended:
@@ -138,7 +142,9 @@ class Prompts:
 
     shared: SharedPrefixes | None
     input_tokens: Ints
-    continues: Ints | None  # conversations that the recorded texts go on with, each behind the answer to the last
+    continues: (
+        Ints | None
+    )  # conversations that the recorded texts go on with, each behind the answer to the last
     new_tokens: Ints | None
     begun_anew: int = 0  # turns of which nothing says what they share with those before
 
@@ -172,15 +178,17 @@ def _blocks_of(trace: Trace) -> SharedPrefixes | None:
     if trace.blocks is None:
         return None
     size = trace.block_tokens or block_size(trace.input_tokens, trace.blocks.start)
-    return size and prefixes_of_blocks(trace.blocks.ids, trace.blocks.start, trace.input_tokens, size) or None
+    return (
+        size and prefixes_of_blocks(trace.blocks.ids, trace.blocks.start, trace.input_tokens, size)
+    ) or None
 
 
 def _own_chains(trace: Trace, blocks: SharedPrefixes | None) -> NDArray[np.bool_]:
     """Which requests are turns of sessions without blocks."""
     if trace.session is None:
         return np.zeros(len(trace), dtype=bool)
-    lone = np.bincount(trace.session[trace.session >= 0])[trace.session] == 1
-    turns = (trace.session >= 0) & ~lone
+    size = np.bincount(np.maximum(trace.session, 0), trace.session >= 0)[trace.session]
+    turns: NDArray[np.bool_] = (trace.session >= 0) & (size > 1)
     return turns if blocks is None else turns & (np.diff(blocks.start) == 0)
 
 
@@ -189,7 +197,9 @@ def _first_of(a: SharedPrefixes, b: SharedPrefixes, of_a: NDArray[np.bool_]) -> 
     n = len(of_a)
     start = np.concatenate([a.start, a.start[-1] + b.start[1:]])
     items, new_start = take_lists(start, np.where(of_a, np.arange(n), np.arange(n) + n))
-    return SharedPrefixes(new_start, np.concatenate([a.ids, b.ids])[items], np.concatenate([a.tokens, b.tokens])[items])
+    return SharedPrefixes(
+        new_start, np.concatenate([a.ids, b.ids])[items], np.concatenate([a.tokens, b.tokens])[items]
+    )
 
 
 def _counted_block(trace: Trace) -> int:
@@ -234,7 +244,7 @@ def _told_on(trace: Trace) -> Prompts:
     continues, new = np.full(len(trace), -1, dtype=np.int64), inputs.copy()
     for mine in _rows(trace).values():
         told = all(entry[i] >= 0 and recorded.is_text[entry[i]] for i in mine)
-        pairs = list(zip(mine, mine[1:], strict=False))
+        pairs = list(itertools.pairwise(mine))
         if told and not all(recorded.begins_with(int(entry[i]), int(entry[k])) for k, i in pairs):
             for k, i in pairs:
                 continues[i] = k

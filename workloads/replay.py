@@ -14,7 +14,7 @@ from workloads.errors import WorkloadError
 from workloads.prefixes import block_size, in_time_order, odd_blocks
 from workloads.recorded import Recorded
 from workloads.recorded_turns import Prompts, earliest_s, prompts_of, roots, who_waits
-from workloads.schedule import AFTER_END, WITH_START, Schedule
+from workloads.schedule import WITH_START, Schedule
 from workloads.traces import Trace
 
 _NAMED = 3  # odd rows that a note names
@@ -30,7 +30,9 @@ class Replay:
     loops: int = 1
     as_written: bool = False  # a coarse clock's bursts are kept
     time_scale: float = 1.0  # every gap and pause is divided by it
-    think_scale: float | None = None  # pauses within sessions are multiplied by it; None: as time_scale has it
+    think_scale: float | None = (
+        None  # pauses within sessions are multiplied by it; None: as time_scale has it
+    )
     max_think_s: float = math.inf  # no pause is longer
     block_tokens: int | None = None  # of the ids in hash_ids; None: as the file says, else by the lengths
 
@@ -122,7 +124,9 @@ def with_blocks(trace: Trace, given: int | None = None) -> Trace:
     """The trace with the size of its blocks, and what is to be said of rows that do not fit it."""
     if trace.blocks is None:
         if given is not None:
-            raise WorkloadError(f"{trace.source}: --block-size goes with hash_ids, of which the file has none")
+            raise WorkloadError(
+                f"{trace.source}: --block-size goes with hash_ids, of which the file has none"
+            )
         return trace
     start = trace.blocks.start
     size = given or trace.block_tokens or block_size(trace.input_tokens, start)
@@ -136,7 +140,10 @@ def with_blocks(trace: Trace, given: int | None = None) -> Trace:
     if not len(odd):
         return trace
     assert trace.place is not None
-    named = ", ".join(f"{trace.place_word} {trace.place[i]} ({start[i + 1] - start[i]} for {trace.input_tokens[i]} tokens)" for i in odd[:_NAMED])
+    named = ", ".join(
+        f"{trace.place_word} {trace.place[i]} ({start[i + 1] - start[i]} for {trace.input_tokens[i]} tokens)"
+        for i in odd[:_NAMED]
+    )
     more = f" and {len(odd) - _NAMED} more" if len(odd) > _NAMED else ""
     note = (
         f"hash_ids: {len(odd)} of {len(trace)} rows have a number of ids that does not go with blocks of {size} tokens: "
@@ -145,7 +152,9 @@ def with_blocks(trace: Trace, given: int | None = None) -> Trace:
     return _noted(trace, note)
 
 
-def _begun_at_random(root: NDArray[np.int64], rate_rps: float | None, rng: np.random.Generator) -> NDArray[np.float64]:
+def _begun_at_random(
+    root: NDArray[np.int64], rate_rps: float | None, rng: np.random.Generator
+) -> NDArray[np.float64]:
     """When each request's session, or lone request, begins: all at 0 without a rate, as a closed loop has it."""
     names = np.where(root >= 0, root, -1 - np.arange(len(root)))
     _, first, unit = np.unique(names, return_index=True, return_inverse=True)
@@ -258,10 +267,11 @@ def loop(trace: Trace, times: int) -> Trace:
     if looped.session is not None:
         count = int(looped.session.max()) + 1
         which = rounds[np.argsort(arrival_s, kind="stable")]
-        for name in ("session", "parent"):
-            column = getattr(looped, name)
-            if column is not None:
-                looped = replace(looped, **{name: np.where(column < 0, -1, column + which * count)})
+        numbers: dict[str, Any] = {
+            name: np.where(column < 0, -1, column + which * count)
+            for name in ("session", "parent") if (column := getattr(looped, name)) is not None
+        }  # fmt: skip
+        looped = replace(looped, **numbers)
     each = f", {period_s:.6g} s each" if trace.says_arrivals else ""
     return _noted(looped, f"played {times} times{each}")
 

@@ -109,10 +109,13 @@ def read_schedule(path: Path, *, time_scale: float = 1.0, first_request_id: int 
         name: np.array(held[name], dtype=kind) for name, (kind, missing) in _PER_REQUEST.items()
         if any(value == value and value != missing for value in held[name])
     }  # fmt: skip
-    columns |= _named(path, "class", classes, [kind.name for kind in workload.kinds] if workload else ["default"])
+    columns |= _named(
+        path, "class", classes, [kind.name for kind in workload.kinds] if workload else ["default"]
+    )
     columns |= _named(path, "model", models, ["", *dict.fromkeys(filter(None, models))])
     if any(shared):
-        columns["shared"] = SharedPrefixes(*_lists(shared, 2))
+        start, ids, tokens = _lists(shared, 2)
+        columns["shared"] = SharedPrefixes(start, ids, tokens)
     if any(after):
         columns["after_start"], columns["after"] = _lists(after, 1)
         for name in ("session", "turn", "think_s"):
@@ -120,10 +123,23 @@ def read_schedule(path: Path, *, time_scale: float = 1.0, first_request_id: int 
             columns.setdefault(name, np.full(len(after), missing, dtype=kind))
     if "continues" in columns:
         columns.setdefault("new_tokens", trace.input_tokens)
-    schedule = Schedule(trace.arrival_s / time_scale, trace.input_tokens, trace.output_tokens, first_request_id, **columns)
-    prompts = [text for text, there in (("conversations that grow", schedule.continues), ("shared prefixes as in the schedule", schedule.shared)) if there is not None]
+    schedule = Schedule(
+        trace.arrival_s / time_scale, trace.input_tokens, trace.output_tokens, first_request_id, **columns
+    )
+    prompts = [
+        text
+        for text, there in (
+            ("conversations that grow", schedule.continues),
+            ("shared prefixes as in the schedule", schedule.shared),
+        )
+        if there is not None
+    ]
     left_out = _head(path).get(_HEADERS) or []
-    notes = [f"{path.name}: the values of {', '.join(map(str, left_out))} are not in a schedule: give --header"] if left_out else []
+    notes = (
+        [f"{path.name}: the values of {', '.join(map(str, left_out))} are not in a schedule: give --header"]
+        if left_out
+        else []
+    )
     return Replayed(schedule, trace.source, (*trace.notes, *notes), ", ".join(prompts) or "unique")
 
 

@@ -70,7 +70,9 @@ _FORMATS = {
     "contexttokens": "Azure", "request tokens": "BurstGPT", "gen_ai.usage.input_tokens": "OpenTelemetry",
     "gen_ai.usage.prompt_tokens": "OpenTelemetry", "usage.prompt_tokens": "OpenAI usage", "in": "agentic coding",
 }  # fmt: skip
-_PLACEHOLDERS = frozenset({"", "nan", "none", "null", "nil", "-", "--", "n/a", "na", "<na>", "undefined", "(null)"})
+_PLACEHOLDERS = frozenset(
+    {"", "nan", "none", "null", "nil", "-", "--", "n/a", "na", "<na>", "undefined", "(null)"}
+)
 UNITS = {"s": 9, "ms": 6, "us": 3, "ns": 0}  # powers of ten to nanoseconds
 _UNIT_WORDS = {"s": "seconds", "ms": "milliseconds", "us": "microseconds", "ns": "nanoseconds"}
 
@@ -125,7 +127,11 @@ def find_columns(
         if sum(name.strip().lower() == hit for name in names) > 1:
             raise WorkloadError(f"{where}: the column {hit} stands there twice: keep one")
         found[role] = hit
-    given_otherwise = {"input": {"messages"}, "output": {"answer", "limit"}, "time": set() if timed else {"input", "messages"}}
+    given_otherwise = {
+        "input": {"messages"},
+        "output": {"answer", "limit"},
+        "time": set() if timed else {"input", "messages"},
+    }
     missing = [role for role in REQUIRED if role not in found and not given_otherwise[role] & found.keys()]
     if missing:
         raise WorkloadError(f"{where}: {_missing(missing, names)}; the file has {have}")

@@ -16,7 +16,14 @@ from workloads.errors import WorkloadError
 from workloads.prefixes import take_lists
 from workloads.recorded import Recorded, Recording, read_fields, read_messages, text_of
 from workloads.trace_fields import (
-    LOCAL, ZONED, Columns, find_columns, is_placeholder, span_ns, time_ns, tokens,
+    LOCAL,
+    ZONED,
+    Columns,
+    find_columns,
+    is_placeholder,
+    span_ns,
+    time_ns,
+    tokens,
 )  # fmt: skip
 from workloads.trace_formats import BadRow, NoCall, open_records
 
@@ -154,8 +161,7 @@ class _Rows:
         self.arrival_ns, self.input_tokens, self.output_tokens = array("q"), array("q"), array("q")
         self.end_ns, self.pause_ns, self.entry, self.at = array("q"), array("q"), array("q"), array("q")
         self.optional = {
-            role: array("q")
-            for role in ("session", "parent", "client", "cached", "blocks", "shared_blocks")
+            role: array("q") for role in ("session", "parent", "client", "cached", "blocks", "shared_blocks")
         }
         self.block_ids, self.block_start = array("q"), array("q", [0])
         self.block_sizes: Counter[int] = Counter()
@@ -172,7 +178,9 @@ class _Rows:
         column, columns = "", self.columns
         try:
             if isinstance(record, NoCall):
-                self.told["entries are no calls of a model (spans, steps of an agent): they are not played"] += 1
+                self.told[
+                    "entries are no calls of a model (spans, steps of an agent): they are not played"
+                ] += 1
                 return
             if isinstance(record, BadRow):
                 raise ValueError(record.reason)
@@ -252,7 +260,9 @@ class _Rows:
         try:
             found = read_messages(record[name])
         except ValueError as error:
-            self.told[f"rows have prompts that cannot be read ({error}): text of the same length is sent"] += 1
+            self.told[
+                f"rows have prompts that cannot be read ({error}): text of the same length is sent"
+            ] += 1
             found = None
         if found is None:
             return [], {}, False

@@ -137,7 +137,9 @@ def sample(
     if workload.classes or workload.sessions or workload.images:
         described = workload_text(name)
         for header in described[1]:
-            typer.echo(f"the value of the header {header} is left out: give it to run, with --header", err=True)
+            typer.echo(
+                f"the value of the header {header} is left out: give it to run, with --header", err=True
+            )
     if out is None:
         write_schedule(sys.stdout, schedule, described)
         return

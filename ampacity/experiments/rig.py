@@ -281,7 +281,11 @@ def _played_s(schedule: Schedule) -> float:
 def _session_rules(workload: Workload, trace: Replayed | None) -> dict[str, Any]:
     """What a stage does with sessions."""
     sessions = workload.sessions
-    if sessions is None and trace is not None and (trace.schedule.session is not None or not trace.says_arrivals):
+    if (
+        sessions is None
+        and trace is not None
+        and (trace.schedule.session is not None or not trace.says_arrivals)
+    ):
         return {"finish_s": REPLAY_FINISH_S, "whole": True}
     if sessions is None:
         return {}
