@@ -28,6 +28,7 @@ from workloads.profile import PlainYaml, Workload, load_workload, read_yaml
 from workloads.prompt_files import load_prompts
 from workloads.replay import Replay
 from workloads.tokenizers import load_tokenizer
+from workloads.trace_fields import UNITS, parse_columns
 
 DEFAULT_WORKLOAD = "chat"
 
@@ -48,6 +49,8 @@ class Settings:
     trace: Path | None = None
     replay: Replay = field(default_factory=Replay)
     skip_bad_rows: bool = False
+    columns: dict[str, str] = field(default_factory=dict)  # of the trace, by role
+    time_unit: str | None = None  # of the trace
     rates: tuple[float, ...] | None = None
     concurrency: tuple[int, ...] | None = None
     lengths: tuple[str, ...] = ()  # quantiles, as "p99": further curves with every request as long
@@ -104,6 +107,8 @@ def make_settings(raw: dict[str, Any]) -> Settings:
         trace=Path(raw["trace"]) if "trace" in raw else None,
         replay=_replay(raw),
         skip_bad_rows=v.flag(raw, "skip_bad_rows"),
+        columns=parse_columns(_pairs(raw.get("column", ()))),
+        time_unit=v.given(raw, "time_unit", lambda unit, name: v.choice(unit, tuple(UNITS), name)),
         rates=v.levels(raw.get("rates"), "--rates", v.positive),
         concurrency=v.levels(
             raw.get("concurrency"), "--concurrency", partial(v.whole, at_most=CONCURRENCY_MAX)
@@ -233,6 +238,13 @@ def _replay(raw: dict[str, Any]) -> Replay:
     )
 
 
+def _pairs(value: Any) -> list[str]:
+    """``role=name`` texts, as they are or from a mapping of a run file."""
+    if isinstance(value, dict):
+        return [f"{role}={name}" for role, name in value.items()]
+    return [str(text) for text in v.items(value)]
+
+
 def _workload(raw: dict[str, Any]) -> Workload:
     fixed = [name for name in ("input_tokens", "output_tokens") if name in raw]
     if len(fixed) == 1 and "workload" not in raw and "prompts" not in raw:
@@ -258,7 +270,10 @@ def _workload(raw: dict[str, Any]) -> Workload:
     if "prompts" in raw:
         if workload.prefixes or (workload.sessions and workload.sessions.steps):
             raise ConfigError("--prompts brings its own texts: use a workload without prefixes and steps")
-        prompts = load_prompts(Path(raw["prompts"]), load_tokenizer(str(raw.get("tokenizer", "words"))))
+        prompts = load_prompts(
+            Path(raw["prompts"]), load_tokenizer(str(raw.get("tokenizer", "words"))),
+            skip_bad_rows=v.flag(raw, "skip_bad_rows"),
+        )  # fmt: skip
         workload = dataclasses.replace(workload, prompts=prompts)
     return workload.with_arrivals(arrivals_text(raw["arrivals"])) if "arrivals" in raw else workload
 
@@ -287,6 +302,7 @@ def _check_together(settings: Settings, raw: dict[str, Any]) -> None:
         (workload.images and settings.api != "chat", f"--api {settings.api}: images are sent in chat messages: use --api chat"),
         (workload.prompts and settings.trace, "--trace brings its own lengths, --prompts its own texts: give one of them"),
         (settings.sticky and not settings.replicas, "--sticky goes with several URLs, parted by commas"),
+        (settings.skip_bad_rows and not (settings.trace or workload.prompts), "--skip-bad-rows goes with --prompts or --trace"),
         *((name in raw and not settings.trace, f"--{name.replace('_', '-')} goes with --trace") for name in REPLAY),
     ):  # fmt: skip
         if wrong:

@@ -124,7 +124,8 @@ class Setup:
         requests = ScheduledRequests(
             [(route.endpoint, route.proxy) for route in self.routes], self.shape, prompts, self.run_id,
             classes=self.classes, planned_histories=self.planned_histories, images=self.images,
-            file=self.recorded if self.prompt_file is None else read_prompts(Path(self.prompt_file)),
+            # what is bad in it was refused, or left out because it was asked for, before the run
+            file=self.recorded if self.prompt_file is None else read_prompts(Path(self.prompt_file), skip_bad_rows=True),
         )  # fmt: skip
         keep = None
         if self.answers_in is not None:

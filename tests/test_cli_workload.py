@@ -177,7 +177,7 @@ def test_replay_flags_go_with_a_trace_and_rates_do_not(
     for flags, complaint in (
         (["--trace", log, "--rates", "5"], "--trace brings its own arrival times"),
         (["--rates", "5", "--trace-keep", "0.5"], "--trace-keep goes with --trace"),
-        (["--rates", "5", "--skip-bad-rows"], "--skip-bad-rows goes with --trace"),
+        (["--rates", "5", "--skip-bad-rows"], "--skip-bad-rows goes with --prompts or --trace"),
         (["--trace", log, "--trace-from", "9s", "--trace-to", "5s"], "give an end behind the start"),
         (["--trace", log, "--trace-loop", "0"], "--trace-loop 0"),
         (["--trace", log, "--trace-from", "1h"], "no request arrives from 3600 s"),

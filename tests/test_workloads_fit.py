@@ -12,7 +12,7 @@ import yaml
 from workloads.errors import WorkloadError
 from workloads.fit import fit, write_profile
 from workloads.fit_lengths import fit_families, fit_lengths, quantile_table
-from workloads.fit_traffic import counts, fit_arrivals, fit_clients, fit_sessions, leading_hits
+from workloads.fit_traffic import count_windows, fit_arrivals, fit_clients, fit_sessions, leading_hits
 from workloads.lengths import parse_lengths, spearman
 from workloads.profile import load_workload
 from workloads.schedule import open_schedule
@@ -172,7 +172,7 @@ def test_seconds_are_counted_and_their_percentiles_are_those_of_whole_seconds() 
     seconds[50], seconds[60:65] = 10, 4
     assert found["dispersion"]["1s"] == pytest.approx(seconds.var() / seconds.mean(), rel=1e-4)
     assert found["peak_to_mean"]["1s"] == pytest.approx(10 / seconds.mean(), rel=1e-4)
-    assert counts(times, 10).tolist() == [10, 10, 10, 10, 10, 19, 25, 10, 10, 10]
+    assert count_windows(times, 10).held.tolist() == [10, 10, 10, 10, 10, 19, 25, 10, 10, 10]
 
 
 def test_processes_by_their_formulas() -> None:

@@ -78,7 +78,10 @@ def test_burstgpt_counts_seconds_and_its_failed_requests_are_left_out(tmp_path: 
     )
     trace = read_trace(written(tmp_path, "b.csv", content))
     assert rows(trace) == [(0.0, 906, 446), (82.0, 1779, 123)]
-    assert trace.notes == ("b.csv: 2 rows with 0 output tokens are left out (failed requests)",)
+    assert trace.notes == (
+        "b.csv: 2 rows with 0 output tokens are left out (failed requests)",
+        "b.csv: columns that are not used: Model, Total tokens, Log Type",
+    )
 
 
 @pytest.mark.parametrize("time", ["timestamp", "timestamp_s", "arrival_s", "Arrived_At", " TIMESTAMP "])
@@ -259,31 +262,31 @@ def test_a_broken_json_line_is_named(tmp_path: Path, line: str, complaint: str) 
         (
             "t.csv",
             "when,ins,outs\n1,2,3\n",
-            "rename what there is in the file, or make a workload of it (ampacity workload fit FILE "
-            "--column time=NAME --column input=NAME --column output=NAME); the file has 'when', 'ins', 'outs'",
+            "say which it is (--column time=NAME --column input=NAME --column output=NAME); the file has 'when', "
+            "'ins', 'outs'",
         ),
-        ("t.csv", "timestamp;input_tokens;output_tokens\n", "';' seems to stand between the fields"),
         (
             "t.csv",
             "timestamp,input_tokens,output_tokens\n",
             "the file holds no rows: a trace needs at least one request",
         ),
         ("t.csv", "timestamp,input_tokens\n", "no column with the output tokens"),
-        ("t.csv", "timestamp;input_tokens;output_tokens\n", "'timestamp;input_tokens;output_tokens'"),
+        ("t.csv", "timestamp:input_tokens:output_tokens\n", "'timestamp:input_tokens:output_tokens'"),
         ("t.csv", "timestamp,input_tokens,Timestamp,output_tokens\n", "timestamp stands there twice"),
         (
             "t.csv",
             "timestamp,input_tokens,output_tokens\n1,2\n",
             "t.csv:2: the row has 2 fields, the header has 3",
         ),
-        ("t.csv", b"\x00\x01\xff\xfe\x80" * 50, "no UTF-8 text"),
-        ("t.jsonl", b"\x80\x80", "no UTF-8 text"),
+        ("t.csv", b"\x00\x01\xff\xfe\x80" * 50, "no column with the arrival time"),
+        ("t.csv", b"\xff\xfe\x80", "no column with the arrival time"),  # half of a UTF-16 character
+        ("t.jsonl", b"\x80\x80", "t.jsonl:1: a byte that is no UTF-8"),
         ("t.csv", b"\x00" * 50, "no column with the arrival time"),
         ("t.csv", b"\x1f\x8b\x08broken", "gzip data are broken"),
         ("t.csv", gzip.compress(AZURE.encode())[:-12], "gzip data are broken"),
         ("t.csv", 'timestamp,input_tokens,output_tokens\n1,"' + "x" * 200_000, "no CSV"),
         ("t.parquet", "PAR1", "no Parquet file"),
-        ("t.txt", "PAR1", "none of .csv, .jsonl"),
+        ("t.txt", "PAR1", "none of .csv, .tsv, .jsonl"),
     ],
 )
 def test_a_file_that_is_no_trace_is_one_line(

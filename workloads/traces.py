@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from workloads.errors import WorkloadError
 from workloads.prefixes import take_lists
 from workloads.recorded import Recorded, Recording, read_fields, read_messages, text_of
+from workloads.trace_columns import column_notes, missing_notes
 from workloads.trace_fields import (
     LOCAL,
     ZONED,
@@ -24,8 +25,9 @@ from workloads.trace_fields import (
     span_ns,
     time_ns,
     tokens,
-)  # fmt: skip
+)
 from workloads.trace_formats import BadRow, NoCall, open_records
+from workloads.trace_times import time_notes
 
 _REPORT_EVERY = 200_000  # rows between two calls of progress
 # logs in which an answer of 0 tokens is a failed request
@@ -33,10 +35,6 @@ WITH_FAILED_REQUESTS = (
     "BurstGPT", "LiteLLM spend log", "OpenAI usage", "OpenTelemetry", "agentic coding",
 )  # fmt: skip
 _UNKNOWN = np.iinfo(np.int64).min  # a time that the file does not say
-_NOT_SENT = (  # of a recorded body: how its answer was drawn
-    "temperature", "top_p", "top_k", "min_p", "seed", "stop", "stop_sequences", "n", "best_of", "logit_bias",
-    "presence_penalty", "frequency_penalty", "repetition_penalty", "reasoning_effort", "thinking",
-)  # fmt: skip
 _TIED = 0.2  # share of requests with the time of an earlier one, from which on a clock may be coarse
 
 
@@ -146,6 +144,7 @@ def read_trace(
             rows.add(place, record)
             if progress and number % _REPORT_EVERY == 0:
                 progress(number, records.read_share())
+        rows.of_columns = tuple(column_notes(path.name, found, records))
     return rows.trace()
 
 
@@ -173,6 +172,7 @@ class _Rows:
         self.no_output = 0
         self.bad: Counter[str] = Counter()
         self.told: Counter[str] = Counter()  # what is said of so many rows
+        self.of_columns: tuple[str, ...] = ()
 
     def add(self, place: int, record: Mapping[str, Any] | BadRow) -> None:
         column, columns = "", self.columns
@@ -270,9 +270,6 @@ class _Rows:
         prefix = name[: name.rfind(".") + 1]
         if has(record, f"{prefix}system") and not is_text:
             messages = [{"role": "system", "content": record[f"{prefix}system"]}, *messages]
-        for field in _NOT_SENT:
-            if has(record, prefix + field):
-                self.told[f"recorded requests have {field}, which is not sent (--extra-body sends it)"] += 1
         return messages, read_fields(record, prefix), is_text
 
     def _output(self, record: Mapping[str, Any], columns: Columns) -> int:
@@ -363,7 +360,10 @@ class _Rows:
         as_schedule = self.columns.format == "schedule"
         step_s = None if as_schedule else _clock_step_s(np.sort(arrival_ns))
         from_start = _from_session_start(arrival_ns, self._array("session"))
-        notes = [*self._notes(arrival_ns, self.columns)]
+        notes = [*self._notes(arrival_ns, self.columns), *self.of_columns]
+        notes += missing_notes(self.path.name, self.columns, self.optional)
+        if self.clock and not (as_schedule or from_start):
+            notes += time_notes(self.path.name, arrival_ns, self.columns, self.clock)
         tied = len(arrival_ns) - len(np.unique(arrival_ns))  # rows whose time an earlier row has too
         if self.clock and tied and not (step_s or as_schedule or from_start):
             notes.append(

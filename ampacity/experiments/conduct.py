@@ -18,7 +18,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from ampacity.config import Settings
-from ampacity.experiments.provenance import announcement, out_path, run_meta, utc_now
+from ampacity.experiments.provenance import announcement, out_path, run_meta, source_notes, utc_now
 from ampacity.experiments.rig import Rig, e2e_s
 from ampacity.experiments.stage_book import answers_told
 from ampacity.progress import Progress
@@ -42,6 +42,7 @@ from workloads.errors import WorkloadError
 from workloads.prompts import PromptMaker
 from workloads.replay import Replayed
 from workloads.tokenizers import WORD_TOKENIZERS, load_tokenizer
+from workloads.trace_times import check_replay_length
 
 SILENCE_S = 3.0  # of the endpoint, before the user is told what is waited for
 Drive = Callable[[Rig], Awaitable[Any]]
@@ -60,7 +61,9 @@ async def conduct(
     routes = tuple(route_to(target) for target in (settings.endpoint, *settings.replicas))
     raise_open_files_limit()
     check_open_files(settings)
-    trace = read_replay(settings.trace, settings, progress) if settings.trace else None
+    trace = read_replay(settings.trace, settings) if settings.trace else None
+    for note in source_notes(settings, trace):
+        progress.note(note)
     tokenizer = load_tokenizer(settings.tokenizer)
     run_id, salt = secrets.token_hex(6), settings.salt or secrets.token_hex(8)
     async with contextlib.AsyncExitStack() as closing:
@@ -112,7 +115,7 @@ async def conduct(
     return out
 
 
-def read_replay(path: Path, settings: Settings, progress: Progress) -> Replayed:
+def read_replay(path: Path, settings: Settings) -> Replayed:
     """The trace, or the schedule, as it is to be played. Raises WorkloadError, ConfigError."""
     from workloads.replay import Replay, replayed
     from workloads.schedule_file import is_schedule, read_schedule
@@ -121,14 +124,15 @@ def read_replay(path: Path, settings: Settings, progress: Progress) -> Replayed:
     levels, timed = settings.rates or settings.concurrency or (), replace(settings.replay, time_scale=1.0)
     if is_schedule(path):
         if timed != Replay():
-            names = [f"--{n.replace('_', '-')}" for n in REPLAY if n not in ("trace", "time_scale")]
+            played = ("trace", "time_scale", "column", "time_unit")
+            names = [f"--{n.replace('_', '-')}" for n in REPLAY if n not in played]
             raise WorkloadError(f"{path}: a schedule is played as it is: drop {', '.join(names)}")
         found = read_schedule(path, time_scale=settings.replay.time_scale)
     else:
         named = settings.tokenizer not in WORD_TOKENIZERS
         trace = read_trace(
-            path, skip_bad_rows=settings.skip_bad_rows, timed=False, keep_texts=True,
-            count=load_tokenizer(settings.tokenizer).count if named else None,
+            path, columns=settings.columns, time_unit=settings.time_unit, skip_bad_rows=settings.skip_bad_rows,
+            timed=False, keep_texts=True, count=load_tokenizer(settings.tokenizer).count if named else None,
         )  # fmt: skip
         found = replayed(trace, settings.replay, settings.seed, next(iter(settings.rates or ()), None))
     if found.says_arrivals and levels:
@@ -140,8 +144,10 @@ def read_replay(path: Path, settings: Settings, progress: Progress) -> Replayed:
             f"{found.source}: the file does not say when its requests, or its sessions, arrived: give --rates R (requests/s; "
             "they begin at random) or --concurrency N (so many at once)"
         )
-    for note in found.notes:
-        progress.note(note)
+    if found.says_arrivals:
+        lasts_s = float(found.schedule.scheduled_s[-1])
+        end_s = lasts_s * settings.replay.time_scale
+        check_replay_length(found.source, lasts_s, end_s, settings.replay.to_s is not None)
     return found
 
 

@@ -78,11 +78,17 @@ def run_meta(
         "workload": _workload_meta(settings, trace, probe.calibration),
         "slos": [slo.as_dict() for slo in settings.slos],
         "seed": settings.seed, "salt": salt, "workers": settings.workers or 1, "warmup_requests": settings.warmup_requests,
-        "notes": [*probe.notes, *(trace.notes if trace else ())],
+        "notes": [*probe.notes, *source_notes(settings, trace)],
         "stages": [],
         "host": host_facts(),
         "fleet_inputs": settings.fleet_inputs,
     }  # fmt: skip
+
+
+def source_notes(settings: Settings, trace: Replayed | None) -> tuple[str, ...]:
+    """What of a trace or a prompt file is not sent, or not as it stands in the file."""
+    prompts = settings.workload.prompts
+    return trace.notes if trace is not None else prompts.file.notes if prompts else ()
 
 
 def _workload_meta(settings: Settings, trace: Replayed | None, calibration: Calibration) -> dict[str, Any]:
