@@ -12,12 +12,15 @@ TARGET, LOAD, WORKLOAD, LIMITS, OUT = "Endpoint", "Load", "Workload", "Limits", 
 
 Setting = tuple[str, type, str | None, str]
 REPLAY: dict[str, Setting] = {  # of a trace, which 'ampacity run' alone plays
-    "trace": (LOAD, Path, "FILE", "Replay a trace, a log or a schedule (CSV, JSONL, Parquet): its arrivals and token counts."),
+    "trace": (LOAD, Path, "FILE", "Replay a trace, a log or a schedule (CSV, JSONL, Parquet): its arrivals, token counts, sessions and messages."),
     "time_scale": (LOAD, float, "X", "Replay the trace X times as fast."),
     "trace_from": (LOAD, str, "T", "Begin at this time of the trace, as 10m."),
     "trace_to": (LOAD, str, "T", "End before this time of the trace."),
     "trace_keep": (LOAD, float, "SHARE", "Play a random share of the trace, as 0.1; sessions as a whole."),
     "trace_loop": (LOAD, int, "N", "Play the trace N times over."),
+    "max_think": (LOAD, str, "T", "No pause within a session of the trace is longer than this, as 60s."),
+    "think_scale": (LOAD, float, "X", "Multiply the pauses within sessions of the trace by X. Default: as --time-scale has it."),
+    "block_size": (LOAD, int, "N", "Tokens of a block in the trace's hash_ids. Default: as the file says, else found by its lengths."),
     "trace_as_written": (LOAD, bool, None, "Keep the bursts of a trace whose clock is coarse. Default: spread over the clock's step."),
     "column": (LOAD, list[str], "ROLE=NAME", "Column of the trace that holds time, input, output, session, client, cached or hash_ids, as input=usage.prompt_tokens or time=events.0.at; repeatable."),
     "time_unit": (LOAD, str, None, "Unit of the trace's times: s, ms, us or ns. Default: by the column's name or the size of the numbers."),

@@ -34,6 +34,7 @@ from workloads.classes import RequestClass
 from workloads.images import Images
 from workloads.prompt_files import read_prompts
 from workloads.prompts import PromptMaker
+from workloads.recorded import Recorded
 from workloads.tokenizers import load_tokenizer
 
 LIVE_EVERY_S = 0.25
@@ -85,6 +86,7 @@ class Setup:
     classes: tuple[RequestClass, ...] = ()
     planned_histories: bool = False  # of sessions: text of the planned length instead of what was answered
     prompt_file: str | None = None
+    recorded: Recorded | None = None  # the messages of a trace
     images: Images | None = None
     answers_in: Path | None = None  # a folder, where the texts of answers are kept
     answers_bytes: int = 0  # most of them, of each process
@@ -123,11 +125,14 @@ class Setup:
             [(route.endpoint, route.proxy) for route in self.routes], self.shape, prompts, self.run_id,
             classes=self.classes, planned_histories=self.planned_histories, images=self.images,
             # what is bad in it was refused, or left out because it was asked for, before the run
-            file=None if self.prompt_file is None else read_prompts(Path(self.prompt_file), skip_bad_rows=True),
+            file=self.recorded if self.prompt_file is None else read_prompts(Path(self.prompt_file), skip_bad_rows=True),
         )  # fmt: skip
         keep = None
         if self.answers_in is not None:
-            path, asked = self.answers_in / f"answers-{worker}.jsonl", self.prompt_file is not None
+            path, asked = (
+                self.answers_in / f"answers-{worker}.jsonl",
+                self.prompt_file is not None or self.recorded is not None,
+            )
             keep = KeptAnswers(path, self.answers_bytes, prompts=asked, secrets=self.secrets).keep
         return StageRunner(
             clients,

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from workloads.errors import WorkloadError
 from workloads.replay import Replay, prepare
-from workloads.traces import Trace, read_trace, scale_time
+from workloads.traces import Trace, read_trace
 
 DATA = Path(__file__).parent / "data" / "traces"
 
@@ -80,7 +80,7 @@ def test_burstgpt_counts_seconds_and_its_failed_requests_are_left_out(tmp_path: 
     assert rows(trace) == [(0.0, 906, 446), (82.0, 1779, 123)]
     assert trace.notes == (
         "b.csv: 2 rows with 0 output tokens are left out (failed requests)",
-        "b.csv: columns that are not used: Elapsed time, Model, Total tokens, Log Type",
+        "b.csv: columns that are not used: Model, Total tokens, Log Type",
     )
 
 
@@ -304,19 +304,6 @@ def test_a_path_that_cannot_be_opened_is_one_line(tmp_path: Path) -> None:
     if os.access(locked, os.R_OK):
         pytest.skip("this user may read everything")
     assert "Permission denied" in refusal(locked)
-
-
-def test_scale_time_divides_the_gaps() -> None:
-    trace = Trace(
-        np.array([0.0, 1.0, 4.0]), np.ones(3, dtype=np.int64), np.ones(3, dtype=np.int64), "t", ("n",)
-    )
-    fast = scale_time(trace, 4)
-    assert fast.arrival_s.tolist() == [0.0, 0.25, 1.0]
-    assert (fast.source, fast.notes) == ("t", ("n",))
-    assert scale_time(trace, 0.5).arrival_s.tolist() == [0.0, 2.0, 8.0]
-    for factor in (0, -1, float("nan"), float("inf")):
-        with pytest.raises(WorkloadError, match="time scale"):
-            scale_time(trace, factor)
 
 
 # --- properties ---

@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from workloads.recorded import SENT_FIELDS
 from workloads.text import mended
 from workloads.trace_fields import Columns
 from workloads.trace_formats import Records
@@ -26,8 +27,11 @@ def column_notes(name: str, columns: Columns | None, records: Records) -> Iterat
     for shape, count in records.shapes.items():
         for field in shape:
             rows[field] += count
+    prompts = columns.name("messages")
+    prefix = prompts[: prompts.rfind(".") + 1]
     used = {
         *columns.by_role.values(),
+        *(f"{prefix}{field}" for field in (*SENT_FIELDS, "system") if prompts),
         *_OURS,
         *(other for others in columns.others.values() for other in others),
     }

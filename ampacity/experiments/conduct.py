@@ -22,6 +22,7 @@ from ampacity.experiments.provenance import announcement, out_path, run_meta, so
 from ampacity.experiments.rig import Rig, e2e_s
 from ampacity.experiments.stage_book import answers_told
 from ampacity.progress import Progress
+from ampacity.settings import REPLAY
 from ampacity.values import ConfigError
 from loadgen.endpoint import Endpoint, EndpointError, is_loopback
 from loadgen.generator import Generator
@@ -37,11 +38,11 @@ from loadgen.rundir import RunWriter, check_new
 from loadgen.telemetry import Telemetry
 from loadgen.token_census import SLOWEST_S, by_vocabulary, census_by_tokenize, census_by_usage
 from loadgen.worker import Route, Setup
+from workloads.errors import WorkloadError
 from workloads.prompts import PromptMaker
-from workloads.replay import prepare
+from workloads.replay import Replayed
 from workloads.tokenizers import WORD_TOKENIZERS, load_tokenizer
 from workloads.trace_times import check_replay_length
-from workloads.traces import Trace, read_trace
 
 SILENCE_S = 3.0  # of the endpoint, before the user is told what is waited for
 Drive = Callable[[Rig], Awaitable[Any]]
@@ -60,7 +61,7 @@ async def conduct(
     routes = tuple(route_to(target) for target in (settings.endpoint, *settings.replicas))
     raise_open_files_limit()
     check_open_files(settings)
-    trace = _read_trace(settings.trace, settings) if settings.trace else None
+    trace = read_replay(settings.trace, settings) if settings.trace else None
     for note in source_notes(settings, trace):
         progress.note(note)
     tokenizer = load_tokenizer(settings.tokenizer)
@@ -77,7 +78,7 @@ async def conduct(
 
         probe = await probed(settings, pages, clients[0], maker(f"{salt}-probe", "probe"), trace, progress)
         sessions = settings.workload.sessions
-        if sessions is not None and sessions.message_tokens is None:
+        if sessions is not None and sessions.message_tokens is None and trace is None:
             say = maker(salt, "probe-messages").saying
             extra = await count_message_overhead(clients[0], probe.shape, say)
             sessions = replace(sessions, message_tokens=extra)
@@ -92,7 +93,7 @@ async def conduct(
             routes=routes, shape=probe.shape, tokenizer=settings.tokenizer, salt=salt,
             tokens_per_word=probe.calibration.tokens_per_word, overhead_tokens=probe.calibration.overhead_tokens,
             run_id=run_id, limits=settings.limits, stamps=settings.timestamps, reuse=settings.connections,
-            prompt_file=settings.workload.prompts.file.path if settings.workload.prompts else None,
+            recorded=trace.recorded if trace else None, prompt_file=settings.workload.prompts.file.path if settings.workload.prompts else None,
             classes=settings.workload.classes, images=settings.workload.images,
             planned_histories=not answers_told(settings.workload), counts_tokens=probe.record.chunk_tokens is None,
             answers_in=None if settings.keep_answers_bytes is None else out, answers_bytes=settings.keep_answers_bytes or 0,
@@ -114,19 +115,40 @@ async def conduct(
     return out
 
 
-def _read_trace(path: Path, settings: Settings) -> Trace:
-    """The trace as it is to be played. Raises WorkloadError."""
-    whole = read_trace(
-        path, columns=settings.columns, time_unit=settings.time_unit, skip_bad_rows=settings.skip_bad_rows
-    )
-    trace = prepare(whole, settings.replay, settings.seed)
-    end_s = float(trace.arrival_s[-1])
-    check_replay_length(trace.source, end_s / settings.time_scale, end_s, settings.replay.to_s is not None)
-    if trace.as_schedule:
-        from workloads.schedule_file import read_schedule
+def read_replay(path: Path, settings: Settings) -> Replayed:
+    """The trace, or the schedule, as it is to be played. Raises WorkloadError, ConfigError."""
+    from workloads.replay import Replay, replayed
+    from workloads.schedule_file import is_schedule, read_schedule
+    from workloads.traces import read_trace
 
-        read_schedule(path)  # refused now, if it is to be refused
-    return trace
+    levels, timed = settings.rates or settings.concurrency or (), replace(settings.replay, time_scale=1.0)
+    if is_schedule(path):
+        if timed != Replay():
+            played = ("trace", "time_scale", "column", "time_unit")
+            names = [f"--{n.replace('_', '-')}" for n in REPLAY if n not in played]
+            raise WorkloadError(f"{path}: a schedule is played as it is: drop {', '.join(names)}")
+        found = read_schedule(path, time_scale=settings.replay.time_scale)
+    else:
+        named = settings.tokenizer not in WORD_TOKENIZERS
+        trace = read_trace(
+            path, columns=settings.columns, time_unit=settings.time_unit, skip_bad_rows=settings.skip_bad_rows,
+            timed=False, keep_texts=True, count=load_tokenizer(settings.tokenizer).count if named else None,
+        )  # fmt: skip
+        found = replayed(trace, settings.replay, settings.seed, next(iter(settings.rates or ()), None))
+    if found.says_arrivals and levels:
+        raise ConfigError(
+            "--trace brings its own arrival times: drop --rates or --concurrency, or use --time-scale"
+        )
+    if not found.says_arrivals and len(levels) != 1:
+        raise ConfigError(
+            f"{found.source}: the file does not say when its requests, or its sessions, arrived: give --rates R (requests/s; "
+            "they begin at random) or --concurrency N (so many at once)"
+        )
+    if found.says_arrivals:
+        lasts_s = float(found.schedule.scheduled_s[-1])
+        end_s = lasts_s * settings.replay.time_scale
+        check_replay_length(found.source, lasts_s, end_s, settings.replay.to_s is not None)
+    return found
 
 
 async def _telemetry(settings: Settings, pages: Pages, progress: Progress) -> Telemetry:
@@ -145,7 +167,7 @@ async def _telemetry(settings: Settings, pages: Pages, progress: Progress) -> Te
 
 
 async def probed(
-    settings: Settings, pages: Pages, client: Client, maker: RequestMaker, trace: Trace | None, progress: Progress
+    settings: Settings, pages: Pages, client: Client, maker: RequestMaker, trace: Replayed | None, progress: Progress
 ) -> Probe:  # fmt: skip
     """What the endpoint says of itself; who waits for a first answer is told so."""
     client.patience_s = settings.limits.total_s or client.patience_s
@@ -200,7 +222,7 @@ def client_to(settings: Settings, route: Route) -> Client:
 
 
 async def _probe(
-    settings: Settings, pages: Pages, client: Client, maker: RequestMaker, trace: Trace | None, waiting: asyncio.TimerHandle
+    settings: Settings, pages: Pages, client: Client, maker: RequestMaker, trace: Replayed | None, waiting: asyncio.TimerHandle
 ) -> Probe:  # fmt: skip
     """Everything that is asked of the endpoint before the load begins. Raises EndpointError."""
     endpoint = settings.endpoint
@@ -224,10 +246,10 @@ async def _probe(
     return Probe(served, shape, calibration, typical if typical.status == "ok" else record, tuple(notes))
 
 
-def typical_lengths(settings: Settings, trace: Trace | None) -> tuple[int, int]:
+def typical_lengths(settings: Settings, trace: Replayed | None) -> tuple[int, int]:
     """(input, output) tokens of a middling request, for the one that is timed before the run."""
     if trace is not None:
-        return int(np.median(trace.input_tokens)), int(np.median(trace.output_tokens))
+        return int(np.median(trace.schedule.input_tokens)), int(np.median(trace.schedule.output_tokens))
     return round(settings.workload.input_tokens.quantile(0.5)), round(
         settings.workload.output_tokens.quantile(0.5)
     )

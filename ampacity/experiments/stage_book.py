@@ -113,7 +113,7 @@ def fit_context(schedule: Schedule, context: int, spare: int = 0) -> tuple[Sched
     Lone requests are shortened, first the answer to half of the context; a conversation ends before the turn that
     would not fit.
     """
-    if schedule.continues is not None:
+    if schedule.session is not None:
         fitting = schedule.without(schedule.input_tokens + schedule.output_tokens + spare > context)
         return fitting, ("turns_beyond_context", len(schedule) - len(fitting))
     outputs = np.minimum(schedule.output_tokens, max(context // 2, 1))
