@@ -14,13 +14,12 @@ from typing import Any, cast
 import msgspec
 
 from loadgen.hot_path import Take
-from loadgen.protocols import error_text, excerpt
+from loadgen.protocols import error_text, excerpt, printable, with_halves
 from loadgen.records import CHUNK_AT_MAX_US, RequestRecord
 from loadgen.repeats import Form, Kind, Said, in_pieces, last_chunk, learn
 
 STAMPS = "L" if array("L").itemsize == 8 else "Q"  # "q" takes Python several times as long
 TOKENS_MAX = 2**31 - 1  # what a column of the records holds
-FINISH_REASON_MAX = 200  # characters of it that are kept
 BAD_JSON = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 
 
@@ -167,8 +166,10 @@ class Answer:
         try:
             chunk = _decode(data) if data else None
         except BAD_JSON as error:
-            self.bad_json = self.bad_json or f"{error}: {excerpt(data)}"
-            return
+            chunk = with_halves(data, _Chunk)
+            if chunk is None:
+                self.bad_json = self.bad_json or f"{error}: {excerpt(data)}"
+                return
         if chunk is None:  # ``data: null`` and empty events are seen: no token, no fault
             return
         if chunk.error is not None or (chunk.detail is not None and chunk.choices is None):
@@ -177,7 +178,7 @@ class Answer:
         bears_text, reasoning, counted = False, False, None
         for choice in chunk.choices or ():
             if choice.finish_reason:
-                self.finish_reason = str(choice.finish_reason)[:FINISH_REASON_MAX]
+                self.finish_reason = printable(str(choice.finish_reason))
                 self._finished_choices += 1
             delta = choice.delta
             if delta is not None and delta.content:  # nearly every chunk

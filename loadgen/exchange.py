@@ -18,6 +18,7 @@ from loadgen.hot_path import Take
 from loadgen.protocols import error_text, excerpt, retry_after_s
 from loadgen.records import RequestRecord
 from loadgen.repeats import Kind
+from workloads.halves import whole_characters
 
 _REQUEST_ID_HEADERS = {b"x-request-id", b"x-litellm-call-id", b"request-id"}
 
@@ -62,11 +63,12 @@ class Exchange:
 
     def said(self, reasoning: bool = False) -> str:
         """The answer's text so far, with what was reasoned or without; empty unless ``listen`` was called."""
-        return "".join(text for kind, text in self._answer.said or () if reasoning or kind == "answer")
+        texts = [text for kind, text in self._answer.said or () if reasoning or kind == "answer"]
+        return whole_characters("".join(texts))
 
     def pieces(self) -> list[tuple[Kind, str]]:
         """What each chunk said, in their order; nothing where nobody listened."""
-        return self._answer.said or []
+        return [(kind, whole_characters(text)) for kind, text in self._answer.said or ()]
 
     def _reset_response(self) -> None:
         self._parsed_ns: int | None = None  # when the last read came that was no repetition
