@@ -110,7 +110,7 @@ def _judge_stages(
     """(entries of run.json's stages, the run's records, its stage objects)."""
     meta = run.meta
     metas = [_plain_stage(index, s) for index, s in enumerate(meta.get("stages") or [])]
-    records = read_records(run.requests, _origin_ns(metas))
+    records = read_records(run.requests, _origin_ns(metas), meta)
     warmup = None if meta.get("warmup_requests") is None else int(meta["warmup_requests"])
     if not run.complete:
         metas = [_as_far_as_it_came(m, run.requests) for m in metas]

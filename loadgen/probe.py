@@ -18,6 +18,7 @@ from typing import Any
 import msgspec
 
 from loadgen.answers import ANSWERS
+from loadgen.diagnosis import Finding
 from loadgen.endpoint import Endpoint, EndpointError, redact, redact_record, shown_url
 from loadgen.exchange import Exchange
 from loadgen.http import Client
@@ -60,6 +61,7 @@ class Probe:
     calibration: Calibration
     record: RequestRecord  # of the last probing request, unloaded
     notes: tuple[str, ...] = field(default=())
+    diagnosis: tuple[Finding, ...] = ()  # what an answer of the planned lengths showed
 
 
 async def look(pages: Pages, endpoint: Endpoint, model: str | None = None) -> Served:

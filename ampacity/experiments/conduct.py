@@ -23,6 +23,7 @@ from ampacity.experiments.rig import Rig, e2e_s
 from ampacity.experiments.stage_book import answers_told
 from ampacity.progress import Progress
 from ampacity.values import ConfigError
+from loadgen.diagnosis import Finding, diagnose, spoilt, warnings
 from loadgen.endpoint import Endpoint, EndpointError, is_loopback
 from loadgen.generator import Generator
 from loadgen.host import OWN_FILES, raise_open_files_limit, room_for_connections
@@ -215,7 +216,18 @@ async def _probe(
         calibration = await census_by_usage(client, shape, calibration, served.max_model_len, maker.saying)
     lengths = typical_lengths(settings, trace)
     typical = await ask(client, shape.api, send(shape, *lengths))
-    return Probe(served, shape, calibration, typical if typical.status == "ok" else record, tuple(notes))
+    vocabulary = None if settings.tokenizer in WORD_TOKENIZERS else settings.tokenizer
+    found: tuple[Finding, ...] = ()
+    if typical.status == "ok":
+        typical.input_tokens_planned, typical.output_tokens_planned = lengths
+        found = diagnose(typical, shape, vocabulary)
+    if spoilt(found):  # by chance? A second answer tells
+        again = await ask(client, shape.api, send(shape, *lengths))
+        again.input_tokens_planned, again.output_tokens_planned = lengths
+        found = diagnose(again, shape, vocabulary) if again.status == "ok" else found
+    notes += warnings(found)
+    record = typical if typical.status == "ok" else record
+    return Probe(served, shape, calibration, record, tuple(notes), found)
 
 
 def typical_lengths(settings: Settings, trace: Trace | None) -> tuple[int, int]:

@@ -10,6 +10,7 @@ from typing import Any
 
 import ampacity
 from ampacity.config import Settings
+from loadgen.diagnosis import as_dicts
 from loadgen.host import host_facts
 from loadgen.probe import Calibration, Probe
 from workloads.schedule import open_schedule
@@ -79,7 +80,7 @@ def run_meta(
         "workload": _workload_meta(settings, trace, probe.calibration),
         "slos": [slo.as_dict() for slo in settings.slos],
         "seed": settings.seed, "salt": salt, "workers": settings.workers or 1, "warmup_requests": settings.warmup_requests,
-        "notes": list(probe.notes),
+        "notes": list(probe.notes), "diagnosis": as_dicts(probe.diagnosis),
         "stages": [],
         "host": host_facts(),
         "fleet_inputs": settings.fleet_inputs,
