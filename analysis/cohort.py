@@ -35,6 +35,7 @@ READS_APART_US = 2000
 """Where most reads are nearer than this they are those of a fast engine, not of something that holds tokens back."""
 READS_FEW = 3.0
 """An answer in so few reads has no TPOT to speak of."""
+IN_ONE_PIECE = "answers came in one piece"
 ONE_PIECE_SHARE = 0.5
 """Of the answers that have several tokens: where more come in one piece, the first token is not told from the last."""
 
@@ -193,14 +194,15 @@ class Cohort:
     def _in_one_piece(self) -> str | None:
         """Why the first token of the answers is not told from their last."""
         r = self.requests
-        several = r.has_status("ok") & ~np.isnan(r.first_token_ns) & (visible_tokens(r) != 1)
+        one = np.where(r.uncounted, r.output_tokens_planned, visible_tokens(r)) == 1
+        several = r.has_status("ok") & ~np.isnan(r.first_token_ns) & ~one
         lasted_us = (r.last_token_ns - r.started_ns)[several] / 1e3
         n, whole = len(lasted_us), several & (r.first_token_ns == r.last_token_ns)
         together = int(np.count_nonzero(whole))
         if together <= ONE_PIECE_SHARE * n or np.median(lasted_us) < READS_APART_US:
             return None
         return (
-            f"{together} of {n} answers came in one piece: they were not streamed, or something on the way held them back, "
+            f"{together} of {n} {IN_ONE_PIECE}: they were not streamed, or something on the way held them back, "
             "and their first token is no earlier than the last: see e2e_s"
         )
 

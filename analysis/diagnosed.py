@@ -1,4 +1,7 @@
-"""What the probe's diagnosis of the endpoint means for the verdicts of its run."""
+"""What the probe's diagnosis of the endpoint means for the verdicts of its run.
+
+Whether it streams is told by all the answers of the run (analysis.cohort), not by the probe's one.
+"""
 
 from __future__ import annotations
 
@@ -21,6 +24,8 @@ def spoilt_by(meta: Mapping[str, Any]) -> dict[str, str]:
     """By metric of an SLO: why no verdict can rest on it."""
     found: dict[str, str] = {}
     for finding in certain(meta):
+        if finding["name"] == "stream":
+            continue
         reason = f"{finding['found']}: {finding['means']} (see: ampacity doctor)"
         for metric in finding["spoils"]:
             for spoilt in SPOILT_TOO.get(metric, (metric,)):
