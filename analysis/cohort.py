@@ -126,8 +126,8 @@ class Cohort:
         )
 
     def first_answer(self, *, from_schedule: bool) -> Observations:
-        if self._in_one_piece:
-            return _unknown("requests", self._in_one_piece)
+        if unknown := self._in_one_piece or self._still_thinking:
+            return _unknown("requests", unknown)
         return self.per_request(
             first_answer_s(self.requests, from_schedule=from_schedule),
             zero_ns(self.requests, from_schedule),
@@ -189,6 +189,19 @@ class Cohort:
         if not untimed or n - untimed >= MIN_KNOWN_SHARE * n:
             return None
         return f"{untimed} of {n} answers have no times of their chunks, only of the first and the last token: see tpot_s"
+
+    @cached_property
+    def _still_thinking(self) -> str | None:
+        """Why the time to the first answer is not known: answers that ended while the model thought would be left out of it."""
+        r = self.requests
+        said = r.has_status("ok") & ~np.isnan(r.first_token_ns)
+        n, without = int(np.count_nonzero(said)), int(np.count_nonzero(said & np.isnan(r.first_answer_ns)))
+        if n - without >= MIN_KNOWN_SHARE * n:
+            return None
+        return (
+            f"{without} of {n} answers ended while the model was still thinking, so how long a reader waits for its answer is not "
+            "known: plan longer answers"
+        )
 
     @cached_property
     def _in_one_piece(self) -> str | None:

@@ -9,7 +9,7 @@ import msgspec
 
 from loadgen.completions import BAD_JSON, Answer, token_count, token_detail
 from loadgen.protocols import Api, error_text, excerpt, printable, with_halves
-from loadgen.repeats import Kind
+from loadgen.thinking import Kind
 
 
 class _Event(msgspec.Struct, gc=False):
@@ -62,6 +62,8 @@ class _TypedAnswer(Answer, ABC):
         """One event that is neither empty nor an error."""
 
     def _bear(self, at_ns: int, kind: Kind, text: Any) -> None:
+        if kind == "answer" and isinstance(text, str):
+            kind, text = self._heard(text)
         if self.said is not None and isinstance(text, str):
             self.said.append((kind, text))
         if kind == "answer" and self.first_answer_ns is None:

@@ -13,6 +13,7 @@ from typing import Any
 
 from loadgen.protocols import RequestShape
 from loadgen.records import RequestRecord
+from loadgen.thinking import Thought
 
 METRICS = ("ttft", "itl", "icl", "tpot", "e2e", "tokens")
 OF_STREAM = METRICS[:4]
@@ -41,10 +42,13 @@ class Finding:
 
 
 def diagnose(
-    answer: RequestRecord, shape: RequestShape, vocabulary: str | None = None
+    answer: RequestRecord, shape: RequestShape, vocabulary: str | None = None, thinks: Thought | None = None
 ) -> tuple[Finding, ...]:
-    """What an answer of the planned lengths shows; ``vocabulary``: of the user's tokenizer, which counts what the server does not."""
-    facts = answer_facts(answer, shape, vocabulary)
+    """What an answer of the planned lengths shows, with the thinking in its text.
+
+    ``vocabulary``: of the user's tokenizer, which counts what the server does not.
+    """
+    facts = answer_facts(answer, shape, vocabulary, thinks)
     if shape.api == "embeddings":
         return tuple(choose(stream_cases(facts)))
     return tuple(choose(stream_cases(facts) | text_cases(facts)))
@@ -73,7 +77,9 @@ def choose(cases: Mapping[str, Sequence[Case]]) -> list[Finding]:
     return [Finding(name, *case[1:4], tuple(case[4])) for name, case in first.items()]
 
 
-def answer_facts(answer: RequestRecord, shape: RequestShape, vocabulary: str | None) -> Facts:
+def answer_facts(
+    answer: RequestRecord, shape: RequestShape, vocabulary: str | None, thinks: Thought | None
+) -> Facts:
     """The numbers that ``stream_cases`` and ``text_cases`` rest on."""
     at_us, tokens = list(answer.chunk_at_us), answer.output_tokens or 0
     reads, reasoning = sorted(set(at_us)), answer.reasoning_tokens or 0
@@ -97,6 +103,7 @@ def answer_facts(answer: RequestRecord, shape: RequestShape, vocabulary: str | N
         "chunk_tokens_known": known, "vocabulary": vocabulary,
         "tokens_visible": visible if tokens else 0, "reasoning_tokens": reasoning,
         "first_answer_s": seconds_between(answer, "started_ns", "first_answer_ns"), "reasoning_sent": reasoning_sent,
+        "thinks_inline": thinks.closing if thinks else None, "thinking_is_opened": bool(thinks and thinks.opened),
     }  # fmt: skip
 
 
@@ -157,6 +164,9 @@ def text_cases(f: Facts) -> dict[str, list[Case]]:
     }
     doubt = next((why for why, so in doubts.items() if so and not by_chunks), "")
     tells = "the server's count can be believed" if doubt else "chunks tell"
+    answer_after = (
+        f"the answer after {duration_text(answer_s)}" if answer_s else "no answer within these tokens"
+    )
     own = [name for name in f["extra_body"] if name.startswith(OF_LENGTH)]
     return {"first event": [
         (f["early_s"] < TOGETHER_S, "ok", f"with the first text, {duration_text(f['ttft_s'])} after the request", "TTFT: the same by any definition", ()),
@@ -178,7 +188,8 @@ def text_cases(f: Facts) -> dict[str, list[Case]]:
         (True, "ok", length, "planned output lengths are kept", ()),
     ], "reasoning": [
         (counted > got, "note", f"{counted} tokens are counted, of {got} in all", "cannot be: see token counts", ()),
+        (f["thinks_inline"], "note", f"inline: it stands in the text and ends with {f['thinks_inline']}{'' if f['thinking_is_opened'] else ', with no tag at its beginning'}; {answer_after}", f"TTFT: the first token of the thinking; first_answer: from behind {f['thinks_inline']} on, none in answers that end before", ()),
         (not counted and not f["reasoning_sent"], "ok", "none", "TTFT: the answer's first token" if chunks else "TTFT: none", ()),
         (not f["reasoning_sent"], "note", f"{counted} tokens are counted and not sent", "TTFT: with the thinking; ITL, TPOT: of the visible tokens", ()),
-        (True, "note", f"comes first; {f'the answer after {duration_text(answer_s)}' if answer_s else 'no answer within these tokens'}", "TTFT: the first reasoning token; for the answer's there is --slo first_answer_p99=T", ()),
+        (True, "note", f"comes first; {answer_after}", "TTFT: the first reasoning token; for the answer's there is --slo first_answer_p99=T", ()),
     ]}  # fmt: skip

@@ -17,7 +17,7 @@ from loadgen.completions import Answer
 from loadgen.hot_path import Take
 from loadgen.protocols import error_text, excerpt, retry_after_s
 from loadgen.records import RequestRecord
-from loadgen.repeats import Kind
+from loadgen.thinking import Kind, Thought
 from workloads.halves import whole_characters
 
 _REQUEST_ID_HEADERS = {b"x-request-id", b"x-litellm-call-id", b"request-id"}
@@ -37,7 +37,7 @@ class Exchange:
         record: RequestRecord,
         request: bytes,
         on_end: Callable[[Exchange], None],
-        answer: type[Answer] = Answer,
+        answer: Callable[[], Answer] = Answer,
         on_whole: Callable[[Exchange], None] | None = None,
     ) -> None:
         """``answer`` reads the events of the API that was asked; ``on_end`` is called exactly once.
@@ -60,6 +60,15 @@ class Exchange:
         """Keep the text of the answer, for ``said``."""
         self.listening = True
         self._answer.said = []
+
+    def watch(self) -> None:
+        """Look at all of the text for thinking in it, also for tags that come in pieces."""
+        self._answer.thinking.watches = True
+
+    @property
+    def thought(self) -> Thought | None:
+        """The thinking in the text of the answer, once it was seen to begin or to end."""
+        return self._answer.thinking.thought
 
     def said(self, reasoning: bool = False) -> str:
         """The answer's text so far, with what was reasoned or without; empty unless ``listen`` was called."""

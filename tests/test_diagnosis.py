@@ -187,3 +187,53 @@ def test_a_server_that_does_not_stream_is_said_before_the_load_and_in_every_answ
     page = render_report(summary, run.meta)
     assert "Seen of the endpoint before the load" in page
     assert "not streamed: 8 tokens in one piece" in page
+
+
+# -- thinking in the text --------------------------------------------------------------------------
+
+
+def thinking(ends_at: int) -> Callable[[BaseHTTPRequestHandler, int], None]:
+    """16 tokens, 5 ms apart; token ``ends_at`` is the closing tag."""
+
+    def answer(handler: BaseHTTPRequestHandler, number: int) -> None:
+        handler.send_response(200)
+        handler.send_header("Content-Type", "text/event-stream")
+        handler.end_headers()
+        for k in range(16):
+            time.sleep(0.005)
+            text = {0: "<think>", ends_at: "</think>"}.get(k, " x")
+            choice = {"delta": {"content": text}, "finish_reason": "length" if k == 15 else None}
+            handler.wfile.write(b"data: " + json.dumps({"choices": [choice]}).encode() + b"\n\n")
+        usage = b'{"choices":[],"usage":{"prompt_tokens":4,"completion_tokens":16}}'
+        handler.wfile.write(b"data: " + usage + b"\n\ndata: [DONE]\n\n")
+
+    return answer
+
+
+@pytest.mark.parametrize("ends_at", [9, 99])
+def test_an_slo_on_the_first_answer_is_judged_behind_the_thinking_or_not_at_all(
+    ends_at: int, tmp_path: Path, ampacity: Any, capsys: Any
+) -> None:
+    """The 11th token is the first of the answer: 50 ms after the first one. Where the thinking never ends there is none."""
+    with Server(thinking(ends_at)) as server:
+        assert ampacity(
+            "run", server.url, "--rates", "20", "--duration", "3s", "--input-tokens", "4", "--output-tokens", "16",
+            "--slo", "first_answer_p50=40ms", "--out", tmp_path / "run",
+        ) in (0, 3)  # fmt: skip
+        capsys.readouterr()
+        assert ampacity("doctor", server.url, "--input-tokens", "4", "--output-tokens", "16", "--json") == 0
+    checks = json.loads(capsys.readouterr().out)["checks"]
+    line = next(c for c in checks if c["name"] == "reasoning")
+    assert "ends with </think>" in line["found"]
+    summary = json.loads((tmp_path / "run" / "summary.json").read_text())
+    kept = next(f for f in summary["diagnosis"] if f["name"] == "reasoning")
+    assert (kept["verdict"], "ends with </think>" in kept["found"]) == ("note", True)
+    stage = summary["stages"][0]
+    verdict = stage["slo_verdicts"][0]["verdict"]
+    if ends_at == 9:
+        assert stage["first_answer_s"]["p50"] - stage["ttft_s"]["p50"] >= 0.05
+        assert verdict == "broken"
+    else:
+        assert stage["first_answer_s"]["p50"] is None
+        assert "ended while the model was still thinking" in stage["first_answer_s"]["reason"]
+        assert verdict == "undecided"

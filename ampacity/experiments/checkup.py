@@ -45,7 +45,10 @@ def _facts(seen: Seen) -> Facts:
     short, again = seen.short, seen.again
     vocabulary = None if settings.tokenizer in WORD_TOKENIZERS else settings.tokenizer
     shown = answer_facts(
-        answer, replace(seen.probe.shape, api=settings.api, extra=settings.extra_body), vocabulary
+        answer,
+        replace(seen.probe.shape, api=settings.api, extra=settings.extra_body),
+        vocabulary,
+        seen.thinks,
     )
     new_s, again_s = (seconds_between(r, "started_ns", "first_token_ns") or 0.0 for r in (short, again))
     return shown | {
