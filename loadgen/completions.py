@@ -64,7 +64,7 @@ class Answer:
     """The content of one response, read event by event. Times are ns of the reads that brought them."""
 
     __slots__ = (
-        "_chunk_tokens", "_finished_choices", "_form", "_form_usage", "_missed_at", "_misses", "_usage", "_usage_beside", "_usage_per_chunk", "_usage_totals", "bad_json",
+        "_chunk_tokens", "_finished_choices", "_form", "_form_usage", "_looks", "_missed_at", "_misses", "_usage", "_usage_beside", "_usage_per_chunk", "_usage_totals", "bad_json",
         "cached_tokens", "chunk_at_ns", "done", "error", "finish_reason", "first_answer_ns", "first_event_ns",
         "input_tokens", "reasoning_tokens", "said", "thinking", "whole_ns",
     )  # fmt: skip
@@ -74,6 +74,7 @@ class Answer:
     def __init__(self, thinks_until: str | None = None) -> None:
         """``thinks_until``: see ``Thinking``."""
         self.thinking = Thinking(thinks_until)
+        self._looks = True  # whether any text of the answer may be thinking, not only one with a tag
         self.first_event_ns: int | None = None
         self.first_answer_ns: int | None = None
         self.chunk_at_ns = array(STAMPS)  # token-bearing chunks
@@ -98,10 +99,12 @@ class Answer:
 
     def taker(self, otherwise: Take) -> Take | None:
         """What takes reads that repeat the form and hands on all others; None where no form is known."""
-        form, note, said, thinking = self._form, self.chunk_at_ns.append, self.said, self.thinking
-        if form is None or (form.kind == "answer" and thinking.parsed):
+        form, note, said = self._form, self.chunk_at_ns.append, self.said
+        if form is None:
             return None
-        followed = form.kind == "answer" and thinking.followed
+        followed, thinking = self._looks and form.kind == "answer", self.thinking
+        if followed and thinking.parsed:
+            return None
         if said is None and not followed:
             return form.taker(note, otherwise)
         kind: Kind = "reasoning" if thinking.state == "thinking" else form.kind
@@ -198,7 +201,11 @@ class Answer:
             if kind is not None:
                 if text is None:
                     text = _text_of(choice)
-                if kind == "answer" and text:
+                if (
+                    kind == "answer"
+                    and text
+                    and (self._looks or ">" in text or "]" in text or "▷" in text)  # a tag ends so
+                ):
                     kind, text = self._heard(text)
                 if self.said is not None:
                     self.said.append((kind, text))
@@ -228,11 +235,8 @@ class Answer:
     def _heard(self, text: str) -> tuple[Kind, str]:
         """What a text of the answer is: thinking that stands in it is none. And what of it is to be told again."""
         thinking = self.thinking
-        if thinking.state == "answer" and not (
-            thinking.watches or ">" in text or "]" in text or "▷" in text  # with which a tag ends
-        ):
-            return "answer", text
         kind, text = thinking.take(text)
+        self._looks = thinking.parsed or thinking.followed
         if thinking.all_thought:
             thinking.all_thought, self.first_answer_ns = False, None
             if self.said is not None:

@@ -72,6 +72,8 @@ class RequestShape:
 
 def printable(text: str, limit: int = 200) -> str:
     """Foreign text as one line that no terminal takes for a command."""
+    if len(text) <= limit and text.isalnum():  # most reasons of an end
+        return text
     text = " ".join(text[: limit * 4].split())
     text = "".join(c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in text)
     return text if len(text) <= limit else text[: limit - 1] + "…"

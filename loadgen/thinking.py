@@ -22,6 +22,7 @@ TAGS: tuple[tuple[str, str], ...] = (
 MARKS = re.compile("|".join(re.escape(tag) for pair in TAGS for tag in pair).encode())
 _OPENINGS = dict(TAGS)
 _ANY = re.compile("|".join(re.escape(tag) for pair in TAGS for tag in pair))
+_FIRST = {opening[0] for opening in _OPENINGS}
 _LONGEST = max(len(tag) for pair in TAGS for tag in pair)
 
 Kind = Literal["answer", "reasoning"]
@@ -86,6 +87,9 @@ class Thinking:
     def _begin(self, text: str) -> tuple[Kind, str]:
         self._head += text
         head = self._head.lstrip()
+        if head and head[0] not in _FIRST:
+            self.state = "answer"
+            return self._look(text)
         if any(opening.startswith(head) for opening in _OPENINGS):  # an empty one too
             return "answer", text
         for opening, closing in TAGS:
