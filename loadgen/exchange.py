@@ -14,11 +14,11 @@ import httptools
 
 from loadgen.bodies import Body
 from loadgen.completions import Answer
+from loadgen.halves import whole_characters
 from loadgen.hot_path import Take
 from loadgen.protocols import error_text, excerpt, retry_after_s
 from loadgen.records import RequestRecord
 from loadgen.thinking import Kind, Thought
-from workloads.halves import whole_characters
 
 _REQUEST_ID_HEADERS = {b"x-request-id", b"x-litellm-call-id", b"request-id"}
 

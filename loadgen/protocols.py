@@ -8,7 +8,7 @@ from typing import Any, Literal, NoReturn, TypeVar
 
 import msgspec
 
-from workloads.halves import ESCAPED_HALF, with_whole_characters
+from loadgen.halves import ESCAPED_HALF, with_whole_characters
 
 T = TypeVar("T")
 

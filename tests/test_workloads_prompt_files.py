@@ -77,23 +77,6 @@ def test_every_form_is_read_with_all_its_turns(tmp_path: Path) -> None:
     assert file.describe() == {"file": "p.jsonl", "prompts": 5, "turns": 7}
 
 
-def test_half_a_character_is_sent_as_the_replacement_character_and_counted(tmp_path: Path) -> None:
-    lines = [
-        {"prompt": "a\ud83d"},
-        {"messages": [{"role": "user", "content": [{"type": "text", "text": "\ude00b"}]}]},
-        {"conversations": [{"from": "human", "value": "\U0001f600"}, {"from": "gpt", "value": "\ud83d"}]},
-        {"prompt": "plain"},
-    ]
-    path = tmp_path / "p.jsonl"
-    path.write_text("\n".join(map(json.dumps, lines)))
-    file = read_prompts(path)
-    assert file.turn(0, 0)[0]["content"] == "a\ufffd"
-    assert file.turn(1, 0)[0]["content"] == [{"type": "text", "text": "\ufffdb"}]
-    assert file.turn(2, 0)[0]["content"] == "\U0001f600"
-    assert file.entries[2].answers == ("\ufffd",)
-    assert file.with_halves == file.describe()["with_half_characters"] == 3
-
-
 def test_plain_text_and_a_json_array(tmp_path: Path) -> None:
     (tmp_path / "p.txt").write_text("first\n\nsecond", encoding="utf-8")
     assert [e.turns[0][0]["content"] for e in read_prompts(tmp_path / "p.txt").entries] == ["first", "second"]

@@ -10,7 +10,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from workloads.errors import WorkloadError
-from workloads.halves import with_whole_characters
 from workloads.lengths import Lengths
 from workloads.prefixes import SharedPrefixes, in_time_order
 from workloads.tokenizers import WORDS, Tokenizer
@@ -37,7 +36,6 @@ class PromptFile:
 
     path: str
     entries: tuple[Entry, ...]
-    with_halves: int = 0  # of them had half of a character in a text, for which U+FFFD is sent
 
     def turn(self, entry: int, turn: int) -> tuple[Message, ...]:
         """What one turn of a conversation adds."""
@@ -46,8 +44,7 @@ class PromptFile:
     def describe(self) -> dict[str, Any]:
         """JSON-able description."""
         turns = [len(entry.turns) for entry in self.entries]
-        found = {"file": Path(self.path).name, "prompts": len(self.entries), "turns": sum(turns)}
-        return found | ({"with_half_characters": self.with_halves} if self.with_halves else {})
+        return {"file": Path(self.path).name, "prompts": len(self.entries), "turns": sum(turns)}
 
     def reuse_factor(self, conversations: int) -> float:
         """How often each prompt comes on average, 1 or more: above 1 the later ones may be cache hits."""
@@ -62,14 +59,10 @@ def read_prompts(path: Path) -> PromptFile:
         raise WorkloadError(f"prompts {path} cannot be read: {error.strerror}") from None
     except UnicodeDecodeError:
         raise WorkloadError(f"prompts {path}: this is no UTF-8 text") from None
-    entries, with_halves = [], 0
-    for value, where in _values(text, path):
-        whole = with_whole_characters(value)
-        entries.append(_entry(whole, where))
-        with_halves += whole != value
+    entries = tuple(_entry(value, where) for value, where in _values(text, path))
     if not entries:
         raise WorkloadError(f"prompts {path}: there is no prompt in it")
-    return PromptFile(str(path), tuple(entries), with_halves)
+    return PromptFile(str(path), entries)
 
 
 def _values(text: str, path: Path) -> Iterator[tuple[object, str]]:

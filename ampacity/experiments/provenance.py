@@ -115,13 +115,10 @@ def _prompts_text(settings: Settings) -> str:
     """What prompts have in common, in words; ``unique``: nothing."""
     workload = settings.workload
     if workload.prompts is not None:
-        file = workload.prompts.file
-        text = f"{len(file.entries)} from {Path(file.path).name}"
-        if file.with_halves:
-            text += f" ({file.with_halves} with half of a character, sent as U+FFFD)"
+        text = f"{len(workload.prompts.file.entries)} from {Path(workload.prompts.file.path).name}"
         if settings.rates:
             begun = max(settings.rates) * settings.duration_s / workload.prompts.mean_turns
-            factor = file.reuse_factor(round(begun))
+            factor = workload.prompts.file.reuse_factor(round(begun))
             text += f", each sent {factor:.1f} times in the largest stage" if factor > 1 else ""
         return text
     if workload.sessions is not None:
