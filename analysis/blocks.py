@@ -121,7 +121,7 @@ def level_records(records: RunRecords, index: int, skipped: int, now_ns: float) 
     stage = records.requests.take(records.requests.stage == index)
     rows = stage.take(stage.attempt == 0)
     requests = rows.take(np.arange(len(rows)) >= skipped)
-    cohort = Cohort(requests, read_chunks(records.table, requests), 0, now_ns)
+    cohort = Cohort(requests, read_chunks(records.table, requests), 0, now_ns, spoilt=records.spoilt)
     return LevelRecords(cohort, _digest(rows), stage)
 
 

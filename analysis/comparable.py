@@ -103,7 +103,7 @@ def prepare(run: Run, slos: list[Slo] | None = None, *, limited_too: bool = Fals
     if slos is not None:
         run = replace(run, meta={**run.meta, "slos": [s.as_dict() for s in slos]})
     starts = [int(s["start_ns"]) for s in run.meta["stages"] if s.get("start_ns")]
-    judged = Judged(run, summarise(run), read_records(run.requests, min(starts, default=0)))
+    judged = Judged(run, summarise(run), read_records(run.requests, min(starts, default=0), run.meta))
     _check_rows(judged)
     audit = judged.summary["audit"]
     if audit["client_limited"] and not limited_too:

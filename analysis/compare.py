@@ -9,6 +9,7 @@ from typing import Any
 
 from analysis.arms import NO_PAIR, RATES, Arm, Pairing, pairings
 from analysis.blocks import METRICS
+from analysis.caveats import of_endpoint
 from analysis.comparable import (  # fmt: skip
     CACHED_POINTS,
     LENGTHS_SHARE,
@@ -154,6 +155,7 @@ def _left_out(arms: Sequence[Arm], first: Pairing) -> list[str]:
         families = [f["lengths"] for f in arm.judged.summary["families"]]
         if families:
             found.append(f"{arm.name}: its stages at other lengths (--lengths {','.join(families)}) are left out; only those of the workload itself are compared.")  # fmt: skip
+        found += [f"{arm.name}: {text}" for text in of_endpoint(arm.judged.summary)]
     return found
 
 

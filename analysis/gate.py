@@ -17,7 +17,7 @@ from analysis.baseline import (
     schedule_of,
 )
 from analysis.blocks import QUANTILES, LevelRecords, blocks_of, from_dict
-from analysis.caveats import ERROR_SHARE
+from analysis.caveats import ERROR_SHARE, of_endpoint
 from analysis.comparable import CompareError, Judged, check_realised, check_same, identity, realised, said
 from analysis.expected import cells_from_dict, expected_of
 from analysis.percentiles import finite
@@ -340,7 +340,7 @@ def _notes(base: Mapping[str, Any], runs: Sequence[Judged], paired: bool) -> lis
         notes.append(f"{', '.join(near)}: {NEAR_SATURATION}.")
     if left_out := sorted({f["lengths"] for run in runs for f in run.summary.get("families") or []}):
         notes.append(f"Not judged: the curves of other lengths ({', '.join(left_out)}). Gate them by runs of their own.")  # fmt: skip
-    return notes
+    return notes + list(dict.fromkeys(text for run in runs for text in of_endpoint(run.summary)))
 
 
 def _sentence(verdict: str, checks: Sequence[Check]) -> str:

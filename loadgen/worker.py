@@ -16,6 +16,7 @@ import sys
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, BinaryIO, Protocol
 
@@ -91,6 +92,9 @@ class Setup:
     answers_in: Path | None = None  # a folder, where the texts of answers are kept
     answers_bytes: int = 0  # most of them, of each process
     counts_tokens: bool = False  # the tokenizer counts what the server does not
+    thinks_until: str | None = (
+        None  # the tag that ends the thinking with which answers begin, where none opens it
+    )
 
     def clients(self) -> list[Client]:
         """A client for each endpoint; call it on a running event loop."""
@@ -143,7 +147,7 @@ class Setup:
             targets=self.targets,
             secrets=self.secrets,
             worker=worker,
-            answer=ANSWERS[self.shape.api],
+            answer=partial(ANSWERS[self.shape.api], self.thinks_until),
             keep=keep,
             by_piece=tokenizer.by_piece if self.counts_tokens else None,
         )

@@ -24,7 +24,9 @@ from ampacity.experiments.stage_book import answers_told
 from ampacity.progress import Progress
 from ampacity.settings import REPLAY
 from ampacity.values import ConfigError
+from loadgen.diagnosis import Finding, diagnose, spoilt, warnings
 from loadgen.endpoint import Endpoint, EndpointError, is_loopback
+from loadgen.exchange import Exchange
 from loadgen.generator import Generator
 from loadgen.host import OWN_FILES, raise_open_files_limit, room_for_connections
 from loadgen.http import Client
@@ -36,6 +38,7 @@ from loadgen.redirects import final_endpoint
 from loadgen.requests import RequestMaker
 from loadgen.rundir import RunWriter, check_new
 from loadgen.telemetry import Telemetry
+from loadgen.thinking import Thought
 from loadgen.token_census import SLOWEST_S, by_vocabulary, census_by_tokenize, census_by_usage
 from loadgen.worker import Route, Setup
 from workloads.errors import WorkloadError
@@ -96,6 +99,7 @@ async def conduct(
             recorded=trace.recorded if trace else None, prompt_file=settings.workload.prompts.file.path if settings.workload.prompts else None,
             classes=settings.workload.classes, images=settings.workload.images,
             planned_histories=not answers_told(settings.workload), counts_tokens=probe.record.chunk_tokens is None,
+            thinks_until=probe.thinks.closing if probe.thinks and not probe.thinks.opened else None,
             answers_in=None if settings.keep_answers_bytes is None else out, answers_bytes=settings.keep_answers_bytes or 0,
         )  # fmt: skip
         meta = run_meta(settings, probe, run_id, salt, experiment, command_line, trace)
@@ -242,8 +246,23 @@ async def _probe(
     elif calibration.measured and calibration.tokens_per_word != 1 and e2e_s(short) <= SLOWEST_S:
         calibration = await census_by_usage(client, shape, calibration, served.max_model_len, maker.saying)
     lengths = typical_lengths(settings, trace)
-    typical = await ask(client, shape.api, send(shape, *lengths))
-    return Probe(served, shape, calibration, typical if typical.status == "ok" else record, tuple(notes))
+    vocabulary = None if settings.tokenizer in WORD_TOKENIZERS else settings.tokenizer
+    found: tuple[Finding, ...] = ()
+    thinks: Thought | None = None
+
+    def heard(exchange: Exchange) -> None:
+        nonlocal found, thinks
+        answer, thinks = exchange.record, exchange.thought or thinks
+        if answer.status == "ok":
+            answer.input_tokens_planned, answer.output_tokens_planned = lengths
+            found = diagnose(answer, shape, vocabulary, thinks)
+
+    typical = await ask(client, shape.api, send(shape, *lengths), heard)
+    if spoilt(found):  # by chance? A second answer tells
+        await ask(client, shape.api, send(shape, *lengths), heard)
+    notes += warnings(found)
+    record = typical if typical.status == "ok" else record
+    return Probe(served, shape, calibration, record, tuple(notes), found, thinks)
 
 
 def typical_lengths(settings: Settings, trace: Replayed | None) -> tuple[int, int]:
