@@ -96,7 +96,7 @@ def _workload_meta(settings: Settings, trace: Trace | None, calibration: Calibra
         )  # fmt: skip
     else:
         found["trace"] = None
-    found["tokenizer"] = {"name": settings.tokenizer, **asdict(calibration)}
+    found["tokenizer"] = {"name": settings.tokenizer, **calibration.as_dict()}
     found["prompts"] = _prompts_text(settings) if trace is None else replayed_prompts(settings, trace)
     return found
 
