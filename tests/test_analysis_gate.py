@@ -289,7 +289,9 @@ def test_other_experiments_are_refused_and_what_differs_is_listed(tmp_path: Path
     templated = stage(ttfts(1))
     for record in templated.records:
         record.input_tokens = round(1.2 * (record.input_tokens or 0))
-    with pytest.raises(CompareError, match=r"1.2 times the input tokens .* template or vocabulary") as refused:
+    with pytest.raises(
+        CompareError, match=r"1.2 times the input tokens .* template or vocabulary"
+    ) as refused:
         judge_gate(base, [run(tmp_path / "d", templated)], {})
     assert "ignore_eos" not in str(refused.value)  # which has nothing to do with inputs
 
