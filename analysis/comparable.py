@@ -26,7 +26,8 @@ _DONE = ("complete", "budget")  # a user's own limit ends a run cleanly
 _OF_THE_DAY = tuple(
     f"workload.{name}"
     for name in (
-        "tokenizer.tokens_per_word", "tokenizer.overhead_tokens", "tokenizer.measured", "realised", "source",
+        "tokenizer.tokens_per_word", "tokenizer.overhead_tokens", "tokenizer.measured", "tokenizer.method", "tokenizer.words",
+        "tokenizer.overhead_error_tokens", "tokenizer.word_sd_tokens", "realised", "source",
         "clipped_to_context", "turns_beyond_context",  # counts that grow with the requests sent: see ``realised``
         "prompts",  # says how often each was sent; what they have in common follows from the other fields
     )
@@ -39,6 +40,13 @@ _OPTIONS = {  # by the start of a name: what a user knows it by
     "predicted": "predicted", "imported": "imported from",
     "realised.input_tokens": "input tokens a request as they came", "realised.output_tokens": "output tokens a request as they came",
     "realised.cached_token_share": "share of input tokens from the prefix cache",
+}  # fmt: skip
+
+
+_MENDS = {  # what to do where the same plan became other lengths
+    "input_tokens": "the server's chat template or vocabulary has changed, or prompts were calibrated otherwise (workload.tokenizer in "
+    "the run.json of both): run it again, and make a new baseline if it stays",
+    "output_tokens": "fix the lengths (ignore_eos) or make a new baseline",
 }  # fmt: skip
 
 
@@ -257,12 +265,11 @@ def lengths_apart(base: Mapping[str, Any], other: Mapping[str, Any], side: str) 
 
 def check_realised(base: Mapping[str, Any], other: Mapping[str, Any], name: str) -> None:
     """Raises CompareError where the same plan became other lengths, or another share of cached tokens."""
-    for side in ("input_tokens", "output_tokens"):
+    for side, mend in _MENDS.items():
         if factor := lengths_apart(base, other, side):
             raise CompareError(
                 f"{name} had {factor:.3g} times the {side.replace('_', ' ')} of the baseline for the same plan "
-                f"({other[side]:.4g} a request on average, the baseline {base[side]:.4g}): other lengths, other latencies; "
-                "fix the lengths (ignore_eos) or make a new baseline"
+                f"({other[side]:.4g} a request on average, the baseline {base[side]:.4g}): other lengths, other latencies; {mend}"
             )
     a, b = base.get("cached_token_share") or 0.0, other.get("cached_token_share") or 0.0
     if abs(a - b) > CACHED_POINTS:

@@ -286,6 +286,14 @@ def test_other_experiments_are_refused_and_what_differs_is_listed(tmp_path: Path
         CompareError, match=r"1.2 times the output tokens .* \(6 a request on average, the baseline 5\)"
     ):
         judge_gate(base, [run(tmp_path / "c", longer)], {})
+    templated = stage(ttfts(1))
+    for record in templated.records:
+        record.input_tokens = round(1.2 * (record.input_tokens or 0))
+    with pytest.raises(
+        CompareError, match=r"1.2 times the input tokens .* template or vocabulary"
+    ) as refused:
+        judge_gate(base, [run(tmp_path / "d", templated)], {})
+    assert "ignore_eos" not in str(refused.value)  # which has nothing to do with inputs
 
 
 def lengths(rng: np.random.Generator, came_of_planned: float, *, plan: bool) -> dict[str, float | None]:

@@ -106,7 +106,7 @@ def _workload_meta(settings: Settings, trace: Replayed | None, calibration: Cali
         )  # fmt: skip
     else:
         found["trace"] = None
-    found["tokenizer"] = {"name": settings.tokenizer, **asdict(calibration)}
+    found["tokenizer"] = {"name": settings.tokenizer, **calibration.as_dict()}
     found["prompts"] = _prompts_text(settings) if trace is None else trace.prompts
     return found
 
