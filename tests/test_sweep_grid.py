@@ -175,7 +175,10 @@ def test_a_class_has_its_share_of_the_requests() -> None:
     assert fewest_requests(slos[2:], {}) == (0, "")
 
 
-@pytest.mark.parametrize(("seconds", "text"), [(0.2, "1s"), (89.5, "90s"), (91.0, "2m"), (359.0, "6m")])
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [(0.2, "1s"), (89.5, "90s"), (91.0, "2m"), (359.0, "6m"), (5400.0, "90m"), (5401.0, "1.6h"), (14_500 * 60.0, "10.1d")],
+)  # fmt: skip
 def test_a_duration_is_written_as_it_is_read(seconds: float, text: str) -> None:
     assert duration_text(seconds) == text
     assert parse_duration(text, "--duration") >= seconds
