@@ -112,7 +112,8 @@ def analyse_stage(
     found = stage_records(records, meta, warmup_requests, run_complete=run_complete)
     cohort, window, stability, rows = found.cohort, found.window, found.stability, found.rows
     result = _load(meta, cohort, window, found.start_s, rows, records.requests)
-    result |= output_rates(rows, found.tokens, window) | {"input_tokens_per_s": input_rate(rows, window)}
+    result |= output_rates(rows, found.tokens, window, found.start_s, meta["kind"] == "closed")
+    result["input_tokens_per_s"] = input_rate(rows, window)
     result |= _latencies(cohort)
     result |= {
         "drift": tail_trend(cohort.ttft(from_schedule=True)),
@@ -199,7 +200,6 @@ def _load(
     ok = counts.pop("ok")
     counts["unfinished"] += cohort.missing
     requests, length = len(cohort.requests) + cohort.missing, window.length_s
-    completed = int(np.count_nonzero(rows.has_status("ok") & window.holds(rows.ended_ns * _NS)))
     begin, finish = everything.started_ns * _NS, everything.ended_ns * _NS
     finish = np.where(np.isnan(finish), cohort.now_ns * _NS, finish)
     concurrency = time_average_in_flight(window.start_s, window.end_s, begin, finish)
@@ -212,7 +212,6 @@ def _load(
     return {
         "index": meta["index"], "kind": meta["kind"], "lengths": meta.get("lengths"), "offered_rps": offered,
         "concurrency_set": meta.get("concurrency"),
-        "achieved_rps": completed / length if length > 0 else 0.0,
         "arrived_rps": requests / length if length > 0 else 0.0,
         "carried_rps": ok / length if length > 0 else 0.0,
         "window": {
