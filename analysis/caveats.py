@@ -31,6 +31,7 @@ def find_caveats(summary: Mapping[str, Any], output_deviation: float | None) -> 
         "no_requests": None if summary["requests"] else "No request was recorded: there is nothing to judge.",
         "imported": _imported(summary.get("imported")),
         "client_limited": _client_limited(summary),
+        "outage": _outage(stages),
         "errors": _errors(summary),
         "unstable_lowest": _unstable_lowest(summary),
         "never_settled": _never_settled(summary),
@@ -144,6 +145,17 @@ def _relief(cpu_fraction: float | None, limited: Sequence[dict[str, Any]]) -> st
             "Free the machine or repeat."
         )
     return "Use more --workers or a faster client."
+
+
+def _outage(stages: Sequence[dict[str, Any]]) -> str | None:
+    down = [s for s in stages if s["outage"] and not s["client_limited"]]
+    if not down:
+        return None
+    each = "; ".join(f"{_at([s], 'at')} {s['outage']['text']}" for s in down)
+    return (
+        f"The endpoint gave no sign of life for a while ({each}). A stage whose SLOs this broke says nothing of its load, unless no "
+        "higher one was met. Look at the server's log, and run it again."
+    )
 
 
 def _errors(summary: Mapping[str, Any]) -> str | None:

@@ -15,11 +15,12 @@ from analysis.drift import tail_trend, two_modes
 from analysis.goodput import accepted_goodput, window_cost_usd
 from analysis.intervals import memory_of
 from analysis.littles_law import consistency
-from analysis.metrics import Floats, Requests, e2e_s, read_chunks, read_requests, ttft_s
+from analysis.metrics import Bools, Floats, Requests, e2e_s, read_chunks, read_requests, ttft_s
 from analysis.observations import Observations, quantile_rank
+from analysis.outage import Outage, describe_outages, find_outages
 from analysis.percentiles import curve, percentiles
 from analysis.slo import Slo
-from analysis.stage_slos import slo_findings, without_rate
+from analysis.stage_slos import outside_findings, slo_findings, without_rate
 from analysis.steady import (
     Stability,
     Window,
@@ -61,6 +62,11 @@ class StageRecords:
     tokens: Floats  # output tokens per batch of the window
     stability: Stability
     start_s: float
+    outages: list[Outage]  # over ``scheduled``
+
+    def in_cohort(self, which: Bools) -> Bools:
+        """A mask over ``scheduled`` as one over the requests of the cohort."""
+        return np.isin(self.cohort.requests.row, self.scheduled.row[which])
 
 
 def stage_records(
@@ -77,6 +83,9 @@ def stage_records(
     scheduled = rows.take(rows.attempt == 0)
     missing = max(0, int(meta.get("scheduled_requests") or 0) - len(scheduled))
     start_s, end_s, now_s = _span(meta, rows, records.origin_ns, cut_short)
+    outages = find_outages(scheduled)
+    if outages and warmup_requests is None:
+        warmup_requests = 0  # an outage is no start-up
     window = find_window(
         start_s,
         end_s,
@@ -93,7 +102,7 @@ def stage_records(
         uncut = replace(window, start_s=window.start_s - window.cut_s)
         whole = replace(_cohort(records, rows, uncut, missing, now_s, is_open)[0], memory=cohort.memory)
     stability = _stability(meta, scheduled, start_s, end_s, now_s)
-    return StageRecords(rows, scheduled, window, cohort, whole, tokens, stability, start_s)
+    return StageRecords(rows, scheduled, window, cohort, whole, tokens, stability, start_s, outages)
 
 
 def analyse_stage(
@@ -126,13 +135,28 @@ def analyse_stage(
     }
     result |= _client(meta, found.scheduled)
     worth_s, limited = span_s(result, window), result["client_limited"]
-    slo_part, meets = slo_findings(cohort, found.whole, slos, worth_s, stability, limited)
+    down = found.in_cohort(np.any([o.failed for o in found.outages], axis=0)) if found.outages else None
+    slo_part, meets = slo_findings(cohort, found.whole, slos, worth_s, stability, limited, down)
     result |= slo_part | without_rate(slo_part, result["achieved_rps"])
     result["accepted"] = accepted_goodput(
         records.table["request_id"].to_numpy()[cohort.requests.row], meets,
         cohort.requests.output_tokens, labels, worth_s, window_cost_usd(fleet_inputs or {}, worth_s),
     )  # fmt: skip
+    result["outage"] = _outage(found, slos, limited)
     return result
+
+
+def _outage(found: StageRecords, slos: Sequence[Slo], limited: bool) -> dict[str, Any] | None:
+    """The ``outage`` object of a stage: when its endpoint was down, and what the load was judged to be outside of that."""
+    cohort, start_s = found.cohort, found.start_s
+    described = describe_outages(found.outages, found.scheduled, start_s, cohort.missing)
+    if described is None:
+        return None
+    touched = found.in_cohort(np.any([o.touched for o in found.outages], axis=0))
+    outside = cohort.part(~touched)
+    if outside.memory is not None and outside.in_flight is not None and len(outside.requests):
+        outside = replace(outside, memory=memory_of(outside.in_flight))  # the queue's own, not the outage's
+    return described | {"outside": outside_findings(outside, slos, found.stability, limited)}
 
 
 def _span(
