@@ -20,7 +20,16 @@ from analysis.blocks import (
     pooled_marks,
 )
 from analysis.caveats import ERROR_SHARE
-from analysis.comparable import CompareError, Judged, carried, check_realised, check_same, identity, realised
+from analysis.comparable import (
+    CompareError,
+    Judged,
+    carried,
+    check_distinct,
+    check_realised,
+    check_same,
+    identity,
+    realised,
+)
 from analysis.expected import (
     AT_ARRIVAL,
     IN_FLIGHT,
@@ -63,8 +72,7 @@ def make_baseline(runs: Sequence[Judged]) -> dict[str, Any]:
     for other in runs[1:]:
         check_same(identity(first), identity(other), str(other.run.path))
         check_realised(realised(first), realised(other), str(other.run.path))
-    if len({(r.run.meta["run_id"], r.run.meta["started_utc"]) for r in runs}) < len(runs):
-        raise CompareError("a run is given twice: noise is learned from different runs")
+    check_distinct(runs)
     shared = set.intersection(*(_steady(run) for run in runs))
     names = [name for name in first.levels() if name in shared]
     if not names:

@@ -18,7 +18,16 @@ from analysis.baseline import (
 )
 from analysis.blocks import QUANTILES, LevelRecords, blocks_of, from_dict
 from analysis.caveats import ERROR_SHARE
-from analysis.comparable import CompareError, Judged, check_realised, check_same, identity, realised, said
+from analysis.comparable import (
+    CompareError,
+    Judged,
+    check_distinct,
+    check_realised,
+    check_same,
+    identity,
+    realised,
+    said,
+)
 from analysis.expected import cells_from_dict, expected_of
 from analysis.percentiles import finite
 from analysis.regression import (
@@ -94,6 +103,7 @@ def judge_gate(
             raise CompareError(f"{run.run.path} lacks the load level {missing[0]} of the baseline: run the same --rates or --concurrency")  # fmt: skip
         if any(s["ok"] for s in run.summary["stages"]):
             check_realised(base["realised"], realised(run), str(run.run.path))
+    check_distinct(runs)
     alpha = spent_at_looks(ALPHA, looks)[look - 1]
     checks: list[Check] = []
     paired: dict[str, bool] = {}

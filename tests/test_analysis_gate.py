@@ -351,10 +351,24 @@ def test_a_predicted_engine_is_under_test_and_no_other_experiment(tmp_path: Path
         judge_gate(base, [live], {})
 
 
-def test_a_run_given_twice_teaches_no_noise(tmp_path: Path) -> None:
-    one = run(tmp_path / "one", stage(ttfts(1)))
-    with pytest.raises(CompareError, match="given twice"):
-        make_baseline([one, one])
+def test_equal_records_are_one_run_whatever_their_names(tmp_path: Path) -> None:
+    """A copy, a prediction made again, and one that shares a load level show no noise between runs; nor are they two samples."""
+    again = {"predicted": True, "started_utc": "2026-01-02T00:00:00Z"}
+    one, copy = (run(tmp_path / n, stage(ttfts(1)), **again) for n in ("one", "copy"))
+    with pytest.raises(CompareError, match="at 20/s: they are one run .* give each its own --seed") as error:
+        make_baseline([one, copy])
+    assert "\n" not in str(error.value)
+    higher = stage(ttfts(2), start_s=100.0)
+    higher.records = [request(1000 + i, 100.0 + i / 40, stage=1, ttft_s=0.1) for i in range(1000)]
+    higher.offered_rps, higher.duration_s = 40.0, 25.0
+    with pytest.raises(CompareError, match="at 20/s"):
+        make_baseline([run(tmp_path / "two", [stage(ttfts(1)), higher], **again), one])
+    other = run(tmp_path / "other", stage(ttfts(2)), seed=2, **again)
+    base = reread(make_baseline([one, other]))
+    with pytest.raises(CompareError, match="runs 1 and 3 .* they are one run"):
+        judge_gate(base, [copy, other, one], {}, look=3, looks=3)
+    with pytest.raises(CompareError, match="its own run directory"):
+        make_baseline([run(tmp_path / "live", stage(ttfts(1)))] * 2)
 
 
 def test_the_sentence_promises_no_more_than_its_checks() -> None:
@@ -559,7 +573,7 @@ def test_tokens_that_come_two_at_a_time_have_no_median_gap(tmp_path: Path) -> No
 def test_imported_runs_have_no_start_and_make_a_baseline(tmp_path: Path) -> None:
     made = run(tmp_path / "base", stage(ttfts(1)), started_utc=None)
     assert reread(make_baseline([made]))["runs"][0]["started_utc"] is None
-    with pytest.raises(CompareError, match="given twice"):
+    with pytest.raises(CompareError, match="they are one run"):
         make_baseline([made, made])
 
 
