@@ -175,6 +175,22 @@ def test_a_change_inside_its_tolerance_passes_and_one_beyond_does_not(tmp_path: 
     assert judge_gate(base, [slower], parse_tolerances(["ttft=2%"]))["verdict"] == "regression"
 
 
+def test_tokens_per_second_are_those_measured_and_the_test_is_by_the_plan(tmp_path: Path) -> None:
+    """6 tokens planned and received where the baseline had 5: 20 % more tokens/s, none more or less per token planned."""
+    base = reread(make_baseline([run(tmp_path / "base", stage(ttfts(1, 1500)))]))
+    longer = stage(ttfts(1, 1500))
+    longer.records = [request(i, i / RATE, ttft_s=0.1, gaps_s=[0.01] * 5) for i in range(1500)]
+    other = run(tmp_path / "other", longer, seed=2)
+    found = checks(judge_gate(base, [other], {}))["output_tokens_per_s"]
+    measured = other.summary["stages"][0]["output_tokens_per_s"]
+    assert (found["baseline"], found["candidate"]) == (pytest.approx(100, rel=5e-3), measured)
+    assert found["candidate"] == pytest.approx(120, rel=5e-3)
+    assert found["change"] == found["candidate"] / found["baseline"] - 1
+    assert found["shift"] == pytest.approx(0.0, abs=1e-9)
+    assert found["verdict"] == "pass"
+    assert "at equal load and lengths +0.0%, which is what is tested" in found["reason"]
+
+
 def test_few_requests_are_inconclusive_and_say_how_many_are_missing(tmp_path: Path) -> None:
     base = reread(make_baseline([run(tmp_path / "base", stage(ttfts(1, 300)))]))
     found = judge_gate(base, [run(tmp_path / "other", stage(ttfts(2, 300)), seed=2)], TIGHT)
@@ -523,7 +539,7 @@ def in_step(users: int, rounds: int, pause_s: float) -> Stage:
 def test_users_in_step_have_a_rate_all_the_same(tmp_path: Path, users: int, rounds: int) -> None:
     base = reread(make_baseline([run(tmp_path / "base", in_step(users, rounds, 0.0))]))
     same = checks(judge_gate(base, [run(tmp_path / "same", in_step(users, rounds, 0.0))], {}))
-    assert same["output_tokens_per_s"]["change"] == pytest.approx(0.0, abs=1e-9)
+    assert same["output_tokens_per_s"]["change"] == pytest.approx(0.0, abs=1e-5)  # the file has six digits
     assert same["output_tokens_per_s"]["verdict"] == "pass"
     half = checks(judge_gate(base, [run(tmp_path / "half", in_step(users, rounds, 0.5))], {}))
     # from the first start to the last: 9 rounds of 0.5 s hold 9 answers each, 9 of 1 s as well
