@@ -184,7 +184,9 @@ def _changes(
     return [
         *checks,
         _error_check(level, name, records, tolerances.get("error_rate", ERROR_TOLERANCE), paired),
-        _rate_check(level, name, runs, records, tolerances.get("output_tokens_per_s", DEFAULT_TOLERANCE), paired),
+        _rate_check(
+            level, name, runs, records, tolerances.get("output_tokens_per_s", DEFAULT_TOLERANCE), paired
+        ),
     ]
 
 

@@ -371,7 +371,7 @@ def test_equal_records_are_one_run_whatever_their_names(tmp_path: Path) -> None:
     """A copy, a prediction made again, and one that shares a load level show no noise between runs; nor are they two samples."""
     again = {"predicted": True, "started_utc": "2026-01-02T00:00:00Z"}
     one, copy = (run(tmp_path / n, stage(ttfts(1)), **again) for n in ("one", "copy"))
-    with pytest.raises(CompareError, match="at 20/s: they are one run .* give each its own --seed") as error:
+    with pytest.raises(CompareError, match=r"at 20/s: they are one run .* give each its own --seed") as error:
         make_baseline([one, copy])
     assert "\n" not in str(error.value)
     higher = stage(ttfts(2), start_s=100.0)
@@ -381,7 +381,7 @@ def test_equal_records_are_one_run_whatever_their_names(tmp_path: Path) -> None:
         make_baseline([run(tmp_path / "two", [stage(ttfts(1)), higher], **again), one])
     other = run(tmp_path / "other", stage(ttfts(2)), seed=2, **again)
     base = reread(make_baseline([one, other]))
-    with pytest.raises(CompareError, match="runs 1 and 3 .* they are one run"):
+    with pytest.raises(CompareError, match=r"runs 1 and 3 .* they are one run"):
         judge_gate(base, [copy, other, one], {}, look=3, looks=3)
     with pytest.raises(CompareError, match="its own run directory"):
         make_baseline([run(tmp_path / "live", stage(ttfts(1)))] * 2)

@@ -232,7 +232,10 @@ def test_predictions_have_ids_of_their_own_and_the_same_one_twice_is_no_evidence
     ids = []
     for name, seed in (("a", 1), ("again", 1), ("other", 2)):
         words = ("--preset", "linear:0.02,0", "--input-tokens", "10", "--output-tokens", "5", "--rates", "2")
-        assert ampacity("predict", *words, "--max-requests", "300", "--seed", seed, "--out", tmp_path / name) == 0
+        assert (
+            ampacity("predict", *words, "--max-requests", "300", "--seed", seed, "--out", tmp_path / name)
+            == 0
+        )
         ids.append(json.loads((tmp_path / name / "run.json").read_text())["run_id"])
     assert len(set(ids)) == 3
     capsys.readouterr()
