@@ -29,7 +29,18 @@ BLOCKS = 20
 MARKS = 9
 NEIGHBOURHOOD = 0.1  # of ranks on each side at the median, half of 1 - q in the tails; no farther than finite samples reach
 METRICS = ("ttft", "itl", "tpot", "e2e")
-QUANTILES = {"p50": 0.5, "p90": 0.9, "p99": 0.99}
+TRACKED = {
+    "ttft_p10": (
+        "ttft",
+        0.1,
+    ),  # nearly without a queue, whose length is mostly chance: the engine's own time to a first token
+    **{
+        f"{metric}_{name}": (metric, q)
+        for metric in METRICS
+        for name, q in (("p50", 0.5), ("p90", 0.9), ("p99", 0.99))
+    },
+}
+"""What a gate tracks: the metric and the quantile of each name."""
 
 
 @dataclass(frozen=True)
@@ -150,16 +161,16 @@ def over_each(o: Observations, marks: Marks) -> Floats:
     return np.asarray(found, dtype=np.float64)
 
 
-def blocks_over(
-    o: Observations, marks: Marks, *, paired: bool = False, explained: Floats | None = None
-) -> Blocks:
-    """Samples above the marks, less ``explained``: what is known of each request lets expect, as a share, (n_owners,)."""
-    over = over_each(o, marks)
-    if explained is not None:
-        return Blocks(in_blocks(over - explained * o.sizes), in_blocks(o.sizes), math.inf)
+def blocks_over(o: Observations, marks: Marks, *, paired: bool = False) -> Blocks:
+    """Samples above the marks."""
     # runs that are compared block by block have no use for the effective size, which costs most of the time
     effective = 0.0 if paired else o.effective_size(float(np.median(marks.limits_s)))
-    return Blocks(in_blocks(over), in_blocks(o.sizes), effective)
+    return Blocks(in_blocks(over_each(o, marks)), in_blocks(o.sizes), effective)
+
+
+def blocks_beside(o: Observations, over: Floats, explained: Floats) -> Blocks:
+    """``over_each`` less ``explained``, what is known of each request lets expect, as a share of its samples; both (n_owners,)."""
+    return Blocks(in_blocks(over - explained * o.sizes), in_blocks(o.sizes), math.inf)
 
 
 def blocks_of(events: Floats) -> Blocks:

@@ -19,9 +19,11 @@ from synthetic import Stage, make_run, request
 from analysis.baseline import make_baseline
 from analysis.baseline_file import read_baseline, write_baseline
 from analysis.blocks import Blocks
+from analysis.check import Check
 from analysis.comparable import CompareError, Judged, _per_planned, lengths_apart, prepare
-from analysis.gate import Check, _sentence, judge_gate, slos_of
+from analysis.gate import _sentence, judge_gate
 from analysis.hdr import encode_seconds
+from analysis.limits import slos_of
 from analysis.metrics import RecordsError
 from analysis.regression import (
     Estimate,
@@ -449,7 +451,7 @@ def test_every_metric_that_no_tolerance_can_be_held_to_is_skipped_with_its_reaso
     found = judge_gate(base, [prepare(same.run, slos_of(base, ["e2e_p95=9s"]))], {})
     assert "ttft_p99" not in checks(found)
     reason = found["untracked"]["ttft_p99 at 20/s"]
-    assert "less than +100% could be noise at this load and length" in reason
+    assert reason == "+0.0%; at this load and length an equal run may differ by more than 15%"
     assert "--tolerance ttft_p99=10%" in reason
     assert f"ttft_p99 at 20/s is not tracked: {reason}" in lines(found)
     assert f"- Not tracked: ttft_p99 at 20/s, {reason}" in gate_markdown(found)
@@ -670,7 +672,7 @@ def test_a_run_without_any_latency_is_no_baseline(tmp_path: Path) -> None:
     none = {f"{m}_{p}": "x" for m in ("ttft", "itl", "tpot", "e2e") for p in ("p50", "p90", "p99")}
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("analysis.baseline._quantile", lambda *_: "x")
-        with pytest.raises(CompareError, match="no latency that a gate could track: ttft_p50: x;") as error:
+        with pytest.raises(CompareError, match="no latency that a gate could track: ttft_p10: x;") as error:
             make_baseline([bare])
     assert all(f"{name}: x" in str(error.value) for name in none)
 

@@ -42,7 +42,7 @@ def gate(
     """
     from ampacity.values import parse_duration
     from analysis.baseline_file import read_baseline
-    from analysis.gate import slos_of
+    from analysis.limits import slos_of
     from analysis.tolerances import parse_tolerances
     from reports.gate import gate_markdown, junit_xml, lines, workflow_commands
 
