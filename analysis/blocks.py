@@ -28,6 +28,7 @@ from analysis.steady import in_flight_at
 BLOCKS = 20
 MARKS = 9
 NEIGHBOURHOOD = 0.1  # of ranks on each side at the median, half of 1 - q in the tails; no farther than finite samples reach
+_STEPS = 65  # of a search in which each round looks at all at once
 METRICS = ("ttft", "itl", "tpot", "e2e")
 TRACKED = {
     "ttft_p10": (
@@ -214,20 +215,23 @@ def moved_by(runs: Sequence[Observations], marks: Marks, share: float) -> float 
     0 below a thousandth; None beyond a thousand.
     """
 
-    def above(log_factor: float) -> float:
-        limits = marks.limits_s * math.exp(log_factor)
-        return float(np.mean([o.shares_over(limits).mean() for o in runs]))
+    def above(log_factors: Floats) -> Floats:
+        limits = marks.limits_s * np.exp(log_factors)[:, None]
+        shares = [o.shares_over(limits.ravel()).reshape(limits.shape).mean(axis=1) for o in runs]
+        return np.asarray(np.mean(shares, axis=0), dtype=np.float64)
 
     share += 1e-12  # a sum of shares is not exact
-    low, high = -math.log(1000.0), math.log(1000.0)
-    if above(high) > share:
+    ends = np.log([0.001, 1000.0])
+    at_ends = above(ends)
+    if at_ends[1] > share:
         return None
-    if above(low) <= share:
+    if at_ends[0] <= share:
         return 0.0
-    for _ in range(50):
-        middle = (low + high) / 2
-        low, high = (low, middle) if above(middle) <= share else (middle, high)
-    return math.exp((low + high) / 2)
+    while ends[1] - ends[0] > 1e-13:
+        steps = np.linspace(ends[0], ends[1], _STEPS)
+        first = int(np.argmax(above(steps) <= share))
+        ends = steps[first - 1 : first + 1]
+    return float(np.exp(ends.mean()))
 
 
 def as_dict(blocks: Blocks) -> dict[str, Any]:

@@ -8,9 +8,10 @@ The tolerance is fixed by the baseline alone: the least step of a ladder that a 
 from __future__ import annotations
 
 import math
+from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cache, cached_property, partial
 from typing import Any
 
 import numpy as np
@@ -126,17 +127,17 @@ def tracked_from_dict(q: float, value: Mapping[str, Any]) -> Tracked:
 
 def with_tolerances(known: Tracked, found: Sequence[Observations], explained: Explained) -> Tracked:
     """The least tolerance of each kind at which a run like these passes with SURE, found before any candidate."""
-    allowed: dict[str, float | None] = {SAME: None, OTHER: None}
-    at_marks = known.like_own(
-        found, explained, 0.0
-    )  # few samples beyond a tolerance feign that they scatter little
-    for tolerance in LADDER:
-        for kind, e in known.like_own(found, explained, tolerance).items():
-            se = max(e.se, at_marks[kind].se)
-            if allowed[kind] is None and e.worse + _sure(e) * se <= 0:
-                allowed[kind] = tolerance
-        if None not in allowed.values():
-            break
+    at = cache(lambda tolerance: known.like_own(found, explained, tolerance))
+
+    def passes(kind: str, tolerance: float) -> bool:
+        e = at(tolerance)[kind]
+        se = max(e.se, at(0.0)[kind].se)  # few samples beyond a tolerance feign that they scatter little
+        return bool(e.worse + _sure(e) * se <= 0)
+
+    allowed: dict[str, float | None] = {}
+    for kind in (SAME, OTHER):
+        step = bisect_left(LADDER, True, key=partial(passes, kind))
+        allowed[kind] = LADDER[step] if step < len(LADDER) else None
     return replace(known, tolerance=allowed)
 
 

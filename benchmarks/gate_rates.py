@@ -6,7 +6,8 @@ Every pair has its own seed: a baseline of --baseline-runs runs, an equal candid
 whose every TTFT is 25 % longer with nothing else changed. "same" candidates send the same requests at the same times as
 their baseline, "other" ones are held against the baseline of the pair before. While the answer is inconclusive the same
 candidate is measured again, as ``ampacity gate --max-samples`` does: a sequence of --looks looks, with fresh noise in each
-sample (and in "other" fresh requests). ``first`` is the answer of one look alone (no --max-samples), ``answers`` that of the whole sequence.
+sample (and in "other" fresh requests). ``first`` is the answer of one look alone (no
+--max-samples; of equal runs), ``answers`` that of the whole sequence.
 Each run is faster or slower as a whole by --run-noise, each step by --jitter. ``--server``: those of
 benchmarks/step_server.py, which are not our simulator, or "preset", which is.
 """
@@ -152,14 +153,14 @@ class Cell:
     by_check: Counter[str] = field(default_factory=Counter)
     tracked: int = 0
 
-    def add(self, base: dict[str, Any], sample: Callable[[int], Judged], looks: int) -> None:
+    def add(self, base: dict[str, Any], sample: Callable[[int], Judged], looks: int, single: bool) -> None:
         """The sequence of one candidate, whose samples are measured as they are asked for."""
         runs: list[Judged] = []
         try:
             for look in range(1, looks + 1):
                 runs.append(sample(look))
                 found = judge_gate(base, runs, {}, look=look, looks=looks)
-                if look == 1:
+                if look == 1 and single:
                     alone = judge_gate(base, runs, {})
                     self.first[alone["verdict"]] += 1
                     self.tracked += sum(c["kind"] == "change" for c in alone["checks"])
@@ -218,10 +219,13 @@ def study(options: argparse.Namespace) -> dict[str, Cell]:
             cells.setdefault("no baseline", Cell()).answers[str(error)[-60:]] += 1
             continue
         for kind in KINDS:
-            candidate = Candidate(options, seed, kind)
-            cells.setdefault(f"{kind}, same seed", Cell()).add(base, candidate.same, options.looks)
+            if kind == "steps" and pair % options.steps_every:
+                continue
+            candidate, single = Candidate(options, seed, kind), kind == "equal"
+            cells.setdefault(f"{kind}, same seed", Cell()).add(base, candidate.same, options.looks, single)
             if last is not None:
-                cells.setdefault(f"{kind}, other seed", Cell()).add(last, candidate.other, options.looks)
+                other = cells.setdefault(f"{kind}, other seed", Cell())
+                other.add(last, candidate.other, options.looks, single)
         last = base
         if (pair + 1) % 100 == 0:
             print({k: dict(c.answers) for k, c in cells.items()}, file=sys.stderr, flush=True)
@@ -240,6 +244,7 @@ def main() -> None:
     )
     parser.add_argument("--requests", type=int, default=2000)
     parser.add_argument("--looks", type=int, default=3, help="samples of a candidate at most")
+    parser.add_argument("--steps-every", type=int, default=1, help="longer steps in every so many pairs")
     parser.add_argument("--baseline-runs", type=int, default=1)
     parser.add_argument("--jitter", type=float, default=0.03)
     parser.add_argument("--run-noise", type=float, default=0.005)
