@@ -50,7 +50,7 @@ def summarise_burst(
     planned_s = float(plan["base_s"] + plan["burst_s"] + plan["recovery_s"])
     end_s = _known_until_s(planned_s, meta, at, records.table["request_id"].to_numpy()[rows.row], last_s)
     rows, at = rows.take(at <= end_s), at[at <= end_s]
-    cohort = Cohort(rows, read_chunks(records.table, rows), 0, last_ns)
+    cohort = Cohort(rows, read_chunks(records.table, rows), 0, last_ns, spoilt=records.spoilt)
     observed = observe_slos(cohort, slos)
     known = bool(slos) and not any(o.reason and not o.n for _, o in observed)
     met = requests_meeting(cohort, observed) if known else None

@@ -23,6 +23,8 @@ def write_verdict(summary: Mapping[str, Any]) -> str:
     if summary["predicted"]:
         sentence = f"Predicted: {sentence[0].lower()}{sentence[1:]}"
     lacking = shortfall(summary["search"], sentence) if "search" in summary else None
+    if command := summary.get("next_command"):
+        lacking = f"This is likely to find one: {command}"
     return f"{sentence} {lacking}" if lacking else sentence
 
 
