@@ -206,7 +206,7 @@ def _level(runs: Sequence[Judged], name: str, n_levels: int) -> dict[str, Any]:
         "errors": [as_dict(blocks_of(level.failed)) for level in levels],
         "rates": [as_dict(level.rates(stages[0]["kind"])) for level in levels],
         "client_delay_s": max(client_delay_s(run, name) for run in runs),
-        "output_tokens_per_s": rounded(float(np.mean([s["output_tokens_per_s"] for s in stages]))),
+        "output_tokens_per_s": None if None in (rates := [s["output_tokens_per_s"] for s in stages]) else rounded(float(np.mean(rates))),
         "slos": _limited(stages), "histograms": histograms, "quantiles": quantiles, "untracked": untracked,
         "cells": {metric: [c.as_dict() for c in held] for metric, held in cells.items()},
     }  # fmt: skip

@@ -19,6 +19,7 @@ LENGTHS_OFF_SHARE = 0.1
 BEYOND_CONTEXT_SHARE = 0.01
 CACHED_SHARE = 0.05
 WIDE_BRACKET = 1.25
+USERS_SHARE = 0.9  # of the users that were set, in flight at most: fewer never were
 IDLE_CPU_FRACTION = 0.5  # of a core: below it the client was not held up by its own work
 
 
@@ -43,7 +44,7 @@ def find_caveats(summary: Mapping[str, Any], output_deviation: float | None) -> 
         "too_short": _too_short(summary),  # a stage shorter than its requests
         "non_monotone": _non_monotone(summary["capacity"]),
         "beyond_context": _beyond_context(summary["workload"], summary["requests"]),
-        "lengths_off": _lengths_off(output_deviation, realised["token_source"]),
+        "lengths_off": _lengths_off(output_deviation, realised),
         "not_streamed": _not_streamed(stages),
         "diagnosis": _diagnosis(summary),
         "tokens_per_chunk": _tokens_per_chunk(summary),
@@ -53,6 +54,7 @@ def find_caveats(summary: Mapping[str, Any], output_deviation: float | None) -> 
         "lengths_out_of_order": lengths_out_of_order(summary),
         "knee_region": _knee_region(summary),
         "closed_loop": _closed_loop(summary["capacity"]),
+        "users_missing": _users_missing(summary),
     }
     expected = _OF_A_STEADY_LOAD if _load_changes(summary) else ()
     if summary.get("burst") or "search" in summary:
@@ -322,16 +324,27 @@ def _beyond_context(workload: Mapping[str, Any], sent: int) -> str | None:
     )
 
 
-def _lengths_off(deviation: float | None, sources: Mapping[str, int]) -> str | None:
-    if deviation is None or abs(deviation) <= LENGTHS_OFF_SHARE:
-        return None
-    counted = (
-        ", or give the server's own vocabulary to --tokenizer: it counted" if "tokenizer" in sources else ""
-    )
-    return (
-        f"Answers were {abs(deviation):.0%} {'longer' if deviation > 0 else 'shorter'} than planned in output tokens: "
-        f"the load is another one than asked for. Make the server ignore the end-of-sequence token or fix lengths{counted}."
-    )
+def _lengths_off(output: float | None, realised: Mapping[str, Any]) -> str | None:
+    """Of answers and prompts: a load whose lengths are others is another load."""
+    said = []
+    if output is not None and abs(output) > LENGTHS_OFF_SHARE:
+        said.append(
+            f"Answers were {off_text(output)} in output tokens: the load is another one than asked for. "
+            "Make the server ignore the end-of-sequence token or fix lengths"
+            + (", or give the server's own vocabulary to --tokenizer: it counted." if "tokenizer" in realised["token_source"] else ".")
+        )  # fmt: skip
+    prompts = realised["input_deviation"]
+    if prompts is not None and abs(prompts) > LENGTHS_OFF_SHARE:
+        said.append(
+            f"Prompts were {off_text(prompts)} in input tokens, by the server's count: the load is another one than asked for, and no "
+            "capacity of it. Look whether the server cuts prompts, and give its own vocabulary to --tokenizer."
+        )
+    return " ".join(said) or None
+
+
+def off_text(deviation: float) -> str:
+    """``74% shorter than planned``."""
+    return f"{abs(deviation):.0%} {'longer' if deviation > 0 else 'shorter'} than planned"
 
 
 def _not_streamed(stages: Sequence[dict[str, Any]]) -> str | None:
@@ -361,9 +374,17 @@ def _tokens_per_chunk(summary: Mapping[str, Any]) -> str | None:
     if not unknown:
         return None
     ratio_text = f" ({ratio:.3g} tokens per chunk)" if ratio else ""
-    return (
-        f"Chunks are not tokens{ratio_text} and the server does not say how many each holds: "
-        "per-token latency (ITL) is not given; inter-chunk latency (ICL) and TPOT are."
+    given = [
+        name for key, name in (("icl_s", "inter-chunk latency (ICL)"), ("tpot_s", "TPOT")) if all(s[key]["n"] for s in unknown)
+    ]  # fmt: skip
+    lacking = [
+        *(["TPOT"] if "TPOT" not in given else []),
+        *(["tokens/s"] if any(s["output_tokens_per_s"] is None for s in unknown) else []),
+    ]
+    none = f"per-token latency (ITL){''.join(f', {name}' for name in lacking)} {'are' if lacking else 'is'} not given"
+    verb = "is" if len(given) == 1 else "are"
+    return f"Chunks are not tokens{ratio_text} and the server does not say how many each holds: {none}" + (
+        f"; {' and '.join(given)} {verb}." if given else "."
     )
 
 
@@ -410,6 +431,30 @@ def _closed_loop(capacity: Mapping[str, Any]) -> str | None:
     return (
         "The usable rate was found with a closed loop, in which users wait for the server: open arrivals, which do not, "
         f"break the SLO at a lower rate. {most}Size by an open loop (--rates, or ampacity search)."
+    )
+
+
+def users_missing(stage: Mapping[str, Any]) -> bool:
+    """Whether a closed stage never had its users in flight."""
+    return stage["kind"] == "closed" and stage["concurrency_max"] < USERS_SHARE * (
+        stage["concurrency_set"] or 0
+    )
+
+
+def _users_missing(summary: Mapping[str, Any]) -> str | None:
+    thinks = summary.get("sessions") or any(
+        s["users_pause"] and not users_missing(s) for s in summary["stages"]
+    )
+    few = [s for s in summary["stages"] if users_missing(s) and s["requests"]]
+    if thinks or not few:
+        return None
+    each = "; ".join(
+        f"{s['concurrency_set']:g} users were set, and never more than {s['concurrency_max']} in flight"
+        for s in few
+    )
+    return (
+        f"{each}: the run ended before all had begun, or something lets fewer in. C_max is what was in flight. Use more requests or a "
+        "longer --duration."
     )
 
 

@@ -12,7 +12,7 @@ import pyarrow.compute as pc
 
 from analysis.burst import summarise_burst
 from analysis.capacity import find_capacity, met_by_all
-from analysis.caveats import find_caveats, load_name, repeated_undisturbed
+from analysis.caveats import find_caveats, load_name, repeated_undisturbed, users_missing
 from analysis.families import class_curves, describe_family, split_lengths
 from analysis.fleet import Traffic, carried_by, fleet_of
 from analysis.goodput import offline_throughput, peak_goodput
@@ -128,7 +128,8 @@ def _judge_stages(
     for stage, stage_meta in zip(stages, metas, strict=True):
         stage["server"] = _server(run, stage, stage_meta)
         stage["littles_law"]["server"] = against_server(stage["concurrency"], stage["server"])
-        stage["users_pause"] = stage["kind"] == "closed" and bool(thinks or "sessions" in stage_meta)
+        waits = thinks or "sessions" in stage_meta or users_missing(stage)
+        stage["users_pause"] = stage["kind"] == "closed" and bool(waits)
     return metas, records, stages
 
 
