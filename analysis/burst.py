@@ -26,13 +26,13 @@ REQUESTS_PER_BIN = 10.0
 BINS_MIN = 12  # in the base phase, however few its requests
 BASE_REQUESTS_MIN = 30  # of the settled base phase, to know what to come back to
 BASE_ANSWERS_MIN = 10.0  # mean answers that the settled base phase lasts: a shorter one still fills up
-BASE_ERROR_MAX = 0.5  # half of the 95 % interval of the base's mean in flight, over the mean
+BASE_ERROR_MAX = 0.45  # half of the 95 % interval of the base's mean in flight, over the mean
 BELOW = 1.0  # of the base's standard deviations, by which the count must come below its mean
 BASE_SHARE_MAX = 0.6  # of what is served: above that the base load has long queues of its own
 SINCE_REQUESTS_MIN = 20  # due after the backlog, to know what TTFT has become
 SLOWER = 1.1  # a request is slow where its TTFT is above this times the base's median
 SLOWER_P = 0.01  # one-sided, of the test that as many are slow as in the base
-MOMENTS = 1000  # at which the base is looked at
+SAME = 1e-6  # counts of requests that are nearer are one
 PARTS = 8  # of a time, to know how much what happens in it varies
 SERVED_ALL = 0.95  # of the burst's rate: what is served as fast as it comes is delayed, and no queue
 UNSEEN = "what is known of the run ends before the burst does"
@@ -226,6 +226,12 @@ def _recovery(
             "recovery_reason": f"the base load is {phases[0]['offered_rps'] / most_rps:.0%} of the {most_rps:.3g} req/s that "
             f"{served}: above {BASE_SHARE_MAX:.0%} it has queues of its own, and when the burst's is gone cannot be told"
         }
+    levels = _with_later(
+        levels,
+        [_level((over_s + end_s) / 2, end_s, at, left) for left in (answered, finish)],
+        length_s,
+        seen_s / 2,
+    )
     aims = [max(0.0, mean - max(half, BELOW * spread)) for mean, half, spread in levels]
     found = [
         _fallen_s(at, left, aim, over_s, end_s) for left, aim in zip((answered, finish), aims, strict=True)
@@ -260,15 +266,40 @@ def _level(start_s: float, end_s: float, at: Floats, left: Floats) -> tuple[floa
     cuts = np.linspace(start_s, end_s, PARTS + 1)
     parts = np.array([time_average_in_flight(a, b, at, left) for a, b in pairwise(cuts)])
     half = float(stdtrit(PARTS - 1, 0.975) * parts.std(ddof=1) / math.sqrt(PARTS))
-    spread = float(np.std(_waiting(at, np.sort(left), np.linspace(start_s, end_s, MOMENTS))))
-    return float(parts.mean()), half, spread
+    moments = np.sort(np.concatenate([[start_s, end_s], at, left]))
+    moments = moments[(moments >= start_s) & (moments <= end_s)]
+    waiting, lasts_s = _waiting(at, np.sort(left), moments[:-1]), np.diff(moments)
+    mean = float(parts.mean())
+    spread = math.sqrt(float(np.average((waiting - mean) ** 2, weights=lasts_s)))
+    return mean, half, spread
+
+
+Level = tuple[float, float, float]  # see _level
+
+
+def _with_later(base: list[Level], later: list[Level], base_s: float, later_s: float) -> list[Level]:
+    """The base's levels, known better by the second half of the recovery, unless more are in flight there than chance explains.
+
+    The same load came in both; means by the lengths, their errors and variances likewise.
+    """
+    if later[1][0] > base[1][0] + math.hypot(base[1][1], later[1][1]):
+        return base
+    share = base_s / (base_s + later_s)
+    pooled = []
+    for (mean, half, spread), (mean_later, half_later, spread_later) in zip(base, later, strict=True):
+        both = share * mean + (1 - share) * mean_later
+        apart = share * (1 - share) * (mean - mean_later) ** 2
+        spread = math.sqrt(share * spread**2 + (1 - share) * spread_later**2 + apart)
+        half = math.hypot(share * half, (1 - share) * half_later)
+        pooled.append((both, half, spread))
+    return pooled
 
 
 def _fallen_s(at: Floats, left: Floats, level: float, over_s: float, end_s: float) -> float | None:
     """Seconds from the end of the burst until no more than ``level`` have not left; None: not while there was load."""
     left = np.sort(left)
     moments = np.concatenate([[over_s], left[(left > over_s) & (left <= end_s)]])
-    down = moments[_waiting(at, left, moments) <= level + 1e-9]
+    down = moments[_waiting(at, left, moments) <= level + SAME]
     return float(down[0]) - over_s if len(down) else None
 
 

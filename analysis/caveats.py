@@ -436,9 +436,8 @@ def _closed_loop(capacity: Mapping[str, Any]) -> str | None:
 
 def users_missing(stage: Mapping[str, Any]) -> bool:
     """Whether a closed stage never had its users in flight."""
-    return stage["kind"] == "closed" and stage["concurrency_max"] < USERS_SHARE * (
-        stage["concurrency_set"] or 0
-    )
+    at_most: float = stage["concurrency_max"]
+    return stage["kind"] == "closed" and at_most < USERS_SHARE * float(stage["concurrency_set"] or 0)
 
 
 def _users_missing(summary: Mapping[str, Any]) -> str | None:
