@@ -32,7 +32,7 @@ BASE_SHARE_MAX = 0.6  # of what is served: above that the base load has long que
 SINCE_REQUESTS_MIN = 20  # due after the backlog, to know what TTFT has become
 SLOWER = 1.1  # a request is slow where its TTFT is above this times the base's median
 SLOWER_P = 0.01  # one-sided, of the test that as many are slow as in the base
-SAME = 1e-6  # counts of requests that are nearer are one
+SAME = 1e-6  # counts of requests, or times in s, that are nearer are one
 PARTS = 8  # of a time, to know how much what happens in it varies
 SERVED_ALL = 0.95  # of the burst's rate: what is served as fast as it comes is delayed, and no queue
 UNSEEN = "what is known of the run ends before the burst does"
@@ -47,9 +47,11 @@ def summarise_burst(
     start_ns = float(meta["start_ns"] - records.origin_ns)
     last_ns = float(np.nanmax(np.concatenate([rows.ended_ns, [start_ns]])))
     at, last_s = (rows.scheduled_ns - start_ns) * _NS, (last_ns - start_ns) * _NS
-    planned_s = float(plan["base_s"] + plan["burst_s"] + plan["recovery_s"])
-    end_s = _known_until_s(planned_s, meta, at, records.table["request_id"].to_numpy()[rows.row], last_s)
-    rows, at = rows.take(at <= end_s), at[at <= end_s]
+    planned_s = round(float(plan["base_s"] + plan["burst_s"] + plan["recovery_s"]), 9)
+    ids = records.table["request_id"].to_numpy()[rows.row]
+    end_s = max(0.0, _known_until_s(planned_s, meta, at, ids, last_s))
+    seen = at <= end_s + SAME
+    rows, at = rows.take(seen), at[seen]
     cohort = Cohort(rows, read_chunks(records.table, rows), 0, last_ns, spoilt=records.spoilt)
     observed = observe_slos(cohort, slos)
     known = bool(slos) and not any(o.reason and not o.n for _, o in observed)
@@ -111,10 +113,10 @@ def _known_until_s(planned_s: float, meta: Mapping[str, Any], at: Floats, ids: I
     """
     if meta.get("drained_ns"):
         stopped_s = (meta["end_ns"] - meta["start_ns"]) * _NS
-        return min(planned_s, stopped_s, last_s) if meta.get("ended_early") else planned_s
+        return min(planned_s, round(min(stopped_s, last_s), 3)) if meta.get("ended_early") else planned_s
     gaps = np.flatnonzero(np.diff(ids) != 1)
-    last = at[gaps[0] if len(gaps) else -1] if len(at) else 0.0
-    return min(planned_s, float(last) + _NS)
+    last_s = float(at[gaps[0] if len(gaps) else -1]) if len(at) else 0.0
+    return min(planned_s, math.ceil(1e3 * (last_s - SAME)) / 1e3)
 
 
 def _phase(
@@ -212,7 +214,7 @@ def _recovery(
             "recovery_reason": f"the base phase is too short to know what to come back to: {in_flight:.3g} in flight, "
             f"give or take {levels[1][1]:.3g}, in {length_s / answer_s:.3g} times an answer; raise --base-duration"
         }
-    seen_s = end_s - over_s
+    seen_s = _apart_s(over_s, end_s)
     upper = in_flight + levels[1][1] + 2 * math.sqrt(in_flight)
     earliest_s = _fallen_s(at, finish, upper, over_s, end_s)
     result["recovery_ci_s"] = [seen_s if earliest_s is None else earliest_s, None]
@@ -295,12 +297,17 @@ def _with_later(base: list[Level], later: list[Level], base_s: float, later_s: f
     return pooled
 
 
+def _apart_s(from_s: float, to_s: float) -> float:
+    """To the millisecond: what is less is the clock's own."""
+    return round(to_s - from_s, 3) + 0.0
+
+
 def _fallen_s(at: Floats, left: Floats, level: float, over_s: float, end_s: float) -> float | None:
     """Seconds from the end of the burst until no more than ``level`` have not left; None: not while there was load."""
     left = np.sort(left)
     moments = np.concatenate([[over_s], left[(left > over_s) & (left <= end_s)]])
     down = moments[_waiting(at, left, moments) <= level + SAME]
-    return float(down[0]) - over_s if len(down) else None
+    return _apart_s(over_s, float(down[0])) if len(down) else None
 
 
 def _slower_p(base: Bools, since: Bools) -> float:
@@ -396,7 +403,7 @@ def _backlog(
     served = int(np.count_nonzero(ended & ok)) / (until - middle)
     if served >= SERVED_ALL * phases[1]["offered_rps"]:
         return result | {"reason": "requests waited, but were served as fast as they came: a delay, no queue"}
-    lasted_s, rest = until - over_s, max(0.0, float(_waiting(at, left, np.array([until]))[0]) - base)
+    lasted_s, rest = _apart_s(over_s, until), max(0.0, float(_waiting(at, left, np.array([until]))[0]) - base)
     fall_rps = (result["at_end_of_burst"] - rest) / lasted_s
     unanswered = int(np.count_nonzero(ended & ~ok))
     result |= {"served_rps": served, "unanswered": unanswered, "at_end": rest, "fall_rps": fall_rps}
