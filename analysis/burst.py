@@ -32,7 +32,7 @@ BASE_SHARE_MAX = 0.6  # of what is served: above that the base load has long que
 SINCE_REQUESTS_MIN = 20  # due after the backlog, to know what TTFT has become
 SLOWER = 1.1  # a request is slow where its TTFT is above this times the base's median
 SLOWER_P = 0.01  # one-sided, of the test that as many are slow as in the base
-SAME = 1e-6  # counts of requests, or times in s, that are nearer are one
+SAME = 1e-6  # counts of requests that are nearer are one
 PARTS = 8  # of a time, to know how much what happens in it varies
 SERVED_ALL = 0.95  # of the burst's rate: what is served as fast as it comes is delayed, and no queue
 UNSEEN = "what is known of the run ends before the burst does"
@@ -50,8 +50,7 @@ def summarise_burst(
     planned_s = round(float(plan["base_s"] + plan["burst_s"] + plan["recovery_s"]), 9)
     ids = records.table["request_id"].to_numpy()[rows.row]
     end_s = max(0.0, _known_until_s(planned_s, meta, at, ids, last_s))
-    seen = at <= end_s + SAME
-    rows, at = rows.take(seen), at[seen]
+    rows, at = rows.take(at <= end_s), at[at <= end_s]
     cohort = Cohort(rows, read_chunks(records.table, rows), 0, last_ns, spoilt=records.spoilt)
     observed = observe_slos(cohort, slos)
     known = bool(slos) and not any(o.reason and not o.n for _, o in observed)
@@ -109,14 +108,14 @@ def summarise_burst(
 def _known_until_s(planned_s: float, meta: Mapping[str, Any], at: Floats, ids: Ints, last_s: float) -> float:
     """When what is known ends: the plan's end, or when the run was stopped.
 
-    Of a killed run just after the last request before which none lacks its record: they are numbered as they are due.
+    To the millisecond. Of a killed run just after the last request before which none lacks its record: they are numbered as they are due.
     """
     if meta.get("drained_ns"):
         stopped_s = (meta["end_ns"] - meta["start_ns"]) * _NS
         return min(planned_s, round(min(stopped_s, last_s), 3)) if meta.get("ended_early") else planned_s
     gaps = np.flatnonzero(np.diff(ids) != 1)
     last_s = float(at[gaps[0] if len(gaps) else -1]) if len(at) else 0.0
-    return min(planned_s, math.ceil(1e3 * (last_s - SAME)) / 1e3)
+    return min(planned_s, (math.floor(1e3 * last_s) + 1) / 1e3)
 
 
 def _phase(
