@@ -26,8 +26,8 @@ def stage(load: float, ratio: float | None, *, users: bool = False, stable: bool
     return {
         "kind": "closed" if users else "open", "offered_rps": None if users else load,
         "concurrency_set": load if users else None, "client_limited": False, "requests": 1000, "stable": stable,
-        "concurrency": load if users else 2 * load, "achieved_rps": min(load, 200.0), "arrived_rps": load,
-        "carried_rps": load, "ttft_from_schedule_s": figures, "e2e_from_schedule_s": figures,
+        "concurrency": load if users else 2 * load, "achieved_rps": min(load, 200.0), "arrived_rps": min(load, 200.0) if users else load,
+        "carried_rps": min(load, 200.0) if users else load, "ttft_from_schedule_s": figures, "e2e_from_schedule_s": figures,
     }  # fmt: skip
 
 
