@@ -20,9 +20,8 @@ from analysis.scalability import corner_of_bounds
 MIN_STAGES = 4
 DIVERGENCE_FACTOR = 2.0
 NOISE_FACTOR = 1.5  # a ratio nearer to the threshold than this may lie on either side of it
-QUIET_LOADS = (
-    2  # a short stage near the knee may by chance have no queue: so many loads before it count as well
-)
+QUIET_LOADS = {"p99": 1, "p95": 2}
+"""A stage near the knee may by chance hold no queue, the shorter the likelier: so many loads before it count as well."""
 BEFORE = {"p99": "p95", "p95": "p90"}
 LOW_STAGES = 3  # so many of the lowest loads give the low-load level
 METRICS = ("ttft_from_schedule_s", "e2e_from_schedule_s")
@@ -89,7 +88,7 @@ def _divergence(stages: list[dict[str, Any]]) -> dict[str, Any]:
         if point.most < threshold:
             below = k
         elif point.ratio < threshold / NOISE_FACTOR:
-            below = max(below, k - QUIET_LOADS)
+            below = max(below, k - QUIET_LOADS[tail])
     threshold = DIVERGENCE_FACTOR * level
     what = f"{tail}/p50 of {metric}, {DIVERGENCE_FACTOR:g} times its low-load level {level:.2f}"
     if not above:
