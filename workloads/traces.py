@@ -361,7 +361,8 @@ class _Rows:
         step_s = None if as_schedule else _clock_step_s(np.sort(arrival_ns))
         from_start = _from_session_start(arrival_ns, self._array("session"))
         notes = [*self._notes(arrival_ns, self.columns), *self.of_columns]
-        notes += missing_notes(self.path.name, self.columns, self.optional)
+        told = {role: held for role, held in self.optional.items() if role != "parent"}
+        notes += missing_notes(self.path.name, self.columns, told)
         if self.clock and not (as_schedule or from_start):
             notes += time_notes(self.path.name, arrival_ns, self.columns, self.clock)
         tied = len(arrival_ns) - len(np.unique(arrival_ns))  # rows whose time an earlier row has too
