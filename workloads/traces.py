@@ -21,6 +21,7 @@ from workloads.trace_fields import (
     ZONED,
     Columns,
     find_columns,
+    has,
     is_placeholder,
     span_ns,
     time_ns,
@@ -253,9 +254,8 @@ class _Rows:
         self, record: Mapping[str, Any], columns: Columns, needed: bool
     ) -> tuple[list[dict[str, Any]], dict[str, Any], bool]:
         """(messages, further fields of the body, whether they are one text) as recorded; [] where there are none."""
-        name = columns.name("messages")
-        wanted = (needed or self.keep_texts) and has(record, name)
-        if not wanted or str(record[name]).strip().isdecimal():  # a column of counts
+        name = columns.held(record, "messages") if needed or self.keep_texts else ""
+        if not name or str(record[name]).strip().isdecimal():  # a column of counts
             return [], {}, False
         try:
             found = read_messages(record[name])
@@ -274,12 +274,16 @@ class _Rows:
 
     def _output(self, record: Mapping[str, Any], columns: Columns) -> int:
         """Output tokens as counted, else as the recorded answer has them, else the request's own limit."""
-        name, answer, limit = (columns.name(role) for role in ("output", "answer", "limit"))
+        name, answer, limit = (
+            columns.name("output"),
+            columns.held(record, "answer"),
+            columns.held(record, "limit"),
+        )
         if has(record, name):
             return tokens(record[name])
-        if has(record, answer) and (text := _answer_text(record[answer])):
+        if answer and (text := _answer_text(record[answer])):
             return self.recording.count(text)
-        if has(record, limit):
+        if limit:
             self.told["rows have no count of output tokens: the request's own limit is taken"] += 1
             return tokens(record[limit])
         raise ValueError("the value is missing")
@@ -418,11 +422,6 @@ class _Rows:
         late = int(np.count_nonzero(np.diff(arrival_ns) < 0))
         if late and "session" not in columns.by_role:
             yield f"{name}: the rows are not in the order of time ({late} come before the row above them); they are sorted"
-
-
-def has(record: Mapping[str, Any], column: str) -> bool:
-    """Whether a row has a value in the column ("": there is none)."""
-    return bool(column) and record.get(column) not in (None, "", [], {})
 
 
 def _answer_text(value: Any) -> str:
