@@ -303,7 +303,10 @@ class _Rows:
         name, took = columns.name("end"), columns.name("duration")
         if has(record, name) and "time" in columns.by_role:
             end_ns, form = time_ns(record[name], columns.unit)
-            return end_ns if form == clock and end_ns >= at_ns else _UNKNOWN
+            if form == clock and end_ns >= at_ns:
+                return end_ns
+            self.told[f"rows have a {name.strip()} in another form or before their start: it is not used"] += 1
+            return _UNKNOWN
         return at_ns + span_ns(record[took], took) if has(record, took) else _UNKNOWN
 
     def _bad(self, place: int, column: str, reason: str) -> None:
@@ -340,6 +343,9 @@ class _Rows:
         ids = record.get(column)
         if isinstance(ids, str):
             ids = json.loads(ids) if re.fullmatch(r"\s*\[[\d,\s]*\]\s*", ids) else None
+        if not isinstance(ids, list):
+            what = "hash_ids that are no list" if has(record, column) else "no hash_ids"
+            self.told[f"rows have {what}: no blocks are known of their prompts"] += 1
         base = 0
         if record.get("hash_id_scope") == "local":
             scope, numbers = str(record.get("session")).partition("/")[0], self.numbers["scope"]
