@@ -257,6 +257,18 @@ def test_sessions_with_a_list_of_their_calls(tmp_path: Path) -> None:
     ]  # fmt: skip
 
 
+def test_a_list_of_events_says_when_a_call_began_and_ended(tmp_path: Path) -> None:
+    """A call with a list of timed events; the calls may be rows, or nested in their session under any name."""
+    calls = [
+        {"usage": {"prompt_tokens": n, "completion_tokens": 5}, "events": [
+            {"timestamp": at, "event": "sent"}, {"timestamp": at + 0.2, "event": "first"}, {"timestamp": at + 1.0, "event": "done"}]}
+        for at, n in ((5.0, 20), (8.5, 40))
+    ]  # fmt: skip
+    wanted = [(0.0, 0, [], 0.0, AFTER_END), (2.5, 0, [0], 2.5, AFTER_END)]
+    assert turns(played(written(tmp_path, [{"session_id": "a", **call} for call in calls]))) == wanted
+    assert turns(played(written(tmp_path, [{"conversation_id": "a", "model_calls": calls}]))) == wanted
+
+
 def test_spreading_thinning_and_looping_keep_sessions_whole(tmp_path: Path) -> None:
     rows = [
         {

@@ -176,6 +176,8 @@ def _notes(trace: Trace, prompts: Prompts, how: Replay, cut_short: int, idle: in
             "sessions: the file does not say when answers ended: a turn comes as long after the start of the turn before "
             "as recorded, and no earlier than its answer"
         )
+    if trace.session is None and (how.think_scale is not None or how.max_think_s < math.inf):
+        found.append("the file has no sessions: --max-think and --think-scale have nothing to act on")
     if idle:
         found.append(f"{idle} sessions have a pause before their first request, which is not played")
     if prompts.begun_anew:

@@ -305,7 +305,9 @@ class _Rows:
             end_ns, form = time_ns(record[name], columns.unit)
             if form == clock and end_ns >= at_ns:
                 return end_ns
-            self.told[f"rows have a {name.strip()} in another form or before their start: it is not used"] += 1
+            self.told[
+                f"rows have a {name.strip()} in another form or before their start: it is not used"
+            ] += 1
             return _UNKNOWN
         return at_ns + span_ns(record[took], took) if has(record, took) else _UNKNOWN
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 import secrets
 import signal
 import sys
@@ -144,10 +145,12 @@ def read_replay(path: Path, settings: Settings) -> Replayed:
             f"{found.source}: the file does not say when its requests, or its sessions, arrived: give --rates R (requests/s; "
             "they begin at random) or --concurrency N (so many at once)"
         )
-    if found.says_arrivals:
-        lasts_s = float(found.schedule.scheduled_s[-1])
-        end_s = lasts_s * settings.replay.time_scale
-        check_replay_length(found.source, lasts_s, end_s, settings.replay.to_s is not None)
+    lasts_s, pauses_s = float(found.schedule.scheduled_s[-1]), found.schedule.think_s
+    check_replay_length(
+        found.source, lasts_s, lasts_s * settings.replay.time_scale,
+        settings.replay.to_s is not None or settings.replay.max_think_s < math.inf,
+        0.0 if pauses_s is None else float(pauses_s.max()),
+    )  # fmt: skip
     return found
 
 
