@@ -36,7 +36,7 @@ SHARED: dict[str, Setting] = {
     "workload": (WORKLOAD, str, "NAME|FILE", "chat, rag, code, chat-short (see: ampacity workload list) or a YAML file. Default: chat."),
     "input_tokens": (WORKLOAD, str, "N|SPEC", "Prompt length: a number, or lognormal:p50=200,p99=800"),
     "output_tokens": (WORKLOAD, str, "N|SPEC", "Answer length, likewise."),
-    "tokenizer": (WORKLOAD, str, None, "words or none (no vocabulary; calibrated by the server's usage), server (its own /tokenize), cl100k_base, o200k_base or hf:PATH. Default: words."),
+    "tokenizer": (WORKLOAD, str, None, "words or none (no vocabulary; calibrated by the server's /tokenize or usage), server (its /tokenize, or refuse), cl100k_base, o200k_base or hf:PATH. Default: words."),
     "prompts": (WORKLOAD, Path, "FILE", "Real prompts: JSONL with messages, OpenAI batch lines or ShareGPT conversations, or a .txt with one a line."),
     "skip_bad_rows": (WORKLOAD, bool, None, "Leave out rows of --prompts or --trace that cannot be read, and count them."),
     "salt": (WORKLOAD, str, "TEXT", "Fixes the texts of the prompts. Default: others in each run, so that no cache knows them."),

@@ -51,7 +51,7 @@ class StageRunner:
         secrets: tuple[str, ...] = (),
         flush: Callable[[], str | None] = lambda: None,
         worker: int = 0,
-        answer: type[Answer] = Answer,
+        answer: Callable[[], Answer] = Answer,
         keep: Callable[[Exchange], None] | None = None,
         by_piece: ByPiece | None = None,
     ) -> None:

@@ -125,7 +125,7 @@ def test_rows_without_ids_and_ids_as_text_are_read(tmp_path: Path) -> None:
     path.write_text("\n".join(rows))
     found = played(path)
     assert cached(found) == [0, 0, 32]
-    assert "1 rows have no hash_ids: no blocks are known" in " ".join(found.notes)
+    assert "column hash_ids has no value in 1 of 3 rows" in " ".join(found.notes)
 
 
 def test_cutting_keeps_the_blocks_that_lie_in_a_prompt() -> None:

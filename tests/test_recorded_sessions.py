@@ -137,9 +137,8 @@ def test_where_no_ends_are_recorded_starts_are_kept_apart(tmp_path: Path) -> Non
     assert any("does not say when answers ended" in note for note in found.notes)
     with FaultServer(gap_s=0.03) as server:  # three tokens: about 0.06 s or more an answer
         first, second, third = drive(server.url, found).records
-    assert second.scheduled_ns == first.scheduled_ns + 200_000_000
-    assert (second.ended_ns or 0) > second.scheduled_ns + 50_000_000
-    assert third.scheduled_ns == second.ended_ns
+    assert second.scheduled_ns == max(first.scheduled_ns + 200_000_000, first.ended_ns or 0)
+    assert third.scheduled_ns == max(second.scheduled_ns + 50_000_000, second.ended_ns or 0)
 
 
 def test_burstgpt_counts_whole_seconds_and_how_long_answers_took(tmp_path: Path) -> None:
@@ -175,7 +174,7 @@ def test_a_call_beside_the_first_one_goes_with_its_start(tmp_path: Path) -> None
     ]  # fmt: skip
     with FaultServer(gap_s=0.1) as server:
         first, beside, third = drive(server.url, found).records
-    assert beside.scheduled_ns == first.scheduled_ns + 100_000_000
+    assert beside.scheduled_ns == first.scheduled_ns + 100_000_000  # its answer takes 0.2 s or more
     assert beside.scheduled_ns < (first.ended_ns or 0)
     assert third.scheduled_ns == max(first.ended_ns or 0, beside.ended_ns or 0) + 500_000_000
 

@@ -1,7 +1,8 @@
 """What is to be said of the columns of a trace: which of two was taken, what is not used, what has no value."""
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
+from typing import Any
 
 import numpy as np
 
@@ -50,8 +51,8 @@ def column_notes(name: str, columns: Columns | None, records: Records) -> Iterat
         yield f"{name}: columns that are not used: {', '.join(shown)}{more}"
 
 
-def missing_notes(name: str, columns: Columns, held: Mapping[str, Sequence[int]]) -> Iterator[str]:
-    """One line for each column that not all rows have a value of; ``held`` by role, -1 for none."""
+def missing_notes(name: str, columns: Columns, held: Mapping[str, Any]) -> Iterator[str]:
+    """One line for each column that not all rows have a value of; ``held`` by role: whole numbers, -1 for none."""
     if columns.format == "schedule":
         return
     for role, values in held.items():

@@ -345,9 +345,8 @@ class _Rows:
         ids = record.get(column)
         if isinstance(ids, str):
             ids = json.loads(ids) if re.fullmatch(r"\s*\[[\d,\s]*\]\s*", ids) else None
-        if not isinstance(ids, list):
-            what = "hash_ids that are no list" if has(record, column) else "no hash_ids"
-            self.told[f"rows have {what}: no blocks are known of their prompts"] += 1
+        if not isinstance(ids, list) and has(record, column):
+            self.told["rows have hash_ids that are no list: no blocks are known of their prompts"] += 1
         base = 0
         if record.get("hash_id_scope") == "local":
             scope, numbers = str(record.get("session")).partition("/")[0], self.numbers["scope"]
@@ -373,7 +372,8 @@ class _Rows:
         step_s = None if as_schedule else _clock_step_s(np.sort(arrival_ns))
         from_start = _from_session_start(arrival_ns, self._array("session"))
         notes = [*self._notes(arrival_ns, self.columns), *self.of_columns]
-        told = {role: held for role, held in self.optional.items() if role != "parent"}
+        told: dict[str, Any] = {role: held for role, held in self.optional.items() if role != "parent"}
+        told["hash_ids"] = np.diff(np.frombuffer(self.block_start, dtype=np.int64)) - 1  # -1: none
         notes += missing_notes(self.path.name, self.columns, told)
         if self.clock and not (as_schedule or from_start):
             notes += time_notes(self.path.name, arrival_ns, self.columns, self.clock)

@@ -20,24 +20,27 @@ import numpy as np
 
 from ampacity.config import Settings
 from ampacity.experiments.provenance import announcement, out_path, run_meta, source_notes, utc_now
-from ampacity.experiments.rig import Rig, e2e_s
+from ampacity.experiments.rig import Rig
 from ampacity.experiments.stage_book import answers_told
 from ampacity.progress import Progress
 from ampacity.settings import REPLAY
 from ampacity.values import ConfigError
+from loadgen.diagnosis import Finding, diagnose, spoilt, warnings
 from loadgen.endpoint import Endpoint, EndpointError, is_loopback
+from loadgen.exchange import Exchange
 from loadgen.generator import Generator
 from loadgen.host import OWN_FILES, raise_open_files_limit, room_for_connections
 from loadgen.http import Client
 from loadgen.pages import Pages
-from loadgen.probe import Probe, ask, calibrate, choose_model, count_message_overhead, find_dialect, look
+from loadgen.probe import Probe, ask, choose_model, count_message_overhead, find_dialect, look
 from loadgen.protocols import RequestShape
 from loadgen.proxy import proxy_for
 from loadgen.redirects import final_endpoint
 from loadgen.requests import RequestMaker
 from loadgen.rundir import RunWriter, check_new
 from loadgen.telemetry import Telemetry
-from loadgen.token_census import SLOWEST_S, by_vocabulary, census_by_tokenize, census_by_usage
+from loadgen.thinking import Thought
+from loadgen.token_census import Counting, calibrate
 from loadgen.worker import Route, Setup
 from workloads.errors import WorkloadError
 from workloads.prompts import PromptMaker
@@ -73,14 +76,11 @@ async def conduct(
         for client in clients:
             closing.push_async_callback(client.close)
 
-        def maker(salt: str, name: str) -> RequestMaker:
-            prompts = PromptMaker(tokenizer, salt)
-            return RequestMaker(settings.endpoint, prompts, f"{run_id}-{name}", routes[0].proxy)
-
-        probe = await probed(settings, pages, clients[0], maker(f"{salt}-probe", "probe"), trace, progress)
+        probe = await probed(settings, pages, clients[0], routes[0], salt, trace, progress)
         sessions = settings.workload.sessions
         if sessions is not None and sessions.message_tokens is None and trace is None:
-            say = maker(salt, "probe-messages").saying
+            prompts = probe.calibration.prompts(tokenizer, salt)
+            say = RequestMaker(settings.endpoint, prompts, f"{run_id}-probe", routes[0].proxy).saying
             extra = await count_message_overhead(clients[0], probe.shape, say)
             sessions = replace(sessions, message_tokens=extra)
             settings = replace(settings, workload=replace(settings.workload, sessions=sessions))
@@ -92,11 +92,11 @@ async def conduct(
             await look(pages, replica)  # raises where there is nothing
         setup = Setup(
             routes=routes, shape=probe.shape, tokenizer=settings.tokenizer, salt=salt,
-            tokens_per_word=probe.calibration.tokens_per_word, overhead_tokens=probe.calibration.overhead_tokens,
-            run_id=run_id, limits=settings.limits, stamps=settings.timestamps, reuse=settings.connections,
+            calibration=probe.calibration, run_id=run_id, limits=settings.limits, stamps=settings.timestamps, reuse=settings.connections,
             recorded=trace.recorded if trace else None, prompt_file=settings.workload.prompts.file.path if settings.workload.prompts else None,
             classes=settings.workload.classes, images=settings.workload.images,
             planned_histories=not answers_told(settings.workload), counts_tokens=probe.record.chunk_tokens is None,
+            thinks_until=probe.thinks.closing if probe.thinks and not probe.thinks.opened else None,
             answers_in=None if settings.keep_answers_bytes is None else out, answers_bytes=settings.keep_answers_bytes or 0,
         )  # fmt: skip
         meta = run_meta(settings, probe, run_id, salt, experiment, command_line, trace)
@@ -170,14 +170,14 @@ async def _telemetry(settings: Settings, pages: Pages, progress: Progress) -> Te
 
 
 async def probed(
-    settings: Settings, pages: Pages, client: Client, maker: RequestMaker, trace: Replayed | None, progress: Progress
+    settings: Settings, pages: Pages, client: Client, route: Route, salt: str, trace: Replayed | None, progress: Progress
 ) -> Probe:  # fmt: skip
     """What the endpoint says of itself; who waits for a first answer is told so."""
     client.patience_s = settings.limits.total_s or client.patience_s
     waiting = asyncio.get_running_loop().call_later(
         SILENCE_S, progress.note, f"waiting for a first answer, {client.patience_s:g} s at most"
     )
-    return await _probe(settings, pages, client, maker, trace, waiting)
+    return await _probe(settings, pages, client, route, salt, trace, waiting)
 
 
 def check_open_files(settings: Settings) -> None:
@@ -225,28 +225,46 @@ def client_to(settings: Settings, route: Route) -> Client:
 
 
 async def _probe(
-    settings: Settings, pages: Pages, client: Client, maker: RequestMaker, trace: Replayed | None, waiting: asyncio.TimerHandle
+    settings: Settings, pages: Pages, client: Client, route: Route, salt: str, trace: Replayed | None, waiting: asyncio.TimerHandle
 ) -> Probe:  # fmt: skip
     """Everything that is asked of the endpoint before the load begins. Raises EndpointError."""
-    endpoint = settings.endpoint
+    endpoint, tokenizer = settings.endpoint, load_tokenizer(settings.tokenizer)
     served = await look(pages, endpoint, settings.model)
     shape = RequestShape(
         settings.api, choose_model(served, settings.model, endpoint), extra=settings.extra_body
     )
-    send = maker.numbered
-    shape, short, notes = await find_dialect(client, endpoint, shape, served, send)
+    # the same prompts in every run, so that they are counted the same
+    probing = RequestMaker(endpoint, PromptMaker(tokenizer, "probe"), f"{salt}-probe", route.proxy)
+    shape, short, notes = await find_dialect(client, endpoint, shape, served, probing.numbered)
     waiting.cancel()
-    calibration, record = await calibrate(client, shape, short, send)
-    if settings.tokenizer not in WORD_TOKENIZERS:
-        calibration, said = by_vocabulary(calibration, settings.tokenizer)
-        notes += said
-    elif settings.tokenizer == "server":
-        calibration = await census_by_tokenize(pages, endpoint, shape.model, calibration)
-    elif calibration.measured and calibration.tokens_per_word != 1 and e2e_s(short) <= SLOWEST_S:
-        calibration = await census_by_usage(client, shape, calibration, served.max_model_len, maker.saying)
-    lengths = typical_lengths(settings, trace)
-    typical = await ask(client, shape.api, send(shape, *lengths))
-    return Probe(served, shape, calibration, typical if typical.status == "ok" else record, tuple(notes))
+    counting = Counting(
+        pages, client, endpoint, shape, served.max_model_len, tokenizer, settings.tokenizer, probing.saying
+    )
+    calibration, record, said = await calibrate(counting, short)
+    notes += said
+    prompts = calibration.prompts(tokenizer, f"{salt}-typical")
+    maker = RequestMaker(endpoint, prompts, f"{salt}-typical", route.proxy)
+    input_tokens, output_tokens = typical_lengths(settings, trace)
+    if served.max_model_len is not None:
+        room = served.max_model_len - output_tokens - math.ceil(calibration.margin_tokens(input_tokens))
+        input_tokens = max(min(input_tokens, room), 1)
+    vocabulary = None if settings.tokenizer in WORD_TOKENIZERS else settings.tokenizer
+    found: tuple[Finding, ...] = ()
+    thinks: Thought | None = None
+
+    def heard(exchange: Exchange) -> None:
+        nonlocal found, thinks
+        answer, thinks = exchange.record, exchange.thought or thinks
+        if answer.status == "ok":
+            answer.input_tokens_planned, answer.output_tokens_planned = input_tokens, output_tokens
+            found = diagnose(answer, shape, vocabulary, thinks)
+
+    typical = await ask(client, shape.api, maker.numbered(shape, input_tokens, output_tokens), heard)
+    if spoilt(found):  # by chance? A second answer tells
+        await ask(client, shape.api, maker.numbered(shape, input_tokens, output_tokens), heard)
+    notes += warnings(found)
+    record = typical if typical.status == "ok" else record
+    return Probe(served, shape, calibration, record, tuple(notes), found, thinks)
 
 
 def typical_lengths(settings: Settings, trace: Replayed | None) -> tuple[int, int]:

@@ -11,6 +11,7 @@ from typing import Any
 
 import ampacity
 from ampacity.config import Settings
+from loadgen.diagnosis import as_dicts
 from loadgen.host import host_facts
 from loadgen.probe import Calibration, Probe
 from workloads.replay import Replayed
@@ -78,7 +79,7 @@ def run_meta(
         "workload": _workload_meta(settings, trace, probe.calibration),
         "slos": [slo.as_dict() for slo in settings.slos],
         "seed": settings.seed, "salt": salt, "workers": settings.workers or 1, "warmup_requests": settings.warmup_requests,
-        "notes": [*probe.notes, *source_notes(settings, trace)],
+        "notes": [*probe.notes, *source_notes(settings, trace)], "diagnosis": as_dicts(probe.diagnosis),
         "stages": [],
         "host": host_facts(),
         "fleet_inputs": settings.fleet_inputs,
@@ -105,7 +106,7 @@ def _workload_meta(settings: Settings, trace: Replayed | None, calibration: Cali
         )  # fmt: skip
     else:
         found["trace"] = None
-    found["tokenizer"] = {"name": settings.tokenizer, **asdict(calibration)}
+    found["tokenizer"] = {"name": settings.tokenizer, **calibration.as_dict()}
     found["prompts"] = _prompts_text(settings) if trace is None else trace.prompts
     return found
 

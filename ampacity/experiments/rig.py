@@ -173,7 +173,9 @@ class Rig(StageBook):
         self._writer.write_meta()
         from analysis.stages import analyse_stage  # judging is loaded when there is something to judge
 
-        judged: dict[str, Any] = analyse_stage(table, meta, self.settings.slos, self.settings.warmup_requests)
+        judged: dict[str, Any] = analyse_stage(
+            table, self._diagnosed(meta), self.settings.slos, self.settings.warmup_requests
+        )
         self.stages.append(judged)
         self._progress.judged(judged)
         if not self.ended:
@@ -201,7 +203,7 @@ class Rig(StageBook):
         began_s = time.monotonic()
         for share in LOOKS:
             await asyncio.sleep(max(0.0, began_s + share * plan.duration_s - time.monotonic()))
-            meta = self._writer.meta["stages"][-1]
+            meta = self._diagnosed(self._writer.meta["stages"][-1])
             if meta["index"] != plan.index:
                 continue
             self._writer.flush()
@@ -213,6 +215,10 @@ class Rig(StageBook):
             if reason:
                 self._generator.finish_stage(reason)
                 return
+
+    def _diagnosed(self, stage: dict[str, Any]) -> dict[str, Any]:
+        """A stage's entry of run.json with the endpoint's diagnosis, by which it is judged too."""
+        return {**stage, "diagnosis": self._writer.meta.get("diagnosis")}
 
     def _budget_text(self, cut: str) -> str:
         """The user's own limit behind what was left of it for a stage."""

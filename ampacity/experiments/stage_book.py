@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import replace
@@ -56,6 +57,12 @@ class StageBook(ABC):
     def tell(self, text: str) -> None:
         """A line for those who wait."""
         self._progress.note(text)
+
+    def again(self, option: str, value: str) -> str:
+        """The command of this run with another value of ``option``."""
+        words = [str(word) for word in self._writer.meta["command_line"]]
+        at = words.index(option) if option in words else len(words)
+        return shlex.join([*words[:at], *words[at + 2 :], option, value])
 
     def note_down(self, name: str, value: Any) -> None:
         """Write an entry of run.json."""
