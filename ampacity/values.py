@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from loadgen.endpoint import EndpointError, parse_endpoint, shown_url
+from workloads.class_spec import refuse_several_choices
 
 SECONDS_MAX = 30 * 86_400.0
 LARGEST = 1e12  # of a rate, a factor, a price: more is a slip of the finger
@@ -158,6 +159,7 @@ def extra_body(value: Any) -> dict[str, Any]:
     for name in RESERVED_BODY_FIELDS:
         if name in value:
             raise ConfigError(f"--extra-body sets {name!r}, which the workload decides: drop it")
+    refuse_several_choices(value, "--extra-body")
     return value
 
 
