@@ -21,8 +21,10 @@ WIDE_BRACKET = 1.25
 IDLE_CPU_FRACTION = 0.5  # of a core: below it the client was not held up by its own work
 
 
-def find_caveats(summary: Mapping[str, Any], output_deviation: float | None) -> list[dict[str, str]]:
-    """Warnings for a summary whose figures are all in place; ``output_deviation``: ``lengths.output_deviation``."""
+def find_caveats(
+    summary: Mapping[str, Any], input_deviation: float | None, output_deviation: float | None
+) -> list[dict[str, str]]:
+    """Warnings for a summary whose figures are all in place; the deviations are those of ``analysis.lengths``."""
     stages: Sequence[dict[str, Any]] = summary["stages"]
     counted = [s for s in stages if s["stable"] is not False and not s["client_limited"]]
     realised = summary["workload"]["realised"]
@@ -42,6 +44,7 @@ def find_caveats(summary: Mapping[str, Any], output_deviation: float | None) -> 
         "too_short": _too_short(summary),  # a stage shorter than its requests
         "non_monotone": _non_monotone(summary["capacity"]),
         "beyond_context": _beyond_context(summary["workload"], summary["requests"]),
+        "inputs_off": _inputs_off(input_deviation, summary),
         "lengths_off": _lengths_off(output_deviation, realised["token_source"]),
         "not_streamed": _not_streamed(stages),
         "diagnosis": _diagnosis(summary),
@@ -300,6 +303,21 @@ def _beyond_context(workload: Mapping[str, Any], sent: int) -> str | None:
     return (
         f"{' and '.join(what)}, because they do not fit the model's context: the load is smaller than the workload it "
         "is named for. Serve the model with a larger context, or use a workload with shorter prompts."
+    )
+
+
+def _inputs_off(deviation: float | None, summary: Mapping[str, Any]) -> str | None:
+    if deviation is None or abs(deviation) <= LENGTHS_OFF_SHARE:
+        return None
+    histories = (
+        " Histories hold what was answered: shorter answers, and turns that told nothing, make shorter prompts."
+        if summary.get("sessions") and deviation < 0
+        else ""
+    )
+    return (
+        f"Prompts were {abs(deviation):.0%} {'longer' if deviation > 0 else 'shorter'} than planned in input tokens, as the server counts "
+        f"them: the load is another one than asked for, and no figure is that of the workload it is named for.{histories} Look for "
+        "a server that cuts prompts, or measure with its own vocabulary (--tokenizer)."
     )
 
 
