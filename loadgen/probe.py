@@ -87,6 +87,7 @@ class Probe:
     shape: RequestShape
     calibration: Calibration
     record: RequestRecord  # of the last probing request, unloaded
+    keeps_alive: bool | None = None  # its connections; None: not seen
     notes: tuple[str, ...] = field(default=())
 
 

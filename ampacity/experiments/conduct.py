@@ -43,6 +43,7 @@ from workloads.replay import prepare
 from workloads.tokenizers import load_tokenizer
 from workloads.traces import Trace, read_trace
 
+SEE_CLOSED_S = 0.05  # behind the last answer, in which a server that keeps no connection has closed it
 SILENCE_S = 3.0  # of the endpoint, before the user is told what is waited for
 Drive = Callable[[Rig], Awaitable[Any]]
 T = TypeVar("T")
@@ -77,6 +78,11 @@ async def conduct(
             extra = await count_message_overhead(clients[0], probe.shape, say)
             sessions = replace(sessions, message_tokens=extra)
             settings = replace(settings, workload=replace(settings.workload, sessions=sessions))
+        reuse = settings.connections
+        if probe.keeps_alive is False:  # each request would race against the close
+            reuse = "new"
+            for client in clients:
+                client.reuse = False
         for note in probe.notes:
             progress.note(note)
         if not routes[0].addresses or not is_loopback(routes[0].addresses):
@@ -85,7 +91,7 @@ async def conduct(
             await look(pages, replica)  # raises where there is nothing
         setup = Setup(
             routes=routes, shape=probe.shape, tokenizer=settings.tokenizer, salt=salt,
-            calibration=probe.calibration, run_id=run_id, limits=settings.limits, stamps=settings.timestamps, reuse=settings.connections,
+            calibration=probe.calibration, run_id=run_id, limits=settings.limits, stamps=settings.timestamps, reuse=reuse,
             prompt_file=settings.workload.prompts.file.path if settings.workload.prompts else None,
             classes=settings.workload.classes, images=settings.workload.images,
             planned_histories=not answers_told(settings.workload), counts_tokens=probe.record.chunk_tokens is None,
@@ -214,7 +220,14 @@ async def _probe(
         room = served.max_model_len - output_tokens - math.ceil(calibration.margin_tokens(input_tokens))
         input_tokens = max(min(input_tokens, room), 1)
     typical = await ask(client, shape.api, typical_request.numbered(shape, input_tokens, output_tokens))
-    return Probe(served, shape, calibration, typical if typical.status == "ok" else record, (*notes, *said))
+    await asyncio.sleep(SEE_CLOSED_S)
+    if client.keeps_alive is False:
+        said.append(
+            "the server closes its connection after each answer: each request gets one of its own, and TTFT from "
+            "schedule has the time that takes"
+        )
+    best = typical if typical.status == "ok" else record
+    return Probe(served, shape, calibration, best, client.keeps_alive, (*notes, *said))
 
 
 def typical_lengths(settings: Settings, trace: Trace | None) -> tuple[int, int]:
