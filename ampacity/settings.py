@@ -12,14 +12,18 @@ TARGET, LOAD, WORKLOAD, LIMITS, OUT = "Endpoint", "Load", "Workload", "Limits", 
 
 Setting = tuple[str, type, str | None, str]
 REPLAY: dict[str, Setting] = {  # of a trace, which 'ampacity run' alone plays
-    "trace": (LOAD, Path, "FILE", "Replay a trace, a log or a schedule (CSV, JSONL, Parquet): its arrivals and token counts."),
+    "trace": (LOAD, Path, "FILE", "Replay a trace, a log or a schedule (CSV, JSONL, Parquet): its arrivals, token counts, sessions and messages."),
     "time_scale": (LOAD, float, "X", "Replay the trace X times as fast."),
     "trace_from": (LOAD, str, "T", "Begin at this time of the trace, as 10m."),
     "trace_to": (LOAD, str, "T", "End before this time of the trace."),
     "trace_keep": (LOAD, float, "SHARE", "Play a random share of the trace, as 0.1; sessions as a whole."),
     "trace_loop": (LOAD, int, "N", "Play the trace N times over."),
+    "max_think": (LOAD, str, "T", "No pause within a session of the trace is longer than this, as 60s."),
+    "think_scale": (LOAD, float, "X", "Multiply the pauses within sessions of the trace by X. Default: as --time-scale has it."),
+    "block_size": (LOAD, int, "N", "Tokens of a block in the trace's hash_ids. Default: as the file says, else found by its lengths."),
     "trace_as_written": (LOAD, bool, None, "Keep the bursts of a trace whose clock is coarse. Default: spread over the clock's step."),
-    "skip_bad_rows": (LOAD, bool, None, "Leave out rows of the trace that cannot be read, and count them."),
+    "column": (LOAD, list[str], "ROLE=NAME", "Column of the trace that holds time, input, output, session, client, cached or hash_ids, as input=usage.prompt_tokens or time=events.0.at; repeatable."),
+    "time_unit": (LOAD, str, None, "Unit of the trace's times: s, ms, us or ns. Default: by the column's name or the size of the numbers."),
 }  # fmt: skip
 SHARED: dict[str, Setting] = {
     "model": (TARGET, str, None, "Model to ask for. Default: the only one that is served."),
@@ -34,6 +38,7 @@ SHARED: dict[str, Setting] = {
     "output_tokens": (WORKLOAD, str, "N|SPEC", "Answer length, likewise."),
     "tokenizer": (WORKLOAD, str, None, "words or none (no vocabulary; calibrated by the server's /tokenize or usage), server (its /tokenize, or refuse), cl100k_base, o200k_base or hf:PATH. Default: words."),
     "prompts": (WORKLOAD, Path, "FILE", "Real prompts: JSONL with messages, OpenAI batch lines or ShareGPT conversations, or a .txt with one a line."),
+    "skip_bad_rows": (WORKLOAD, bool, None, "Leave out rows of --prompts or --trace that cannot be read, and count them."),
     "salt": (WORKLOAD, str, "TEXT", "Fixes the texts of the prompts. Default: others in each run, so that no cache knows them."),
     "sticky": (TARGET, bool, None, "With several URLs, parted by commas: a session stays with one. Default: requests go round."),
     "rates": (LOAD, str, "R,R,...", "Offered requests/s, open loop. Default: the grid finds itself."),

@@ -10,9 +10,10 @@ import numpy as np
 from analysis.baseline_file import KIND, SCHEMA_VERSION
 from analysis.blocks import (
     METRICS,
-    QUANTILES,
+    TRACKED,
     LevelRecords,
     as_dict,
+    blocks_beside,
     blocks_of,
     blocks_over,
     level_records,
@@ -20,7 +21,16 @@ from analysis.blocks import (
     pooled_marks,
 )
 from analysis.caveats import ERROR_SHARE
-from analysis.comparable import CompareError, Judged, carried, check_realised, check_same, identity, realised
+from analysis.comparable import (
+    CompareError,
+    Judged,
+    carried,
+    check_distinct,
+    check_realised,
+    check_same,
+    identity,
+    realised,
+)
 from analysis.expected import (
     AT_ARRIVAL,
     IN_FLIGHT,
@@ -63,8 +73,7 @@ def make_baseline(runs: Sequence[Judged]) -> dict[str, Any]:
     for other in runs[1:]:
         check_same(identity(first), identity(other), str(other.run.path))
         check_realised(realised(first), realised(other), str(other.run.path))
-    if len({(r.run.meta["run_id"], r.run.meta["started_utc"]) for r in runs}) < len(runs):
-        raise CompareError("a run is given twice: noise is learned from different runs")
+    check_distinct(runs)
     shared = set.intersection(*(_steady(run) for run in runs))
     names = [name for name in first.levels() if name in shared]
     if not names:
@@ -169,7 +178,7 @@ def _level(runs: Sequence[Judged], name: str, n_levels: int) -> dict[str, Any]:
         raise CompareError(f"{runs[0].run.path}: {name} has {short} requests after its warm-up, {REQUESTS_MIN} are needed: use a longer --duration")  # fmt: skip
     quantiles, untracked, histograms = {}, {}, {}
     cells = _cells(runs, name, levels)
-    tests = n_levels * (len(METRICS) * len(QUANTILES) + 2)
+    tests = n_levels * (len(TRACKED) + 2)
     for metric in METRICS:
         found = [level.metrics[metric] for level in levels]
         reason = next((o.reason or "no request has a value" for o in found if not o.n or o.reason), None)
@@ -179,12 +188,14 @@ def _level(runs: Sequence[Judged], name: str, n_levels: int) -> dict[str, Any]:
         histograms[metric] = _histogram(found)
         held = [[c.of(level) for c in cells[metric]] for level in levels]
         measured = [c.by in (AT_ARRIVAL, IN_FLIGHT) for c in cells[metric]]
-        for percentile, q in QUANTILES.items():
+        for tracked, (of, q) in TRACKED.items():
+            if of != metric:
+                continue
             entry = _quantile(found, q, held, measured if stages[0]["kind"] == "open" else None, tests)
             if isinstance(entry, str):
-                untracked[f"{metric}_{percentile}"] = entry
+                untracked[tracked] = entry
             else:
-                quantiles[f"{metric}_{percentile}"] = entry
+                quantiles[tracked] = entry
     if not quantiles:
         told = "; ".join(f"{metric}: {why}" for metric, why in untracked.items())
         raise CompareError(f"{runs[0].run.path}: {name} has no latency that a gate could track: {told}")
@@ -260,27 +271,28 @@ def _quantile(
 
     ``measured``: which of them are of the run and not of its plan; None in a closed loop.
     """
-    few = min(o.n_owners for o in found)
-    if few < smallest_n(q):
-        return f"needs {smallest_n(q)} requests, has {few}"
+    few, needed = min(o.n_owners for o in found), max(smallest_n(q), smallest_n(1 - q))
+    if few < needed:
+        return f"needs {needed} requests, has {few}"
     marks = pooled_marks(found, q)
     if isinstance(marks, str):
         return marks
     tables: Floats | None = None
     explained: Explained = [None] * len(found)
+    base = [blocks_over(o, marks) for o in found] if not cells[0] else []
     if cells[0]:
-        over, sizes = (
-            np.concatenate(x) for x in ([over_each(o, marks) for o in found], [o.sizes for o in found])
-        )
-        tables = tables_of([np.concatenate(c) for c in zip(*cells, strict=True)], over, sizes, 1 - q)
-        explained = [expected_of(tables, c) for c in cells]
+        over = [over_each(o, marks) for o in found]
+        of_all = [np.concatenate(c) for c in zip(*cells, strict=True)]
+        tables = tables_of(of_all, np.concatenate(over), np.concatenate([o.sizes for o in found]), 1 - q)
+        expected = [expected_of(tables, c) for c in cells]
+        base = [blocks_beside(o, x, e) for o, x, e in zip(found, over, expected, strict=True)]
+        explained = expected
     noise = assumed_noise(found, marks.limits_s, 1 - q)
     amplified = 1.0
     if measured is not None:  # what the plan alone explains is no less amplified by a slower run
         kept = None if tables is None else tables * np.array(measured)[:, None]
         alone = explained if kept is None else [expected_of(kept, c) for c in cells]
         amplified = amplified_by_load(found, marks, alone, noise)
-    base = [blocks_over(o, marks, explained=x) for o, x in zip(found, explained, strict=True)]
     known = Tracked(q, marks, noise, amplified, base, tables, {})
     known = with_tolerances(known, found, explained)
     return known.as_dict() | {"finds": smallest_found(known, found, explained, tests)}

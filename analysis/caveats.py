@@ -7,6 +7,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from analysis.capacity import number_text, stage_rate
+from analysis.cohort import IN_ONE_PIECE
+from analysis.diagnosed import certain
 from analysis.families import class_below, lengths_out_of_order
 from analysis.slo import parse_slo
 from analysis.throughput import is_figure
@@ -30,6 +32,7 @@ def find_caveats(summary: Mapping[str, Any], output_deviation: float | None) -> 
         "no_requests": None if summary["requests"] else "No request was recorded: there is nothing to judge.",
         "imported": _imported(summary.get("imported")),
         "client_limited": _client_limited(summary),
+        "outage": _outage(stages),
         "errors": _errors(summary),
         "unstable_lowest": _unstable_lowest(summary),
         "never_settled": _never_settled(summary),
@@ -41,6 +44,8 @@ def find_caveats(summary: Mapping[str, Any], output_deviation: float | None) -> 
         "non_monotone": _non_monotone(summary["capacity"]),
         "beyond_context": _beyond_context(summary["workload"], summary["requests"]),
         "lengths_off": _lengths_off(output_deviation, realised["token_source"]),
+        "not_streamed": _not_streamed(stages),
+        "diagnosis": _diagnosis(summary),
         "tokens_per_chunk": _tokens_per_chunk(summary),
         "cached": _cached(realised["cached_token_share"], summary["workload"].get("prompts")),
         "littles_law": _littles_law(stages),
@@ -53,6 +58,15 @@ def find_caveats(summary: Mapping[str, Any], output_deviation: float | None) -> 
     if summary.get("burst") or "search" in summary:
         expected += _OF_A_SWEEP
     return [{"code": code, "text": text} for code, text in found.items() if text and code not in expected]
+
+
+OF_ENDPOINT = ("not_streamed", "diagnosis")
+"""Warnings that hold for what is compared with the run, too."""
+
+
+def of_endpoint(summary: Mapping[str, Any]) -> list[str]:
+    """What the endpoint is, that makes its figures mean something else."""
+    return [w["text"] for w in summary["warnings"] if w["code"] in OF_ENDPOINT]
 
 
 _OF_A_STEADY_LOAD: tuple[str, ...] = ("never_settled", "drift", "two_modes", "littles_law")
@@ -132,6 +146,17 @@ def _relief(cpu_fraction: float | None, limited: Sequence[dict[str, Any]]) -> st
             "Free the machine or repeat."
         )
     return "Use more --workers or a faster client."
+
+
+def _outage(stages: Sequence[dict[str, Any]]) -> str | None:
+    down = [s for s in stages if s["outage"] and not s["client_limited"]]
+    if not down:
+        return None
+    each = "; ".join(f"{_at([s], 'at')} {s['outage']['text']}" for s in down)
+    return (
+        f"The endpoint gave no sign of life for a while ({each}). A stage whose SLOs this broke says nothing of its load, unless no "
+        "higher one was met. Look at the server's log, and run it again."
+    )
 
 
 def _errors(summary: Mapping[str, Any]) -> str | None:
@@ -294,6 +319,27 @@ def _lengths_off(deviation: float | None, sources: Mapping[str, int]) -> str | N
     return (
         f"Answers were {abs(deviation):.0%} {'longer' if deviation > 0 else 'shorter'} than planned in output tokens: "
         f"the load is another one than asked for. Make the server ignore the end-of-sequence token or fix lengths{counted}."
+    )
+
+
+def _not_streamed(stages: Sequence[dict[str, Any]]) -> str | None:
+    whole = [s for s in stages if IN_ONE_PIECE in (s["ttft_s"].get("reason") or "")]
+    if not whole:
+        return None
+    reason = str(whole[0]["ttft_s"]["reason"]).partition(":")[0]
+    return (
+        f"{_at(whole)} nothing was streamed ({reason}): TTFT is E2E and ITL and TPOT say nothing, so none is given and no SLO "
+        "on them is judged. Judge by e2e, or find what buffers the stream (a proxy, compression, a server that does not stream)."
+    )
+
+
+def _diagnosis(summary: Mapping[str, Any]) -> str | None:
+    """What the probe found wrong, but for what all of the answers tell better."""
+    found = [f for f in certain(summary) if f["name"] != "stream"]
+    if not found:
+        return None
+    return "Seen of the endpoint before the load: " + " ".join(
+        f"{f['name']}: {f['found']} ({f['means']})." for f in found
     )
 
 

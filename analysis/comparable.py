@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 from collections.abc import Mapping, Sequence
@@ -111,7 +112,7 @@ def prepare(run: Run, slos: list[Slo] | None = None, *, limited_too: bool = Fals
     if slos is not None:
         run = replace(run, meta={**run.meta, "slos": [s.as_dict() for s in slos]})
     starts = [int(s["start_ns"]) for s in run.meta["stages"] if s.get("start_ns")]
-    judged = Judged(run, summarise(run), read_records(run.requests, min(starts, default=0)))
+    judged = Judged(run, summarise(run), read_records(run.requests, min(starts, default=0), run.meta))
     _check_rows(judged)
     audit = judged.summary["audit"]
     if audit["client_limited"] and not limited_too:
@@ -233,6 +234,27 @@ def said(value: Any) -> str:
         value if isinstance(value, str) else f"{value:.4g}" if isinstance(value, float) else json.dumps(value)
     )
     return text if len(text) <= LONGEST else f"{text[: LONGEST - 3]}..."
+
+
+def check_distinct(runs: Sequence[Judged]) -> None:
+    """Raises CompareError where two runs hold the same records of a load: they are one, and show no noise between them."""
+    for (i, run), (j, other) in itertools.combinations(enumerate(runs), 2):
+        for name in run.levels().keys() & other.levels().keys():
+            ours, theirs = _times(run, name), _times(other, name)
+            if ours.size and np.array_equal(ours, theirs, equal_nan=True):
+                own = "--seed" if run.run.meta.get("predicted") else "run directory"
+                raise CompareError(
+                    f"runs {i + 1} and {j + 1} ({run.run.path} and {other.run.path}) hold the same times to the nanosecond "
+                    f"at {name}: they are one run and show no noise from run to run; give each its own {own}"
+                )
+
+
+def _times(judged: Judged, name: str) -> Floats:
+    """When each request of a load level was due and ended, in ns after the first was due; shape (2, n)."""
+    requests = judged.records.requests
+    of_level = requests.stage == judged.levels()[name][1]["index"]
+    times = np.stack([requests.scheduled_ns[of_level], requests.ended_ns[of_level]])
+    return np.asarray(times - times[0, :1], dtype=np.float64)
 
 
 def check_same(base: Mapping[str, Any], other: Mapping[str, Any], name: str) -> None:

@@ -7,9 +7,9 @@ from typing import Any
 
 import msgspec
 
-from loadgen.completions import BAD_JSON, FINISH_REASON_MAX, Answer, token_count, token_detail
-from loadgen.protocols import Api, error_text, excerpt
-from loadgen.repeats import Kind
+from loadgen.completions import BAD_JSON, Answer, token_count, token_detail
+from loadgen.protocols import Api, error_text, excerpt, printable, with_halves
+from loadgen.thinking import Kind
 
 
 class _Event(msgspec.Struct, gc=False):
@@ -46,8 +46,10 @@ class _TypedAnswer(Answer, ABC):
         try:
             event = _decode_event(data) if data else None
         except BAD_JSON as error:
-            self.bad_json = self.bad_json or f"{error}: {excerpt(data)}"
-            return
+            event = with_halves(data, _Event)
+            if event is None:
+                self.bad_json = self.bad_json or f"{error}: {excerpt(data)}"
+                return
         if event is None:
             return
         if event.error is not None or event.type == "error":
@@ -60,6 +62,8 @@ class _TypedAnswer(Answer, ABC):
         """One event that is neither empty nor an error."""
 
     def _bear(self, at_ns: int, kind: Kind, text: Any) -> None:
+        if kind == "answer" and isinstance(text, str):
+            kind, text = self._heard(text)
         if self.said is not None and isinstance(text, str):
             self.said.append((kind, text))
         if kind == "answer" and self.first_answer_ns is None:
@@ -104,9 +108,7 @@ class ResponsesAnswer(_TypedAnswer):
             return
         why = whole.get("incomplete_details")
         reason = why.get("reason") if isinstance(why, dict) else None
-        self.finish_reason = (
-            "length" if reason == "max_output_tokens" else str(reason or "stop")[:FINISH_REASON_MAX]
-        )
+        self.finish_reason = "length" if reason == "max_output_tokens" else printable(str(reason or "stop"))
 
 
 class MessagesAnswer(_TypedAnswer):
@@ -126,7 +128,7 @@ class MessagesAnswer(_TypedAnswer):
         elif event.type == "message_delta":
             self._total(event.usage)
             if delta.get("stop_reason"):
-                self.finish_reason = str(delta["stop_reason"])[:FINISH_REASON_MAX]
+                self.finish_reason = printable(str(delta["stop_reason"]))
         elif event.type == "message_stop":
             self.done = True
 

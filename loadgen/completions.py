@@ -14,13 +14,13 @@ from typing import Any, cast
 import msgspec
 
 from loadgen.hot_path import Take
-from loadgen.protocols import error_text, excerpt
+from loadgen.protocols import error_text, excerpt, printable, with_halves
 from loadgen.records import CHUNK_AT_MAX_US, RequestRecord
-from loadgen.repeats import Form, Kind, Said, in_pieces, last_chunk, learn
+from loadgen.repeats import Form, Said, in_pieces, last_chunk, learn
+from loadgen.thinking import Kind, Thinking
 
 STAMPS = "L" if array("L").itemsize == 8 else "Q"  # "q" takes Python several times as long
 TOKENS_MAX = 2**31 - 1  # what a column of the records holds
-FINISH_REASON_MAX = 200  # characters of it that are kept
 BAD_JSON = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 
 
@@ -64,14 +64,17 @@ class Answer:
     """The content of one response, read event by event. Times are ns of the reads that brought them."""
 
     __slots__ = (
-        "_chunk_tokens", "_finished_choices", "_form", "_form_usage", "_missed_at", "_misses", "_usage", "_usage_beside", "_usage_per_chunk", "_usage_totals", "bad_json",
+        "_chunk_tokens", "_finished_choices", "_form", "_form_usage", "_looks", "_missed_at", "_misses", "_usage", "_usage_beside", "_usage_per_chunk", "_usage_totals", "bad_json",
         "cached_tokens", "chunk_at_ns", "done", "error", "finish_reason", "first_answer_ns", "first_event_ns",
-        "input_tokens", "reasoning_tokens", "said", "whole_ns",
+        "input_tokens", "reasoning_tokens", "said", "thinking", "whole_ns",
     )  # fmt: skip
 
     repeats = True  # whether chunks can be told by their form
 
-    def __init__(self) -> None:
+    def __init__(self, thinks_until: str | None = None) -> None:
+        """``thinks_until``: see ``Thinking``."""
+        self.thinking = Thinking(thinks_until)
+        self._looks = True  # whether any text of the answer may be thinking, not only one with a tag
         self.first_event_ns: int | None = None
         self.first_answer_ns: int | None = None
         self.chunk_at_ns = array(STAMPS)  # token-bearing chunks
@@ -96,17 +99,25 @@ class Answer:
 
     def taker(self, otherwise: Take) -> Take | None:
         """What takes reads that repeat the form and hands on all others; None where no form is known."""
-        form, note = self._form, self.chunk_at_ns.append
+        form, note, said = self._form, self.chunk_at_ns.append, self.said
         if form is None:
             return None
-        if (said := self.said) is None:
+        followed, thinking = self._looks and form.kind == "answer", self.thinking
+        if followed and thinking.parsed:
+            return None
+        if said is None and not followed:
             return form.taker(note, otherwise)
+        kind: Kind = "reasoning" if thinking.state == "thinking" else form.kind
 
         def tells(chunk: bytes) -> bool:  # there is more to note than the time
             text = form.text_of(chunk)
             if text is None:
                 return False
-            said.append((form.kind, text.decode()))
+            if followed and not thinking.goes_on(text.decode()):
+                form.total = form.total and form.total - 1
+                return False
+            if said is not None:
+                said.append((kind, text.decode()))
             return True
 
         return in_pieces(tells, note, otherwise)
@@ -167,8 +178,10 @@ class Answer:
         try:
             chunk = _decode(data) if data else None
         except BAD_JSON as error:
-            self.bad_json = self.bad_json or f"{error}: {excerpt(data)}"
-            return
+            chunk = with_halves(data, _Chunk)
+            if chunk is None:
+                self.bad_json = self.bad_json or f"{error}: {excerpt(data)}"
+                return
         if chunk is None:  # ``data: null`` and empty events are seen: no token, no fault
             return
         if chunk.error is not None or (chunk.detail is not None and chunk.choices is None):
@@ -177,16 +190,25 @@ class Answer:
         bears_text, reasoning, counted = False, False, None
         for choice in chunk.choices or ():
             if choice.finish_reason:
-                self.finish_reason = str(choice.finish_reason)[:FINISH_REASON_MAX]
+                self.finish_reason = printable(str(choice.finish_reason))
                 self._finished_choices += 1
-            delta = choice.delta
-            if delta is not None and delta.content:  # nearly every chunk
+            delta, text = choice.delta, None
+            if delta is not None and delta.content.__class__ is str and delta.content:  # nearly every chunk
                 kind: Kind | None = "answer"
+                text = delta.content
             else:
                 kind = _kind_of(choice)
             if kind is not None:
+                if text is None:
+                    text = _text_of(choice)
+                if (
+                    kind == "answer"
+                    and text
+                    and (self._looks or ">" in text or "]" in text or "▷" in text)  # a tag ends so
+                ):
+                    kind, text = self._heard(text)
                 if self.said is not None:
-                    self.said.append((kind, _text_of(choice)))
+                    self.said.append((kind, text))
                 reasoning = kind == "reasoning"
                 tokens = None
                 if choice.token_ids is not None or choice.logprobs is not None:
@@ -209,6 +231,17 @@ class Answer:
         if bears_text:
             self._usage_beside = usage
             self._append(at_ns, counted)
+
+    def _heard(self, text: str) -> tuple[Kind, str]:
+        """What a text of the answer is: thinking that stands in it is none. And what of it is to be told again."""
+        thinking = self.thinking
+        kind, text = thinking.take(text)
+        self._looks = thinking.parsed or thinking.followed
+        if thinking.all_thought:
+            thinking.all_thought, self.first_answer_ns = False, None
+            if self.said is not None:
+                self.said[:] = [("reasoning", said) for _, said in self.said]
+        return kind, text
 
     def _append(self, at_ns: int, tokens: int | None) -> None:
         self.chunk_at_ns.append(at_ns)
@@ -314,6 +347,8 @@ def _kind_of(choice: _Choice) -> Kind | None:
     delta = choice.delta or choice.message
     if delta is None:
         return "answer" if choice.text else None
+    if isinstance(delta.content, list):  # Mistral's parts
+        return _kind_of_parts(delta.content)
     if delta.content or delta.refusal:
         return "answer"
     if delta.reasoning_content or delta.reasoning:
@@ -321,9 +356,28 @@ def _kind_of(choice: _Choice) -> Kind | None:
     return "answer" if delta.tool_calls else None
 
 
+def _kind_of_parts(parts: list[Any]) -> Kind | None:
+    """What a content in parts carries: text of the answer, or thinking alone."""
+    kinds = {str(part.get("type")) for part in parts if isinstance(part, dict)}
+    if not kinds:
+        return None
+    return "reasoning" if kinds <= {"thinking", "reasoning"} else "answer"
+
+
+def _text_of_parts(parts: list[Any]) -> str:
+    """The text of a content in parts, at any depth."""
+    found = []
+    for part in parts:
+        inner = part.get("text", part.get("thinking")) if isinstance(part, dict) else None
+        found.append(_text_of_parts(inner) if isinstance(inner, list) else inner)
+    return "".join(text for text in found if isinstance(text, str))
+
+
 def _text_of(choice: _Choice) -> str:
     """The text of a choice that bears tokens; that of tool calls is left out."""
     delta = choice.delta or choice.message or _Delta()
+    if isinstance(delta.content, list):
+        return _text_of_parts(delta.content)
     for text in (delta.content, delta.refusal, delta.reasoning_content, delta.reasoning, choice.text):
         if isinstance(text, str) and text:
             return text

@@ -10,6 +10,7 @@ import numpy as np
 
 from workloads.prompt_files import PromptFile
 from workloads.prompts import PromptMaker
+from workloads.recorded import Recorded
 from workloads.schedule import Schedule
 
 NO_ANSWER = "(no answer)"  # stands in the history for a turn that failed
@@ -26,7 +27,7 @@ class Conversations:
 
     def __init__(
         self, prompts: PromptMaker, schedule: Schedule, *, planned: bool = False, system_role: str = "system",
-        file: PromptFile | None = None,
+        file: PromptFile | Recorded | None = None,
     ) -> None:  # fmt: skip
         """``planned``: histories have text of the planned length instead of what the server answered.
 
@@ -59,9 +60,8 @@ class Conversations:
         elif before < 0:
             shared = schedule.shared.of(index) if schedule.shared is not None else []
             common, own = prompts.parts(request_id, int(schedule.input_tokens[index]), shared)
-            told = b",".join(
-                message(role, text) for role, text in ((self._system_role, common), ("user", own)) if text
-            )
+            first = self._system_role if own else "user"
+            told = b",".join(message(role, text) for role, text in ((first, common), ("user", own)) if text)
         else:
             helpers = [k for k in self._after(index) if k != before]
             said = [message("user", self._answers.pop(k, "") or NO_ANSWER) for k in helpers] or given
@@ -96,7 +96,7 @@ class Conversations:
     def _planned_answer(self, index: int) -> str:
         """The recorded answer of a prompt file, else text of the planned length."""
         schedule = self._schedule
-        if self._file is not None and schedule.entry is not None and schedule.turn is not None:
+        if isinstance(self._file, PromptFile) and schedule.entry is not None and schedule.turn is not None:
             answers = self._file.entries[int(schedule.entry[index])].answers
             if recorded := answers[int(schedule.turn[index])]:
                 return recorded

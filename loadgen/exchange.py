@@ -14,10 +14,11 @@ import httptools
 
 from loadgen.bodies import Body
 from loadgen.completions import Answer
+from loadgen.halves import whole_characters
 from loadgen.hot_path import Take
 from loadgen.protocols import error_text, excerpt, retry_after_s
 from loadgen.records import RequestRecord
-from loadgen.repeats import Kind
+from loadgen.thinking import Kind, Thought
 
 _REQUEST_ID_HEADERS = {b"x-request-id", b"x-litellm-call-id", b"request-id"}
 
@@ -36,7 +37,7 @@ class Exchange:
         record: RequestRecord,
         request: bytes,
         on_end: Callable[[Exchange], None],
-        answer: type[Answer] = Answer,
+        answer: Callable[[], Answer] = Answer,
         on_whole: Callable[[Exchange], None] | None = None,
     ) -> None:
         """``answer`` reads the events of the API that was asked; ``on_end`` is called exactly once.
@@ -60,13 +61,23 @@ class Exchange:
         self.listening = True
         self._answer.said = []
 
+    def watch(self) -> None:
+        """Look at all of the text for thinking in it, also for tags that come in pieces."""
+        self._answer.thinking.watches = True
+
+    @property
+    def thought(self) -> Thought | None:
+        """The thinking in the text of the answer, once it was seen to begin or to end."""
+        return self._answer.thinking.thought
+
     def said(self, reasoning: bool = False) -> str:
         """The answer's text so far, with what was reasoned or without; empty unless ``listen`` was called."""
-        return "".join(text for kind, text in self._answer.said or () if reasoning or kind == "answer")
+        texts = [text for kind, text in self._answer.said or () if reasoning or kind == "answer"]
+        return whole_characters("".join(texts))
 
     def pieces(self) -> list[tuple[Kind, str]]:
         """What each chunk said, in their order; nothing where nobody listened."""
-        return self._answer.said or []
+        return [(kind, whole_characters(text)) for kind, text in self._answer.said or ()]
 
     def _reset_response(self) -> None:
         self._parsed_ns: int | None = None  # when the last read came that was no repetition

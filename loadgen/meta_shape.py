@@ -38,10 +38,14 @@ _STAGE = _object(
 )  # fmt: skip
 _STEP = _object(("stage", "offered_rps", "why"), stage=_COUNT, offered_rps=_AMOUNT, why=str)
 _LENGTHS = _object(p50=_AMOUNT, text=str)
+_FINDING = _object(
+    ("name", "verdict", "found", "means"),
+    name=str, verdict=Literal["ok", "note", "bad"], found=str, means=str, spoils=list[str],
+)  # fmt: skip
 _DEFINITION = _object(("what", "theirs"), what=str, theirs=str, ours=str)
 _RUN_JSON = _object(
     status=str, status_reason=str, predicted=bool, started_utc=str, tool=_ANY_OBJECT, clock=_ANY_OBJECT,
-    endpoint=_ANY_OBJECT, locked=_ANY_OBJECT, host=_ANY_OBJECT, slos=_list(_ANY_OBJECT), notes=list[str],
+    endpoint=_ANY_OBJECT, locked=_ANY_OBJECT, host=_ANY_OBJECT, slos=_list(_ANY_OBJECT), notes=list[str], diagnosis=_list(_FINDING),
     warmup_requests=_COUNT, command_line=list[str], stages=_list(_STAGE),
     workload=_object(
         input_tokens=_LENGTHS, output_tokens=_LENGTHS, classes=_list(_object(name=str, weight=_AMOUNT)),

@@ -19,12 +19,14 @@ from typing import Any, Literal
 import msgspec
 
 from loadgen.answers import ANSWERS
+from loadgen.diagnosis import Finding
 from loadgen.endpoint import Endpoint, EndpointError, redact, redact_record, shown_url
 from loadgen.exchange import Exchange
 from loadgen.http import Client
 from loadgen.pages import NoConnectionError, Page, PageError, Pages
 from loadgen.protocols import Api, Dialect, RequestShape, error_text, printable
 from loadgen.records import RequestRecord
+from loadgen.thinking import Thought
 from workloads.prompts import PromptMaker
 from workloads.tokenizers import Tokenizer
 
@@ -87,8 +89,10 @@ class Probe:
     shape: RequestShape
     calibration: Calibration
     record: RequestRecord  # of the last probing request, unloaded
-    keeps_alive: bool | None = None  # its connections; None: not seen
     notes: tuple[str, ...] = field(default=())
+    diagnosis: tuple[Finding, ...] = ()  # what an answer of the planned lengths showed
+    thinks: Thought | None = None  # in the text of the answer
+    keeps_alive: bool | None = None  # its connections; None: not seen
 
 
 async def look(pages: Pages, endpoint: Endpoint, model: str | None = None) -> Served:
@@ -203,8 +207,13 @@ def choose_model(served: Served, model: str | None, endpoint: Endpoint) -> str:
     raise EndpointError(f"{endpoint.url}: name a model with --model; {there}")
 
 
-async def ask(client: Client, api: Api, request: bytes) -> RequestRecord:
-    """Send one request outside of any stage and give its record back, without the secrets that a server repeats."""
+async def ask(
+    client: Client, api: Api, request: bytes, heard: Callable[[Exchange], None] | None = None
+) -> RequestRecord:
+    """Send one request outside of any stage and give its record back, without the secrets that a server repeats.
+
+    ``heard`` is told of the exchange when it is over; then its text is looked at for thinking.
+    """
     now_ns = time.monotonic_ns()
     record = RequestRecord(
         request_id=-1, stage=-1, scheduled_ns=now_ns, status="unfinished", dispatched_ns=now_ns
@@ -213,9 +222,13 @@ async def ask(client: Client, api: Api, request: bytes) -> RequestRecord:
 
     def on_end(exchange: Exchange) -> None:
         client.forget(exchange)
+        if heard is not None:
+            heard(exchange)
         ended.set()
 
     exchange = Exchange(record, request, on_end, ANSWERS[api])
+    if heard is not None:
+        exchange.watch()
     client.dispatch(exchange)
     try:
         async with asyncio.timeout(client.patience_s):

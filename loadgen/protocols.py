@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, NoReturn, TypeVar
 
 import msgspec
+
+from loadgen.halves import ESCAPED_HALF, with_whole_characters
+
+T = TypeVar("T")
 
 Api = Literal["chat", "completions", "responses", "messages", "embeddings"]
 PATHS: dict[Api, str] = {
@@ -67,6 +72,8 @@ class RequestShape:
 
 def printable(text: str, limit: int = 200) -> str:
     """Foreign text as one line that no terminal takes for a command."""
+    if len(text) <= limit and text.isalnum():  # most reasons of an end
+        return text
     text = " ".join(text[: limit * 4].split())
     text = "".join(c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in text)
     return text if len(text) <= limit else text[: limit - 1] + "…"
@@ -77,12 +84,32 @@ def excerpt(data: bytes, limit: int = 200) -> str:
     return printable(data[: limit * 2].decode("utf-8", "replace"), limit)
 
 
+def with_halves(data: bytes, kind: type[T]) -> T | None:
+    """JSON that ``msgspec`` refuses because one of its texts holds half of a character; None where it is no such JSON.
+
+    A gateway that cuts an answer into events cuts between the two escapes of a character too. The halves stay in the
+    texts as they are, so that ``whole_characters`` can join them.
+    """
+    if not ESCAPED_HALF.search(data):
+        return None
+    try:
+        return msgspec.convert(json.loads(data, parse_constant=_no_number), kind)
+    except (ValueError, msgspec.ValidationError, RecursionError):
+        return None
+
+
+def _no_number(name: str) -> NoReturn:
+    raise ValueError(f"{name} is no JSON")
+
+
 def error_text(body: bytes) -> str:
     """The server's own message in an error body: objects, strings, ``detail``, plain text or HTML."""
     try:
         value = msgspec.json.decode(body)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-        return excerpt(body)
+        value = with_whole_characters(with_halves(body, dict[str, Any]))
+        if value is None:
+            return excerpt(body)
     if isinstance(value, dict):
         inner = value.get("error", value.get("detail", value.get("message")))
         if isinstance(inner, dict):

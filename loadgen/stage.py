@@ -51,7 +51,7 @@ class StageRunner:
         secrets: tuple[str, ...] = (),
         flush: Callable[[], str | None] = lambda: None,
         worker: int = 0,
-        answer: type[Answer] = Answer,
+        answer: Callable[[], Answer] = Answer,
         keep: Callable[[Exchange], None] | None = None,
         by_piece: ByPiece | None = None,
     ) -> None:
@@ -110,6 +110,7 @@ class StageRunner:
         self._measures = Measures(dated_by_kernel=all(client.stamps == "kernel" for client in self._clients))
         if plan.kind == "closed":
             self._users = VirtualUsers(plan, self._first, self._send_first, self._sends_no_more)
+        self._last_due_ns = 0  # of those that were sent
         self._retrying = 0  # attempts that wait for their turn
         self._decided = None
         self._closing = False
@@ -149,6 +150,10 @@ class StageRunner:
                 if ended_early or self._decided:
                     meta["end_ns"] = min(meta["end_ns"], time.monotonic_ns())
                 await self._finish_sessions(meta["end_ns"] + int(plan.finish_s * 1e9))
+                if plan.whole:  # it lasts as long as there is something to send
+                    last_ns = max(self._last_due_ns + 1, start_ns + 1)
+                    closed = plan.kind == "closed"
+                    meta["end_ns"] = last_ns if closed else max(meta["end_ns"], last_ns)
                 following.cancel()
                 await self._drain()
                 watcher.cancel()
@@ -194,7 +199,7 @@ class StageRunner:
         assert self._users is not None
         reason = await self._users.play(start_ns, sleeper)
         self._users = None
-        return self._stop_reason or reason
+        return self._stop_reason or reason or None
 
     def _sends_no_more(self) -> bool:
         return bool(self._stop_reason or self._decided)
@@ -299,7 +304,8 @@ class StageRunner:
         record = exchange.record
         record.scheduled_ns, record.dispatched_ns = scheduled_ns, now_ns
         self._count_row(record)
-        self._turns.released(index)
+        self._follower.push(self._turns.released(index, scheduled_ns))
+        self._last_due_ns = max(self._last_due_ns, scheduled_ns)
         self._dispatch(exchange, index)
 
     def _record(self, index: int, scheduled_ns: int) -> RequestRecord:

@@ -127,6 +127,30 @@ def test_messages_overloaded_in_the_stream() -> None:
     assert (record.status, record.error) == ("stream_error", "Overloaded")
 
 
+HALVES: dict[Api, list[dict[str, object]]] = {
+    "responses": [
+        {"type": "response.reasoning_text.delta", "delta": "\ud83d"},
+        {"type": "response.output_text.delta", "delta": "\ude00"},
+        {"type": "response.function_call_arguments.delta", "delta": "\ud83d"},
+        {"type": "response.completed", "response": {"status": "completed"}},
+    ],
+    "messages": [
+        {"type": "content_block_delta", "delta": {"type": "thinking_delta", "thinking": "\ud83d"}},
+        {"type": "content_block_delta", "delta": {"type": "text_delta", "text": "\ude00"}},
+        {"type": "content_block_delta", "delta": {"type": "input_json_delta", "partial_json": "\ud83d"}},
+        {"type": "message_delta", "delta": {"stop_reason": "end_turn"}},
+    ],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("api", HALVES)
+def test_half_a_character_is_a_token_in_every_api(api: Api) -> None:
+    record = play(api, *HALVES[api])
+    assert (record.status, record.error) == ("ok", None)
+    assert (record.first_token_ns, record.first_answer_ns) == (10 * MS, 20 * MS)
+    assert list(record.chunk_at_us) == [10_000, 20_000, 30_000]
+
+
 def test_embeddings() -> None:
     ended: list[Exchange] = []
     exchange = Exchange(

@@ -10,6 +10,7 @@ from ampacity.experiments import conduct
 from ampacity.progress import Progress
 from loadgen import hot_path
 from loadgen.endpoint import EndpointError
+from loadgen.exchange import Exchange
 from loadgen.host import raise_open_files_limit, room_for_connections
 from loadgen.pages import Pages
 from loadgen.probe import Probe, ask
@@ -17,9 +18,10 @@ from loadgen.proxy import Proxy
 from loadgen.records import RequestRecord
 from loadgen.requests import RequestMaker
 from loadgen.telemetry import Telemetry
+from loadgen.thinking import Thought
 from workloads.tokenizers import load_tokenizer
 
-REQUESTS_MAX = 26  # 20 of the probe (6 dialects, 14 lengths); ours 3, each sent again where it fails
+REQUESTS_MAX = 27  # 21 of the probe (6 dialects, 14 lengths, an answer looked at again); ours 3, each sent again where it fails
 SHORT_TOKENS = 4  # of the answers to the prompt that is sent twice
 ANSWER_TOKENS = (32, 256)  # the other answer has the workload's median, within these
 TEMPLATE_TOKENS = 64  # of the context are left to the chat template
@@ -41,6 +43,7 @@ class Seen:
     receive_delays_s: tuple[float, ...]  # read − kernel time; empty where the kernel cannot tell
     gauges: tuple[str, ...]  # known columns of /metrics
     room: int | None  # for connections in one process; None: no limit
+    thinks: Thought | None = None  # in the text of an answer
     compiled: bool = hot_path.COMPILED
 
 
@@ -62,12 +65,16 @@ async def examine(settings: Settings, progress: Progress) -> Seen:
         maker = RequestMaker(settings.endpoint, prompts, salt, route.proxy)
         input_tokens, output_tokens = _lengths(settings, probe)
         failures: list[str] = []
+        thinks = probe.thinks
+
+        def heard(exchange: Exchange) -> None:
+            nonlocal thinks
+            thinks = exchange.thought or thinks
 
         async def asked(number: int, tokens: int) -> RequestRecord:
             for _ in range(2):
-                record = await ask(
-                    client, settings.api, maker.make(probe.shape, number, input_tokens, tokens)
-                )
+                request = maker.make(probe.shape, number, input_tokens, tokens)
+                record = await ask(client, settings.api, request, heard)
                 if record.status == "ok":
                     break
                 failures.append(f"{record.status}: {record.error}")
@@ -84,7 +91,7 @@ async def examine(settings: Settings, progress: Progress) -> Seen:
         answer = await asked(2, output_tokens)
         return Seen(
             settings, probe, answer, short, again, tuple(failures), probe.keeps_alive is not False, client.closed_unsaid > client.closed_said, route.proxy,
-            tuple(client.receive_delays_s), tuple(gauges), room_for_connections(),
+            tuple(client.receive_delays_s), tuple(gauges), room_for_connections(), thinks,
         )  # fmt: skip
     finally:
         await client.close()
