@@ -17,6 +17,7 @@ ERROR_SHARE = 0.01
 LENGTHS_OFF_SHARE = 0.1
 BEYOND_CONTEXT_SHARE = 0.01
 CACHED_SHARE = 0.05
+RESENT_SHARE = 0.01  # of the requests: more is no race with the end of idle connections
 WIDE_BRACKET = 1.25
 IDLE_CPU_FRACTION = 0.5  # of a core: below it the client was not held up by its own work
 
@@ -202,12 +203,18 @@ def _never_settled(summary: Mapping[str, Any]) -> str | None:
 
 
 def _resent(stages: Sequence[Mapping[str, Any]]) -> str | None:
-    resent = sum(s["resent"] for s in stages)
+    resent, sent = (sum(s[of] for s in stages) for of in ("resent", "requests"))
     if not resent:
         return None
+    share = resent / max(sent, 1)
+    why = (
+        "the server drops connections that it said it would keep, or requests on them"
+        if share > RESENT_SHARE
+        else "it was closing the connection just then, as servers do with idle ones"
+    )
     return (
-        f"{resent} requests went out a second time, because their kept-alive connection was closed at once without a byte: the server "
-        "closes idle connections early, or drops requests. With --connections new none goes out twice, and a dropped one has failed."
+        f"{resent:,} of {sent:,} requests ({share:.1%}) were sent a second time: a kept-alive connection ended before a byte of "
+        f"the answer. They are timed from their schedule; {why}. With --connections new none is sent twice, and a dropped one has failed."
     )
 
 

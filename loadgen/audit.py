@@ -47,7 +47,9 @@ class Audit:
     cpu_fraction: float
     gc_pause_max_s: float
     shortages: int  # connections that failed for want of descriptors or ports on this machine
-    resent: int  # requests that went out a second time: their kept-alive connection was closed at once, without a byte
+    resent: (
+        int  # requests that were sent twice: their kept-alive connection ended without a byte of the answer
+    )
     client_limited: bool
     client_limited_reason: str | None
 

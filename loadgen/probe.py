@@ -92,6 +92,7 @@ class Probe:
     notes: tuple[str, ...] = field(default=())
     diagnosis: tuple[Finding, ...] = ()  # what an answer of the planned lengths showed
     thinks: Thought | None = None  # in the text of the answer
+    keeps_alive: bool | None = None  # its connections; None: not seen
 
 
 async def look(pages: Pages, endpoint: Endpoint, model: str | None = None) -> Served:
