@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -94,6 +95,20 @@ def whole(value: Any, name: str, at_least: int = 1, at_most: int = 2**53) -> int
     if number > at_most:
         raise ConfigError(f"{name} {value}: at most {at_most}")
     return number
+
+
+def cores(value: Any, name: str) -> tuple[int, ...]:
+    """Numbers of this machine's cores, from ``2,3`` or ``2-5``. Raises ConfigError."""
+    found: set[int] = set()
+    for part in filter(None, _split(value)):
+        first, dash, last = str(part).partition("-")
+        low = whole(first, name, at_least=0)
+        found.update(range(low, whole(last, name, at_least=low, at_most=low + 4095) + 1) if dash else [low])
+    if found and not hasattr(os, "sched_setaffinity"):
+        raise ConfigError(f"{name}: this system pins no process to cores")
+    if lacking := sorted(found - os.sched_getaffinity(0)) if found else []:
+        raise ConfigError(f"{name} {value}: core {lacking[0]} is none that this process may use")
+    return tuple(sorted(found))
 
 
 def _split(value: Any) -> list[Any]:

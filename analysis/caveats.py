@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from itertools import chain
 from typing import Any
 
 from analysis.capacity import number_text, stage_rate
@@ -129,12 +130,19 @@ def _client_limited(summary: Mapping[str, Any]) -> str | None:
     stages: Sequence[dict[str, Any]] = summary["stages"]
     repeated = repeated_undisturbed(stages)
     limited = [s for s in stages if s["client_limited"] and s not in repeated]
-    if not limited:
-        return None
-    return (
-        f"This machine could not keep up with the schedule {_each(limited, 'client_limited_reason')}. "
-        f"Nothing measured there is a finding. {_relief(summary['audit']['cpu_fraction'], limited)}"
-    )
+    partly = [
+        {**s, "why": "; ".join(s["client_limited_metrics"].values())} for s in stages
+        if s["client_limited_metrics"] and not s["client_limited"]
+    ]  # fmt: skip
+    said = []
+    if limited:
+        said.append(
+            f"This machine could not keep up with the schedule {_each(limited, 'client_limited_reason')}. "
+            "Nothing measured there is a finding."
+        )
+    if partly:
+        said.append(f"The client itself was late {_each(partly, 'why')}. Those figures are left out.")
+    return f"{' '.join(said)} {_relief(summary['audit']['cpu_fraction'], limited + partly)}" if said else None
 
 
 def _relief(cpu_fraction: float | None, limited: Sequence[dict[str, Any]]) -> str:
@@ -145,10 +153,21 @@ def _relief(cpu_fraction: float | None, limited: Sequence[dict[str, Any]]) -> st
         return "Find out what ended that process (memory?), and run it again."
     if cpu_fraction is not None and cpu_fraction < IDLE_CPU_FRACTION:
         return (
-            f"Its CPU was idle ({cpu_fraction:.0%} of a core): other work on this machine held the client up. "
-            "Free the machine or repeat."
+            f"Its CPU was idle ({cpu_fraction:.0%} of a core): other work on this machine held the client up{_others(limited)}. Pin it to "
+            "cores of its own (--cpus 2,3), raise its priority (nice), or stop what else runs, and repeat."
         )
     return "Use more --workers or a faster client."
+
+
+def _others(limited: Sequence[dict[str, Any]]) -> str:
+    """The processes that took most of the CPU there, each by the most that it took in a stage."""
+    most: dict[str, float] = {}
+    for process in chain.from_iterable(s["busiest"] for s in limited):
+        most[process["name"]] = max(process["cores"], most.get(process["name"], 0.0))
+    named = sorted(most.items(), key=lambda item: -item[1])[:3]
+    return (
+        f" (busiest: {', '.join(f'{name} with {cores:.2g} cores' for name, cores in named)})" if named else ""
+    )
 
 
 def _outage(stages: Sequence[dict[str, Any]]) -> str | None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import math
+import os
 import secrets
 import signal
 import sys
@@ -65,6 +66,8 @@ async def conduct(
     settings = await followed(settings, progress)
     routes = tuple(route_to(target) for target in (settings.endpoint, *settings.replicas))
     raise_open_files_limit()
+    if settings.cpus:
+        os.sched_setaffinity(0, settings.cpus)  # of the worker processes, too
     check_open_files(settings)
     trace = read_replay(settings.trace, settings) if settings.trace else None
     for note in source_notes(settings, trace):
