@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from analysis.blocks import TRACKED, LevelRecords, blocks_of, from_dict
-from analysis.check import Check, Test, signed
+from analysis.check import Check, Evidence, signed
 from analysis.comparable import Judged
 from analysis.expected import cells_from_dict, expected_of
 from analysis.percentiles import finite
@@ -89,7 +89,7 @@ def _quantile_check(
         worse = known.compare(found, explained, DEFAULT_TOLERANCE, paired=paired)
     check.candidate = finite(float(np.mean([o.quantile_bounds(known.q)[1] for o in found])))
     check.shift, low, high = known.moved(found, explained, worse)
-    check.test = Test(worse, passing, passing.worse > 0, watched)
+    check.test = Evidence(worse, passing, passing.worse > 0, watched)
     check.change = check.shift
     if check.candidate is not None and check.baseline:
         check.change = check.candidate / check.baseline - 1  # of the figures; the test is on the shift
@@ -121,7 +121,7 @@ def _error_check(
     check.change = shares[1] - shares[0]
     df = e.df if e.within > floor else math.inf
     estimate = Estimate(e.worse, max(e.within, floor), e.between, df)
-    check.test = Test(estimate, estimate)
+    check.test = Evidence(estimate, estimate)
     return check
 
 
@@ -142,7 +142,7 @@ def _rate_check(
     check.candidate = float(np.mean([run.levels()[name][1]["output_tokens_per_s"] for run in runs]))
     check.change = check.candidate / check.baseline - 1 if check.baseline else None
     check.shift = math.exp(-(e.worse + math.log1p(tolerance))) - 1
-    check.test = Test(e, e)
+    check.test = Evidence(e, e)
     return check
 
 

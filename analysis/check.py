@@ -9,7 +9,7 @@ from analysis.regression import Estimate
 
 
 @dataclass(frozen=True)
-class Test:
+class Evidence:
     """``worse``: beyond what is surely no regression; ``passing``: beyond the tolerance. Of a tolerance that is given they are one.
 
     ``beyond``: the figure itself is worse than the tolerance. ``watched``: no tolerance can be held, so nothing passes.
@@ -39,7 +39,7 @@ class Check:
     p_equivalence: float | None = None
     more_requests: int | None = None
     reason: str | None = None
-    test: Test | None = field(default=None, repr=False)
+    test: Evidence | None = field(default=None, repr=False)
 
     def as_dict(self) -> dict[str, Any]:
         return {k: v for k, v in vars(self).items() if k != "test"}

@@ -155,11 +155,14 @@ def smallest_found(
     """
     result = {}
     n, power = len(known.runs), student_quantile(FOUND, math.inf)
-    for kind, e in known.like_own(found, explained, 0.0).items():  # a change makes the share as large as here
-        tolerance = known.tolerance[kind] or MOST_TOLERANCE
+    at_marks = known.like_own(found, explained, 0.0)  # a change makes the share as large as here
+    for kind, allowed in known.tolerance.items():
+        tolerance = allowed or MOST_TOLERANCE
+        e = known.like_own(found, explained, tolerance)[kind]
+        se = max(e.se, at_marks[kind].se)
         sure = student_quantile(1 - ALPHA / tests, e.df) + power
         now: float | None = 0.0
-        for limit, reach in ((DEFAULT_TOLERANCE, sure * e.se), (tolerance, power * e.se)):
+        for limit, reach in ((DEFAULT_TOLERANCE, sure * se), (tolerance, power * se)):
             factor = moved_by(found, known.marks, 1 - known.q + reach) if known.q > reach else None
             now = max(now, (1 + limit) / factor - 1) if factor and now is not None else None
         longer = more = now
