@@ -125,6 +125,9 @@ def _notes(base: Mapping[str, Any], runs: Sequence[Judged], paired: bool, *, wat
             f"One baseline run shows no noise from run to run: {ASSUMED_NOISE:.1%} is assumed. "
             "Give several to measure it."
         )
+    known = {r.get("run_id") for r in base["runs"]} - {None}
+    if again := [str(run.run.path) for run in runs if run.run.meta.get("run_id") in known]:
+        notes.append(f"{', '.join(again)} is itself a run of the baseline: it shows nothing new.")
     if not paired:
         seeds = ", ".join(sorted({said(r["seed"]) for r in base["runs"]}))
         notes.append(

@@ -32,6 +32,7 @@ from analysis.metrics import Floats
 from analysis.observations import Observations
 from analysis.regression import (
     ASSUMED_NOISE,
+    Estimate,
     compare_rates,
     compare_shares,
     student_cdf,
@@ -252,14 +253,17 @@ def _by_shares(pair: Pair, metric: str, q: float, endless: bool) -> Change | str
     where = marks if isinstance(its_own, str) else its_own
     queue = _queue_noise(pair, ((a, marks), (b, where)))
     noise = math.hypot(queue, min(assumed_noise([a], marks.limits_s, 1 - q), NOISE_MOST))
-    base = [blocks_over(a, marks)]
-    slower, faster = (
-        compare_shares(base, [blocks_over(b, marks.times(factor))], 1 - q, paired=pair.same_schedule, noise=noise)
-        for factor in (1 + LEAST, 1 / (1 + LEAST))
-    )  # fmt: skip
+    paired = pair.same_schedule
+    base = [blocks_over(a, marks, paired=paired)]
+
+    def compared(limits: Marks, noise: float) -> Estimate:
+        return compare_shares(
+            base, [blocks_over(b, limits, paired=paired)], 1 - q, paired=paired, noise=noise
+        )
+
+    slower, faster = (compared(marks.times(factor), noise) for factor in (1 + LEAST, 1 / (1 + LEAST)))
     p = min(1.0, 2 * min(slower.p_regression, faster.p_equivalence))
-    # the interval: shares over each one's own quantile
-    e = compare_shares(base, [blocks_over(b, where)], 1 - q, paired=pair.same_schedule, noise=queue)
+    e = compared(where, queue)  # for the interval: shares over each one's own quantile
     t = student_quantile(0.975, e.df)
     low, middle, high = (moved_by([b], marks, 1 - q + x * t * e.se) for x in (1, 0, -1))
     if isinstance(its_own, str):
