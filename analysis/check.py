@@ -10,9 +10,11 @@ from analysis.regression import Estimate
 
 @dataclass(frozen=True)
 class Evidence:
-    """``worse``: beyond what is surely no regression; ``passing``: beyond the tolerance. Of a tolerance that is given they are one.
+    """What the decision on a change rests on.
 
-    ``beyond``: the figure itself is worse than the tolerance. ``watched``: no tolerance can be held, so nothing passes.
+    ``worse``: the change beyond 3 %; ``passing``: beyond the tolerance (one and the same where it is given).
+    ``beyond``: the estimate itself is worse than the tolerance. ``watched``: no tolerance can be held,
+    so nothing passes.
     """
 
     worse: Estimate
@@ -23,7 +25,10 @@ class Evidence:
 
 @dataclass
 class Check:
-    """One line of the verdict. ``change`` is relative (error_rate: in points), > 0 where the figure is higher."""
+    """One line of the verdict.
+
+    ``change`` is relative (error_rate: in points), > 0 where the figure is higher.
+    """
 
     name: str
     kind: str  # change | slo | sanity

@@ -15,7 +15,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from analysis.baseline import DEFAULT_TOLERANCE, assumed_noise
-from analysis.blocks import (  # fmt: skip
+from analysis.blocks import (
     Blocks,
     LevelRecords,
     Marks,
@@ -287,7 +287,10 @@ def _queue_noise(pair: Pair, marked: Sequence[tuple[Observations, Marks]]) -> fl
 
 def failed_change(pairs: Sequence[Pair]) -> Difference:
     """Of the share of failed requests; by pairs of stages where there are several, else by blocks."""
-    a, b = ([blocks_of(level.failed) for level in side] for side in zip(*((p.reference, p.other) for p in pairs), strict=True))  # fmt: skip
+    a, b = (
+        [blocks_of(level.failed) for level in side]
+        for side in zip(*((p.reference, p.other) for p in pairs), strict=True)
+    )
     if len(pairs) == 1:
         e = compare_shares(a, b, a[0].share, paired=pairs[0].same_schedule, noise=0.0)
         worse, se, df = e.worse, e.se, e.df
@@ -319,10 +322,27 @@ def as_dict(q: float, found: Quantile, real: bool, tests: int) -> dict[str, Any]
     values, change = found.values, found.change
     a, b = (None if isinstance(v, str) or math.isinf(v) else v for v in values)
     endless = [side for side, v in zip(("reference", "other"), values, strict=True) if v == math.inf]
-    held = {"change": None, "change_ci": None, "shift": None, "slower": None, "p": None, "smallest_seen": None, "verdict": "unknown"} if isinstance(change, str) else {
-        "change": change.change, "change_ci": list(change.ci), "shift": change.tested, "slower": change.log_ratio > 0, "p": change.p,
-        "smallest_seen": change.smallest_seen(tests), "verdict": change.verdict(real),
-    }  # fmt: skip
+    held = (
+        {
+            "change": None,
+            "change_ci": None,
+            "shift": None,
+            "slower": None,
+            "p": None,
+            "smallest_seen": None,
+            "verdict": "unknown",
+        }
+        if isinstance(change, str)
+        else {
+            "change": change.change,
+            "change_ci": list(change.ci),
+            "shift": change.tested,
+            "slower": change.log_ratio > 0,
+            "p": change.p,
+            "smallest_seen": change.smallest_seen(tests),
+            "verdict": change.verdict(real),
+        }
+    )
     reason = change if isinstance(change, str) else found.endless if endless else None
     return {
         "q": q,

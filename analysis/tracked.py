@@ -111,11 +111,14 @@ class Tracked:
 
     def as_dict(self) -> dict[str, Any]:
         return {
-            "value_s": self.value_s, "marks_s": [rounded(x) for x in self.marks.limits_s.tolist()],
-            "noise": float(f"{self.noise:.4g}"), "amplified": float(f"{self.amplified:.4g}"),
-            "tolerance": self.tolerance, "runs": [as_dict(b) for b in self.runs],
+            "value_s": self.value_s,
+            "marks_s": [rounded(x) for x in self.marks.limits_s.tolist()],
+            "noise": float(f"{self.noise:.4g}"),
+            "amplified": float(f"{self.amplified:.4g}"),
+            "tolerance": self.tolerance,
+            "runs": [as_dict(b) for b in self.runs],
             "expected": None if self.tables is None else np.round(self.tables, 4).tolist(),
-        }  # fmt: skip
+        }
 
 
 def tracked_from_dict(q: float, value: Mapping[str, Any]) -> Tracked:

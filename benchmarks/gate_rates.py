@@ -1,4 +1,4 @@
-"""How often does the gate cry wolf, how often does it refuse equal runs, and how often does it find a change? In virtual time.
+"""How often does the gate cry wolf, leave equal runs open, and find a change? In virtual time.
 
     python -m benchmarks.gate_rates --server pieces --load 0.85 --pairs 600 --first-seed 100000
 
