@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -52,11 +53,10 @@ from analysis.tracked import (
     MOST_TOLERANCE,
     SAME,
     Explained,
+    Own,
     Tracked,
     amplified_by_load,
     rounded,
-    smallest_found,
-    with_tolerances,
 )
 from analysis.tracked import assumed_noise as assumed_noise
 
@@ -318,5 +318,6 @@ def _quantile(
         alone = explained if kept is None else [expected_of(kept, c) for c in cells]
         amplified = amplified_by_load(found, marks, alone, noise)
     known = Tracked(q, marks, noise, amplified, base, tables, {})
-    known = with_tolerances(known, found, explained)
-    return known.as_dict() | {"finds": smallest_found(known, found, explained, tests)}
+    own = Own(known, found, explained)
+    tolerances = own.tolerances()
+    return replace(known, tolerance=tolerances).as_dict() | {"finds": own.finds(tolerances, tests)}

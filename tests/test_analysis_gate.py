@@ -793,7 +793,7 @@ def test_a_candidate_is_measured_again_until_the_answer_is_clear() -> None:
     """The study plays what ``gate --max-samples`` does: 300 requests leave one look open, three samples say it."""
     options = argparse.Namespace(
         server="pieces", load=0.6, requests=300, looks=3, pairs=3, first_seed=7, baseline_runs=3, jitter=0.03,
-        run_noise=0.005, change=0.1, ttft_change=0.25, steps_every=1,
+        run_noise=0.005, change=0.1, ttft_change=0.25, changed_every=1,
     )  # fmt: skip
     cells = study(options)
     assert set(cells) == {f"{k}, {s} seed" for k in ("equal", "steps", "ttft") for s in ("same", "other")}
