@@ -27,7 +27,7 @@ from workloads.trace_fields import (
     time_ns,
     tokens,
 )
-from workloads.trace_formats import BadRow, NoCall, open_records
+from workloads.trace_formats import STEPS, BadRow, NoCall, open_records
 from workloads.trace_times import time_notes
 
 _REPORT_EVERY = 200_000  # rows between two calls of progress
@@ -178,7 +178,7 @@ class _Rows:
     def add(self, place: int, record: Mapping[str, Any] | BadRow) -> None:
         column, columns = "", self.columns
         try:
-            if isinstance(record, NoCall):
+            if isinstance(record, NoCall) or self._is_step(record):
                 self.told[
                     "entries are no calls of a model (spans, steps of an agent): they are not played"
                 ] += 1
@@ -249,6 +249,12 @@ class _Rows:
             self._add_blocks(record, columns["hash_ids"])
         if has(record, columns.name("block_size")):
             self.block_sizes[tokens(record[columns["block_size"]])] += 1
+
+    def _is_step(self, record: Mapping[str, Any] | BadRow) -> bool:
+        """Whether a row is a step of an agent, and counts nothing."""
+        if isinstance(record, BadRow) or record.get("type") not in STEPS or self.columns is None:
+            return False
+        return not has(record, self.columns.name("input"))
 
     def _said(
         self, record: Mapping[str, Any], columns: Columns, needed: bool
