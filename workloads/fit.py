@@ -15,10 +15,12 @@ from workloads.fit_traffic import fit_arrivals, fit_clients, fit_sessions, fit_s
 from workloads.lengths import fit_copula, parse_lengths, spearman
 from workloads.rates import Switching
 from workloads.replay import spread
+from workloads.sessions import JOINT_MAX
 from workloads.trace_times import recorded
 from workloads.traces import Trace
 
 Floats = NDArray[np.float64]
+Ints = NDArray[np.int64]
 OVER_TIME = 48  # windows that a log's rate is shown by
 _DRAWN_MAX = 3_000_000  # requests of a draw that is shown beside the log
 _SLOW_S = 60.0  # a cycle of states that a usual stage is too short for
@@ -74,6 +76,7 @@ def fit(trace: Trace, name: str, *, seed: int = 1) -> dict[str, Any]:
         and sessions["requests_in_sessions"] >= _SESSION_SHARE
     ):
         profile |= _session_workload(trace, timed, seed)
+        measured["notes"] += shrunk_note(trace)
     else:
         profile |= {"input_tokens": _table(trace.input_tokens), "output_tokens": _table(trace.output_tokens)}
         if abs(measured["correlation"] or 0.0) >= 0.01:
@@ -163,6 +166,33 @@ def write_profile(path: Path, profile: dict[str, Any]) -> None:
         raise WorkloadError(f"{path} cannot be written: {error.strerror or error}") from None
 
 
+def shrunk_note(trace: Trace) -> list[str]:
+    """A line where prompts are shorter than what came before them in their session."""
+    order, _, _, later = turns_of(trace)
+    inputs, outputs = trace.input_tokens[order], trace.output_tokens[order]
+    shrunk = int(np.count_nonzero(inputs[later] < inputs[later - 1] + outputs[later - 1]))
+    if not shrunk:
+        return []
+    return [f"{shrunk} of {len(later)} later prompts are shorter than the one before and its answer (compacted, or thoughts left out): fitted sessions grow evenly to the same mean context"]  # fmt: skip
+
+
+def joint_sessions(inputs: Ints, outputs: Ints, turns: Ints, first: Ints) -> list[list[int]]:
+    """[turns, tokens of the first message, mean of the later ones] of each session, three digits each.
+
+    ``inputs`` and ``outputs`` (int64[n]) of the requests, one session after the other; ``turns`` and ``first`` as ``turns_of``
+    gives them. A session of T turns that grows by g a turn has the mean context first + g (T - 1) / 2; g less a mean answer
+    is what a later message says. So contexts have the right mean where a log's prompts shrink in between.
+    """
+    contexts = np.add.reduceat(inputs, first) / turns
+    growth = 2 * (contexts - inputs[first]) / np.maximum(turns - 1, 1)
+    later = np.where(turns > 1, np.maximum(growth - outputs.mean(), 1), 0)
+    order = np.argsort(contexts, kind="stable")
+    if len(order) > JOINT_MAX:  # evenly, by context
+        order = order[(np.arange(JOINT_MAX) + 0.5).astype(np.int64) * len(order) // JOINT_MAX]
+    rows = zip(turns[order], inputs[first][order], later[order], strict=True)
+    return [[int(t), int(float(f"{max(f, 1):.3g}")), int(float(f"{g:.3g}"))] for t, f, g in rows]
+
+
 def _side(tokens: NDArray[np.int64]) -> dict[str, Any]:
     values, counts = np.unique(tokens, return_counts=True)
     return fit_lengths(values.astype(float), counts.astype(float), len(tokens))
@@ -181,9 +211,10 @@ def _session_workload(trace: Trace, timed: bool, seed: int) -> dict[str, Any]:
     gaps_ms = np.rint(np.diff(trace.arrival_s[order])[later - 1] * 1e3).astype(np.int64)
     begun = np.sort(trace.arrival_s[order][first])
     clock = fit_clock(recorded(begun - begun[0]).arrival_s, seed)[0] if timed else "poisson"
-    sessions = {"turns": _table(turns)}
+    sessions: dict[str, Any] = {"turns": _table(turns)}
     if len(later):
-        sessions |= {"user_tokens": _table(said), "think_ms": _table(gaps_ms)}
+        joint = joint_sessions(inputs, outputs, turns, first)
+        sessions |= {"user_tokens": _table(said), "think_ms": _table(gaps_ms), "joint": joint}
     return {
         "arrivals": clock, "input_tokens": _table(inputs[first]), "output_tokens": _table(outputs), "sessions": sessions,
     }  # fmt: skip

@@ -8,6 +8,7 @@ other way round.
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -160,23 +161,19 @@ class Mmpp:
         grow = np.exp((d - m) * gaps)  # e^(-m t) cosh and sinh, without overflow
         shrink = np.exp(-2 * d * gaps)
         c, s = grow * (1 + shrink) / 2, grow * (1 - shrink) / (2 * d)
-        m11, m12, m21, m22 = np.maximum(c + s * h, 0) * a, s * p * b, s * q * a, np.maximum(c - s * h, 0) * b
+        held = np.stack([np.maximum(c + s * h, 0) * a, s * p * b, s * q * a, np.maximum(c - s * h, 0) * b])
         scale = 0.0
-        while len(m11) > 1:
-            last = (m11[-1:], m12[-1:], m21[-1:], m22[-1:]) if len(m11) % 2 else None
-            e, f, g, k = (x[0 : len(m11) // 2 * 2 : 2] for x in (m11, m12, m21, m22))
-            w, x, y, z = (x[1 : len(m11) // 2 * 2 : 2] for x in (m11, m12, m21, m22))
-            m11, m12, m21, m22 = e * w + f * y, e * x + f * z, g * w + k * y, g * x + k * z
-            norm = np.maximum(np.maximum(m11, m12), np.maximum(m21, m22))
-            norm = np.maximum(norm, 1e-300)
+        while held.shape[1] > 1:
+            pairs = held.shape[1] // 2 * 2
+            left, right, odd = held[:, 0:pairs:2], held[:, 1:pairs:2], held[:, pairs:]
+            # rows of the 2 by 2 products: (11, 12, 21, 22)
+            held = left[[0, 0, 2, 2]] * right[[0, 1, 0, 1]] + left[[1, 1, 3, 3]] * right[[2, 3, 2, 3]]
+            norm = np.maximum(held.max(axis=0), 1e-300)
             scale += float(np.log(norm).sum())
-            m11, m12, m21, m22 = m11 / norm, m12 / norm, m21 / norm, m22 / norm
-            if last is not None:
-                m11, m12, m21, m22 = (
-                    np.append(x, y) for x, y in zip((m11, m12, m21, m22), last, strict=True)
-                )
+            held = np.concatenate([held / norm, odd], axis=1)
+        m11, m12, m21, m22 = held[:, 0]
         at = np.array([q * a, p * b]) / (q * a + p * b)  # the state after an arrival
-        total = at[0] * (m11[0] + m12[0]) + at[1] * (m21[0] + m22[0])
+        total = at[0] * (m11 + m12) + at[1] * (m21 + m22)
         return (scale + math.log(max(float(total), 1e-300))) / len(gaps)
 
 
@@ -201,13 +198,16 @@ def fit_mmpp(gaps: Floats) -> Mmpp:
         a, b, p, q = np.exp(x)
         return -Mmpp((a, b), (p, q)).score(unit)
 
+    def climb(x: Floats, steps: int) -> Any:
+        return minimize(negative, x, method="L-BFGS-B", bounds=bounds, options={"maxiter": steps})
+
     tried = []
     for low, high, stay in _BEGINNINGS:
         cycle = 2 * (stay if stay >= 1 else max(stay * len(gaps), 2.0))
         share = (1 - low) / (high - low)  # of the time at the high rate
-        start = np.log([low, high, 1 / (cycle * (1 - share)), 1 / (cycle * share)])
-        tried.append(minimize(negative, start, method="L-BFGS-B", bounds=bounds, options={"maxiter": 80}))
-    a, b, p, q = np.exp(min(tried, key=lambda found: float(found.fun)).x) / mean
+        tried.append(climb(np.log([low, high, 1 / (cycle * (1 - share)), 1 / (cycle * share)]), 10))
+    best = climb(min(tried, key=lambda found: float(found.fun)).x, 60)
+    a, b, p, q = np.exp(best.x) / mean
     return Mmpp((float(a), float(b)), (float(p), float(q)))
 
 
