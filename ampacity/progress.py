@@ -15,10 +15,11 @@ from rich.text import Text
 
 from analysis.intervals import smallest_n
 from analysis.observations import quantile_rank
+from loadgen.diagnosis import duration_text as seconds
 from loadgen.generator import Generator
 from loadgen.plan import LIVE_TTFTS, Live, StagePlan
 from loadgen.protocols import printable
-from reports.figures import DASH, counted, exact, failures
+from reports.figures import counted, exact, failures
 from reports.marks import percentile_text
 
 PAINT_EVERY_S = 0.5
@@ -132,10 +133,3 @@ def _why(stage: dict[str, Any]) -> str:
     """Why its SLO is undecided, in a word or three."""
     cause = next((str(v["cause"]) for v in stage["slo_verdicts"] if v["verdict"] == "undecided"), "")
     return next((words for part, words in UNDECIDED.items() if part in cause), "no value")
-
-
-def seconds(value: float | None) -> str:
-    """A duration for people: ms below 1 s."""
-    if value is None:
-        return DASH
-    return f"{value * 1e3:.3g} ms" if value < 0.9995 else f"{value:.3g} s"

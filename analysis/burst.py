@@ -17,7 +17,7 @@ from analysis.cohort import Cohort
 from analysis.intervals import smallest_n
 from analysis.metrics import Bools, Floats, Ints, read_chunks, ttft_s
 from analysis.observations import Observations
-from analysis.slo import Slo
+from analysis.slo import ERROR_RATE, Slo
 from analysis.stages import RunRecords
 from analysis.steady import time_average_in_flight
 
@@ -50,7 +50,7 @@ def summarise_burst(
     planned_s = float(plan["base_s"] + plan["burst_s"] + plan["recovery_s"])
     end_s = _known_until_s(planned_s, meta, at, records.table["request_id"].to_numpy()[rows.row], last_s)
     rows, at = rows.take(at <= end_s), at[at <= end_s]
-    cohort = Cohort(rows, read_chunks(records.table, rows), 0, last_ns)
+    cohort = Cohort(rows, read_chunks(records.table, rows), 0, last_ns, spoilt=records.spoilt)
     observed = observe_slos(cohort, slos)
     known = bool(slos) and not any(o.reason and not o.n for _, o in observed)
     met = requests_meeting(cohort, observed) if known else None
@@ -292,8 +292,10 @@ def judge_recovery(limit_s: float | None, burst: Mapping[str, Any]) -> dict[str,
         return None
     low_s, high_s = burst["recovery_ci_s"]
     harmed = (burst.get("harm") or {}).get("after")
-    if harmed and (low_s is None or low_s <= limit_s):  # an outage later on is no proof of a recovery
-        verdict, reason = "inconclusive", f"of those due later {harmed['reason']}"
+    if harmed and (low_s is None or low_s <= limit_s):  # an endpoint that fails later on is not got over it
+        failed = harmed["slo"].startswith(ERROR_RATE)
+        verdict = "violated" if failed else "inconclusive"
+        reason = f"of those due later {harmed['reason']}"
     elif high_s is not None and high_s <= limit_s:
         verdict, reason = "met", f"got over {high_s:.3g} s after the burst"
     elif low_s is not None and low_s > limit_s:

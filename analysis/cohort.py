@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 import numpy as np
@@ -22,7 +23,7 @@ from analysis.metrics import (
     zero_ns,
 )
 from analysis.observations import GapObservations, Observations
-from analysis.slo import ERROR_RATE, Slo
+from analysis.slo import ERROR_RATE, GAP_METRICS, Slo
 
 MIN_KNOWN_SHARE = 0.99
 """ITL is given when the tokens of each chunk are known for at least this share of the answers."""
@@ -34,6 +35,9 @@ READS_APART_US = 2000
 """Where most reads are nearer than this they are those of a fast engine, not of something that holds tokens back."""
 READS_FEW = 3.0
 """An answer in so few reads has no TPOT to speak of."""
+IN_ONE_PIECE = "answers came in one piece"
+ONE_PIECE_SHARE = 0.5
+"""Of the answers that have several tokens: where more come in one piece, the first token is not told from the last."""
 
 
 @dataclass(frozen=True)
@@ -46,6 +50,7 @@ class Cohort:
     now_ns: float  # when the last thing that we know of happened, for ages
     in_flight: Floats | None = None  # shape (n,): requests of the stage in flight when each was due
     memory: float | None = None  # requests over which the in-flight count of an open stage stays alike
+    spoilt: Mapping[str, str] = field(default_factory=dict)  # metrics that nothing is judged by, and why
 
     @cached_property
     def cut_ns(self) -> Floats:
@@ -75,6 +80,20 @@ class Cohort:
             "requests", values[finite], owner, None, infinite, censored, assumption=assumption, memory=memory
         )
 
+    @cached_property
+    def observed(self) -> dict[str, Observations]:
+        """Every latency, by the name that its percentiles have in a stage."""
+        return {
+            "ttft_s": self.ttft(from_schedule=False),
+            "ttft_from_schedule_s": self.ttft(from_schedule=True),
+            "first_answer_s": self.first_answer(from_schedule=False),
+            "itl_s": self.itl,
+            "icl_s": self.icl,
+            "tpot_s": self.tpot,
+            "e2e_s": self.e2e(from_schedule=False),
+            "e2e_from_schedule_s": self.e2e(from_schedule=True),
+        }
+
     @property
     def in_flight_se(self) -> float | None:
         """Standard error of the mean in flight of an open stage: looks that are ``memory`` requests apart are independent."""
@@ -91,7 +110,8 @@ class Cohort:
         share = float(np.count_nonzero(which)) / max(len(which), 1)
         memory = None if self.memory is None else share * self.memory
         in_flight = None if self.in_flight is None else self.in_flight[which]
-        return Cohort(self.requests.take(which), self.chunks.take(which), 0, self.now_ns, in_flight, memory)
+        requests, chunks = self.requests.take(which), self.chunks.take(which)
+        return replace(self, requests=requests, chunks=chunks, missing=0, in_flight=in_flight, memory=memory)
 
     def in_class(self, name: str | None) -> Bools:
         """Which requests are of a class (None: all), shape (n,)."""
@@ -111,6 +131,8 @@ class Cohort:
         return self.per_request(np.where(self.requests.has_status("ok"), pace, np.nan), None)
 
     def ttft(self, *, from_schedule: bool) -> Observations:
+        if self._in_one_piece:
+            return _unknown("requests", self._in_one_piece)
         return self.per_request(
             ttft_s(self.requests, from_schedule=from_schedule),
             zero_ns(self.requests, from_schedule),
@@ -118,6 +140,8 @@ class Cohort:
         )
 
     def first_answer(self, *, from_schedule: bool) -> Observations:
+        if unknown := self._in_one_piece or self._still_thinking:
+            return _unknown("requests", unknown)
         return self.per_request(
             first_answer_s(self.requests, from_schedule=from_schedule),
             zero_ns(self.requests, from_schedule),
@@ -181,6 +205,35 @@ class Cohort:
         return f"{untimed} of {n} answers have no times of their chunks, only of the first and the last token: see tpot_s"
 
     @cached_property
+    def _still_thinking(self) -> str | None:
+        """Why the time to the first answer is not known: answers that ended while the model thought would be left out of it."""
+        r = self.requests
+        said = r.has_status("ok") & ~np.isnan(r.first_token_ns)
+        n, without = int(np.count_nonzero(said)), int(np.count_nonzero(said & np.isnan(r.first_answer_ns)))
+        if n - without >= MIN_KNOWN_SHARE * n:
+            return None
+        return (
+            f"{without} of {n} answers ended while the model was still thinking, so how long a reader waits for its answer is not "
+            "known: plan longer answers"
+        )
+
+    @cached_property
+    def _in_one_piece(self) -> str | None:
+        """Why the first token of the answers is not told from their last."""
+        r = self.requests
+        one = np.where(r.uncounted, r.output_tokens_planned, visible_tokens(r)) == 1
+        several = r.has_status("ok") & ~np.isnan(r.first_token_ns) & ~one
+        lasted_us = (r.last_token_ns - r.started_ns)[several] / 1e3
+        n, whole = len(lasted_us), several & (r.first_token_ns == r.last_token_ns)
+        together = int(np.count_nonzero(whole))
+        if together <= ONE_PIECE_SHARE * n or np.median(lasted_us) < READS_APART_US:
+            return None
+        return (
+            f"{together} of {n} {IN_ONE_PIECE}: they were not streamed, or something on the way held them back, "
+            "and their first token is no earlier than the last: see e2e_s"
+        )
+
+    @cached_property
     def _bunched(self) -> tuple[str | None, float]:
         """Why gaps say nothing of the engine where tokens come in bunches, and the reads of an answer with several chunks."""
         together = apart = well_apart = answers = 0
@@ -236,6 +289,8 @@ def _unknown(unit: str, reason: str) -> Observations:
 def observations_for_slo(cohort: Cohort, slo: Slo) -> Observations:
     """What an SLO is judged by: TTFT, first answer, fluidity and E2E count from the schedule."""
     cohort = cohort.of_class(slo.class_)
+    if slo.metric in cohort.spoilt:
+        return _unknown("gaps" if slo.metric in GAP_METRICS else "requests", cohort.spoilt[slo.metric])
     if slo.metric == ERROR_RATE:
         return cohort.errors()
     if slo.metric == "fluidity":

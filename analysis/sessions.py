@@ -168,7 +168,8 @@ def _goodput(
     if not slos:
         return {"goodput_per_s": None, "attainment": None, "goodput_per_s_reason": "no SLO given"}
     r = sessions.requests
-    cohort = Cohort(r, read_chunks(records.table, r), 0, float(np.nanmax(r.ended_ns, initial=0.0)))
+    last_ns = float(np.nanmax(r.ended_ns, initial=0.0))
+    cohort = Cohort(r, read_chunks(records.table, r), 0, last_ns, spoilt=records.spoilt)
     observed = observe_slos(cohort, slos)
     unknown = next((o.reason for _, o in observed if o.reason), None)
     if unknown:

@@ -19,7 +19,7 @@ from analysis.goodput import offline_throughput, peak_goodput
 from analysis.impossible import check_records
 from analysis.intervals import ASSUMPTION
 from analysis.knee import find_knee
-from analysis.lengths import mean_tokens, output_deviation, realised
+from analysis.lengths import input_deviation, mean_tokens, output_deviation, realised
 from analysis.littles_law import against_server, summarise_gap
 from analysis.search import summarise_search
 from analysis.server import server_figures
@@ -51,6 +51,7 @@ def summarise(run: Run, labels: Mapping[int, bool] | None = None) -> dict[str, A
         "predicted": bool(meta.get("predicted", False)),
         "imported": _imported(meta),
         "warnings": [],
+        "diagnosis": meta.get("diagnosis"),
         "workload": {**(meta.get("workload") or {}), "realised": realised(run.requests, records.requests)},
         "slos": [slo.as_dict() for slo in slos],
         **_counts(records.requests, metas),
@@ -89,9 +90,15 @@ def summarise(run: Run, labels: Mapping[int, bool] | None = None) -> dict[str, A
     )
     if meta.get("burst") and metas:
         summary["burst"] = summarise_burst(meta["burst"], _undisturbed(metas), records, slos, run.server)
+    if meta.get("next_command"):
+        summary["next_command"] = str(meta["next_command"])
     if meta.get("search"):
         summary["search"] = summarise_search(meta["search"], stages, slos)
-    summary["warnings"] = find_caveats(summary, output_deviation(records.requests))
+    if summary["diagnosis"] is None:
+        summary["diagnosis_reason"] = "no probe's diagnosis is in run.json"
+    summary["warnings"] = find_caveats(
+        summary, input_deviation(records.requests), output_deviation(records.requests)
+    )
     summary["verdict"] = write_verdict(summary)
     plain: dict[str, Any] = _plain(summary)
     return plain
@@ -110,7 +117,7 @@ def _judge_stages(
     """(entries of run.json's stages, the run's records, its stage objects)."""
     meta = run.meta
     metas = [_plain_stage(index, s) for index, s in enumerate(meta.get("stages") or [])]
-    records = read_records(run.requests, _origin_ns(metas))
+    records = read_records(run.requests, _origin_ns(metas), meta)
     warmup = None if meta.get("warmup_requests") is None else int(meta["warmup_requests"])
     if not run.complete:
         metas = [_as_far_as_it_came(m, run.requests) for m in metas]

@@ -14,13 +14,18 @@ from typing import Any, cast
 import msgspec
 
 from loadgen.hot_path import Take
-from loadgen.protocols import error_text, excerpt
+from loadgen.protocols import excerpt, printable, stream_error, with_halves
 from loadgen.records import CHUNK_AT_MAX_US, RequestRecord
-from loadgen.repeats import Form, Kind, Said, in_pieces, last_chunk, learn
+from loadgen.repeats import Form, Said, in_pieces, last_chunk, learn
+from loadgen.thinking import Kind, Thinking
+from loadgen.told import CallPieces
 
 STAMPS = "L" if array("L").itemsize == 8 else "Q"  # "q" takes Python several times as long
+FAILED_REASONS = (
+    "error",
+    "abort",
+)  # of an end: OpenRouter's, and that of an engine which gave the request up
 TOKENS_MAX = 2**31 - 1  # what a column of the records holds
-FINISH_REASON_MAX = 200  # characters of it that are kept
 BAD_JSON = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 
 
@@ -37,6 +42,7 @@ class _Delta(msgspec.Struct, gc=False):
     reasoning_content: Any = None
     reasoning: Any = None
     tool_calls: Any = None
+    function_call: Any = None  # of before there were several
     refusal: Any = None
 
 
@@ -64,14 +70,39 @@ class Answer:
     """The content of one response, read event by event. Times are ns of the reads that brought them."""
 
     __slots__ = (
-        "_chunk_tokens", "_finished_choices", "_form", "_form_usage", "_missed_at", "_misses", "_usage", "_usage_beside", "_usage_per_chunk", "_usage_totals", "bad_json",
-        "cached_tokens", "chunk_at_ns", "done", "error", "finish_reason", "first_answer_ns", "first_event_ns",
-        "input_tokens", "reasoning_tokens", "said", "whole_ns",
+        "_chunk_tokens",
+        "_finished_choices",
+        "_form",
+        "_form_usage",
+        "_looks",
+        "_missed_at",
+        "_misses",
+        "_usage",
+        "_usage_beside",
+        "_usage_per_chunk",
+        "_usage_totals",
+        "bad_json",
+        "cached_tokens",
+        "calls",
+        "chunk_at_ns",
+        "done",
+        "error",
+        "finish_reason",
+        "first_answer_ns",
+        "first_event_ns",
+        "input_tokens",
+        "reasoning_tokens",
+        "said",
+        "thinking",
+        "whole_ns",
     )  # fmt: skip
 
     repeats = True  # whether chunks can be told by their form
 
-    def __init__(self) -> None:
+    def __init__(self, thinks_until: str | None = None) -> None:
+        """``thinks_until``: see ``Thinking``."""
+        self.thinking = Thinking(thinks_until)
+        self._looks = True  # whether any text of the answer may be thinking, not only one with a tag
         self.first_event_ns: int | None = None
         self.first_answer_ns: int | None = None
         self.chunk_at_ns = array(STAMPS)  # token-bearing chunks
@@ -92,21 +123,34 @@ class Answer:
         self.bad_json: str | None = None
         self.done = False
         self.whole_ns: int | None = None  # when an answer that has no tokens by its nature was complete
-        self.said: list[tuple[Kind, str]] | None = None  # a list, where somebody wants the text
+        self.said: list[tuple[Kind, str]] | None = None  # a list, where somebody wants the text ...
+        self.calls: CallPieces | None = None  # ... and the calls of tools
+
+    def listen(self) -> None:
+        """Keep what is said."""
+        self.said, self.calls = [], CallPieces()
 
     def taker(self, otherwise: Take) -> Take | None:
         """What takes reads that repeat the form and hands on all others; None where no form is known."""
-        form, note = self._form, self.chunk_at_ns.append
+        form, note, said = self._form, self.chunk_at_ns.append, self.said
         if form is None:
             return None
-        if (said := self.said) is None:
+        followed, thinking = self._looks and form.kind == "answer", self.thinking
+        if followed and thinking.parsed:
+            return None
+        if said is None and not followed:
             return form.taker(note, otherwise)
+        kind: Kind = "reasoning" if thinking.state == "thinking" else form.kind
 
         def tells(chunk: bytes) -> bool:  # there is more to note than the time
             text = form.text_of(chunk)
             if text is None:
                 return False
-            said.append((form.kind, text.decode()))
+            if followed and not thinking.goes_on(text.decode()):
+                form.total = form.total and form.total - 1
+                return False
+            if said is not None:
+                said.append((kind, text.decode()))
             return True
 
         return in_pieces(tells, note, otherwise)
@@ -167,26 +211,39 @@ class Answer:
         try:
             chunk = _decode(data) if data else None
         except BAD_JSON as error:
-            self.bad_json = self.bad_json or f"{error}: {excerpt(data)}"
-            return
+            chunk = with_halves(data, _Chunk)
+            if chunk is None:
+                self._on_bad_json(error, data)
+                return
         if chunk is None:  # ``data: null`` and empty events are seen: no token, no fault
             return
-        if chunk.error is not None or (chunk.detail is not None and chunk.choices is None):
-            self.error = self.error or error_text(data)
+        if (chunk.error or chunk.choices is None) and (told := stream_error(data)):
+            self.error = self.error or told
             return
         bears_text, reasoning, counted = False, False, None
         for choice in chunk.choices or ():
             if choice.finish_reason:
-                self.finish_reason = str(choice.finish_reason)[:FINISH_REASON_MAX]
+                self.finish_reason = printable(str(choice.finish_reason))
+                if self.finish_reason in FAILED_REASONS:
+                    self.error = self.error or f"finish reason {self.finish_reason}"
                 self._finished_choices += 1
-            delta = choice.delta
-            if delta is not None and delta.content:  # nearly every chunk
+            delta, text = choice.delta, None
+            if delta is not None and delta.content.__class__ is str and delta.content:  # nearly every chunk
                 kind: Kind | None = "answer"
+                text = delta.content
             else:
                 kind = _kind_of(choice)
             if kind is not None:
+                if text is None:
+                    text = _text_of(choice)
+                if (
+                    kind == "answer"
+                    and text
+                    and (self._looks or ">" in text or "]" in text or "▷" in text)  # a tag ends so
+                ):
+                    kind, text = self._heard(text)
                 if self.said is not None:
-                    self.said.append((kind, _text_of(choice)))
+                    self._tell(kind, text, choice)
                 reasoning = kind == "reasoning"
                 tokens = None
                 if choice.token_ids is not None or choice.logprobs is not None:
@@ -209,6 +266,35 @@ class Answer:
         if bears_text:
             self._usage_beside = usage
             self._append(at_ns, counted)
+
+    def _tell(self, kind: Kind, text: str, choice: _Choice) -> None:
+        """Keep what a chunk said, where somebody wants it."""
+        if self.said is not None:
+            self.said.append((kind, text))
+        said = choice.delta or choice.message
+        if said is not None and self.calls is not None:
+            self.calls.add_chat(said.tool_calls)
+            if isinstance(said.function_call, dict):
+                self.calls.add_chat([{"function": said.function_call}])
+
+    def _heard(self, text: str) -> tuple[Kind, str]:
+        """What a text of the answer is: thinking that stands in it is none. And what of it is to be told again."""
+        thinking = self.thinking
+        kind, text = thinking.take(text)
+        self._looks = thinking.parsed or thinking.followed
+        if thinking.all_thought:
+            thinking.all_thought, self.first_answer_ns = False, None
+            if self.said is not None:
+                self.said[:] = [("reasoning", said) for _, said in self.said]
+        return kind, text
+
+    def _on_bad_json(self, error: Exception, data: bytes) -> None:
+        """What is no JSON of the right shape: an error all the same where it is a list that holds one."""
+        told = stream_error(data) if data.lstrip()[:1] == b"[" else None
+        if told is not None:
+            self.error = self.error or told
+        else:
+            self.bad_json = self.bad_json or f"{error}: {excerpt(data)}"
 
     def _append(self, at_ns: int, tokens: int | None) -> None:
         self.chunk_at_ns.append(at_ns)
@@ -299,7 +385,7 @@ def _said(data: bytes) -> Said | None:
         chunk = _decode(data)
     except BAD_JSON:
         return None
-    if chunk is None or chunk.error is not None or not chunk.choices or len(chunk.choices) > 1:
+    if chunk is None or chunk.error or not chunk.choices or len(chunk.choices) > 1:
         return None
     choice = chunk.choices[0]
     kind = _kind_of(choice)
@@ -314,16 +400,37 @@ def _kind_of(choice: _Choice) -> Kind | None:
     delta = choice.delta or choice.message
     if delta is None:
         return "answer" if choice.text else None
+    if isinstance(delta.content, list):  # Mistral's parts
+        return _kind_of_parts(delta.content)
     if delta.content or delta.refusal:
         return "answer"
     if delta.reasoning_content or delta.reasoning:
         return "reasoning"
-    return "answer" if delta.tool_calls else None
+    return "answer" if delta.tool_calls or delta.function_call else None
+
+
+def _kind_of_parts(parts: list[Any]) -> Kind | None:
+    """What a content in parts carries: text of the answer, or thinking alone."""
+    kinds = {str(part.get("type")) for part in parts if isinstance(part, dict)}
+    if not kinds:
+        return None
+    return "reasoning" if kinds <= {"thinking", "reasoning"} else "answer"
+
+
+def _text_of_parts(parts: list[Any]) -> str:
+    """The text of a content in parts, at any depth."""
+    found = []
+    for part in parts:
+        inner = part.get("text", part.get("thinking")) if isinstance(part, dict) else None
+        found.append(_text_of_parts(inner) if isinstance(inner, list) else inner)
+    return "".join(text for text in found if isinstance(text, str))
 
 
 def _text_of(choice: _Choice) -> str:
     """The text of a choice that bears tokens; that of tool calls is left out."""
     delta = choice.delta or choice.message or _Delta()
+    if isinstance(delta.content, list):
+        return _text_of_parts(delta.content)
     for text in (delta.content, delta.refusal, delta.reasoning_content, delta.reasoning, choice.text):
         if isinstance(text, str) and text:
             return text

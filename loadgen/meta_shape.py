@@ -28,7 +28,7 @@ _PART_S: Any = Annotated[float, Meta(ge=0.1, le=30 * 86_400.0)]
 _ANY_OBJECT: Any = dict[str, Any]
 _AUDIT = _object(
     slip_p50_s=_AMOUNT, slip_p99_s=_AMOUNT, slip_max_s=_AMOUNT, loop_lag_p99_s=_AMOUNT, receive_delay_p99_s=_AMOUNT,
-    dated_by_kernel=bool, coalesced_share=_AMOUNT, cpu_fraction=_AMOUNT, resent=_COUNT, client_limited=bool, client_limited_reason=str,
+    busiest=_list(_object(("name", "cores"), name=str, cores=_AMOUNT)), stalls=_list(tuple[_COUNT, _TIME_NS, _TIME_NS]), dated_by_kernel=bool, coalesced_share=_AMOUNT, cpu_fraction=_AMOUNT, resent=_COUNT, client_limited=bool, client_limited_reason=str,
 )  # fmt: skip
 _STAGE = _object(
     ("start_ns", "end_ns"),
@@ -38,10 +38,14 @@ _STAGE = _object(
 )  # fmt: skip
 _STEP = _object(("stage", "offered_rps", "why"), stage=_COUNT, offered_rps=_AMOUNT, why=str)
 _LENGTHS = _object(p50=_AMOUNT, text=str)
+_FINDING = _object(
+    ("name", "verdict", "found", "means"),
+    name=str, verdict=Literal["ok", "note", "bad"], found=str, means=str, spoils=list[str],
+)  # fmt: skip
 _DEFINITION = _object(("what", "theirs"), what=str, theirs=str, ours=str)
 _RUN_JSON = _object(
     status=str, status_reason=str, predicted=bool, started_utc=str, tool=_ANY_OBJECT, clock=_ANY_OBJECT,
-    endpoint=_ANY_OBJECT, locked=_ANY_OBJECT, host=_ANY_OBJECT, slos=_list(_ANY_OBJECT), notes=list[str],
+    endpoint=_ANY_OBJECT, locked=_ANY_OBJECT, host=_ANY_OBJECT, slos=_list(_ANY_OBJECT), notes=list[str], diagnosis=_list(_FINDING),
     warmup_requests=_COUNT, command_line=list[str], stages=_list(_STAGE),
     workload=_object(
         input_tokens=_LENGTHS, output_tokens=_LENGTHS, classes=_list(_object(name=str, weight=_AMOUNT)),

@@ -9,6 +9,7 @@ from typing import Any, Literal, Protocol
 
 from loadgen.audit import Measures
 from loadgen.records import FAILED_STATUSES, RequestRecord
+from loadgen.told import Told
 from workloads.schedule import Schedule
 
 LIVE_TTFTS = 400  # first tokens that the live percentiles rest on
@@ -29,7 +30,7 @@ class Requests(Protocol):
     def wanted(self, index: int) -> bool:
         """Whether the text of the answer will be told again."""
 
-    def answered(self, index: int, text: str) -> None:
+    def answered(self, index: int, told: Told) -> None:
         """The request is over; ``text`` is what the server answered, if it was wanted."""
 
 
@@ -52,6 +53,7 @@ class StagePlan:
     drain_s: float = 30.0  # how long answers are waited for after the last deadline
     answering_s: float = 0.0  # and how much longer those that have begun, where most have
     finish_s: float = 60.0  # how long after its end sessions are played on
+    whole: bool = False  # a replay: the stage lasts until all of the schedule has been sent
     end_on_failure: bool = True  # a failed turn ends its session
     keep_reasoning: bool = False  # in the histories of sessions
     sticky: bool = False  # with several targets: a session stays with one of them

@@ -14,10 +14,10 @@ import re
 from collections.abc import Callable
 from functools import cache
 from operator import add
-from typing import Literal
 
 from loadgen import hot_path
 from loadgen.hot_path import Take
+from loadgen.thinking import MARKS, Kind
 
 EVENT_END = b"\n\n\r\n"  # of an event that ends its HTTP chunk
 PLAIN = bytes(c for c in range(0x20, 0x7F) if c not in b'"\\')  # in a text these stand for themselves
@@ -27,7 +27,6 @@ PLACES_MAX = 4  # where the text may stand, tried until one is it
 _HEADERS_END = b"\r\n\r\n"
 _TOTALS = re.compile(rb'"(?:completion|total)_tokens": ?([1-9][0-9]{0,8})')
 
-Kind = Literal["answer", "reasoning"]
 Said = tuple[Kind, str, int | None]
 """What one chunk says: of which kind its text is, the text, and the tokens of the answer up to it."""
 
@@ -56,8 +55,8 @@ _rests: dict[tuple[bytes, int], set[bytes]] = {}
 
 def _stands_for_itself(text: bytes) -> bool:
     odd = text.translate(None, PLAIN)
-    if not text or (odd and (min(odd) < 0x80 or not _is_utf8(text))):
-        return False
+    if not text or (odd and (min(odd) < 0x80 or not _is_utf8(text))) or MARKS.search(text):
+        return False  # a tag of thinking says what the text around it is
     _remember(text, _known)
     return True
 

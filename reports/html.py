@@ -7,7 +7,7 @@ it opens at once and in years, prints, needs no script (the page forbids any) an
 from __future__ import annotations
 
 import shlex
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -192,10 +192,18 @@ def _provenance(meta: Mapping[str, Any]) -> list[tuple[str, list[tuple[str, str]
     return [
         ("Locked variables", _facts(meta.get("locked"))),
         ("Endpoint", _facts(meta.get("endpoint"))),
+        ("Seen of the endpoint before the load", _diagnosis(meta.get("diagnosis"))),
         ("Run", run),
         ("Load generator's host", host_facts),
         ("Inputs of the fleet size", _facts(meta.get("fleet_inputs"))),
     ]
+
+
+def _diagnosis(findings: Sequence[Mapping[str, Any]] | None) -> list[tuple[str, str]]:
+    """The probe's diagnosis, a line for each finding."""
+    if findings is None:
+        return [("Diagnosis", NOT_GIVEN)]
+    return [(_words(str(f["name"])), f"{f['verdict']}: {f['found']} → {f['means']}") for f in findings]
 
 
 def _facts(held: Mapping[str, Any] | None) -> list[tuple[str, str]]:

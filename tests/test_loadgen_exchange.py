@@ -46,6 +46,60 @@ def unframed(*values: dict[str, Any] | str) -> bytes:
     return UNFRAMED + b"".join(event(v) for v in values)
 
 
+# -- characters in halves ------------------------------------------------------------------------
+
+
+def _delta(**said: Any) -> str:
+    return json.dumps({"choices": [{"index": 0, "delta": said}]})  # json writes halves as escapes
+
+
+HALVES = {
+    # name: (events, text without reasoning, text with it): U+1F600 is the pair D83D DE00
+    "content": ([_delta(content="a\ud83d"), _delta(content="\ude00b")], "a\U0001f600b", "a\U0001f600b"),
+    "capital digits": (
+        ['{"choices":[{"text":"\\uD83D"}]}', '{"choices":[{"text":"\\uDE00"}]}'], "\U0001f600", "\U0001f600",
+    ),
+    "reasoning": (
+        [_delta(reasoning_content="\ud83d"), _delta(reasoning_content="\ude00"), _delta(content="x")], "x", "\U0001f600x",
+    ),
+    "a half alone": ([_delta(content="\ude00"), _delta(content="b")], "\ufffdb", "\ufffdb"),
+    "other text between them": (
+        [_delta(content="\ud83d"), _delta(reasoning="-"), _delta(content="\ude00")], "\U0001f600", "\ufffd-\ufffd",
+    ),
+    "tool arguments": (
+        [_delta(tool_calls=[{"index": 0, "function": {"arguments": half}}]) for half in ('{"a":"\ud83d', '\ude00"}')], "", "",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", HALVES)
+def test_a_character_may_come_in_two_events(name: str) -> None:
+    events, said, with_reasoning = HALVES[name]
+    for in_one_read in (False, True):
+        exchange, ends = _exchange()
+        exchange.listen()
+        reads = [HEAD + chunk(*events)] if in_one_read else [HEAD, *map(chunk, events)]
+        for i, read in enumerate([*reads, chunk(FINISH, "[DONE]") + END]):
+            exchange.feed((i + 1) * MS, read)
+        assert ends == [exchange]
+        record = exchange.record
+        assert (record.status, record.error, record.finish_reason) == ("ok", None, "stop")
+        assert len(record.chunk_at_us) == len(events)
+        assert (exchange.said(), exchange.said(reasoning=True)) == (said, with_reasoning)
+
+
+def test_half_a_character_in_an_error_or_a_finish_reason_is_printable() -> None:
+    record = play([(1 * MS, HEAD + chunk({"error": {"message": "no \ud83d"}}) + END)])
+    assert (record.status, record.error) == ("stream_error", "no \ufffd")
+    record = play([(1 * MS, HEAD + chunk(text("a", finish_reason="st\ud83d")) + END)])
+    assert (record.status, record.finish_reason) == ("ok", "st\ufffd")
+
+
+@pytest.mark.parametrize("broken", ['{"choices":[{"text":"\\ud83d"}', '{"choices":NaN,"x":"\\ud83d"}'])
+def test_half_a_character_excuses_no_other_fault(broken: str) -> None:
+    assert play([(1 * MS, HEAD + chunk(broken, FINISH) + END)]).status == "protocol_error"
+
+
 # -- times ---------------------------------------------------------------------------------------
 
 
@@ -246,6 +300,32 @@ ENDINGS: dict[str, tuple[bytes, str, int | None, str | None]] = {
     "error event after tokens": (HEAD + chunk(OK[0], {"error": {"message": "oom"}}, *OK, "[DONE]") + END, "stream_error", 3, "oom"),
     "error event, then FIN": (unframed(OK[0], {"error": "oom"}), "stream_error", 1, "oom"),
     "detail in a 200 stream": (HEAD + chunk({"detail": "no"}) + END, "stream_error", None, "no"),
+    "vLLM before 0.10": (
+        HEAD + chunk(OK[0], {"object": "error", "message": "engine is dead", "type": "InternalServerError", "code": 500}, "[DONE]") + END,
+        "stream_error", 1, "engine is dead",
+    ),
+    "vLLM": (HEAD + chunk(OK[0], {"error": {"message": "EngineCore died", "type": "InternalServerError", "code": 500}}, "[DONE]") + END, "stream_error", 1, "EngineCore died"),
+    "SGLang, overloaded": (HEAD + chunk({"error": {"object": "error", "message": "The request queue is full.", "code": 503}}, "[DONE]") + END, "stream_error", None, "queue is full"),
+    "LiteLLM": (HEAD + chunk(OK[0], {"error": {"message": "litellm.RateLimitError: no", "type": None, "param": None, "code": "429"}}) + END, "stream_error", 1, "litellm.RateLimitError"),
+    "TGI": (HEAD + chunk({"error": "Model is overloaded", "error_type": "overloaded"}) + END, "stream_error", None, "Model is overloaded"),
+    "Gemini, in a list": (HEAD + chunk(OK[0], '[{"error": {"code": 503, "message": "The model is overloaded.", "status": "UNAVAILABLE"}}]') + END, "stream_error", 1, "The model is overloaded."),
+    "OpenRouter, in mid-stream": (
+        HEAD + chunk(OK[0], {"error": {"code": 502, "message": "Provider disconnected"}, "choices": [{"delta": {"content": ""}, "finish_reason": "error"}]}) + END,
+        "stream_error", 1, "Provider disconnected",
+    ),
+    "a finish reason that is an error": (HEAD + chunk(OK[0], {"choices": [{"delta": {}, "finish_reason": "error"}]}, "[DONE]") + END, "stream_error", 1, "finish reason error"),
+    "given up by the engine": (HEAD + chunk(OK[0], {"choices": [{"delta": {}, "finish_reason": "abort"}]}, "[DONE]") + END, "stream_error", 1, "finish reason abort"),
+    "Anthropic's in a chat": (HEAD + chunk(OK[0], {"type": "error", "error": {"type": "overloaded_error", "message": "Overloaded"}}) + END, "stream_error", 1, "Overloaded"),
+    "a bare message (AWS, Azure)": (HEAD + chunk({"statusCode": 429, "message": "Rate limit is exceeded."}, "[DONE]") + END, "stream_error", None, "Rate limit is exceeded."),
+    "a list of errors (Cloudflare)": (HEAD + chunk({"success": False, "errors": [{"code": 3040, "message": "Capacity exceeded"}]}) + END, "stream_error", None, "Capacity exceeded"),
+    "an event named error, in words": (UNFRAMED + event(OK[0]) + b"event: error\ndata: upstream timed out\n\n", "stream_error", 1, "upstream timed out"),
+    "an event named error, without a word": (UNFRAMED + event(OK[0]) + b"event: error\n\n", "stream_error", 1, "an event named error"),
+    "an event named error, an object": (UNFRAMED + b'event: error\ndata: {"message": "busy", "code": 529}\n\n', "stream_error", None, "busy"),
+    "an error that is none": (HEAD + chunk({**OK[0], "error": None}, {**OK[1], "error": {}}, "[DONE]") + END, "ok", 2, None),
+    "an error in a body that is no stream": (
+        b'HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: 30\r\n\r\n{"error":{"message":"no GPU"}}',
+        "stream_error", None, "no GPU",
+    ),
     "invalid JSON": (HEAD + chunk(OK[0], '{"choices": [', FINISH, "[DONE]") + END, "protocol_error", 1, "not JSON"),
     "JSON of another shape": (HEAD + chunk('{"choices": 5}', "[DONE]") + END, "protocol_error", None, "not JSON"),
     "invalid UTF-8": (UNFRAMED + b'data: {"choices":[{"text":"\xff\xfe"}]}\n\n' + event("[DONE]"), "protocol_error", None, "not JSON"),

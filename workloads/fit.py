@@ -14,7 +14,7 @@ from workloads.fit_process import choose_process, gaps_text
 from workloads.fit_traffic import fit_arrivals, fit_clients, fit_sessions, fit_sharing, turns_of
 from workloads.lengths import fit_copula, parse_lengths, spearman
 from workloads.rates import Switching
-from workloads.replay import spread
+from workloads.replay import spread, with_blocks
 from workloads.sessions import JOINT_MAX
 from workloads.trace_times import recorded
 from workloads.traces import Trace
@@ -38,6 +38,7 @@ def fit(trace: Trace, name: str, *, seed: int = 1) -> dict[str, Any]:
     n = len(trace)
     if n < 2:
         raise WorkloadError(f"{trace.source}: {n} request is too few for a profile: give 2 or more")
+    trace = with_blocks(trace)
     few = n < FEWEST
     timed = bool(trace.clock) and not trace.from_session_start and not few
     spread_out = spread(trace, np.random.default_rng(seed))

@@ -8,7 +8,6 @@ from numpy.typing import NDArray
 
 from workloads.busy_hour import busy_hour
 from workloads.fit_lengths import rounded
-from workloads.prefixes import block_size
 from workloads.traces import Blocks, Trace
 
 Floats = NDArray[np.float64]
@@ -127,11 +126,8 @@ def fit_clients(client: NDArray[np.int64], arrival_s: Floats | None) -> dict[str
 def fit_sharing(trace: Trace) -> dict[str, Any] | None:
     """Share of prompt tokens that an infinite cache would hold, from block ids or reported cached tokens."""
     found: dict[str, Any] = {}
-    if trace.blocks is not None:
-        chains = trace.blocks
-        size = block_size(trace.input_tokens, chains.start) or max(
-            round(trace.input_tokens.sum() / len(chains.ids)), 1
-        )
+    size = trace.block_tokens
+    if trace.blocks is not None and size is not None:
         hit = np.minimum(leading_hits(trace.blocks) * size, trace.input_tokens)
         found = {
             "block_tokens": size,

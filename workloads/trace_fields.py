@@ -20,23 +20,49 @@ ROLES: dict[str, tuple[str, ...]] = {
     "input": (
         "contexttokens", "input_length", "request tokens", "input_tokens", "prompt_tokens", "num_prefill_tokens",
         "usage.prompt_tokens", "usage.input_tokens", "response.usage.prompt_tokens", "response.body.usage.prompt_tokens",
-        "gen_ai.usage.input_tokens", "gen_ai.usage.prompt_tokens", "in",
+        "gen_ai.usage.input_tokens", "gen_ai.usage.prompt_tokens", "in", "prompttokens", "usagedetails.input",
+        "usage_details.input", "usage.input", "inputusage", "llm.token_count.prompt",
     ),
     "output": (
         "generatedtokens", "output_length", "response tokens", "output_tokens", "completion_tokens", "num_decode_tokens",
         "usage.completion_tokens", "usage.output_tokens", "response.usage.completion_tokens",
         "response.body.usage.completion_tokens", "gen_ai.usage.output_tokens", "gen_ai.usage.completion_tokens", "out",
+        "completiontokens", "usagedetails.output", "usage_details.output", "usage.output", "outputusage",
+        "llm.token_count.completion",
     ),
     "cached": (
         "cached_tokens", "usage.prompt_tokens_details.cached_tokens", "usage.cache_read_input_tokens",
         "response.usage.prompt_tokens_details.cached_tokens", "gen_ai.usage.cache_read.input_tokens",
     ),
-    "session": ("session id", "session_id", "session", "conversation_id", "chat_id", "gen_ai.conversation.id", "session.id"),
+    "session": (
+        "session id", "session_id", "sessionid", "session", "conversation_id", "conversationid", "chat_id",
+        "gen_ai.conversation.id", "session.id", "trace_id", "traceid",
+    ),
+    "parent": ("parent_session", "parent_chat_id"),  # the session that a helper's belongs to, the chat gone on with
     "client": ("client_id", "client", "tenant", "api_key", "end_user", "user_id", "user", "service.name"),
+    "end": ("endtime", "end_time", "endtimeunixnano", "ended_at", "completed_at", "finished_at"),
+    "duration": (
+        "elapsed time", "api_time", "api_time_s", "duration_s", "duration_ms", "latency_s", "latency_ms", "latency",
+    ),
+    "pause": ("delay", "delay_ms", "delay_s", "think_time", "think_time_s", "think_time_ms", "think_ms"),
+    "messages": (
+        "messages", "body.messages", "request.messages", "request.body.messages", "input.messages", "text_input",
+        "prompt", "body.prompt", "body.input", "input", "text",
+    ),
+    "answer": (
+        "answer", "output", "output.content", "response", "completion", "output_text", "response.choices",
+        "response.body.choices", "choices",
+    ),
+    "limit": tuple(
+        f"{prefix}{name}" for prefix in ("", "body.", "request.", "request.body.", "modelparameters.")
+        for name in ("max_tokens", "max_completion_tokens", "max_output_tokens")
+    ),
     "hash_ids": ("hash_ids",),
+    "block_size": ("block_size",),
     "blocks": ("input_blocks", "input_blocks64"),
     "shared_blocks": ("shared_blocks", "blocks_shared_with_prev_turn"),
 }  # fmt: skip
+PER_ROW = ("messages", "answer", "limit")  # roles of which each row may have another column
 REQUIRED = {
     "time": "the arrival time (as timestamp)",
     "input": "the input tokens (as input_tokens)",
@@ -46,6 +72,9 @@ _FORMATS = {
     "contexttokens": "Azure", "request tokens": "BurstGPT", "gen_ai.usage.input_tokens": "OpenTelemetry",
     "gen_ai.usage.prompt_tokens": "OpenTelemetry", "usage.prompt_tokens": "OpenAI usage", "in": "agentic coding",
 }  # fmt: skip
+_PLACEHOLDERS = frozenset(
+    {"", "nan", "none", "null", "nil", "-", "--", "n/a", "na", "<na>", "undefined", "(null)"}
+)
 UNITS = {"s": 9, "ms": 6, "us": 3, "ns": 0}  # powers of ten to nanoseconds
 _UNIT_WORDS = {"s": "seconds", "ms": "milliseconds", "us": "microseconds", "ns": "nanoseconds"}
 
@@ -74,6 +103,15 @@ class Columns:
 
     def __getitem__(self, role: str) -> str:
         return self.by_role[role]
+
+    def name(self, role: str) -> str:
+        """The column of a role; "" where the file has none."""
+        return self.by_role.get(role, "")
+
+    def held(self, record: Mapping[str, Any], role: str) -> str:
+        """The column of a role of which rows may have different ones (see PER_ROW), the first with a value."""
+        names = (self.name(role), *self.others.get(role, ()))
+        return next((name for name in names if has(record, name)), "")
 
 
 def find_columns(
@@ -104,10 +142,15 @@ def find_columns(
         found[role] = hit
         if wanted is None and (also := [by_name[name] for name in known if name in by_name and name != hit]):
             others[role] = also
-    missing = [role for role in REQUIRED if role not in found]
-    if missing and (timed or missing != ["time"]):
+    given_otherwise = {
+        "input": {"messages"},
+        "output": {"answer", "limit"},
+        "time": set() if timed else {"input", "messages"},
+    }
+    missing = [role for role in REQUIRED if role not in found and not given_otherwise[role] & found.keys()]
+    if missing:
         raise WorkloadError(f"{where}: {_missing(missing)}; the file has {have}")
-    time, input_ = found.get("time", ""), found["input"]
+    time, input_ = found.get("time", ""), found.get("input", "")
     # Mooncake counts milliseconds; Qwen-Bailian has its length columns, a chat_id, and seconds.
     mooncake = time == "timestamp" and input_ == "input_length" and "chat_id" not in by_name
     if time == "scheduled_s":
@@ -179,6 +222,16 @@ def _item(value: Any, part: str) -> Any:
     return value[place] if -len(value) <= place < len(value) else None
 
 
+def has(record: Mapping[str, Any], column: str) -> bool:
+    """Whether a row has a value in the column ("": there is none)."""
+    return bool(column) and record.get(column) not in (None, "", [], {})
+
+
+def is_placeholder(value: object) -> bool:
+    """Whether an id is none: missing, or what programs write for that (nan, None, null, -)."""
+    return value is None or str(value).strip().lower() in _PLACEHOLDERS
+
+
 def tokens(value: object) -> int:
     """A whole number of tokens from a CSV cell or a JSON value. Raises ValueError that says what it is instead."""
     if type(value) is str and value.isdecimal() and value.isascii() and len(value) < 10:
@@ -226,6 +279,21 @@ def time_ns(value: object, unit: str | None = None) -> tuple[int, str]:
     if number.adjusted() + shift > 19 or abs(number.scaleb(shift)) > _MAX_TIME_S * 1_000_000_000:
         raise ValueError(f"{text[:40]!r} is too large for a time in {_UNIT_WORDS[unit]}; see --time-unit")
     return int(number.scaleb(shift)), clock
+
+
+def span_ns(value: object, column: str) -> int:
+    """Nanoseconds of a length of time; its unit is the ending of the column's name, else s (``delay``: ms, as
+    aiperf has it). Raises ValueError that says what is wrong."""
+    name = column.strip().lower()
+    ending = name.rpartition("_")[2]
+    unit = ending if ending in UNITS else "ms" if name == "delay" else "s"
+    try:
+        seconds = Decimal(str(value).strip())
+    except InvalidOperation:
+        seconds = Decimal("NaN")
+    if not seconds.is_finite() or seconds < 0 or seconds.adjusted() + UNITS[unit] > 18:
+        raise ValueError(f"{str(value)[:40]!r} is no length of time in {_UNIT_WORDS[unit]}")
+    return int(seconds.scaleb(UNITS[unit]))
 
 
 def _unit_by_size(number: Decimal) -> str:

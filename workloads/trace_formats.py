@@ -16,13 +16,20 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from workloads.errors import WorkloadError
+from workloads.recorded import SENT_FIELDS, span_messages, span_tools
 from workloads.text import BROKEN_BYTES, DECODE_ERRORS, encoding_of, is_broken, mended
-from workloads.trace_fields import ROLES, reach
+from workloads.trace_fields import ROLES, is_placeholder, reach
 
 _JSON_ENDINGS = (".jsonl", ".ndjson", ".json")
 _PEEKED = 20  # rows of JSON whose names are taken together: a field may be missing in the first ones
 _CALLS = ("chat", "text_completion", "generate_content")  # OpenTelemetry's names of a call of a model
+_STEPS = (  # Langfuse's types of an observation but GENERATION
+    "SPAN", "EVENT", "AGENT", "TOOL", "CHAIN", "RETRIEVER", "EVALUATOR", "EMBEDDING", "GUARDRAIL",
+)  # fmt: skip
 _BATCH = 20_000
+_TIMES = frozenset(ROLES["time"])
+_COUNTS = frozenset({*ROLES["input"], *ROLES["output"]})
+_SESSION_IDS = ("session_id", "sessionId", "conversation_id", "id", "trace_id", "traceId")
 
 
 @dataclass(frozen=True)
@@ -30,6 +37,11 @@ class BadRow:
     """A row that cannot be read, and why."""
 
     reason: str
+
+
+@dataclass(frozen=True)
+class NoCall(BadRow):
+    """A row that is none: a span, or a step of an agent, that is no call of a model."""
 
 
 Row = tuple[int, Mapping[str, Any] | BadRow]
@@ -246,6 +258,8 @@ def _expand(item: Any) -> Iterator[Mapping[str, Any] | BadRow]:
         yield item
     elif not isinstance(item, dict):
         yield BadRow("this is no JSON object with one request")
+    elif "schedule_of" in item:  # the first line of a schedule
+        return
     elif isinstance(item.get("spans"), list):
         yield from itertools.chain.from_iterable(_span(span) for span in item["spans"])
     elif isinstance(item.get("resourceSpans"), list):
@@ -254,31 +268,81 @@ def _expand(item: Any) -> Iterator[Mapping[str, Any] | BadRow]:
         isinstance(item.get("attributes"), dict | list) and {"start_time", "startTimeUnixNano"} & item.keys()
     ):
         yield from _span(item)
-    elif isinstance(item.get("requests"), list) and "id" in item:
-        yield from _agent_run(item, str(item["id"]), str(item.get("hash_id_scope", "")))
+    elif (calls := _calls(item)) and (session := _session_id(item)):
+        yield from _session(calls, item, session)
+    elif item.get("type") in _STEPS:
+        yield NoCall(str(item["type"]))
     else:
-        yield _flat(item)
+        yield _timed(_flat(item))
 
 
 def _flat(item: Mapping[str, Any], prefix: str = "", depth: int = 0) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for name, value in item.items():
-        if isinstance(value, dict) and depth < 4:
+        if isinstance(value, dict) and depth < 4 and name not in SENT_FIELDS:
             found.update(_flat(value, f"{prefix}{name}.", depth + 1))
         else:
             found[prefix + name] = value
     return found
 
 
-def _agent_run(run: Mapping[str, Any], session: str, scope: str) -> Iterator[Mapping[str, Any] | BadRow]:
-    """Turns of one agent; those of its sub-agents are sessions of their own."""
-    for i, entry in enumerate(run["requests"]):
-        if isinstance(entry, dict) and isinstance(entry.get("requests"), list):
-            yield from _agent_run(entry, f"{session}/{entry.get('id', i)}", scope)
-        elif isinstance(entry, dict):
-            yield {**entry, "session": session, "hash_id_scope": scope}
-        else:
+def _calls(item: Mapping[str, Any]) -> list[Any]:
+    """The requests of a session that are nested in its object, as a list; empty where there are none.
+
+    They have the counts that the object itself has not, or are turns of texts.
+    """
+    for name, held in item.items():
+        some = [entry for entry in _list(held)[:_PEEKED] if isinstance(entry, dict)]
+        if name in ("requests", "turns", "observations") and some:
+            return _list(held)
+        if some and name != "choices" and any(map(_counts, some)) and not _counts(item):
+            return _list(held)
+    return []
+
+
+def _counts(item: Mapping[str, Any]) -> bool:
+    """Whether an object counts the tokens of a request."""
+    return any(name.lower() in _COUNTS for name in _flat(item))
+
+
+def _timed(row: dict[str, Any]) -> dict[str, Any]:
+    """A row whose only times stand in a list of events: the first is its start, the last one its end."""
+    if any(name.lower() in _TIMES for name in row):
+        return row
+    for held in row.values():
+        events = [event for event in _list(held) if isinstance(event, dict)]
+        for name in ("timestamp", "time", "start_time", "created_at", "at", "ts"):
+            if events and all(name in event for event in events):
+                return {**row, "timestamp": events[0][name], "end_time": events[-1][name]}
+    return row
+
+
+def _session_id(item: Mapping[str, Any]) -> str | None:
+    """The id of a session whose requests are nested in it."""
+    about = item["trace"] if isinstance(item.get("trace"), dict) else item
+    return next((str(about[name]) for name in _SESSION_IDS if not is_placeholder(about.get(name))), None)
+
+
+def _session(
+    calls: list[Any], about: Mapping[str, Any], session: str, parent: str | None = None, begun: Any = 0
+) -> Iterator[Mapping[str, Any] | BadRow]:
+    """The turns of one session, and of its helpers: each of these is a conversation of its own whose
+    times count from its beginning ``begun``. Where ids of blocks are ``local``, they are to the whole."""
+    common = {name: about[name] for name in ("block_size", "hash_id_scope") if name in about}
+    for i, entry in enumerate(calls):
+        if not isinstance(entry, dict):
             yield BadRow("this is no JSON object with one request")
+        elif helpers := _calls(entry):
+            name = f"{session}/{entry.get('agent_id', entry.get('id', i))}"
+            at = entry.get("t") if isinstance(entry.get("t"), int | Decimal) else 0
+            yield from _session(helpers, {**about, **common}, name, session, at)
+        elif entry.get("type") in _STEPS:
+            yield NoCall(str(entry["type"]))
+        else:
+            row = {**_timed(_flat(entry)), **common, "session": session, "parent_session": parent}
+            if begun and isinstance(row.get("t"), int | Decimal):
+                row["t"] += begun
+            yield row
 
 
 def _otlp(resources: list[Any]) -> Iterator[Mapping[str, Any] | BadRow]:
@@ -306,15 +370,28 @@ def _span(span: Any, resource: Mapping[str, Any] | None = None) -> Iterator[Mapp
         for names in (("input_tokens", "prompt_tokens"), ("output_tokens", "completion_tokens"))
     ]
     if counts == [None, None] and held.get("gen_ai.operation.name") not in _CALLS:
+        yield NoCall("span")
         return
+    try:
+        messages: Any = span_messages(held)
+    except ValueError:  # said when the row is read
+        messages = held.get("gen_ai.input.messages")
     about = {**_attributes(span.get("resource_attributes")), **(resource or {})}
     trace = span.get("trace_id") or span.get("traceId")
     time = "start_time" if "start_time" in span else "startTimeUnixNano"
+    end = "end_time" if "end_time" in span else "endTimeUnixNano"
+    named = (held.get(name) for name in ("gen_ai.conversation.id", "session.id"))
     row = {
-        time: span.get(time), "gen_ai.usage.input_tokens": counts[0], "gen_ai.usage.output_tokens": counts[1],
-        "session": held.get("gen_ai.conversation.id") or held.get("session.id") or trace,
+        time: span.get(time), end: span.get(end),
+        "gen_ai.usage.input_tokens": counts[0], "gen_ai.usage.output_tokens": counts[1],
+        "session": next((name for name in named if not is_placeholder(name)), trace),
         "service.name": about.get("service.name"),
     }  # fmt: skip
+    if messages:
+        row |= {"messages": messages, "max_tokens": held.get("gen_ai.request.max_tokens")}
+        said = ("gen_ai.output.messages", "gen_ai.output.text", "gen_ai.completion.0.content", "output.value")
+        row["answer"] = next((held[name] for name in said if name in held), None)
+        row["tools"] = span_tools(held.get("gen_ai.tool.definitions"))
     if "gen_ai.usage.cache_read.input_tokens" in held:
         row["gen_ai.usage.cache_read.input_tokens"] = held["gen_ai.usage.cache_read.input_tokens"]
     yield row
@@ -327,7 +404,17 @@ def _attributes(held: Any) -> dict[str, Any]:
     pairs = [
         a for a in _list(held) if isinstance(a, dict) and isinstance(a.get("value"), dict) and a["value"]
     ]
-    return {str(a.get("key")): next(iter(a["value"].values())) for a in pairs}
+    return {str(a.get("key")): _plain(a["value"]) for a in pairs}
+
+
+def _plain(value: Any) -> Any:
+    """One typed value of OTLP, arrays and lists of pairs included."""
+    kind, held = next(iter(value.items())) if isinstance(value, dict) and value else ("", None)
+    if kind == "arrayValue":
+        return [_plain(item) for item in _list(held.get("values") if isinstance(held, dict) else None)]
+    if kind == "kvlistValue":
+        return _attributes(held.get("values") if isinstance(held, dict) else None)
+    return held
 
 
 def _parquet(file: Any, path: Path, keep: frozenset[str]) -> Records:

@@ -110,7 +110,7 @@ def sample(
     """
     from ampacity.values import parse_duration
     from workloads.errors import WorkloadError
-    from workloads.profile import load_workload
+    from workloads.profile import load_workload, workload_text
     from workloads.schedule import open_schedule
     from workloads.schedule_file import write_schedule
     from workloads.view import read_measured
@@ -134,11 +134,18 @@ def sample(
     schedule, _ = schedule.capped(max_requests=requests)
     if schedule.shared is not None and schedule.shared.note:
         typer.echo(schedule.shared.note, err=True)
+    described = None
+    if workload.classes or workload.sessions or workload.images:
+        described = workload_text(name)
+        for header in described[1]:
+            typer.echo(
+                f"the value of the header {header} is left out: give it to run, with --header", err=True
+            )
     if out is None:
-        write_schedule(sys.stdout, schedule)
+        write_schedule(sys.stdout, schedule, described)
         return
     with writing(out), out.open("w", encoding="utf-8") as file:
-        write_schedule(file, schedule)
+        write_schedule(file, schedule, described)
     typer.echo(f"{len(schedule)} requests at {rate:g} req/s, {schedule.planned_tokens():,} tokens")
     typer.echo(out)
 

@@ -10,6 +10,7 @@ from ampacity.experiments import conduct
 from ampacity.progress import Progress
 from loadgen import hot_path
 from loadgen.endpoint import EndpointError
+from loadgen.exchange import Exchange
 from loadgen.host import raise_open_files_limit, room_for_connections
 from loadgen.pages import Pages
 from loadgen.probe import Probe, ask
@@ -17,10 +18,10 @@ from loadgen.proxy import Proxy
 from loadgen.records import RequestRecord
 from loadgen.requests import RequestMaker
 from loadgen.telemetry import Telemetry
-from workloads.prompts import PromptMaker
+from loadgen.thinking import Thought
 from workloads.tokenizers import load_tokenizer
 
-REQUESTS_MAX = 17  # 11 of the probe (6 dialects, 5 lengths); ours 3, each sent again where it fails
+REQUESTS_MAX = 27  # 21 of the probe (6 dialects, 14 lengths, an answer looked at again); ours 3, each sent again where it fails
 SHORT_TOKENS = 4  # of the answers to the prompt that is sent twice
 ANSWER_TOKENS = (32, 256)  # the other answer has the workload's median, within these
 TEMPLATE_TOKENS = 64  # of the context are left to the chat template
@@ -37,11 +38,12 @@ class Seen:
     again: RequestRecord  # the same as ``short``
     failures: tuple[str, ...]  # of requests that were sent again
     kept_alive: bool
-    closed_unannounced: bool  # although it was said to be kept alive
+    closed_unannounced: bool  # where it is not kept alive: nothing had said so
     proxy: Proxy | None
     receive_delays_s: tuple[float, ...]  # read − kernel time; empty where the kernel cannot tell
     gauges: tuple[str, ...]  # known columns of /metrics
     room: int | None  # for connections in one process; None: no limit
+    thinks: Thought | None = None  # in the text of an answer
     compiled: bool = hot_path.COMPILED
 
 
@@ -55,26 +57,24 @@ async def examine(settings: Settings, progress: Progress) -> Seen:
     client = conduct.client_to(settings, route)
     try:
         async with Pages() as pages:
-            maker = RequestMaker(
-                settings.endpoint, PromptMaker(tokenizer, f"{salt}-probe"), f"{salt}-probe", route.proxy
-            )
-            probe = await conduct.probed(settings, pages, client, maker, None, progress)
+            probe = await conduct.probed(settings, pages, client, route, salt, None, progress)
             metrics: dict[str, dict[str, str]] = {url: {} for url in settings.metrics_urls}
             metrics[f"{settings.endpoint.root}/metrics"] = settings.endpoint.all_headers()
             gauges = await Telemetry(pages, metrics).sample()
-        counted = probe.calibration
-        prompts = PromptMaker(
-            tokenizer, salt, tokens_per_word=counted.tokens_per_word, overhead_tokens=counted.overhead_tokens
-        )
+        prompts = probe.calibration.prompts(tokenizer, salt)
         maker = RequestMaker(settings.endpoint, prompts, salt, route.proxy)
         input_tokens, output_tokens = _lengths(settings, probe)
         failures: list[str] = []
+        thinks = probe.thinks
+
+        def heard(exchange: Exchange) -> None:
+            nonlocal thinks
+            thinks = exchange.thought or thinks
 
         async def asked(number: int, tokens: int) -> RequestRecord:
             for _ in range(2):
-                record = await ask(
-                    client, settings.api, maker.make(probe.shape, number, input_tokens, tokens)
-                )
+                request = maker.make(probe.shape, number, input_tokens, tokens)
+                record = await ask(client, settings.api, request, heard)
                 if record.status == "ok":
                     break
                 failures.append(f"{record.status}: {record.error}")
@@ -87,13 +87,11 @@ async def examine(settings: Settings, progress: Progress) -> Seen:
             return record
 
         short = await asked(1, SHORT_TOKENS)
-        opened, resent = client.connections_opened, client.resent
         again = await asked(1, SHORT_TOKENS)
-        kept = client.connections_opened == opened
         answer = await asked(2, output_tokens)
         return Seen(
-            settings, probe, answer, short, again, tuple(failures), kept, client.resent > resent, route.proxy,
-            tuple(client.receive_delays_s), tuple(gauges), room_for_connections(),
+            settings, probe, answer, short, again, tuple(failures), probe.keeps_alive is not False, client.closed_unsaid > client.closed_said, route.proxy,
+            tuple(client.receive_delays_s), tuple(gauges), room_for_connections(), thinks,
         )  # fmt: skip
     finally:
         await client.close()

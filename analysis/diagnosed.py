@@ -1,0 +1,33 @@
+"""What the probe's diagnosis of the endpoint means for the verdicts of its run.
+
+Whether it streams is told by all the answers of the run (analysis.cohort), not by the probe's one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+SPOILT_TOO: Mapping[str, tuple[str, ...]] = {
+    "ttft": ("ttft", "first_answer", "fluidity"),
+    "itl": ("itl", "fluidity"),
+}
+"""Metrics of SLOs that rest on one of the diagnosis."""
+
+
+def certain(meta: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    """The findings of run.json's ``diagnosis`` by which a figure is certainly not what it seems."""
+    return [f for f in meta.get("diagnosis") or [] if f["verdict"] == "bad" and f.get("spoils")]
+
+
+def spoilt_by(meta: Mapping[str, Any]) -> dict[str, str]:
+    """By metric of an SLO: why no verdict can rest on it."""
+    found: dict[str, str] = {}
+    for finding in certain(meta):
+        if finding["name"] == "stream":
+            continue
+        reason = f"{finding['found']}: {finding['means']} (see: ampacity doctor)"
+        for metric in finding["spoils"]:
+            for spoilt in SPOILT_TOO.get(metric, (metric,)):
+                found.setdefault(spoilt, reason)
+    return found
