@@ -191,7 +191,7 @@ def joint_sessions(inputs: Ints, outputs: Ints, turns: Ints, first: Ints) -> lis
     if len(order) > JOINT_MAX:  # evenly, by context
         order = order[(np.arange(JOINT_MAX) + 0.5).astype(np.int64) * len(order) // JOINT_MAX]
     rows = zip(turns[order], inputs[first][order], later[order], strict=True)
-    return [[int(t), int(float(f"{max(f, 1):.3g}")), int(float(f"{g:.3g}"))] for t, f, g in rows]
+    return [[int(t), round(float(f"{max(f, 1):.3g}")), round(float(f"{g:.3g}"))] for t, f, g in rows]
 
 
 def _side(tokens: NDArray[np.int64]) -> dict[str, Any]:

@@ -292,6 +292,10 @@ class _Rows:
         """The time of a row that has none: that of the row before it in its session, and its pause."""
         before = self.last_of.get(session, -1)
         if before >= 0:
+            if has_column and not self.told["untimed"]:
+                self.told[
+                    "rows have no time: it is that of the row before in their session, and the pause"
+                ] += 1
             return max(self.arrival_ns[before], self.end_ns[before]) + pause_ns
         if has_column and (self.clock or session < 0):
             raise ValueError("the value is missing")
@@ -374,6 +378,8 @@ class _Rows:
         notes = [*self._notes(arrival_ns, self.columns), *self.of_columns]
         told: dict[str, Any] = {role: held for role, held in self.optional.items() if role != "parent"}
         told["hash_ids"] = np.diff(np.frombuffer(self.block_start, dtype=np.int64)) - 1  # -1: none
+        ends = np.where(np.frombuffer(self.end_ns, dtype=np.int64) == _UNKNOWN, -1, 0)
+        told["end" if "end" in self.columns.by_role else "duration"] = ends
         notes += missing_notes(self.path.name, self.columns, told)
         if self.clock and not (as_schedule or from_start):
             notes += time_notes(self.path.name, arrival_ns, self.columns, self.clock)
