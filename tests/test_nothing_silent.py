@@ -147,7 +147,9 @@ def test_each_column_in_turn_is_taken_from_one_row(tmp_path: Path, name: str, en
     for leaf in leaves(rows[0]):
         role = ROLE_OF.get(leaf)
         path = save(tmp_path, ending, [*rows[:3], without(rows[3], leaf), *rows[4:]])
-        if role == "time" and {"session_id", "Session ID"} & rows[3].keys():  # it follows the row before it in its session
+        if (
+            role == "time" and {"session_id", "Session ID"} & rows[3].keys()
+        ):  # it follows the row before it in its session
             note = f"t.{ending}: 1 rows have no time: it is that of the row before in their session, and the pause"
             assert note in read_trace(path).notes
             continue

@@ -272,16 +272,19 @@ def hours_text(weights: Floats, cv: float) -> str:
 def choose_windows(counts: Floats, width_s: float, cv: float) -> list[Process]:
     """As ``choose_process``, of requests counted in windows of ``width_s`` (float[n]) whose gaps have this ``cv``.
 
-    Each window is forecast from the others: by their mean (a steady rate), by the mean of the two beside it (weights by
+    Each window is forecast from the others: by their mean (a steady rate), as one of the two beside it (weights by
     window), or by two rates in turn. Scores are those of a Poisson count, which leaves the candidates' order to the rate.
     """
     plain, n = gaps_text(cv), len(counts)
     gaps = "" if plain == "poisson" else f",cv={min(max(cv, 0.01), 100):.3g}"
+    if n < 3:
+        return [Process(plain, 0.0)]
     total = float(counts.sum())
-    steady = (total - counts) / max(n - 1, 1)
-    beside = np.convolve(counts, [1.0, 0.0, 1.0], "same") / np.convolve(np.ones(n), [1.0, 0.0, 1.0], "same") if n > 1 else steady  # fmt: skip
+    steady = (total - counts) / (n - 1)
+    before, after = np.append(counts[1:2], counts[:-1]), np.append(counts[1:], counts[-2:-1])
+    beside = np.logaddexp(_poisson_counts(counts, before), _poisson_counts(counts, after)) - math.log(2)
     low = _poisson_counts(counts, steady)
-    scores = {plain: low.sum(), _steps_text(counts, gaps): _poisson_counts(counts, beside).sum()}
+    scores = {plain: low.sum(), _steps_text(counts, gaps): beside.sum()}
     on = counts > float(counts @ counts) / total / 2  # half of the rate that a request meets on average
     if 1 < on.sum() < n - 1:
         text, score = _turns(counts, on, width_s, gaps)
