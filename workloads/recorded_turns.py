@@ -164,7 +164,9 @@ def prompts_of(trace: Trace) -> Prompts:
         return found
     chains = [[] if blocks is None else blocks.of(i) for i in range(len(trace))]
     size = _counted_block(trace)
-    for mine in _rows(trace).values():
+    made_up = np.ones(len(trace), dtype=bool) if trace.entry is None else trace.entry < 0
+    for session in _rows(trace).values():
+        mine = [i for i in session if made_up[i]]  # no made-up text begins with a recorded one
         for k, i in enumerate(mine):
             if need[i]:
                 found.begun_anew += _chain(trace, chains, mine[max(k - _LOOK_BACK, 0) : k], i, size)

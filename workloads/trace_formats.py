@@ -23,7 +23,7 @@ from workloads.trace_fields import ROLES, is_placeholder, reach
 _JSON_ENDINGS = (".jsonl", ".ndjson", ".json")
 _PEEKED = 20  # rows of JSON whose names are taken together: a field may be missing in the first ones
 _CALLS = ("chat", "text_completion", "generate_content")  # OpenTelemetry's names of a call of a model
-_STEPS = (  # Langfuse's types of an observation but GENERATION
+STEPS = (  # Langfuse's types of an observation but GENERATION
     "SPAN", "EVENT", "AGENT", "TOOL", "CHAIN", "RETRIEVER", "EVALUATOR", "EMBEDDING", "GUARDRAIL",
 )  # fmt: skip
 _BATCH = 20_000
@@ -270,8 +270,6 @@ def _expand(item: Any) -> Iterator[Mapping[str, Any] | BadRow]:
         yield from _span(item)
     elif (calls := _calls(item)) and (session := _session_id(item)):
         yield from _session(calls, item, session)
-    elif item.get("type") in _STEPS:
-        yield NoCall(str(item["type"]))
     else:
         yield _timed(_flat(item))
 
@@ -336,8 +334,6 @@ def _session(
             name = f"{session}/{entry.get('agent_id', entry.get('id', i))}"
             at = entry.get("t") if isinstance(entry.get("t"), int | Decimal) else 0
             yield from _session(helpers, {**about, **common}, name, session, at)
-        elif entry.get("type") in _STEPS:
-            yield NoCall(str(entry["type"]))
         else:
             row = {**_timed(_flat(entry)), **common, "session": session, "parent_session": parent}
             if begun and isinstance(row.get("t"), int | Decimal):

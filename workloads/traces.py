@@ -27,7 +27,7 @@ from workloads.trace_fields import (
     time_ns,
     tokens,
 )
-from workloads.trace_formats import BadRow, NoCall, open_records
+from workloads.trace_formats import STEPS, BadRow, NoCall, open_records
 from workloads.trace_times import time_notes
 
 _REPORT_EVERY = 200_000  # rows between two calls of progress
@@ -178,7 +178,7 @@ class _Rows:
     def add(self, place: int, record: Mapping[str, Any] | BadRow) -> None:
         column, columns = "", self.columns
         try:
-            if isinstance(record, NoCall):
+            if isinstance(record, NoCall) or self._is_step(record):
                 self.told[
                     "entries are no calls of a model (spans, steps of an agent): they are not played"
                 ] += 1
@@ -211,7 +211,7 @@ class _Rows:
             pause_ns = span_ns(record[column], column) if has(record, column) else _UNKNOWN
             column = columns.name("time")
             if output_tokens and at_ns == _UNKNOWN:
-                at_ns = self._follows(optional.get("session", -1), max(pause_ns, 0), bool(column))
+                at_ns = self._follows(optional.get("session", -1), pause_ns, bool(column))
             elif output_tokens and self.told["untimed"]:
                 raise ValueError("this row has a time, rows before it have none")
             column = columns.name("end")
@@ -249,6 +249,12 @@ class _Rows:
             self._add_blocks(record, columns["hash_ids"])
         if has(record, columns.name("block_size")):
             self.block_sizes[tokens(record[columns["block_size"]])] += 1
+
+    def _is_step(self, record: Mapping[str, Any] | BadRow) -> bool:
+        """Whether a row is a step of an agent, and counts nothing."""
+        if isinstance(record, BadRow) or record.get("type") not in STEPS or self.columns is None:
+            return False
+        return not has(record, self.columns.name("input"))
 
     def _said(
         self, record: Mapping[str, Any], columns: Columns, needed: bool
@@ -290,13 +296,11 @@ class _Rows:
 
     def _follows(self, session: int, pause_ns: int, has_column: bool) -> int:
         """The time of a row that has none: that of the row before it in its session, and its pause."""
+        if has_column and self.clock and pause_ns == _UNKNOWN:
+            raise ValueError("the value is missing")
         before = self.last_of.get(session, -1)
         if before >= 0:
-            if has_column and not self.told["untimed"]:
-                self.told[
-                    "rows have no time: it is that of the row before in their session, and the pause"
-                ] += 1
-            return max(self.arrival_ns[before], self.end_ns[before]) + pause_ns
+            return max(self.arrival_ns[before], self.end_ns[before]) + max(pause_ns, 0)
         if has_column and (self.clock or session < 0):
             raise ValueError("the value is missing")
         self.told["untimed"] += 1
@@ -377,9 +381,9 @@ class _Rows:
         from_start = _from_session_start(arrival_ns, self._array("session"))
         notes = [*self._notes(arrival_ns, self.columns), *self.of_columns]
         told: dict[str, Any] = {role: held for role, held in self.optional.items() if role != "parent"}
+        ended = np.frombuffer(self.end_ns, dtype=np.int64)
+        told["end" if "end" in self.columns.by_role else "duration"] = np.where(ended == _UNKNOWN, -1, 0)
         told["hash_ids"] = np.diff(np.frombuffer(self.block_start, dtype=np.int64)) - 1  # -1: none
-        ends = np.where(np.frombuffer(self.end_ns, dtype=np.int64) == _UNKNOWN, -1, 0)
-        told["end" if "end" in self.columns.by_role else "duration"] = ends
         notes += missing_notes(self.path.name, self.columns, told)
         if self.clock and not (as_schedule or from_start):
             notes += time_notes(self.path.name, arrival_ns, self.columns, self.clock)
