@@ -322,7 +322,8 @@ def check_steady(workload: Workload, command: str) -> None:
     for clock in workload.clocks:
         if shaped(clock):
             raise ConfigError(
-                f"arrivals {clock}: {command} looks for one steady rate; use 'ampacity run' for a rate that changes"
+                f"arrivals {clock:.60}: {command} looks for one steady rate; give it --arrivals poisson (or gamma:cv=...), or use "
+                "'ampacity run' for a rate that changes"
             )
 
 
