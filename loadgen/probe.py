@@ -92,6 +92,7 @@ class Probe:
     notes: tuple[str, ...] = field(default=())
     diagnosis: tuple[Finding, ...] = ()  # what an answer of the planned lengths showed
     thinks: Thought | None = None  # in the text of the answer
+    keeps_alive: bool | None = None  # its connections; None: not seen
 
 
 async def look(pages: Pages, endpoint: Endpoint, model: str | None = None) -> Served:
@@ -221,8 +222,6 @@ async def ask(
 
     def on_end(exchange: Exchange) -> None:
         client.forget(exchange)
-        if heard is not None:
-            heard(exchange)
         ended.set()
 
     exchange = Exchange(record, request, on_end, ANSWERS[api])
@@ -236,6 +235,8 @@ async def ask(
         why = f"no complete answer within {client.patience_s:g} s"
         exchange.fail("timeout", why, time.monotonic_ns())
     redact_record(record, client.secrets)
+    if heard is not None:
+        heard(exchange)
     return record
 
 

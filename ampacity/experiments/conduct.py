@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import math
+import os
 import secrets
 import signal
 import sys
@@ -48,6 +49,7 @@ from workloads.replay import Replayed
 from workloads.tokenizers import WORD_TOKENIZERS, load_tokenizer
 from workloads.trace_times import check_replay_length
 
+SEE_CLOSED_S = 0.05  # behind the last answer, in which a server that keeps no connection has closed it
 SILENCE_S = 3.0  # of the endpoint, before the user is told what is waited for
 Drive = Callable[[Rig], Awaitable[Any]]
 T = TypeVar("T")
@@ -64,6 +66,8 @@ async def conduct(
     settings = await followed(settings, progress)
     routes = tuple(route_to(target) for target in (settings.endpoint, *settings.replicas))
     raise_open_files_limit()
+    if settings.cpus:
+        os.sched_setaffinity(0, settings.cpus)  # of the worker processes, too
     check_open_files(settings)
     trace = read_replay(settings.trace, settings) if settings.trace else None
     for note in source_notes(settings, trace):
@@ -84,6 +88,11 @@ async def conduct(
             extra = await count_message_overhead(clients[0], probe.shape, say)
             sessions = replace(sessions, message_tokens=extra)
             settings = replace(settings, workload=replace(settings.workload, sessions=sessions))
+        reuse = settings.connections
+        if probe.keeps_alive is False:  # each request would race against the close
+            reuse = "new"
+            for client in clients:
+                client.reuse = False
         for note in probe.notes:
             progress.note(note)
         if not routes[0].addresses or not is_loopback(routes[0].addresses):
@@ -92,7 +101,7 @@ async def conduct(
             await look(pages, replica)  # raises where there is nothing
         setup = Setup(
             routes=routes, shape=probe.shape, tokenizer=settings.tokenizer, salt=salt,
-            calibration=probe.calibration, run_id=run_id, limits=settings.limits, stamps=settings.timestamps, reuse=settings.connections,
+            calibration=probe.calibration, run_id=run_id, limits=settings.limits, stamps=settings.timestamps, reuse=reuse,
             recorded=trace.recorded if trace else None, prompt_file=settings.workload.prompts.file.path if settings.workload.prompts else None,
             classes=settings.workload.classes, images=settings.workload.images,
             planned_histories=not answers_told(settings.workload), counts_tokens=probe.record.chunk_tokens is None,
@@ -263,8 +272,14 @@ async def _probe(
     if spoilt(found):  # by chance? A second answer tells
         await ask(client, shape.api, maker.numbered(shape, input_tokens, output_tokens), heard)
     notes += warnings(found)
+    await asyncio.sleep(SEE_CLOSED_S)
+    if client.keeps_alive is False:
+        notes.append(
+            "the server closes its connection after each answer: each request gets one of its own, and TTFT from "
+            "schedule has the time that takes"
+        )
     record = typical if typical.status == "ok" else record
-    return Probe(served, shape, calibration, record, tuple(notes), found, thinks)
+    return Probe(served, shape, calibration, record, tuple(notes), found, thinks, client.keeps_alive)
 
 
 def typical_lengths(settings: Settings, trace: Replayed | None) -> tuple[int, int]:

@@ -38,7 +38,7 @@ class Seen:
     again: RequestRecord  # the same as ``short``
     failures: tuple[str, ...]  # of requests that were sent again
     kept_alive: bool
-    closed_unannounced: bool  # although it was said to be kept alive
+    closed_unannounced: bool  # where it is not kept alive: nothing had said so
     proxy: Proxy | None
     receive_delays_s: tuple[float, ...]  # read − kernel time; empty where the kernel cannot tell
     gauges: tuple[str, ...]  # known columns of /metrics
@@ -87,12 +87,10 @@ async def examine(settings: Settings, progress: Progress) -> Seen:
             return record
 
         short = await asked(1, SHORT_TOKENS)
-        opened, resent = client.connections_opened, client.resent
         again = await asked(1, SHORT_TOKENS)
-        kept = client.connections_opened == opened
         answer = await asked(2, output_tokens)
         return Seen(
-            settings, probe, answer, short, again, tuple(failures), kept, client.resent > resent, route.proxy,
+            settings, probe, answer, short, again, tuple(failures), probe.keeps_alive is not False, client.closed_unsaid > client.closed_said, route.proxy,
             tuple(client.receive_delays_s), tuple(gauges), room_for_connections(), thinks,
         )  # fmt: skip
     finally:
