@@ -47,6 +47,7 @@ def find_caveats(
         "lengths_off": _lengths_off(output_deviation, realised["token_source"]),
         "not_streamed": _not_streamed(stages),
         "diagnosis": _diagnosis(summary),
+        "speculation": _speculation(summary),
         "tokens_per_chunk": _tokens_per_chunk(summary),
         "cached": _cached(realised["cached_token_share"], summary["workload"].get("prompts")),
         "littles_law": _littles_law(stages),
@@ -61,7 +62,7 @@ def find_caveats(
     return [{"code": code, "text": text} for code, text in found.items() if text and code not in expected]
 
 
-OF_ENDPOINT = ("not_streamed", "diagnosis")
+OF_ENDPOINT = ("not_streamed", "diagnosis", "speculation")
 """Warnings that hold for what is compared with the run, too."""
 
 
@@ -339,6 +340,22 @@ def _diagnosis(summary: Mapping[str, Any]) -> str | None:
         return None
     return "Seen of the endpoint before the load: " + " ".join(
         f"{f['name']}: {f['found']} ({f['means']})." for f in found
+    )
+
+
+def _speculation(summary: Mapping[str, Any]) -> str | None:
+    """Where the server drafts tokens and the prompts are made-up words, or may be: an imported run does not say."""
+    accepted = [(s, s["server"]["spec_acceptance_rate"]) for s in summary["stages"] if s.get("server")]
+    seen = [(s, share) for s, share in accepted if share is not None]
+    workload = summary["workload"]
+    if not seen or workload.get("prompt_file") or (workload.get("trace") or {}).get("recorded_prompts"):
+        return None
+    low, high = min(share for _, share in seen), max(share for _, share in seen)
+    share_text = f"{low:.0%}" if f"{low:.0%}" == f"{high:.0%}" else f"{low:.0%} to {high:.0%}"
+    return (
+        f"{_at([s for s, _ in seen])} the server drafted tokens ahead and accepted {share_text} of them, on prompts of random words. Real "
+        "text is easier or harder to guess, so its ITL, TPOT, tokens/s and capacity are others: measure them with --prompts FILE, "
+        "your own prompts, before a speculating engine is judged or compared."
     )
 
 
