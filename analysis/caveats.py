@@ -233,10 +233,12 @@ def _too_few(summary: Mapping[str, Any]) -> str | None:
     broke = min((stage_rate(s) for s in stages if s["slo_met"] is False and s["requests"]), default=None)
     bottom, top = (interval[0], interval[1]) if interval else (0.0, broke)
     undecided = [
-        (s, max((v for v in s["slo_verdicts"] if v["verdict"] == "undecided"), key=_lacking))
+        (s, max(open_verdicts, key=_lacking))
         for s in stages
         if s["slo_met"] is None and s["slo_verdicts"] and not s["client_limited"] and s["requests"]
         and bottom <= stage_rate(s) <= (top or math.inf)
+        # a metric that is not known at all is not decided by more requests
+        and (open_verdicts := [v for v in s["slo_verdicts"] if v["verdict"] == "undecided" and v["attainment"] is not None])
     ]  # fmt: skip
     if not undecided:
         return None
