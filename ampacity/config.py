@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import math
 import re
 from collections.abc import Collection
 from dataclasses import dataclass, field
@@ -27,6 +28,7 @@ from workloads.profile import PlainYaml, Workload, load_workload, read_yaml
 from workloads.prompt_files import load_prompts
 from workloads.replay import Replay
 from workloads.tokenizers import load_tokenizer
+from workloads.trace_fields import UNITS, parse_columns
 
 DEFAULT_WORKLOAD = "chat"
 
@@ -45,9 +47,10 @@ class Settings:
     sticky: bool = False  # a session stays with one of them
     salt: str | None = None  # of the prompts' texts; None: a new one for each run
     trace: Path | None = None
-    time_scale: float = 1.0
     replay: Replay = field(default_factory=Replay)
     skip_bad_rows: bool = False
+    columns: dict[str, str] = field(default_factory=dict)  # of the trace, by role
+    time_unit: str | None = None  # of the trace
     rates: tuple[float, ...] | None = None
     concurrency: tuple[int, ...] | None = None
     lengths: tuple[str, ...] = ()  # quantiles, as "p99": further curves with every request as long
@@ -63,6 +66,7 @@ class Settings:
     connections: Reuse = "pool"
     timestamps: Stamps = "kernel"
     workers: int | None = None  # None: as many as the load turns out to need
+    cpus: tuple[int, ...] = ()  # cores that the client is pinned to
     out: Path | None = None
     keep_answers_bytes: int | None = None  # of their texts, of each process; None: they are not kept
     locked: dict[str, str] = field(default_factory=dict)
@@ -102,9 +106,10 @@ def make_settings(raw: dict[str, Any]) -> Settings:
         extra_body=v.extra_body(raw.get("extra_body", {})),
         tokenizer=str(raw.get("tokenizer", "words")),
         trace=Path(raw["trace"]) if "trace" in raw else None,
-        time_scale=v.positive(raw.get("time_scale", 1.0), "--time-scale"),
         replay=_replay(raw),
         skip_bad_rows=v.flag(raw, "skip_bad_rows"),
+        columns=parse_columns(_pairs(raw.get("column", ()))),
+        time_unit=v.given(raw, "time_unit", lambda unit, name: v.choice(unit, tuple(UNITS), name)),
         rates=v.levels(raw.get("rates"), "--rates", v.positive),
         concurrency=v.levels(
             raw.get("concurrency"), "--concurrency", partial(v.whole, at_most=CONCURRENCY_MAX)
@@ -125,6 +130,7 @@ def make_settings(raw: dict[str, Any]) -> Settings:
         connections=v.choice(raw.get("connections", "pool"), get_args(Reuse), "--connections"),
         timestamps=v.choice(raw.get("timestamps", "kernel"), get_args(Stamps), "--timestamps"),
         workers=v.given(raw, "workers", partial(v.whole, at_most=WORKERS_MAX)),
+        cpus=v.cores(raw.get("cpus", ()), "--cpus"),
         out=Path(raw["out"]) if "out" in raw else None,
         locked=locked,
         metrics_urls=v.metrics_urls(v.items(raw.get("metrics_url", ()))),
@@ -142,6 +148,7 @@ def make_settings(raw: dict[str, Any]) -> Settings:
 
 _TEXTS = {"model", "salt", "prompts", "api_key_env", "tokenizer", "workload", "arrivals", "trace", "out"}
 CONCURRENCY_MAX = 100_000
+BLOCK_MAX = 1 << 20
 WORKERS_MAX = 256
 
 
@@ -226,7 +233,18 @@ def _replay(raw: dict[str, Any]) -> Replay:
         keep=v.positive(raw.get("trace_keep", 1.0), "--trace-keep"),
         loops=v.whole(raw.get("trace_loop", 1), "--trace-loop"),
         as_written=v.flag(raw, "trace_as_written"),
+        time_scale=v.positive(raw.get("time_scale", 1.0), "--time-scale"),
+        think_scale=v.given(raw, "think_scale", v.positive),
+        max_think_s=v.given(raw, "max_think", v.parse_duration) or math.inf,
+        block_tokens=v.given(raw, "block_size", partial(v.whole, at_most=BLOCK_MAX)),
     )
+
+
+def _pairs(value: Any) -> list[str]:
+    """``role=name`` texts, as they are or from a mapping of a run file."""
+    if isinstance(value, dict):
+        return [f"{role}={name}" for role, name in value.items()]
+    return [str(text) for text in v.items(value)]
 
 
 def _workload(raw: dict[str, Any]) -> Workload:
@@ -248,24 +266,35 @@ def _workload(raw: dict[str, Any]) -> Workload:
             source="given by the user",
         )
     else:
-        workload = load_workload(str(raw.get("workload", DEFAULT_WORKLOAD)))
+        workload = _of_schedule(raw) or load_workload(str(raw.get("workload", DEFAULT_WORKLOAD)))
         for name in fixed:  # one side of a workload replaced
             workload = workload.with_lengths(name, parse_lengths(raw[name], f"--{name.replace('_', '-')}"))
     if "prompts" in raw:
         if workload.prefixes or (workload.sessions and workload.sessions.steps):
             raise ConfigError("--prompts brings its own texts: use a workload without prefixes and steps")
-        prompts = load_prompts(Path(raw["prompts"]), load_tokenizer(str(raw.get("tokenizer", "words"))))
+        prompts = load_prompts(
+            Path(raw["prompts"]), load_tokenizer(str(raw.get("tokenizer", "words"))),
+            skip_bad_rows=v.flag(raw, "skip_bad_rows"),
+        )  # fmt: skip
         workload = dataclasses.replace(workload, prompts=prompts)
     return workload.with_arrivals(arrivals_text(raw["arrivals"])) if "arrivals" in raw else workload
 
 
+def _of_schedule(raw: dict[str, Any]) -> Workload | None:
+    """The workload whose schedule the trace is; None: it is another trace."""
+    if not raw.get("trace"):
+        return None
+    from workloads.schedule_file import workload_of
+
+    return workload_of(Path(raw["trace"]))
+
+
 def _check_together(settings: Settings, raw: dict[str, Any]) -> None:
     """Raises ConfigError for settings that contradict each other, or that the API or the trace has no use for."""
-    workload, levels = settings.workload, settings.rates or settings.concurrency
+    workload = settings.workload
     of_trace = {"workload", "input_tokens", "output_tokens", "arrivals", "duration"}
     for wrong, message in (
         (settings.rates and settings.concurrency, "--rates (open loop) and --concurrency (closed loop) exclude each other: give one"),
-        (settings.trace and levels, "--trace brings its own arrival times: drop --rates or --concurrency, or use --time-scale"),
         (settings.trace and of_trace & raw.keys(), "--trace brings its own lengths and times: drop --workload, --input-tokens, --output-tokens, --arrivals and --duration"),
         ("arrivals" in raw and settings.concurrency, "--arrivals goes with an open loop: with --concurrency a request follows the answer before it"),
         ("think_time" in raw and not settings.concurrency, "--think-time goes with --concurrency: in an open loop nobody waits for an answer"),
@@ -275,6 +304,7 @@ def _check_together(settings: Settings, raw: dict[str, Any]) -> None:
         (workload.images and settings.api != "chat", f"--api {settings.api}: images are sent in chat messages: use --api chat"),
         (workload.prompts and settings.trace, "--trace brings its own lengths, --prompts its own texts: give one of them"),
         (settings.sticky and not settings.replicas, "--sticky goes with several URLs, parted by commas"),
+        (settings.skip_bad_rows and not (settings.trace or workload.prompts), "--skip-bad-rows goes with --prompts or --trace"),
         *((name in raw and not settings.trace, f"--{name.replace('_', '-')} goes with --trace") for name in REPLAY),
     ):  # fmt: skip
         if wrong:

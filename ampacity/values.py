@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -12,7 +13,8 @@ from typing import Any, TypeVar
 from loadgen.endpoint import EndpointError, parse_endpoint, shown_url
 from workloads.class_spec import refuse_several_choices
 
-SECONDS_MAX = 30 * 86_400.0
+_UNITS_S = {"us": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0, "d": 86_400.0}
+SECONDS_MAX = 30 * _UNITS_S["d"]
 LARGEST = 1e12  # of a rate, a factor, a price: more is a slip of the finger
 RESERVED_BODY_FIELDS = ("messages", "prompt", "stream")
 T = TypeVar("T")
@@ -32,20 +34,21 @@ def text(value: Any, name: str) -> None:
 
 
 def parse_duration(text: str | float, name: str) -> float:
-    """Seconds of ``500ms``, ``30s``, ``2m``, ``1h``. Raises ConfigError."""
-    match = re.fullmatch(r"\s*(\d+(?:\.\d*)?|\.\d+)\s*(us|ms|s|m|min|h)\s*", str(text))
+    """Seconds of ``500ms``, ``30s``, ``2m``, ``1h``, ``2d``. Raises ConfigError."""
+    match = re.fullmatch(r"\s*(\d+(?:\.\d*)?|\.\d+)\s*(us|ms|s|m|min|h|d)\s*", str(text))
     if not match:
         raise ConfigError(f"{name} {text}: write a duration with its unit and above 0, as 500ms, 30s or 2m")
-    unit_s = {"us": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0}[match[2]]
-    seconds = float(match[1]) * unit_s
+    seconds = float(match[1]) * _UNITS_S[match[2]]
     if not 0 < seconds <= SECONDS_MAX:
         raise ConfigError(f"{name} {text}: give more than 0 and at most 30 days")
     return seconds
 
 
 def duration_text(seconds: float) -> str:
-    """As ``parse_duration`` reads it, rounded up to whole seconds or minutes."""
-    return f"{math.ceil(seconds / 60)}m" if seconds > 90 else f"{math.ceil(seconds)}s"
+    """As ``parse_duration`` reads it, in the largest unit of which it is 1.5; rounded up: whole s and m, h and d to 0.1."""
+    unit = next((unit for unit in "dhm" if seconds > 1.5 * _UNITS_S[unit]), "s")
+    parts = 10 if unit in "dh" else 1
+    return f"{math.ceil(round(parts * seconds / _UNITS_S[unit], 6)) / parts:g}{unit}"
 
 
 def given(raw: dict[str, Any], name: str, read: Callable[[Any, str], T]) -> T | None:
@@ -92,6 +95,20 @@ def whole(value: Any, name: str, at_least: int = 1, at_most: int = 2**53) -> int
     if number > at_most:
         raise ConfigError(f"{name} {value}: at most {at_most}")
     return number
+
+
+def cores(value: Any, name: str) -> tuple[int, ...]:
+    """Numbers of this machine's cores, from ``2,3`` or ``2-5``. Raises ConfigError."""
+    found: set[int] = set()
+    for part in filter(None, _split(value)):
+        first, dash, last = str(part).partition("-")
+        low = whole(first, name, at_least=0)
+        found.update(range(low, whole(last, name, at_least=low, at_most=low + 4095) + 1) if dash else [low])
+    if found and not hasattr(os, "sched_setaffinity"):
+        raise ConfigError(f"{name}: this system pins no process to cores")
+    if lacking := sorted(found - os.sched_getaffinity(0)) if found else []:
+        raise ConfigError(f"{name} {value}: core {lacking[0]} is none that this process may use")
+    return tuple(sorted(found))
 
 
 def _split(value: Any) -> list[Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -10,9 +11,10 @@ import numpy as np
 from analysis.baseline_file import KIND, SCHEMA_VERSION
 from analysis.blocks import (
     METRICS,
-    QUANTILES,
+    TRACKED,
     LevelRecords,
     as_dict,
+    blocks_beside,
     blocks_of,
     blocks_over,
     level_records,
@@ -20,7 +22,16 @@ from analysis.blocks import (
     pooled_marks,
 )
 from analysis.caveats import ERROR_SHARE
-from analysis.comparable import CompareError, Judged, carried, check_realised, check_same, identity, realised
+from analysis.comparable import (
+    CompareError,
+    Judged,
+    carried,
+    check_distinct,
+    check_realised,
+    check_same,
+    identity,
+    realised,
+)
 from analysis.expected import (
     AT_ARRIVAL,
     IN_FLIGHT,
@@ -42,11 +53,10 @@ from analysis.tracked import (
     MOST_TOLERANCE,
     SAME,
     Explained,
+    Own,
     Tracked,
     amplified_by_load,
     rounded,
-    smallest_found,
-    with_tolerances,
 )
 from analysis.tracked import assumed_noise as assumed_noise
 
@@ -63,18 +73,22 @@ def make_baseline(runs: Sequence[Judged]) -> dict[str, Any]:
     for other in runs[1:]:
         check_same(identity(first), identity(other), str(other.run.path))
         check_realised(realised(first), realised(other), str(other.run.path))
-    if len({(r.run.meta["run_id"], r.run.meta["started_utc"]) for r in runs}) < len(runs):
-        raise CompareError("a run is given twice: noise is learned from different runs")
+    check_distinct(runs)
     shared = set.intersection(*(_steady(run) for run in runs))
     names = [name for name in first.levels() if name in shared]
     if not names:
         told = "; ".join(f"{name}: {why}" for run in runs for name, why in _unfit(run).items())
         raise CompareError(f"no load level of these runs can be a baseline: {told}")
     return {
-        "kind": KIND, "schema_version": SCHEMA_VERSION, "identity": identity(first), "realised": realised(first),
-        "slos": [s["text"] for s in first.summary["slos"]], "runs": [_origin(run) for run in runs],
-        "usable_rps": _usable(runs), "levels": {name: _level(runs, name, len(names)) for name in names},
-    }  # fmt: skip
+        "kind": KIND,
+        "schema_version": SCHEMA_VERSION,
+        "identity": identity(first),
+        "realised": realised(first),
+        "slos": [s["text"] for s in first.summary["slos"]],
+        "runs": [_origin(run) for run in runs],
+        "usable_rps": _usable(runs),
+        "levels": {name: _level(runs, name, len(names)) for name in names},
+    }
 
 
 def _steady(run: Judged) -> set[str]:
@@ -134,8 +148,11 @@ def _usable(runs: Sequence[Judged]) -> dict[str, Any] | None:
         return None
     return {
         "value": float(np.mean([c["usable_rps"] for c in capacities])),
-        "bracket": [min(c["usable_rps_ci"][0] for c in capacities), max(c["usable_rps_ci"][1] for c in capacities)],
-    }  # fmt: skip
+        "bracket": [
+            min(c["usable_rps_ci"][0] for c in capacities),
+            max(c["usable_rps_ci"][1] for c in capacities),
+        ],
+    }
 
 
 def read_level(run: Judged, name: str, skipped: int) -> LevelRecords:
@@ -166,10 +183,12 @@ def _level(runs: Sequence[Judged], name: str, n_levels: int) -> dict[str, Any]:
     levels = [read_level(run, name, skipped) for run in runs]
     short = min(level.n for level in levels)
     if short < REQUESTS_MIN:
-        raise CompareError(f"{runs[0].run.path}: {name} has {short} requests after its warm-up, {REQUESTS_MIN} are needed: use a longer --duration")  # fmt: skip
+        raise CompareError(
+            f"{runs[0].run.path}: {name} has {short} requests after its warm-up, {REQUESTS_MIN} are needed: use a longer --duration"
+        )
     quantiles, untracked, histograms = {}, {}, {}
     cells = _cells(runs, name, levels)
-    tests = n_levels * (len(METRICS) * len(QUANTILES) + 2)
+    tests = n_levels * (len(TRACKED) + 2)
     for metric in METRICS:
         found = [level.metrics[metric] for level in levels]
         reason = next((o.reason or "no request has a value" for o in found if not o.n or o.reason), None)
@@ -179,26 +198,34 @@ def _level(runs: Sequence[Judged], name: str, n_levels: int) -> dict[str, Any]:
         histograms[metric] = _histogram(found)
         held = [[c.of(level) for c in cells[metric]] for level in levels]
         measured = [c.by in (AT_ARRIVAL, IN_FLIGHT) for c in cells[metric]]
-        for percentile, q in QUANTILES.items():
+        for tracked, (of, q) in TRACKED.items():
+            if of != metric:
+                continue
             entry = _quantile(found, q, held, measured if stages[0]["kind"] == "open" else None, tests)
             if isinstance(entry, str):
-                untracked[f"{metric}_{percentile}"] = entry
+                untracked[tracked] = entry
             else:
-                quantiles[f"{metric}_{percentile}"] = entry
+                quantiles[tracked] = entry
     if not quantiles:
         told = "; ".join(f"{metric}: {why}" for metric, why in untracked.items())
         raise CompareError(f"{runs[0].run.path}: {name} has no latency that a gate could track: {told}")
     return {
-        "kind": stages[0]["kind"], "offered_rps": stages[0]["offered_rps"], "concurrency": stages[0]["concurrency_set"],
-        "skipped": skipped, "requests": [level.n for level in levels],
+        "kind": stages[0]["kind"],
+        "offered_rps": stages[0]["offered_rps"],
+        "concurrency": stages[0]["concurrency_set"],
+        "skipped": skipped,
+        "requests": [level.n for level in levels],
         "schedules": [schedule_of(run, name, level) for run, level in zip(runs, levels, strict=True)],
         "errors": [as_dict(blocks_of(level.failed)) for level in levels],
         "rates": [as_dict(level.rates(stages[0]["kind"])) for level in levels],
         "client_delay_s": max(client_delay_s(run, name) for run in runs),
         "output_tokens_per_s": rounded(float(np.mean([s["output_tokens_per_s"] for s in stages]))),
-        "slos": _limited(stages), "histograms": histograms, "quantiles": quantiles, "untracked": untracked,
+        "slos": _limited(stages),
+        "histograms": histograms,
+        "quantiles": quantiles,
+        "untracked": untracked,
         "cells": {metric: [c.as_dict() for c in held] for metric, held in cells.items()},
-    }  # fmt: skip
+    }
 
 
 def _limited(stages: Sequence[dict[str, Any]]) -> dict[str, float]:
@@ -232,10 +259,13 @@ def _queue(runs: Sequence[Judged], name: str, levels: Sequence[LevelRecords]) ->
     metas = [run.levels()[name][0] for run in runs]
     found = [level.metrics["ttft"] for level in levels]
     if any(
-        meta["kind"] != "open" or meta.get("played_sessions") or o.reason or not o.n
+        meta["kind"] != "open"
+        or meta.get("played_sessions")
+        or o.reason
+        or not o.n
         or np.isnan(level.planned.input_tokens_planned).any()
         for meta, level, o in zip(metas, levels, found, strict=True)
-    ):  # fmt: skip
+    ):
         return None
     ttft_s = [np.full(level.n, np.nan) for level in levels]
     for seconds, o in zip(ttft_s, found, strict=True):
@@ -246,7 +276,12 @@ def _queue(runs: Sequence[Judged], name: str, levels: Sequence[LevelRecords]) ->
 def _histogram(found: Sequence[Observations]) -> dict[str, Any]:
     weights = [np.ones(len(o.values)) if o.weights is None else o.weights for o in found]
     text = encode_seconds(np.concatenate([o.values for o in found]), np.concatenate(weights))
-    return {"hdr": text, "unit": "us", "n": sum(o.n for o in found), "infinite": sum(o.n_infinite + o.n_censored for o in found)}  # fmt: skip
+    return {
+        "hdr": text,
+        "unit": "us",
+        "n": sum(o.n for o in found),
+        "infinite": sum(o.n_infinite + o.n_censored for o in found),
+    }
 
 
 def _quantile(
@@ -260,27 +295,29 @@ def _quantile(
 
     ``measured``: which of them are of the run and not of its plan; None in a closed loop.
     """
-    few = min(o.n_owners for o in found)
-    if few < smallest_n(q):
-        return f"needs {smallest_n(q)} requests, has {few}"
+    few, needed = min(o.n_owners for o in found), max(smallest_n(q), smallest_n(1 - q))
+    if few < needed:
+        return f"needs {needed} requests, has {few}"
     marks = pooled_marks(found, q)
     if isinstance(marks, str):
         return marks
     tables: Floats | None = None
     explained: Explained = [None] * len(found)
+    base = [blocks_over(o, marks) for o in found] if not cells[0] else []
     if cells[0]:
-        over, sizes = (
-            np.concatenate(x) for x in ([over_each(o, marks) for o in found], [o.sizes for o in found])
-        )
-        tables = tables_of([np.concatenate(c) for c in zip(*cells, strict=True)], over, sizes, 1 - q)
-        explained = [expected_of(tables, c) for c in cells]
+        over = [over_each(o, marks) for o in found]
+        of_all = [np.concatenate(c) for c in zip(*cells, strict=True)]
+        tables = tables_of(of_all, np.concatenate(over), np.concatenate([o.sizes for o in found]), 1 - q)
+        expected = [expected_of(tables, c) for c in cells]
+        base = [blocks_beside(o, x, e) for o, x, e in zip(found, over, expected, strict=True)]
+        explained = expected
     noise = assumed_noise(found, marks.limits_s, 1 - q)
     amplified = 1.0
     if measured is not None:  # what the plan alone explains is no less amplified by a slower run
         kept = None if tables is None else tables * np.array(measured)[:, None]
         alone = explained if kept is None else [expected_of(kept, c) for c in cells]
         amplified = amplified_by_load(found, marks, alone, noise)
-    base = [blocks_over(o, marks, explained=x) for o, x in zip(found, explained, strict=True)]
     known = Tracked(q, marks, noise, amplified, base, tables, {})
-    known = with_tolerances(known, found, explained)
-    return known.as_dict() | {"finds": smallest_found(known, found, explained, tests)}
+    own = Own(known, found, explained)
+    tolerances = own.tolerances()
+    return replace(known, tolerance=tolerances).as_dict() | {"finds": own.finds(tolerances, tests)}

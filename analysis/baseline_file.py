@@ -12,10 +12,9 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import Meta
 
-from analysis.blocks import BLOCKS, MARKS, METRICS
+from analysis.blocks import BLOCKS, MARKS, METRICS, TRACKED
 from analysis.comparable import CompareError, said
 from analysis.expected import CELLS
-from analysis.tolerances import TRACKED
 
 KIND, SCHEMA_VERSION = "ampacity baseline", 3
 

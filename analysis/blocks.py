@@ -28,8 +28,17 @@ from analysis.steady import in_flight_at
 BLOCKS = 20
 MARKS = 9
 NEIGHBOURHOOD = 0.1  # of ranks on each side at the median, half of 1 - q in the tails; no farther than finite samples reach
+_STEPS = 65  # of a search in which each round looks at all at once
 METRICS = ("ttft", "itl", "tpot", "e2e")
-QUANTILES = {"p50": 0.5, "p90": 0.9, "p99": 0.99}
+TRACKED = {"ttft_p10": ("ttft", 0.1)} | {
+    f"{metric}_{name}": (metric, q)
+    for metric in METRICS
+    for name, q in (("p50", 0.5), ("p90", 0.9), ("p99", 0.99))
+}
+"""What a gate tracks: the metric and the quantile of each name.
+
+TTFT p10 waits for nearly nobody: the length of a queue is mostly chance, the engine's own time is not.
+"""
 
 
 @dataclass(frozen=True)
@@ -87,7 +96,12 @@ class LevelRecords:
     def metrics(self) -> dict[str, Observations]:
         """TTFT and E2E from the schedule, so that a wait before the first byte counts."""
         c = self.cohort
-        return {"ttft": c.ttft(from_schedule=True), "itl": c.itl, "tpot": c.tpot, "e2e": c.e2e(from_schedule=True)}  # fmt: skip
+        return {
+            "ttft": c.ttft(from_schedule=True),
+            "itl": c.itl,
+            "tpot": c.tpot,
+            "e2e": c.e2e(from_schedule=True),
+        }
 
     @cached_property
     def failed(self) -> Floats:
@@ -150,16 +164,16 @@ def over_each(o: Observations, marks: Marks) -> Floats:
     return np.asarray(found, dtype=np.float64)
 
 
-def blocks_over(
-    o: Observations, marks: Marks, *, paired: bool = False, explained: Floats | None = None
-) -> Blocks:
-    """Samples above the marks, less ``explained``: what is known of each request lets expect, as a share, (n_owners,)."""
-    over = over_each(o, marks)
-    if explained is not None:
-        return Blocks(in_blocks(over - explained * o.sizes), in_blocks(o.sizes), math.inf)
+def blocks_over(o: Observations, marks: Marks, *, paired: bool = False) -> Blocks:
+    """Samples above the marks."""
     # runs that are compared block by block have no use for the effective size, which costs most of the time
     effective = 0.0 if paired else o.effective_size(float(np.median(marks.limits_s)))
-    return Blocks(in_blocks(over), in_blocks(o.sizes), effective)
+    return Blocks(in_blocks(over_each(o, marks)), in_blocks(o.sizes), effective)
+
+
+def blocks_beside(o: Observations, over: Floats, explained: Floats) -> Blocks:
+    """``over_each`` less ``explained``, what is known of each request lets expect, as a share of its samples; both (n_owners,)."""
+    return Blocks(in_blocks(over - explained * o.sizes), in_blocks(o.sizes), math.inf)
 
 
 def blocks_of(events: Floats) -> Blocks:
@@ -203,20 +217,23 @@ def moved_by(runs: Sequence[Observations], marks: Marks, share: float) -> float 
     0 below a thousandth; None beyond a thousand.
     """
 
-    def above(log_factor: float) -> float:
-        limits = marks.limits_s * math.exp(log_factor)
-        return float(np.mean([o.shares_over(limits).mean() for o in runs]))
+    def above(log_factors: Floats) -> Floats:
+        limits = marks.limits_s * np.exp(log_factors)[:, None]
+        shares = [o.shares_over(limits.ravel()).reshape(limits.shape).mean(axis=1) for o in runs]
+        return np.asarray(np.mean(shares, axis=0), dtype=np.float64)
 
     share += 1e-12  # a sum of shares is not exact
-    low, high = -math.log(1000.0), math.log(1000.0)
-    if above(high) > share:
+    ends = np.log([0.001, 1000.0])
+    at_ends = above(ends)
+    if at_ends[1] > share:
         return None
-    if above(low) <= share:
+    if at_ends[0] <= share:
         return 0.0
-    for _ in range(50):
-        middle = (low + high) / 2
-        low, high = (low, middle) if above(middle) <= share else (middle, high)
-    return math.exp((low + high) / 2)
+    while ends[1] - ends[0] > 1e-13:
+        steps = np.linspace(ends[0], ends[1], _STEPS)
+        first = int(np.argmax(above(steps) <= share))
+        ends = steps[first - 1 : first + 1]
+    return float(np.exp(ends.mean()))
 
 
 def as_dict(blocks: Blocks) -> dict[str, Any]:

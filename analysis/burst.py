@@ -17,7 +17,7 @@ from analysis.cohort import Cohort
 from analysis.intervals import smallest_n
 from analysis.metrics import Bools, Floats, Ints, read_chunks, ttft_s
 from analysis.observations import Observations
-from analysis.slo import Slo
+from analysis.slo import ERROR_RATE, Slo
 from analysis.stages import RunRecords
 from analysis.steady import time_average_in_flight
 
@@ -292,8 +292,10 @@ def judge_recovery(limit_s: float | None, burst: Mapping[str, Any]) -> dict[str,
         return None
     low_s, high_s = burst["recovery_ci_s"]
     harmed = (burst.get("harm") or {}).get("after")
-    if harmed and (low_s is None or low_s <= limit_s):  # an outage later on is no proof of a recovery
-        verdict, reason = "inconclusive", f"of those due later {harmed['reason']}"
+    if harmed and (low_s is None or low_s <= limit_s):  # an endpoint that fails later on is not got over it
+        failed = harmed["slo"].startswith(ERROR_RATE)
+        verdict = "violated" if failed else "inconclusive"
+        reason = f"of those due later {harmed['reason']}"
     elif high_s is not None and high_s <= limit_s:
         verdict, reason = "met", f"got over {high_s:.3g} s after the burst"
     elif low_s is not None and low_s > limit_s:

@@ -9,6 +9,7 @@ capacity.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
@@ -23,6 +24,7 @@ from analysis.throughput import CHANCE_SD, REQUESTS_MIN, all_failed
 
 PUBLISHED = 0.5  # half width of an interval over its figure, up to which the estimate is the published figure
 MEASURED_RATIO = 1.05
+DOWN_IN_EACH = "no usable stage: the endpoint was down in each of them for a while"
 SATURATED_RATIO = 1.01  # two levels of a closed loop whose rates are closer carry the same
 ASSUMPTION = (
     "the SLOs hold below the highest stage that met them and fail above the lowest that broke them (a bracket of "
@@ -115,11 +117,27 @@ def find_capacity(stages: Sequence[dict[str, Any]], slos: Sequence[Slo]) -> dict
     pause between requests, the mean in flight at that number of ``users``); where there are both, ``closed`` is
     that other view.
     """
+    given, stages = stages, without_outages(stages)
     result = _shown(stages, slos)
+    if given and not stages and slos:
+        result["reason"] = DOWN_IN_EACH
     result["closed"] = None
     if result["c_max_basis"] == "open" and any(s["kind"] == "closed" for s in stages):
         result["closed"] = _shown([s for s in stages if s["kind"] == "closed"], slos)
     return result | _pooled(stages, slos, result)
+
+
+def without_outages(stages: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Without stages whose SLOs an outage broke, unless at higher loads than all that were met: an endpoint that breaks under them."""
+    top = {
+        kind: max((_load(s) for s in stages if s["kind"] == kind and s["slo_met"]), default=math.inf)
+        for kind in ("open", "closed")
+    }
+    return [s for s in stages if s["slo_met"] or not s.get("outage") or _load(s) > top[s["kind"]]]
+
+
+def _load(stage: Mapping[str, Any]) -> float:
+    return float(stage["offered_rps" if stage["kind"] == "open" else "concurrency_set"] or 0.0)
 
 
 def _pooled(

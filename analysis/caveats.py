@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from itertools import chain
 from typing import Any
 
 from analysis.capacity import number_text, stage_rate
@@ -17,6 +18,7 @@ ERROR_SHARE = 0.01
 LENGTHS_OFF_SHARE = 0.1
 BEYOND_CONTEXT_SHARE = 0.01
 CACHED_SHARE = 0.05
+RESENT_SHARE = 0.01  # of the requests: more is no race with the end of idle connections
 WIDE_BRACKET = 1.25
 IDLE_CPU_FRACTION = 0.5  # of a core: below it the client was not held up by its own work
 
@@ -33,6 +35,7 @@ def find_caveats(
         "no_requests": None if summary["requests"] else "No request was recorded: there is nothing to judge.",
         "imported": _imported(summary.get("imported")),
         "client_limited": _client_limited(summary),
+        "outage": _outage(stages),
         "errors": _errors(summary),
         "unstable_lowest": _unstable_lowest(summary),
         "never_settled": _never_settled(summary),
@@ -128,12 +131,19 @@ def _client_limited(summary: Mapping[str, Any]) -> str | None:
     stages: Sequence[dict[str, Any]] = summary["stages"]
     repeated = repeated_undisturbed(stages)
     limited = [s for s in stages if s["client_limited"] and s not in repeated]
-    if not limited:
-        return None
-    return (
-        f"This machine could not keep up with the schedule {_each(limited, 'client_limited_reason')}. "
-        f"Nothing measured there is a finding. {_relief(summary['audit']['cpu_fraction'], limited)}"
-    )
+    partly = [
+        {**s, "why": "; ".join(s["client_limited_metrics"].values())} for s in stages
+        if s["client_limited_metrics"] and not s["client_limited"]
+    ]  # fmt: skip
+    said = []
+    if limited:
+        said.append(
+            f"This machine could not keep up with the schedule {_each(limited, 'client_limited_reason')}. "
+            "Nothing measured there is a finding."
+        )
+    if partly:
+        said.append(f"The client itself was late {_each(partly, 'why')}. Those figures are left out.")
+    return f"{' '.join(said)} {_relief(summary['audit']['cpu_fraction'], limited + partly)}" if said else None
 
 
 def _relief(cpu_fraction: float | None, limited: Sequence[dict[str, Any]]) -> str:
@@ -144,10 +154,32 @@ def _relief(cpu_fraction: float | None, limited: Sequence[dict[str, Any]]) -> st
         return "Find out what ended that process (memory?), and run it again."
     if cpu_fraction is not None and cpu_fraction < IDLE_CPU_FRACTION:
         return (
-            f"Its CPU was idle ({cpu_fraction:.0%} of a core): other work on this machine held the client up. "
-            "Free the machine or repeat."
+            f"Its CPU was idle ({cpu_fraction:.0%} of a core): other work on this machine held the client up{_others(limited)}. Pin it to "
+            "cores of its own (--cpus 2,3), raise its priority (nice), or stop what else runs, and repeat."
         )
     return "Use more --workers or a faster client."
+
+
+def _others(limited: Sequence[dict[str, Any]]) -> str:
+    """The processes that took most of the CPU there, each by the most that it took in a stage."""
+    most: dict[str, float] = {}
+    for process in chain.from_iterable(s["busiest"] for s in limited):
+        most[process["name"]] = max(process["cores"], most.get(process["name"], 0.0))
+    named = sorted(most.items(), key=lambda item: -item[1])[:3]
+    return (
+        f" (busiest: {', '.join(f'{name} with {cores:.2g} cores' for name, cores in named)})" if named else ""
+    )
+
+
+def _outage(stages: Sequence[dict[str, Any]]) -> str | None:
+    down = [s for s in stages if s["outage"] and not s["client_limited"]]
+    if not down:
+        return None
+    each = "; ".join(f"{_at([s], 'at')} {s['outage']['text']}" for s in down)
+    return (
+        f"The endpoint gave no sign of life for a while ({each}). A stage whose SLOs this broke says nothing of its load, unless no "
+        "higher one was met. Look at the server's log, and run it again."
+    )
 
 
 def _errors(summary: Mapping[str, Any]) -> str | None:
@@ -191,12 +223,18 @@ def _never_settled(summary: Mapping[str, Any]) -> str | None:
 
 
 def _resent(stages: Sequence[Mapping[str, Any]]) -> str | None:
-    resent = sum(s["resent"] for s in stages)
+    resent, sent = (sum(s[of] for s in stages) for of in ("resent", "requests"))
     if not resent:
         return None
+    share = resent / max(sent, 1)
+    why = (
+        "the server drops connections that it said it would keep, or requests on them"
+        if share > RESENT_SHARE
+        else "it was closing the connection just then, as servers do with idle ones"
+    )
     return (
-        f"{resent} requests went out a second time, because their kept-alive connection was closed at once without a byte: the server "
-        "closes idle connections early, or drops requests. With --connections new none goes out twice, and a dropped one has failed."
+        f"{resent:,} of {sent:,} requests ({share:.1%}) were sent a second time: a kept-alive connection ended before a byte of "
+        f"the answer. They are timed from their schedule; {why}. With --connections new none is sent twice, and a dropped one has failed."
     )
 
 

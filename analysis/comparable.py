@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 from collections.abc import Mapping, Sequence
@@ -26,19 +27,46 @@ _DONE = ("complete", "budget")  # a user's own limit ends a run cleanly
 _OF_THE_DAY = tuple(
     f"workload.{name}"
     for name in (
-        "tokenizer.tokens_per_word", "tokenizer.overhead_tokens", "tokenizer.measured", "realised", "source",
-        "clipped_to_context", "turns_beyond_context",  # counts that grow with the requests sent: see ``realised``
+        "tokenizer.tokens_per_word",
+        "tokenizer.overhead_tokens",
+        "tokenizer.measured",
+        "tokenizer.method",
+        "tokenizer.words",
+        "tokenizer.overhead_error_tokens",
+        "tokenizer.word_sd_tokens",
+        "realised",
+        "source",
+        "clipped_to_context",
+        "turns_beyond_context",  # counts that grow with the requests sent: see ``realised``
         "prompts",  # says how often each was sent; what they have in common follows from the other fields
     )
-)  # fmt: skip
+)
 
 _OPTIONS = {  # by the start of a name: what a user knows it by
-    "workload.input_tokens": "--input-tokens", "workload.output_tokens": "--output-tokens", "workload.arrivals": "--arrivals",
-    "workload.name": "--workload", "workload.trace": "--trace", "workload.tokenizer": "--tokenizer", "model": "--model", "api": "--api",
-    "client.connections": "--connections", "client.timestamps": "--timestamps", "client.think_s": "--think-time", "slos": "--slo",
-    "predicted": "predicted", "imported": "imported from",
-    "realised.input_tokens": "input tokens a request as they came", "realised.output_tokens": "output tokens a request as they came",
+    "workload.input_tokens": "--input-tokens",
+    "workload.output_tokens": "--output-tokens",
+    "workload.arrivals": "--arrivals",
+    "workload.name": "--workload",
+    "workload.trace": "--trace",
+    "workload.tokenizer": "--tokenizer",
+    "model": "--model",
+    "api": "--api",
+    "client.connections": "--connections",
+    "client.timestamps": "--timestamps",
+    "client.think_s": "--think-time",
+    "slos": "--slo",
+    "predicted": "predicted",
+    "imported": "imported from",
+    "realised.input_tokens": "input tokens a request as they came",
+    "realised.output_tokens": "output tokens a request as they came",
     "realised.cached_token_share": "share of input tokens from the prefix cache",
+}
+
+
+_MENDS = {  # what to do where the same plan became other lengths
+    "input_tokens": "the server's chat template or vocabulary has changed, or prompts were calibrated otherwise (workload.tokenizer in "
+    "the run.json of both): run it again, and make a new baseline if it stays",
+    "output_tokens": "fix the lengths (ignore_eos) or make a new baseline",
 }  # fmt: skip
 
 
@@ -163,9 +191,17 @@ def realised(judged: Judged) -> dict[str, float | None]:
     answers = first.take(first.has_status("ok"))
     found = judged.summary["workload"]["realised"]
     sides = {
-        "input_tokens": (found["input_tokens"]["sent"]["mean"], first.input_tokens, first.input_tokens_planned),
-        "output_tokens": (found["output_tokens"]["received"]["mean"], answers.output_tokens, answers.output_tokens_planned),
-    }  # fmt: skip
+        "input_tokens": (
+            found["input_tokens"]["sent"]["mean"],
+            first.input_tokens,
+            first.input_tokens_planned,
+        ),
+        "output_tokens": (
+            found["output_tokens"]["received"]["mean"],
+            answers.output_tokens,
+            answers.output_tokens_planned,
+        ),
+    }
     result: dict[str, float | None] = {"cached_token_share": found["cached_token_share"]}
     for side, (mean, came, planned) in sides.items():
         ratio, se = _per_planned(came, planned)
@@ -227,6 +263,27 @@ def said(value: Any) -> str:
     return text if len(text) <= LONGEST else f"{text[: LONGEST - 3]}..."
 
 
+def check_distinct(runs: Sequence[Judged]) -> None:
+    """Raises CompareError where two runs hold the same records of a load: they are one, and show no noise between them."""
+    for (i, run), (j, other) in itertools.combinations(enumerate(runs), 2):
+        for name in run.levels().keys() & other.levels().keys():
+            ours, theirs = _times(run, name), _times(other, name)
+            if ours.size and np.array_equal(ours, theirs, equal_nan=True):
+                own = "--seed" if run.run.meta.get("predicted") else "run directory"
+                raise CompareError(
+                    f"runs {i + 1} and {j + 1} ({run.run.path} and {other.run.path}) hold the same times to the nanosecond "
+                    f"at {name}: they are one run and show no noise from run to run; give each its own {own}"
+                )
+
+
+def _times(judged: Judged, name: str) -> Floats:
+    """When each request of a load level was due and ended, in ns after the first was due; shape (2, n)."""
+    requests = judged.records.requests
+    of_level = requests.stage == judged.levels()[name][1]["index"]
+    times = np.stack([requests.scheduled_ns[of_level], requests.ended_ns[of_level]])
+    return np.asarray(times - times[0, :1], dtype=np.float64)
+
+
 def check_same(base: Mapping[str, Any], other: Mapping[str, Any], name: str) -> None:
     """Raises CompareError that lists what differs between two identities."""
     unlike = unlike_keys([base, other])
@@ -257,13 +314,14 @@ def lengths_apart(base: Mapping[str, Any], other: Mapping[str, Any], side: str) 
 
 def check_realised(base: Mapping[str, Any], other: Mapping[str, Any], name: str) -> None:
     """Raises CompareError where the same plan became other lengths, or another share of cached tokens."""
-    for side in ("input_tokens", "output_tokens"):
+    for side, mend in _MENDS.items():
         if factor := lengths_apart(base, other, side):
             raise CompareError(
                 f"{name} had {factor:.3g} times the {side.replace('_', ' ')} of the baseline for the same plan "
-                f"({other[side]:.4g} a request on average, the baseline {base[side]:.4g}): other lengths, other latencies; "
-                "fix the lengths (ignore_eos) or make a new baseline"
+                f"({other[side]:.4g} a request on average, the baseline {base[side]:.4g}): other lengths, other latencies; {mend}"
             )
     a, b = base.get("cached_token_share") or 0.0, other.get("cached_token_share") or 0.0
     if abs(a - b) > CACHED_POINTS:
-        raise CompareError(f"{name} had {b:.0%} of its input tokens from the prefix cache, the baseline {a:.0%}: start both with a cold cache")  # fmt: skip
+        raise CompareError(
+            f"{name} had {b:.0%} of its input tokens from the prefix cache, the baseline {a:.0%}: start both with a cold cache"
+        )

@@ -19,7 +19,7 @@ from analysis.comparable import (  # fmt: skip
     realised,
     unlike_keys,
 )
-from analysis.regression import ALPHA, holm
+from analysis.regression import ALPHA, ASSUMED_NOISE, holm
 from analysis.shift import NOTHING_COUNTS, QUANTILES, Change, as_dict, log_change
 from analysis.usable_figures import NO_PRICE, Row, scorecard_row, usable_rows
 
@@ -30,6 +30,14 @@ FIXED_LOAD = (
 )
 SLOWER_MEDIAN = (
     "no winner: a slower median lowers it as well; where the tail differs stands with the quantiles"
+)
+ONE_EACH = f"one run of each: {ASSUMED_NOISE:.1%} of noise from run to run is assumed"
+RUNS_NOT_SYSTEMS = (
+    f"These are differences between runs. One run of each does not show by how much two runs of one system differ: {ASSUMED_NOISE:.1%} of their "
+    "speed is assumed (of a usable rate none). On another day or machine it may be more; ampacity ab takes turns and measures it."
+)
+VIRTUAL = (
+    f"Virtual time has no noise from run to run; {ASSUMED_NOISE:.1%} of speed is allowed for all the same."
 )
 BETWEEN = "no winner: what the others carry is only known to lie in an interval, which is too wide for this line: closer --rates, or ampacity search"
 
@@ -104,11 +112,18 @@ def compare(arms: list[Arm]) -> dict[str, Any]:
     compared = any([q["p"] is not None for t in shift for q in t["quantiles"]] + [any(r["changes"]) for r in rows])  # fmt: skip
     level = level_name(first.stages[0][0]) if first.stages else None
     sentence = _sentence(rows, shift, arms, aa, f" at {level}" if level else "") if compared else ""
+    sentence = sentence or _nothing(rows, arms, first)
     notes = [_pairs_left(arms, first) if first.rounds and first.stages else "", *_left_out(arms, first)]
     if not first.rounds and first.unpaired:
         notes.append(f"Latencies and failures are not compared: {first.unpaired}.")
+    claimed = any(r["winner"] for r in rows) or any(q["verdict"] == "differs" for t in shift for q in t["quantiles"])  # fmt: skip
+    if not first.rounds and (compared or claimed):
+        predicted = all(a.judged.summary["predicted"] for a in arms)
+        notes.append(VIRTUAL if predicted else RUNS_NOT_SYSTEMS)
+        sentence = f"{sentence[:-1]} ({ONE_EACH})." if claimed and not predicted else sentence
     return {
-        "schema_version": COMPARE_SCHEMA_VERSION, "sentence": sentence or _nothing(rows, arms, first), "notes": [n for n in notes if n],
+        "schema_version": COMPARE_SCHEMA_VERSION, "sentence": sentence, "notes": [n for n in notes if n],
+        "assumed_run_noise": None if first.rounds else ASSUMED_NOISE,
         "compared": compared, "aa": aa, "level": level,
         "interleaved_pairs": len(first.pairs) if first.rounds else None, "interleaved_pairs_planned": _planned(arms) if first.rounds else None,
         "same_schedule": bool(first.stages) and all(p.same_schedule for pairing in against for p in pairing.pairs),

@@ -81,11 +81,12 @@ class Estimate:
 
 
 def judged_open(stages: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
-    """Open stages that are findings, in order of load: not cut short, not limited by the client, with an answer."""
+    """Open stages that are findings, in order of load: not cut short, nor limited by the client, nor broken by an outage, with an answer."""
     kept = [
         s for s in stages
         if s["kind"] == "open" and s["offered_rps"] and s["requests"] and s["slo_verdicts"]
         and not s["client_limited"] and not s["ended_early"] and not all_failed(s)
+        and (s["slo_met"] or not s.get("outage"))
     ]  # fmt: skip
     return sorted(kept, key=lambda s: float(s["offered_rps"]))
 

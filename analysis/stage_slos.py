@@ -24,29 +24,58 @@ def slo_findings(
     span_s: float,
     stability: Stability,
     client_limited: bool,
+    down: Bools | None = None,
 ) -> tuple[dict[str, Any], Bools | None]:
     """What a stage object says of its SLOs, and which requests of the cohort meet them all (None: not known), (n,).
 
     ``whole``: with the start-up that was cut, where one was found in the data; a verdict must hold with it, too.
-    ``span_s``: seconds of the stage's load that the cohort is worth (``analysis.throughput.span_s``).
+    ``span_s``: seconds of the stage's load that the cohort is worth (``analysis.throughput.span_s``). ``down``, shape (n,):
+    which of its requests failed in an outage.
     """
     observed = observe_slos(cohort, slos)
-    verdicts = _verdicts(cohort, whole, slos)
+    verdicts = _verdicts(cohort, whole, slos, down)
     unknown = next((o.reason for _, o in observed if o.reason), None) if observed else "no SLO given"
     meets = requests_meeting(cohort, observed) if not (observed and unknown) else None
     good = meets if observed else None
     met, reason = _overall(verdicts, stability, client_limited)
     result = {
         **_goodput(cohort, good, span_s), "slo_met": met, "slo_met_reason": reason, "slo_verdicts": verdicts,
-        "classes": _classes(cohort, whole, slos, good, span_s, stability, client_limited),
+        "classes": _classes(cohort, whole, slos, good, span_s, stability, client_limited, down),
         "fluidity": _fluidity(cohort, slos),
     }  # fmt: skip
     return result | ({"goodput_rps_reason": unknown} if unknown else {}), meets
 
 
-def _verdicts(cohort: Cohort, whole: Cohort | None, slos: Sequence[Slo]) -> list[dict[str, Any]]:
-    """Entries of ``slo_verdicts``; inconclusive where the start-up that was cut makes the difference."""
-    verdicts = [judge_slo(o, slo) for slo, o in observe_slos(cohort, slos)]
+def outside_findings(
+    cohort: Cohort, slos: Sequence[Slo], stability: Stability, client_limited: bool
+) -> dict[str, Any]:
+    """What the SLOs say of the requests that no outage touched."""
+    verdicts = _verdicts(cohort, None, slos, None)
+    met, reason = _overall(verdicts, stability, client_limited)
+    ok = int(np.count_nonzero(cohort.requests.has_status("ok")))
+    return {
+        "requests": len(cohort.requests), "ok": ok, "slo_met": met, "slo_met_reason": reason, "slo_verdicts": verdicts,
+    }  # fmt: skip
+
+
+def _verdicts(
+    cohort: Cohort, whole: Cohort | None, slos: Sequence[Slo], down: Bools | None
+) -> list[dict[str, Any]]:
+    """Entries of ``slo_verdicts``.
+
+    Violated where those that failed in an outage are more than the SLO allows: one event, whose size is no matter of
+    chance. Inconclusive where the start-up that was cut makes the difference.
+    """
+    observed = observe_slos(cohort, slos)
+    verdicts = [judge_slo(o, slo) for slo, o in observed]
+    for verdict, (slo, o) in zip(verdicts, observed, strict=True):
+        if down is None or not o.n:
+            continue
+        of_class = down[cohort.in_class(slo.class_)]
+        lost = float(o.misses(slo.limit_s)[: len(of_class)][of_class].sum())
+        if lost > (1 - slo.quantile) * o.n:
+            reason = f"{lost:.0f} of {o.n} {o.unit} were lost while the endpoint was down"
+            verdict |= {"verdict": "broken", "reason": reason, "cause": None, "more_requests": None}
     if whole is None:
         return verdicts
     cut = len(whole.requests) - len(cohort.requests)
@@ -88,6 +117,7 @@ def _classes(
     span_s: float,
     stability: Stability,
     client_limited: bool,
+    down: Bools | None,
 ) -> dict[str, dict[str, Any]]:
     """Figures of each class of a workload that has several, judged by the SLOs of all requests and by its own."""
     names = sorted(set(cohort.requests.class_))
@@ -95,7 +125,8 @@ def _classes(
     for name in names if len(names) > 1 else ():
         part = cohort.of_class(name)
         counts = part.requests.status_counts()
-        verdicts = _verdicts(part, whole and whole.of_class(name), slos_of(name, slos))
+        lost = None if down is None else down[cohort.in_class(name)]
+        verdicts = _verdicts(part, whole and whole.of_class(name), slos_of(name, slos), lost)
         met, reason = _overall(verdicts, stability, client_limited)
         found[name] = {
             "requests": len(part.requests), "ok": counts.pop("ok"), "errors": counts,

@@ -9,17 +9,19 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from analysis.client import Moved, what_moved, without_client
 from analysis.cohort import Cohort
 from analysis.diagnosed import spoilt_by
 from analysis.drift import tail_trend, two_modes
 from analysis.goodput import accepted_goodput, window_cost_usd
 from analysis.intervals import memory_of
 from analysis.littles_law import consistency
-from analysis.metrics import Floats, Requests, e2e_s, read_chunks, read_requests, ttft_s
-from analysis.observations import Observations, quantile_rank
+from analysis.metrics import Bools, Floats, Requests, e2e_s, read_chunks, read_requests, ttft_s
+from analysis.observations import quantile_rank
+from analysis.outage import Outage, describe_outages, find_outages
 from analysis.percentiles import curve, percentiles
 from analysis.slo import Slo
-from analysis.stage_slos import slo_findings, without_rate
+from analysis.stage_slos import outside_findings, slo_findings, without_rate
 from analysis.steady import (
     Stability,
     Window,
@@ -61,6 +63,11 @@ class StageRecords:
     tokens: Floats  # output tokens per batch of the window
     stability: Stability
     start_s: float
+    outages: list[Outage]  # over ``scheduled``
+
+    def in_cohort(self, which: Bools) -> Bools:
+        """A mask over ``scheduled`` as one over the requests of the cohort."""
+        return np.isin(self.cohort.requests.row, self.scheduled.row[which])
 
 
 def stage_records(
@@ -77,6 +84,9 @@ def stage_records(
     scheduled = rows.take(rows.attempt == 0)
     missing = max(0, int(meta.get("scheduled_requests") or 0) - len(scheduled))
     start_s, end_s, now_s = _span(meta, rows, records.origin_ns, cut_short)
+    outages = find_outages(scheduled)
+    if outages and warmup_requests is None:
+        warmup_requests = 0  # an outage is no start-up
     window = find_window(
         start_s,
         end_s,
@@ -93,7 +103,7 @@ def stage_records(
         uncut = replace(window, start_s=window.start_s - window.cut_s)
         whole = replace(_cohort(records, rows, uncut, missing, now_s, is_open)[0], memory=cohort.memory)
     stability = _stability(meta, scheduled, start_s, end_s, now_s)
-    return StageRecords(rows, scheduled, window, cohort, whole, tokens, stability, start_s)
+    return StageRecords(rows, scheduled, window, cohort, whole, tokens, stability, start_s, outages)
 
 
 def analyse_stage(
@@ -112,7 +122,8 @@ def analyse_stage(
     found = stage_records(records, meta, warmup_requests, run_complete=run_complete)
     cohort, window, stability, rows = found.cohort, found.window, found.stability, found.rows
     result = _load(meta, cohort, window, found.start_s, rows, records.requests)
-    result |= output_rates(rows, found.tokens, window) | {"input_tokens_per_s": input_rate(rows, window)}
+    result |= output_rates(rows, found.tokens, window, found.start_s, meta["kind"] == "closed")
+    result["input_tokens_per_s"] = input_rate(rows, window)
     result |= _latencies(cohort)
     result |= {
         "drift": tail_trend(cohort.ttft(from_schedule=True)),
@@ -124,14 +135,44 @@ def analyse_stage(
         "growth_rps": stability.growth_rps,
     }
     result |= _client(meta, found.scheduled)
+    other = without_client(cohort, meta.get("audit") or {}, records.origin_ns)
+    if other is not None:
+        _leave_out_moved(result, what_moved(cohort, other, slos))
     worth_s, limited = span_s(result, window), result["client_limited"]
-    slo_part, meets = slo_findings(cohort, found.whole, slos, worth_s, stability, limited)
+    down = found.in_cohort(np.any([o.failed for o in found.outages], axis=0)) if found.outages else None
+    slo_part, meets = slo_findings(cohort, found.whole, slos, worth_s, stability, limited, down)
     result |= slo_part | without_rate(slo_part, result["achieved_rps"])
     result["accepted"] = accepted_goodput(
         records.table["request_id"].to_numpy()[cohort.requests.row], meets,
         cohort.requests.output_tokens, labels, worth_s, window_cost_usd(fleet_inputs or {}, worth_s),
     )  # fmt: skip
+    result["outage"] = _outage(found, slos, limited)
     return result
+
+
+def _leave_out_moved(result: dict[str, Any], moved: Moved) -> None:
+    """Take what the client's own lateness may have moved out of a stage's figures."""
+    for name, why in moved.figures.items():
+        for percentile, reason in why.items():
+            result[name] |= {percentile: None, f"{percentile}_reason": reason}
+            if percentile == "p99":
+                result[name] |= {"p99_ci": None, "p99_ci_reason": reason}
+    result["client_limited_metrics"] = moved.metrics
+    if moved.limited and not result["client_limited"]:
+        result |= {"client_limited": True, "client_limited_reason": "; ".join(moved.limited)}
+
+
+def _outage(found: StageRecords, slos: Sequence[Slo], limited: bool) -> dict[str, Any] | None:
+    """The ``outage`` object of a stage: when its endpoint was down, and what the load was judged to be outside of that."""
+    cohort, start_s = found.cohort, found.start_s
+    described = describe_outages(found.outages, found.scheduled, start_s, cohort.missing)
+    if described is None:
+        return None
+    touched = found.in_cohort(np.any([o.touched for o in found.outages], axis=0))
+    outside = cohort.part(~touched)
+    if outside.memory is not None and outside.in_flight is not None and len(outside.requests):
+        outside = replace(outside, memory=memory_of(outside.in_flight))  # the queue's own, not the outage's
+    return described | {"outside": outside_findings(outside, slos, found.stability, limited)}
 
 
 def _span(
@@ -199,7 +240,6 @@ def _load(
     ok = counts.pop("ok")
     counts["unfinished"] += cohort.missing
     requests, length = len(cohort.requests) + cohort.missing, window.length_s
-    completed = int(np.count_nonzero(rows.has_status("ok") & window.holds(rows.ended_ns * _NS)))
     begin, finish = everything.started_ns * _NS, everything.ended_ns * _NS
     finish = np.where(np.isnan(finish), cohort.now_ns * _NS, finish)
     concurrency = time_average_in_flight(window.start_s, window.end_s, begin, finish)
@@ -212,7 +252,6 @@ def _load(
     return {
         "index": meta["index"], "kind": meta["kind"], "lengths": meta.get("lengths"), "offered_rps": offered,
         "concurrency_set": meta.get("concurrency"),
-        "achieved_rps": completed / length if length > 0 else 0.0,
         "arrived_rps": requests / length if length > 0 else 0.0,
         "carried_rps": ok / length if length > 0 else 0.0,
         "window": {
@@ -229,16 +268,7 @@ def _load(
 
 
 def _latencies(cohort: Cohort) -> dict[str, Any]:
-    found: dict[str, Observations] = {
-        "ttft_s": cohort.ttft(from_schedule=False),
-        "ttft_from_schedule_s": cohort.ttft(from_schedule=True),
-        "first_answer_s": cohort.first_answer(from_schedule=False),
-        "itl_s": cohort.itl,
-        "icl_s": cohort.icl,
-        "tpot_s": cohort.tpot,
-        "e2e_s": cohort.e2e(from_schedule=False),
-        "e2e_from_schedule_s": cohort.e2e(from_schedule=True),
-    }
+    found = cohort.observed
     result: dict[str, Any] = {name: percentiles(o) for name, o in found.items()}
     pictured = ("ttft_s", "ttft_from_schedule_s", "itl_s", "icl_s", "tpot_s", "e2e_s")
     result["curves"] = {name: curve(found[name]) for name in pictured}
@@ -259,5 +289,5 @@ def _client(meta: Mapping[str, Any], scheduled: Requests) -> dict[str, Any]:
     return {
         "slip_s": known,
         "resent": int(audit.get("resent") or 0), "client_limited": reason is not None or bool(audit.get("client_limited", False)),
-        "client_limited_reason": reason,
+        "client_limited_reason": reason, "client_limited_metrics": {}, "busiest": audit.get("busiest") or [],
     }  # fmt: skip

@@ -90,6 +90,8 @@ def summarise(run: Run, labels: Mapping[int, bool] | None = None) -> dict[str, A
     )
     if meta.get("burst") and metas:
         summary["burst"] = summarise_burst(meta["burst"], _undisturbed(metas), records, slos, run.server)
+    if meta.get("next_command"):
+        summary["next_command"] = str(meta["next_command"])
     if meta.get("search"):
         summary["search"] = summarise_search(meta["search"], stages, slos)
     if summary["diagnosis"] is None:

@@ -12,6 +12,7 @@ from analysis.metrics import Chunks, Floats, Requests, visible_tokens
 from analysis.steady import Window
 
 REQUESTS_MIN = 100
+FIRST_ANSWERS = 5  # whose mean time is how long an idle endpoint takes to answer
 CHANCE_SD = 3.0  # of a number of arrivals: nearer to what was offered, it is the draw of the schedule
 NO_FIGURE = f"no stage has a steady state and {REQUESTS_MIN} requests with a client that kept up: its rates are no figures"
 _NS = 1e-9
@@ -89,15 +90,37 @@ def input_rate(rows: Requests, window: Window) -> float:
     return float(np.nansum(tokens[window.holds(done * _NS)]) / window.length_s)
 
 
-def output_rates(rows: Requests, tokens: Floats, window: Window) -> dict[str, Any]:
-    """Output tokens/s from ``tokens_per_batch``, and the 95 % intervals by batch means of it and of the answers/s."""
-    batch_s = window.length_s / RATE_BATCHES
-    ended = (
-        events_per_batch(rows.ended_ns[rows.has_status("ok")] * _NS, window.start_s, window.end_s)
-        if batch_s > 0
-        else tokens
-    )
+def output_rates(rows: Requests, tokens: Floats, window: Window, start_s: float, closed: bool) -> dict[str, Any]:  # fmt: skip
+    """Answers/s of a stage that began at ``start_s``, output tokens/s from ``tokens_per_batch``, and their 95 % intervals
+    by batch means."""
+    answers, span_s = _answers_per_batch(rows, window, start_s, closed)
     return {
-        "output_tokens_per_s": float(tokens.sum()) / window.length_s if batch_s > 0 else 0.0,
-        "achieved_rps_ci": rate_interval(ended, batch_s), "output_tokens_per_s_ci": rate_interval(tokens, batch_s),
+        "achieved_rps": float(answers.mean()) / span_s if span_s > 0 else 0.0,
+        "output_tokens_per_s": float(tokens.sum()) / window.length_s if window.length_s > 0 else 0.0,
+        "achieved_rps_ci": rate_interval(answers, span_s),
+        "output_tokens_per_s_ci": rate_interval(tokens, window.length_s / RATE_BATCHES),
     }  # fmt: skip
+
+
+def _answers_per_batch(rows: Requests, window: Window, start_s: float, closed: bool) -> tuple[Floats, float]:
+    """(answers in each of some equal spans of the window, the length of a span in s).
+
+    Open: by the time at which they ended, from when the first requests have been answered in the mean (half of the window
+    at the latest): before that a server fills, and no answer can have ended. Closed: users wait for their answers, so
+    each request counts with the share of its time that lies in a span, whether or not it ends there (renewal-reward); a
+    span is two answers long at least, or its neighbours would share them.
+    """
+    ok = rows.has_status("ok")
+    begin_s, end_s = (x[ok] * _NS for x in (rows.started_ns, rows.ended_ns))
+    took_s = np.maximum(end_s - begin_s, _NS)
+    if closed:
+        spans = int(np.clip(window.length_s / (2 * took_s.mean()), 1, RATE_BATCHES)) if len(took_s) else 1
+        edges_s = np.linspace(window.start_s, window.end_s, spans + 1)
+        done = [float(np.clip((edge - begin_s) / took_s, 0.0, 1.0).sum()) for edge in edges_s]
+        return np.diff(done), window.length_s / spans
+    first_s = took_s[: max(FIRST_ANSWERS, len(took_s) // 10)]
+    filled_s = start_s + (float(first_s.mean()) if len(first_s) else 0.0)
+    from_s = min(max(window.start_s, filled_s), (window.start_s + window.end_s) / 2)
+    if window.end_s <= from_s:
+        return np.zeros(RATE_BATCHES), 0.0
+    return events_per_batch(end_s, from_s, window.end_s), (window.end_s - from_s) / RATE_BATCHES

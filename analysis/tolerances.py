@@ -5,10 +5,9 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-from analysis.blocks import METRICS, QUANTILES
+from analysis.blocks import TRACKED
 from analysis.comparable import CompareError
 
-TRACKED = tuple(f"{m}_{p}" for m in METRICS for p in QUANTILES)
 NAMES = (*TRACKED, "error_rate", "output_tokens_per_s", "usable_rps")
 
 

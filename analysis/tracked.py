@@ -8,9 +8,10 @@ The tolerance is fixed by the baseline alone: the least step of a ladder that a 
 from __future__ import annotations
 
 import math
+from bisect import bisect_left
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
-from functools import cached_property
+from dataclasses import dataclass
+from functools import cache, cached_property, partial
 from typing import Any
 
 import numpy as np
@@ -20,6 +21,7 @@ from analysis.blocks import (
     Blocks,
     Marks,
     as_dict,
+    blocks_beside,
     blocks_over,
     from_dict,
     in_blocks,
@@ -33,8 +35,6 @@ from analysis.regression import ALPHA, ASSUMED_NOISE, Estimate, compare_shares, 
 DEFAULT_TOLERANCE = 0.03
 MOST_TOLERANCE = 0.15
 LADDER = (0.03, 0.04, 0.05, 0.06, 0.075, 0.09, 0.1, 0.12, 0.15)
-WATCHED = (0.2, 0.25, 0.3, 0.4, 0.5, 0.75, 1.0)
-"""Beyond MOST_TOLERANCE nothing passes any more: a metric is watched for changes beyond one of these."""
 SURE = (
     0.999  # chance that an equal run passes one metric; what one run tells of its noise is itself uncertain
 )
@@ -49,7 +49,8 @@ class Tracked:
 
     ``noise``: s.d. from run to run of the share over the marks, if a run's speed varies by ASSUMED_NOISE with the same
     queue; the queue makes it ``amplified`` times as much. ``tables``: see analysis/expected.py.
-    ``tolerance`` for each of SAME and OTHER; None: not even a doubling is told from noise.
+    ``tolerance`` for each of SAME and OTHER; None: an equal run may differ by more than MOST_TOLERANCE. Nothing passes
+    then, and the metric is only watched for changes beyond that.
     """
 
     q: float
@@ -68,10 +69,24 @@ class Tracked:
         self, found: Sequence[Observations], explained: Explained, tolerance: float, *, paired: bool
     ) -> Estimate:
         """Are the candidate's runs worse than the baseline's by more than the tolerance?"""
+        ours, slope = self._beyond(found, explained, tolerance, paired=paired)
+        return self._estimate(ours, slope, paired=paired)
+
+    def _beyond(
+        self, found: Sequence[Observations], explained: Explained, tolerance: float, *, paired: bool
+    ) -> tuple[list[Blocks], float]:
+        """(blocks over the marks moved by the tolerance, how much noise moves them, as ``noise_slope``)."""
         marks = self.marks.times(1 + tolerance)
-        fitted = [_fitted(o, marks, x) for o, x in zip(found, explained, strict=True)]
-        ours = [blocks_over(o, marks, paired=paired, explained=x) for o, x in zip(found, fitted, strict=True)]
-        slope = noise_slope(found, marks.limits_s, self.noise)
+        ours = []
+        for o, x in zip(found, explained, strict=True):
+            if x is None:
+                ours.append(blocks_over(o, marks, paired=paired))
+            else:
+                over = over_each(o, marks)
+                ours.append(blocks_beside(o, over, _fitted(o, over, x)))
+        return ours, noise_slope(found, marks.limits_s, self.noise)
+
+    def _estimate(self, ours: Sequence[Blocks], slope: float, *, paired: bool) -> Estimate:
         noise = self.noise * self.amplified
         return compare_shares(self.runs, ours, 1 - self.q, paired=paired, noise=noise, slope=slope)
 
@@ -89,18 +104,21 @@ class Tracked:
         self, found: Sequence[Observations], explained: Explained, tolerance: float
     ) -> dict[str, Estimate]:
         """What ``compare`` would give for runs like the baseline's own, which these are, with noise of their own."""
-        other = self.compare(found, explained, tolerance, paired=False)
-        same = self.compare(found, explained, tolerance, paired=True)
+        ours, slope = self._beyond(found, explained, tolerance, paired=False)
+        other, same = (self._estimate(ours, slope, paired=paired) for paired in (False, True))
         within = min(other.within, 2 * same.within)  # a candidate is not the same run again
         return {OTHER: other, SAME: Estimate(other.worse, within, same.between, same.df)}
 
     def as_dict(self) -> dict[str, Any]:
         return {
-            "value_s": self.value_s, "marks_s": [rounded(x) for x in self.marks.limits_s.tolist()],
-            "noise": float(f"{self.noise:.4g}"), "amplified": float(f"{self.amplified:.4g}"),
-            "tolerance": self.tolerance, "runs": [as_dict(b) for b in self.runs],
+            "value_s": self.value_s,
+            "marks_s": [rounded(x) for x in self.marks.limits_s.tolist()],
+            "noise": float(f"{self.noise:.4g}"),
+            "amplified": float(f"{self.amplified:.4g}"),
+            "tolerance": self.tolerance,
+            "runs": [as_dict(b) for b in self.runs],
             "expected": None if self.tables is None else np.round(self.tables, 4).tolist(),
-        }  # fmt: skip
+        }
 
 
 def tracked_from_dict(q: float, value: Mapping[str, Any]) -> Tracked:
@@ -110,53 +128,54 @@ def tracked_from_dict(q: float, value: Mapping[str, Any]) -> Tracked:
     return Tracked(q, marks, value["noise"], value["amplified"], runs, tables, value["tolerance"])
 
 
-def with_tolerances(known: Tracked, found: Sequence[Observations], explained: Explained) -> Tracked:
-    """The least tolerance of each kind at which a run like these passes with SURE, found before any candidate."""
-    allowed: dict[str, float | None] = {SAME: None, OTHER: None}
-    at_marks = known.like_own(
-        found, explained, 0.0
-    )  # few samples beyond a tolerance feign that they scatter little
-    for tolerance in (*LADDER, *WATCHED):
-        for kind, e in known.like_own(found, explained, tolerance).items():
-            se = max(e.se, at_marks[kind].se)
-            if allowed[kind] is None and e.worse + _sure(e) * se <= 0:
-                allowed[kind] = tolerance
-        if None not in allowed.values():
-            break
-    return replace(known, tolerance=allowed)
+class Own:
+    """What the baseline's own runs say of runs like them, before any candidate is seen."""
 
+    def __init__(self, known: Tracked, found: Sequence[Observations], explained: Explained) -> None:
+        self._known, self._found = known, found
+        self._at = cache(lambda tolerance: known.like_own(found, explained, tolerance))
 
-def _sure(e: Estimate) -> float:
-    return student_quantile(1 - ALPHA, e.df) + student_quantile(SURE, e.df)
+    def _se(self, kind: str, tolerance: float) -> float:
+        """Of a share beyond the tolerance; few samples there feign that they scatter little."""
+        return max(self._at(tolerance)[kind].se, self._at(0.0)[kind].se)
 
+    def _passes(self, kind: str, tolerance: float) -> bool:
+        e = self._at(tolerance)[kind]
+        sure = student_quantile(1 - ALPHA, e.df) + student_quantile(SURE, e.df)
+        return e.worse + sure * self._se(kind, tolerance) <= 0
 
-def smallest_found(
-    known: Tracked, found: Sequence[Observations], explained: Explained, tests: int
-) -> dict[str, dict[str, float | None]]:
-    """For each kind the least change that is called a regression with FOUND, by Holm among ``tests`` at worst.
+    def tolerances(self) -> dict[str, float | None]:
+        """The least tolerance of each kind at which a run like these passes with SURE."""
+        steps = {kind: bisect_left(LADDER, True, key=partial(self._passes, kind)) for kind in (SAME, OTHER)}
+        return {kind: LADDER[step] if step < len(LADDER) else None for kind, step in steps.items()}
 
-    ``now``, and about what it would be with four times the length (``longer``) and with three times the baseline
-    runs (``more_runs``).
-    """
-    result = {}
-    n = len(known.runs)
-    for kind, tolerance in known.tolerance.items():
-        now = longer = more = None
-        if tolerance is not None:
-            e = known.like_own(found, explained, tolerance)[kind]
-            at_tolerance = known.like_own(found, explained, 0.0)[
-                kind
-            ]  # a change makes the share as large as here
-            se = max(e.se, at_tolerance.se)
-            needed = student_quantile(1 - ALPHA / tests, e.df) + student_quantile(FOUND, math.inf)
-            factor = moved_by(found, known.marks, 1 - known.q + needed * se)
-            if factor and 1 - known.q + needed * se < 1:
-                now = (1 + tolerance) / factor - 1
-                total = e.within + e.between
-                longer = now * math.sqrt((e.within / 4 + e.between) / total) if total else now
+    def finds(self, tolerances: Mapping[str, float | None], tests: int) -> dict[str, dict[str, float | None]]:
+        """For each kind the least change that is called a regression with FOUND, by Holm among ``tests`` at worst.
+
+        It is found beyond the tolerance, and surely beyond the least one. ``now``, and about what it would be with four
+        times the length (``longer``) and with three times the baseline runs (``more_runs``).
+        """
+        result = {}
+        n, power = len(self._known.runs), student_quantile(FOUND, math.inf)
+        for kind, allowed in tolerances.items():
+            tolerance = allowed or MOST_TOLERANCE
+            e, se = self._at(tolerance)[kind], self._se(kind, tolerance)
+            sure = student_quantile(1 - ALPHA / tests, e.df) + power
+            surely = self._moved(DEFAULT_TOLERANCE, sure * se)
+            beyond = self._moved(tolerance, power * se)
+            now = None if surely is None or beyond is None else max(surely, beyond)
+            longer = more = now
+            if now is not None and e.se:
+                longer = now * math.sqrt((e.within / 4 + e.between) / (e.within + e.between))
                 more = now * math.sqrt((1 / (3 * n) + 1) / (1 / n + 1))
-        result[kind] = {"now": now, "longer": longer, "more_runs": more}
-    return result
+            result[kind] = {"now": now, "longer": longer, "more_runs": more}
+        return result
+
+    def _moved(self, limit: float, reach: float) -> float | None:
+        """The change at which the share beyond ``limit`` is ``reach`` more than allowed; a change makes it as large as at 0."""
+        q = self._known.q
+        factor = moved_by(self._found, self._known.marks, 1 - q + reach) if reach < q else None
+        return (1 + limit) / factor - 1 if factor else None
 
 
 def assumed_noise(found: Sequence[Observations], limits_s: Any, share: float | None = None) -> float:
@@ -194,16 +213,13 @@ def amplified_by_load(
     return 1.0 + ASSUMED_NOISE * by_load / noise if noise else 1.0
 
 
-def _fitted(o: Observations, marks: Marks, explained: Floats | None) -> Floats | None:
-    """``explained`` by the coefficient, 0 to 1, that fits these samples over these marks best.
+def _fitted(o: Observations, over: Floats, explained: Floats) -> Floats:
+    """``explained`` by the coefficient, 0 to 1, that fits these samples, ``over`` of each request, best.
 
     Where a run is worse by just the tolerance the baseline's table holds as it is, and the coefficient is 1; of an equal run
     fewer samples are over, and the table explains less of them.
     """
-    if explained is None:
-        return None
-    over, expected = over_each(o, marks), explained * o.sizes
-    over, expected = (x - x.sum() / o.n * o.sizes for x in (over, expected))
+    over, expected = (x - x.sum() / o.n * o.sizes for x in (over, explained * o.sizes))
     most = float(expected @ expected)
     return explained * (min(max(float(over @ expected) / most, 0.0), 1.0) if most else 0.0)
 

@@ -6,8 +6,8 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from analysis.capacity import number_text
-from analysis.caveats import longer
+from analysis.capacity import DOWN_IN_EACH, number_text
+from analysis.caveats import load_name, longer
 from analysis.fleet import instances_text
 from analysis.search import shortfall
 from analysis.slo import slo_from_dict
@@ -23,10 +23,37 @@ def write_verdict(summary: Mapping[str, Any]) -> str:
     if summary["predicted"]:
         sentence = f"Predicted: {sentence[0].lower()}{sentence[1:]}"
     lacking = shortfall(summary["search"], sentence) if "search" in summary else None
+    if command := summary.get("next_command"):
+        lacking = f"This is likely to find one: {command}"
     return f"{sentence} {lacking}" if lacking else sentence
 
 
 def _finding(summary: Mapping[str, Any]) -> str:
+    outages = _outages(summary)
+    if outages and summary["capacity"]["reason"] == DOWN_IN_EACH:
+        return outages
+    return " ".join(filter(None, [outages, _of_the_load(summary)]))
+
+
+def _outages(summary: Mapping[str, Any]) -> str:
+    """When the endpoint was down, one sentence for each stage; empty where it never was."""
+    stages = [s for s in summary["stages"] if s["outage"] and not s["client_limited"]]
+    said = []
+    for stage in stages:
+        outage, outside = stage["outage"], stage["outage"]["outside"]
+        where = f"At {load_name(stage)} the endpoint was" if len(summary["stages"]) > 1 else "Endpoint"
+        sentence = f"{where} {outage['text']}"
+        if summary["slos"]:
+            sentence += {False: ", SLO violated", True: ", SLO met all the same", None: ""}[stage["slo_met"]]
+            judged = {True: "met", False: "violated as well", None: "neither met nor violated for certain"}
+            sentence += f"; outside of it {judged[outside['slo_met']]}"
+            why = [f"{v['slo']}: {v['cause']}" for v in outside["slo_verdicts"] if v["cause"]]
+            sentence += f" ({'; '.join(why)})" if outside["slo_met"] is None and why else ""
+        said.append(f"{sentence}.")
+    return " ".join(said)
+
+
+def _of_the_load(summary: Mapping[str, Any]) -> str:
     stages, capacity = summary["stages"], summary["capacity"]
     if not summary["requests"]:
         return "Nothing was measured: no request was recorded."

@@ -1,11 +1,15 @@
-"""How often does the gate cry wolf, how often does it refuse equal runs, and how often does it find a change? In virtual time.
+"""How often does the gate cry wolf, leave equal runs open, and find a change? In virtual time.
 
-    python -m benchmarks.gate_rates --server pieces --load 0.6 --pairs 600 --run-noise 0.005 --first-seed 100000
+    python -m benchmarks.gate_rates --server pieces --load 0.85 --pairs 600 --first-seed 100000
 
-Every pair has its own seed: a baseline, an equal candidate, one with all steps 10 % longer, and one whose every TTFT
-is 25 % longer with nothing else changed. "same" candidates sent the same requests at the same times as their baseline,
-"other" ones are held against the baseline of the pair before. Each run is faster or slower as a whole by --run-noise,
-each step by --jitter. ``--server``: those of benchmarks/step_server.py, which are not our simulator, or "preset", which is.
+Every pair has its own seed: a baseline of --baseline-runs runs, an equal candidate, one with all steps 10 % longer, and one
+whose every TTFT is 25 % longer with nothing else changed. "same" candidates send the same requests at the same times as
+their baseline, "other" ones are held against the baseline of the pair before. While the answer is inconclusive the same
+candidate is measured again, as ``ampacity gate --max-samples`` does: a sequence of --looks looks, with fresh noise in each
+sample (and in "other" fresh requests). ``first`` is the answer of one look alone (no
+--max-samples; of equal runs), ``answers`` that of the whole sequence.
+Each run is faster or slower as a whole by --run-noise, each step by --jitter. ``--server``: those of
+benchmarks/step_server.py, which are not our simulator, or "preset", which is.
 """
 
 from __future__ import annotations
@@ -16,6 +20,7 @@ import math
 import random
 import sys
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -142,28 +147,63 @@ def measure(options: argparse.Namespace, seed: int, noise_seed: int, kind: str =
 class Cell:
     """What came out of the pairs of one kind."""
 
-    verdicts: Counter[str] = field(default_factory=Counter)
+    first: Counter[str] = field(default_factory=Counter)  # of one look alone
+    answers: Counter[str] = field(default_factory=Counter)  # of the whole sequence
+    samples: Counter[int] = field(default_factory=Counter)
     by_check: Counter[str] = field(default_factory=Counter)
     tracked: int = 0
 
-    def add(self, base: dict[str, Any], candidate: Judged) -> None:
+    def add(self, base: dict[str, Any], sample: Callable[[int], Judged], looks: int, single: bool) -> None:
+        """The sequence of one candidate, whose samples are measured as they are asked for."""
+        runs: list[Judged] = []
         try:
-            found = judge_gate(base, [candidate], {})
+            for look in range(1, looks + 1):
+                runs.append(sample(look))
+                found = judge_gate(base, runs, {}, look=look, looks=looks)
+                if look == 1 and single:
+                    alone = judge_gate(base, runs, {})
+                    self.first[alone["verdict"]] += 1
+                    self.tracked += sum(c["kind"] == "change" for c in alone["checks"])
+                if found["verdict"] != "inconclusive":
+                    break
         except CompareError as error:
-            self.verdicts["refused"] += 1
+            self.answers["refused"] += 1
             self.by_check[str(error).partition(" ")[2][:60]] += 1
             return
-        self.verdicts[found["verdict"]] += 1
-        self.tracked += sum(c["kind"] == "change" for c in found["checks"])
+        self.answers[found["verdict"]] += 1
+        self.samples[len(runs)] += 1
         self.by_check.update(f"{c['name']} {c['verdict']}" for c in found["checks"] if c["verdict"] != "pass")
 
     def as_dict(self) -> dict[str, Any]:
-        n = sum(self.verdicts.values())
-        judged = max(n - self.verdicts["refused"], 1)
+        n, alone = sum(self.answers.values()), max(sum(self.first.values()), 1)
         return {
-            "n": n, **{v: round(c / n, 4) for v, c in sorted(self.verdicts.items())},
-            "tracked": round(self.tracked / judged, 1), "not_passed": dict(self.by_check.most_common(8)),
-        }  # fmt: skip
+            "n": n,
+            "first": dict(sorted(self.first.items())),
+            "answers": dict(sorted(self.answers.items())),
+            "samples": dict(sorted(self.samples.items())),
+            "tracked": round(self.tracked / alone, 1),
+            "not_passed": dict(self.by_check.most_common(8)),
+        }
+
+
+class Candidate:
+    """The samples of one candidate, the first of which is measured once."""
+
+    def __init__(self, options: argparse.Namespace, seed: int, kind: str) -> None:
+        self._options, self._seed, self._kind = options, seed, kind
+        self._first = self._measured(1, seed)
+
+    def same(self, look: int) -> Judged:
+        """The requests of its seed again, with other noise."""
+        return self._first if look == 1 else self._measured(look, self._seed)
+
+    def other(self, look: int) -> Judged:
+        """Other requests in each sample."""
+        return self._first if look == 1 else self._measured(look, self._seed + 10**7 * (look - 1))
+
+    def _measured(self, look: int, drawn: int) -> Judged:
+        noise = 1000 * self._seed + 100 * look + KINDS.index(self._kind)
+        return prepare(measure(self._options, drawn, noise, self._kind))
 
 
 def study(options: argparse.Namespace) -> dict[str, Cell]:
@@ -172,20 +212,23 @@ def study(options: argparse.Namespace) -> dict[str, Cell]:
     last: dict[str, Any] | None = None
     for pair in range(options.pairs + 1):
         seed = options.first_seed + pair
-        earlier = [prepare(measure(options, seed, 1000 * seed + k)) for k in range(options.baseline_runs)]
+        runs = [measure(options, seed, 1000 * seed + k) for k in range(options.baseline_runs)]
         try:
-            base = json.loads(write_baseline(make_baseline(earlier)))
+            base = json.loads(write_baseline(make_baseline([prepare(run) for run in runs])))
         except CompareError as error:
-            cells.setdefault("no baseline", Cell()).verdicts[str(error)[-60:]] += 1
+            cells.setdefault("no baseline", Cell()).answers[str(error)[-60:]] += 1
             continue
-        for k, kind in enumerate(KINDS):
-            candidate = prepare(measure(options, seed, 1000 * seed + 100 + k, kind))
-            for schedule, against in (("same", base), ("other", last)):
-                if against is not None:
-                    cells.setdefault(f"{kind}, {schedule} seed", Cell()).add(against, candidate)
+        for kind in KINDS:
+            if kind != "equal" and pair % options.changed_every:
+                continue
+            candidate, single = Candidate(options, seed, kind), kind == "equal"
+            cells.setdefault(f"{kind}, same seed", Cell()).add(base, candidate.same, options.looks, single)
+            if last is not None:
+                other = cells.setdefault(f"{kind}, other seed", Cell())
+                other.add(last, candidate.other, options.looks, single)
         last = base
         if (pair + 1) % 100 == 0:
-            print({k: dict(c.verdicts) for k, c in cells.items()}, file=sys.stderr, flush=True)
+            print({k: dict(c.answers) for k, c in cells.items()}, file=sys.stderr, flush=True)
     return cells
 
 
@@ -200,6 +243,10 @@ def main() -> None:
         "--rate", type=float, default=3.16, help="requests/s of the preset, in place of --load"
     )
     parser.add_argument("--requests", type=int, default=2000)
+    parser.add_argument("--looks", type=int, default=3, help="samples of a candidate at most")
+    parser.add_argument(
+        "--changed-every", type=int, default=1, help="pairs for each that has a changed candidate too"
+    )
     parser.add_argument("--baseline-runs", type=int, default=1)
     parser.add_argument("--jitter", type=float, default=0.03)
     parser.add_argument("--run-noise", type=float, default=0.005)

@@ -82,6 +82,9 @@ class ServerRig:
     def stage_s(self, rate_rps: float) -> float:
         return float(self.settings.duration_s)
 
+    def again(self, option: str, value: str) -> str:
+        return f"ampacity sweep {option} {value}"
+
     def note_down(self, name: str, value: Any) -> None:
         self.noted[name] = value
 

@@ -14,6 +14,7 @@ from loadgen.protocols import Api
 from loadgen.told import Told, answer_messages, in_parts, message, result_messages
 from workloads.prompt_files import PromptFile
 from workloads.prompts import PromptMaker
+from workloads.recorded import Recorded
 from workloads.schedule import Schedule
 
 _ANSWER_KEY = 1 << 96  # request numbers of planned answers: theirs is text of its own
@@ -24,7 +25,7 @@ class Conversations:
 
     def __init__(
         self, prompts: PromptMaker, schedule: Schedule, *, planned: bool = False, api: Api = "chat",
-        file: PromptFile | None = None,
+        file: PromptFile | Recorded | None = None,
     ) -> None:  # fmt: skip
         """``planned``: histories have text of the planned length instead of what the server answered.
 
@@ -58,9 +59,8 @@ class Conversations:
         elif before < 0:
             shared = schedule.shared.of(index) if schedule.shared is not None else []
             common, own = prompts.parts(request_id, int(schedule.input_tokens[index]), shared)
-            told = b",".join(
-                message(role, text) for role, text in ((self._system_role, common), ("user", own)) if text
-            )
+            first = self._system_role if own else "user"
+            told = b",".join(message(role, text) for role, text in ((first, common), ("user", own)) if text)
         else:
             answer = self._answers.pop(before, Told())
             helpers = [k for k in self._after(index) if k != before]
@@ -102,7 +102,7 @@ class Conversations:
     def _planned_answer(self, index: int) -> str:
         """The recorded answer of a prompt file, else text of the planned length."""
         schedule = self._schedule
-        if self._file is not None and schedule.entry is not None and schedule.turn is not None:
+        if isinstance(self._file, PromptFile) and schedule.entry is not None and schedule.turn is not None:
             answers = self._file.entries[int(schedule.entry[index])].answers
             if recorded := answers[int(schedule.turn[index])]:
                 return recorded

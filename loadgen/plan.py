@@ -53,6 +53,7 @@ class StagePlan:
     drain_s: float = 30.0  # how long answers are waited for after the last deadline
     answering_s: float = 0.0  # and how much longer those that have begun, where most have
     finish_s: float = 60.0  # how long after its end sessions are played on
+    whole: bool = False  # a replay: the stage lasts until all of the schedule has been sent
     end_on_failure: bool = True  # a failed turn ends its session
     keep_reasoning: bool = False  # in the histories of sessions
     sticky: bool = False  # with several targets: a session stays with one of them

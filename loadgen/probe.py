@@ -9,11 +9,12 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import json
+import math
 import ssl
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 
@@ -26,10 +27,12 @@ from loadgen.pages import NoConnectionError, Page, PageError, Pages
 from loadgen.protocols import Api, Dialect, RequestShape, error_text, printable
 from loadgen.records import RequestRecord
 from loadgen.thinking import Thought
+from workloads.prompts import PromptMaker
+from workloads.tokenizers import Tokenizer
 
 LOOK_TIMEOUT_S = 10.0
 MODELS_MAX = 1000
-_SHORT, _LONG = 32, 256  # words of the two prompts that calibrate the length of prompts
+SHORT_TOKENS = 32  # of our own tokenizer, in the prompt of the first request
 
 
 @dataclass(frozen=True)
@@ -46,11 +49,36 @@ class Served:
 
 @dataclass(frozen=True)
 class Calibration:
-    """How the server counts our prompts: tokens = overhead + words × tokens_per_word."""
+    """How the server counts our prompts: tokens = overhead + own tokens × tokens_per_word (``token_census``)."""
 
     tokens_per_word: float = 1.0
-    overhead_tokens: int = 0
+    overhead_tokens: float = 0.0
     measured: bool = False
+    method: Literal["tokenize", "usage"] | None = None  # None: not measured
+    overhead_error_tokens: float | None = None  # standard error; None: unknown
+    word_sd_tokens: float | None = (
+        None  # standard deviation of the server's tokens in one of ours; None: unknown
+    )
+    words: tuple[str, ...] | None = field(default=None, repr=False)  # that prompts are made of; None: all
+
+    def prompts(self, tokenizer: Tokenizer, salt: str) -> PromptMaker:
+        """What makes prompts of planned lengths as this server counts them."""
+        return PromptMaker(
+            tokenizer, salt,
+            tokens_per_word=self.tokens_per_word, overhead_tokens=self.overhead_tokens, words=self.words,
+        )  # fmt: skip
+
+    def margin_tokens(self, input_tokens: float) -> float:
+        """By how much a prompt planned so long may be longer: three standard errors, and the rounding to whole words."""
+        words = max(input_tokens - self.overhead_tokens, 0.0) / self.tokens_per_word
+        sd = self.word_sd_tokens if self.word_sd_tokens is not None else 1.0
+        overhead = self.overhead_error_tokens if self.overhead_error_tokens is not None else 2.0
+        return self.tokens_per_word / 2 + 3 * math.hypot(overhead, sd * math.sqrt(words))
+
+    def as_dict(self) -> dict[str, Any]:
+        """As it stands in run.json: of the words only how many."""
+        found = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
+        return found | {"words": None if self.words is None else len(self.words)}
 
 
 @dataclass(frozen=True)
@@ -64,6 +92,7 @@ class Probe:
     notes: tuple[str, ...] = field(default=())
     diagnosis: tuple[Finding, ...] = ()  # what an answer of the planned lengths showed
     thinks: Thought | None = None  # in the text of the answer
+    keeps_alive: bool | None = None  # its connections; None: not seen
 
 
 async def look(pages: Pages, endpoint: Endpoint, model: str | None = None) -> Served:
@@ -256,7 +285,7 @@ async def find_dialect(
         tried = dataclasses.replace(
             shape, dialect=dataclasses.replace(dialect, max_tokens_field=max_tokens_field)
         )
-        record = await ask(client, shape.api, send(tried, _SHORT, 4))
+        record = await ask(client, shape.api, send(tried, SHORT_TOKENS, 4))
         renamed = max_tokens_field == "max_completion_tokens"  # once is enough
         if (
             not renamed
@@ -267,7 +296,7 @@ async def find_dialect(
             tried = dataclasses.replace(
                 shape, dialect=dataclasses.replace(dialect, max_tokens_field=max_tokens_field)
             )
-            record = await ask(client, shape.api, send(tried, _SHORT, 4))
+            record = await ask(client, shape.api, send(tried, SHORT_TOKENS, 4))
         first = first or record
         if record.status == "ok":
             if not dialect.ignore_eos:
@@ -295,17 +324,3 @@ def _refusal(endpoint: Endpoint, shape: RequestShape, served: Served, record: Re
     if record.http_status == 404:
         return f"{endpoint.url}: no such route or model ({error}); does the URL end in /v1, and is --model {shape.model} right?"
     return f"{endpoint.url}: a first small request failed as {record.status}: {error}"
-
-
-async def calibrate(
-    client: Client, shape: RequestShape, short: RequestRecord, send: Callable[[RequestShape, int, int], bytes]
-) -> tuple[Calibration, RequestRecord]:
-    """Compare the server's count of two prompts with ours (``_SHORT`` and ``_LONG`` words)."""
-    long = await ask(client, shape.api, send(shape, _LONG, 4))
-    if long.status != "ok" or short.input_tokens is None or long.input_tokens is None:
-        return Calibration(), long if long.status == "ok" else short
-    per_word = (long.input_tokens - short.input_tokens) / (_LONG - _SHORT)
-    if per_word <= 0:
-        return Calibration(), long
-    overhead = max(round(long.input_tokens - per_word * _LONG), 0)
-    return Calibration(tokens_per_word=per_word, overhead_tokens=overhead, measured=True), long

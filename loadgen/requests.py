@@ -17,6 +17,7 @@ from workloads.classes import RequestClass
 from workloads.images import Images
 from workloads.prompt_files import PromptFile
 from workloads.prompts import PromptMaker
+from workloads.recorded import Recorded
 from workloads.schedule import Schedule
 
 _MESSAGES = ("chat", "messages", "responses")  # APIs that take a conversation
@@ -75,7 +76,7 @@ class ScheduledRequests:
         *,
         classes: Sequence[RequestClass] = (),
         planned_histories: bool = False,
-        file: PromptFile | None = None,
+        file: PromptFile | Recorded | None = None,
         images: Images | None = None,
     ) -> None:
         """``classes``: what the names in a schedule's ``class_names`` stand for; ``file``: its ``entry`` column."""
@@ -89,7 +90,7 @@ class ScheduledRequests:
         self._prefixes = [
             endpoint.request_prefix(shape.api, _proxy_header(endpoint, proxy)) for endpoint, proxy in routes
         ]
-        self._shapes: dict[tuple[str, str], RequestShape] = {}
+        self._shapes: dict[tuple[str, str, int], RequestShape] = {}
         self._conversations: Conversations | None = None
 
     def prepare(self, schedule: Schedule) -> None:
@@ -105,7 +106,7 @@ class ScheduledRequests:
         """All bytes of the schedule's request ``index`` to endpoint ``target``."""
         schedule = self._schedule
         class_ = schedule.class_name(index)
-        body = self._shape_of(class_, schedule.model_name(index)).body(
+        body = self._shape_of(class_, schedule.model_name(index), self._recorded_fields(index)).body(
             self._prompt(index), int(schedule.output_tokens[index])
         )
         prefix = self._prefixes[target]
@@ -123,14 +124,19 @@ class ScheduledRequests:
         if self._conversations is not None:
             self._conversations.answered(index, told)
 
-    def _shape_of(self, class_: str, model: str | None) -> RequestShape:
-        shape = self._shapes.get((class_, model or ""))
+    def _recorded_fields(self, index: int) -> dict[str, Any]:
+        entry = -1 if self._schedule.entry is None else int(self._schedule.entry[index])
+        return self._file.body_fields(entry) if entry >= 0 and isinstance(self._file, Recorded) else {}
+
+    def _shape_of(self, class_: str, model: str | None, recorded: dict[str, Any]) -> RequestShape:
+        key = class_, model or "", id(recorded) if recorded else 0  # kept by the recording
+        shape = self._shapes.get(key)
         if shape is None:
-            extra = dict(self._shape.extra)
+            extra = recorded | dict(self._shape.extra)
             if class_ in self._classes:
                 extra |= self._classes[class_].body()
             shape = dataclasses.replace(self._shape, model=model or self._shape.model, extra=extra)
-            self._shapes[class_, model or ""] = shape
+            self._shapes[key] = shape
         return shape
 
     def _prompt(self, index: int) -> str | msgspec.Raw:

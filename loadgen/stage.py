@@ -107,9 +107,12 @@ class StageRunner:
         self._follower = Follower(self._prepared, self._send)
         self._rows = self._ids_used = 0
         self._requests.prepare(plan.schedule)
-        self._measures = Measures(dated_by_kernel=all(client.stamps == "kernel" for client in self._clients))
+        self._measures = Measures(
+            dated_by_kernel=all(client.stamps == "kernel" for client in self._clients), worker=self._worker
+        )
         if plan.kind == "closed":
             self._users = VirtualUsers(plan, self._first, self._send_first, self._sends_no_more)
+        self._last_due_ns = 0  # of those that were sent
         self._retrying = 0  # attempts that wait for their turn
         self._decided = None
         self._closing = False
@@ -149,6 +152,10 @@ class StageRunner:
                 if ended_early or self._decided:
                     meta["end_ns"] = min(meta["end_ns"], time.monotonic_ns())
                 await self._finish_sessions(meta["end_ns"] + int(plan.finish_s * 1e9))
+                if plan.whole:  # it lasts as long as there is something to send
+                    last_ns = max(self._last_due_ns + 1, start_ns + 1)
+                    closed = plan.kind == "closed"
+                    meta["end_ns"] = last_ns if closed else max(meta["end_ns"], last_ns)
                 following.cancel()
                 await self._drain()
                 watcher.cancel()
@@ -194,7 +201,7 @@ class StageRunner:
         assert self._users is not None
         reason = await self._users.play(start_ns, sleeper)
         self._users = None
-        return self._stop_reason or reason
+        return self._stop_reason or reason or None
 
     def _sends_no_more(self) -> bool:
         return bool(self._stop_reason or self._decided)
@@ -299,7 +306,8 @@ class StageRunner:
         record = exchange.record
         record.scheduled_ns, record.dispatched_ns = scheduled_ns, now_ns
         self._count_row(record)
-        self._turns.released(index)
+        self._follower.push(self._turns.released(index, scheduled_ns))
+        self._last_due_ns = max(self._last_due_ns, scheduled_ns)
         self._dispatch(exchange, index)
 
     def _record(self, index: int, scheduled_ns: int) -> RequestRecord:

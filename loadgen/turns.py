@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from workloads.schedule import Schedule
+from workloads.schedule import AFTER_START, WITH_START, Schedule
 
 
 @dataclass
@@ -16,8 +16,10 @@ class Turns:
     schedule: Schedule
     end_on_failure: bool = True
     _missing: list[int] = field(default_factory=list)  # answers that each request still waits for
-    _due_ns: dict[int, int] = field(default_factory=dict)  # the latest of the ends it waited for
+    _due_ns: dict[int, int] = field(default_factory=dict)  # when it is due by those that have ended
     _followers: dict[int, list[int]] = field(default_factory=dict)
+    _with: dict[int, list[int]] = field(default_factory=dict)  # those that go with a request's start
+    _began_ns: dict[int, int] = field(default_factory=dict)  # of requests from whose start a pause counts
     _left: dict[int, int] = field(default_factory=dict)  # rows that a session still owes
     _begun: set[int] = field(default_factory=set)
 
@@ -29,7 +31,11 @@ class Turns:
             for earlier, later in zip(
                 schedule.after.tolist(), np.repeat(np.arange(len(schedule)), waits).tolist(), strict=True
             ):
-                self._followers.setdefault(earlier, []).append(later)
+                kind = 0 if schedule.counts_from is None else int(schedule.counts_from[later])
+                held = self._with if kind == WITH_START else self._followers
+                held.setdefault(earlier, []).append(later)
+                if kind == AFTER_START:
+                    self._began_ns[earlier] = 0
         if schedule.session is not None:
             names, counts = np.unique(schedule.session[schedule.session >= 0], return_counts=True)
             self._left = dict(zip(names.tolist(), counts.tolist(), strict=True))
@@ -39,31 +45,42 @@ class Turns:
         session = -1 if self.schedule.session is None else int(self.schedule.session[index])
         return session if session >= 0 else None
 
-    def released(self, index: int) -> None:
-        """A request of its session has been sent."""
+    def released(self, index: int, at_ns: int) -> list[tuple[int, int]]:
+        """A request of its session has been sent, due at ``at_ns``. [(request that goes with it, when it is due)]."""
         session = self.session_of(index)
         if session is not None:
             self._begun.add(session)
+        if index in self._began_ns:
+            self._began_ns[index] = at_ns
+        return [(later, at_ns + self._pause_ns(later)) for later in self._with.get(index, ())]
 
     def ended(self, index: int, end_ns: int, failed: bool) -> tuple[list[tuple[int, int]], list[int]]:
         """([(request, when it is due)], [requests that will never be sent]) because ``index`` has ended.
 
-        A request is due ``think_s`` after the last end that it waits for.
+        A request is due ``think_s`` after the last end that it waits for, or after the last start and no
+        earlier than the last end, as the schedule's ``counts_from`` has it.
         """
         self._count(index)
         followers = self._followers.get(index, [])
         if failed and self.end_on_failure:
             return [], self._give_up(followers)
         due = []
+        counts_from = self.schedule.counts_from
         for later in followers:
             self._missing[later] -= 1
-            at_ns = max(self._due_ns.pop(later, 0), end_ns)
+            if counts_from is not None and counts_from[later] == AFTER_START:
+                at_ns = max(end_ns, self._began_ns[index] + self._pause_ns(later))
+            else:
+                at_ns = end_ns + self._pause_ns(later)
+            at_ns = max(self._due_ns.pop(later, 0), at_ns)
             if self._missing[later] == 0:
-                think_s = 0.0 if self.schedule.think_s is None else float(self.schedule.think_s[later])
-                due.append((later, at_ns + round(think_s * 1e9)))
+                due.append((later, at_ns))
             elif self._missing[later] > 0:
                 self._due_ns[later] = at_ns
         return due, []
+
+    def _pause_ns(self, index: int) -> int:
+        return 0 if self.schedule.think_s is None else round(float(self.schedule.think_s[index]) * 1e9)
 
     def _give_up(self, requests: list[int]) -> list[int]:
         """These and all that wait for them, in their order; each is given up once."""
@@ -74,7 +91,7 @@ class Turns:
                 self._missing[index] = -len(self.schedule)  # whatever else ends, it never comes to 0
                 found.append(index)
                 self._count(index)
-                waiting += self._followers.get(index, [])
+                waiting += self._followers.get(index, []) + self._with.get(index, [])
         return sorted(found)
 
     def _count(self, index: int) -> None:
@@ -84,7 +101,7 @@ class Turns:
 
     def followed(self, index: int) -> bool:
         """Whether some request waits for this one."""
-        return index in self._followers
+        return index in self._followers or index in self._with
 
     def over(self, index: int) -> bool:
         """Whether nothing more will come of the session of this request."""

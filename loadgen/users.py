@@ -6,6 +6,7 @@ A request that begins one is scheduled at that very moment (plus think time), th
 from __future__ import annotations
 
 import asyncio
+import math
 import time
 from collections.abc import Callable
 
@@ -32,7 +33,7 @@ class VirtualUsers:
 
     async def play(self, start_ns: int, sleeper: Sleeper) -> str | None:
         """Let the users in, each at his time, and wait for the end of the stage; why it came early, or None."""
-        self._end_ns = start_ns + int(self._plan.duration_s * 1e9)
+        self._end_ns = math.inf if self._plan.whole else start_ns + int(self._plan.duration_s * 1e9)
         starts_ns = start_ns + np.round(np.array(self._plan.starts_s()) * 1e9).astype(np.int64)
         await pace(starts_ns, lambda user, now_ns: self._begin(), self._over, sleeper)
         while not self._over():

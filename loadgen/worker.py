@@ -25,6 +25,7 @@ from loadgen.endpoint import SECRET_MIN, Endpoint
 from loadgen.http import Client, Reuse, Stamps
 from loadgen.kept_answers import KeptAnswers
 from loadgen.plan import Limits, StagePlan
+from loadgen.probe import Calibration
 from loadgen.protocols import RequestShape
 from loadgen.proxy import Proxy
 from loadgen.records import RequestRecord
@@ -34,7 +35,7 @@ from loadgen.stage import StageRunner
 from workloads.classes import RequestClass
 from workloads.images import Images
 from workloads.prompt_files import read_prompts
-from workloads.prompts import PromptMaker
+from workloads.recorded import Recorded
 from workloads.tokenizers import load_tokenizer
 
 LIVE_EVERY_S = 0.25
@@ -77,8 +78,7 @@ class Setup:
     shape: RequestShape
     tokenizer: str
     salt: str
-    tokens_per_word: float
-    overhead_tokens: int
+    calibration: Calibration
     run_id: str
     limits: Limits
     stamps: Stamps
@@ -86,6 +86,7 @@ class Setup:
     classes: tuple[RequestClass, ...] = ()
     planned_histories: bool = False  # of sessions: text of the planned length instead of what was answered
     prompt_file: str | None = None
+    recorded: Recorded | None = None  # the messages of a trace
     images: Images | None = None
     answers_in: Path | None = None  # a folder, where the texts of answers are kept
     answers_bytes: int = 0  # most of them, of each process
@@ -119,18 +120,19 @@ class Setup:
     def runner(self, clients: Sequence[Client], stream: Sink, worker: int = 0) -> StageRunner:
         """A stage runner that makes this run's requests."""
         tokenizer = load_tokenizer(self.tokenizer)
-        prompts = PromptMaker(
-            tokenizer, self.salt,
-            tokens_per_word=self.tokens_per_word, overhead_tokens=self.overhead_tokens,
-        )  # fmt: skip
+        prompts = self.calibration.prompts(tokenizer, self.salt)
         requests = ScheduledRequests(
             [(route.endpoint, route.proxy) for route in self.routes], self.shape, prompts, self.run_id,
             classes=self.classes, planned_histories=self.planned_histories, images=self.images,
-            file=None if self.prompt_file is None else read_prompts(Path(self.prompt_file)),
+            # what is bad in it was refused, or left out because it was asked for, before the run
+            file=self.recorded if self.prompt_file is None else read_prompts(Path(self.prompt_file), skip_bad_rows=True),
         )  # fmt: skip
         keep = None
         if self.answers_in is not None:
-            path, asked = self.answers_in / f"answers-{worker}.jsonl", self.prompt_file is not None
+            path, asked = (
+                self.answers_in / f"answers-{worker}.jsonl",
+                self.prompt_file is not None or self.recorded is not None,
+            )
             keep = KeptAnswers(path, self.answers_bytes, prompts=asked, secrets=self.secrets).keep
         return StageRunner(
             clients,

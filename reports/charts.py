@@ -32,6 +32,7 @@ from reports.marks import (
     seconds_axis,
     stage_state,
 )
+from reports.outage import outage_chart
 
 DRAWN = (("ttft", "ttft_from_schedule_s", "TTFT"), ("e2e", "e2e_from_schedule_s", "E2E"))
 TAILS = (0.9, 0.95, 0.99)  # quantiles that a summary holds, as p90, p95, p99
@@ -40,7 +41,7 @@ TAILS = (0.9, 0.95, 0.99)  # quantiles that a summary holds, as p90, p95, p99
 def charts(summary: Mapping[str, Any]) -> list[Chart]:
     """Every chart that the summary supports, in the order of the report."""
     drawn: list[Callable[[Mapping[str, Any]], Chart | None]] = [
-        burst_ttft, burst_queue, latency_by_rate, latency_by_concurrency, achieved_by_offered, ttft_percentiles, itl_percentiles,
+        outage_chart, burst_ttft, burst_queue, latency_by_rate, latency_by_concurrency, achieved_by_offered, ttft_percentiles, itl_percentiles,
         goodput_by_load, errors_by_stage, input_lengths, output_lengths,
     ]  # fmt: skip
     return [*(chart for draw in drawn if (chart := draw(summary)) is not None), *curve_charts(summary)]

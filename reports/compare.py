@@ -31,7 +31,7 @@ COLOURS = ("ttft", "e2e", "good", "bad", "knee", "step4", "planned", "ink")  # o
 SHORT = (0.1, 0.5, 0.9, 0.95, 0.99)  # what a terminal shows of the shift function
 INFINITE = "∞"
 SIDES = ("reference", "other")
-BRACKET = "95 % interval from all open stages of the run; of a closed loop, or where there is no estimate, between tested loads, with those of the achieved rates at its ends; a run wins the line where its whole interval is better than all others by 2 %"
+BRACKET = "95 % interval from all open stages of the run, without noise from run to run; of a closed loop, or where there is no estimate, between tested loads, with those of the achieved rates at its ends; a run wins the line where its whole interval is better than all others by 2 %"
 HOW = (
     "A run wins a line where its advantage is at least 2 % (of requests that failed or were cut off: any) and not chance: 5 % of error over all lines together (Holm). "
     "Equal: the whole 95 % interval lies within 3 %. Open: neither is shown; the run in brackets leads. "

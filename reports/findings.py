@@ -22,6 +22,7 @@ from reports.figures import (
     share,
     significant,
 )
+from reports.outage import outage_findings
 
 CROSSING = {
     "measured": "a stage was measured at this load",
@@ -43,8 +44,9 @@ METRICS = {"ttft_from_schedule_s": "TTFT", "e2e_from_schedule_s": "E2E"}
 
 def findings(summary: Mapping[str, Any]) -> list[Finding]:
     if summary.get("burst"):
-        return [*burst_findings(summary["burst"]), _client(summary)]
+        return [*outage_findings(summary), *burst_findings(summary["burst"]), _client(summary)]
     return [
+        *outage_findings(summary),
         usable_rate(summary),
         _c_max(summary),
         _knee(summary.get("knee") or {}),

@@ -25,7 +25,7 @@ def title(check: Mapping[str, Any]) -> str:
 
 
 def figure(check: Mapping[str, Any], side: str) -> str:
-    """``412 ms``, ``3.2 %``, ``80.1``; a dash where there is none."""
+    """``412 ms``, ``3.2 %``, ``80.1``; a dash where there is none. Four digits, so that the change beside them is theirs."""
     value = check[side]
     if value is None:
         return "–"
@@ -33,7 +33,7 @@ def figure(check: Mapping[str, Any], side: str) -> str:
         return f"{value:.2%}"
     if check["name"] in ("output_tokens_per_s", "usable_rps"):
         return f"{value:.4g}"
-    return f"{value:.3g} s" if value >= 1 else f"{value * 1e3:.3g} ms"
+    return f"{value:.4g} s" if value >= 1 else f"{value * 1e3:.4g} ms"
 
 
 def change(check: Mapping[str, Any]) -> str:

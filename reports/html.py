@@ -179,6 +179,7 @@ def _provenance(meta: Mapping[str, Any]) -> list[tuple[str, list[tuple[str, str]
         ("Salt", _plain(meta.get("salt"))),
         ("Workers", _plain(meta.get("workers"))),
         ("Warm-up requests", _plain(meta.get("warmup_requests"), "found from the data")),
+        ("Notes", "; ".join(map(str, meta.get("notes") or [])) or "none"),
         ("SLOs", ", ".join(str(s.get("text")) for s in meta.get("slos") or []) or "none"),
         (
             "Clock",

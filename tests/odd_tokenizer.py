@@ -1,4 +1,4 @@
-"""A server whose vocabulary nobody knows: a word is one to three tokens, and its chat template adds seventeen."""
+"""A server whose vocabulary nobody knows: a word is one to three tokens or more, and its chat template adds seventeen."""
 
 from __future__ import annotations
 
@@ -7,28 +7,49 @@ import json
 import threading
 import zlib
 from types import TracebackType
-from typing import Any
+from typing import Any, Literal
 
 from aiohttp import web
 
 TEMPLATE_TOKENS = 17
 
 
-def tokens_of(text: str) -> int:
-    """Tokens of ``text``, two a word on average."""
-    return sum(1 + zlib.crc32(word.encode()) % 3 for word in text.split())
+def tokens_of(text: str, most: int = 3) -> int:
+    """Tokens of ``text``, one to ``most`` a word."""
+    return sum(1 + zlib.crc32(word.encode()) % most for word in text.split())
 
 
-def _chat(messages: list[dict[str, Any]]) -> int:
-    return TEMPLATE_TOKENS + sum(tokens_of(m["content"]) for m in messages)
+def ids_of(text: str, most: int) -> list[int]:
+    """The same as numbers: 0 for each end of a line, and for a word as many of its own as it has tokens."""
+    found = []
+    for line in text.splitlines(keepends=True):
+        for word in line.split():
+            found += [zlib.crc32(word.encode()) % 30000 + 1 + k for k in range(tokens_of(word, most))]
+        found += [0] * line.endswith("\n")
+    return found
 
 
 class OddTokenizer:
-    """Serves /v1/chat/completions with usage, and /tokenize unless ``tokenize`` is False, on a free port."""
+    """Serves /v1/chat/completions with usage on a free port; a word is one to ``most`` tokens.
 
-    def __init__(self, *, tokenize: bool = True) -> None:
+    ``tokenize``: what its /tokenize gives: the "ids" of tokens, as many "zeros", or None where there is none. Prompts
+    beyond ``context`` are refused, which the list of models names where ``listed``. ``first``: tokens more of a prompt
+    whose first word is longer than five letters. The prompts are kept in ``asked``.
+    """
+
+    def __init__(
+        self,
+        *,
+        tokenize: Literal["ids", "zeros"] | None = "zeros",
+        most: int = 3,
+        context: int = 32768,
+        listed: bool = True,
+        first: int = 0,
+    ) -> None:
         self._loop = asyncio.new_event_loop()
-        self._tokenize = tokenize
+        self._tokenize, self._most, self._context, self._listed = tokenize, most, context, listed
+        self._first = first
+        self.asked: list[str] = []
         self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
 
     def __enter__(self) -> OddTokenizer:
@@ -58,17 +79,31 @@ class OddTokenizer:
         return int(self._runner.addresses[0][1])
 
     async def _models(self, request: web.Request) -> web.Response:
-        return web.json_response({"data": [{"id": "odd", "max_model_len": 32768}]})
+        length = {"max_model_len": self._context} if self._listed else {}
+        return web.json_response({"data": [{"id": "odd", **length}]})
+
+    def _chat(self, messages: list[dict[str, Any]]) -> int:
+        extra = self._first if len(messages[0]["content"].split()[0]) > 5 else 0
+        return TEMPLATE_TOKENS + extra + sum(tokens_of(m["content"], self._most) for m in messages)
 
     async def _count(self, request: web.Request) -> web.Response:
         body = await request.json()
-        count = _chat(body["messages"]) if "messages" in body else tokens_of(body["prompt"])
-        return web.json_response({"count": count, "tokens": [0] * count})
+        if "messages" in body:
+            count = self._chat(body["messages"])
+            return web.json_response({"count": count, "tokens": [0] * count})
+        ids = ids_of(body["prompt"], self._most)
+        if self._tokenize == "zeros":
+            ids = [0] * tokens_of(body["prompt"], self._most)
+        return web.json_response({"count": len(ids), "tokens": ids})
 
     async def _answer(self, request: web.Request) -> web.StreamResponse:
         body = await request.json()
         wanted = int(body.get("max_tokens") or body.get("max_completion_tokens") or 1)
-        prompt = _chat(body["messages"])
+        self.asked.append(body["messages"][0]["content"])
+        prompt = self._chat(body["messages"])
+        if prompt + wanted > self._context:
+            message = f"This model's maximum context length is {self._context} tokens, you asked for {prompt + wanted}"
+            return web.json_response({"error": {"message": message, "code": 400}}, status=400)
         answer = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
         await answer.prepare(request)
         for i in range(wanted):

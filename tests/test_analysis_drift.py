@@ -83,7 +83,7 @@ def test_tokens_count_in_the_batch_in_which_they_came() -> None:
     window = Window(10.0, 20.0, 0, "fixed", None, True)
     found = tokens_per_batch(c.requests, c.chunks, window)
     assert found.tolist() == pytest.approx([1 + 1, 2 + 3, 4, 2, 5, 0, 0, 0, 0, 1])
-    rates = output_rates(c.requests, found, window)
+    rates = output_rates(c.requests, found, window, 3.0, False)
     assert rates["output_tokens_per_s"] == pytest.approx(1.9)
     low, high = rates["output_tokens_per_s_ci"]
     assert (low + high) / 2 == pytest.approx(1.9)

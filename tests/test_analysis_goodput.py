@@ -166,6 +166,37 @@ def test_goodput_is_a_share_of_what_was_offered(tmp_path: Path, arrive: int, goo
     assert (found["slo_attainment"], found["goodput_rps"]) == (1.0, pytest.approx(goodput))
 
 
+@pytest.mark.parametrize(("lasts_s", "rps"), [(5.005, 1.6), (50.0, 0.16), (0.3, 26.67)])
+def test_a_closed_loop_is_carried_at_users_per_answer_time(
+    tmp_path: Path, lasts_s: float, rps: float
+) -> None:
+    """Issue 18 I: eight users of 5 s answers, 20 s: 1.6 requests/s (24 answers end in them, 1.2 requests/s), cost likewise."""
+    rounds = int(np.ceil(20.0 / lasts_s))
+    records = [
+        request(8 * k + u, lasts_s * k, ttft_s=lasts_s - 0.1, gaps_s=[0.1]) for k in range(rounds) for u in range(8)
+    ]  # fmt: skip
+    fleet = {"peak_rps": 16.0, "tensor_parallel": 1, "safety_factor": 1.0, "gpu_hour_usd": 3.6}
+    stage = Stage(records, 20.0, concurrency=8)
+    found = summarise(
+        make_run(tmp_path / "run", [stage], ["ttft_p50=60s"], fleet_inputs=fleet, warmup_requests=0)
+    )
+    low, high = found["stages"][0]["achieved_rps_ci"] or (0.0, np.inf)
+    assert found["stages"][0]["achieved_rps"] == pytest.approx(rps, rel=2e-3)
+    assert low - 1e-9 <= found["stages"][0]["achieved_rps"] <= high + 1e-9
+    assert found["capacity"]["usable_rps"] == found["stages"][0]["achieved_rps"]
+    # two tokens an answer at $0.001/s
+    assert found["fleet"]["cost_per_million_output_tokens"] == pytest.approx(0.001 / (2 * rps) * 1e6, rel=2e-3)  # fmt: skip
+
+
+@pytest.mark.parametrize("lasts_s", [5.0, 9.0])
+def test_an_open_stage_has_no_rate_before_an_answer_could_have_ended(tmp_path: Path, lasts_s: float) -> None:
+    """Two requests/s for 20 s, each answered after 5 s: 30 answers end in the stage, all in its last 15 s."""
+    records = [request(i, 0.1 + i * 0.5, ttft_s=lasts_s - 0.1, gaps_s=[0.1]) for i in range(40)]
+    stage = Stage(records, 20.0, offered_rps=2.0)
+    found = summarise(make_run(tmp_path / "run", [stage], ["ttft_p50=60s"], warmup_requests=0))["stages"][0]
+    assert found["achieved_rps"] == pytest.approx(2.0, rel=0.05)
+
+
 def test_a_closed_loop_has_no_more_goodput_than_it_achieves(tmp_path: Path) -> None:
     # four users in a window of 10 s, whose requests last 4 s: 12 begin, 8 of them end; one user's all fail at once
     records = [request(4 * k + u, 4.0 * k, ttft_s=4.0) for k in range(3) for u in range(3)]
@@ -175,5 +206,6 @@ def test_a_closed_loop_has_no_more_goodput_than_it_achieves(tmp_path: Path) -> N
     )
     found = summarise(run)["stages"][0]
     assert (found["requests"], found["slo_attainment"]) == (12, 0.75)
-    assert found["achieved_rps"] == pytest.approx(0.6)  # six answers in 10 s
-    assert found["goodput_rps"] == pytest.approx(0.6)  # all nine answers are good
+    # three users who are answered once in 4 s; completions by the end, six in 10 s, are too few
+    assert found["achieved_rps"] == pytest.approx(0.75)
+    assert found["goodput_rps"] == pytest.approx(0.75)  # all nine answers are good

@@ -625,14 +625,19 @@ def test_the_exit_status_is_the_verdict(
     assert "too short to see that" in str(found.exception)
 
 
-def test_an_outage_after_the_recovery_keeps_a_limit_from_being_met_and_not_from_being_violated() -> None:
+def test_failures_after_the_recovery_violate_a_limit_and_slow_answers_leave_it_open() -> None:
+    """An endpoint that goes down after a burst has not got over it; a slow one may have found its level."""
     harmed = {
         "recovery_reason": "still in flight",
-        "harm": {"after": {"reason": "96 of 897 requests failed"}},
+        "harm": {"after": {"slo": "error_rate=1%", "reason": "96 of 897 requests failed"}},
     }
-    met = judge_recovery(30.0, harmed | {"recovery_ci_s": [2.0, 3.0]})
-    assert met is not None
-    assert (met["verdict"], met["reason"]) == ("inconclusive", "of those due later 96 of 897 requests failed")
+    down = judge_recovery(30.0, harmed | {"recovery_ci_s": [2.0, 3.0]})
+    assert down is not None
+    assert (down["verdict"], down["reason"]) == ("violated", "of those due later 96 of 897 requests failed")
+    slow = {"after": {"slo": "ttft_p99=2s", "reason": "96 of 897 requests missed ttft_p99=2s"}}
+    open_ = judge_recovery(30.0, harmed | {"recovery_ci_s": [2.0, 3.0], "harm": slow})
+    assert open_ is not None
+    assert open_["verdict"] == "inconclusive"
     late = judge_recovery(30.0, harmed | {"recovery_ci_s": [40.0, None]})
     assert late is not None
     assert late["verdict"] == "violated"

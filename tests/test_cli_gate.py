@@ -23,8 +23,8 @@ ROOT = Path(__file__).parent.parent
 RATE = 20.0
 
 
-def made(path: Path, scale: float = 1.0, n: int = 1000, **meta: Any) -> Path:
-    values = scale * np.random.default_rng(1).lognormal(np.log(0.1), 0.3, n)
+def made(path: Path, scale: float = 1.0, n: int = 1000, draw: int = 1, **meta: Any) -> Path:
+    values = scale * np.random.default_rng(draw).lognormal(np.log(0.1), 0.3, n)
     records = [request(i, i / RATE, ttft_s=float(t), gaps_s=[0.01] * 4) for i, t in enumerate(values)]
     make_run(path, [Stage(records, n / RATE, offered_rps=RATE)], **({"run_id": path.name} | meta))
     return path
@@ -171,7 +171,7 @@ def test_what_cannot_be_repeated_is_inconclusive_and_the_command_is_printed(
     assert ampacity("gate", secret, "--baseline", base, *tight) == 3
     said = capsys.readouterr().out
     assert f"ampacity run URL --header 'X: ***' --seed 3 --out {secret}-sample-2 && ampacity gate" in said
-    strange = made(tmp_path / "s", n=600, seed=2, command_line=["rm", "-rf", "x"])
+    strange = made(tmp_path / "s", n=600, draw=2, seed=2, command_line=["rm", "-rf", "x"])
     assert ampacity("gate", strange, "--baseline", base, *tight) == 3
     assert "no command that can be repeated" in capsys.readouterr().out
     assert ampacity("gate", secret, strange, "--baseline", base, "--max-samples", "2", "--tolerance", "ttft_p50=0.1%", "--json") == 3  # fmt: skip

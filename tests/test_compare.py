@@ -24,7 +24,7 @@ from ampacity.experiments.predict import predict
 from ampacity.progress import Progress
 from analysis.arms import Arm
 from analysis.comparable import CompareError, carried, in_words, prepare
-from analysis.compare import compare, differences
+from analysis.compare import RUNS_NOT_SYSTEMS, VIRTUAL, compare, differences
 from loadgen.rundir import load_run
 from reports.compare import comparison_markdown
 from simulator.hardware import find_config
@@ -158,7 +158,8 @@ def test_stages_that_the_client_limited_are_left_out_and_said(tmp_path: Path) ->
     result = compare([a, b])
     assert result["level"] == "20/s"
     assert len(result["curves"][0]["stages"]) == 1
-    assert result["notes"] == ["A: 1 stage is left out, the client was the limit in it (index 1)."]
+    left_out = "A: 1 stage is left out, the client was the limit in it (index 1)."
+    assert result["notes"] == [left_out, RUNS_NOT_SYSTEMS]
     c = arm(tmp_path / "c", [stage(ttfts(1)), later(stage(ttfts(1, 1500), 60.0), 100.0, 1000)])
     offered = rows(compare([a, c]))["output_tokens_per_s_per_gpu"]
     assert offered["values"] == pytest.approx([100, 300], rel=0.02)  # at 20/s and at 60/s, five tokens each
@@ -206,7 +207,7 @@ def test_stages_of_other_lengths_take_no_part_and_that_is_said(tmp_path: Path) -
     a, plain = arm(tmp_path / "a", stage(ttfts(1))), arm(tmp_path / "b", stage(ttfts(1)))
     result = compare([a, arm(tmp_path / "c", [stage(ttfts(1)), slow])])
     assert result["shift"][0]["quantiles"] == compare([a, plain])["shift"][0]["quantiles"]
-    (note,) = result["notes"]
+    note, _ = result["notes"]
     assert note.startswith("C: its stages at other lengths (--lengths p99) are left out")
     assert result["runs"][1]["other_lengths"] == ["p99"]
     assert "other lengths" in comparison_markdown(result)
@@ -306,3 +307,20 @@ def test_the_worked_example_of_the_docs_says_what_the_docs_say(
         assert 0.04 < quantiles(result, metric)[0.5]["change"] < 0.1
     assert "B is slower" in Path("compare.md").read_text()
     assert "B is slower" in Path("compare.html").read_text()
+
+
+def test_a_difference_between_runs_is_not_claimed_as_one_between_systems(tmp_path: Path) -> None:
+    """One run of each: the sentence and a line say what noise is assumed; of predictions, that there is none to see."""
+    a, slow = arm(tmp_path / "a", stage(ttfts(1))), arm(tmp_path / "b", stage(ttfts(1, scale=1.2)))
+    found = compare([a, slow])
+    assert found["sentence"] == "B is slower than A in TTFT, E2E at 20/s (one run of each: 0.5% of noise from run to run is assumed)."  # fmt: skip
+    assert found["notes"] == [RUNS_NOT_SYSTEMS]
+    assert found["assumed_run_noise"] == 0.005
+    assert "ampacity ab takes turns and measures it" in comparison_markdown(found)
+    equal = compare([a, arm(tmp_path / "c", stage(ttfts(1)))])
+    assert equal["sentence"] == "No difference between A and C is shown, latencies at 20/s."
+    assert equal["notes"] == [RUNS_NOT_SYSTEMS]  # "equal" rests on it as well
+    both = [arm(tmp_path / n, stage(ttfts(1, scale=x)), predicted=True) for n, x in (("p", 1.0), ("q", 1.2))]
+    found = compare(both)
+    assert found["sentence"] == "Q is slower than P in TTFT, E2E at 20/s."
+    assert found["notes"] == [VIRTUAL]

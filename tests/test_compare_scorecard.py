@@ -341,10 +341,10 @@ def test_runs_without_a_common_load_are_compared_by_what_they_carry(tmp_path: Pa
     a, b = sweep(tmp_path / "a", 15), sweep(tmp_path / "b", 30, first=12.0)
     result = compare([a, b])
     assert result["level"] is None
-    assert result["notes"][-1].endswith(
+    assert result["notes"][0].endswith(
         "with --rates 10 --duration 36s (or longer), the most that all have carried."
     )
-    assert result["notes"][-1].startswith("Latencies and failures are not compared: ")
+    assert result["notes"][0].startswith("Latencies and failures are not compared: ")
     found = rows(result)
     assert found["usable_rps"]["winner"] == "B"
     assert (found["goodput_rps"]["winner"], found["ttft_p99_over_p50"]["winner"]) == ("B", None)
@@ -362,7 +362,7 @@ def test_in_closed_loops_the_concurrency_to_give_to_both_is_said(tmp_path: Path)
     for name, users in (("a", 4), ("b", 8)):
         records = [request(i, i / RATE, ttft_s=users / RATE - 0.04, gaps_s=[0.01] * 4) for i in range(1000)]
         made.append(arm(tmp_path / name, Stage(records, 50.0, concurrency=users)))
-    assert "with --concurrency 4, the most that all have carried" in compare(made)["notes"][-1]
+    assert "with --concurrency 4, the most that all have carried" in " ".join(compare(made)["notes"])
 
 
 @pytest.mark.parametrize(
@@ -379,7 +379,7 @@ def test_the_load_to_give_to_all_is_one_that_each_carried_inside_its_slos(tmp_pa
     for name, rates, scale in (("a", a, 1.0), ("b", b, late)):
         stages = [later(stage(ttfts(1, 400 if rate < 100 else 8000, scale), rate), 200.0 * k, 400 * k) for k, rate in enumerate(rates)]  # fmt: skip
         made.append(arm(tmp_path / name, stages, ["ttft_p90=500ms"]))
-    assert said in compare(made)["notes"][-1]
+    assert said in " ".join(compare(made)["notes"])
 
 
 def test_a_warm_up_that_leaves_the_other_run_nothing_makes_no_common_load(tmp_path: Path) -> None:
@@ -389,7 +389,7 @@ def test_a_warm_up_that_leaves_the_other_run_nothing_makes_no_common_load(tmp_pa
     assert a.judged.summary["stages"][0]["window"]["warmup_requests"] > 30
     result = compare([a, b])
     assert result["level"] is None
-    assert "run each again with lower --rates than 20" in result["notes"][-1]
+    assert "run each again with lower --rates than 20" in result["notes"][0]
     assert compare([a, c])["level"] == "20/s"
 
 

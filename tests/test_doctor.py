@@ -77,7 +77,7 @@ def test_what_a_faulty_server_streams(
     assert verdicts.items() <= found.items()
     assert not_trusted == spoiled
     assert found["model"] == "ok"
-    assert len(asked) <= 17
+    assert len(asked) <= 27
     assert facts["kept_alive"] is (fault != "close_after_answer")
 
 

@@ -241,11 +241,11 @@ class Recording:
     def stage_s(self, rate_rps: float) -> float:
         return float(self.settings.duration_s)
 
-    async def open_stage(self, rate_rps: float) -> dict[str, Any]:
+    async def open_stage(self, rate_rps: float, duration_s: float, enough: Any) -> dict[str, Any]:
         over = rate_rps > (8 if self.lengths is None else 2)
         self.stages.append({
             "offered_rps": rate_rps, "lengths": self.lengths, "stable": not over, "client_limited": False,
-            "slo_verdicts": [], "slo_met": None, "tokens": self.settings.workload.input_tokens,
+            "slo_verdicts": [], "slo_met": None, "achieved_rps": min(rate_rps, 8.0), "window": {"end_s": duration_s}, "tokens": self.settings.workload.input_tokens,
         })  # fmt: skip
         return self.stages[-1]
 

@@ -22,6 +22,7 @@ SAMPLES = Path(__file__).parent / "samples_other_tools"
 FILES = {
     "vllm bench serve": SAMPLES / "vllm_open.json", "aiperf": SAMPLES / "aiperf" / "profile_export.jsonl",
     "guidellm": SAMPLES / "guidellm.json", "genai-bench": SAMPLES / "genai_bench.json",
+    "SGLang bench_serving": SAMPLES / "sglang_open.jsonl",
 }  # fmt: skip
 TEXTS = {tool: path.read_text() for tool, path in FILES.items()}
 
@@ -115,6 +116,106 @@ def test_two_tools_are_not_compared_unasked(tmp_path: Path, ampacity: Any, capsy
         assert ampacity("import", FILES[tool], "--out", tmp_path / tool[:4]) == 0
     assert ampacity("compare", tmp_path / "vllm", tmp_path / "guid") == 2
     assert "imported" in capsys.readouterr().err
+
+
+def sglang(tmp_path: Path, *rows: dict[str, Any]) -> Path:
+    path = tmp_path / "s.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
+
+
+def test_sglang_percentiles_are_those_of_sglang(tmp_path: Path) -> None:
+    theirs = json.loads(FILES["SGLang bench_serving"].read_text())
+    path = FILES["SGLang bench_serving"]
+    write_run(tmp_path / "run", [path], [read_file(path)], [], {})
+    rows = load_run(tmp_path / "run").requests.to_pylist()
+    ttfts = [(r["first_token_ns"] - r["started_ns"]) / 1e6 for r in rows]
+    assert np.median(ttfts) == pytest.approx(theirs["median_ttft_ms"], abs=1e-3)
+    assert np.percentile(ttfts, 99) == pytest.approx(theirs["p99_ttft_ms"], abs=1e-3)
+    icl = [g / 1e3 for r in rows for g in np.diff(r["chunk_at_us"])]
+    assert np.mean(icl) == pytest.approx(theirs["mean_itl_ms"], abs=2e-3)
+    assert np.percentile(icl, 99) == pytest.approx(theirs["p99_itl_ms"], abs=5e-3)
+    assert sum(r["output_tokens"] for r in rows) == theirs["total_output_tokens"]
+    lasts = [r["ended_ns"] for r in rows]
+    assert (max(lasts) - rows[0]["started_ns"]) / 1e9 == pytest.approx(theirs["duration"], abs=1e-3)
+    (note,) = load_run(tmp_path / "run").meta["notes"]
+    assert "laid out in its order, at equal distances" in note
+    assert "15.86 requests/s in 1.513 s" in note
+
+
+def test_sglang_runs_of_one_file_are_stages_and_its_failures_stay(tmp_path: Path) -> None:
+    summary = imported(tmp_path, SAMPLES / "sglang_closed.jsonl")
+    closed, held = summary["stages"]
+    assert (closed["kind"], closed["concurrency_set"]) == ("closed", 4)
+    assert (held["kind"], held["offered_rps"]) == ("open", 20.0)
+    assert summary["errors"]["http_error"] == (24 - 21) + (24 - 23)
+    run = load_run(tmp_path / "run")
+    assert any("held to 4 in flight" in note for note in run.meta["notes"])
+    # four users who never pause: 21 answers of 71.5 ms take 0.376 s, of the 0.411 s by its clock
+    starts = [r["started_ns"] for r in run.requests.to_pylist() if r["stage"] == 0]
+    assert starts[:4] == [starts[0]] * 4
+    assert (max(starts) - starts[0]) / 1e9 == pytest.approx(0.36, abs=0.05)
+
+
+def test_sglang_without_details_says_what_to_do_and_what_it_holds(tmp_path: Path) -> None:
+    plain = SAMPLES / "sglang_plain.jsonl"
+    with pytest.raises(
+        ImportedFileError,
+        match=r"no single requests .*19 requests in 1\.603 s, mean_ttft_ms 8\.166, .*--output-details",
+    ):
+        read_file(plain)
+    detailed = json.loads(FILES["SGLang bench_serving"].read_text())
+    result = read_file(sglang(tmp_path, detailed, json.loads(plain.read_text())))
+    assert len(result.stages) == 1
+    assert "1 of 2 runs in the file have no single requests" in result.notes[0]
+
+
+def test_sglang_answers_in_one_piece_have_no_first_token(tmp_path: Path) -> None:
+    summary = imported(tmp_path, SAMPLES / "sglang_not_streamed.jsonl")
+    assert summary["stages"][0]["ttft_s"]["p50"] is None
+    assert summary["imported"]["missing"]["first_token_ns"].startswith("the answers were not streamed")
+    assert any("not streamed" in note for note in summary["imported"]["notes"])
+
+
+def test_sglang_by_hand(tmp_path: Path) -> None:
+    """Three requests, two users: 0.3 s, 0.5 s, then 0.2 s from 0.3 s on. The third has no token and is no failure by its count."""
+    run = {
+        "backend": "sglang", "request_rate": float("inf"), "max_concurrency": 2, "duration": 0.6, "completed": 3,
+        "total_output_tokens": 7, "total_output_tokens_retokenized": 7, "input_lens": [5, 6, 7], "output_lens": [3, 4, 0],
+        "ttfts": [0.1, 0.2, 0.0], "itls": [[0.1, 0.1], [0.1, 0.1, 0.1], []], "errors": ["", "", ""], "cached_tokens": [0, 4, 0],
+        "mean_ttft_ms": 100.0, "mean_itl_ms": 100.0, "accept_length": None,
+    }  # fmt: skip
+    write_run(tmp_path / "run", [path := sglang(tmp_path, run)], [read_file(path)], [], {})
+    rows = load_run(tmp_path / "run").requests.to_pylist()
+    assert [r["status"] for r in rows] == ["ok", "ok", "empty"]
+    assert [round((r["started_ns"] - rows[0]["started_ns"]) / 1e6) for r in rows] == [0, 0, 300]
+    assert [r["chunk_at_us"] for r in rows[:2]] == [
+        [100_000, 200_000, 300_000],
+        [200_000, 300_000, 400_000, 500_000],
+    ]
+    assert [r["cached_tokens"] for r in rows] == [0, 4, 0]
+    trace = {
+        **run,
+        "request_rate": "trace",
+        "max_concurrency": None,
+        "mean_itl_ms": 55.0,
+        "accept_length": 2.5,
+    }
+    silent = {
+        **run,
+        "completed": 2,
+        "mean_ttft_ms": 150.0,
+    }  # by its count the third one failed, without a word
+    assert read_file(sglang(tmp_path, silent)).stages[0].requests[2].status == "http_error"
+    (stage,) = read_file(sglang(tmp_path, trace)).stages  # its ITL is by its own tokenizer then
+    assert (stage.offered_rps, stage.concurrency) == (None, None)
+    for damage, complaint in (
+        ({"total_output_tokens": 9}, "total_output_tokens is 9"),
+        ({"mean_ttft_ms": 50.0}, "mean_ttft_ms is 50"), ({"mean_itl_ms": 50.0}, "mean_itl_ms is 50"), ({"errors": [""]}, "errors has 1 entries"),
+        ({"ttfts": [0.1, -1, 0]}, "no list of durations"), ({"request_rate": 0}, "request_rate is 0"), ({"ttfts": [], "itls": []}, "entries, 0 are due"),
+    ):  # fmt: skip
+        with pytest.raises(ImportedFileError, match=complaint):
+            read_file(sglang(tmp_path, run | damage))
 
 
 # ---- made by hand

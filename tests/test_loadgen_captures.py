@@ -1,6 +1,6 @@
-"""The captured streams of real engines, byte for byte, where they are at hand.
+"""The captured streams of real engines, byte for byte (tests/data/streams).
 
-They are not part of the project (../shared/samples). The expected values come from each stream's
+The expected values come from each stream's
 own usage or logprobs, and else from its text-bearing events counted with a regular expression; never from the
 parser under test. Captures that were cut in the middle or closed by the client are left out.
 """
@@ -13,10 +13,7 @@ from pathlib import Path
 import pytest
 from streams.playing import MS, in_pieces, play
 
-SAMPLES = Path(__file__).resolve().parents[2] / "shared" / "samples"
-pytestmark = pytest.mark.skipif(
-    not SAMPLES.is_dir(), reason="the captured streams are not part of the project (../shared/samples)"
-)
+SAMPLES = Path(__file__).parent / "data" / "streams"
 L, S = "length", "stop"
 
 # (status, tokens by usage or by text-bearing events counted with grep, finish reason)

@@ -20,7 +20,7 @@ from stage_driving import on_loop
 from loadgen.endpoint import Endpoint, EndpointError, is_loopback, parse_endpoint
 from loadgen.http import Client
 from loadgen.pages import Pages
-from loadgen.probe import Served, ask, calibrate, choose_model, find_dialect, look
+from loadgen.probe import Served, ask, choose_model, find_dialect, look
 from loadgen.protocols import Dialect, RequestShape
 from loadgen.records import RequestRecord
 
@@ -381,56 +381,6 @@ def test_ask_gives_up_in_time() -> None:
         record = on_loop("uvloop", main(parse_endpoint(server.url)))
     assert (record.status, record.request_id) == ("timeout", -1)
     assert "0.3 s" in (record.error or "")
-
-
-# -- calibrate ----------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("short", "long", "per_word", "overhead", "measured"),
-    [
-        (43, 267, 1.0, 11, True),  # 11 + 1 x 32 and 11 + 1 x 256
-        (53, 389, 1.5, 5, True),  # 5 + 1.5 x 32 and 5 + 1.5 x 256
-        (32, 256, 1.0, 0, True),
-        (30, 254, 1.0, 0, True),  # less than nothing in front of the prompt: none
-        (43, 43, 1.0, 0, False),  # the long prompt counts no more than the short one
-        (43, 40, 1.0, 0, False),
-        (None, 267, 1.0, 0, False),
-        (43, None, 1.0, 0, False),
-    ],
-)
-def test_prompts_are_measured_by_two_lengths(
-    short: int | None, long: int | None, per_word: float, overhead: int, measured: bool
-) -> None:
-    usage = "" if long is None else f', "usage": {{"prompt_tokens": {long}, "completion_tokens": 4}}'
-    page = '{"choices": [{"message": {"content": "hello"}, "finish_reason": "stop"}]' + usage + "}"
-    words: list[int] = []
-
-    async def main(endpoint: Endpoint) -> tuple[float, int, bool]:
-        client = Client(endpoint, endpoint.addresses(), None)
-        first = RequestRecord(request_id=-1, stage=-1, scheduled_ns=0, status="ok", input_tokens=short)
-        found, record = await calibrate(client, RequestShape("chat", "m"), first, sender(endpoint, words))
-        await client.close()
-        assert record.input_tokens == long
-        return found.tokens_per_word, found.overhead_tokens, found.measured
-
-    with FaultServer(refuses={"model": ("200 OK", page)}) as server:
-        found = on_loop("uvloop", main(parse_endpoint(server.url)))
-    assert words == [256]
-    assert found == (pytest.approx(per_word), overhead, measured)
-
-
-def test_a_long_prompt_that_fails_leaves_the_length_unmeasured() -> None:
-    async def main(endpoint: Endpoint) -> tuple[bool, str]:
-        client = Client(endpoint, endpoint.addresses(), None)
-        short = RequestRecord(request_id=-1, stage=-1, scheduled_ns=0, status="ok", input_tokens=43)
-        shape = RequestShape("chat", "fault:bad_request")
-        found, record = await calibrate(client, shape, short, sender(endpoint, []))
-        await client.close()
-        return found.measured, record.status
-
-    with FaultServer() as server:
-        assert on_loop("uvloop", main(parse_endpoint(server.url))) == (False, "ok")
 
 
 # -- the endpoint itself -------------------------------------------------------------------

@@ -352,7 +352,7 @@ def test_turns_without_a_clock() -> None:
     assert turns.ended(2, 50, False) == ([], [])
     assert turns.ended(1, 40, False) == ([(3, 50 + 3 * 10**9)], [])
     failing = Turns(session((-1, [], 0), (-1, [0], 0), (-1, [0], 0), (0, [1, 2], 0)))
-    failing.released(0)
+    failing.released(0, 0)
     failing.ended(0, 1, False)
     assert failing.ended(1, 2, True) == ([], [3])
     assert not failing.over(1)

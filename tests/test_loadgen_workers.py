@@ -17,6 +17,7 @@ from loadgen.audit import Tolerance, judge
 from loadgen.endpoint import parse_endpoint
 from loadgen.generator import Generator
 from loadgen.plan import Limits, StagePlan
+from loadgen.probe import Calibration
 from loadgen.protocols import RequestShape
 from loadgen.rundir import RunWriter, load_run
 from loadgen.worker import Route, Setup
@@ -38,7 +39,7 @@ def setup_for(server: Started) -> Setup:
     endpoint = parse_endpoint(server.url)
     return Setup(
         routes=(Route(endpoint, endpoint.addresses()),), shape=RequestShape("chat", server.model), tokenizer="words",
-        salt="s", tokens_per_word=1.0, overhead_tokens=8, run_id="test", limits=Limits(), stamps="read", reuse="pool",
+        salt="s", calibration=Calibration(overhead_tokens=8), run_id="test", limits=Limits(), stamps="read", reuse="pool",
     )  # fmt: skip
 
 

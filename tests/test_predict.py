@@ -223,3 +223,24 @@ def test_unknown_preset_is_one_line(
     err = capsys.readouterr().err
     assert err.count("\n") == 1
     assert "abacus" in err
+
+
+def test_predictions_have_ids_of_their_own_and_the_same_one_twice_is_no_evidence_of_noise(
+    tmp_path: Path, ampacity: Any, capsys: Any
+) -> None:
+    """Two that begin in the same second are two runs; of one seed they are equal to the last digit."""
+    ids = []
+    for name, seed in (("a", 1), ("again", 1), ("other", 2)):
+        words = ("--preset", "linear:0.02,0", "--input-tokens", "10", "--output-tokens", "5", "--rates", "2")
+        assert (
+            ampacity("predict", *words, "--max-requests", "300", "--seed", seed, "--out", tmp_path / name)
+            == 0
+        )
+        ids.append(json.loads((tmp_path / name / "run.json").read_text())["run_id"])
+    assert len(set(ids)) == 3
+    capsys.readouterr()
+    assert ampacity("baseline", tmp_path / "a", tmp_path / "again", "-o", tmp_path / "b.json") == 2
+    err = capsys.readouterr().err
+    assert err.count("\n") == 1
+    assert "they are one run and show no noise from run to run; give each its own --seed" in err
+    assert ampacity("baseline", tmp_path / "a", tmp_path / "other", "-o", tmp_path / "b.json") == 0

@@ -1,6 +1,6 @@
 """The requests that a real vLLM was asked, asked again: the answers have the same fields in the same order.
 
-The captures are not part of the project (../shared/samples). Words, ids, times and counts of tokens that depend
+The captures are in tests/data/streams. Words, ids, times and counts of tokens that depend
 on a tokenizer differ; names, order, nesting, types, finish reasons and the number of chunks do not.
 """
 
@@ -15,8 +15,7 @@ from test_simulator_server import run, served
 from simulator.face import Face
 from simulator.hardware import linear_config
 
-SAMPLES = Path(__file__).resolve().parents[2] / "shared" / "samples" / "vllm"
-pytestmark = pytest.mark.skipif(not SAMPLES.is_dir(), reason="the captures are not part of the project")
+SAMPLES = Path(__file__).parent / "data" / "streams" / "vllm"
 CONFIG = linear_config(0.0005, 0.0, max_num_seqs=8, max_model_len=2048)
 # Fields of vLLM that the simulator leaves out where they are null, as no client reads them.
 LEFT_OUT = {"routed_experts", "prompt_text", "ec_transfer_params", "metrics", "multimodal_tokens"}

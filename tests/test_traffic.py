@@ -5,14 +5,13 @@ from pathlib import Path
 import pytest
 from synthetic import Stage, make_run, request
 
-from ampacity.config import check_steady, make_settings
-from ampacity.experiments.provenance import replayed_prompts
+from ampacity.config import check_steady
 from ampacity.progress import stage_line
 from ampacity.values import ConfigError
 from analysis.summary import summarise
 from reports.traffic import side_title, traffic_table, workload_facts
 from workloads.profile import load_workload
-from workloads.traces import read_trace
+from workloads.schedule_file import read_schedule
 
 MIX = """
 arrivals: constant
@@ -117,8 +116,7 @@ def test_a_replayed_schedule_says_what_its_prompts_share(tmp_path: Path) -> None
     ):
         path = tmp_path / name
         path.write_text(row % more)
-        settings = make_settings({"url": "http://127.0.0.1:8000/v1", "trace": str(path)})
-        assert replayed_prompts(settings, read_trace(path)) == told
+        assert read_schedule(path).prompts == told
 
 
 def test_who_was_cut_off_or_left_is_no_error_in_the_line_of_a_stage() -> None:

@@ -391,10 +391,9 @@ def test_password_of_a_url_is_not_written() -> None:
         fetch("http://127.0.0.1:x/")
 
 
-SAMPLES = Path(__file__).parent.parent.parent / "shared" / "samples"
+SAMPLES = Path(__file__).parent / "data" / "streams"
 
 
-@pytest.mark.skipif(not SAMPLES.is_dir(), reason="captures of real engines are not beside the project")
 @pytest.mark.parametrize("engine", ["vllm", "sglang"])
 def test_pages_of_real_engines(engine: str) -> None:
     known = {"ttft", "e2e", "input_tokens", "output_tokens"} | ({"itl"} if engine == "vllm" else set())

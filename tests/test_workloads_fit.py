@@ -12,21 +12,14 @@ import yaml
 from workloads.errors import WorkloadError
 from workloads.fit import fit, write_profile
 from workloads.fit_lengths import fit_families, fit_lengths, quantile_table
-from workloads.fit_traffic import counts, fit_arrivals, fit_clients, fit_sessions, leading_hits
+from workloads.fit_traffic import count_windows, fit_arrivals, fit_clients, fit_sessions, leading_hits
 from workloads.lengths import parse_lengths, spearman
 from workloads.profile import load_workload
 from workloads.schedule import open_schedule
 from workloads.servegen import fit_servegen, is_servegen
 from workloads.traces import Blocks, Trace, read_trace
 
-DATA = Path(__file__).parents[2] / "shared" / "data"
-
-
-def shared(name: str) -> Path:
-    path = DATA / name
-    if not path.exists():
-        pytest.skip(f"{name} is not here")
-    return path
+DATA = Path(__file__).parent / "data" / "traces"
 
 
 def counted(samples: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -179,7 +172,7 @@ def test_seconds_are_counted_and_their_percentiles_are_those_of_whole_seconds() 
     seconds[50], seconds[60:65] = 10, 4
     assert found["dispersion"]["1s"] == pytest.approx(seconds.var() / seconds.mean(), rel=1e-4)
     assert found["peak_to_mean"]["1s"] == pytest.approx(10 / seconds.mean(), rel=1e-4)
-    assert counts(times, 10).tolist() == [10, 10, 10, 10, 10, 19, 25, 10, 10, 10]
+    assert count_windows(times, 10).held.tolist() == [10, 10, 10, 10, 10, 19, 25, 10, 10, 10]
 
 
 def test_processes_by_their_formulas() -> None:
@@ -313,7 +306,7 @@ def test_servegen_client_by_hand(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["conv", "code"])
 def test_azure_draws_agree_with_the_sample(name: str, tmp_path: Path) -> None:
-    held = read_trace(shared(f"azure_llm_2023_{name}.csv"))
+    held = read_trace(DATA / f"azure_llm_2023_{name}.csv.gz")
     profile = fit(held, name)
     write_profile(tmp_path / "p.yaml", profile)
     schedule = open_schedule(
@@ -343,7 +336,7 @@ def test_azure_draws_agree_with_the_sample(name: str, tmp_path: Path) -> None:
 
 def test_azure_families_as_computed_elsewhere() -> None:
     """KS distances and p99 ratios that scipy gave for the same data."""
-    held = read_trace(shared("azure_llm_2023_code.csv"))
+    held = read_trace(DATA / "azure_llm_2023_code.csv.gz")
     found = {str(f["family"]): f for f in fit_families(*counted(held.input_tokens), len(held))}
     assert found["lognormal"]["ks"] == pytest.approx(0.106, abs=0.001)
     assert found["lognormal"]["p99_ratio"] == pytest.approx(3.49, rel=0.01)
@@ -353,7 +346,7 @@ def test_azure_families_as_computed_elsewhere() -> None:
 
 
 def test_mooncake_sharing_and_its_clock() -> None:
-    profile = fit(read_trace(shared("mooncake_conversation.jsonl.gz")), "m")
+    profile = fit(read_trace(DATA / "mooncake_conversation.jsonl.gz"), "m")
     measured = profile["measured"]
     assert measured["sharing"]["cached_share_infinite"] == pytest.approx(0.374, abs=0.02)
     assert measured["sharing"]["block_tokens"] == 512
@@ -363,7 +356,7 @@ def test_mooncake_sharing_and_its_clock() -> None:
 
 
 def test_agentic_coding_turns() -> None:
-    found = fit_sessions(read_trace(shared("agentic_coding_requests.csv.gz")))
+    found = fit_sessions(read_trace(DATA / "agentic_coding_requests.csv.gz"))
     assert found is not None
     assert found["turn_to_turn_share"] == pytest.approx(0.973, abs=0.02)
     assert found["sessions"] == 773

@@ -14,7 +14,7 @@ from workloads.lengths import Fixed, LogNormal
 from workloads.profile import Workload, load_workload, read_yaml
 from workloads.schedule import closed_schedule
 
-DATA = Path(__file__).parents[2] / "shared" / "data"
+DATA = Path(__file__).parent / "data" / "traces"
 
 
 @pytest.mark.parametrize("name", ["chat", "rag", "code"])
@@ -42,9 +42,7 @@ def test_archetypes_hold_the_published_quantiles() -> None:
 
 @pytest.mark.parametrize(("name", "trace"), [("chat", "conv"), ("code", "code")])
 def test_measured_archetypes_agree_with_their_trace(name: str, trace: str) -> None:
-    path = DATA / f"azure_llm_2023_{trace}.csv"
-    if not path.is_file():
-        pytest.skip(f"{path.name} is not here")
+    path = DATA / f"azure_llm_2023_{trace}.csv.gz"
     table = np.loadtxt(path, delimiter=",", skiprows=1, usecols=(1, 2), dtype=np.int64)
     workload = load_workload(name)
     for lengths, column in ((workload.input_tokens, table[:, 0]), (workload.output_tokens, table[:, 1])):
@@ -55,8 +53,6 @@ def test_measured_archetypes_agree_with_their_trace(name: str, trace: str) -> No
 
 def test_the_other_measured_archetypes_agree_with_their_trace() -> None:
     files = ("mooncake_conversation.jsonl.gz", "vidur_arxiv_summarization_lengths.csv.gz")
-    if not all((DATA / name).is_file() for name in files):
-        pytest.skip("the traces are not here")
     with gzip.open(DATA / files[0], "rt") as text:
         rows = [json.loads(line) for line in text]
     mooncake = np.array([[row["input_length"], row["output_length"]] for row in rows])

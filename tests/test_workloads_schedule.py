@@ -8,7 +8,8 @@ import pytest
 from workloads.errors import WorkloadError
 from workloads.lengths import Fixed, LogNormal
 from workloads.profile import Workload, load_workload
-from workloads.schedule import Schedule, closed_schedule, open_schedule, trace_schedule
+from workloads.replay import Replay, replayed
+from workloads.schedule import Schedule, closed_schedule, open_schedule
 from workloads.traces import Trace
 
 CHAT = load_workload("chat")
@@ -70,12 +71,14 @@ def test_closed_schedule_leaves_the_times_to_the_driver() -> None:
 
 
 def test_trace_schedule_plays_faster_with_a_larger_scale() -> None:
-    trace = Trace(np.array([0.0, 0.003, 6.0]), np.array([10, 20, 30]), np.array([1, 2, 3]), "t")
-    assert columns(trace_schedule(trace)) == [[0.0, 0.003, 6.0], [10, 20, 30], [1, 2, 3]]
-    assert trace_schedule(trace, time_scale=2).scheduled_s == pytest.approx([0, 0.0015, 3.0], rel=1e-15)
+    trace = Trace(np.array([0.0, 0.003, 6.0]), np.array([10, 20, 30]), np.array([1, 2, 3]), "t", clock="s")
+    assert columns(replayed(trace, Replay(), 1).schedule) == [[0.0, 0.003, 6.0], [10, 20, 30], [1, 2, 3]]
+    assert replayed(trace, Replay(time_scale=2), 1).schedule.scheduled_s == pytest.approx(
+        [0, 0.0015, 3.0], rel=1e-15
+    )
     for factor in (0.0, -1.0, float("nan"), float("inf")):
         with pytest.raises(WorkloadError, match="time scale"):
-            trace_schedule(trace, time_scale=factor)
+            Replay(time_scale=factor)
 
 
 def test_capped_ends_where_the_budget_ends() -> None:

@@ -18,7 +18,8 @@ from workloads.prefixes import (
     prefixes_of_blocks,
 )
 from workloads.profile import Workload
-from workloads.schedule import Schedule, closed_schedule, open_schedule, trace_schedule
+from workloads.replay import Replay, replayed
+from workloads.schedule import Schedule, closed_schedule, open_schedule
 from workloads.sessions import Sessions, parse_sessions
 from workloads.traces import read_trace
 
@@ -208,8 +209,7 @@ def test_hash_ids_make_the_tree_that_they_describe() -> None:
     ids = np.array([*range(14), 0, *range(14, 28), *range(14)])
     start = np.array([0, 14, 29, 43])
     assert block_size(lengths, start) == 512
-    shared = prefixes_of_blocks(ids, start, lengths)
-    assert shared is not None
+    shared = prefixes_of_blocks(ids, start, lengths, 512)
     assert shared.totals().tolist() == [6758, 7322, 6700]
     assert shared.of(0)[-1] == (13, 6758 - 13 * 512)
     # the second has block 0 in common, the third all but the token that is always computed
@@ -218,10 +218,8 @@ def test_hash_ids_make_the_tree_that_they_describe() -> None:
 
 
 def test_the_public_conversation_trace_has_its_known_share() -> None:
-    path = Path(__file__).parents[2] / "shared" / "data" / "mooncake_conversation.jsonl.gz"
-    if not path.is_file():
-        pytest.skip("the trace is not here")
-    schedule = trace_schedule(read_trace(path))
+    path = Path(__file__).parent / "data" / "traces" / "mooncake_conversation.jsonl.gz"
+    schedule = replayed(read_trace(path), Replay(as_written=True), 1).schedule
     cached = infinite_cache(schedule.input_tokens, schedule.shared, block_tokens=1)
     # 37 % by leading runs of block ids that came before, capped at the prompt's length
     assert cached.sum() / schedule.input_tokens.sum() == pytest.approx(0.37, abs=0.01)

@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 
 from workloads.errors import WorkloadError
 from workloads.replay import Replay, prepare
-from workloads.traces import Trace, read_trace, scale_time
+from workloads.traces import Trace, read_trace
 
-DATA = Path(__file__).parents[2] / "shared" / "data"
+DATA = Path(__file__).parent / "data" / "traces"
 
 AZURE = (
     "TIMESTAMP,ContextTokens,GeneratedTokens\r\n"
@@ -78,7 +78,10 @@ def test_burstgpt_counts_seconds_and_its_failed_requests_are_left_out(tmp_path: 
     )
     trace = read_trace(written(tmp_path, "b.csv", content))
     assert rows(trace) == [(0.0, 906, 446), (82.0, 1779, 123)]
-    assert trace.notes == ("b.csv: 2 rows with 0 output tokens are left out (failed requests)",)
+    assert trace.notes == (
+        "b.csv: 2 rows with 0 output tokens are left out (failed requests)",
+        "b.csv: columns that are not used: Model, Total tokens, Log Type",
+    )
 
 
 @pytest.mark.parametrize("time", ["timestamp", "timestamp_s", "arrival_s", "Arrived_At", " TIMESTAMP "])
@@ -259,31 +262,31 @@ def test_a_broken_json_line_is_named(tmp_path: Path, line: str, complaint: str) 
         (
             "t.csv",
             "when,ins,outs\n1,2,3\n",
-            "rename what there is in the file, or make a workload of it (ampacity workload fit FILE "
-            "--column time=NAME --column input=NAME --column output=NAME); the file has 'when', 'ins', 'outs'",
+            "say which it is (--column time=NAME --column input=NAME --column output=NAME); the file has 'when', "
+            "'ins', 'outs'",
         ),
-        ("t.csv", "timestamp;input_tokens;output_tokens\n", "';' seems to stand between the fields"),
         (
             "t.csv",
             "timestamp,input_tokens,output_tokens\n",
             "the file holds no rows: a trace needs at least one request",
         ),
         ("t.csv", "timestamp,input_tokens\n", "no column with the output tokens"),
-        ("t.csv", "timestamp;input_tokens;output_tokens\n", "'timestamp;input_tokens;output_tokens'"),
+        ("t.csv", "timestamp:input_tokens:output_tokens\n", "'timestamp:input_tokens:output_tokens'"),
         ("t.csv", "timestamp,input_tokens,Timestamp,output_tokens\n", "timestamp stands there twice"),
         (
             "t.csv",
             "timestamp,input_tokens,output_tokens\n1,2\n",
             "t.csv:2: the row has 2 fields, the header has 3",
         ),
-        ("t.csv", b"\x00\x01\xff\xfe\x80" * 50, "no UTF-8 text"),
-        ("t.jsonl", b"\x80\x80", "no UTF-8 text"),
+        ("t.csv", b"\x00\x01\xff\xfe\x80" * 50, "no column with the arrival time"),
+        ("t.csv", b"\xff\xfe\x80", "no column with the arrival time"),  # half of a UTF-16 character
+        ("t.jsonl", b"\x80\x80", "t.jsonl:1: a byte that is no UTF-8"),
         ("t.csv", b"\x00" * 50, "no column with the arrival time"),
         ("t.csv", b"\x1f\x8b\x08broken", "gzip data are broken"),
         ("t.csv", gzip.compress(AZURE.encode())[:-12], "gzip data are broken"),
         ("t.csv", 'timestamp,input_tokens,output_tokens\n1,"' + "x" * 200_000, "no CSV"),
         ("t.parquet", "PAR1", "no Parquet file"),
-        ("t.txt", "PAR1", "none of .csv, .jsonl"),
+        ("t.txt", "PAR1", "none of .csv, .tsv, .jsonl"),
     ],
 )
 def test_a_file_that_is_no_trace_is_one_line(
@@ -301,19 +304,6 @@ def test_a_path_that_cannot_be_opened_is_one_line(tmp_path: Path) -> None:
     if os.access(locked, os.R_OK):
         pytest.skip("this user may read everything")
     assert "Permission denied" in refusal(locked)
-
-
-def test_scale_time_divides_the_gaps() -> None:
-    trace = Trace(
-        np.array([0.0, 1.0, 4.0]), np.ones(3, dtype=np.int64), np.ones(3, dtype=np.int64), "t", ("n",)
-    )
-    fast = scale_time(trace, 4)
-    assert fast.arrival_s.tolist() == [0.0, 0.25, 1.0]
-    assert (fast.source, fast.notes) == ("t", ("n",))
-    assert scale_time(trace, 0.5).arrival_s.tolist() == [0.0, 2.0, 8.0]
-    for factor in (0, -1, float("nan"), float("inf")):
-        with pytest.raises(WorkloadError, match="time scale"):
-            scale_time(trace, factor)
 
 
 # --- properties ---
@@ -405,15 +395,8 @@ def test_a_real_file_with_one_byte_changed_is_read_or_refused_in_one_line(tmp_pa
 # --- the public traces, where they are at hand ---
 
 
-def shared(name: str) -> Path:
-    path = DATA / name
-    if not path.is_file():
-        pytest.skip(f"{name} is not here")
-    return path
-
-
 def test_azure_conversation_trace() -> None:
-    trace = read_trace(shared("azure_llm_2023_conv.csv"))
+    trace = read_trace(DATA / "azure_llm_2023_conv.csv.gz")
     assert len(trace) == 19_366
     assert trace.input_tokens.mean() == pytest.approx(1154.697, abs=5e-4)
     assert trace.output_tokens.mean() == pytest.approx(211.126, abs=5e-4)
@@ -426,7 +409,7 @@ def test_azure_conversation_trace() -> None:
 
 
 def test_azure_code_trace() -> None:
-    trace = read_trace(shared("azure_llm_2023_code.csv"))
+    trace = read_trace(DATA / "azure_llm_2023_code.csv.gz")
     assert len(trace) == 8_819
     assert trace.input_tokens.mean() == pytest.approx(2047.848, abs=5e-4)
     assert np.quantile(trace.output_tokens, 0.5) == 13
@@ -436,7 +419,7 @@ def test_azure_code_trace() -> None:
 
 
 def test_mooncake_conversation_trace() -> None:
-    trace = read_trace(shared("mooncake_conversation.jsonl.gz"))
+    trace = read_trace(DATA / "mooncake_conversation.jsonl.gz")
     assert len(trace) == 12_031
     assert trace.input_tokens.mean() == pytest.approx(12_035.06, abs=5e-3)
     assert trace.output_tokens.mean() == pytest.approx(342.62, abs=5e-3)
@@ -453,6 +436,6 @@ def test_mooncake_conversation_trace() -> None:
     ],
 )
 def test_burstgpt_formats(name: str, span_s: float, first: tuple[float, int, int]) -> None:
-    trace = read_trace(shared(name))
+    trace = read_trace(DATA / name)
     assert trace.arrival_s[-1] == span_s
     assert rows(trace)[0] == first

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from workloads.errors import WorkloadError, did_you_mean
 from workloads.lengths import number, pairs
-from workloads.rates import MEASURED_DAY, Bursts, Curve, Ramp, Steps, Switching
+from workloads.rates import CHANGES_MAX, MEASURED_DAY, Bursts, Curve, Ramp, Steps, Switching
 
 MAX_PLANNED_REQUESTS = 50_000_000
 """A stage of more requests is refused before it eats the memory."""
@@ -230,10 +230,16 @@ def _day(values: Mapping[str, Any]) -> Steps:
         return Steps(weights, (1.0,) * len(weights))
     if "weights" in values:
         raise WorkloadError("weights and trace exclude each other: give one")
+    from workloads.trace_times import length_text
     from workloads.traces import read_trace
 
     arrival_s = read_trace(Path(values["trace"])).arrival_s
-    edges = np.append(np.arange(0.0, arrival_s[-1], values.get("step", 3600.0)), arrival_s[-1])
+    step_s = values.get("step", 3600.0)
+    if arrival_s[-1] / step_s > CHANGES_MAX:
+        raise WorkloadError(
+            f"trace {values['trace']} lasts {length_text(arrival_s[-1])}, more than {CHANGES_MAX} steps of {step_s:g} s: give a longer step"
+        )
+    edges = np.append(np.arange(0.0, arrival_s[-1], step_s), arrival_s[-1])
     if len(edges) < 2:
         raise WorkloadError(f"trace {values['trace']} has no length in time")
     counts, lengths = np.histogram(arrival_s, edges)[0], np.diff(edges)

@@ -22,6 +22,9 @@ TRIMMED, TRIMMED_MEAN = (
     0.25,
     0.3685,
 )  # of chi-squared with one degree of freedom: the mean without the upper quarter
+IDLE_CELLS = (
+    24 * CELLS
+)  # of a longer stretch without a request no more is looked at: a multiple of 2 (CHOOSE + GAP)
 T_95 = 2.1  # Student's t for some 20 independent differences
 
 
@@ -38,9 +41,20 @@ def busy_hour(arrival_s: Floats) -> dict[str, Any] | None:
     if window_s < LEAST_WINDOW_S:
         return None
     cell_s = window_s / CELLS
-    whole = int(span_s / cell_s + 1e-9)  # the last cell is cut short
-    rps, ends = busy_rate(np.bincount((arrival_s / cell_s).astype(np.int64))[:whole], cell_s)
+    rps, ends = busy_rate(cells_of(arrival_s, cell_s), cell_s)
     return {"rps": rounded(rps), "rps_ci": [*map(rounded, ends)], "window_s": rounded(window_s)}
+
+
+def cells_of(arrival_s: Floats, cell_s: float) -> NDArray[np.int64]:
+    """Requests by cell, the last, partial one left out; stretches without any are cut to some ``IDLE_CELLS``."""
+    place, held = np.unique((arrival_s / cell_s).astype(np.int64), return_counts=True)
+    inside = place < int(arrival_s[-1] / cell_s + 1e-9)
+    place, held = place[inside], held[inside]
+    idle, turn = np.diff(place, prepend=-1) - 1, 2 * (CHOOSE + GAP)
+    place -= np.cumsum(np.maximum(idle - IDLE_CELLS, 0) // turn * turn)  # cells keep their places in a turn
+    cells = np.zeros(place[-1] + 1, dtype=np.int64)
+    cells[place] = held
+    return cells
 
 
 def busy_rate(counts: NDArray[np.int64], cell_s: float) -> tuple[float, tuple[float, float]]:

@@ -11,7 +11,8 @@ from workloads.errors import WorkloadError
 from workloads.fit_lengths import fit_lengths, quantile_table
 from workloads.fit_traffic import fit_arrivals, fit_clients, fit_sessions, fit_sharing, turns_of
 from workloads.lengths import fit_copula, parse_lengths, spearman
-from workloads.replay import spread
+from workloads.replay import spread, with_blocks
+from workloads.trace_times import recorded
 from workloads.traces import Trace
 
 _POISSON_CV = (0.85, 1.2)  # gaps of a log that are called Poisson
@@ -30,10 +31,12 @@ def fit(trace: Trace, name: str, *, seed: int = 1) -> dict[str, Any]:
     n = len(trace)
     if n < 2:
         raise WorkloadError(f"{trace.source}: {n} request is too few for a profile: give 2 or more")
+    trace = with_blocks(trace)
     few = n < FEWEST
     timed = bool(trace.clock) and not trace.from_session_start and not few
     spread_out = spread(trace, np.random.default_rng(seed))
-    arrivals = fit_arrivals(spread_out.arrival_s) if timed else None
+    covered = recorded(spread_out.arrival_s)
+    arrivals = fit_arrivals(covered.arrival_s) if timed else None
     sessions = fit_sessions(trace)
     measured: dict[str, Any] = {
         "requests": n,
@@ -50,6 +53,8 @@ def fit(trace: Trace, name: str, *, seed: int = 1) -> dict[str, Any]:
         "sessions": sessions,
         "notes": list(spread_out.notes if timed else trace.notes),
     }
+    if timed:
+        measured["notes"] += covered.note(n)
     if few:
         measured["notes"].append(
             f"{n} requests are too few to fit: arrivals are taken for Poisson, no rate, peak or correlation is given ({FEWEST} would do); the lengths are those {n}"
@@ -122,7 +127,7 @@ def _session_workload(trace: Trace, timed: bool) -> dict[str, Any]:
     said = inputs[later] - inputs[later - 1] - outputs[later - 1]
     gaps_ms = np.rint(np.diff(trace.arrival_s[order])[later - 1] * 1e3).astype(np.int64)
     begun = np.sort(trace.arrival_s[order][first])
-    arrivals = fit_arrivals(begun - begun[0]) if timed else None
+    arrivals = fit_arrivals(recorded(begun - begun[0]).arrival_s) if timed else None
     sessions = {"turns": _table(turns)}
     if len(later):
         sessions |= {"user_tokens": _table(said), "think_ms": _table(gaps_ms)}

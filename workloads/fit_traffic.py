@@ -1,5 +1,6 @@
 """What a log says of its traffic: rates and their peaks, burstiness, clients, prompts that begin alike, sessions."""
 
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -7,7 +8,6 @@ from numpy.typing import NDArray
 
 from workloads.busy_hour import busy_hour
 from workloads.fit_lengths import rounded
-from workloads.prefixes import block_size
 from workloads.traces import Blocks, Trace
 
 Floats = NDArray[np.float64]
@@ -28,42 +28,69 @@ def fit_arrivals(arrival_s: Floats) -> dict[str, Any] | None:
         return None
     gaps = np.diff(arrival_s)
     rate = (len(arrival_s) - 1) / span_s
-    seconds = counts(arrival_s, 1)
+    seconds = count_windows(arrival_s, 1)
     found: dict[str, Any] = {
         "span_s": rounded(span_s),
         "mean_rps": rounded(rate),
         "gap_cv": rounded(gaps.std() / gaps.mean()),
         "gap_p99_s": rounded(np.quantile(gaps, 0.99)),
         "gap_max_s": rounded(gaps.max()),
-        "rps_p50": float(np.quantile(seconds, 0.5, method="inverted_cdf")),
-        "rps_p95": float(np.quantile(seconds, 0.95, method="inverted_cdf")),
-        "rps_p99": float(np.quantile(seconds, 0.99, method="inverted_cdf")),
-        "rps_max": float(seconds.max()),
+        "rps_p50": seconds.quantile(0.5),
+        "rps_p95": seconds.quantile(0.95),
+        "rps_p99": seconds.quantile(0.99),
+        "rps_max": seconds.quantile(1),
         "dispersion": {},
         "peak_to_mean": {},
         "p99_rps": {},
     }
     for width in _WINDOWS_S:
-        windows = counts(arrival_s, width)
-        if len(windows) >= 5:
-            found["dispersion"][f"{width}s"] = rounded(windows.var() / windows.mean())
-            found["peak_to_mean"][f"{width}s"] = rounded(windows.max() / windows.mean())
-            found["p99_rps"][f"{width}s"] = rounded(np.quantile(windows, 0.99, method="inverted_cdf") / width)
+        windows = count_windows(arrival_s, width)
+        if windows.total >= 5:
+            found["dispersion"][f"{width}s"] = rounded(windows.dispersion())
+            found["peak_to_mean"][f"{width}s"] = rounded(windows.quantile(1) / windows.mean())
+            found["p99_rps"][f"{width}s"] = rounded(windows.quantile(0.99) / width)
     if busiest := busy_hour(arrival_s):
         found["busy_hour"] = busiest
-    hours = counts(arrival_s, 3600)
-    if len(hours) >= 24:
-        days = hours[: len(hours) // 24 * 24].reshape(-1, 24).mean(axis=0)
-        found["hourly_weights"] = [rounded(w) for w in days / days.mean()]
+    hours = count_windows(arrival_s, 3600)
+    if hours.total >= 24:
+        inside = hours.places < hours.total // 24 * 24
+        day = np.bincount(hours.places[inside] % 24, hours.held[inside], minlength=24)
+        found["hourly_weights"] = [rounded(w) for w in day / day.mean()]
     return found
 
 
-def counts(arrival_s: Floats, width_s: float) -> NDArray[np.int64]:
-    """Requests in each whole window of ``width_s`` seconds from 0."""
+@dataclass(frozen=True, eq=False)
+class Windows:
+    """Requests by window of equal width, without the empty ones: a log's memory goes by its rows, not by its span.
+
+    ``held`` int64[k] of the windows ``places`` (int64[k], rising) out of ``total``.
+    """
+
+    places: NDArray[np.int64]
+    held: NDArray[np.int64]
+    total: int
+
+    def mean(self) -> float:
+        """Requests in a window, empty ones included."""
+        return float(self.held.sum()) / self.total
+
+    def dispersion(self) -> float:
+        """Index of dispersion, variance / mean, empty windows included."""
+        held, mean = self.held.astype(np.float64), self.mean()
+        return float(held @ held) / self.total / mean - mean if mean else 0.0
+
+    def quantile(self, q: float) -> float:
+        """The smallest count that at least a share ``q`` of the windows does not exceed."""
+        rank = max(int(np.ceil(q * self.total - 1e-9)), 1) - 1 - (self.total - len(self.held))
+        return 0.0 if rank < 0 else float(np.sort(self.held)[rank])
+
+
+def count_windows(arrival_s: Floats, width_s: float) -> Windows:
+    """The whole windows of ``width_s`` seconds from 0; of a log that is shorter than one, that one."""
     whole = int(arrival_s[-1] // width_s)
-    index = (arrival_s // width_s).astype(np.int64)
-    found: NDArray[np.int64] = np.bincount(index)
-    return found[:whole] if whole else found
+    places, held = np.unique((arrival_s // width_s).astype(np.int64), return_counts=True)
+    inside = places < max(whole, 1)
+    return Windows(places[inside], held[inside].astype(np.int64), max(whole, 1))
 
 
 def fit_clients(client: NDArray[np.int64], arrival_s: Floats | None) -> dict[str, Any]:
@@ -99,11 +126,8 @@ def fit_clients(client: NDArray[np.int64], arrival_s: Floats | None) -> dict[str
 def fit_sharing(trace: Trace) -> dict[str, Any] | None:
     """Share of prompt tokens that an infinite cache would hold, from block ids or reported cached tokens."""
     found: dict[str, Any] = {}
-    if trace.blocks is not None:
-        chains = trace.blocks
-        size = block_size(trace.input_tokens, chains.start) or max(
-            round(trace.input_tokens.sum() / len(chains.ids)), 1
-        )
+    size = trace.block_tokens
+    if trace.blocks is not None and size is not None:
         hit = np.minimum(leading_hits(trace.blocks) * size, trace.input_tokens)
         found = {
             "block_tokens": size,

@@ -165,32 +165,51 @@ def _longest_before(chosen: Ints, length: Ints) -> Ints:
     return found // BLOCK_TOKENS * BLOCK_TOKENS
 
 
-def block_size(input_tokens: Ints, start: Ints) -> int | None:
-    """Tokens of a block where a prompt of n tokens has ceil(n / size) block ids; None where no size fits all prompts.
+_BLOCK_MAX = 1 << 15  # the largest block that is looked for
 
-    Of several that fit, the power of two, as engines have them, else the least.
+
+def block_size(input_tokens: Ints, start: Ints) -> int | None:
+    """Tokens of a block by which most prompts of n tokens have ceil(n / size) block ids, or else floor(n / size);
+    None where that is not more than half of those that have any.
+
+    Of several sizes that fit as many prompts, the power of two, as engines have them, else the least.
     """
     count = np.diff(start)
-    has = count > 0
-    least = int((-(-input_tokens[has] // count[has])).max(initial=1))
-    several = count > 1
-    most = int(((input_tokens[several] - 1) // (count[several] - 1)).min(initial=2**31))
-    if least > most:
-        return None
-    power = 1 << (least - 1).bit_length()
-    return power if power <= most else least
+    n, count = input_tokens[count > 0], count[count > 0]
+    several = np.maximum(count - 1, 1)
+    upper = np.where(count > 1, (n - 1) // several, _BLOCK_MAX)
+    best, most = None, len(n) // 2
+    for low, high in ((-(-n // count), upper), (n // (count + 1) + 1, n // count)):
+        fits = low <= np.minimum(high, _BLOCK_MAX)
+        steps = np.bincount(low[fits], minlength=_BLOCK_MAX + 2)
+        ends = np.bincount(np.minimum(high, _BLOCK_MAX)[fits] + 1, minlength=_BLOCK_MAX + 2)
+        prompts = np.cumsum(steps - ends)
+        prompts[0] = 0
+        if prompts.max() > most:
+            most, least = int(prompts.max()), int(np.argmax(prompts))
+            powers = [1 << k for k in range(16) if prompts[1 << k] == most]
+            best = powers[0] if powers else least
+    return best
 
 
-def prefixes_of_blocks(ids: Ints, start: Ints, input_tokens: Ints) -> SharedPrefixes | None:
+def odd_blocks(input_tokens: Ints, start: Ints, size: int) -> Ints:
+    """Indices of the prompts whose number of block ids is neither the whole blocks that they fill, nor one more
+    for what is left."""
+    count = np.diff(start)
+    odd = (count > 0) & (count != input_tokens // size) & (count != -(-input_tokens // size))
+    return np.flatnonzero(odd)
+
+
+def prefixes_of_blocks(ids: Ints, start: Ints, input_tokens: Ints, size: int) -> SharedPrefixes:
     """Trees of shared blocks as Mooncake's ``hash_ids`` describe: ids[start[i]:start[i + 1]] are the blocks of prompt
-    i, all of one size but its last one, which holds what is left. None where the lengths say otherwise."""
-    size = block_size(input_tokens, start)
-    if size is None:
-        return None
+    i, all of ``size`` tokens but its last one, which holds what is left of it. Blocks that lie behind its end are
+    left out, tokens without a block are its own."""
     count = np.diff(start)
     place = np.arange(len(ids)) - np.repeat(start[:-1], count)
-    tokens = np.minimum(np.repeat(input_tokens, count) - place * size, size)
-    return SharedPrefixes(start, ids, tokens)
+    tokens = np.clip(np.repeat(input_tokens, count) - place * size, 0, size)
+    there = tokens > 0
+    left = np.add.reduceat(np.append(there, False).astype(np.int64), start[:-1]) * (count > 0)
+    return SharedPrefixes(np.concatenate([[0], np.cumsum(left)]).astype(np.int64), ids[there], tokens[there])
 
 
 def in_time_order(

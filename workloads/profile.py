@@ -143,6 +143,30 @@ def load_workload(name_or_path: str) -> Workload:
     return _from_mapping(read_yaml(path), path.stem, str(path))
 
 
+def workload_text(name_or_path: str) -> tuple[str, list[str]]:
+    """A workload as the text of a YAML file, and the names of its headers, whose values are left out (they may
+    be secrets), as is what a fit has measured. Raises WorkloadError."""
+    built_in = name_or_path in ARCHETYPES
+    held = dict(ARCHETYPES[name_or_path] if built_in else read_yaml(Path(name_or_path)))
+    held.setdefault("name", name_or_path if built_in else Path(name_or_path).stem)
+    held.pop("measured", None)
+    classes = held.get("classes") or {}
+    headers = [name for spec in (held, *classes.values()) for name in spec.get("headers") or {}]
+    held.pop("headers", None)
+    if classes:
+        kept = {name: {k: v for k, v in spec.items() if k != "headers"} for name, spec in classes.items()}
+        held["classes"] = kept
+    return yaml.safe_dump(held, sort_keys=False), headers
+
+
+def workload_from_text(text: str, where: str) -> Workload:
+    """The workload of such a text. Raises WorkloadError."""
+    try:
+        return _from_mapping(yaml.load(text, Loader=PlainYaml), "schedule", where)
+    except yaml.YAMLError:
+        raise WorkloadError(f"{where}: the workload is no YAML text") from None
+
+
 def _from_mapping(value: object, default_name: str, where: str) -> Workload:
     given = check_keys(value, _KEYS, where)
     try:

@@ -1,8 +1,12 @@
-"""Real prompts from a JSONL or JSON file: messages, lines of an OpenAI batch file, ShareGPT conversations, plain text."""
+"""Real prompts from a JSONL or JSON file: messages, lines of an OpenAI batch file, ShareGPT conversations, plain text.
+
+Rows without a prompt are left out and counted; damaged ones end the reading, or are counted too where that is asked for.
+"""
 
 import json
+from collections import Counter
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -12,13 +16,24 @@ from numpy.typing import NDArray
 from workloads.errors import WorkloadError
 from workloads.lengths import Lengths
 from workloads.prefixes import SharedPrefixes, in_time_order
+from workloads.text import BROKEN_BYTES, DECODE_ERRORS, encoding_of, is_broken, mended
 from workloads.tokenizers import WORDS, Tokenizer
 
 Message = dict[str, Any]
-_ROLES = {"human": "user", "user": "user", "gpt": "assistant", "chatgpt": "assistant", "bing": "assistant", "bard": "assistant",
-          "assistant": "assistant", "system": "system", "tool": "user", "developer": "system"}  # fmt: skip
+_ROLES = {
+    **dict.fromkeys(("human", "user"), "user"), **dict.fromkeys(("system", "developer"), "system"),
+    **dict.fromkeys(("gpt", "chatgpt", "bing", "bard", "assistant", "model", "function_call", "tool_call"), "assistant"),
+    **dict.fromkeys(("tool", "function", "observation", "tool_response", "ipython"), "tool"),
+}  # fmt: skip
 CHARACTERS_PER_TOKEN = 4  # of English text, in the vocabularies of today's models, roughly
 _LIMITS = ("max_tokens", "max_completion_tokens", "max_output_tokens")
+_HOLDERS = ("messages", "conversations", "conversation", "prompt", "input", "text", "instruction")
+_OF_A_MESSAGE = frozenset({"role", "from", "content", "value"})
+_SHOWN = 8  # names of fields in a note
+
+
+class NoPromptError(ValueError):
+    """A row that can be read and holds no prompt."""
 
 
 @dataclass(frozen=True)
@@ -32,10 +47,11 @@ class Entry:
 
 @dataclass(frozen=True)
 class PromptFile:
-    """The prompts of a file, in its order."""
+    """The prompts of a file, in its order. ``notes``: what of the file is not sent, or not as it is, one line each."""
 
     path: str
     entries: tuple[Entry, ...]
+    notes: tuple[str, ...] = ()
 
     def turn(self, entry: int, turn: int) -> tuple[Message, ...]:
         """What one turn of a conversation adds."""
@@ -51,91 +67,189 @@ class PromptFile:
         return max(1.0, conversations / len(self.entries))
 
 
-def read_prompts(path: Path) -> PromptFile:
-    """Read a prompt file. Raises WorkloadError with one line that names the line."""
+@dataclass
+class _Tally:
+    """What is not sent, or not as it stands in the file, counted by what it is."""
+
+    rows: Counter[str] = field(default_factory=Counter)  # left out, by reason
+    bad_rows: Counter[str] = field(default_factory=Counter)  # left out because it was asked for
+    parts: Counter[str] = field(default_factory=Counter)  # of rows that are sent
+    fields: Counter[str] = field(default_factory=Counter)
+
+    def notes(self, name: str, sent: int) -> tuple[str, ...]:
+        """One line of each kind that there is."""
+        total = sent + self.rows.total() + self.bad_rows.total()
+        found = [
+            f"{name}: {held.total()} {what} of {total} are left out: {_listed(held)}"
+            for what, held in (("rows without a prompt", self.rows), ("bad rows", self.bad_rows))
+            if held
+        ]
+        found += [f"{name}: {count} {what}" for what, count in self.parts.most_common()]
+        if self.fields:
+            shown = ", ".join(f"{key} ({count} rows)" for key, count in self.fields.most_common(_SHOWN))
+            more = len(self.fields) - _SHOWN
+            found.append(
+                f"{name}: fields that are not sent: {shown}" + (f" and {more} more" if more > 0 else "")
+            )
+        return tuple(found)
+
+
+def _listed(held: Counter[str]) -> str:
+    return ", ".join(f"{count} with {reason}" for reason, count in held.most_common())
+
+
+def read_prompts(path: Path, *, skip_bad_rows: bool = False) -> PromptFile:
+    """Read a prompt file; ``skip_bad_rows`` leaves damaged rows out and counts them in the notes.
+
+    Raises WorkloadError with one line that names the line.
+    """
     try:
-        text = path.read_text(encoding="utf-8-sig")
+        data = path.read_bytes()
+        text = data.decode(encoding_of(data), errors=DECODE_ERRORS)
     except OSError as error:
         raise WorkloadError(f"prompts {path} cannot be read: {error.strerror}") from None
-    except UnicodeDecodeError:
-        raise WorkloadError(f"prompts {path}: this is no UTF-8 text") from None
-    entries = tuple(_entry(value, where) for value, where in _values(text, path))
+    except UnicodeDecodeError as error:
+        raise WorkloadError(f"prompts {path}: this is no text: {error.reason}") from None
+    tally, entries = _Tally(), []
+    for value, where in _values(text, path):
+        held = Counter(tally.parts), Counter(tally.fields)
+        try:
+            if isinstance(value, ValueError):
+                raise value
+            entries.append(_entry(value, tally))
+            continue
+        except NoPromptError as error:
+            tally.rows[str(error)] += 1
+        except (ValueError, RecursionError) as error:
+            reason = str(error) if isinstance(error, ValueError) else "it is nested too deep"
+            if not skip_bad_rows:
+                raise WorkloadError(
+                    f"{where}: {reason}; mend or remove the row, or give --skip-bad-rows"
+                ) from None
+            tally.bad_rows[reason] += 1
+        tally.parts, tally.fields = held  # those of a row that is left out do not count
+    notes = tally.notes(path.name, len(entries))
     if not entries:
-        raise WorkloadError(f"prompts {path}: there is no prompt in it")
-    return PromptFile(str(path), entries)
+        raise WorkloadError("; ".join([f"prompts {path}: there is no prompt in it", *notes]))
+    return PromptFile(str(path), tuple(entries), notes)
 
 
 def _values(text: str, path: Path) -> Iterator[tuple[object, str]]:
-    """Each prompt as parsed JSON (or text), and where it stands."""
-    if text.lstrip().startswith("[") and path.suffix.lower() == ".json":
+    """Each prompt as parsed JSON (or text, or what is wrong with it), and where it stands."""
+    if path.suffix.lower() == ".json":
         try:
             whole = json.loads(text)
         except (ValueError, RecursionError) as error:
-            raise WorkloadError(f"prompts {path}: this is no JSON: {error}") from None
-        yield from ((value, f"prompts {path}: item {k + 1}") for k, value in enumerate(whole))
-        return
+            if text.lstrip().startswith("["):
+                raise WorkloadError(f"prompts {path}: this is no JSON: {error}") from None
+        else:
+            items = whole if isinstance(whole, list) else [whole]
+            yield from ((value, f"prompts {path}: item {k}") for k, value in enumerate(items, 1))
+            return
     plain = path.suffix.lower() == ".txt"
     for number, line in enumerate(text.split("\n"), 1):  # U+2028 in a prompt is no end of line
-        if not line.strip():
-            continue
-        where = f"prompts {path}:{number}"
-        if plain:
-            yield line.strip("\r"), where
-            continue
-        try:
-            yield json.loads(line), where
-        except (ValueError, RecursionError):
-            raise WorkloadError(f"{where}: this line is no JSON (plain text goes into a .txt file)") from None
+        if line.strip():
+            yield _value(line.strip("\r"), plain), f"prompts {path}:{number}"
 
 
-def _entry(value: object, where: str) -> Entry:
+def _value(line: str, plain: bool) -> object:
+    if is_broken(line):
+        return ValueError(BROKEN_BYTES)
+    try:
+        return line if plain else json.loads(line)
+    except (ValueError, RecursionError):
+        return ValueError("a line that is no JSON (plain text goes into a .txt file)")
+
+
+def _entry(value: object, tally: _Tally) -> Entry:
+    """The conversation of a row. Raises NoPromptError, and ValueError for a damaged one."""
     if isinstance(value, str):
-        return _conversation(value, where)
+        return _conversation(value, tally)
     if not isinstance(value, Mapping):
-        raise WorkloadError(f"{where}: neither an object nor a text")
-    limit, body = None, value.get("body")
+        raise ValueError("a value that is neither an object nor a text")
+    body = value.get("body")
     if isinstance(body, Mapping):  # a line of an OpenAI batch file
+        tally.fields.update(str(name) for name in value if name != "body")
         value = body
+    limit = None
     for name in _LIMITS:
         given = value.get(name)
         if isinstance(given, int) and not isinstance(given, bool) and given > 0:
             limit = given
-    for name in ("messages", "conversations", "conversation", "prompt", "input", "text", "instruction"):
-        if value.get(name):
-            return _conversation(value[name], where, limit)
-    raise WorkloadError(f"{where}: it has none of messages, conversations, prompt, input, text")
+    known = [name for name in _HOLDERS if name in value]
+    if not known:
+        raise ValueError(f"none of {', '.join(_HOLDERS)}")
+    taken = next((name for name in known if value[name] not in (None, "", [])), None)
+    if taken is None:
+        raise NoPromptError(f"no {'turns' if known[0].startswith(('conv', 'mess')) else 'text'}")
+    used, told = {taken, *_LIMITS}, value[taken]
+    both = value.get("instruction"), value.get("input")
+    if taken == "input" and all(isinstance(part, str) and part.strip() for part in both):  # of Alpaca
+        used, told = {*used, "instruction"}, "\n\n".join(map(str, both))
+    tally.fields.update(str(name) for name in value if name not in used)
+    return _conversation(told, tally, limit)
 
 
-def _conversation(messages: object, where: str, limit: int | None = None) -> Entry:
+def _conversation(messages: object, tally: _Tally, limit: int | None = None) -> Entry:
     """messages: those of a list, or the text of a single one."""
     if isinstance(messages, str):
         messages = [{"role": "user", "content": messages}]
     if not isinstance(messages, list):
-        raise WorkloadError(f"{where}: the messages are no list")
+        raise ValueError("messages that are no list")
     found: list[tuple[tuple[Message, ...], str | None]] = []  # what a turn adds, and its answer
     waiting: list[Message] = []
+    empty = 0
     for item in messages:
-        if not isinstance(item, Mapping):
-            raise WorkloadError(f"{where}: a message is no object")
-        said = item.get("role", item.get("from"))
-        role = _ROLES.get(str(said).lower())
-        if role is None:
-            raise WorkloadError(f"{where}: the role {said!r} of a message is not known")
-        content = item.get("content", item.get("value"))
-        if not isinstance(content, str | list):
-            raise WorkloadError(f"{where}: a message has no content")
+        role, content = _message(item, tally)
         if role == "assistant":
-            if any(m["role"] == "user" for m in waiting):
-                found.append((tuple(waiting), _text(content)))
-                waiting = []
-            continue  # an answer that nobody asked for opens the conversation: left out
-        waiting.append({"role": role, "content": content})
+            if not any(m["role"] == "user" for m in waiting):
+                tally.parts["answers without a message of a user before them are left out"] += 1
+                continue
+            if _blank(content):
+                tally.parts["recorded answers have no text: their lengths are drawn"] += 1
+            found.append((tuple(waiting), None if _blank(content) else _text(content)))
+            waiting = []
+        elif _blank(content):
+            empty += 1
+            tally.parts["empty messages are left out"] += 1
+        else:
+            if role == "tool":
+                tally.parts["results of tools are sent as messages of a user"] += 1
+            waiting.append({"role": "user" if role == "tool" else role, "content": content})
     if any(m["role"] == "user" for m in waiting):
         found.append((tuple(waiting), None))
     if not found:
-        raise WorkloadError(f"{where}: no message of a user is in it")
+        raise NoPromptError("empty messages only" if empty else "no message of a user")
     turns, answers = zip(*found, strict=True)
     return Entry(turns, answers, limit)
+
+
+def _message(item: object, tally: _Tally) -> tuple[str, Any]:
+    """(role, content) of a message; content is a text, a list of parts, or None. Raises ValueError."""
+    if not isinstance(item, Mapping):
+        raise ValueError("a message that is no object")
+    said = item.get("role", item.get("from"))
+    role = _ROLES.get(str(said).lower())
+    if role is None:
+        raise ValueError(f"the unknown role {said!r:.40} of a message")
+    content = item.get("content", item.get("value"))
+    parts = content if isinstance(content, list) else []
+    if not isinstance(content, str | list | None) or not all(isinstance(part, Mapping) for part in parts):
+        raise ValueError("a content of a message that is neither text nor a list of parts")
+    tally.fields.update(f"{name} of a message" for name in item if name not in _OF_A_MESSAGE)
+    whole = mended(content)
+    if whole is not content:
+        tally.parts["messages hold half of a character (a lone surrogate): U+FFFD is sent for it"] += 1
+    return role, whole
+
+
+def _blank(content: Any) -> bool:
+    """Whether there is nothing to send: no parts, or only texts of white space."""
+    if isinstance(content, list):
+        return all(
+            set(part) <= {"type", "text"} and not str(part.get("text") or "").strip() for part in content
+        )
+    return content is None or not content.strip()
 
 
 def _text(content: str | list[Any]) -> str:
@@ -198,9 +312,9 @@ class Prompts:
         return in_time_order(columns, before, [[b] if b >= 0 else [] for b in before.tolist()], shared)
 
 
-def load_prompts(path: Path, tokenizer: Tokenizer) -> Prompts:
+def load_prompts(path: Path, tokenizer: Tokenizer, *, skip_bad_rows: bool = False) -> Prompts:
     """A prompt file with its tokens counted; without a vocabulary a token is taken as four characters. Raises WorkloadError."""
-    file = read_prompts(path)
+    file = read_prompts(path, skip_bad_rows=skip_bad_rows)
     by_words = tokenizer is WORDS
     new, answers = [], []
 

@@ -14,7 +14,7 @@ from workloads.tokenizers import WORDS, Tokenizer
 
 _ID_WORDS = 4  # the leading words that spell the request's number
 SEGMENT_CACHE_CHARS = 32 * 2**20  # shared text that is kept ready
-_MIN_VOCABULARY = 256  # 256^4 = 4.3 billion requests before those words come again
+MIN_VOCABULARY = 256  # 256^4 = 4.3 billion requests before those words come again
 
 
 @cache
@@ -33,8 +33,15 @@ class PromptMaker:
     """
 
     def __init__(
-        self, tokenizer: Tokenizer, salt: str, *, tokens_per_word: float = 1.0, overhead_tokens: int = 0
+        self,
+        tokenizer: Tokenizer,
+        salt: str,
+        *,
+        tokens_per_word: float = 1.0,
+        overhead_tokens: float = 0.0,
+        words: Sequence[str] | None = None,
     ) -> None:
+        """``words``: of the built-in ones those to use, where the tokenizer counts words."""
         if not (math.isfinite(tokens_per_word) and tokens_per_word > 0):
             raise WorkloadError(f"tokens_per_word is {tokens_per_word!r}: give a finite number above 0")
         if overhead_tokens < 0:
@@ -44,11 +51,11 @@ class PromptMaker:
         self.tokens_per_word = tokens_per_word
         self.overhead_tokens = overhead_tokens
         self._exact_words = tokenizer is WORDS
-        single = built_in_words() if self._exact_words else _single_token_words(tokenizer)
-        self._one_token_each = len(single) >= _MIN_VOCABULARY
-        words = single if self._one_token_each else built_in_words()
-        self._bits = len(words).bit_length() - 1
-        self._words = np.array(words[: 1 << self._bits], dtype=object)
+        single = (words or built_in_words()) if self._exact_words else _single_token_words(tokenizer)
+        self._one_token_each = len(single) >= MIN_VOCABULARY
+        used = single if self._one_token_each else built_in_words()
+        self._bits = len(used).bit_length() - 1
+        self._words = np.array(used[: 1 << self._bits], dtype=object)
         self._key = hashlib.blake2b(salt.encode(), digest_size=32).digest()
         self._segments: dict[tuple[int, int], str] = {}
         self._segments_chars = 0

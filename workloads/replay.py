@@ -1,12 +1,23 @@
-"""What is done to a trace before it is played: spreading, cutting, thinning, looping. Each says so in the notes."""
+"""From a trace to the schedule that plays it: spreading, cutting, thinning, looping, the turns of its sessions.
+
+Each says so in the notes.
+"""
 
 import math
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from workloads.errors import WorkloadError
+from workloads.prefixes import block_size, in_time_order, odd_blocks
+from workloads.recorded import Recorded
+from workloads.recorded_turns import Prompts, earliest_s, prompts_of, roots, who_waits
+from workloads.schedule import WITH_START, Schedule
 from workloads.traces import Trace
+
+_NAMED = 3  # odd rows that a note names
 
 
 @dataclass(frozen=True)
@@ -18,8 +29,17 @@ class Replay:
     keep: float = 1.0  # share of the requests (of whole sessions, where there are any) that is played
     loops: int = 1
     as_written: bool = False  # a coarse clock's bursts are kept
+    time_scale: float = 1.0  # every gap and pause is divided by it
+    think_scale: float | None = (
+        None  # pauses within sessions are multiplied by it; None: as time_scale has it
+    )
+    max_think_s: float = math.inf  # no pause is longer
+    block_tokens: int | None = None  # of the ids in hash_ids; None: as the file says, else by the lengths
 
     def __post_init__(self) -> None:
+        for name, factor in (("time", self.time_scale), ("think", self.think_scale)):
+            if factor is not None and not (math.isfinite(factor) and factor > 0):
+                raise WorkloadError(f"{name} scale is {factor!r}: give a finite number above 0")
         if self.from_s < 0 or (self.to_s is not None and self.to_s <= self.from_s):
             raise WorkloadError(
                 f"the trace is cut from {self.from_s:g} s to {self.to_s} s: give an end behind the start"
@@ -32,22 +52,154 @@ class Replay:
             raise WorkloadError(f"the trace is played {self.loops} times: give 1 or more")
 
 
+@dataclass(frozen=True, eq=False)
+class Replayed:
+    """A trace, or a schedule from a file, as it is played, and what is to be said of it."""
+
+    schedule: Schedule
+    source: str
+    notes: tuple[str, ...]
+    prompts: str  # what the prompts are and have in common, in words
+    recorded: Recorded | None = None  # the messages of requests with an ``entry``
+    says_arrivals: bool = True
+    counts: dict[str, int] | None = None  # what run.json's ``workload.trace`` says besides
+
+
 def prepare(trace: Trace, how: Replay, seed: int) -> Trace:
-    """The trace as it is to be played. Raises WorkloadError where nothing of it is left."""
-    if trace.from_session_start:
-        raise WorkloadError(
-            f"{trace.source}: the times count from the start of each session, so it does not say when requests arrive: "
-            "use it with 'ampacity workload fit'"
-        )
-    if trace.as_schedule and how != Replay():
-        raise WorkloadError(
-            f"{trace.source}: a schedule is played as it is: drop --trace-from, -to, -keep, -loop, -as-written"
-        )
+    """The requests of the trace that are to be played, at their times. Raises WorkloadError where none is left."""
     rng = np.random.default_rng([seed, 0x7ACE])
     trace = spread(trace, rng, as_written=how.as_written)
     trace = cut(trace, how.from_s, how.to_s)
     trace = thin(trace, how.keep, rng)
     return loop(trace, how.loops)
+
+
+def replayed(trace: Trace, how: Replay, seed: int, rate_rps: float | None = None) -> Replayed:
+    """The schedule of a trace: its own times, lengths, sessions, messages, and shared beginnings.
+
+    ``rate_rps``: of requests, where the trace does not say when its sessions arrived: they begin at random
+    (Poisson) at that rate by their mean number of requests. Raises WorkloadError.
+    """
+    trace = with_blocks(prepare(trace, how, seed), how.block_tokens)
+    root, waits = roots(trace), who_waits(trace)
+    if trace.says_arrivals:
+        arrival_s = trace.arrival_s / how.time_scale
+    else:
+        arrival_s = _begun_at_random(root, rate_rps, np.random.default_rng([seed, 0xBE61]))
+    scale = 1 / how.time_scale if how.think_scale is None else how.think_scale
+    pause_s = waits.pause_s * scale
+    long = (waits.counts_from != WITH_START) & (pause_s > how.max_think_s)
+    waits.pause_s = np.where(long, how.max_think_s, pause_s)
+    prompts = prompts_of(trace)
+    columns: dict[str, Any] = {
+        "scheduled_s": arrival_s, "input_tokens": prompts.input_tokens, "output_tokens": trace.output_tokens,
+    }  # fmt: skip
+    told = {} if trace.entry is None else {"entry": trace.entry}
+    if trace.session is not None:
+        turn = np.empty(len(trace), dtype=np.int32)
+        due_s = earliest_s(arrival_s, waits)
+        order = np.lexsort((due_s, root))
+        begins = np.flatnonzero(np.diff(root[order], prepend=-2))
+        turn[order] = np.arange(len(order)) - np.repeat(begins, np.diff(begins, append=len(order)))
+        columns |= {"session": root, "turn": turn, "think_s": waits.pause_s, "counts_from": waits.counts_from}
+        columns |= {"scheduled_s": due_s, **told}
+        anew = prompts.continues if prompts.continues is not None else np.full(len(trace), -1, dtype=np.int64)
+        if prompts.new_tokens is not None:
+            columns["new_tokens"] = prompts.new_tokens
+        columns = in_time_order(columns, anew, waits.after, prompts.shared)
+        if prompts.continues is None:
+            del columns["continues"]
+    else:
+        columns |= told | ({} if prompts.shared is None else {"shared": prompts.shared})
+    first = np.array([not after for after in waits.after]) & (root >= 0)
+    idle = 0 if trace.pause_s is None else int(np.count_nonzero(first & (trace.pause_s > 0)))
+    notes = [*trace.notes, *_notes(trace, prompts, how, int(np.count_nonzero(long)), idle)]
+    sessions = {} if trace.session is None else {"sessions": len(np.unique(root[root >= 0]))}
+    recorded = 0 if trace.entry is None else int(np.count_nonzero(trace.entry >= 0))
+    return Replayed(
+        Schedule(first_request_id=0, **columns), trace.source, tuple(notes), _prompts_text(trace, prompts, recorded),
+        trace.recorded, trace.says_arrivals, sessions | {"recorded_prompts": recorded},
+    )  # fmt: skip
+
+
+def with_blocks(trace: Trace, given: int | None = None) -> Trace:
+    """The trace with the size of its blocks, and what is to be said of rows that do not fit it."""
+    if trace.blocks is None:
+        if given is not None:
+            raise WorkloadError(
+                f"{trace.source}: --block-size goes with hash_ids, of which the file has none"
+            )
+        return trace
+    start = trace.blocks.start
+    size = given or trace.block_tokens or block_size(trace.input_tokens, start)
+    if size is None:
+        return _noted(
+            replace(trace, blocks=None),
+            "hash_ids: no size of a block fits most of the rows, so that nothing is shared; give --block-size",
+        )
+    odd = odd_blocks(trace.input_tokens, start, size)
+    trace = replace(trace, block_tokens=size)
+    if not len(odd):
+        return trace
+    assert trace.place is not None
+    named = ", ".join(
+        f"{trace.place_word} {trace.place[i]} ({start[i + 1] - start[i]} for {trace.input_tokens[i]} tokens)"
+        for i in odd[:_NAMED]
+    )
+    more = f" and {len(odd) - _NAMED} more" if len(odd) > _NAMED else ""
+    note = (
+        f"hash_ids: {len(odd)} of {len(trace)} rows have a number of ids that does not go with blocks of {size} tokens: "
+        f"{named}{more}; ids behind a prompt's end are left out, tokens without an id are its own"
+    )
+    return _noted(trace, note)
+
+
+def _begun_at_random(
+    root: NDArray[np.int64], rate_rps: float | None, rng: np.random.Generator
+) -> NDArray[np.float64]:
+    """When each request's session, or lone request, begins: all at 0 without a rate, as a closed loop has it."""
+    names = np.where(root >= 0, root, -1 - np.arange(len(root)))
+    _, first, unit = np.unique(names, return_index=True, return_inverse=True)
+    if rate_rps is None:
+        return np.zeros(len(root))
+    begins = np.empty(len(first))
+    begins[np.argsort(first)] = np.cumsum(rng.exponential(len(root) / len(first) / rate_rps, len(first)))
+    return np.asarray(begins[unit], dtype=np.float64)
+
+
+def _notes(trace: Trace, prompts: Prompts, how: Replay, cut_short: int, idle: int) -> list[str]:
+    name, found = trace.source.partition(" (")[0], []
+    if cut_short:
+        found.append(f"{cut_short} pauses within sessions are cut to {how.max_think_s:g} s (--max-think)")
+    if trace.session is not None and trace.end_s is None and trace.pause_s is None and trace.clock:
+        found.append(
+            "sessions: the file does not say when answers ended: a turn comes as long after the start of the turn before "
+            "as recorded, and no earlier than its answer"
+        )
+    if trace.session is None and (how.think_scale is not None or how.max_think_s < math.inf):
+        found.append("the file has no sessions: --max-think and --think-scale have nothing to act on")
+    if idle:
+        found.append(f"{idle} sessions have a pause before their first request, which is not played")
+    if prompts.begun_anew:
+        found.append(
+            f"{prompts.begun_anew} later turns are shorter than every turn before them: they begin anew, and share nothing"
+        )
+    return [f"{name}: {text}" for text in found]
+
+
+def _prompts_text(trace: Trace, prompts: Prompts, recorded: int) -> str:
+    """run.json's ``workload.prompts``: recorded or made up, and what is shared."""
+    made = len(trace) - recorded
+    parts = [f"messages as recorded ({recorded} of {len(trace)} requests)"] if recorded else []
+    if prompts.continues is not None:
+        parts.append("histories with the answers of this run")
+    if made and trace.blocks is not None:
+        parts.append(f"{'made-up text with ' if parts else ''}shared blocks as in the trace")
+    elif made and trace.session is not None:
+        parts.append("made-up text of the recorded lengths, each turn behind the one before")
+    elif made:
+        parts.append("made-up text of the recorded lengths" if parts else "unique")
+    return "; ".join(parts)
 
 
 def spread(trace: Trace, rng: np.random.Generator, *, as_written: bool = False) -> Trace:
@@ -63,7 +215,13 @@ def spread(trace: Trace, rng: np.random.Generator, *, as_written: bool = False) 
         return _noted(trace, f"{note} replayed as written, so requests of one time arrive as a burst")
     ticks, of = np.unique(trace.arrival_s, return_inverse=True)
     widths = np.minimum(np.diff(ticks, append=ticks[-1] + step_s), 1.5 * step_s)
-    times = trace.arrival_s + rng.random(len(trace)) * widths[of]
+    root, share = roots(trace), rng.random(len(trace))
+    _, first = np.unique(root, return_index=True)
+    moved = root >= 0  # a session is moved as a whole: its turns keep their order and their gaps
+    share[moved] = share[first[np.searchsorted(root[first], root[moved])]]
+    width = widths[of]
+    width[moved] = width[first[np.searchsorted(root[first], root[moved])]]
+    times = trace.arrival_s + share * width
     spread_out = trace.take(np.arange(len(trace)), times - times.min())
     return replace(_noted(spread_out, f"{note} spread over the step"), clock_step_s=None)
 
@@ -72,6 +230,10 @@ def cut(trace: Trace, from_s: float, to_s: float | None) -> Trace:
     """Requests of [from_s, to_s), at times from ``from_s`` on. Raises WorkloadError where none is left."""
     if from_s == 0 and to_s is None:
         return trace
+    if not trace.says_arrivals:
+        raise WorkloadError(
+            f"{trace.source}: the file does not say when its sessions arrived: drop --trace-from and --trace-to (--trace-keep thins it)"
+        )
     end_s = math.inf if to_s is None else to_s
     (index,) = np.nonzero((trace.arrival_s >= from_s) & (trace.arrival_s < end_s))
     if not len(index):
@@ -88,8 +250,9 @@ def thin(trace: Trace, keep: float, rng: np.random.Generator) -> Trace:
         return trace
     kept = rng.random(len(trace)) < keep
     if trace.session is not None:
+        root = roots(trace)
         whole = rng.random(int(trace.session.max()) + 1) < keep
-        kept = np.where(trace.session >= 0, whole[trace.session], kept)
+        kept = np.where(root >= 0, whole[root], kept)
     (index,) = np.nonzero(kept)
     if not len(index):
         raise WorkloadError(f"{trace.source}: no request is left of {len(trace)} with a share of {keep:g}")
@@ -102,12 +265,21 @@ def loop(trace: Trace, times: int) -> Trace:
         return trace
     n = len(trace)
     period_s = float(trace.arrival_s[-1]) * n / (n - 1) if n > 1 else 1.0
+    if not trace.says_arrivals:
+        period_s = 0.0
     rounds = np.repeat(np.arange(times), n)
-    looped = trace.take(np.tile(np.arange(n), times), np.tile(trace.arrival_s, times) + rounds * period_s)
-    if looped.session is not None:  # take() keeps the rounds in order, as no round reaches into the next
+    arrival_s = np.tile(trace.arrival_s, times) + rounds * period_s
+    looped = trace.take(np.tile(np.arange(n), times), arrival_s)
+    if looped.session is not None:
         count = int(looped.session.max()) + 1
-        looped = replace(looped, session=np.where(looped.session < 0, -1, looped.session + rounds * count))
-    return _noted(looped, f"played {times} times, {period_s:.6g} s each")
+        which = rounds[np.argsort(arrival_s, kind="stable")]
+        numbers: dict[str, Any] = {
+            name: np.where(column < 0, -1, column + which * count)
+            for name in ("session", "parent") if (column := getattr(looped, name)) is not None
+        }  # fmt: skip
+        looped = replace(looped, **numbers)
+    each = f", {period_s:.6g} s each" if trace.says_arrivals else ""
+    return _noted(looped, f"played {times} times{each}")
 
 
 def _noted(trace: Trace, note: str) -> Trace:

@@ -10,18 +10,21 @@ from numpy.typing import NDArray
 from workloads.arrivals import arrival_times
 from workloads.errors import WorkloadError
 from workloads.mix import ARRIVALS, RandomStream, class_columns, draw_stage
-from workloads.prefixes import SharedPrefixes, infinite_cache, prefixes_of_blocks, take_lists
+from workloads.prefixes import SharedPrefixes, infinite_cache, take_lists
 from workloads.profile import Workload
 from workloads.sessions import draw_sessions
-from workloads.traces import Trace, scale_time
 
 _PREFIXES, _PROMPTS = 31, 30  # those of sessions follow
+# What the pause of a request counts from.
+AFTER_END = 0  # the last end of what it waits for
+AFTER_START = 1  # the last start of it; and it begins no earlier than the last end
+WITH_START = 2  # the start of the one request that it names, whatever becomes of that
 
 
 # The columns with one value for each request.
 _COLUMNS = (
     "scheduled_s", "input_tokens", "output_tokens", "class_index", "model_index", "cancel_after_s", "cancel_after_tokens", "session", "turn",
-    "think_s", "continues", "new_tokens", "entry", "numbers",
+    "think_s", "counts_from", "continues", "new_tokens", "entry", "numbers",
 )  # fmt: skip
 
 
@@ -47,6 +50,7 @@ class Schedule:
     session: NDArray[np.int64] | None = None  # number of the session; -1: none
     turn: NDArray[np.int32] | None = None  # 0, 1, ... within the session
     think_s: NDArray[np.float64] | None = None  # between the end of what it waits for and its scheduled time
+    counts_from: NDArray[np.int8] | None = None  # what that pause counts from; None: all from the end
     after_start: NDArray[np.int64] | None = None  # int64[n + 1]: request i waits for the end of ...
     after: NDArray[np.int64] | None = (
         None  # ... the requests (by index) after[after_start[i]:after_start[i + 1]]
@@ -216,17 +220,6 @@ def closed_schedule(
         sessions = -int(-requests // per_arrival)  # whose requests are about as many
         columns = _of_sessions(workload, np.zeros(sessions), stage, stream)
     return Schedule(first_request_id=first_request_id, **columns)
-
-
-def trace_schedule(trace: Trace, *, time_scale: float = 1.0, first_request_id: int = 0) -> Schedule:
-    """The trace's own times, lengths and shared blocks; ``time_scale`` 2 plays it twice as fast. Raises WorkloadError."""
-    scaled = scale_time(trace, time_scale)
-    shared = None
-    if scaled.blocks is not None:
-        shared = prefixes_of_blocks(scaled.blocks.ids, scaled.blocks.start, scaled.input_tokens)
-    return Schedule(
-        scaled.arrival_s, scaled.input_tokens, scaled.output_tokens, first_request_id, shared=shared
-    )
 
 
 def _shared(workload: Workload, columns: dict[str, Any], stage: int, stream: RandomStream) -> dict[str, Any]:

@@ -1,29 +1,41 @@
 """A schedule as JSON lines, one request each, and back."""
 
+import gzip
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, TextIO
 
 import numpy as np
+from numpy.typing import NDArray
 
 from workloads.errors import WorkloadError
 from workloads.prefixes import SharedPrefixes
+from workloads.profile import Workload, workload_from_text
+from workloads.replay import Replayed
 from workloads.schedule import Schedule
 from workloads.trace_formats import BadRow, open_records
 from workloads.traces import read_trace
 
-_PER_REQUEST = (
-    "cancel_after_s", "cancel_after_tokens", "session", "turn", "think_s", "continues", "new_tokens",
-)  # fmt: skip
+# Columns that a row holds where they are not as here: the type, and what is left out.
+_PER_REQUEST: dict[str, tuple[Any, Any]] = {
+    "cancel_after_s": (np.float64, np.nan), "cancel_after_tokens": (np.int64, 0), "session": (np.int64, -1),
+    "turn": (np.int32, 0), "think_s": (np.float64, 0.0), "continues": (np.int64, -1), "new_tokens": (np.int64, 0),
+}  # fmt: skip
+_HEAD = "schedule_of"  # the first line: the workload, as the text of its YAML file
+_HEADERS = "headers_left_out"
 
 
-def write_schedule(file: TextIO, schedule: Schedule) -> None:
+def write_schedule(file: TextIO, schedule: Schedule, workload: tuple[str, list[str]] | None = None) -> None:
     """One line a request: ``scheduled_s`` (to the nanosecond), lengths, and what else the schedule has of it.
 
-    ``shared`` lists (id, tokens) of the segments that its prompt begins with, ``after`` the requests (by line,
-    from 0) whose answers it waits for.
+    ``shared`` lists (id, tokens) of the segments that its prompt begins with, ``after`` the requests (by their
+    number, from 0) whose answers it waits for. ``workload`` (``workload_text``) stands in a line before them
+    where requests have classes or sessions, whose rules it holds.
     """
+    if workload is not None:
+        text, headers = workload
+        file.write(json.dumps({_HEAD: text, **({_HEADERS: headers} if headers else {})}) + "\n")
     file.writelines(json.dumps(row, separators=(", ", ": ")) + "\n" for row in _rows(schedule))
 
 
@@ -37,9 +49,11 @@ def _rows(schedule: Schedule) -> Iterator[dict[str, Any]]:
         }
         if schedule.class_index is not None:
             row["class"] = schedule.class_names[schedule.class_index[i]]
+        if model := schedule.model_name(i):
+            row["model"] = model
         for name, column in columns.items():
             value = column[i].item()
-            if value == value and value not in ((-1,) if name in ("session", "continues") else (0,)):
+            if value == value and value != _PER_REQUEST[name][1]:
                 row[name] = value
         if schedule.shared is not None:
             row["shared"] = schedule.shared.of(i)
@@ -48,43 +62,127 @@ def _rows(schedule: Schedule) -> Iterator[dict[str, Any]]:
         yield row
 
 
-def read_schedule(path: Path, *, time_scale: float = 1.0, first_request_id: int = 0) -> Schedule:
-    """The schedule that ``write_schedule`` wrote. Raises WorkloadError with one line.
+def is_schedule(path: Path) -> bool:
+    """Whether a file is such a schedule. Raises WorkloadError where it cannot be read."""
+    with open_records(path) as records:
+        return any(name.strip().lower() == "scheduled_s" for name in records.names)
 
-    Requests of classes and sessions depend on more than the schedule: they are refused, with the way to run them.
-    """
-    trace = read_trace(path)
+
+def workload_of(path: Path) -> Workload | None:
+    """The workload whose classes and sessions a schedule has; None: it names none, or is no schedule."""
+    head = _head(path)
+    return workload_from_text(str(head[_HEAD]), f"{path}:1") if _HEAD in head else None
+
+
+def _head(path: Path) -> Mapping[str, Any]:
+    try:
+        with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file:
+            line = file.readline(64 * 2**20)
+        found = json.loads(line) if line.startswith(b'{"' + _HEAD.encode()) else {}
+    except (OSError, EOFError, ValueError):  # said when its rows are read
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def read_schedule(path: Path, *, time_scale: float = 1.0, first_request_id: int = 0) -> Replayed:
+    """The schedule that ``write_schedule`` wrote. Raises WorkloadError with one line."""
+    trace, workload = read_trace(path), workload_of(path)
+    held: dict[str, list[Any]] = {name: [] for name in _PER_REQUEST}
     shared: list[list[tuple[int, int]]] = []
-    cancel_s: list[float] = []
-    cancel_tokens: list[int] = []
+    after: list[list[int]] = []
+    classes: list[str] = []
+    models: list[str] = []
     with open_records(path) as records:
         for line, row in records.rows:
-            if isinstance(row, BadRow) or row.get("after") or row.get("class", "default") != "default":
-                raise WorkloadError(
-                    f"{path}:{line}: this request belongs to a class or a session, of which the schedule holds only the "
-                    "times and lengths: run the workload itself, with --workload"
-                )
-            shared.append(_segments(row.get("shared"), f"{path}:{line}"))
-            try:
-                cancel_s.append(float(row.get("cancel_after_s", "nan")))
-                cancel_tokens.append(int(row.get("cancel_after_tokens", 0)))
-            except (TypeError, ValueError, OverflowError):
-                raise WorkloadError(
-                    f"{path}:{line}: column cancel_after_s or cancel_after_tokens: give numbers"
-                ) from None
+            where = f"{path}:{line}"
+            if isinstance(row, BadRow):
+                raise WorkloadError(f"{where}: {row.reason}")
+            for name, (kind, missing) in _PER_REQUEST.items():
+                held[name].append(_number(row.get(name), kind, missing, f"{where}: column {name}"))
+            shared.append(_segments(row.get("shared"), where))
+            after.append(_waited_for(row.get("after"), len(after), where))
+            classes.append(str(row.get("class", "default")))
+            models.append(str(row.get("model") or ""))
     if np.any(np.diff(trace.arrival_s) < 0) or len(shared) != len(trace):
         raise WorkloadError(f"{path}: the requests are not in the order of their times")
-    columns: dict[str, Any] = {}
+    columns: dict[str, Any] = {
+        name: np.array(held[name], dtype=kind) for name, (kind, missing) in _PER_REQUEST.items()
+        if any(value == value and value != missing for value in held[name])
+    }  # fmt: skip
+    columns |= _named(
+        path, "class", classes, [kind.name for kind in workload.kinds] if workload else ["default"]
+    )
+    columns |= _named(path, "model", models, ["", *dict.fromkeys(filter(None, models))])
     if any(shared):
-        start = np.concatenate([[0], np.cumsum([len(s) for s in shared])]).astype(np.int64)
-        flat = np.array([pair for s in shared for pair in s], dtype=np.int64).reshape(-1, 2)
-        columns["shared"] = SharedPrefixes(start, flat[:, 0], flat[:, 1])
-    if any(c == c for c in cancel_s):
-        columns["cancel_after_s"] = np.array(cancel_s)
-    if any(cancel_tokens):
-        columns["cancel_after_tokens"] = np.array(cancel_tokens, dtype=np.int64)
-    times_s = trace.arrival_s / time_scale
-    return Schedule(times_s, trace.input_tokens, trace.output_tokens, first_request_id, **columns)
+        start, ids, tokens = _lists(shared, 2)
+        columns["shared"] = SharedPrefixes(start, ids, tokens)
+    if any(after):
+        columns["after_start"], columns["after"] = _lists(after, 1)
+        for name in ("session", "turn", "think_s"):
+            kind, missing = _PER_REQUEST[name]
+            columns.setdefault(name, np.full(len(after), missing, dtype=kind))
+    if "continues" in columns:
+        columns.setdefault("new_tokens", trace.input_tokens)
+    schedule = Schedule(
+        trace.arrival_s / time_scale, trace.input_tokens, trace.output_tokens, first_request_id, **columns
+    )
+    prompts = [
+        text
+        for text, there in (
+            ("conversations that grow", schedule.continues),
+            ("shared prefixes as in the schedule", schedule.shared),
+        )
+        if there is not None
+    ]
+    left_out = _head(path).get(_HEADERS) or []
+    notes = (
+        [f"{path.name}: the values of {', '.join(map(str, left_out))} are not in a schedule: give --header"]
+        if left_out
+        else []
+    )
+    return Replayed(schedule, trace.source, (*trace.notes, *notes), ", ".join(prompts) or "unique")
+
+
+def _number(value: object, kind: Any, missing: Any, where: str) -> Any:
+    """The value of a row, a finite number that is whole where the column is, or what stands for none."""
+    if value is None:
+        return missing
+    try:
+        found = int(str(value)) if kind is not np.float64 else float(str(value))
+        if abs(found) < (2**31 if kind is np.int32 else 2**63):
+            return found
+    except ValueError:
+        pass
+    raise WorkloadError(f"{where}: give {'numbers' if kind is np.float64 else 'whole numbers'}")
+
+
+def _waited_for(value: object, here: int, where: str) -> list[int]:
+    """The earlier requests of a row's ``after``."""
+    found = [] if value is None else value
+    if not isinstance(found, list) or not all(isinstance(k, int) and 0 <= k < here for k in found):
+        raise WorkloadError(f"{where}: column after: write the numbers of earlier requests, as [0, 1]")
+    return found
+
+
+def _named(path: Path, what: str, of: list[str], known: list[str]) -> dict[str, Any]:
+    """The index column of names, where there is more than the first one."""
+    if unknown := sorted(set(of) - set(known)):
+        raise WorkloadError(
+            f"{path}: {what} {unknown[0]!r} is not described in the first line of the schedule: let 'ampacity workload sample' "
+            "write it, or run the workload itself, with --workload"
+        )
+    if what == "model":
+        index = np.array([known.index(name) - 1 for name in of], dtype=np.int16)
+        return {"model_names": tuple(known[1:]), "model_index": index} if len(known) > 1 else {}
+    index = np.array([known.index(name) for name in of], dtype=np.int16)
+    return {"class_names": tuple(known), "class_index": index} if known != ["default"] else {}
+
+
+def _lists(held: list[list[Any]], width: int) -> tuple[NDArray[np.int64], ...]:
+    """Lists of numbers, or of pairs, laid end to end: their starts, and a column for each part."""
+    start = np.concatenate([[0], np.cumsum([len(items) for items in held])]).astype(np.int64)
+    flat = np.array([item for items in held for item in items], dtype=np.int64).reshape(-1, width)
+    return start, *(flat[:, k] for k in range(width))
 
 
 def _segments(held: object, where: str) -> list[tuple[int, int]]:

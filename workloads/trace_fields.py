@@ -2,12 +2,13 @@
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from decimal import Decimal, InvalidOperation
 from functools import lru_cache
+from typing import Any
 
-from workloads.errors import WorkloadError
+from workloads.errors import WorkloadError, did_you_mean
 from workloads.lengths import MAX_TOKENS
 
 # What a column may mean, and the names by which it is known (lower case; "a.b" is field b of the object a).
@@ -19,23 +20,49 @@ ROLES: dict[str, tuple[str, ...]] = {
     "input": (
         "contexttokens", "input_length", "request tokens", "input_tokens", "prompt_tokens", "num_prefill_tokens",
         "usage.prompt_tokens", "usage.input_tokens", "response.usage.prompt_tokens", "response.body.usage.prompt_tokens",
-        "gen_ai.usage.input_tokens", "gen_ai.usage.prompt_tokens", "in",
+        "gen_ai.usage.input_tokens", "gen_ai.usage.prompt_tokens", "in", "prompttokens", "usagedetails.input",
+        "usage_details.input", "usage.input", "inputusage", "llm.token_count.prompt",
     ),
     "output": (
         "generatedtokens", "output_length", "response tokens", "output_tokens", "completion_tokens", "num_decode_tokens",
         "usage.completion_tokens", "usage.output_tokens", "response.usage.completion_tokens",
         "response.body.usage.completion_tokens", "gen_ai.usage.output_tokens", "gen_ai.usage.completion_tokens", "out",
+        "completiontokens", "usagedetails.output", "usage_details.output", "usage.output", "outputusage",
+        "llm.token_count.completion",
     ),
     "cached": (
         "cached_tokens", "usage.prompt_tokens_details.cached_tokens", "usage.cache_read_input_tokens",
         "response.usage.prompt_tokens_details.cached_tokens", "gen_ai.usage.cache_read.input_tokens",
     ),
-    "session": ("session id", "session_id", "session", "conversation_id", "chat_id", "gen_ai.conversation.id", "session.id"),
+    "session": (
+        "session id", "session_id", "sessionid", "session", "conversation_id", "conversationid", "chat_id",
+        "gen_ai.conversation.id", "session.id", "trace_id", "traceid",
+    ),
+    "parent": ("parent_session", "parent_chat_id"),  # the session that a helper's belongs to, the chat gone on with
     "client": ("client_id", "client", "tenant", "api_key", "end_user", "user_id", "user", "service.name"),
+    "end": ("endtime", "end_time", "endtimeunixnano", "ended_at", "completed_at", "finished_at"),
+    "duration": (
+        "elapsed time", "api_time", "api_time_s", "duration_s", "duration_ms", "latency_s", "latency_ms", "latency",
+    ),
+    "pause": ("delay", "delay_ms", "delay_s", "think_time", "think_time_s", "think_time_ms", "think_ms"),
+    "messages": (
+        "messages", "body.messages", "request.messages", "request.body.messages", "input.messages", "text_input",
+        "prompt", "body.prompt", "body.input", "input", "text",
+    ),
+    "answer": (
+        "answer", "output", "output.content", "response", "completion", "output_text", "response.choices",
+        "response.body.choices", "choices",
+    ),
+    "limit": tuple(
+        f"{prefix}{name}" for prefix in ("", "body.", "request.", "request.body.", "modelparameters.")
+        for name in ("max_tokens", "max_completion_tokens", "max_output_tokens")
+    ),
     "hash_ids": ("hash_ids",),
+    "block_size": ("block_size",),
     "blocks": ("input_blocks", "input_blocks64"),
     "shared_blocks": ("shared_blocks", "blocks_shared_with_prev_turn"),
 }  # fmt: skip
+PER_ROW = ("messages", "answer", "limit")  # roles of which each row may have another column
 REQUIRED = {
     "time": "the arrival time (as timestamp)",
     "input": "the input tokens (as input_tokens)",
@@ -45,6 +72,9 @@ _FORMATS = {
     "contexttokens": "Azure", "request tokens": "BurstGPT", "gen_ai.usage.input_tokens": "OpenTelemetry",
     "gen_ai.usage.prompt_tokens": "OpenTelemetry", "usage.prompt_tokens": "OpenAI usage", "in": "agentic coding",
 }  # fmt: skip
+_PLACEHOLDERS = frozenset(
+    {"", "nan", "none", "null", "nil", "-", "--", "n/a", "na", "<na>", "undefined", "(null)"}
+)
 UNITS = {"s": 9, "ms": 6, "us": 3, "ns": 0}  # powers of ten to nanoseconds
 _UNIT_WORDS = {"s": "seconds", "ms": "milliseconds", "us": "microseconds", "ns": "nanoseconds"}
 
@@ -53,6 +83,7 @@ _STAMP = re.compile(
 )
 _PLAIN_SECONDS = re.compile(r"([0-3]?\d{1,9})(?:\.(\d{1,30}))?", re.ASCII)  # up to 3,999,999,999
 _WHOLE = re.compile(r"[+-]?\d{1,18}(?:\.0*)?", re.ASCII)
+_THOUSANDS = re.compile(r"[+-]?\d{1,3}(?:(?:[,'_ \u00a0\u2009\u202f]\d{3})+|(?:\.\d{3}){2,}|\.000)", re.ASCII)
 ZONED, LOCAL = "a date and time with a zone", "a date and time without a zone"
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _MAX_TIME_S = 4_000_000_000  # the year 2096: differences fit 64 bits of ns
@@ -65,9 +96,22 @@ class Columns:
     by_role: Mapping[str, str]
     format: str
     unit: str | None  # of numbers in the time column; None: by their size
+    unit_told: bool = False  # by the user or by the column's name, not by the format
+    others: Mapping[str, Sequence[str]] = field(
+        default_factory=dict
+    )  # by role, what could have served as well
 
     def __getitem__(self, role: str) -> str:
         return self.by_role[role]
+
+    def name(self, role: str) -> str:
+        """The column of a role; "" where the file has none."""
+        return self.by_role.get(role, "")
+
+    def held(self, record: Mapping[str, Any], role: str) -> str:
+        """The column of a role of which rows may have different ones (see PER_ROW), the first with a value."""
+        names = (self.name(role), *self.others.get(role, ()))
+        return next((name for name in names if has(record, name)), "")
 
 
 def find_columns(
@@ -83,6 +127,7 @@ def find_columns(
     """
     by_name = {name.strip().lower(): name for name in names}
     found: dict[str, str] = {}
+    others: dict[str, Sequence[str]] = {}
     have = ", ".join(repr(name[:40]) for name in names[:12])
     for role, known in ROLES.items():
         wanted = (given or {}).get(role)
@@ -95,10 +140,17 @@ def find_columns(
         if sum(name.strip().lower() == hit for name in names) > 1:
             raise WorkloadError(f"{where}: the column {hit} stands there twice: keep one")
         found[role] = hit
-    missing = [role for role in REQUIRED if role not in found]
-    if missing and (timed or missing != ["time"]):
-        raise WorkloadError(f"{where}: {_missing(missing, names)}; the file has {have}")
-    time, input_ = found.get("time", ""), found["input"]
+        if wanted is None and (also := [by_name[name] for name in known if name in by_name and name != hit]):
+            others[role] = also
+    given_otherwise = {
+        "input": {"messages"},
+        "output": {"answer", "limit"},
+        "time": set() if timed else {"input", "messages"},
+    }
+    missing = [role for role in REQUIRED if role not in found and not given_otherwise[role] & found.keys()]
+    if missing:
+        raise WorkloadError(f"{where}: {_missing(missing)}; the file has {have}")
+    time, input_ = found.get("time", ""), found.get("input", "")
     # Mooncake counts milliseconds; Qwen-Bailian has its length columns, a chat_id, and seconds.
     mooncake = time == "timestamp" and input_ == "input_length" and "chat_id" not in by_name
     if time == "scheduled_s":
@@ -110,19 +162,74 @@ def find_columns(
     else:
         known_format = "Mooncake" if mooncake else _FORMATS.get(input_, "generic")
     ending = time.rpartition("_")[2]
-    units = {"timestamp": "ms" if mooncake else None, "starttimeunixnano": "ns"}
-    unit = unit or units.get(time, ending if ending in UNITS else None)
-    return Columns({role: by_name[name] for role, name in found.items()}, known_format, unit)
+    named = "ns" if time == "starttimeunixnano" else ending if ending in UNITS else None
+    by_role = {role: by_name[name] for role, name in found.items()}
+    told = unit or named
+    return Columns(by_role, known_format, told or ("ms" if mooncake else None), bool(told), others)
 
 
-def _missing(roles: Sequence[str], names: Sequence[str]) -> str:
+def parse_columns(texts: Sequence[str]) -> dict[str, str]:
+    """{role: name} of texts such as ``input=usage.prompt_tokens``. Raises WorkloadError."""
+    found: dict[str, str] = {}
+    for text in texts:
+        role, equals, name = (part.strip() for part in text.partition("="))
+        if not equals or not name:
+            raise WorkloadError(f"--column {text}: write it as role=name, as in input=prompt_tokens")
+        if role not in ROLES:
+            raise WorkloadError(
+                f"--column {text}: role {role!r} is not known{did_you_mean(role, ROLES)}: use {', '.join(ROLES)}"
+            )
+        if role in found:
+            raise WorkloadError(f"--column {role} stands there twice: keep one")
+        found[role] = name
+    return found
+
+
+def _missing(roles: Sequence[str]) -> str:
     """What to do about columns that are not recognised."""
-    delimiter = next((d for d in ";\t|" if len(names) == 1 and d in names[0]), None)
-    if delimiter:
-        return f"one column only, in which {delimiter!r} seems to stand between the fields: write the file with commas"
     what = " nor with ".join(REQUIRED[role] for role in roles)
     named = " ".join(f"--column {role}=NAME" for role in roles)
-    return f"no column with {what}: rename what there is in the file, or make a workload of it (ampacity workload fit FILE {named})"
+    return f"no column with {what}: say which it is ({named})"
+
+
+def reach(row: Mapping[str, Any], path: str) -> Any:
+    """The value at ``path`` of a row, as ``events.0.at`` or ``events.-1.at``; None where there is none.
+
+    A part is the key of an object, in any case, or the place in a list. The row's own names may hold points.
+    """
+    parts = path.strip().split(".")
+    for cut in range(len(parts), 0, -1):
+        value = _key(row, ".".join(parts[:cut]))
+        for part in parts[cut:]:
+            value = _key(value, part) if isinstance(value, Mapping) else _item(value, part)
+        if value is not None:
+            return value
+    return None
+
+
+def _key(row: Mapping[str, Any], name: str) -> Any:
+    if name in row:
+        return row[name]
+    wanted = name.lower()
+    return next((value for key, value in row.items() if key.strip().lower() == wanted), None)
+
+
+def _item(value: Any, part: str) -> Any:
+    digits = part.removeprefix("-")
+    if not (isinstance(value, list | tuple) and digits.isdecimal() and digits.isascii() and len(digits) < 9):
+        return None
+    place = int(part)
+    return value[place] if -len(value) <= place < len(value) else None
+
+
+def has(record: Mapping[str, Any], column: str) -> bool:
+    """Whether a row has a value in the column ("": there is none)."""
+    return bool(column) and record.get(column) not in (None, "", [], {})
+
+
+def is_placeholder(value: object) -> bool:
+    """Whether an id is none: missing, or what programs write for that (nan, None, null, -)."""
+    return value is None or str(value).strip().lower() in _PLACEHOLDERS
 
 
 def tokens(value: object) -> int:
@@ -132,6 +239,8 @@ def tokens(value: object) -> int:
     if value is None or value == "":
         raise ValueError("the value is missing")
     text = str(value).strip()
+    if type(value) is str and _THOUSANDS.fullmatch(text):
+        raise ValueError(f"{text[:40]!r} seems to have separators of thousands: write the digits alone")
     if not _WHOLE.fullmatch(text):
         raise ValueError(f"{text[:40]!r} is not a whole number of tokens")
     count = int(text.partition(".")[0])
@@ -170,6 +279,21 @@ def time_ns(value: object, unit: str | None = None) -> tuple[int, str]:
     if number.adjusted() + shift > 19 or abs(number.scaleb(shift)) > _MAX_TIME_S * 1_000_000_000:
         raise ValueError(f"{text[:40]!r} is too large for a time in {_UNIT_WORDS[unit]}; see --time-unit")
     return int(number.scaleb(shift)), clock
+
+
+def span_ns(value: object, column: str) -> int:
+    """Nanoseconds of a length of time; its unit is the ending of the column's name, else s (``delay``: ms, as
+    aiperf has it). Raises ValueError that says what is wrong."""
+    name = column.strip().lower()
+    ending = name.rpartition("_")[2]
+    unit = ending if ending in UNITS else "ms" if name == "delay" else "s"
+    try:
+        seconds = Decimal(str(value).strip())
+    except InvalidOperation:
+        seconds = Decimal("NaN")
+    if not seconds.is_finite() or seconds < 0 or seconds.adjusted() + UNITS[unit] > 18:
+        raise ValueError(f"{str(value)[:40]!r} is no length of time in {_UNIT_WORDS[unit]}")
+    return int(seconds.scaleb(UNITS[unit]))
 
 
 def _unit_by_size(number: Decimal) -> str:

@@ -7,20 +7,29 @@ import itertools
 import json
 import re
 import zlib
-from collections.abc import Callable, Iterator, Mapping
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from decimal import Decimal
 from pathlib import Path
-from typing import IO, Any, NoReturn
+from typing import Any, NoReturn
 
 from workloads.errors import WorkloadError
-from workloads.trace_fields import ROLES
+from workloads.recorded import SENT_FIELDS, span_messages, span_tools
+from workloads.text import BROKEN_BYTES, DECODE_ERRORS, encoding_of, is_broken, mended
+from workloads.trace_fields import ROLES, is_placeholder, reach
 
 _JSON_ENDINGS = (".jsonl", ".ndjson", ".json")
 _PEEKED = 20  # rows of JSON whose names are taken together: a field may be missing in the first ones
 _CALLS = ("chat", "text_completion", "generate_content")  # OpenTelemetry's names of a call of a model
+STEPS = (  # Langfuse's types of an observation but GENERATION
+    "SPAN", "EVENT", "AGENT", "TOOL", "CHAIN", "RETRIEVER", "EVALUATOR", "EMBEDDING", "GUARDRAIL",
+)  # fmt: skip
 _BATCH = 20_000
+_TIMES = frozenset(ROLES["time"])
+_COUNTS = frozenset({*ROLES["input"], *ROLES["output"]})
+_SESSION_IDS = ("session_id", "sessionId", "conversation_id", "id", "trace_id", "traceId")
 
 
 @dataclass(frozen=True)
@@ -28,6 +37,11 @@ class BadRow:
     """A row that cannot be read, and why."""
 
     reason: str
+
+
+@dataclass(frozen=True)
+class NoCall(BadRow):
+    """A row that is none: a span, or a step of an agent, that is no call of a model."""
 
 
 Row = tuple[int, Mapping[str, Any] | BadRow]
@@ -42,40 +56,46 @@ class Records:
     rows: Iterator[Row]
     place: str  # what the number of a row counts: ":" for a line, else " entry " or " row "
     read_share: Callable[[], float]
+    shapes: Counter[tuple[str, ...]] = field(
+        default_factory=Counter
+    )  # how many of the rows read had which columns
+    twice: Counter[str] = field(default_factory=Counter)  # how often a key stood twice in an object
 
 
 @contextmanager
 def open_records(path: Path, keep: frozenset[str] = frozenset()) -> Iterator[Records]:
-    """The rows of ``path``; ``keep`` names columns to take from a Parquet file beside the known ones.
+    """The rows of ``path``; ``keep`` names columns that are wanted beside the known ones, paths into lists included.
 
-    A CSV file is named by its ending, the others too. Raises WorkloadError with one line.
+    The ending says what the file is, the header of a CSV file what stands between its fields, and the first
+    bytes whether it is UTF-16. Raises WorkloadError with one line.
     """
     with _plain_errors(path), path.open("rb") as file:
         size = max(file.seek(0, io.SEEK_END), 1)
         file.seek(0)
         zipped = file.read(2) == b"\x1f\x8b"
         file.seek(0)
-        binary: IO[bytes] = gzip.GzipFile(fileobj=file) if zipped else file  # type: ignore[assignment]
+        binary: Any = gzip.GzipFile(fileobj=file) if zipped else file
         stem = path.name.lower().removesuffix(".gz")
         if stem.endswith(".parquet"):
             yield _parquet(io.BytesIO(binary.read()) if zipped else binary, path, keep)
             return
-        with io.TextIOWrapper(binary, encoding="utf-8-sig", newline="") as text:
+        encoding = encoding_of(binary.peek(2))
+        with io.TextIOWrapper(binary, encoding=encoding, errors=DECODE_ERRORS, newline="") as text:
 
             def read_share() -> float:
                 return file.tell() / size
 
             if stem.endswith(_JSON_ENDINGS):
-                yield _json(text, read_share)
-            elif stem.endswith(".csv"):
-                yield _csv(text, path, read_share)
+                yield _json(text, read_share, keep)
+            elif stem.endswith((".csv", ".tsv")):
+                yield _csv(text, path, read_share, keep)
             elif stem.endswith(".log"):
                 yield Records(
                     ["timestamp", "input_tokens", "output_tokens"], 1, _vllm_log(text), ":", read_share
                 )
             else:
                 raise WorkloadError(
-                    f"{path}: the ending is none of .csv, .jsonl, .json, .parquet and .log (each also with .gz): rename it"
+                    f"{path}: the ending is none of .csv, .tsv, .jsonl, .json, .parquet and .log (each also with .gz): rename it"
                 )
 
 
@@ -88,7 +108,7 @@ def _plain_errors(path: Path) -> Iterator[None]:
         raise
     except UnicodeDecodeError as error:
         raise WorkloadError(
-            f"{path}: this is no UTF-8 text ({error.reason}): give a CSV or JSONL file"
+            f"{path}: this is no {error.encoding.upper()} text ({error.reason}): give a CSV or JSONL file"
         ) from None
     except (gzip.BadGzipFile, zlib.error, EOFError) as error:
         raise WorkloadError(f"{path}: the gzip data are broken ({error}): fetch the file again") from None
@@ -96,53 +116,136 @@ def _plain_errors(path: Path) -> Iterator[None]:
         raise WorkloadError(f"trace {path} cannot be read: {error.strerror or error}") from None
 
 
-def _csv(text: io.TextIOWrapper, path: Path, read_share: Callable[[], float]) -> Records:
-    reader = csv.reader(text)
+def _csv(
+    text: io.TextIOWrapper, path: Path, read_share: Callable[[], float], keep: frozenset[str]
+) -> Records:
+    broken: list[int] = []  # lines with bytes that are no text
+    lines = _watched(text, broken)
+    first = next(lines, "")
+    delimiter = _delimiter(first, keep)
+    kept = [] if _SEPARATOR.fullmatch(first) else [first]
+    reader = csv.reader(itertools.chain(kept, lines), delimiter=delimiter)
+    skipped = 1 - len(kept)
     try:
         header: list[str] = next((row for row in reader if row), [])
     except csv.Error as error:
         raise WorkloadError(f"{path}:{reader.line_num}: this is no CSV: {error}") from None
+    shapes: Counter[tuple[str, ...]] = Counter()
 
     def rows() -> Iterator[Row]:
-        width = len(header)
+        width, shape, last = len(header), tuple(header), reader.line_num
         try:
             for row in reader:
-                if len(row) == width:
-                    yield reader.line_num, dict(zip(header, row, strict=True))
+                line = reader.line_num + skipped
+                if broken and broken[-1] > last:
+                    yield line, BadRow(BROKEN_BYTES)
+                elif len(row) == width:
+                    shapes[shape] += 1
+                    yield line, dict(zip(header, row, strict=True))
                 elif row:
-                    yield reader.line_num, BadRow(f"the row has {len(row)} fields, the header has {width}")
+                    yield line, BadRow(f"the row has {len(row)} fields, the header has {width}")
+                last = line
         except csv.Error as error:
             raise WorkloadError(f"{path}:{reader.line_num}: this is no CSV: {error}") from None
 
-    return Records(header, reader.line_num, rows(), ":", read_share)
+    return Records(header, reader.line_num + skipped, rows(), ":", read_share, shapes)
 
 
-def _json(text: io.TextIOWrapper, read_share: Callable[[], float]) -> Records:
+_DELIMITERS = (",", ";", "\t", "|")
+_SEPARATOR = re.compile(r"sep=(.)\s*", re.IGNORECASE)  # what Excel writes above the header
+
+
+def _delimiter(header: str, keep: frozenset[str]) -> str:
+    """What stands between the fields: with which the header has the most known names, else the most names."""
+    if told := _SEPARATOR.fullmatch(header):
+        return told[1]
+    known = {name for names in ROLES.values() for name in names} | {name.strip().lower() for name in keep}
+
+    def fields(delimiter: str) -> tuple[int, int]:
+        names = [name.strip(' "\r\n').lower() for name in header.split(delimiter)]
+        return len(known.intersection(names)), len(names)
+
+    return max(_DELIMITERS, key=fields)
+
+
+def _watched(text: Iterable[str], broken: list[int]) -> Iterator[str]:
+    """The lines; ``broken`` gets the numbers of those that hold bytes that are no text."""
+    for number, line in enumerate(text, start=1):
+        if is_broken(line):
+            broken.append(number)
+        yield line
+
+
+def _json(text: io.TextIOWrapper, read_share: Callable[[], float], keep: frozenset[str]) -> Records:
     rows: Iterator[Row]
+    twice: Counter[str] = Counter()
+    shapes: Counter[tuple[str, ...]] = Counter()
+    parse, paths = _parser(twice), [path.strip() for path in keep if "." in path]
     first = next((line for line in text if line.strip()), "")
     document: Any = BadRow("it begins as JSON lines do")
-    if first.lstrip()[:1] in ("[", "{") and isinstance(_parse(first), BadRow | list):
-        document = _parse(first + text.read())
+    if first.lstrip()[:1] in ("[", "{") and isinstance(parse(first), BadRow | list):
+        whole = first + text.read()
+        twice.clear()  # of the first line
+        document = parse(whole)
+        if is_broken(whole) and isinstance(document, list):
+            document = [item if mended(item) is item else BadRow(BROKEN_BYTES) for item in document]
     text.seek(0)
     if isinstance(document, BadRow):
+        twice.clear()  # its line is read again
+
+    def expanded(item: Any) -> Iterator[Mapping[str, Any] | BadRow]:
+        if paths and isinstance(item, dict):  # a path into a list names one value of the whole
+            row = _flat(item)
+            held = {path: value for path in paths if (value := reach(row, path)) is not None}
+            if held:
+                yield row | held
+                return
+        yield from _expand(item)
+
+    def counted(rows: Iterator[Row]) -> Iterator[Row]:
+        for row in rows:
+            if not isinstance(row[1], BadRow):
+                shapes[tuple(row[1])] += 1
+            yield row
+
+    if isinstance(document, BadRow):
         lines = ((line, content) for line, content in enumerate(text, start=1) if content.strip())
-        rows, place = ((line, row) for line, content in lines for row in _expand(_parse(content))), ":"
+        rows, place = ((line, row) for line, content in lines for row in expanded(_line(content, parse))), ":"
     else:
         items = document if isinstance(document, list) else [document]
-        rows, place = enumerate(itertools.chain.from_iterable(map(_expand, items)), start=1), " entry "
+        rows, place = enumerate(itertools.chain.from_iterable(map(expanded, items)), start=1), " entry "
+    rows = counted(rows)
     peeked = list(itertools.islice(rows, _PEEKED))
     names = {name: None for _, row in peeked if not isinstance(row, BadRow) for name in row}
     where = next((line for line, row in peeked if not isinstance(row, BadRow)), 1)
-    return Records(list(names), where, itertools.chain(peeked, rows), place, read_share)
+    return Records(list(names), where, itertools.chain(peeked, rows), place, read_share, shapes, twice)
 
 
-def _parse(content: str) -> Any:
-    try:
-        return json.loads(content, parse_float=Decimal, parse_constant=_no_constant)
-    except ValueError as error:
-        return BadRow(f"this is no JSON: {error}")
-    except (ArithmeticError, RecursionError):
-        return BadRow("this is no JSON: a number is too large, or it is nested too deep")
+def _line(content: str, parse: Callable[[str], Any]) -> Any:
+    return BadRow(BROKEN_BYTES) if is_broken(content) else parse(content)
+
+
+def _parser(twice: Counter[str]) -> Callable[[str], Any]:
+    """Reads JSON with exact numbers; ``twice`` counts the keys that stand twice in an object."""
+
+    def whole(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        found = dict(pairs)
+        if len(found) < len(pairs):
+            names = Counter(name for name, _ in pairs)
+            twice.update(name for name, times in names.items() if times > 1)
+        return found
+
+    decoder = json.JSONDecoder(parse_float=Decimal, parse_constant=_no_constant, object_pairs_hook=whole)
+
+    def parse(content: str) -> Any:
+        try:
+            return decoder.decode(content)
+        except ValueError as error:
+            return BadRow(f"this is no JSON: {error}")
+        except (ArithmeticError, RecursionError):
+            return BadRow("this is no JSON: a number is too large, or it is nested too deep")
+
+    return parse
 
 
 def _no_constant(name: str) -> NoReturn:
@@ -155,6 +258,8 @@ def _expand(item: Any) -> Iterator[Mapping[str, Any] | BadRow]:
         yield item
     elif not isinstance(item, dict):
         yield BadRow("this is no JSON object with one request")
+    elif "schedule_of" in item:  # the first line of a schedule
+        return
     elif isinstance(item.get("spans"), list):
         yield from itertools.chain.from_iterable(_span(span) for span in item["spans"])
     elif isinstance(item.get("resourceSpans"), list):
@@ -163,31 +268,77 @@ def _expand(item: Any) -> Iterator[Mapping[str, Any] | BadRow]:
         isinstance(item.get("attributes"), dict | list) and {"start_time", "startTimeUnixNano"} & item.keys()
     ):
         yield from _span(item)
-    elif isinstance(item.get("requests"), list) and "id" in item:
-        yield from _agent_run(item, str(item["id"]), str(item.get("hash_id_scope", "")))
+    elif (calls := _calls(item)) and (session := _session_id(item)):
+        yield from _session(calls, item, session)
     else:
-        yield _flat(item)
+        yield _timed(_flat(item))
 
 
 def _flat(item: Mapping[str, Any], prefix: str = "", depth: int = 0) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for name, value in item.items():
-        if isinstance(value, dict) and depth < 4:
+        if isinstance(value, dict) and depth < 4 and name not in SENT_FIELDS:
             found.update(_flat(value, f"{prefix}{name}.", depth + 1))
         else:
             found[prefix + name] = value
     return found
 
 
-def _agent_run(run: Mapping[str, Any], session: str, scope: str) -> Iterator[Mapping[str, Any] | BadRow]:
-    """Turns of one agent; those of its sub-agents are sessions of their own."""
-    for i, entry in enumerate(run["requests"]):
-        if isinstance(entry, dict) and isinstance(entry.get("requests"), list):
-            yield from _agent_run(entry, f"{session}/{entry.get('id', i)}", scope)
-        elif isinstance(entry, dict):
-            yield {**entry, "session": session, "hash_id_scope": scope}
-        else:
+def _calls(item: Mapping[str, Any]) -> list[Any]:
+    """The requests of a session that are nested in its object, as a list; empty where there are none.
+
+    They have the counts that the object itself has not, or are turns of texts.
+    """
+    for name, held in item.items():
+        some = [entry for entry in _list(held)[:_PEEKED] if isinstance(entry, dict)]
+        if name in ("requests", "turns", "observations") and some:
+            return _list(held)
+        if some and name != "choices" and any(map(_counts, some)) and not _counts(item):
+            return _list(held)
+    return []
+
+
+def _counts(item: Mapping[str, Any]) -> bool:
+    """Whether an object counts the tokens of a request."""
+    return any(name.lower() in _COUNTS for name in _flat(item))
+
+
+def _timed(row: dict[str, Any]) -> dict[str, Any]:
+    """A row whose only times stand in a list of events: the first is its start, the last one its end."""
+    if any(name.lower() in _TIMES for name in row):
+        return row
+    for held in row.values():
+        events = [event for event in _list(held) if isinstance(event, dict)]
+        for name in ("timestamp", "time", "start_time", "created_at", "at", "ts"):
+            if events and all(name in event for event in events):
+                return {**row, "timestamp": events[0][name], "end_time": events[-1][name]}
+    return row
+
+
+def _session_id(item: Mapping[str, Any]) -> str | None:
+    """The id of a session whose requests are nested in it."""
+    about = item["trace"] if isinstance(item.get("trace"), dict) else item
+    return next((str(about[name]) for name in _SESSION_IDS if not is_placeholder(about.get(name))), None)
+
+
+def _session(
+    calls: list[Any], about: Mapping[str, Any], session: str, parent: str | None = None, begun: Any = 0
+) -> Iterator[Mapping[str, Any] | BadRow]:
+    """The turns of one session, and of its helpers: each of these is a conversation of its own whose
+    times count from its beginning ``begun``. Where ids of blocks are ``local``, they are to the whole."""
+    common = {name: about[name] for name in ("block_size", "hash_id_scope") if name in about}
+    for i, entry in enumerate(calls):
+        if not isinstance(entry, dict):
             yield BadRow("this is no JSON object with one request")
+        elif helpers := _calls(entry):
+            name = f"{session}/{entry.get('agent_id', entry.get('id', i))}"
+            at = entry.get("t") if isinstance(entry.get("t"), int | Decimal) else 0
+            yield from _session(helpers, {**about, **common}, name, session, at)
+        else:
+            row = {**_timed(_flat(entry)), **common, "session": session, "parent_session": parent}
+            if begun and isinstance(row.get("t"), int | Decimal):
+                row["t"] += begun
+            yield row
 
 
 def _otlp(resources: list[Any]) -> Iterator[Mapping[str, Any] | BadRow]:
@@ -215,15 +366,28 @@ def _span(span: Any, resource: Mapping[str, Any] | None = None) -> Iterator[Mapp
         for names in (("input_tokens", "prompt_tokens"), ("output_tokens", "completion_tokens"))
     ]
     if counts == [None, None] and held.get("gen_ai.operation.name") not in _CALLS:
+        yield NoCall("span")
         return
+    try:
+        messages: Any = span_messages(held)
+    except ValueError:  # said when the row is read
+        messages = held.get("gen_ai.input.messages")
     about = {**_attributes(span.get("resource_attributes")), **(resource or {})}
     trace = span.get("trace_id") or span.get("traceId")
     time = "start_time" if "start_time" in span else "startTimeUnixNano"
+    end = "end_time" if "end_time" in span else "endTimeUnixNano"
+    named = (held.get(name) for name in ("gen_ai.conversation.id", "session.id"))
     row = {
-        time: span.get(time), "gen_ai.usage.input_tokens": counts[0], "gen_ai.usage.output_tokens": counts[1],
-        "session": held.get("gen_ai.conversation.id") or held.get("session.id") or trace,
+        time: span.get(time), end: span.get(end),
+        "gen_ai.usage.input_tokens": counts[0], "gen_ai.usage.output_tokens": counts[1],
+        "session": next((name for name in named if not is_placeholder(name)), trace),
         "service.name": about.get("service.name"),
     }  # fmt: skip
+    if messages:
+        row |= {"messages": messages, "max_tokens": held.get("gen_ai.request.max_tokens")}
+        said = ("gen_ai.output.messages", "gen_ai.output.text", "gen_ai.completion.0.content", "output.value")
+        row["answer"] = next((held[name] for name in said if name in held), None)
+        row["tools"] = span_tools(held.get("gen_ai.tool.definitions"))
     if "gen_ai.usage.cache_read.input_tokens" in held:
         row["gen_ai.usage.cache_read.input_tokens"] = held["gen_ai.usage.cache_read.input_tokens"]
     yield row
@@ -236,7 +400,17 @@ def _attributes(held: Any) -> dict[str, Any]:
     pairs = [
         a for a in _list(held) if isinstance(a, dict) and isinstance(a.get("value"), dict) and a["value"]
     ]
-    return {str(a.get("key")): next(iter(a["value"].values())) for a in pairs}
+    return {str(a.get("key")): _plain(a["value"]) for a in pairs}
+
+
+def _plain(value: Any) -> Any:
+    """One typed value of OTLP, arrays and lists of pairs included."""
+    kind, held = next(iter(value.items())) if isinstance(value, dict) and value else ("", None)
+    if kind == "arrayValue":
+        return [_plain(item) for item in _list(held.get("values") if isinstance(held, dict) else None)]
+    if kind == "kvlistValue":
+        return _attributes(held.get("values") if isinstance(held, dict) else None)
+    return held
 
 
 def _parquet(file: Any, path: Path, keep: frozenset[str]) -> Records:
@@ -247,28 +421,57 @@ def _parquet(file: Any, path: Path, keep: frozenset[str]) -> Records:
         parquet = pq.ParquetFile(file)
     except (pa.ArrowException, OSError) as error:
         raise WorkloadError(f"{path}: this is no Parquet file: {str(error).splitlines()[0][:120]}") from None
-    known = {name for names in ROLES.values() for name in names} | {name.strip().lower() for name in keep}
-    names = [str(name) for name in parquet.schema_arrow.names]
-    wanted = [name for name in names if name.strip().lower() in known]
+    known = {name for names in ROLES.values() for name in names}
+    tops, leaves = _leaves(parquet.schema_arrow)
+    nested = [name.strip() for name in keep if "." in name and name.strip() not in leaves]
+    wanted = {
+        tops[leaf] for leaf in leaves if leaf.strip().lower() in known | {n.strip().lower() for n in keep}
+    }
+    wanted |= {
+        top for top in tops.values() if any(name.lower().startswith(f"{top.lower()}.") for name in nested)
+    }
     total, done = max(parquet.metadata.num_rows, 1), 0
+    shapes: Counter[tuple[str, ...]] = Counter()
 
     def rows() -> Iterator[Row]:
         nonlocal done
         try:
-            for batch in parquet.iter_batches(_BATCH, columns=wanted):
+            for batch in parquet.iter_batches(_BATCH, columns=sorted(wanted)):
+                table = pa.Table.from_batches([batch])
+                while any(pa.types.is_struct(column.type) for column in table.schema):
+                    table = table.flatten()
                 columns = [
                     (c.cast(pa.string()) if pa.types.is_timestamp(c.type) else c).to_pylist()
-                    for c in batch.columns
+                    for c in table.columns
                 ]
+                shapes[tuple(leaves)] += len(table)
                 for values in zip(*columns, strict=True):
                     done += 1
-                    yield done, dict(zip(wanted, values, strict=True))
+                    row = dict(zip(table.column_names, values, strict=True))
+                    yield done, row | {name: reach(row, name) for name in nested}
         except pa.ArrowException as error:
             raise WorkloadError(
                 f"{path}: the Parquet data are broken: {str(error).splitlines()[0][:120]}"
             ) from None
 
-    return Records(names, 0, rows(), " row ", lambda: done / total)
+    tops_read = tuple(f"{top.lower()}." for top in wanted)
+    reached = [name for name in nested if name.lower().startswith(tops_read)]
+    return Records([*leaves, *reached], 0, rows(), " row ", lambda: done / total, shapes)
+
+
+def _leaves(schema: Any) -> tuple[dict[str, str], list[str]]:
+    """({leaf: column}, leaves) of a Parquet schema: field b of the struct a is the leaf ``a.b``."""
+    import pyarrow as pa
+
+    def inner(name: str, kind: Any) -> Iterator[str]:
+        if pa.types.is_struct(kind):
+            for i in range(kind.num_fields):
+                yield from inner(f"{name}.{kind.field(i).name}", kind.field(i).type)
+        else:
+            yield name
+
+    tops = {leaf: str(column.name) for column in schema for leaf in inner(str(column.name), column.type)}
+    return tops, list(tops)
 
 
 _RECEIVED = re.compile(

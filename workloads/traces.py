@@ -1,6 +1,7 @@
 """Recorded load: arrival times and token counts of real requests, from a trace or a log."""
 
-import math
+import json
+import re
 from array import array
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
@@ -13,14 +14,28 @@ from numpy.typing import NDArray
 
 from workloads.errors import WorkloadError
 from workloads.prefixes import take_lists
-from workloads.trace_fields import LOCAL, ZONED, Columns, find_columns, time_ns, tokens
-from workloads.trace_formats import BadRow, open_records
+from workloads.recorded import Recorded, Recording, read_fields, read_messages, text_of
+from workloads.trace_columns import column_notes, missing_notes
+from workloads.trace_fields import (
+    LOCAL,
+    ZONED,
+    Columns,
+    find_columns,
+    has,
+    is_placeholder,
+    span_ns,
+    time_ns,
+    tokens,
+)
+from workloads.trace_formats import STEPS, BadRow, NoCall, open_records
+from workloads.trace_times import time_notes
 
 _REPORT_EVERY = 200_000  # rows between two calls of progress
 # logs in which an answer of 0 tokens is a failed request
 WITH_FAILED_REQUESTS = (
     "BurstGPT", "LiteLLM spend log", "OpenAI usage", "OpenTelemetry", "agentic coding",
 )  # fmt: skip
+_UNKNOWN = np.iinfo(np.int64).min  # a time that the file does not say
 _TIED = 0.2  # share of requests with the time of an earlier one, from which on a clock may be coarse
 
 
@@ -52,27 +67,49 @@ class Trace:
     source: str
     notes: tuple[str, ...] = ()
     session: NDArray[np.int64] | None = None
+    parent: NDArray[np.int64] | None = None  # the session that called this one for help; -1: none
     client: NDArray[np.int64] | None = None
     cached_tokens: NDArray[np.int64] | None = None  # -1: not known
     blocks: Blocks | None = None
+    block_tokens: int | None = None  # as the file says it
     shared_blocks: NDArray[np.int64] | None = None  # int64[n, 2]: shared with the turn before, of how many
+    end_s: NDArray[np.float64] | None = None  # when the answer ended; NaN: not known
+    pause_s: NDArray[np.float64] | None = None  # as recorded, before the request; NaN: not known
+    entry: NDArray[np.int64] | None = None  # the request's messages in ``recorded``; -1: none
+    recorded: Recorded | None = None
     clock: str = ""  # how the times were written
     clock_step_s: float | None = None
+    resolution_s: float = 0.0  # times and ends are whole multiples of it
+    place: NDArray[np.int64] | None = None  # of each row in the file ...
+    place_word: str = "line"  # ... counted in lines, entries or rows
     as_schedule: bool = False  # written by ``workload sample``: times count from the start of the stage
     from_session_start: bool = False  # times count from the start of each session: there are no arrivals
 
     def __len__(self) -> int:
         return len(self.arrival_s)
 
+    @property
+    def says_arrivals(self) -> bool:
+        """Whether the file says when its requests, or its sessions, arrived."""
+        return bool(self.clock) and not self.from_session_start
+
     def take(self, index: NDArray[np.int64], arrival_s: NDArray[np.float64] | None = None) -> "Trace":
-        """The requests ``index`` (int64), sorted by ``arrival_s`` (default: their own times, not shifted)."""
+        """The requests ``index`` (int64), sorted by ``arrival_s`` (default: their own times, not shifted).
+
+        An answer ends as long after its request as before.
+        """
         arrival_s = self.arrival_s[index] if arrival_s is None else arrival_s
         order = np.argsort(arrival_s, kind="stable")
         index = index[order]
-        names = ("input_tokens", "output_tokens", "session", "client", "cached_tokens", "shared_blocks")
+        names = (
+            "input_tokens", "output_tokens", "session", "parent", "client", "cached_tokens", "shared_blocks",
+            "pause_s", "entry", "place",
+        )  # fmt: skip
         taken: dict[str, Any] = {
             name: None if getattr(self, name) is None else getattr(self, name)[index] for name in names
         }
+        if self.end_s is not None:
+            taken["end_s"] = arrival_s[order] + (self.end_s - self.arrival_s)[index]
         blocks = self.blocks.take(index) if self.blocks else None
         return replace(self, arrival_s=arrival_s[order], blocks=blocks, **taken)
 
@@ -86,6 +123,8 @@ def read_trace(
     skip_bad_rows: bool = False,
     timed: bool = True,
     progress: Callable[[int, float], None] | None = None,
+    count: Callable[[str], int] | None = None,
+    keep_texts: bool = False,
 ) -> Trace:
     """Read a trace or a log, row by row; columns are found by name (docs/fitting.md), or given as {role: name}.
 
@@ -93,75 +132,101 @@ def read_trace(
     left out and noted in a log that holds failed requests, else they are bad rows.
     ``context``: more tokens than that in a request are an error of its row; ``skip_bad_rows`` counts bad rows in
     the notes; ``timed`` False takes a file without times (all are 0); ``progress(rows, share)`` is called now
-    and then. Raises WorkloadError with one line that names
-    file, line and column.
+    and then; ``count`` gives the tokens of a text, of which the file has no count (default: four characters
+    each); ``keep_texts``: prompts are kept, to be sent. Raises WorkloadError with one line that names file, line and column.
     """
     with open_records(path, frozenset((columns or {}).values())) as records:
         found = None
         if records.names:
             where = f"{path}{records.place}{records.first}" if records.first else str(path)
             found = find_columns(records.names, where, columns, time_unit, timed=timed)
-        rows = _Rows(path, records.place, found, context, skip_bad_rows)
+        rows = _Rows(path, records.place, found, context, skip_bad_rows, count, keep_texts)
         for number, (place, record) in enumerate(records.rows, start=1):
             rows.add(place, record)
             if progress and number % _REPORT_EVERY == 0:
                 progress(number, records.read_share())
+        rows.of_columns = tuple(column_notes(path.name, found, records))
     return rows.trace()
-
-
-def scale_time(trace: Trace, factor: float) -> Trace:
-    """The same requests, ``factor`` times as fast: every gap is divided by ``factor``. Raises WorkloadError."""
-    if not (math.isfinite(factor) and factor > 0):
-        raise WorkloadError(f"time scale is {factor!r}: give a finite number above 0 (2 plays twice as fast)")
-    return trace if factor == 1 else replace(trace, arrival_s=trace.arrival_s / factor)
 
 
 class _Rows:
     """The rows read so far, and what is to be said about them."""
 
     def __init__(
-        self, path: Path, place: str, columns: Columns | None, context: int | None, skip_bad_rows: bool
-    ) -> None:
+        self, path: Path, place: str, columns: Columns | None, context: int | None, skip_bad_rows: bool,
+        count: Callable[[str], int] | None, keep_texts: bool,
+    ) -> None:  # fmt: skip
+        self.keep_texts = keep_texts
         self.path, self.place, self.context, self.skip = path, place, context, skip_bad_rows
         self.arrival_ns, self.input_tokens, self.output_tokens = array("q"), array("q"), array("q")
+        self.end_ns, self.pause_ns, self.entry, self.at = array("q"), array("q"), array("q"), array("q")
         self.optional = {
-            role: array("q") for role in ("session", "client", "cached", "blocks", "shared_blocks")
+            role: array("q") for role in ("session", "parent", "client", "cached", "blocks", "shared_blocks")
         }
         self.block_ids, self.block_start = array("q"), array("q", [0])
-        self.numbers: dict[str, dict[str, int]] = {"session": {}, "client": {}, "hash_ids": {}}
+        self.block_sizes: Counter[int] = Counter()
+        self.numbers: dict[str, dict[str, int]] = {"session": {}, "client": {}, "hash_ids": {}, "scope": {}}
+        self.last_of: dict[int, int] = {}  # the latest row of each session
+        self.recording = Recording(count)
         self.columns = columns
         self.clock = ""  # how the times of this file are written
         self.no_output = 0
         self.bad: Counter[str] = Counter()
+        self.told: Counter[str] = Counter()  # what is said of so many rows
+        self.of_columns: tuple[str, ...] = ()
 
     def add(self, place: int, record: Mapping[str, Any] | BadRow) -> None:
         column, columns = "", self.columns
         try:
+            if isinstance(record, NoCall) or self._is_step(record):
+                self.told[
+                    "entries are no calls of a model (spans, steps of an agent): they are not played"
+                ] += 1
+                return
             if isinstance(record, BadRow):
                 raise ValueError(record.reason)
             if columns is None:
                 raise ValueError("there are no columns")
-            column = columns["input"]
-            input_tokens = tokens(record.get(column))
-            column = columns["output"]
-            output_tokens = tokens(record.get(column))
-            at_ns, clock = 0, ""
-            if "time" in columns.by_role:
-                column = columns["time"]
+            column = columns.name("input")
+            input_tokens = tokens(record.get(column)) if has(record, column) else None
+            said, fields, is_text = self._said(record, columns, input_tokens is None)
+            if input_tokens is None and not said:
+                raise ValueError("the value is missing")
+            column = columns.name("output")
+            output_tokens = self._output(record, columns)
+            column = columns.name("time")
+            at_ns, clock = _UNKNOWN, self.clock
+            if has(record, column):
                 at_ns, clock = time_ns(record.get(column), columns.unit)
             if clock != (self.clock or clock):
                 raise ValueError(f"this time is {clock}, those before it are {self.clock}: use one form")
-            column = columns["input"]
+            column = columns.name("input")
             if input_tokens == 0 and output_tokens > 0:
                 raise ValueError("0 is too few tokens: a prompt has at least 1")
             if output_tokens == 0 and columns.format not in WITH_FAILED_REQUESTS:
-                column = columns["output"]
+                column = columns.name("output")
                 raise ValueError("0 is too few tokens: an answer has at least 1")
-            if self.context is not None and input_tokens + output_tokens > self.context:
+            optional = self._optional(record, columns) if output_tokens else {}
+            column = columns.name("pause")
+            pause_ns = span_ns(record[column], column) if has(record, column) else _UNKNOWN
+            column = columns.name("time")
+            if output_tokens and at_ns == _UNKNOWN:
+                at_ns = self._follows(optional.get("session", -1), max(pause_ns, 0), bool(column))
+            elif output_tokens and self.told["untimed"]:
+                raise ValueError("this row has a time, rows before it have none")
+            column = columns.name("end")
+            end_ns = self._end(record, columns, at_ns, clock)
+            entry = -1
+            if said and output_tokens:
+                entry, estimate = self.recording.add(said, fields, is_text=is_text)
+                if input_tokens is None:
+                    input_tokens = estimate
+                    self.told[f"rows have no count of input tokens: {self.recording.counted_by}"] += 1
+            column = columns.name("input")
+            if self.context is not None and (input_tokens or 0) + output_tokens > self.context:
                 raise ValueError(
                     f"{input_tokens} tokens and {output_tokens} of output are more than the context of {self.context}"
                 )
-            optional = self._optional(record, columns) if output_tokens else {}
         except ValueError as error:
             self._bad(place, column, str(error))
             return
@@ -170,12 +235,87 @@ class _Rows:
             self.no_output += 1
             return
         self.arrival_ns.append(at_ns)
-        self.input_tokens.append(input_tokens)
+        self.end_ns.append(end_ns)
+        self.pause_ns.append(pause_ns)
+        self.entry.append(entry)
+        self.at.append(place)
+        self.input_tokens.append(input_tokens or 0)
         self.output_tokens.append(output_tokens)
         for role, value in optional.items():
             self.optional[role].append(value)
+        if optional.get("session", -1) >= 0:
+            self.last_of[optional["session"]] = len(self.arrival_ns) - 1
         if "hash_ids" in columns.by_role:
             self._add_blocks(record, columns["hash_ids"])
+        if has(record, columns.name("block_size")):
+            self.block_sizes[tokens(record[columns["block_size"]])] += 1
+
+    def _is_step(self, record: Mapping[str, Any] | BadRow) -> bool:
+        """Whether a row is a step of an agent, and counts nothing."""
+        if isinstance(record, BadRow) or record.get("type") not in STEPS or self.columns is None:
+            return False
+        return not has(record, self.columns.name("input"))
+
+    def _said(
+        self, record: Mapping[str, Any], columns: Columns, needed: bool
+    ) -> tuple[list[dict[str, Any]], dict[str, Any], bool]:
+        """(messages, further fields of the body, whether they are one text) as recorded; [] where there are none."""
+        name = columns.held(record, "messages") if needed or self.keep_texts else ""
+        if not name or str(record[name]).strip().isdecimal():  # a column of counts
+            return [], {}, False
+        try:
+            found = read_messages(record[name])
+        except ValueError as error:
+            self.told[
+                f"rows have prompts that cannot be read ({error}): text of the same length is sent"
+            ] += 1
+            found = None
+        if found is None:
+            return [], {}, False
+        messages, is_text = found
+        prefix = name[: name.rfind(".") + 1]
+        if has(record, f"{prefix}system") and not is_text:
+            messages = [{"role": "system", "content": record[f"{prefix}system"]}, *messages]
+        return messages, read_fields(record, prefix), is_text
+
+    def _output(self, record: Mapping[str, Any], columns: Columns) -> int:
+        """Output tokens as counted, else as the recorded answer has them, else the request's own limit."""
+        name, answer, limit = (
+            columns.name("output"),
+            columns.held(record, "answer"),
+            columns.held(record, "limit"),
+        )
+        if has(record, name):
+            return tokens(record[name])
+        if answer and (text := _answer_text(record[answer])):
+            return self.recording.count(text)
+        if limit:
+            self.told["rows have no count of output tokens: the request's own limit is taken"] += 1
+            return tokens(record[limit])
+        raise ValueError("the value is missing")
+
+    def _follows(self, session: int, pause_ns: int, has_column: bool) -> int:
+        """The time of a row that has none: that of the row before it in its session, and its pause."""
+        before = self.last_of.get(session, -1)
+        if before >= 0:
+            return max(self.arrival_ns[before], self.end_ns[before]) + pause_ns
+        if has_column and (self.clock or session < 0):
+            raise ValueError("the value is missing")
+        self.told["untimed"] += 1
+        return 0
+
+    def _end(self, record: Mapping[str, Any], columns: Columns, at_ns: int, clock: str) -> int:
+        """When the row's answer ended, by the time or by how long it took."""
+        name, took = columns.name("end"), columns.name("duration")
+        if has(record, name) and "time" in columns.by_role:
+            end_ns, form = time_ns(record[name], columns.unit)
+            if form == clock and end_ns >= at_ns:
+                return end_ns
+            self.told[
+                f"rows have a {name.strip()} in another form or before their start: it is not used"
+            ] += 1
+            return _UNKNOWN
+        return at_ns + span_ns(record[took], took) if has(record, took) else _UNKNOWN
 
     def _bad(self, place: int, column: str, reason: str) -> None:
         if not self.skip:
@@ -189,16 +329,34 @@ class _Rows:
         found: dict[str, int] = {}
         for role in self.optional.keys() & columns.by_role.keys():
             value = record.get(columns[role])
-            if role in ("session", "client"):
-                numbers = self.numbers[role]
-                found[role] = -1 if value in (None, "") else numbers.setdefault(str(value), len(numbers))
+            if role in ("session", "client", "parent"):
+                if is_placeholder(value):
+                    found[role] = -1
+                    if value not in (None, "") and role == "session":
+                        self.told[f"rows have the {columns[role].strip()} {value!s:.20}, which is none"] += 1
+                elif role != "parent":
+                    numbers = self.numbers[role]
+                    found[role] = numbers.setdefault(str(value), len(numbers))
+                else:
+                    found[role] = self.numbers["session"].get(str(value), -1)
             else:
                 found[role] = -1 if value in (None, "") else tokens(value)
+        if "chat_id" in columns.by_role.get("session", "").lower() and found.get("parent", -1) >= 0:
+            # each request of a chat has an id of its own and names the one before it
+            found["session"] = self.numbers["session"][str(record[columns["session"]])] = found["parent"]
+            found["parent"] = -1
         return found
 
     def _add_blocks(self, record: Mapping[str, Any], column: str) -> None:
         ids = record.get(column)
-        base = (self.optional["session"][-1] + 1) << 40 if record.get("hash_id_scope") == "local" else 0
+        if isinstance(ids, str):
+            ids = json.loads(ids) if re.fullmatch(r"\s*\[[\d,\s]*\]\s*", ids) else None
+        if not isinstance(ids, list) and has(record, column):
+            self.told["rows have hash_ids that are no list: no blocks are known of their prompts"] += 1
+        base = 0
+        if record.get("hash_id_scope") == "local":
+            scope, numbers = str(record.get("session")).partition("/")[0], self.numbers["scope"]
+            base = (numbers.setdefault(scope, len(numbers)) + 1) << 40
         numbers = self.numbers["hash_ids"]
         for block in ids if isinstance(ids, list) else ():
             whole = isinstance(block, int) and 0 <= block < 1 << 40
@@ -219,7 +377,12 @@ class _Rows:
         as_schedule = self.columns.format == "schedule"
         step_s = None if as_schedule else _clock_step_s(np.sort(arrival_ns))
         from_start = _from_session_start(arrival_ns, self._array("session"))
-        notes = [*self._notes(arrival_ns, self.columns)]
+        notes = [*self._notes(arrival_ns, self.columns), *self.of_columns]
+        told: dict[str, Any] = {role: held for role, held in self.optional.items() if role != "parent"}
+        told["hash_ids"] = np.diff(np.frombuffer(self.block_start, dtype=np.int64)) - 1  # -1: none
+        notes += missing_notes(self.path.name, self.columns, told)
+        if self.clock and not (as_schedule or from_start):
+            notes += time_notes(self.path.name, arrival_ns, self.columns, self.clock)
         tied = len(arrival_ns) - len(np.unique(arrival_ns))  # rows whose time an earlier row has too
         if self.clock and tied and not (step_s or as_schedule or from_start):
             notes.append(
@@ -234,9 +397,18 @@ class _Rows:
             source=f"{self.path.name} ({self.columns.format} format)",
             notes=tuple(notes),
             session=self._array("session"),
+            parent=self._array("parent"),
             client=self._array("client"),
             cached_tokens=self._array("cached"),
             blocks=Blocks(*chains) if self.block_ids else None,
+            block_tokens=self.block_sizes.most_common(1)[0][0] if self.block_sizes else None,
+            end_s=_seconds(self.end_ns, 0 if as_schedule else arrival_ns.min()),
+            pause_s=_seconds(self.pause_ns),
+            entry=np.frombuffer(self.entry, dtype=np.int64) if max(self.entry) >= 0 else None,
+            recorded=self.recording.done(),
+            place=np.frombuffer(self.at, dtype=np.int64),
+            place_word=self.place.strip(" :") or "line",
+            resolution_s=_resolution_s(arrival_ns, np.frombuffer(self.end_ns, dtype=np.int64)),
             shared_blocks=None if shared is None or of is None else np.column_stack([shared, of]),
             clock=self.clock,
             clock_step_s=None if from_start else step_s,
@@ -258,9 +430,40 @@ class _Rows:
         if self.bad:
             reasons = ", ".join(f"{count} for {reason}" for reason, count in self.bad.most_common())
             yield f"{name}: {self.bad.total()} bad rows of {self.bad.total() + len(arrival_ns) + self.no_output} are left out: {reasons}"
+        for text, count in self.told.items():
+            if text != "untimed":
+                yield f"{name}: {count} {text}"
         late = int(np.count_nonzero(np.diff(arrival_ns) < 0))
         if late and "session" not in columns.by_role:
             yield f"{name}: the rows are not in the order of time ({late} come before the row above them); they are sorted"
+
+
+def _answer_text(value: Any) -> str:
+    """The text of a recorded answer: itself, a message, a list of them, or of choices."""
+    if isinstance(value, list) and value and all(isinstance(v, Mapping) and "message" in v for v in value):
+        value = [choice["message"] for choice in value]
+    try:
+        found = read_messages(value)
+    except ValueError:
+        return json.dumps(value, default=str)
+    return " ".join(map(text_of, found[0])) if found else ""
+
+
+def _seconds(ns: "array[int]", zero_ns: int = 0) -> NDArray[np.float64] | None:
+    """Times from ``zero_ns`` on, NaN where they are not known; None where none is."""
+    held = np.frombuffer(ns, dtype=np.int64)
+    known = held != _UNKNOWN
+    return np.where(known, (held - zero_ns) / 1e9, np.nan) if known.any() else None
+
+
+def _resolution_s(*times_ns: NDArray[np.int64]) -> float:
+    """The coarsest of 1 s, 1 ms and 1 us of which all times are multiples, else 0."""
+    worst = 1e9
+    for held in times_ns:
+        known = held[held != _UNKNOWN]
+        while worst > 1 and (known % int(worst)).any():
+            worst /= 1000
+    return worst / 1e9 if worst > 1 else 0.0
 
 
 def _clock_step_s(sorted_ns: NDArray[np.int64]) -> float | None:

@@ -9,6 +9,7 @@ from typing import cast
 
 from ampacity.cli.streams import secure_streams
 
+EXIT_OUTAGE = 1  # a finding: the endpoint was down for a while
 EXIT_USAGE = 2
 EXIT_INTERRUPTED = 130
 MESSAGE_MAX = 600

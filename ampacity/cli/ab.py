@@ -52,7 +52,7 @@ def ab(
     a, b = arms(*map(make_settings, raws))
     with no_stub(a.out, b.out):
         out = run_event_loop(run_ab(a, b, rounds, aa, command_line(sys.argv), Progress()))
-    statuses = {finish(out / name, as_json=False, quiet=True) for name in NAMES}
+    statuses = {finish(out / name, as_json=False, quiet=True)[0] for name in NAMES}
     if "interrupted" in statuses:
         raise typer.Exit(EXIT_INTERRUPTED)
     result = compare([load_arm(name.upper(), out / name) for name in NAMES])

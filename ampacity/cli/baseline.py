@@ -34,7 +34,8 @@ def baseline(
         for metric, reason in level["untracked"].items():
             typer.echo(f"  {metric} is not tracked: {reason}")
     typer.echo(
-        "tolerance: what an equal run passes with. finds: the smallest change that is called a regression in 95 of 100 runs, then about "
+        "tolerance: what an equal run passes with; watched: it may differ by more than 15 %, so nothing passes, and only more is a regression. "
+        "finds: the smallest change that is called a regression in 95 of 100 runs, then about "
         "what it would be with four times the --duration, and with three times the baseline runs."
     )
     if near_saturation(content):
@@ -69,12 +70,9 @@ def _table(quantiles: Mapping[str, Any]) -> list[str]:
 
 
 def _tolerance(tolerance: float | None) -> str:
-    """Of what no tolerance can be held to, which change is watched for."""
-    from analysis.tracked import MOST_TOLERANCE, WATCHED
+    from analysis.tracked import MOST_TOLERANCE
 
-    if tolerance is None or tolerance > MOST_TOLERANCE:
-        return f"watched: {100 * (tolerance or WATCHED[-1]):.3g} %"
-    return f"{100 * tolerance:.3g} %"
+    return "watched" if tolerance is None or tolerance > MOST_TOLERANCE else f"{100 * tolerance:.3g} %"
 
 
 def _change(change: float | None) -> str:

@@ -21,7 +21,7 @@ def doctor(
     raw: dict[str, Any],
     json: Annotated[bool, typer.Option("--json", help="Print the same as JSON to stdout, and nothing else.")] = False,
 ) -> None:  # fmt: skip
-    """Say what an endpoint streams and which figures of a benchmark can be trusted, with 18 small requests at most.
+    """Say what an endpoint streams and which figures of a benchmark can be trusted, with 27 small requests at most.
 
     ampacity doctor http://127.0.0.1:8000/v1 --model M
     """

@@ -10,7 +10,7 @@ from typing import Any
 
 import typer
 
-from ampacity.cli import EXIT_INTERRUPTED
+from ampacity.cli import EXIT_INTERRUPTED, EXIT_OUTAGE
 from ampacity.cli.output import print_json
 
 
@@ -23,7 +23,7 @@ def run_experiment(
     located: Callable[[str], str] = str,
     check: Callable[[Any], None] | None = None,
 ) -> Path:
-    """Run ``drive`` on a rig made from the flags, write summary and report, print, and exit 130 if interrupted; the run directory.
+    """Run ``drive`` on a rig made from the flags, write summary and report, print, and exit 130 if interrupted, 1 after an outage; the run directory.
 
     ``located`` puts into the message about a setting where that stands; ``check`` refuses Settings before anything is
     asked of the endpoint.
@@ -49,13 +49,18 @@ def run_experiment(
     how: dict[str, Any] = {"command_line": command_line(sys.argv), "progress": Progress()}
     with no_stub(settings.out):
         path = run_event_loop(conduct(settings, experiment=experiment, drive=drive, **how))
-    if finish(path, as_json=as_json) == "interrupted":
+    status, summary = finish(path, as_json=as_json)
+    if status == "interrupted":
         raise typer.Exit(EXIT_INTERRUPTED)
+    if any(stage["outage"] and not stage["client_limited"] for stage in summary["stages"]):
+        raise typer.Exit(EXIT_OUTAGE)
     return path
 
 
-def finish(path: Path, *, as_json: bool, labels: dict[int, bool] | None = None, quiet: bool = False) -> str:
-    """Write summary.json and report.html of a run and print the findings (unless ``quiet``); gives the run's status."""
+def finish(
+    path: Path, *, as_json: bool, labels: dict[int, bool] | None = None, quiet: bool = False
+) -> tuple[str, dict[str, Any]]:
+    """Write summary.json and report.html of a run and print the findings (unless ``quiet``); gives (the run's status, its summary)."""
     from rich.console import Console
 
     from analysis.summary import summarise
@@ -73,7 +78,7 @@ def finish(path: Path, *, as_json: bool, labels: dict[int, bool] | None = None, 
         render_table(summary, Console(highlight=False))
         print(f"report: {path / 'report.html'}")
         print(path)
-    return str(run.meta.get("status"))
+    return str(run.meta.get("status")), summary
 
 
 def read_labels(path: Path) -> dict[int, bool]:

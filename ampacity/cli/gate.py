@@ -42,7 +42,7 @@ def gate(
     """
     from ampacity.values import parse_duration
     from analysis.baseline_file import read_baseline
-    from analysis.gate import slos_of
+    from analysis.limits import slos_of
     from analysis.tolerances import parse_tolerances
     from reports.gate import gate_markdown, junit_xml, lines, workflow_commands
 
@@ -105,7 +105,14 @@ class Budget:
         return max(min(*limits, MOST_SAMPLES), given)
 
 
-def _judge(paths: list[Path], base: dict[str, Any], tolerances: dict[str, float], slos: list[Any], budget: Budget, self_test: bool) -> dict[str, Any]:  # fmt: skip
+def _judge(
+    paths: list[Path],
+    base: dict[str, Any],
+    tolerances: dict[str, float],
+    slos: list[Any],
+    budget: Budget,
+    self_test: bool,
+) -> dict[str, Any]:
     """The answer; while it is inconclusive and the budget lasts, after further samples of the candidate."""
     from ampacity.experiments.rerun import RerunError, command_of, repeatable, rerun
     from analysis.comparable import CompareError, prepare
@@ -114,9 +121,6 @@ def _judge(paths: list[Path], base: dict[str, Any], tolerances: dict[str, float]
     from loadgen.rundir import RunDirError, load_run
 
     loaded = [load_run(path) for path in paths]
-    starts = [(run.meta.get("run_id"), run.meta.get("started_utc")) for run in loaded]
-    if len(set(starts)) < len(starts):
-        raise CompareError("the same run was given twice: it is one sample, however often it is counted")
     runs = [prepare(twice_as_slow(run) if self_test else run, slos) for run in loaded]
     looks = budget.looks(len(runs), *cost_of(runs[0]))
     result = judge_gate(base, runs, tolerances, look=min(len(runs), looks), looks=looks)

@@ -14,13 +14,13 @@ from ampacity.cli import options as o
 
 def import_(
     files: Annotated[list[Path], typer.Argument(metavar="FILE...", help="Results of one tool; each file is a load level or more.", show_default=False)],
-    format_name: Annotated[str | None, typer.Option("--format", metavar="NAME", help="vllm, aiperf, guidellm or genai-bench. Default: seen from the content.")] = None,
+    format_name: Annotated[str | None, typer.Option("--format", metavar="NAME", help="vllm, sglang, aiperf, guidellm or genai-bench. Default: seen from the content.")] = None,
     slo: Annotated[list[str] | None, typer.Option("--slo", metavar="METRIC_pQ=LIMIT", help="What to judge the results by; repeatable.")] = None,
     warmup: Annotated[int | None, typer.Option("--warmup", metavar="N", help="Requests to leave out at the start of each level. Default: found from the data.", min=0)] = None,
     out: Annotated[Path | None, typer.Option("--out", metavar="DIR", help="Run directory. Default: runs/<time>-<file>.", show_default=False)] = None,
     json: o.Json = False,
 ) -> None:  # fmt: skip
-    """Make a run directory from results of vllm bench serve, aiperf, guidellm or genai-bench, and report on it.
+    """Make a run directory from results of vllm bench serve, SGLang's bench_serving, aiperf, guidellm or genai-bench.
 
     ampacity import vllm-4rps.json vllm-8rps.json --slo ttft_p99=2s
     """

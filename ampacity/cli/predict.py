@@ -57,5 +57,5 @@ def predict(
     settings = replace(settings, out=out_path(settings, how.get("experiment", "predict")))
     with no_stub(settings.out):
         path = asyncio.run(experiment(settings, deployment, command_line(sys.argv), Progress(), **how))
-    if finish(path, as_json=json) == "interrupted":
+    if finish(path, as_json=json)[0] == "interrupted":
         raise typer.Exit(EXIT_INTERRUPTED)

@@ -26,9 +26,9 @@ def run(
     from functools import partial
 
     from ampacity.cli.experiment import run_experiment
+    from ampacity.cli.sweep import timed_sweep
     from ampacity.config import in_run_file, read_run_file
     from ampacity.experiments.rig import Rig
-    from ampacity.experiments.sweep import sweep
     from ampacity.values import ConfigError
 
     if url is not None:
@@ -41,5 +41,5 @@ def run(
         raise ConfigError(
             "say what to run: --rates R, --concurrency N, --trace FILE or -c FILE ('ampacity sweep' finds the rates itself)"
         )
-    drive = Rig.trace_stage if raw.get("trace") else sweep
+    raw, drive = (raw, Rig.trace_stage) if raw.get("trace") else timed_sweep(raw)
     run_experiment(raw, experiment="run", drive=drive, as_json=json, located=located)

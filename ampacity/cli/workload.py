@@ -46,7 +46,7 @@ def show(
 def fit(
     file: Annotated[Path, typer.Argument(help="Trace or log: .csv, .jsonl, .json, .parquet or .log, also .gz.", show_default=False)],
     out: Annotated[Path | None, typer.Option("-o", "--out", metavar="FILE", help="Profile to write. Default: NAME.yaml here.", show_default=False)] = None,
-    column: Annotated[list[str] | None, typer.Option(metavar="ROLE=NAME", help="Column that holds time, input, output, session, client, cached or hash_ids; repeatable.")] = None,
+    column: Annotated[list[str] | None, typer.Option(metavar="ROLE=NAME", help="Column that holds time, input, output, session, client, cached or hash_ids, as time=ts or input=usage.in; repeatable.")] = None,
     time_unit: Annotated[str | None, typer.Option(help="s, ms, us or ns. Default: by the name or the size of the numbers.")] = None,
     context: Annotated[int | None, typer.Option(metavar="N", help="More tokens than this in a request are an error of its row.")] = None,
     skip_bad_rows: Annotated[bool, typer.Option("--skip-bad-rows", help="Leave out rows that cannot be read, and count them.")] = False,
@@ -61,10 +61,11 @@ def fit(
     from workloads.fit import write_profile
     from workloads.profile import load_workload
     from workloads.servegen import fit_servegen, is_servegen
+    from workloads.trace_fields import parse_columns
     from workloads.traces import read_trace
     from workloads.view import view
 
-    columns = _columns(column or [])
+    columns = parse_columns(column or [])
     if time_unit is not None and time_unit not in ("s", "ms", "us", "ns"):
         raise WorkloadError(f"--time-unit {time_unit}: choose one of s, ms, us, ns")
     if context is not None and context < 1:
@@ -109,7 +110,7 @@ def sample(
     """
     from ampacity.values import parse_duration
     from workloads.errors import WorkloadError
-    from workloads.profile import load_workload
+    from workloads.profile import load_workload, workload_text
     from workloads.schedule import open_schedule
     from workloads.schedule_file import write_schedule
     from workloads.view import read_measured
@@ -133,32 +134,20 @@ def sample(
     schedule, _ = schedule.capped(max_requests=requests)
     if schedule.shared is not None and schedule.shared.note:
         typer.echo(schedule.shared.note, err=True)
+    described = None
+    if workload.classes or workload.sessions or workload.images:
+        described = workload_text(name)
+        for header in described[1]:
+            typer.echo(
+                f"the value of the header {header} is left out: give it to run, with --header", err=True
+            )
     if out is None:
-        write_schedule(sys.stdout, schedule)
+        write_schedule(sys.stdout, schedule, described)
         return
     with writing(out), out.open("w", encoding="utf-8") as file:
-        write_schedule(file, schedule)
+        write_schedule(file, schedule, described)
     typer.echo(f"{len(schedule)} requests at {rate:g} req/s, {schedule.planned_tokens():,} tokens")
     typer.echo(out)
-
-
-def _columns(texts: list[str]) -> dict[str, str]:
-    from workloads.errors import WorkloadError, did_you_mean
-    from workloads.trace_fields import ROLES
-
-    found: dict[str, str] = {}
-    for text in texts:
-        role, equals, name = (part.strip() for part in text.partition("="))
-        if not equals or not name:
-            raise WorkloadError(f"--column {text}: write it as role=name, as in input=prompt_tokens")
-        if role not in ROLES:
-            raise WorkloadError(
-                f"--column {text}: role {role!r} is not known{did_you_mean(role, ROLES)}: use {', '.join(ROLES)}"
-            )
-        if role in found:
-            raise WorkloadError(f"--column {role} stands there twice: keep one")
-        found[role] = name
-    return found
 
 
 def _draw(view: dict[str, Any], html: Path | None) -> None:

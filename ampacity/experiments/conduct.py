@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
+import os
 import secrets
 import signal
 import sys
@@ -18,10 +20,11 @@ from typing import Any, TypeVar
 import numpy as np
 
 from ampacity.config import Settings
-from ampacity.experiments.provenance import announcement, out_path, run_meta, utc_now
-from ampacity.experiments.rig import Rig, e2e_s
+from ampacity.experiments.provenance import announcement, out_path, run_meta, source_notes, utc_now
+from ampacity.experiments.rig import Rig
 from ampacity.experiments.stage_book import answers_told
 from ampacity.progress import Progress
+from ampacity.settings import REPLAY
 from ampacity.values import ConfigError
 from loadgen.diagnosis import Finding, diagnose, spoilt, warnings
 from loadgen.endpoint import Endpoint, EndpointError, is_loopback
@@ -30,7 +33,7 @@ from loadgen.generator import Generator
 from loadgen.host import OWN_FILES, raise_open_files_limit, room_for_connections
 from loadgen.http import Client
 from loadgen.pages import Pages
-from loadgen.probe import Probe, ask, calibrate, choose_model, count_message_overhead, find_dialect, look
+from loadgen.probe import Probe, ask, choose_model, count_message_overhead, find_dialect, look
 from loadgen.protocols import RequestShape
 from loadgen.proxy import proxy_for
 from loadgen.redirects import final_endpoint
@@ -38,13 +41,15 @@ from loadgen.requests import RequestMaker
 from loadgen.rundir import RunWriter, check_new
 from loadgen.telemetry import Telemetry
 from loadgen.thinking import Thought
-from loadgen.token_census import SLOWEST_S, by_vocabulary, census_by_tokenize, census_by_usage
+from loadgen.token_census import Counting, calibrate
 from loadgen.worker import Route, Setup
+from workloads.errors import WorkloadError
 from workloads.prompts import PromptMaker
-from workloads.replay import prepare
+from workloads.replay import Replayed
 from workloads.tokenizers import WORD_TOKENIZERS, load_tokenizer
-from workloads.traces import Trace, read_trace
+from workloads.trace_times import check_replay_length
 
+SEE_CLOSED_S = 0.05  # behind the last answer, in which a server that keeps no connection has closed it
 SILENCE_S = 3.0  # of the endpoint, before the user is told what is waited for
 Drive = Callable[[Rig], Awaitable[Any]]
 T = TypeVar("T")
@@ -61,8 +66,12 @@ async def conduct(
     settings = await followed(settings, progress)
     routes = tuple(route_to(target) for target in (settings.endpoint, *settings.replicas))
     raise_open_files_limit()
+    if settings.cpus:
+        os.sched_setaffinity(0, settings.cpus)  # of the worker processes, too
     check_open_files(settings)
-    trace = _read_trace(settings.trace, settings, progress) if settings.trace else None
+    trace = read_replay(settings.trace, settings) if settings.trace else None
+    for note in source_notes(settings, trace):
+        progress.note(note)
     tokenizer = load_tokenizer(settings.tokenizer)
     run_id, salt = secrets.token_hex(6), settings.salt or secrets.token_hex(8)
     async with contextlib.AsyncExitStack() as closing:
@@ -71,17 +80,19 @@ async def conduct(
         for client in clients:
             closing.push_async_callback(client.close)
 
-        def maker(salt: str, name: str) -> RequestMaker:
-            prompts = PromptMaker(tokenizer, salt)
-            return RequestMaker(settings.endpoint, prompts, f"{run_id}-{name}", routes[0].proxy)
-
-        probe = await probed(settings, pages, clients[0], maker(f"{salt}-probe", "probe"), trace, progress)
+        probe = await probed(settings, pages, clients[0], routes[0], salt, trace, progress)
         sessions = settings.workload.sessions
-        if sessions is not None and sessions.message_tokens is None:
-            say = maker(salt, "probe-messages").saying
+        if sessions is not None and sessions.message_tokens is None and trace is None:
+            prompts = probe.calibration.prompts(tokenizer, salt)
+            say = RequestMaker(settings.endpoint, prompts, f"{run_id}-probe", routes[0].proxy).saying
             extra = await count_message_overhead(clients[0], probe.shape, say)
             sessions = replace(sessions, message_tokens=extra)
             settings = replace(settings, workload=replace(settings.workload, sessions=sessions))
+        reuse = settings.connections
+        if probe.keeps_alive is False:  # each request would race against the close
+            reuse = "new"
+            for client in clients:
+                client.reuse = False
         for note in probe.notes:
             progress.note(note)
         if not routes[0].addresses or not is_loopback(routes[0].addresses):
@@ -90,9 +101,8 @@ async def conduct(
             await look(pages, replica)  # raises where there is nothing
         setup = Setup(
             routes=routes, shape=probe.shape, tokenizer=settings.tokenizer, salt=salt,
-            tokens_per_word=probe.calibration.tokens_per_word, overhead_tokens=probe.calibration.overhead_tokens,
-            run_id=run_id, limits=settings.limits, stamps=settings.timestamps, reuse=settings.connections,
-            prompt_file=settings.workload.prompts.file.path if settings.workload.prompts else None,
+            calibration=probe.calibration, run_id=run_id, limits=settings.limits, stamps=settings.timestamps, reuse=reuse,
+            recorded=trace.recorded if trace else None, prompt_file=settings.workload.prompts.file.path if settings.workload.prompts else None,
             classes=settings.workload.classes, images=settings.workload.images,
             planned_histories=not answers_told(settings.workload), counts_tokens=probe.record.chunk_tokens is None,
             thinks_until=probe.thinks.closing if probe.thinks and not probe.thinks.opened else None,
@@ -115,16 +125,42 @@ async def conduct(
     return out
 
 
-def _read_trace(path: Path, settings: Settings, progress: Progress) -> Trace:
-    """The trace as it is to be played. Raises WorkloadError."""
-    trace = prepare(read_trace(path, skip_bad_rows=settings.skip_bad_rows), settings.replay, settings.seed)
-    if trace.as_schedule:
-        from workloads.schedule_file import read_schedule
+def read_replay(path: Path, settings: Settings) -> Replayed:
+    """The trace, or the schedule, as it is to be played. Raises WorkloadError, ConfigError."""
+    from workloads.replay import Replay, replayed
+    from workloads.schedule_file import is_schedule, read_schedule
+    from workloads.traces import read_trace
 
-        read_schedule(path)  # refused now, if it is to be refused
-    for note in trace.notes:
-        progress.note(note)
-    return trace
+    levels, timed = settings.rates or settings.concurrency or (), replace(settings.replay, time_scale=1.0)
+    if is_schedule(path):
+        if timed != Replay():
+            played = ("trace", "time_scale", "column", "time_unit")
+            names = [f"--{n.replace('_', '-')}" for n in REPLAY if n not in played]
+            raise WorkloadError(f"{path}: a schedule is played as it is: drop {', '.join(names)}")
+        found = read_schedule(path, time_scale=settings.replay.time_scale)
+    else:
+        named = settings.tokenizer not in WORD_TOKENIZERS
+        trace = read_trace(
+            path, columns=settings.columns, time_unit=settings.time_unit, skip_bad_rows=settings.skip_bad_rows,
+            timed=False, keep_texts=True, count=load_tokenizer(settings.tokenizer).count if named else None,
+        )  # fmt: skip
+        found = replayed(trace, settings.replay, settings.seed, next(iter(settings.rates or ()), None))
+    if found.says_arrivals and levels:
+        raise ConfigError(
+            "--trace brings its own arrival times: drop --rates or --concurrency, or use --time-scale"
+        )
+    if not found.says_arrivals and len(levels) != 1:
+        raise ConfigError(
+            f"{found.source}: the file does not say when its requests, or its sessions, arrived: give --rates R (requests/s; "
+            "they begin at random) or --concurrency N (so many at once)"
+        )
+    lasts_s, pauses_s = float(found.schedule.scheduled_s[-1]), found.schedule.think_s
+    check_replay_length(
+        found.source, lasts_s, lasts_s * settings.replay.time_scale,
+        settings.replay.to_s is not None or settings.replay.max_think_s < math.inf,
+        0.0 if pauses_s is None else float(pauses_s.max()),
+    )  # fmt: skip
+    return found
 
 
 async def _telemetry(settings: Settings, pages: Pages, progress: Progress) -> Telemetry:
@@ -143,14 +179,14 @@ async def _telemetry(settings: Settings, pages: Pages, progress: Progress) -> Te
 
 
 async def probed(
-    settings: Settings, pages: Pages, client: Client, maker: RequestMaker, trace: Trace | None, progress: Progress
+    settings: Settings, pages: Pages, client: Client, route: Route, salt: str, trace: Replayed | None, progress: Progress
 ) -> Probe:  # fmt: skip
     """What the endpoint says of itself; who waits for a first answer is told so."""
     client.patience_s = settings.limits.total_s or client.patience_s
     waiting = asyncio.get_running_loop().call_later(
         SILENCE_S, progress.note, f"waiting for a first answer, {client.patience_s:g} s at most"
     )
-    return await _probe(settings, pages, client, maker, trace, waiting)
+    return await _probe(settings, pages, client, route, salt, trace, waiting)
 
 
 def check_open_files(settings: Settings) -> None:
@@ -198,26 +234,29 @@ def client_to(settings: Settings, route: Route) -> Client:
 
 
 async def _probe(
-    settings: Settings, pages: Pages, client: Client, maker: RequestMaker, trace: Trace | None, waiting: asyncio.TimerHandle
+    settings: Settings, pages: Pages, client: Client, route: Route, salt: str, trace: Replayed | None, waiting: asyncio.TimerHandle
 ) -> Probe:  # fmt: skip
     """Everything that is asked of the endpoint before the load begins. Raises EndpointError."""
-    endpoint = settings.endpoint
+    endpoint, tokenizer = settings.endpoint, load_tokenizer(settings.tokenizer)
     served = await look(pages, endpoint, settings.model)
     shape = RequestShape(
         settings.api, choose_model(served, settings.model, endpoint), extra=settings.extra_body
     )
-    send = maker.numbered
-    shape, short, notes = await find_dialect(client, endpoint, shape, served, send)
+    # the same prompts in every run, so that they are counted the same
+    probing = RequestMaker(endpoint, PromptMaker(tokenizer, "probe"), f"{salt}-probe", route.proxy)
+    shape, short, notes = await find_dialect(client, endpoint, shape, served, probing.numbered)
     waiting.cancel()
-    calibration, record = await calibrate(client, shape, short, send)
-    if settings.tokenizer not in WORD_TOKENIZERS:
-        calibration, said = by_vocabulary(calibration, settings.tokenizer)
-        notes += said
-    elif settings.tokenizer == "server":
-        calibration = await census_by_tokenize(pages, endpoint, shape.model, calibration)
-    elif calibration.measured and calibration.tokens_per_word != 1 and e2e_s(short) <= SLOWEST_S:
-        calibration = await census_by_usage(client, shape, calibration, served.max_model_len, maker.saying)
-    lengths = typical_lengths(settings, trace)
+    counting = Counting(
+        pages, client, endpoint, shape, served.max_model_len, tokenizer, settings.tokenizer, probing.saying
+    )
+    calibration, record, said = await calibrate(counting, short)
+    notes += said
+    prompts = calibration.prompts(tokenizer, f"{salt}-typical")
+    maker = RequestMaker(endpoint, prompts, f"{salt}-typical", route.proxy)
+    input_tokens, output_tokens = typical_lengths(settings, trace)
+    if served.max_model_len is not None:
+        room = served.max_model_len - output_tokens - math.ceil(calibration.margin_tokens(input_tokens))
+        input_tokens = max(min(input_tokens, room), 1)
     vocabulary = None if settings.tokenizer in WORD_TOKENIZERS else settings.tokenizer
     found: tuple[Finding, ...] = ()
     thinks: Thought | None = None
@@ -226,21 +265,27 @@ async def _probe(
         nonlocal found, thinks
         answer, thinks = exchange.record, exchange.thought or thinks
         if answer.status == "ok":
-            answer.input_tokens_planned, answer.output_tokens_planned = lengths
+            answer.input_tokens_planned, answer.output_tokens_planned = input_tokens, output_tokens
             found = diagnose(answer, shape, vocabulary, thinks)
 
-    typical = await ask(client, shape.api, send(shape, *lengths), heard)
+    typical = await ask(client, shape.api, maker.numbered(shape, input_tokens, output_tokens), heard)
     if spoilt(found):  # by chance? A second answer tells
-        await ask(client, shape.api, send(shape, *lengths), heard)
+        await ask(client, shape.api, maker.numbered(shape, input_tokens, output_tokens), heard)
     notes += warnings(found)
+    await asyncio.sleep(SEE_CLOSED_S)
+    if client.keeps_alive is False:
+        notes.append(
+            "the server closes its connection after each answer: each request gets one of its own, and TTFT from "
+            "schedule has the time that takes"
+        )
     record = typical if typical.status == "ok" else record
-    return Probe(served, shape, calibration, record, tuple(notes), found, thinks)
+    return Probe(served, shape, calibration, record, tuple(notes), found, thinks, client.keeps_alive)
 
 
-def typical_lengths(settings: Settings, trace: Trace | None) -> tuple[int, int]:
+def typical_lengths(settings: Settings, trace: Replayed | None) -> tuple[int, int]:
     """(input, output) tokens of a middling request, for the one that is timed before the run."""
     if trace is not None:
-        return int(np.median(trace.input_tokens)), int(np.median(trace.output_tokens))
+        return int(np.median(trace.schedule.input_tokens)), int(np.median(trace.schedule.output_tokens))
     return round(settings.workload.input_tokens.quantile(0.5)), round(
         settings.workload.output_tokens.quantile(0.5)
     )

@@ -19,10 +19,9 @@ from loadgen.records import RequestRecord
 from loadgen.requests import RequestMaker
 from loadgen.telemetry import Telemetry
 from loadgen.thinking import Thought
-from workloads.prompts import PromptMaker
 from workloads.tokenizers import load_tokenizer
 
-REQUESTS_MAX = 18  # 12 of the probe (6 dialects, 5 lengths, an answer that is looked at again); ours 3, each sent again where it fails
+REQUESTS_MAX = 27  # 21 of the probe (6 dialects, 14 lengths, an answer looked at again); ours 3, each sent again where it fails
 SHORT_TOKENS = 4  # of the answers to the prompt that is sent twice
 ANSWER_TOKENS = (32, 256)  # the other answer has the workload's median, within these
 TEMPLATE_TOKENS = 64  # of the context are left to the chat template
@@ -39,7 +38,7 @@ class Seen:
     again: RequestRecord  # the same as ``short``
     failures: tuple[str, ...]  # of requests that were sent again
     kept_alive: bool
-    closed_unannounced: bool  # although it was said to be kept alive
+    closed_unannounced: bool  # where it is not kept alive: nothing had said so
     proxy: Proxy | None
     receive_delays_s: tuple[float, ...]  # read − kernel time; empty where the kernel cannot tell
     gauges: tuple[str, ...]  # known columns of /metrics
@@ -58,17 +57,11 @@ async def examine(settings: Settings, progress: Progress) -> Seen:
     client = conduct.client_to(settings, route)
     try:
         async with Pages() as pages:
-            maker = RequestMaker(
-                settings.endpoint, PromptMaker(tokenizer, f"{salt}-probe"), f"{salt}-probe", route.proxy
-            )
-            probe = await conduct.probed(settings, pages, client, maker, None, progress)
+            probe = await conduct.probed(settings, pages, client, route, salt, None, progress)
             metrics: dict[str, dict[str, str]] = {url: {} for url in settings.metrics_urls}
             metrics[f"{settings.endpoint.root}/metrics"] = settings.endpoint.all_headers()
             gauges = await Telemetry(pages, metrics).sample()
-        counted = probe.calibration
-        prompts = PromptMaker(
-            tokenizer, salt, tokens_per_word=counted.tokens_per_word, overhead_tokens=counted.overhead_tokens
-        )
+        prompts = probe.calibration.prompts(tokenizer, salt)
         maker = RequestMaker(settings.endpoint, prompts, salt, route.proxy)
         input_tokens, output_tokens = _lengths(settings, probe)
         failures: list[str] = []
@@ -94,12 +87,10 @@ async def examine(settings: Settings, progress: Progress) -> Seen:
             return record
 
         short = await asked(1, SHORT_TOKENS)
-        opened, resent = client.connections_opened, client.resent
         again = await asked(1, SHORT_TOKENS)
-        kept = client.connections_opened == opened
         answer = await asked(2, output_tokens)
         return Seen(
-            settings, probe, answer, short, again, tuple(failures), kept, client.resent > resent, route.proxy,
+            settings, probe, answer, short, again, tuple(failures), probe.keeps_alive is not False, client.closed_unsaid > client.closed_said, route.proxy,
             tuple(client.receive_delays_s), tuple(gauges), room_for_connections(), thinks,
         )  # fmt: skip
     finally:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import secrets
 import signal
 import time
 from bisect import bisect_right
@@ -295,7 +296,7 @@ async def predict(
     )
     nothing = RequestRecord(-1, -1, 0, "ok")
     probe = Probe(served, RequestShape("chat", config.name), Calibration(measured=True), nothing)
-    meta = run_meta(settings, probe, "predicted", "", experiment, command_line, None)
+    meta = run_meta(settings, probe, secrets.token_hex(6), "", experiment, command_line, None)
     meta["predicted"] = True
     meta["endpoint"] |= {"url": f"predicted: {config.name}", "api": "chat", "server": None}
     if any(kind.cancel is not None for kind in settings.workload.classes):

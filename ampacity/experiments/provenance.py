@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from dataclasses import asdict
 from datetime import UTC, datetime
@@ -13,17 +14,15 @@ from ampacity.config import Settings
 from loadgen.diagnosis import as_dicts
 from loadgen.host import host_facts
 from loadgen.probe import Calibration, Probe
+from workloads.replay import Replayed
 from workloads.schedule import open_schedule
-from workloads.schedule_file import read_schedule
-from workloads.traces import Trace
 
 
-def announcement(settings: Settings, trace: Trace | None) -> str:
+def announcement(settings: Settings, trace: Replayed | None) -> str:
     """What is about to be sent to somebody else's machine."""
     tokens = settings.workload.input_tokens.mean() + settings.workload.output_tokens.mean()
     if trace is not None:
-        count = len(trace.arrival_s)
-        total = float(trace.input_tokens.sum() + trace.output_tokens.sum())
+        count, total = len(trace.schedule), float(trace.schedule.planned_tokens())
     elif settings.rates:
         count = round(sum(settings.rates) * settings.duration_s)
         total = count * tokens
@@ -54,7 +53,7 @@ def utc_now() -> str:
 
 
 def run_meta(
-    settings: Settings, probe: Probe, run_id: str, salt: str, experiment: str, command_line: list[str], trace: Trace | None
+    settings: Settings, probe: Probe, run_id: str, salt: str, experiment: str, command_line: list[str], trace: Replayed | None
 ) -> dict[str, Any]:  # fmt: skip
     """run.json at the start of a run (docs/run-directory.md)."""
     served, endpoint = probe.served, settings.endpoint
@@ -69,7 +68,7 @@ def run_meta(
         "command_line": command_line,
         "started_utc": utc_now(), "ended_utc": None,
         "clock": {"monotonic_ns": time.monotonic_ns(), "utc": utc_now()},
-        "endpoint": {"url": endpoint.url, "api": settings.api, "model": probe.shape.model, "server": served.server},
+        "endpoint": {"url": endpoint.url, "api": settings.api, "model": probe.shape.model, "server": served.server, "keeps_alive": probe.keeps_alive},
         "locked": {
             "engine": served.engine, "engine_version": served.engine_version, "max_model_len": served.max_model_len,
             "quantization": None, "hardware": None, "tensor_parallel": None, "prefix_caching": None,
@@ -80,35 +79,36 @@ def run_meta(
         "workload": _workload_meta(settings, trace, probe.calibration),
         "slos": [slo.as_dict() for slo in settings.slos],
         "seed": settings.seed, "salt": salt, "workers": settings.workers or 1, "warmup_requests": settings.warmup_requests,
-        "notes": list(probe.notes), "diagnosis": as_dicts(probe.diagnosis),
+        "notes": [*probe.notes, *source_notes(settings, trace)], "diagnosis": as_dicts(probe.diagnosis),
         "stages": [],
         "host": host_facts(),
         "fleet_inputs": settings.fleet_inputs,
     }  # fmt: skip
 
 
-def _workload_meta(settings: Settings, trace: Trace | None, calibration: Calibration) -> dict[str, Any]:
+def source_notes(settings: Settings, trace: Replayed | None) -> tuple[str, ...]:
+    """What of a trace or a prompt file is not sent, or not as it stands in the file."""
+    prompts = settings.workload.prompts
+    return trace.notes if trace is not None else prompts.file.notes if prompts else ()
+
+
+def _workload_meta(settings: Settings, trace: Replayed | None, calibration: Calibration) -> dict[str, Any]:
     found: dict[str, Any] = settings.workload.describe()
     if trace is not None:
         lengths = {"kind": "trace", "text": f"as in {Path(trace.source).name}"}
         found.update(
             name=Path(trace.source).stem, source=Path(trace.source).name, arrivals="trace", input_tokens=lengths, output_tokens=lengths,
-            trace={"file": Path(trace.source).name, "requests": len(trace.arrival_s), "time_scale": settings.time_scale, "notes": list(trace.notes)},
+            trace={
+                "file": Path(trace.source).name, "requests": len(trace.schedule), "time_scale": settings.replay.time_scale,
+                "think_scale": settings.replay.think_scale, "max_think_s": settings.replay.max_think_s if settings.replay.max_think_s < math.inf else None,
+                **(trace.counts or {}), "notes": list(trace.notes),
+            },
         )  # fmt: skip
     else:
         found["trace"] = None
-    found["tokenizer"] = {"name": settings.tokenizer, **asdict(calibration)}
-    found["prompts"] = _prompts_text(settings) if trace is None else replayed_prompts(settings, trace)
+    found["tokenizer"] = {"name": settings.tokenizer, **calibration.as_dict()}
+    found["prompts"] = _prompts_text(settings) if trace is None else trace.prompts
     return found
-
-
-def replayed_prompts(settings: Settings, trace: Trace) -> str:
-    """What the prompts of a trace or a schedule have in common, in words."""
-    if trace.blocks is not None:
-        return "shared blocks as in the trace"
-    if trace.as_schedule and settings.trace is not None and read_schedule(settings.trace).shared is not None:
-        return "shared prefixes as in the schedule"
-    return "unique"
 
 
 def _prompts_text(settings: Settings) -> str:

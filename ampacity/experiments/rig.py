@@ -18,14 +18,15 @@ from ampacity.experiments.stage_book import LOOKS, Enough, StageBook, answers_to
 from ampacity.progress import Progress
 from loadgen.audit import Measures, Tolerance, judge
 from loadgen.generator import Generator
+from loadgen.host import busiest, cpu_seconds
 from loadgen.plan import StagePlan
 from loadgen.probe import Probe
 from loadgen.records import RequestRecord
 from loadgen.rundir import RunWriter
 from loadgen.telemetry import Telemetry
 from workloads.profile import Workload
-from workloads.schedule import Schedule, trace_schedule
-from workloads.traces import Trace
+from workloads.replay import Replayed
+from workloads.schedule import Schedule
 
 DRAIN_MIN_S = 5.0
 DRAIN_DEFAULT_S = 30.0
@@ -34,6 +35,7 @@ IDLE_WAIT_S = 15.0  # after an overload the server may still be busy with reques
 CLOSED_REQUESTS_MAX = 200_000
 REPEATS_MAX = 3  # stages run again in one experiment because the client was disturbed ...
 GROW_CPU_FRACTION = 0.45  # ... and not busy with the load; from here on the next stage gets more workers
+REPLAY_FINISH_S = 1e6  # a trace's sessions are played to their end, however long a slow server takes
 TEMPLATE_TOKENS = 8  # of the context are left to the chat template
 
 
@@ -48,7 +50,7 @@ class Rig(StageBook):
         generator: Generator,
         telemetry: Telemetry,
         progress: Progress,
-        trace: Trace | None,
+        trace: Replayed | None,
     ) -> None:
         super().__init__(settings, writer, progress)
         self._trace = trace
@@ -101,22 +103,12 @@ class Rig(StageBook):
         """Whether a repetition may tell more: not where the client was busy, short of something, or the server overloaded."""
         audit = self._writer.meta["stages"][-1]["audit"]
         idle = audit["cpu_fraction"] < GROW_CPU_FRACTION and not audit["shortages"]
-        return bool(audit["client_limited"]) and idle and judged["stable"] is not False
+        return bool(judged["client_limited"]) and idle and judged["stable"] is not False
 
     async def trace_stage(self) -> dict[str, Any] | None:
-        """Replay the trace of the settings as one open stage."""
+        """Replay the trace of the settings as one stage, open where it says when its requests arrive."""
         assert self._trace is not None
-        trace = self._trace
-        how: dict[str, Any] = {
-            "time_scale": self.settings.time_scale,
-            "first_request_id": self._first_request_id,
-        }
-        if trace.as_schedule and self.settings.trace is not None:
-            from workloads.schedule_file import read_schedule
-
-            schedule = read_schedule(self.settings.trace, **how)
-        else:
-            schedule = trace_schedule(trace, **how)
+        schedule, users = self._trace.schedule, self.settings.concurrency
         from analysis.next_load import fewest_requests
 
         least, slo = fewest_requests(self.settings.slos, {})
@@ -125,6 +117,9 @@ class Rig(StageBook):
                 f"the trace is too short for {slo}: it takes {least:,} requests at least to be met, and has {len(schedule):,}"
             )
         span_s = float(schedule.scheduled_s[-1]) if len(schedule) else 0.0
+        if users is not None:
+            busy_s = _played_s(schedule) + len(schedule) * self.typical_e2e_s
+            return await self._run("closed", schedule, max(busy_s / users[0], 1e-3), concurrency=users[0])
         duration_s = span_s + span_s / max(len(schedule) - 1, 1)  # one mean gap after the last arrival
         return await self._run(
             "open", schedule, max(duration_s, 1e-3), offered_rps=len(schedule) / max(duration_s, 1e-3)
@@ -153,18 +148,22 @@ class Rig(StageBook):
             return None
         plan = StagePlan(
             index=len(self.stages), kind=kind, schedule=schedule, duration_s=duration_s,
-            offered_rps=offered_rps, concurrency=concurrency, used_up=cut or StagePlan.used_up,
+            offered_rps=offered_rps, concurrency=concurrency, used_up=cut or ("" if self._trace else StagePlan.used_up),
             think_s=self.settings.think_s, ramp_s=self.settings.ramp_s, drain_s=self._drain_s(), answering_s=self._answering_s(schedule),
-            sticky=self.settings.sticky, **_session_rules(self.settings.workload),
+            sticky=self.settings.sticky, **_session_rules(self.settings.workload, self._trace),
         )  # fmt: skip
+        others, looked_s = cpu_seconds(), time.monotonic()
         with self._progress.stage(self._generator, plan), self._looking_on(plan, enough):
             result = await self._generator.run(
                 plan, self._workers_wanted, lambda start_ns: self._announce(plan, start_ns)
             )
+        others_since = busiest(others, cpu_seconds(), time.monotonic() - looked_s)
         table = self._writer.stage_table(plan.index)
         self._first_request_id += result.ids_used
         self._spend(table.num_rows, _planned_tokens(table))
         meta = {**result.meta, "lengths": self.lengths, "audit": self._audit(result.measures)}
+        if plan.whole and kind == "open":  # how long it was to last depended on the answers
+            meta["offered_rps"] = meta["scheduled_requests"] / ((meta["end_ns"] - meta["start_ns"]) / 1e9)
         meta |= self._sharing(schedule, table)
         self._writer.meta["stages"][-1] = meta
         stopped = self._generator.stopped
@@ -180,6 +179,9 @@ class Rig(StageBook):
         judged: dict[str, Any] = analyse_stage(
             table, self._diagnosed(meta), self.settings.slos, self.settings.warmup_requests
         )
+        if judged["client_limited"] or judged["client_limited_metrics"]:
+            meta["audit"]["busiest"] = others_since
+            self._writer.write_meta()
         self.stages.append(judged)
         self._progress.judged(judged)
         if not self.ended:
@@ -247,7 +249,7 @@ class Rig(StageBook):
         if lost:
             self._progress.note(lost)
             audit = replace(audit, client_limited=True, client_limited_reason=lost)
-        cores = max((os.cpu_count() or 1) - 1, 1)  # one is left to everything else
+        cores = len(self.settings.cpus) or max((os.cpu_count() or 1) - 1, 1)  # one is left to everything else
         if self.settings.workers is None and audit.cpu_fraction >= GROW_CPU_FRACTION:
             self._workers_wanted = min(2 * self._workers_wanted, max(cores, self._workers_wanted))
             self._writer.meta["workers"] = self._workers_wanted
@@ -281,9 +283,22 @@ class Rig(StageBook):
         return SLOWED * self.typical_e2e_s * max(float(schedule.output_tokens.max(initial=1)) / middling, 1.0)
 
 
-def _session_rules(workload: Workload) -> dict[str, Any]:
+def _played_s(schedule: Schedule) -> float:
+    """How long all sessions take together, but for the answers."""
+    if schedule.think_s is None:
+        return 0.0
+    return float(schedule.think_s.sum())
+
+
+def _session_rules(workload: Workload, trace: Replayed | None) -> dict[str, Any]:
     """What a stage does with sessions."""
     sessions = workload.sessions
+    if (
+        sessions is None
+        and trace is not None
+        and (trace.schedule.session is not None or not trace.says_arrivals)
+    ):
+        return {"finish_s": REPLAY_FINISH_S, "whole": True}
     if sessions is None:
         return {}
     return {

@@ -11,7 +11,6 @@ import numpy as np
 
 from ampacity.config import Settings
 from ampacity.experiments.stage_book import StageBook
-from ampacity.experiments.sweep import START_IN_FLIGHT, first_rate
 from ampacity.values import ConfigError, duration_text
 from analysis.next_load import (
     Finished,
@@ -25,7 +24,7 @@ from analysis.next_load import (
 )
 from analysis.pooled import estimate
 
-START = 4 * START_IN_FLIGHT  # requests in flight at the first load
+START = 1.0  # requests in flight at the first load
 FILL_TIMES = 10.0  # a stage lasts at least so many times as long as one request, and has about so many
 BRACKET_SHARE = (
     0.25  # of the time left: what a stage may take of it while one side of the limit is still to be found
@@ -64,9 +63,7 @@ class Search:
         """Bracket, narrow, repeat where that was asked for. Raises ConfigError as ``check`` does, and where no stage fits."""
         settings = rig.settings
         self.check(settings)
-        goal = Goal(
-            settings.slos, self._plan.precision, first_rate(rig.typical_e2e_s / START * START_IN_FLIGHT, 1e9)
-        )
+        goal = Goal(settings.slos, self._plan.precision, float(f"{START / rig.typical_e2e_s:.3g}"))
         rig.tell(_expected(rig, goal))
         if (limit_s := self._plan.max_duration_s) is not None:
             fewest_s = FILL_TIMES * rig.typical_e2e_s  # no stage is shorter

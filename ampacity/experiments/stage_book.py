@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import replace
@@ -56,6 +57,12 @@ class StageBook(ABC):
     def tell(self, text: str) -> None:
         """A line for those who wait."""
         self._progress.note(text)
+
+    def again(self, option: str, value: str) -> str:
+        """The command of this run with another value of ``option``."""
+        words = [str(word) for word in self._writer.meta["command_line"]]
+        at = words.index(option) if option in words else len(words)
+        return shlex.join([*words[:at], *words[at + 2 :], option, value])
 
     def note_down(self, name: str, value: Any) -> None:
         """Write an entry of run.json."""
@@ -113,7 +120,7 @@ def fit_context(schedule: Schedule, context: int, spare: int = 0) -> tuple[Sched
     Lone requests are shortened, first the answer to half of the context; a conversation ends before the turn that
     would not fit.
     """
-    if schedule.continues is not None:
+    if schedule.session is not None:
         fitting = schedule.without(schedule.input_tokens + schedule.output_tokens + spare > context)
         return fitting, ("turns_beyond_context", len(schedule) - len(fitting))
     outputs = np.minimum(schedule.output_tokens, max(context // 2, 1))

@@ -2,85 +2,170 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, Literal
 
-from ampacity.experiments.stage_book import StageBook
+from ampacity.experiments.stage_book import Enough, StageBook
 from ampacity.values import duration_text
-from analysis.next_load import Goal, Step, fewest_requests, narrowing, out_of_reach, told_enough
-from analysis.pooled import is_over
+from analysis.capacity import PUBLISHED, find_capacity
+from analysis.next_load import (
+    Finished,
+    Goal,
+    Step,
+    fewest_requests,
+    narrowing,
+    near_requests,
+    non_monotone,
+    out_of_reach,
+    told_enough,
+)
+from analysis.pooled import estimate, is_over, judged_open, unseen
+from analysis.slo import Slo
 
+MAX_DURATION_S = 600.0  # of a curve, where neither loads nor the length of a stage are given
+STAGE_SHARE = 0.05  # of that time: a stage of the grid
 START_IN_FLIGHT = 0.25  # the lowest rate of the grid: an idle endpoint most of the time
-FIRST_REQUESTS = 20  # and sends at least so many in a stage
-CARRIED = 2.0  # requests in flight that any endpoint is taken to carry
-ROOM = 1.2  # over the fewest requests of a percentile: warm-up is cut, arrivals are random
+SURELY_LOW = 0.5  # requests in flight at the first rate at most: one thread is busy half of the time
+FIRST_REQUESTS = 20  # that a stage has, if its time may be doubled for it
 GROWTH = 2.0
 STAGES_MAX = 16
 REFINE_STAGES = 3  # without an SLO: between the highest load that was carried and the lowest that was not
 REFINE_UNTIL = 1.1  # their ratio at which the bracket is narrow enough
-REFINE_TIMES = 5.0  # with SLOs: stage lengths that the loads near the limit get in all
+REFINE_TIMES = 5.0  # with SLOs and no time given: stage lengths that the loads near the limit get in all
 PROLONGED = 3.0  # and one of them at most
 PRECISION = 0.1  # of the usable rate, at which no more is asked for
 DOWN_STEPS = 6  # how often the grid is halved below a start that was too high already
+ROOM = 1.2  # over the fewest requests of a percentile: warm-up is cut, arrivals are random
 
 
-async def sweep(rig: StageBook, start_rps: float | None = None) -> None:
-    """Run the levels of the settings, or the grid that finds itself; then again at each of the settings' ``lengths``."""
-    if told := too_few(rig, start_rps):
+class _Clock:
+    """The time that is left of a curve's, if it has a limit. Engine time where it is virtual, else the clock's, drain included."""
+
+    def __init__(self, rig: StageBook, limit_s: float | None) -> None:
+        self.limit_s = limit_s
+        self.spent_s = 0.0
+        self._rig = rig
+
+    @property
+    def left_s(self) -> float:
+        return float("inf") if self.limit_s is None else self.limit_s - self.spent_s
+
+    async def stage(
+        self, rate_rps: float, length_s: float, enough: Enough | None = None
+    ) -> dict[str, Any] | None:
+        """An open stage; None where the run is over."""
+        began_s = time.monotonic()
+        judged = await self._rig.open_stage(rate_rps, length_s, enough)
+        if judged is not None:
+            self.spent_s += max(judged["window"]["end_s"], time.monotonic() - began_s)
+        return None if self._rig.ended else judged
+
+
+async def sweep(rig: StageBook, start_rps: float | None = None, max_duration_s: float | None = None) -> None:
+    """Run the levels of the settings, or the grid that finds itself, within ``max_duration_s``; then again at each of the
+    settings' ``lengths``, each curve in its share of that time. Without an answer it ends with the command that gets one."""
+    if told := too_few(rig):
         rig.tell(told)
-    await _curve(rig, start_rps)
     settings = rig.settings
+    limit_s = max_duration_s and max_duration_s / (1 + len(settings.lengths))
+    if limit_s is not None:
+        rig.tell(f"at most {duration_text(limit_s)} of load (--max-duration), stages of {settings.duration_s:g} s, longer near the limit")  # fmt: skip
+    await _curve(rig, start_rps, limit_s)
     for name in settings.lengths:
         if rig.ended:
             return
         rig.lengths = name
         rig.settings = replace(settings, workload=settings.workload.at_quantile(float(name[1:]) / 100))
-        await _curve(rig, start_rps)
+        await _curve(rig, start_rps, limit_s)
 
 
-async def _curve(rig: StageBook, start_rps: float | None) -> None:
+async def _curve(rig: StageBook, start_rps: float | None, limit_s: float | None) -> None:
     settings = rig.settings
-    if settings.concurrency:
-        for concurrency in settings.concurrency:
-            if await rig.closed_stage(concurrency) is None or rig.ended:
-                return
+    for concurrency in settings.concurrency or ():
+        if await rig.closed_stage(concurrency) is None or rig.ended:
+            return
+    for given_rps in settings.rates or ():
+        if await rig.open_stage(given_rps) is None or rig.ended:
+            return
+    if settings.concurrency or settings.rates:
         return
-    if settings.rates:
-        for given_rps in settings.rates:
-            if await rig.open_stage(given_rps) is None or rig.ended:
-                return
-        return
+    clock = _Clock(rig, limit_s)
     rate_rps: float | None = start_rps or begin_rate(rig, _least(rig)[0])
-    while rate_rps is not None and await rig.open_stage(rate_rps) is not None and not rig.ended:
+    while rate_rps is not None and clock.left_s >= (length_s := _grid_s(rig, rate_rps)):
+        if await clock.stage(rate_rps, length_s) is None:
+            return
         rate_rps = next_rate(_of_curve(rig))
-    if settings.slos and not rig.ended:
-        await _near_the_limit(rig)
+    if settings.slos and await _near_the_limit(rig, clock):
+        _say_what_is_lacking(rig, clock)
+
+
+def _grid_s(rig: StageBook, rate_rps: float) -> float:
+    """A stage of the grid lasts longer where it has few requests, up to twice as long."""
+    length_s = rig.stage_s(rate_rps)
+    return min(max(length_s, FIRST_REQUESTS / rate_rps), 2 * length_s)
 
 
 def _of_curve(rig: StageBook) -> list[dict[str, Any]]:
     return [s for s in rig.stages if s["lengths"] == rig.lengths]
 
 
-async def _near_the_limit(rig: StageBook) -> None:
-    """Loads on both sides of the limit that the stages so far tell of, as a search would take them, in the time that a sweep has."""
+async def _near_the_limit(rig: StageBook, clock: _Clock) -> bool:
+    """Loads on both sides of the limit that the stages so far tell of, as a search would take them, in the time that is
+    left; False where the run is over."""
     goal = Goal(tuple(rig.settings.slos), PRECISION)
     left = REFINE_TIMES  # in lengths of a stage
-    while left >= 1 and isinstance(step := narrowing(stages := _of_curve(rig), goal), Step):
+    while len(rig.stages) < 2 * STAGES_MAX and isinstance(step := narrowing(stages := _of_curve(rig), goal), Step):  # fmt: skip
         length_s = rig.stage_s(step.load_rps)
-        times = min(max(step.requests / step.load_rps / length_s, 1.0), PROLONGED, left)
+        longest = PROLONGED
+        if clock.limit_s is not None:
+            left = clock.left_s / length_s
+            longest = max(PROLONGED, left / 2)
+        if left < 1:
+            break
+        times = min(max(step.requests / step.load_rps / length_s, 1.0), longest, left)
         times = left if left - times < 1 else times  # too short a stage says nothing
-        judged = await rig.open_stage(
+        judged = await clock.stage(
             _round(step.load_rps), times * length_s,
             lambda partial, before=stages: told_enough(before, partial, goal),  # type: ignore[misc]
         )  # fmt: skip
-        if judged is None or rig.ended or len(rig.stages) >= STAGES_MAX:
-            return
+        if judged is None:
+            return False
         left -= judged["window"]["end_s"] / length_s
+    return True
 
 
-def too_few(rig: StageBook, start_rps: float | None = None) -> str | None:
-    """Which loads have fewer requests in a stage than an SLO takes to be met, and what to do; None where none has.
+def _say_what_is_lacking(rig: StageBook, clock: _Clock) -> None:
+    """Where no load is named: the command that is likely to name one, in the run's verdict too."""
+    lacking_s = _lacking_s(_of_curve(rig), rig.settings.slos)
+    if lacking_s is None:
+        return
+    enough_s = max(MAX_DURATION_S, 2 * (clock.limit_s or clock.spent_s), ROOM * (clock.spent_s + lacking_s))
+    command = rig.again("--max-duration", duration_text(enough_s))
+    rig.tell(f"no load is known yet at which the SLOs hold; this is likely to find one: {command}")
+    rig.note_down("next_command", command)
+
+
+def _lacking_s(stages: Sequence[dict[str, Any]], slos: Sequence[Slo]) -> float | None:
+    """Seconds of load near the limit that a usable rate still takes; None where one is known, and where no time would help:
+    no load meets the SLOs, they cannot be measured, or the client is the limit."""
+    judged = judged_open(stages)
+    if find_capacity(stages, slos)["usable_rps"] is not None or not judged or unseen(judged, slos):
+        return None
+    lowest = float(judged[0]["offered_rps"])
+    too_low = is_over(judged[0]) and lowest <= stages[0]["offered_rps"] / GROWTH**DOWN_STEPS
+    if too_low or out_of_reach(judged) or isinstance(non_monotone(judged), Finished):
+        return None
+    found = estimate(judged, slos)
+    if found is None:
+        return 0.0
+    times = (found.relative_error / PUBLISHED) ** 2 - 1
+    return max(times, 0.0) * near_requests(judged, found.usable_rps) / found.usable_rps
+
+
+def too_few(rig: StageBook) -> str | None:
+    """Which of the given loads have fewer requests in a stage than an SLO takes to be met, and what to do; None where none has.
 
     A closed loop is expected to send as many as an idle endpoint would answer.
     """
@@ -89,20 +174,15 @@ def too_few(rig: StageBook, start_rps: float | None = None) -> str | None:
     unit, rps = "req/s", 1.0  # requests/s of one unit of load
     if settings.concurrency:
         unit, rps = "users", 1 / (rig.typical_e2e_s + settings.think_s)
-    given = settings.concurrency or settings.rates
-    loads = given or (start_rps or begin_rate(rig, least),)
-    low = min(loads)
-
-    def requests(load: float) -> float:
-        return load * rps * (settings.duration_s if settings.concurrency else rig.stage_s(load))
-
-    if not least or requests(low) >= least:
+    loads = settings.concurrency or settings.rates or ()
+    few = [load for load in loads if load * rps * settings.duration_s < least]
+    if not few:
         return None
-    few = [f"{requests(x):,.0f} at {x:g} {unit}" for x in loads if requests(x) < least]
+    named = ", ".join(f"{load * rps * settings.duration_s:,.0f} at {load:g} {unit}" for load in few)
     return (
         f"stages are too short for {slo} below {least / settings.duration_s / rps:.4g} {unit} (--duration {settings.duration_s:g} s): "
-        f"it takes {least:,} requests at least to be met, and they have about {', '.join(few)}"
-        f"{'' if given else ', where the sweep begins'}; --duration {duration_text(ROOM * least / low / rps)} is enough from {low:g} {unit} on"
+        f"it takes {least:,} requests at least to be met, and they have about {named}; "
+        f"--duration {duration_text(ROOM * least / few[0] / rps)} is enough from {few[0]:g} {unit} on"
     )
 
 
@@ -114,21 +194,17 @@ def _least(rig: StageBook) -> tuple[int, str]:
 
 
 def begin_rate(rig: StageBook, least: int) -> float:
-    """Where the grid starts: as low as that is, where a stage has twice ``least`` requests, but at ``CARRIED`` in flight at most."""
-    low = first_rate(rig.typical_e2e_s, rig.settings.duration_s)
-    enough = 2 * least / rig.stage_s(low)  # up to half of a stage may be cut as warm-up
-    return max(low, _round(min(enough, CARRIED / rig.typical_e2e_s)))
-
-
-def first_rate(typical_e2e_s: float, duration_s: float) -> float:
-    """The lowest rate worth a stage, requests/s: low, but with enough requests to say something."""
-    return _round(max(START_IN_FLIGHT / typical_e2e_s, FIRST_REQUESTS / duration_s))
+    """Where the grid starts: where a stage has twice ``least`` requests (up to half of it may be cut as warm-up) and
+    ``FIRST_REQUESTS``, but no higher than ``SURELY_LOW``."""
+    idle_rps = START_IN_FLIGHT / rig.typical_e2e_s
+    enough_rps = max(2 * least, FIRST_REQUESTS) / rig.stage_s(_round(idle_rps))
+    return _round(min(max(idle_rps, enough_rps), SURELY_LOW / rig.typical_e2e_s))
 
 
 def next_rate(stages: Sequence[dict[str, Any]]) -> float | None:
     """The next offered rate of the grid given the judged stages so far, or None when it is done.
 
-    Doubles until a stage is saturated (or two broke the SLO), goes down while even the lowest one seems to be over.
+    Goes down while even the lowest one seems to be over, then doubles until a stage is saturated (or two broke the SLO).
     Without SLOs it then halves (geometrically) the widest gap between the highest rate that was carried and the
     lowest that was not.
     """
@@ -137,12 +213,13 @@ def next_rate(stages: Sequence[dict[str, Any]]) -> float | None:
     level = {float(s["offered_rps"]): _judge(s) for s in stages}
     rates = sorted(level)
     over = [rate for rate in rates if level[rate] in ("over", "saturated")]
+    lowest = next(s for s in stages if s["offered_rps"] == rates[0])
+    if rates[0] in over or (lowest["slo_verdicts"] and is_over(lowest)):
+        worth_a_look = rates[0] > stages[0]["offered_rps"] / GROWTH**DOWN_STEPS and not out_of_reach(stages)
+        served_rps = lowest["achieved_rps"] if level[rates[0]] == "saturated" else rates[0]
+        return _round(min(rates[0], served_rps or rates[0]) / GROWTH) if worth_a_look else None
     if "saturated" not in level.values() and len(over) < 2:
         return _round(rates[-1] * GROWTH)
-    lowest = next(s for s in stages if s["offered_rps"] == rates[0])
-    if over[0] == rates[0] or (lowest["slo_verdicts"] and is_over(lowest)):
-        worth_a_look = rates[0] > rates[-1] / GROWTH**DOWN_STEPS and not out_of_reach(stages)
-        return _round(rates[0] / GROWTH) if worth_a_look else None
     if lowest["slo_verdicts"]:
         return None  # what is between the two is for the estimate to say
     within = [rate for rate in rates if rate < over[0]]

@@ -57,8 +57,9 @@ def play(
     used_up = False
 
     def send(index: int, at_s: float) -> None:
-        turns.released(index)
         run.arrive(requests[index], at_s)
+        for later, due_ns in turns.released(index, round(at_s * 1e9)):
+            send(later, due_ns / 1e9)
 
     def begin(at_s: float) -> None:
         nonlocal used_up

@@ -12,13 +12,14 @@ from types import ModuleType
 from typing import Any
 
 import ampacity
-from ampacity.imports import aiperf, genai_bench, guidellm, vllm_bench
+from ampacity.imports import aiperf, genai_bench, guidellm, sglang_bench, vllm_bench
 from ampacity.imports.results import CONNECTING, FAILURES_LEFT_OUT, ImportedFileError, Request, Result, Stage
 from loadgen.records import CHUNK_AT_MAX_US, RequestRecord
 from loadgen.rundir import RunWriter
 
 FORMATS: dict[str, ModuleType] = {
     "vllm": vllm_bench, "aiperf": aiperf, "guidellm": guidellm, "genai-bench": genai_bench,
+    "sglang": sglang_bench,
 }  # fmt: skip
 LARGEST_BYTES = 2 * 2**30
 LONGEST_S = 1e7  # of a stage

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import os
+import gzip
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -32,14 +32,7 @@ def llamacpp(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iter
 @pytest.fixture(scope="session")
 def azure_rows() -> list[tuple[str, int, int]]:
     """The first 300 rows of the Azure LLM inference trace 2023, conversation: (time, input, output tokens)."""
-    path = (
-        Path(os.environ.get("AMPACITY_TEST_DATA", Path(__file__).parents[3] / "shared" / "data"))
-        / "azure_llm_2023_conv.csv"
-    )
-    if not path.is_file():
-        pytest.skip(
-            "the Azure trace is not at hand: put azure_llm_2023_conv.csv into a folder and name that in AMPACITY_TEST_DATA"
-        )
-    lines = path.read_text(encoding="utf-8").split("\n")[1:301]
+    path = Path(__file__).parents[1] / "data" / "traces" / "azure_llm_2023_conv.csv.gz"
+    lines = gzip.decompress(path.read_bytes()).decode().splitlines()[1:301]
     rows = [line.strip().split(",") for line in lines]
     return [(when, int(context), int(generated)) for when, context, generated in rows]

@@ -1,0 +1,255 @@
+"""The messages of recorded requests, as a trace holds them: read from many forms, kept once each, sent as they are."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from workloads.prefixes import SharedPrefixes, take_lists
+from workloads.prompt_files import CHARACTERS_PER_TOKEN
+
+Ints = NDArray[np.int64]
+Message = dict[str, Any]
+SENT_FIELDS = ("tools", "tool_choice", "parallel_tool_calls", "response_format", "functions", "function_call")
+"""Of a recorded request's body, what is sent with its messages."""
+_ROLES = {"human": "user", "ai": "assistant", "gpt": "assistant", "model": "assistant"}
+_SEGMENTS = 1 << 61  # message k is the segment _SEGMENTS + k of the prompts that begin with it
+_encode = msgspec.json.Encoder(decimal_format="number").encode
+
+
+@dataclass(frozen=True, eq=False)
+class Recorded:
+    """Messages of n requests: each distinct one once, as JSON; request r has those of
+    ``ids[start[r]:start[r + 1]]``, and the further body fields ``fields[field_of[r]]``.
+
+    ``is_text`` bool[n]: the file has one text, not a list of messages. ``tokens`` are estimates.
+    """
+
+    messages: Sequence[bytes]
+    tokens: Ints
+    start: Ints
+    ids: Ints
+    fields: tuple[dict[str, Any], ...]
+    field_of: Ints
+    is_text: NDArray[np.bool_]
+
+    def turn(self, entry: int, _turn: int = 0) -> list[msgspec.Raw]:
+        """The messages of one request."""
+        return [msgspec.Raw(self.messages[k]) for k in self.ids[self.start[entry] : self.start[entry + 1]]]
+
+    def body_fields(self, entry: int) -> dict[str, Any]:
+        """What stands in the body beside the messages: tools and the like."""
+        return self.fields[int(self.field_of[entry])]
+
+    def begins_with(self, entry: int, earlier: int) -> bool:
+        """Whether the messages, or the text, of a request begin with all of those of an earlier one."""
+        mine, theirs = (self.ids[self.start[e] : self.start[e + 1]] for e in (entry, earlier))
+        if self.is_text[entry]:  # one message each: behind the text stand a quote and a bracket
+            begun: bytes = self.messages[theirs[0]][:-2]
+            return bool(self.messages[mine[0]].startswith(begun))
+        return len(theirs) <= len(mine) and bool((mine[: len(theirs)] == theirs).all())
+
+    def shared(self, entry: Ints, input_tokens: Ints) -> SharedPrefixes:
+        """Each prompt (of the requests ``entry``; -1: of no message) as its messages, which add up to its tokens."""
+        known = np.flatnonzero(entry >= 0)
+        places, start = take_lists(self.start, entry[known])
+        length = np.zeros(len(entry), dtype=np.int64)
+        length[known] = np.diff(start)
+        ids = self.ids[places]
+        sums = np.maximum(np.diff(np.concatenate([[0], np.cumsum(self.tokens[ids])])[start]), 1)
+        scale = np.repeat(input_tokens[known] / sums, np.diff(start))
+        tokens = np.maximum(np.floor(self.tokens[ids] * scale), 1).astype(np.int64)
+        return SharedPrefixes(np.concatenate([[0], np.cumsum(length)]), _SEGMENTS + ids, tokens)
+
+
+class Recording:
+    """Collects the messages of a trace's rows."""
+
+    def __init__(self, count: Callable[[str], int] | None = None) -> None:
+        """``count``: tokens of a text. Default: a token for four characters."""
+        self.count = count or (lambda text: max(1, -(-len(text) // CHARACTERS_PER_TOKEN)))
+        self.counted_by = (
+            "they are counted by the tokenizer" if count
+            else f"a token is taken for {CHARACTERS_PER_TOKEN} characters (--tokenizer counts)"
+        )  # fmt: skip
+        self._number: dict[bytes, int] = {}
+        self._tokens: list[int] = []
+        self._ids: list[int] = []
+        self._start = [0]
+        self._fields: dict[bytes, int] = {}
+        self._field_of: list[int] = []
+        self._is_text: list[bool] = []
+
+    def add(
+        self, messages: Sequence[Message], fields: Mapping[str, Any], *, is_text: bool
+    ) -> tuple[int, int]:
+        """(its number, estimated tokens) of one request."""
+        first = len(self._ids)
+        for message in messages:
+            content = _encode(message)
+            number = self._number.setdefault(content, len(self._number))
+            if number == len(self._tokens):
+                self._tokens.append(self.count(text_of(message)))
+            self._ids.append(number)
+        self._start.append(len(self._ids))
+        held = _encode(dict(fields))
+        self._field_of.append(self._fields.setdefault(held, len(self._fields)))
+        self._is_text.append(is_text)
+        more = self.count(held.decode()) if fields else 0
+        return len(self._field_of) - 1, more + sum(self._tokens[k] for k in self._ids[first:])
+
+    def done(self) -> Recorded | None:
+        """All of them; None where there were none."""
+        if not self._field_of:
+            return None
+        ints = (np.array(held, dtype=np.int64) for held in (self._tokens, self._start, self._ids))
+        tokens, start, ids = ints
+        return Recorded(
+            tuple(self._number), tokens, start, ids,
+            tuple(msgspec.json.decode(held) for held in self._fields),
+            np.array(self._field_of, dtype=np.int64), np.array(self._is_text, dtype=bool),
+        )  # fmt: skip
+
+
+def text_of(message: Mapping[str, Any]) -> str:
+    """All text of a message: its content, and the calls of tools. Images have none."""
+    content = message.get("content")
+    parts = content if isinstance(content, list) else [content]
+    said = [
+        str(p.get("text") or p.get("content") or "") if isinstance(p, Mapping) else str(p or "")
+        for p in parts
+    ]
+    if message.get("tool_calls"):
+        said.append(_encode(message["tool_calls"]).decode())
+    return " ".join(text for text in said if text)
+
+
+def read_messages(value: Any) -> tuple[list[Message], bool] | None:
+    """(messages, whether they are one text) of a recorded prompt in any of its forms; None: there is none.
+
+    A text, a list of messages (OpenAI's, Anthropic's, or OpenTelemetry's with ``parts``), or either as JSON in
+    a text. Raises ValueError that says what it is instead.
+    """
+    if isinstance(value, str):
+        held = _json(value)
+        if held is None:
+            return ([{"role": "user", "content": value}], True) if value.strip() else None
+        value = held
+    if isinstance(value, Mapping):
+        value = value.get("messages", [value] if "role" in value else None)
+    if isinstance(value, list) and len(value) == 1 and isinstance(value[0], list):
+        value = value[0]
+    if value in (None, [], {}):
+        return None
+    if not isinstance(value, list) or not all(isinstance(item, Mapping) for item in value):
+        raise ValueError("neither a text nor a list of messages")
+    return [_message(item) for item in value], False
+
+
+def _json(text: str) -> Any:
+    """What a text holds as JSON of an object or a list; None: it is plain text."""
+    if text.lstrip()[:1] not in ("[", "{"):
+        return None
+    with contextlib.suppress(ValueError, RecursionError):
+        return json.loads(text)
+    return None
+
+
+def _message(item: Mapping[str, Any]) -> Message:
+    said = item.get("role", item.get("from"))
+    if not isinstance(said, str):
+        raise ValueError("a message has no role")
+    role = _ROLES.get(said.lower(), said.lower())
+    if isinstance(item.get("parts"), list):
+        return _of_parts(role, item["parts"])
+    message = {key: value for key, value in item.items() if key not in ("role", "from", "value")}
+    if "content" not in message and "value" in item:
+        message["content"] = item["value"]
+    if not isinstance(message.get("content"), str | list) and not (
+        message.get("tool_calls") or message.get("function_call") or role == "assistant"
+    ):
+        raise ValueError(f"a message of the role {role} has no content")
+    return {"role": role, **message}
+
+
+def _of_parts(role: str, parts: Sequence[Any]) -> Message:
+    """OpenTelemetry's form of a message in OpenAI's."""
+    texts, calls, message = [], [], {"role": role}
+    for part in parts:
+        kind = part.get("type") if isinstance(part, Mapping) else None
+        if kind == "text":
+            texts.append(str(part.get("content", "")))
+        elif kind == "tool_call":
+            arguments = part.get("arguments", "")
+            text = arguments if isinstance(arguments, str) else _encode(arguments).decode()
+            function = {"name": str(part.get("name", "")), "arguments": text}
+            calls.append({"id": str(part.get("id", "")), "type": "function", "function": function})
+        elif kind == "tool_call_response":
+            response = part.get("response", part.get("result", ""))
+            texts.append(response if isinstance(response, str) else _encode(response).decode())
+            message |= {"role": "tool", "tool_call_id": str(part.get("id", ""))}
+        else:
+            raise ValueError(f"a part of a message is of the type {kind!r:.40}, which is not known")
+    content = "\n".join(texts)
+    return message | ({"content": content or None, "tool_calls": calls} if calls else {"content": content})
+
+
+def span_messages(held: Mapping[str, Any]) -> list[Message] | None:
+    """The messages in the attributes of a span (OpenTelemetry, OpenLLMetry, OpenInference); None: it has none."""
+    told = held.get("gen_ai.input.messages", held.get("input.value"))
+    found = read_messages(told) if told is not None else None
+    messages = found[0] if found else _numbered(held)
+    system = held.get("gen_ai.system_instructions")
+    if isinstance(system, str):
+        system = _json(system) or [{"type": "text", "content": system}]
+    if messages and isinstance(system, list):
+        messages = [_of_parts("system", system), *messages]
+    return messages or None
+
+
+def _numbered(held: Mapping[str, Any]) -> list[Message]:
+    """Messages whose fields are attributes of their own: gen_ai.prompt.0.content, llm.input_messages.0.message.role."""
+    for prefix, between in (("gen_ai.prompt.", "."), ("llm.input_messages.", ".message.")):
+        found: list[Message] = []
+        while (role := held.get(f"{prefix}{len(found)}{between}role")) is not None:
+            at = f"{prefix}{len(found)}{between}"
+            message: Message = {"role": role, "content": held.get(f"{at}content")}
+            if f"{at}tool_call_id" in held:
+                message["tool_call_id"] = held[f"{at}tool_call_id"]
+            calls: list[Message] = []
+            while f"{at}tool_calls.{len(calls)}.name" in held:
+                here = f"{at}tool_calls.{len(calls)}."
+                function = {"name": held[f"{here}name"], "arguments": held.get(f"{here}arguments", "")}
+                calls.append({"id": held.get(f"{here}id", ""), "type": "function", "function": function})
+            found.append(_message(message | ({"tool_calls": calls} if calls else {})))
+        if found:
+            return found
+    return []
+
+
+def read_fields(record: Mapping[str, Any], prefix: str) -> dict[str, Any]:
+    """The further fields of a recorded body, whose names begin with ``prefix``."""
+    found = {name: record.get(prefix + name) for name in SENT_FIELDS}
+    parsed = {
+        name: _json(value) or value if isinstance(value, str) else value for name, value in found.items()
+    }
+    return {name: value for name, value in parsed.items() if value not in (None, "", [], {})}
+
+
+def span_tools(definitions: Any) -> Any:
+    """The tools of a span in OpenAI's form; None: it has none."""
+    held = _json(definitions) if isinstance(definitions, str) else definitions
+    if not isinstance(held, list):
+        return None
+    return [
+        {"type": "function", "function": {k: v for k, v in tool.items() if k != "type"}}
+        if isinstance(tool, Mapping) and "name" in tool else tool
+        for tool in held
+    ]  # fmt: skip

@@ -1,0 +1,63 @@
+"""What is to be said of the columns of a trace: which of two was taken, what is not used, what has no value."""
+
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import numpy as np
+
+from workloads.recorded import SENT_FIELDS
+from workloads.text import mended
+from workloads.trace_fields import PER_ROW, Columns
+from workloads.trace_formats import Records
+
+_OURS = ("session", "hash_id_scope", "parent_session")  # that the reader adds to rows of nested requests
+_SHOWN = 12
+
+
+def column_notes(name: str, columns: Columns | None, records: Records) -> Iterator[str]:
+    """One line each, once the rows of the file ``name`` have been read."""
+    if columns is None or columns.format == "schedule":  # read by workloads.schedule_file
+        return
+    for role, others in columns.others.items():
+        if role in PER_ROW:
+            continue
+        yield f"{name}: column {columns[role].strip()} is taken for the {role}, not {' or '.join(map(mended, others))}"
+    for key, count in records.twice.items():
+        yield f"{name}: the key {mended(key)} stands twice in an object, {count} times: the last one is taken"
+    rows: Counter[str] = Counter()
+    for shape, count in records.shapes.items():
+        for field in shape:
+            rows[field] += count
+    prompts = columns.name("messages")
+    prefix = prompts[: prompts.rfind(".") + 1]
+    used = {
+        *columns.by_role.values(),
+        *(f"{prefix}{field}" for field in (*SENT_FIELDS, "system") if prompts),
+        *_OURS,
+        *(other for others in columns.others.values() for other in others),
+    }
+    roots = tuple(
+        f"{used_name.partition('.')[0]}." for used_name in columns.by_role.values() if "." in used_name
+    )
+    unused = [field for field in rows if field not in used and f"{field}." not in roots]
+    if unused:
+        total = records.shapes.total()
+        shown = (
+            f"{mended(field).strip()}{'' if rows[field] == total else f' (of {rows[field]} rows)'}"
+            for field in unused[:_SHOWN]
+        )
+        more = f" and {len(unused) - _SHOWN} more" if len(unused) > _SHOWN else ""
+        yield f"{name}: columns that are not used: {', '.join(shown)}{more}"
+
+
+def missing_notes(name: str, columns: Columns, held: Mapping[str, Any]) -> Iterator[str]:
+    """One line for each column that not all rows have a value of; ``held`` by role: whole numbers, -1 for none."""
+    if columns.format == "schedule":
+        return
+    for role, values in held.items():
+        if role not in columns.by_role:
+            continue
+        missing = int(np.count_nonzero(np.asarray(values) < 0))
+        if missing:
+            yield f"{name}: column {columns[role].strip()} has no value in {missing} of {len(values)} rows"
