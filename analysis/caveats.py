@@ -50,6 +50,7 @@ def find_caveats(
         "lengths_off": _lengths_off(output_deviation, realised["token_source"]),
         "not_streamed": _not_streamed(stages),
         "diagnosis": _diagnosis(summary),
+        "speculation": _speculation(summary),
         "tokens_per_chunk": _tokens_per_chunk(summary),
         "cached": _cached(realised["cached_token_share"], summary["workload"].get("prompts")),
         "littles_law": _littles_law(stages),
@@ -64,7 +65,7 @@ def find_caveats(
     return [{"code": code, "text": text} for code, text in found.items() if text and code not in expected]
 
 
-OF_ENDPOINT = ("not_streamed", "diagnosis")
+OF_ENDPOINT = ("not_streamed", "diagnosis", "speculation")
 """Warnings that hold for what is compared with the run, too."""
 
 
@@ -270,10 +271,12 @@ def _too_few(summary: Mapping[str, Any]) -> str | None:
     broke = min((stage_rate(s) for s in stages if s["slo_met"] is False and s["requests"]), default=None)
     bottom, top = (interval[0], interval[1]) if interval else (0.0, broke)
     undecided = [
-        (s, max((v for v in s["slo_verdicts"] if v["verdict"] == "undecided"), key=_lacking))
+        (s, max(open_verdicts, key=_lacking))
         for s in stages
         if s["slo_met"] is None and s["slo_verdicts"] and not s["client_limited"] and s["requests"]
         and bottom <= stage_rate(s) <= (top or math.inf)
+        # a metric that is not known at all is not decided by more requests
+        and (open_verdicts := [v for v in s["slo_verdicts"] if v["verdict"] == "undecided" and v["attainment"] is not None])
     ]  # fmt: skip
     if not undecided:
         return None
@@ -377,6 +380,22 @@ def _diagnosis(summary: Mapping[str, Any]) -> str | None:
         return None
     return "Seen of the endpoint before the load: " + " ".join(
         f"{f['name']}: {f['found']} ({f['means']})." for f in found
+    )
+
+
+def _speculation(summary: Mapping[str, Any]) -> str | None:
+    """Where the server drafts tokens and the prompts are made-up words, or may be: an imported run does not say."""
+    accepted = [(s, s["server"]["spec_acceptance_rate"]) for s in summary["stages"] if s.get("server")]
+    seen = [(s, share) for s, share in accepted if share is not None]
+    workload = summary["workload"]
+    if not seen or workload.get("prompt_file") or (workload.get("trace") or {}).get("recorded_prompts"):
+        return None
+    low, high = min(share for _, share in seen), max(share for _, share in seen)
+    share_text = f"{low:.0%}" if f"{low:.0%}" == f"{high:.0%}" else f"{low:.0%} to {high:.0%}"
+    return (
+        f"{_at([s for s, _ in seen])} the server drafted tokens ahead and accepted {share_text} of them, on prompts of random words. Real "
+        "text is easier or harder to guess, so its ITL, TPOT, tokens/s and capacity are others: measure them with --prompts FILE, "
+        "your own prompts, before a speculating engine is judged or compared."
     )
 
 
