@@ -67,6 +67,7 @@ class Settings:
     connections: Reuse = "pool"
     timestamps: Stamps = "kernel"
     workers: int | None = None  # None: as many as the load turns out to need
+    cpus: tuple[int, ...] = ()  # cores that the client is pinned to
     out: Path | None = None
     keep_answers_bytes: int | None = None  # of their texts, of each process; None: they are not kept
     locked: dict[str, str] = field(default_factory=dict)
@@ -131,6 +132,7 @@ def make_settings(raw: dict[str, Any]) -> Settings:
         connections=v.choice(raw.get("connections", "pool"), get_args(Reuse), "--connections"),
         timestamps=v.choice(raw.get("timestamps", "kernel"), get_args(Stamps), "--timestamps"),
         workers=v.given(raw, "workers", partial(v.whole, at_most=WORKERS_MAX)),
+        cpus=v.cores(raw.get("cpus", ()), "--cpus"),
         out=Path(raw["out"]) if "out" in raw else None,
         locked=locked,
         metrics_urls=v.metrics_urls(v.items(raw.get("metrics_url", ()))),

@@ -58,6 +58,7 @@ SHARED: dict[str, Setting] = {
     "max_in_flight": (LIMITS, int, "N", "Shed (record, never send) what would be in flight beyond N. Default: no limit."),
     "retries": (LIMITS, int, "N", "Try again up to N times after 429, 502, 503, 504, no connection or a reset, honouring Retry-After; each attempt is a row, and the first one counts. Default: never."),
     "workers": (LIMITS, int, "N", "Processes that generate the load. Default: one, and more as soon as it is half busy and cores are free."),
+    "cpus": (LIMITS, str, "N,N,...", "Cores of this machine that the client is pinned to, as 2,3 or 2-5 (Linux). Default: any."),
     "connections": (LIMITS, str, None, "pool (default): kept alive and used again. new: one for each request."),
     "timestamps": (LIMITS, str, None, "kernel (default): when the kernel received it, right even while the client is busy; where it cannot tell (TLS, a proxy, not Linux), as read. read: when the program read it. Runs of the two are not comparable."),
     "slo": (OUT, list[str], "METRIC_pQ=LIMIT", "As ttft_p99=2s, itl_p99=50ms, e2e_p95=10s; repeatable."),

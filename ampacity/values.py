@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
 
 from loadgen.endpoint import EndpointError, parse_endpoint, shown_url
+from workloads.class_spec import refuse_several_choices
 
 _UNITS_S = {"us": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0, "d": 86_400.0}
 SECONDS_MAX = 30 * _UNITS_S["d"]
@@ -95,6 +97,20 @@ def whole(value: Any, name: str, at_least: int = 1, at_most: int = 2**53) -> int
     return number
 
 
+def cores(value: Any, name: str) -> tuple[int, ...]:
+    """Numbers of this machine's cores, from ``2,3`` or ``2-5``. Raises ConfigError."""
+    found: set[int] = set()
+    for part in filter(None, _split(value)):
+        first, dash, last = str(part).partition("-")
+        low = whole(first, name, at_least=0)
+        found.update(range(low, whole(last, name, at_least=low, at_most=low + 4095) + 1) if dash else [low])
+    if found and not hasattr(os, "sched_setaffinity"):
+        raise ConfigError(f"{name}: this system pins no process to cores")
+    if lacking := sorted(found - os.sched_getaffinity(0)) if found else []:
+        raise ConfigError(f"{name} {value}: core {lacking[0]} is none that this process may use")
+    return tuple(sorted(found))
+
+
 def _split(value: Any) -> list[Any]:
     """A list, or text parted by commas; without the blanks around its texts."""
     parts = value if isinstance(value, list | tuple) else str(value).split(",")
@@ -160,6 +176,7 @@ def extra_body(value: Any) -> dict[str, Any]:
     for name in RESERVED_BODY_FIELDS:
         if name in value:
             raise ConfigError(f"--extra-body sets {name!r}, which the workload decides: drop it")
+    refuse_several_choices(value, "--extra-body")
     return value
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from itertools import chain
 from typing import Any
 
 from analysis.capacity import number_text, stage_rate
@@ -24,8 +25,10 @@ WIDE_BRACKET = 1.25
 IDLE_CPU_FRACTION = 0.5  # of a core: below it the client was not held up by its own work
 
 
-def find_caveats(summary: Mapping[str, Any], output_deviation: float | None) -> list[dict[str, str]]:
-    """Warnings for a summary whose figures are all in place; ``output_deviation``: ``lengths.output_deviation``."""
+def find_caveats(
+    summary: Mapping[str, Any], input_deviation: float | None, output_deviation: float | None
+) -> list[dict[str, str]]:
+    """Warnings for a summary whose figures are all in place; the deviations are those of ``analysis.lengths``."""
     stages: Sequence[dict[str, Any]] = summary["stages"]
     counted = [s for s in stages if s["stable"] is not False and not s["client_limited"]]
     realised = summary["workload"]["realised"]
@@ -46,6 +49,7 @@ def find_caveats(summary: Mapping[str, Any], output_deviation: float | None) -> 
         "too_short": _too_short(summary),  # a stage shorter than its requests
         "non_monotone": _non_monotone(summary["capacity"]),
         "beyond_context": _beyond_context(summary["workload"], summary["requests"]),
+        "inputs_off": _inputs_off(input_deviation, summary),
         "lengths_off": _lengths_off(output_deviation, realised["token_source"]),
         "not_streamed": _not_streamed(stages),
         "diagnosis": _diagnosis(summary),
@@ -129,12 +133,19 @@ def _client_limited(summary: Mapping[str, Any]) -> str | None:
     stages: Sequence[dict[str, Any]] = summary["stages"]
     repeated = repeated_undisturbed(stages)
     limited = [s for s in stages if s["client_limited"] and s not in repeated]
-    if not limited:
-        return None
-    return (
-        f"This machine could not keep up with the schedule {_each(limited, 'client_limited_reason')}. "
-        f"Nothing measured there is a finding. {_relief(summary['audit']['cpu_fraction'], limited)}"
-    )
+    partly = [
+        {**s, "why": "; ".join(s["client_limited_metrics"].values())} for s in stages
+        if s["client_limited_metrics"] and not s["client_limited"]
+    ]  # fmt: skip
+    said = []
+    if limited:
+        said.append(
+            f"This machine could not keep up with the schedule {_each(limited, 'client_limited_reason')}. "
+            "Nothing measured there is a finding."
+        )
+    if partly:
+        said.append(f"The client itself was late {_each(partly, 'why')}. Those figures are left out.")
+    return f"{' '.join(said)} {_relief(summary['audit']['cpu_fraction'], limited + partly)}" if said else None
 
 
 def _relief(cpu_fraction: float | None, limited: Sequence[dict[str, Any]]) -> str:
@@ -145,10 +156,21 @@ def _relief(cpu_fraction: float | None, limited: Sequence[dict[str, Any]]) -> st
         return "Find out what ended that process (memory?), and run it again."
     if cpu_fraction is not None and cpu_fraction < IDLE_CPU_FRACTION:
         return (
-            f"Its CPU was idle ({cpu_fraction:.0%} of a core): other work on this machine held the client up. "
-            "Free the machine or repeat."
+            f"Its CPU was idle ({cpu_fraction:.0%} of a core): other work on this machine held the client up{_others(limited)}. Pin it to "
+            "cores of its own (--cpus 2,3), raise its priority (nice), or stop what else runs, and repeat."
         )
     return "Use more --workers or a faster client."
+
+
+def _others(limited: Sequence[dict[str, Any]]) -> str:
+    """The processes that took most of the CPU there, each by the most that it took in a stage."""
+    most: dict[str, float] = {}
+    for process in chain.from_iterable(s["busiest"] for s in limited):
+        most[process["name"]] = max(process["cores"], most.get(process["name"], 0.0))
+    named = sorted(most.items(), key=lambda item: -item[1])[:3]
+    return (
+        f" (busiest: {', '.join(f'{name} with {cores:.2g} cores' for name, cores in named)})" if named else ""
+    )
 
 
 def _outage(stages: Sequence[dict[str, Any]]) -> str | None:
@@ -320,6 +342,21 @@ def _beyond_context(workload: Mapping[str, Any], sent: int) -> str | None:
     return (
         f"{' and '.join(what)}, because they do not fit the model's context: the load is smaller than the workload it "
         "is named for. Serve the model with a larger context, or use a workload with shorter prompts."
+    )
+
+
+def _inputs_off(deviation: float | None, summary: Mapping[str, Any]) -> str | None:
+    if deviation is None or abs(deviation) <= LENGTHS_OFF_SHARE:
+        return None
+    histories = (
+        " Histories hold what was answered: shorter answers, and turns that told nothing, make shorter prompts."
+        if summary.get("sessions") and deviation < 0
+        else ""
+    )
+    return (
+        f"Prompts were {abs(deviation):.0%} {'longer' if deviation > 0 else 'shorter'} than planned in input tokens, as the server counts "
+        f"them: the load is another one than asked for, and no figure is that of the workload it is named for.{histories} Look for "
+        "a server that cuts prompts, or measure with its own vocabulary (--tokenizer)."
     )
 
 

@@ -80,6 +80,20 @@ class Cohort:
             "requests", values[finite], owner, None, infinite, censored, assumption=assumption, memory=memory
         )
 
+    @cached_property
+    def observed(self) -> dict[str, Observations]:
+        """Every latency, by the name that its percentiles have in a stage."""
+        return {
+            "ttft_s": self.ttft(from_schedule=False),
+            "ttft_from_schedule_s": self.ttft(from_schedule=True),
+            "first_answer_s": self.first_answer(from_schedule=False),
+            "itl_s": self.itl,
+            "icl_s": self.icl,
+            "tpot_s": self.tpot,
+            "e2e_s": self.e2e(from_schedule=False),
+            "e2e_from_schedule_s": self.e2e(from_schedule=True),
+        }
+
     @property
     def in_flight_se(self) -> float | None:
         """Standard error of the mean in flight of an open stage: looks that are ``memory`` requests apart are independent."""

@@ -74,9 +74,16 @@ def mean_tokens(requests: Requests, stages: Sequence[Mapping[str, Any]]) -> dict
 
 def output_deviation(requests: Requests) -> float | None:
     """Received over planned output tokens of the good answers, minus 1; None where unknown."""
-    both = (
-        requests.has_status("ok") & ~np.isnan(requests.output_tokens) & (requests.output_tokens_planned > 0)
-    )
+    return _deviation(requests, requests.output_tokens, requests.output_tokens_planned)
+
+
+def input_deviation(requests: Requests) -> float | None:
+    """Input tokens by the server's count over planned ones, of the good answers, minus 1; None where unknown."""
+    return _deviation(requests, requests.input_tokens, requests.input_tokens_planned)
+
+
+def _deviation(requests: Requests, realised: Floats, planned: Floats) -> float | None:
+    both = requests.has_status("ok") & ~np.isnan(realised) & (planned > 0)
     if not both.any():
         return None
-    return float(requests.output_tokens[both].sum() / requests.output_tokens_planned[both].sum() - 1)
+    return float(realised[both].sum() / planned[both].sum() - 1)

@@ -53,6 +53,7 @@ class Requests:
     output_tokens_planned: Floats
     output_tokens: Floats
     reasoning_tokens: Floats
+    worker: Ints
     class_: npt.NDArray[np.object_]  # the workload's class of each request
     uncounted: Bools  # its output tokens are its chunks: nobody counted
     stopped: Bools  # finish_reason "stop": the model ended by itself, with a token that has no text
@@ -95,7 +96,10 @@ def read_requests(table: pa.Table, origin_ns: int) -> Requests:
     order = np.argsort(scheduled, kind="stable")
     columns: dict[str, npt.NDArray[Any]] = {
         "row": np.arange(table.num_rows, dtype=np.int64),
-        **{name: np.asarray(table[name].to_numpy(), dtype=np.int64) for name in ("stage", "attempt")},
+        **{
+            name: np.asarray(table[name].to_numpy(), dtype=np.int64)
+            for name in ("stage", "attempt", "worker")
+        },
         "status": _status_codes(table),
         "class_": _classes(table),
         "uncounted": np.asarray(

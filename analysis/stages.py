@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from analysis.client import Moved, what_moved, without_client
 from analysis.cohort import Cohort
 from analysis.diagnosed import spoilt_by
 from analysis.drift import tail_trend, two_modes
@@ -16,7 +17,7 @@ from analysis.goodput import accepted_goodput, window_cost_usd
 from analysis.intervals import memory_of
 from analysis.littles_law import consistency
 from analysis.metrics import Bools, Floats, Requests, e2e_s, read_chunks, read_requests, ttft_s
-from analysis.observations import Observations, quantile_rank
+from analysis.observations import quantile_rank
 from analysis.outage import Outage, describe_outages, find_outages
 from analysis.percentiles import curve, percentiles
 from analysis.slo import Slo
@@ -134,6 +135,9 @@ def analyse_stage(
         "growth_rps": stability.growth_rps,
     }
     result |= _client(meta, found.scheduled)
+    other = without_client(cohort, meta.get("audit") or {}, records.origin_ns)
+    if other is not None:
+        _leave_out_moved(result, what_moved(cohort, other, slos))
     worth_s, limited = span_s(result, window), result["client_limited"]
     down = found.in_cohort(np.any([o.failed for o in found.outages], axis=0)) if found.outages else None
     slo_part, meets = slo_findings(cohort, found.whole, slos, worth_s, stability, limited, down)
@@ -144,6 +148,18 @@ def analyse_stage(
     )  # fmt: skip
     result["outage"] = _outage(found, slos, limited)
     return result
+
+
+def _leave_out_moved(result: dict[str, Any], moved: Moved) -> None:
+    """Take what the client's own lateness may have moved out of a stage's figures."""
+    for name, why in moved.figures.items():
+        for percentile, reason in why.items():
+            result[name] |= {percentile: None, f"{percentile}_reason": reason}
+            if percentile == "p99":
+                result[name] |= {"p99_ci": None, "p99_ci_reason": reason}
+    result["client_limited_metrics"] = moved.metrics
+    if moved.limited and not result["client_limited"]:
+        result |= {"client_limited": True, "client_limited_reason": "; ".join(moved.limited)}
 
 
 def _outage(found: StageRecords, slos: Sequence[Slo], limited: bool) -> dict[str, Any] | None:
@@ -252,16 +268,7 @@ def _load(
 
 
 def _latencies(cohort: Cohort) -> dict[str, Any]:
-    found: dict[str, Observations] = {
-        "ttft_s": cohort.ttft(from_schedule=False),
-        "ttft_from_schedule_s": cohort.ttft(from_schedule=True),
-        "first_answer_s": cohort.first_answer(from_schedule=False),
-        "itl_s": cohort.itl,
-        "icl_s": cohort.icl,
-        "tpot_s": cohort.tpot,
-        "e2e_s": cohort.e2e(from_schedule=False),
-        "e2e_from_schedule_s": cohort.e2e(from_schedule=True),
-    }
+    found = cohort.observed
     result: dict[str, Any] = {name: percentiles(o) for name, o in found.items()}
     pictured = ("ttft_s", "ttft_from_schedule_s", "itl_s", "icl_s", "tpot_s", "e2e_s")
     result["curves"] = {name: curve(found[name]) for name in pictured}
@@ -282,5 +289,5 @@ def _client(meta: Mapping[str, Any], scheduled: Requests) -> dict[str, Any]:
     return {
         "slip_s": known,
         "resent": int(audit.get("resent") or 0), "client_limited": reason is not None or bool(audit.get("client_limited", False)),
-        "client_limited_reason": reason,
+        "client_limited_reason": reason, "client_limited_metrics": {}, "busiest": audit.get("busiest") or [],
     }  # fmt: skip

@@ -17,6 +17,8 @@ from loadgen.pacer import Sleeper
 from loadgen.records import RequestRecord
 
 _HEARTBEAT_NS = 20_000_000
+STALL_NS = 2_000_000  # what is noted of how late the loop was, with its time ...
+STALLS_MAX = 4000  # ... the longest of a stage
 CPU_FRACTION_MAX = 0.9  # of one core: beyond it the event loop has no slack left
 BUSY_CPU_FRACTION = 0.75  # from here on ...
 COALESCED_SHARE_MAX = 0.05  # ... so many merged reads mean that the client fell behind the tokens
@@ -46,6 +48,9 @@ class Audit:
     coalesced_share: float | None  # token events that shared their read with the one before
     cpu_fraction: float
     gc_pause_max_s: float
+    stalls: list[
+        tuple[int, int, int]
+    ]  # worker, when its loop should have looked at its clock and when it did, ns
     shortages: int  # connections that failed for want of descriptors or ports on this machine
     resent: (
         int  # requests that were sent twice: their kept-alive connection ended without a byte of the answer
@@ -62,6 +67,8 @@ class Measures:
     receive_delays_s: array[float] = field(default_factory=lambda: array("d"))
     dated_by_kernel: bool = False  # the reads of all connections
     loop_lags_s: array[float] = field(default_factory=lambda: array("d"))
+    stalls: list[tuple[int, int, int]] = field(default_factory=list)  # as in an Audit, all of them
+    worker: int = 0
     cpu_fraction: float = 0.0
     gc_pause_max_s: float = 0.0
     shortages: int = 0  # connections that failed for want of descriptors or ports on this machine
@@ -82,6 +89,7 @@ class Measures:
         self.slips_s.extend(other.slips_s)
         self.receive_delays_s.extend(other.receive_delays_s)
         self.loop_lags_s.extend(other.loop_lags_s)
+        self.stalls.extend(other.stalls)
         self.dated_by_kernel = self.dated_by_kernel and other.dated_by_kernel
         self.cpu_fraction = max(self.cpu_fraction, other.cpu_fraction)
         self.gc_pause_max_s = max(self.gc_pause_max_s, other.gc_pause_max_s)
@@ -122,6 +130,7 @@ def judge(measures: Measures, tolerance: Tolerance) -> Audit:
         slip_p50_s=slip[0], slip_p99_s=slip[1], slip_max_s=slip[2], loop_lag_p99_s=lag[0], loop_lag_max_s=lag[1],
         receive_delay_p50_s=delay[0], receive_delay_p99_s=delay[1],
         dated_by_kernel=measures.dated_by_kernel,
+        stalls=sorted(sorted(measures.stalls, key=lambda s: s[1] - s[2])[:STALLS_MAX]),
         coalesced_share=measures.merged / measures.events if measures.events else None,
         cpu_fraction=measures.cpu_fraction, gc_pause_max_s=measures.gc_pause_max_s,
         shortages=measures.shortages, resent=measures.resent, client_limited=False, client_limited_reason=None,
@@ -183,6 +192,8 @@ class StageWatch:
     def _beat(self) -> None:
         now_ns = time.monotonic_ns()
         self._measures.loop_lags_s.append((now_ns - self._due_ns) / 1e9)
+        if now_ns - self._due_ns > STALL_NS:
+            self._measures.stalls.append((self._measures.worker, self._due_ns, now_ns))
         self._due_ns = max(self._due_ns + _HEARTBEAT_NS, now_ns)
         self._sleeper.call_at(self._due_ns, self._beat)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import platform
+import re
 import sys
 from importlib.util import find_spec
 from pathlib import Path
@@ -15,6 +16,9 @@ from loadgen import hot_path
 if sys.platform != "win32":
     import fcntl
     import resource
+
+BUSIEST = 3
+BUSY_CORES = 0.02  # less disturbs nobody
 
 
 def host_facts() -> dict[str, Any]:
@@ -28,7 +32,40 @@ def host_facts() -> dict[str, Any]:
         "uvloop": find_spec("uvloop") is not None,
         "compiled_receive_path": hot_path.COMPILED,
         "open_files_limit": open_files_limit(),
+        "environment": changing_variables(),
     }
+
+
+_CHANGING = re.compile(
+    r"(ssl_cert_(file|dir)|openssl_conf|((https?|all|no)_proxy)|python.*|ld_preload|malloc_.*)", re.IGNORECASE
+)
+
+
+def changing_variables() -> list[str]:
+    """Names of the environment's variables that change what a run does; their values may be secret."""
+    return sorted(name for name, value in os.environ.items() if value and _CHANGING.fullmatch(name))
+
+
+def cpu_seconds() -> dict[tuple[int, str], float]:
+    """CPU time in s of every process but this one and its children, by (id, name); empty where there is no /proc."""
+    found: dict[tuple[int, str], float] = {}
+    for folder in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError, ValueError, IndexError):
+            head, _, rest = (folder / "stat").read_text(encoding="utf-8", errors="replace").rpartition(")")
+            fields, pid = rest.split(), int(folder.name)
+            if os.getpid() not in (pid, int(fields[1])):
+                ticks = int(fields[11]) + int(fields[12])
+                found[pid, head.partition("(")[2]] = ticks / os.sysconf("SC_CLK_TCK")
+    return found
+
+
+def busiest(
+    before: dict[tuple[int, str], float], after: dict[tuple[int, str], float], elapsed_s: float
+) -> list[dict[str, Any]]:
+    """The ``BUSIEST`` processes that took most of the CPU between two looks, with the cores that each took."""
+    took = {key: (total - before.get(key, 0.0)) / max(elapsed_s, 1e-9) for key, total in after.items()}
+    most = sorted(took.items(), key=lambda item: -item[1])[:BUSIEST]
+    return [{"name": name, "cores": round(cores, 2)} for (_, name), cores in most if cores >= BUSY_CORES]
 
 
 def open_files_limit() -> int | None:

@@ -28,7 +28,7 @@ _PART_S: Any = Annotated[float, Meta(ge=0.1, le=30 * 86_400.0)]
 _ANY_OBJECT: Any = dict[str, Any]
 _AUDIT = _object(
     slip_p50_s=_AMOUNT, slip_p99_s=_AMOUNT, slip_max_s=_AMOUNT, loop_lag_p99_s=_AMOUNT, receive_delay_p99_s=_AMOUNT,
-    dated_by_kernel=bool, coalesced_share=_AMOUNT, cpu_fraction=_AMOUNT, resent=_COUNT, client_limited=bool, client_limited_reason=str,
+    busiest=_list(_object(("name", "cores"), name=str, cores=_AMOUNT)), stalls=_list(tuple[_COUNT, _TIME_NS, _TIME_NS]), dated_by_kernel=bool, coalesced_share=_AMOUNT, cpu_fraction=_AMOUNT, resent=_COUNT, client_limited=bool, client_limited_reason=str,
 )  # fmt: skip
 _STAGE = _object(
     ("start_ns", "end_ns"),

@@ -227,8 +227,6 @@ async def ask(
 
     def on_end(exchange: Exchange) -> None:
         client.forget(exchange)
-        if heard is not None:
-            heard(exchange)
         ended.set()
 
     exchange = Exchange(record, request, on_end, ANSWERS[api])
@@ -242,6 +240,8 @@ async def ask(
         why = f"no complete answer within {client.patience_s:g} s"
         exchange.fail("timeout", why, time.monotonic_ns())
     redact_record(record, client.secrets)
+    if heard is not None:
+        heard(exchange)
     return record
 
 

@@ -8,10 +8,11 @@ from typing import Any
 
 import msgspec
 
-from loadgen.conversations import Conversations, message
+from loadgen.conversations import Conversations
 from loadgen.endpoint import Endpoint
 from loadgen.protocols import RequestShape
 from loadgen.proxy import Proxy
+from loadgen.told import Told, message
 from workloads.classes import RequestClass
 from workloads.images import Images
 from workloads.prompt_files import PromptFile
@@ -97,9 +98,8 @@ class ScheduledRequests:
         self._schedule = schedule
         self._conversations = None
         if schedule.continues is not None:
-            system_role = "user" if self._shape.api == "messages" else "system"
             self._conversations = Conversations(
-                self._prompts, schedule, planned=self._planned, system_role=system_role, file=self._file
+                self._prompts, schedule, planned=self._planned, api=self._shape.api, file=self._file
             )
 
     def make(self, index: int, target: int = 0) -> bytes:
@@ -119,10 +119,10 @@ class ScheduledRequests:
         """Whether the text of the answer will be told again."""
         return self._conversations is not None and self._conversations.wanted(index)
 
-    def answered(self, index: int, text: str) -> None:
-        """The request is over; ``text`` is what the server answered, if it was wanted."""
+    def answered(self, index: int, told: Told) -> None:
+        """The request is over; ``told`` is what the server answered, if it was wanted."""
         if self._conversations is not None:
-            self._conversations.answered(index, text)
+            self._conversations.answered(index, told)
 
     def _recorded_fields(self, index: int) -> dict[str, Any]:
         entry = -1 if self._schedule.entry is None else int(self._schedule.entry[index])

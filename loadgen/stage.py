@@ -107,7 +107,9 @@ class StageRunner:
         self._follower = Follower(self._prepared, self._send)
         self._rows = self._ids_used = 0
         self._requests.prepare(plan.schedule)
-        self._measures = Measures(dated_by_kernel=all(client.stamps == "kernel" for client in self._clients))
+        self._measures = Measures(
+            dated_by_kernel=all(client.stamps == "kernel" for client in self._clients), worker=self._worker
+        )
         if plan.kind == "closed":
             self._users = VirtualUsers(plan, self._first, self._send_first, self._sends_no_more)
         self._last_due_ns = 0  # of those that were sent
@@ -214,7 +216,7 @@ class StageRunner:
         """The last attempt at a request has ended: whoever waited for it goes on, or never will."""
         record = exchange.record
         failed = record.status in FAILED_STATUSES or record.status == "too_long"  # so is what follows
-        self._requests.answered(index, exchange.said(self._plan.keep_reasoning))
+        self._requests.answered(index, exchange.told(self._plan.keep_reasoning))
         ended_ns = record.ended_ns or time.monotonic_ns()
         due, given_up = self._turns.ended(index, ended_ns, failed)
         if self._closing or record.status == "unfinished":

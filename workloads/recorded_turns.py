@@ -89,7 +89,7 @@ def _wait(trace: Trace, waits: Waits, ends: Floats, before: list[int], i: int, t
     slack_s = trace.resolution_s
     if not np.isnan(told_s):
         waits.after[i], waits.pause_s[i] = [last], told_s
-    elif np.isnan(ends[before]).any():
+    elif np.isnan(ends[last]):
         # what began in the same moment and cannot hold the other's answer ran beside it
         beside = (
             start[i] == start[last]

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import math
+import os
 import secrets
 import signal
 import sys
@@ -66,6 +67,8 @@ async def conduct(
     settings = await followed(settings, progress)
     routes = tuple(route_to(target) for target in (settings.endpoint, *settings.replicas))
     raise_open_files_limit()
+    if settings.cpus:
+        os.sched_setaffinity(0, settings.cpus)  # of the worker processes, too
     check_open_files(settings)
     trace = read_replay(settings.trace, settings) if settings.trace else None
     for note in source_notes(settings, trace):
@@ -154,10 +157,12 @@ def read_replay(path: Path, settings: Settings) -> Replayed:
             f"{found.source}: the file does not say when its requests, or its sessions, arrived: give --rates R (requests/s; "
             "they begin at random) or --concurrency N (so many at once)"
         )
-    if found.says_arrivals:
-        lasts_s = float(found.schedule.scheduled_s[-1])
-        end_s = lasts_s * settings.replay.time_scale
-        check_replay_length(found.source, lasts_s, end_s, settings.replay.to_s is not None)
+    lasts_s, pauses_s = float(found.schedule.scheduled_s[-1]), found.schedule.think_s
+    check_replay_length(
+        found.source, lasts_s, lasts_s * settings.replay.time_scale,
+        settings.replay.to_s is not None or settings.replay.max_think_s < math.inf,
+        0.0 if pauses_s is None else float(pauses_s.max()),
+    )  # fmt: skip
     return found
 
 

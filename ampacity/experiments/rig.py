@@ -19,6 +19,7 @@ from ampacity.experiments.stage_book import LOOKS, Enough, StageBook, answers_to
 from ampacity.progress import Progress
 from loadgen.audit import Measures, Tolerance, judge
 from loadgen.generator import Generator
+from loadgen.host import busiest, cpu_seconds
 from loadgen.plan import StagePlan
 from loadgen.probe import Probe
 from loadgen.records import RequestRecord
@@ -102,7 +103,7 @@ class Rig(StageBook):
         """Whether a repetition may tell more: not where the client was busy, short of something, or the server overloaded."""
         audit = self._writer.meta["stages"][-1]["audit"]
         idle = audit["cpu_fraction"] < GROW_CPU_FRACTION and not audit["shortages"]
-        return bool(audit["client_limited"]) and idle and judged["stable"] is not False
+        return bool(judged["client_limited"]) and idle and judged["stable"] is not False
 
     async def trace_stage(self) -> dict[str, Any] | None:
         """Replay the trace of the settings as one stage, open where it says when its requests arrive."""
@@ -154,10 +155,12 @@ class Rig(StageBook):
             think_s=self.settings.think_s, ramp_s=self.settings.ramp_s, drain_s=self._drain_s(), answering_s=self._answering_s(schedule),
             sticky=self.settings.sticky, **_session_rules(self.settings.workload, self._trace),
         )  # fmt: skip
+        others, looked_s = cpu_seconds(), time.monotonic()
         with self._progress.stage(self._generator, plan), self._looking_on(plan, enough):
             result = await self._generator.run(
                 plan, self._workers_wanted, lambda start_ns: self._announce(plan, start_ns)
             )
+        others_since = busiest(others, cpu_seconds(), time.monotonic() - looked_s)
         table = self._writer.stage_table(plan.index)
         self._first_request_id += result.ids_used
         self._spend(table.num_rows, _planned_tokens(table))
@@ -179,6 +182,9 @@ class Rig(StageBook):
         judged: dict[str, Any] = analyse_stage(
             table, self._diagnosed(meta), self.settings.slos, self.settings.warmup_requests
         )
+        if judged["client_limited"] or judged["client_limited_metrics"]:
+            meta["audit"]["busiest"] = others_since
+            self._writer.write_meta()
         self.stages.append(judged)
         self._progress.judged(judged)
         if not self.ended:
@@ -246,7 +252,7 @@ class Rig(StageBook):
         if lost:
             self._progress.note(lost)
             audit = replace(audit, client_limited=True, client_limited_reason=lost)
-        cores = max((os.cpu_count() or 1) - 1, 1)  # one is left to everything else
+        cores = len(self.settings.cpus) or max((os.cpu_count() or 1) - 1, 1)  # one is left to everything else
         if self.settings.workers is None and audit.cpu_fraction >= GROW_CPU_FRACTION:
             self._workers_wanted = min(2 * self._workers_wanted, max(cores, self._workers_wanted))
             self._writer.meta["workers"] = self._workers_wanted
