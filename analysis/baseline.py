@@ -59,6 +59,7 @@ from analysis.tracked import (
     rounded,
 )
 from analysis.tracked import assumed_noise as assumed_noise
+from loadgen.records import LEFT_OUT
 
 NEAR_LOAD = 0.8
 NEAR_SATURATION = (
@@ -99,7 +100,8 @@ def _unfit(run: Judged) -> dict[str, str]:
     """Why each load level that cannot be one of a baseline is none."""
     found = {}
     for name, (_, stage) in run.levels().items():
-        n, failed = stage["requests"], stage["requests"] - stage["ok"] - stage["errors"].get("cancelled", 0)
+        n, left_out = stage["requests"], sum(stage["errors"].get(status, 0) for status in LEFT_OUT)
+        failed = n - stage["ok"] - left_out
         if stage["client_limited"]:
             found[name] = "the client was the limit (use a quieter or larger machine)"
         elif not carried(stage):

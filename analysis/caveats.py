@@ -13,8 +13,10 @@ from analysis.diagnosed import certain
 from analysis.families import class_below, lengths_out_of_order
 from analysis.slo import parse_slo
 from analysis.throughput import is_figure
+from loadgen.records import FAILED_STATUSES
 
 ERROR_SHARE = 0.01
+TOO_LONG_SHARE = 0.01  # of the requests, from which on the verdict names them
 LENGTHS_OFF_SHARE = 0.1
 BEYOND_CONTEXT_SHARE = 0.01
 CACHED_SHARE = 0.05
@@ -37,6 +39,7 @@ def find_caveats(
         "client_limited": _client_limited(summary),
         "outage": _outage(stages),
         "errors": _errors(summary),
+        "too_long": _too_long(summary),
         "unstable_lowest": _unstable_lowest(summary),
         "never_settled": _never_settled(summary),
         "resent": _resent(stages),
@@ -183,12 +186,22 @@ def _outage(stages: Sequence[dict[str, Any]]) -> str | None:
 
 
 def _errors(summary: Mapping[str, Any]) -> str | None:
-    counts = {k: n for k, n in summary["errors"].items() if n and k not in ("cancelled", "unfinished")}
+    counts = {k: n for k, n in summary["errors"].items() if n and k in FAILED_STATUSES}
     failed, total = sum(counts.values()), summary["requests"]
     if not total or failed <= ERROR_SHARE * total:
         return None
     listed = ", ".join(f"{n} {k}" for k, n in sorted(counts.items(), key=lambda c: -c[1]))
     return f"{failed} of {total} requests failed ({listed}); they count as infinitely slow. Look at the server's log."
+
+
+def _too_long(summary: Mapping[str, Any]) -> str | None:
+    n, total = summary["errors"].get("too_long", 0), summary["requests"]
+    if not n:
+        return None
+    return (
+        f"{n:,} of {total:,} requests ({n / total:.1%}) were refused because prompt and answer exceed the model's context. That says nothing "
+        "of the server: they are left out of every percentile, rate and SLO. Use shorter lengths, --fit-context or a longer context."
+    )
 
 
 def _unstable_lowest(summary: Mapping[str, Any]) -> str | None:
