@@ -51,13 +51,12 @@ def changes_of(
     checks = [
         _quantile_check(level, name, metric, records, tolerances, paired) for metric in level["quantiles"]
     ]
-    return [
-        *checks,
-        _error_check(level, name, records, tolerances.get("error_rate", ERROR_TOLERANCE), paired),
-        _rate_check(
-            level, name, runs, records, tolerances.get("output_tokens_per_s", DEFAULT_TOLERANCE), paired
-        ),
-    ]
+    checks.append(_error_check(level, name, records, tolerances.get("error_rate", ERROR_TOLERANCE), paired))
+    rates = [level, *(run.levels()[name][1] for run in runs)]
+    if all(of["output_tokens_per_s"] is not None for of in rates):  # else nobody counted
+        tolerance = tolerances.get("output_tokens_per_s", DEFAULT_TOLERANCE)
+        checks.append(_rate_check(level, name, runs, records, tolerance, paired))
+    return checks
 
 
 def only_watched(check: Check) -> str:

@@ -239,7 +239,9 @@ def test_an_error_while_answers_are_judged_ends_the_stage_and_says_so(
 
     async def use(runner: StageRunner, client: Client) -> Any:
         times_s = [0.01 * k for k in range(1000)]  # long, as a busy machine may judge the third one late
-        return await runner.run(StagePlan(0, "open", schedule_at(times_s), 10.0, offered_rps=100.0, drain_s=5))
+        return await runner.run(
+            StagePlan(0, "open", schedule_at(times_s), 10.0, offered_rps=100.0, drain_s=5)
+        )
 
     meta = with_runner(use, on_record=refuse).meta
     assert meta["ended_early"] == "an answer could not be judged or a request made: no room"
