@@ -84,7 +84,7 @@ def _quantile_check(
     found = [r.metrics[kind] for r in records]
     unknown = next((o.reason or "no request has a value" for o in found if o.reason or not o.n), None)
     if unknown:
-        check.reason = unknown
+        check.reason, check.verdict = unknown, SILENT if watched else check.verdict
         return check
     explained = _explained(level, kind, known, records)
     worse = passing = known.compare(found, explained, tolerance, paired=paired)
