@@ -49,6 +49,7 @@ class Settings:
     trace: Path | None = None
     replay: Replay = field(default_factory=Replay)
     skip_bad_rows: bool = False
+    fit_context: bool = False  # shorten what does not fit the model's context
     columns: dict[str, str] = field(default_factory=dict)  # of the trace, by role
     time_unit: str | None = None  # of the trace
     rates: tuple[float, ...] | None = None
@@ -108,6 +109,7 @@ def make_settings(raw: dict[str, Any]) -> Settings:
         trace=Path(raw["trace"]) if "trace" in raw else None,
         replay=_replay(raw),
         skip_bad_rows=v.flag(raw, "skip_bad_rows"),
+        fit_context=v.flag(raw, "fit_context"),
         columns=parse_columns(_pairs(raw.get("column", ()))),
         time_unit=v.given(raw, "time_unit", lambda unit, name: v.choice(unit, tuple(UNITS), name)),
         rates=v.levels(raw.get("rates"), "--rates", v.positive),
@@ -323,7 +325,8 @@ def check_steady(workload: Workload, command: str) -> None:
     for clock in workload.clocks:
         if shaped(clock):
             raise ConfigError(
-                f"arrivals {clock}: {command} looks for one steady rate; use 'ampacity run' for a rate that changes"
+                f"arrivals {clock:.60}: {command} looks for one steady rate; give it --arrivals poisson (or gamma:cv=...), or use "
+                "'ampacity run' for a rate that changes"
             )
 
 

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from loadgen.endpoint import EndpointError, parse_endpoint, shown_url
+from workloads.class_spec import refuse_several_choices
 
 _UNITS_S = {"us": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0, "d": 86_400.0}
 SECONDS_MAX = 30 * _UNITS_S["d"]
@@ -175,6 +176,7 @@ def extra_body(value: Any) -> dict[str, Any]:
     for name in RESERVED_BODY_FIELDS:
         if name in value:
             raise ConfigError(f"--extra-body sets {name!r}, which the workload decides: drop it")
+    refuse_several_choices(value, "--extra-body")
     return value
 
 

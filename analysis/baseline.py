@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -52,13 +53,13 @@ from analysis.tracked import (
     MOST_TOLERANCE,
     SAME,
     Explained,
+    Own,
     Tracked,
     amplified_by_load,
     rounded,
-    smallest_found,
-    with_tolerances,
 )
 from analysis.tracked import assumed_noise as assumed_noise
+from loadgen.records import LEFT_OUT
 
 NEAR_LOAD = 0.8
 NEAR_SATURATION = (
@@ -80,10 +81,15 @@ def make_baseline(runs: Sequence[Judged]) -> dict[str, Any]:
         told = "; ".join(f"{name}: {why}" for run in runs for name, why in _unfit(run).items())
         raise CompareError(f"no load level of these runs can be a baseline: {told}")
     return {
-        "kind": KIND, "schema_version": SCHEMA_VERSION, "identity": identity(first), "realised": realised(first),
-        "slos": [s["text"] for s in first.summary["slos"]], "runs": [_origin(run) for run in runs],
-        "usable_rps": _usable(runs), "levels": {name: _level(runs, name, len(names)) for name in names},
-    }  # fmt: skip
+        "kind": KIND,
+        "schema_version": SCHEMA_VERSION,
+        "identity": identity(first),
+        "realised": realised(first),
+        "slos": [s["text"] for s in first.summary["slos"]],
+        "runs": [_origin(run) for run in runs],
+        "usable_rps": _usable(runs),
+        "levels": {name: _level(runs, name, len(names)) for name in names},
+    }
 
 
 def _steady(run: Judged) -> set[str]:
@@ -94,7 +100,8 @@ def _unfit(run: Judged) -> dict[str, str]:
     """Why each load level that cannot be one of a baseline is none."""
     found = {}
     for name, (_, stage) in run.levels().items():
-        n, failed = stage["requests"], stage["requests"] - stage["ok"] - stage["errors"].get("cancelled", 0)
+        n, left_out = stage["requests"], sum(stage["errors"].get(status, 0) for status in LEFT_OUT)
+        failed = n - stage["ok"] - left_out
         if stage["client_limited"]:
             found[name] = "the client was the limit (use a quieter or larger machine)"
         elif not carried(stage):
@@ -143,8 +150,11 @@ def _usable(runs: Sequence[Judged]) -> dict[str, Any] | None:
         return None
     return {
         "value": float(np.mean([c["usable_rps"] for c in capacities])),
-        "bracket": [min(c["usable_rps_ci"][0] for c in capacities), max(c["usable_rps_ci"][1] for c in capacities)],
-    }  # fmt: skip
+        "bracket": [
+            min(c["usable_rps_ci"][0] for c in capacities),
+            max(c["usable_rps_ci"][1] for c in capacities),
+        ],
+    }
 
 
 def read_level(run: Judged, name: str, skipped: int) -> LevelRecords:
@@ -175,7 +185,9 @@ def _level(runs: Sequence[Judged], name: str, n_levels: int) -> dict[str, Any]:
     levels = [read_level(run, name, skipped) for run in runs]
     short = min(level.n for level in levels)
     if short < REQUESTS_MIN:
-        raise CompareError(f"{runs[0].run.path}: {name} has {short} requests after its warm-up, {REQUESTS_MIN} are needed: use a longer --duration")  # fmt: skip
+        raise CompareError(
+            f"{runs[0].run.path}: {name} has {short} requests after its warm-up, {REQUESTS_MIN} are needed: use a longer --duration"
+        )
     quantiles, untracked, histograms = {}, {}, {}
     cells = _cells(runs, name, levels)
     tests = n_levels * (len(TRACKED) + 2)
@@ -199,17 +211,24 @@ def _level(runs: Sequence[Judged], name: str, n_levels: int) -> dict[str, Any]:
     if not quantiles:
         told = "; ".join(f"{metric}: {why}" for metric, why in untracked.items())
         raise CompareError(f"{runs[0].run.path}: {name} has no latency that a gate could track: {told}")
+    rates = [stage["output_tokens_per_s"] for stage in stages]
     return {
-        "kind": stages[0]["kind"], "offered_rps": stages[0]["offered_rps"], "concurrency": stages[0]["concurrency_set"],
-        "skipped": skipped, "requests": [level.n for level in levels],
+        "kind": stages[0]["kind"],
+        "offered_rps": stages[0]["offered_rps"],
+        "concurrency": stages[0]["concurrency_set"],
+        "skipped": skipped,
+        "requests": [level.n for level in levels],
         "schedules": [schedule_of(run, name, level) for run, level in zip(runs, levels, strict=True)],
         "errors": [as_dict(blocks_of(level.failed)) for level in levels],
         "rates": [as_dict(level.rates(stages[0]["kind"])) for level in levels],
         "client_delay_s": max(client_delay_s(run, name) for run in runs),
-        "output_tokens_per_s": None if None in (rates := [s["output_tokens_per_s"] for s in stages]) else rounded(float(np.mean(rates))),
-        "slos": _limited(stages), "histograms": histograms, "quantiles": quantiles, "untracked": untracked,
+        "output_tokens_per_s": None if None in rates else rounded(float(np.mean(rates))),
+        "slos": _limited(stages),
+        "histograms": histograms,
+        "quantiles": quantiles,
+        "untracked": untracked,
         "cells": {metric: [c.as_dict() for c in held] for metric, held in cells.items()},
-    }  # fmt: skip
+    }
 
 
 def _limited(stages: Sequence[dict[str, Any]]) -> dict[str, float]:
@@ -243,10 +262,13 @@ def _queue(runs: Sequence[Judged], name: str, levels: Sequence[LevelRecords]) ->
     metas = [run.levels()[name][0] for run in runs]
     found = [level.metrics["ttft"] for level in levels]
     if any(
-        meta["kind"] != "open" or meta.get("played_sessions") or o.reason or not o.n
+        meta["kind"] != "open"
+        or meta.get("played_sessions")
+        or o.reason
+        or not o.n
         or np.isnan(level.planned.input_tokens_planned).any()
         for meta, level, o in zip(metas, levels, found, strict=True)
-    ):  # fmt: skip
+    ):
         return None
     ttft_s = [np.full(level.n, np.nan) for level in levels]
     for seconds, o in zip(ttft_s, found, strict=True):
@@ -257,7 +279,12 @@ def _queue(runs: Sequence[Judged], name: str, levels: Sequence[LevelRecords]) ->
 def _histogram(found: Sequence[Observations]) -> dict[str, Any]:
     weights = [np.ones(len(o.values)) if o.weights is None else o.weights for o in found]
     text = encode_seconds(np.concatenate([o.values for o in found]), np.concatenate(weights))
-    return {"hdr": text, "unit": "us", "n": sum(o.n for o in found), "infinite": sum(o.n_infinite + o.n_censored for o in found)}  # fmt: skip
+    return {
+        "hdr": text,
+        "unit": "us",
+        "n": sum(o.n for o in found),
+        "infinite": sum(o.n_infinite + o.n_censored for o in found),
+    }
 
 
 def _quantile(
@@ -294,5 +321,6 @@ def _quantile(
         alone = explained if kept is None else [expected_of(kept, c) for c in cells]
         amplified = amplified_by_load(found, marks, alone, noise)
     known = Tracked(q, marks, noise, amplified, base, tables, {})
-    known = with_tolerances(known, found, explained)
-    return known.as_dict() | {"finds": smallest_found(known, found, explained, tests)}
+    own = Own(known, found, explained)
+    tolerances = own.tolerances()
+    return replace(known, tolerance=tolerances).as_dict() | {"finds": own.finds(tolerances, tests)}

@@ -85,7 +85,7 @@ def summarise_burst(
     after, base = at >= times[1], cohort.part(at < times[1])
     result["slo_misses"] = None if met is None else phases[1]["slo_misses"] + phases[2]["slo_misses"]
     of_base = 1 - phases[0]["slo_attainment"] if phases[0]["slo_attainment"] is not None else 0.0
-    result["slo_misses_of_base"] = of_base * int(np.count_nonzero(after & ~rows.has_status("cancelled")))
+    result["slo_misses_of_base"] = of_base * int(np.count_nonzero(after & ~rows.left_out))
     result["lost"] = int(np.count_nonzero(after & rows.failed))
     result["unfinished"] = int(np.count_nonzero(after & rows.has_status("unfinished")))
     # as long as the burst, or half of the base: a long recovery phase must not dilute an outage
@@ -124,7 +124,7 @@ def _phase(
     inside = (at >= start_s) & (at < end_s)
     part = cohort.part(inside)
     rows, length = part.requests, end_s - start_s or math.inf  # a phase that never came: rate 0
-    held = None if met is None else met[inside & ~cohort.requests.has_status("cancelled")]
+    held = None if met is None else met[inside & ~cohort.requests.left_out]
     errors = rows.status_counts()
     ok = errors.pop("ok")
     done = (finish >= start_s) & (finish < end_s) & cohort.requests.has_status("ok")

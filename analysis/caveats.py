@@ -13,18 +13,21 @@ from analysis.diagnosed import certain
 from analysis.families import class_below, lengths_out_of_order
 from analysis.slo import parse_slo
 from analysis.throughput import is_figure
+from loadgen.records import FAILED_STATUSES
 
 ERROR_SHARE = 0.01
+TOO_LONG_SHARE = 0.01  # of the requests, from which on the verdict names them
 LENGTHS_OFF_SHARE = 0.1
 BEYOND_CONTEXT_SHARE = 0.01
 CACHED_SHARE = 0.05
+RESENT_SHARE = 0.01  # of the requests: more is no race with the end of idle connections
 WIDE_BRACKET = 1.25
 USERS_SHARE = 0.9  # of the users that were set, in flight at most: fewer never were
 IDLE_CPU_FRACTION = 0.5  # of a core: below it the client was not held up by its own work
 
 
 def find_caveats(summary: Mapping[str, Any], output_deviation: float | None) -> list[dict[str, str]]:
-    """Warnings for a summary whose figures are all in place; ``output_deviation``: ``lengths.output_deviation``."""
+    """Warnings for a summary whose figures are all in place; the deviation is that of ``analysis.lengths``."""
     stages: Sequence[dict[str, Any]] = summary["stages"]
     counted = [s for s in stages if s["stable"] is not False and not s["client_limited"]]
     realised = summary["workload"]["realised"]
@@ -35,6 +38,7 @@ def find_caveats(summary: Mapping[str, Any], output_deviation: float | None) -> 
         "client_limited": _client_limited(summary),
         "outage": _outage(stages),
         "errors": _errors(summary),
+        "too_long": _too_long(summary),
         "unstable_lowest": _unstable_lowest(summary),
         "never_settled": _never_settled(summary),
         "resent": _resent(stages),
@@ -44,9 +48,11 @@ def find_caveats(summary: Mapping[str, Any], output_deviation: float | None) -> 
         "too_short": _too_short(summary),  # a stage shorter than its requests
         "non_monotone": _non_monotone(summary["capacity"]),
         "beyond_context": _beyond_context(summary["workload"], summary["requests"]),
-        "lengths_off": _lengths_off(output_deviation, realised),
+        "inputs_off": _inputs_off(realised["input_deviation"], bool(summary.get("sessions"))),
+        "lengths_off": _lengths_off(output_deviation, realised["token_source"]),
         "not_streamed": _not_streamed(stages),
         "diagnosis": _diagnosis(summary),
+        "speculation": _speculation(summary),
         "tokens_per_chunk": _tokens_per_chunk(summary),
         "cached": _cached(realised["cached_token_share"], summary["workload"].get("prompts")),
         "littles_law": _littles_law(stages),
@@ -62,7 +68,7 @@ def find_caveats(summary: Mapping[str, Any], output_deviation: float | None) -> 
     return [{"code": code, "text": text} for code, text in found.items() if text and code not in expected]
 
 
-OF_ENDPOINT = ("not_streamed", "diagnosis")
+OF_ENDPOINT = ("not_streamed", "diagnosis", "speculation")
 """Warnings that hold for what is compared with the run, too."""
 
 
@@ -180,12 +186,22 @@ def _outage(stages: Sequence[dict[str, Any]]) -> str | None:
 
 
 def _errors(summary: Mapping[str, Any]) -> str | None:
-    counts = {k: n for k, n in summary["errors"].items() if n and k not in ("cancelled", "unfinished")}
+    counts = {k: n for k, n in summary["errors"].items() if n and k in FAILED_STATUSES}
     failed, total = sum(counts.values()), summary["requests"]
     if not total or failed <= ERROR_SHARE * total:
         return None
     listed = ", ".join(f"{n} {k}" for k, n in sorted(counts.items(), key=lambda c: -c[1]))
     return f"{failed} of {total} requests failed ({listed}); they count as infinitely slow. Look at the server's log."
+
+
+def _too_long(summary: Mapping[str, Any]) -> str | None:
+    n, total = summary["errors"].get("too_long", 0), summary["requests"]
+    if not n:
+        return None
+    return (
+        f"{n:,} of {total:,} requests ({n / total:.1%}) were refused because prompt and answer exceed the model's context. That says nothing "
+        "of the server: they are left out of every percentile, rate and SLO. Use shorter lengths, --fit-context or a longer context."
+    )
 
 
 def _unstable_lowest(summary: Mapping[str, Any]) -> str | None:
@@ -220,12 +236,18 @@ def _never_settled(summary: Mapping[str, Any]) -> str | None:
 
 
 def _resent(stages: Sequence[Mapping[str, Any]]) -> str | None:
-    resent = sum(s["resent"] for s in stages)
+    resent, sent = (sum(s[of] for s in stages) for of in ("resent", "requests"))
     if not resent:
         return None
+    share = resent / max(sent, 1)
+    why = (
+        "the server drops connections that it said it would keep, or requests on them"
+        if share > RESENT_SHARE
+        else "it was closing the connection just then, as servers do with idle ones"
+    )
     return (
-        f"{resent} requests went out a second time, because their kept-alive connection was closed at once without a byte: the server "
-        "closes idle connections early, or drops requests. With --connections new none goes out twice, and a dropped one has failed."
+        f"{resent:,} of {sent:,} requests ({share:.1%}) were sent a second time: a kept-alive connection ended before a byte of "
+        f"the answer. They are timed from their schedule; {why}. With --connections new none is sent twice, and a dropped one has failed."
     )
 
 
@@ -262,10 +284,12 @@ def _too_few(summary: Mapping[str, Any]) -> str | None:
     broke = min((stage_rate(s) for s in stages if s["slo_met"] is False and s["requests"]), default=None)
     bottom, top = (interval[0], interval[1]) if interval else (0.0, broke)
     undecided = [
-        (s, max((v for v in s["slo_verdicts"] if v["verdict"] == "undecided"), key=_lacking))
+        (s, max(open_verdicts, key=_lacking))
         for s in stages
         if s["slo_met"] is None and s["slo_verdicts"] and not s["client_limited"] and s["requests"]
         and bottom <= stage_rate(s) <= (top or math.inf)
+        # a metric that is not known at all is not decided by more requests
+        and (open_verdicts := [v for v in s["slo_verdicts"] if v["verdict"] == "undecided" and v["attainment"] is not None])
     ]  # fmt: skip
     if not undecided:
         return None
@@ -324,22 +348,30 @@ def _beyond_context(workload: Mapping[str, Any], sent: int) -> str | None:
     )
 
 
-def _lengths_off(output: float | None, realised: Mapping[str, Any]) -> str | None:
-    """Of answers and prompts: a load whose lengths are others is another load."""
-    said = []
-    if output is not None and abs(output) > LENGTHS_OFF_SHARE:
-        said.append(
-            f"Answers were {off_text(output)} in output tokens: the load is another one than asked for. "
-            "Make the server ignore the end-of-sequence token or fix lengths"
-            + (", or give the server's own vocabulary to --tokenizer: it counted." if "tokenizer" in realised["token_source"] else ".")
-        )  # fmt: skip
-    prompts = realised["input_deviation"]
-    if prompts is not None and abs(prompts) > LENGTHS_OFF_SHARE:
-        said.append(
-            f"Prompts were {off_text(prompts)} in input tokens, by the server's count: the load is another one than asked for, and no "
-            "capacity of it. Look whether the server cuts prompts, and give its own vocabulary to --tokenizer."
-        )
-    return " ".join(said) or None
+def _inputs_off(deviation: float | None, sessions: bool) -> str | None:
+    if deviation is None or abs(deviation) <= LENGTHS_OFF_SHARE:
+        return None
+    histories = (
+        " Histories hold what was answered: shorter answers, and turns that told nothing, make shorter prompts."
+        if sessions and deviation < 0
+        else ""
+    )
+    return (
+        f"Prompts were {off_text(deviation)} in input tokens, by the server's count: the load is another one than asked for, and no "
+        f"capacity of it.{histories} Look whether the server cuts prompts, and give its own vocabulary to --tokenizer."
+    )
+
+
+def _lengths_off(deviation: float | None, sources: Mapping[str, int]) -> str | None:
+    if deviation is None or abs(deviation) <= LENGTHS_OFF_SHARE:
+        return None
+    counted = (
+        ", or give the server's own vocabulary to --tokenizer: it counted" if "tokenizer" in sources else ""
+    )
+    return (
+        f"Answers were {off_text(deviation)} in output tokens: the load is another one than asked for. "
+        f"Make the server ignore the end-of-sequence token or fix lengths{counted}."
+    )
 
 
 def off_text(deviation: float) -> str:
@@ -365,6 +397,22 @@ def _diagnosis(summary: Mapping[str, Any]) -> str | None:
         return None
     return "Seen of the endpoint before the load: " + " ".join(
         f"{f['name']}: {f['found']} ({f['means']})." for f in found
+    )
+
+
+def _speculation(summary: Mapping[str, Any]) -> str | None:
+    """Where the server drafts tokens and the prompts are made-up words, or may be: an imported run does not say."""
+    accepted = [(s, s["server"]["spec_acceptance_rate"]) for s in summary["stages"] if s.get("server")]
+    seen = [(s, share) for s, share in accepted if share is not None]
+    workload = summary["workload"]
+    if not seen or workload.get("prompt_file") or (workload.get("trace") or {}).get("recorded_prompts"):
+        return None
+    low, high = min(share for _, share in seen), max(share for _, share in seen)
+    share_text = f"{low:.0%}" if f"{low:.0%}" == f"{high:.0%}" else f"{low:.0%} to {high:.0%}"
+    return (
+        f"{_at([s for s, _ in seen])} the server drafted tokens ahead and accepted {share_text} of them, on prompts of random words. Real "
+        "text is easier or harder to guess, so its ITL, TPOT, tokens/s and capacity are others: measure them with --prompts FILE, "
+        "your own prompts, before a speculating engine is judged or compared."
     )
 
 

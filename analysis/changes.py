@@ -1,4 +1,7 @@
-"""Changes against a baseline that a gate tests: quantiles of latencies, errors, tokens per second; and the decision on all."""
+"""The changes against a baseline that a gate tests, and the decision on all of them.
+
+Quantiles of latencies, the error rate, and tokens per second.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from analysis.blocks import TRACKED, LevelRecords, blocks_of, from_dict
-from analysis.check import Check, Test, signed
+from analysis.check import Check, Evidence, signed
 from analysis.comparable import Judged
 from analysis.expected import cells_from_dict, expected_of
 from analysis.percentiles import finite
@@ -34,7 +37,7 @@ from analysis.tracked import (
 ERROR_TOLERANCE = 0.01  # in points of share
 _EDGE_FACTOR = 50.0
 SILENT = "watched"  # no verdict of the gate's
-SHIFT_SAID = 0.01  # so much may the tested change differ from that of the two figures without a word
+SHIFT_SAID = 0.01  # where the tested change differs from that of the figures by more, it is said
 
 
 def changes_of(
@@ -60,7 +63,8 @@ def only_watched(check: Check) -> str:
     """Why a metric that is only watched has no line of its own."""
     if check.change is None:
         return check.reason or "no change can be told"
-    return f"{signed(check.change)}; at this load and length an equal run may differ by more than {check.tolerance:.0%}"
+    more = f"an equal run may differ by more than {check.tolerance:.0%}"
+    return f"{signed(check.change)}; at this load and length {more}"
 
 
 def _quantile_check(
@@ -80,7 +84,7 @@ def _quantile_check(
     found = [r.metrics[kind] for r in records]
     unknown = next((o.reason or "no request has a value" for o in found if o.reason or not o.n), None)
     if unknown:
-        check.reason = unknown
+        check.reason, check.verdict = unknown, SILENT if watched else check.verdict
         return check
     explained = _explained(level, kind, known, records)
     worse = passing = known.compare(found, explained, tolerance, paired=paired)
@@ -88,7 +92,7 @@ def _quantile_check(
         worse = known.compare(found, explained, DEFAULT_TOLERANCE, paired=paired)
     check.candidate = finite(float(np.mean([o.quantile_bounds(known.q)[1] for o in found])))
     check.shift, low, high = known.moved(found, explained, worse)
-    check.test = Test(worse, passing, passing.worse > 0, watched)
+    check.test = Evidence(worse, passing, passing.worse > 0, watched)
     check.change = check.shift
     if check.candidate is not None and check.baseline:
         check.change = check.candidate / check.baseline - 1  # of the figures; the test is on the shift
@@ -120,7 +124,7 @@ def _error_check(
     check.change = shares[1] - shares[0]
     df = e.df if e.within > floor else math.inf
     estimate = Estimate(e.worse, max(e.within, floor), e.between, df)
-    check.test = Test(estimate, estimate)
+    check.test = Evidence(estimate, estimate)
     return check
 
 
@@ -132,7 +136,10 @@ def _rate_check(
     tolerance: float,
     paired: bool,
 ) -> Check:
-    """The rate is shown as measured. Open loop: what is tested is tokens per token planned, as the draw of the lengths does not count."""
+    """The rate is shown as measured.
+
+    What is tested of an open loop is tokens per token planned, so that the draw of the lengths does not count.
+    """
     theirs, ours = [from_dict(x) for x in level["rates"]], [r.rates(level["kind"]) for r in records]
     noise = ASSUMED_NOISE if level["kind"] == "closed" else 0.0
     e = compare_rates(theirs, ours, tolerance, paired=paired, noise=noise)
@@ -141,14 +148,15 @@ def _rate_check(
     check.candidate = float(np.mean([run.levels()[name][1]["output_tokens_per_s"] for run in runs]))
     check.change = check.candidate / check.baseline - 1 if check.baseline else None
     check.shift = math.exp(-(e.worse + math.log1p(tolerance))) - 1
-    check.test = Test(e, e)
+    check.test = Evidence(e, e)
     return check
 
 
 def decide(checks: list[Check], alpha: float, base: Mapping[str, Any]) -> None:
-    """Regression: worse than the tolerance, and by Holm over all checks no chance; pass: shown to be below the tolerance.
+    """Regression: worse than the tolerance, and by Holm over all checks no chance.
 
-    One that is only watched is silent (None) unless it is a regression, or would be one if it were tested alone.
+    Pass: shown to be below the tolerance. One that is only watched is SILENT unless it is a regression, or
+    would be one if it were tested alone: then it is inconclusive.
     """
     known = [(c, c.test) for c in checks if c.test is not None]
     worse = holm([t.worse.p_regression for _, t in known], alpha)
@@ -184,7 +192,10 @@ def _say_what_would_decide(check: Check, n: int, factor: float | None) -> None:
 
 
 def excuse(checks: Sequence[Check], name: str, later_s: float) -> None:
-    """A TTFT or E2E that is worse by no more than the candidate's own client was later than the baseline's is no regression."""
+    """No regression is a TTFT or E2E that is worse by no more than the client itself was later at this load.
+
+    ``later_s``: how much later the candidate's client was at p99 than the baseline's.
+    """
     for check in checks:
         if (check.level, check.verdict, check.kind) != (name, "regression", "change"):
             continue

@@ -9,10 +9,12 @@ from analysis.regression import Estimate
 
 
 @dataclass(frozen=True)
-class Test:
-    """``worse``: beyond what is surely no regression; ``passing``: beyond the tolerance. Of a tolerance that is given they are one.
+class Evidence:
+    """What the decision on a change rests on.
 
-    ``beyond``: the figure itself is worse than the tolerance. ``watched``: no tolerance can be held, so nothing passes.
+    ``worse``: the change beyond 3 %; ``passing``: beyond the tolerance (one and the same where it is given).
+    ``beyond``: the estimate itself is worse than the tolerance. ``watched``: no tolerance can be held,
+    so nothing passes.
     """
 
     worse: Estimate
@@ -23,7 +25,10 @@ class Test:
 
 @dataclass
 class Check:
-    """One line of the verdict. ``change`` is relative (error_rate: in points), > 0 where the figure is higher."""
+    """One line of the verdict.
+
+    ``change`` is relative (error_rate: in points), > 0 where the figure is higher.
+    """
 
     name: str
     kind: str  # change | slo | sanity
@@ -39,7 +44,7 @@ class Check:
     p_equivalence: float | None = None
     more_requests: int | None = None
     reason: str | None = None
-    test: Test | None = field(default=None, repr=False)
+    test: Evidence | None = field(default=None, repr=False)
 
     def as_dict(self) -> dict[str, Any]:
         return {k: v for k, v in vars(self).items() if k != "test"}

@@ -165,18 +165,18 @@ class Cohort:
         if uncounted_share(self.requests) > 1 - MIN_KNOWN_SHARE:
             return _unknown("requests", UNCOUNTED)
         bunched, reads = self._bunched
-        if bunched and reads < READS_FEW:
-            return _unknown("requests", bunched)
+        if unknown := (bunched if reads < READS_FEW else None) or self._in_one_piece:
+            return _unknown("requests", unknown)
         return self.per_request(np.where(ok, values, np.nan), None, f"{n} answers: {taken}" if n else None)
 
     @cached_property
     def icl(self) -> Observations:
-        unknown = self._without_chunk_times() or self._bunched[0]
+        unknown = self._without_chunk_times() or self._bunched[0] or self._in_one_piece
         return _unknown("gaps", unknown) if unknown else self._of_gaps(per_token=False)
 
     @cached_property
     def itl(self) -> Observations:
-        unknown = self._chunks_unknown() or self._bunched[0]
+        unknown = self._bunched[0] or self._in_one_piece or self._chunks_unknown()
         if unknown:
             return _unknown("gaps", unknown)
         if self.chunks.tokens is None and self.chunks.known.all():

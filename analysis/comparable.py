@@ -27,21 +27,40 @@ _DONE = ("complete", "budget")  # a user's own limit ends a run cleanly
 _OF_THE_DAY = tuple(
     f"workload.{name}"
     for name in (
-        "tokenizer.tokens_per_word", "tokenizer.overhead_tokens", "tokenizer.measured", "tokenizer.method", "tokenizer.words",
-        "tokenizer.overhead_error_tokens", "tokenizer.word_sd_tokens", "realised", "source",
-        "clipped_to_context", "turns_beyond_context",  # counts that grow with the requests sent: see ``realised``
+        "tokenizer.tokens_per_word",
+        "tokenizer.overhead_tokens",
+        "tokenizer.measured",
+        "tokenizer.method",
+        "tokenizer.words",
+        "tokenizer.overhead_error_tokens",
+        "tokenizer.word_sd_tokens",
+        "realised",
+        "source",
+        "clipped_to_context",
+        "turns_beyond_context",  # counts that grow with the requests sent: see ``realised``
         "prompts",  # says how often each was sent; what they have in common follows from the other fields
     )
-)  # fmt: skip
+)
 
 _OPTIONS = {  # by the start of a name: what a user knows it by
-    "workload.input_tokens": "--input-tokens", "workload.output_tokens": "--output-tokens", "workload.arrivals": "--arrivals",
-    "workload.name": "--workload", "workload.trace": "--trace", "workload.tokenizer": "--tokenizer", "model": "--model", "api": "--api",
-    "client.connections": "--connections", "client.timestamps": "--timestamps", "client.think_s": "--think-time", "slos": "--slo",
-    "predicted": "predicted", "imported": "imported from",
-    "realised.input_tokens": "input tokens a request as they came", "realised.output_tokens": "output tokens a request as they came",
+    "workload.input_tokens": "--input-tokens",
+    "workload.output_tokens": "--output-tokens",
+    "workload.arrivals": "--arrivals",
+    "workload.name": "--workload",
+    "workload.trace": "--trace",
+    "workload.tokenizer": "--tokenizer",
+    "model": "--model",
+    "api": "--api",
+    "client.connections": "--connections",
+    "client.timestamps": "--timestamps",
+    "client.think_s": "--think-time",
+    "slos": "--slo",
+    "predicted": "predicted",
+    "imported": "imported from",
+    "realised.input_tokens": "input tokens a request as they came",
+    "realised.output_tokens": "output tokens a request as they came",
     "realised.cached_token_share": "share of input tokens from the prefix cache",
-}  # fmt: skip
+}
 
 
 _MENDS = {  # what to do where the same plan became other lengths
@@ -172,9 +191,17 @@ def realised(judged: Judged) -> dict[str, float | None]:
     answers = first.take(first.has_status("ok"))
     found = judged.summary["workload"]["realised"]
     sides = {
-        "input_tokens": (found["input_tokens"]["sent"]["mean"], first.input_tokens, first.input_tokens_planned),
-        "output_tokens": (found["output_tokens"]["received"]["mean"], answers.output_tokens, answers.output_tokens_planned),
-    }  # fmt: skip
+        "input_tokens": (
+            found["input_tokens"]["sent"]["mean"],
+            first.input_tokens,
+            first.input_tokens_planned,
+        ),
+        "output_tokens": (
+            found["output_tokens"]["received"]["mean"],
+            answers.output_tokens,
+            answers.output_tokens_planned,
+        ),
+    }
     result: dict[str, float | None] = {"cached_token_share": found["cached_token_share"]}
     for side, (mean, came, planned) in sides.items():
         ratio, se = _per_planned(came, planned)
@@ -295,4 +322,6 @@ def check_realised(base: Mapping[str, Any], other: Mapping[str, Any], name: str)
             )
     a, b = base.get("cached_token_share") or 0.0, other.get("cached_token_share") or 0.0
     if abs(a - b) > CACHED_POINTS:
-        raise CompareError(f"{name} had {b:.0%} of its input tokens from the prefix cache, the baseline {a:.0%}: start both with a cold cache")  # fmt: skip
+        raise CompareError(
+            f"{name} had {b:.0%} of its input tokens from the prefix cache, the baseline {a:.0%}: start both with a cold cache"
+        )

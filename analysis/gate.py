@@ -1,4 +1,4 @@
-"""Pass, regression or inconclusive: a candidate's runs against a baseline, and against absolute SLOs."""
+"""Pass, regression or inconclusive: a candidate's runs against a baseline and against SLOs."""
 
 from __future__ import annotations
 
@@ -41,8 +41,9 @@ def judge_gate(
     look: int = 1,
     looks: int = 1,
 ) -> dict[str, Any]:
-    """The gate's answer as one dict (docs/ci.md): look number ``look`` of at most ``looks`` at a growing list of runs.
+    """The gate's answer as one dict (docs/ci.md).
 
+    It is look number ``look`` of at most ``looks`` at a growing list of runs.
     Raises CompareError where the candidate is no evidence or another experiment.
     """
     for run in runs:
@@ -118,20 +119,24 @@ def _notes(base: Mapping[str, Any], runs: Sequence[Judged], paired: bool, *, wat
     notes = []
     if watched:
         notes.append(
-            "What could be noise is not called a regression. To tell less: a longer --duration in the baseline as well, "
-            "more baseline runs, a lower load, ampacity ab, or a limit of your own (--tolerance METRIC=10%)."
+            "What could be noise is not called a regression. To tell less: a longer --duration in the "
+            "baseline as well, more baseline runs, a lower load, ampacity ab, or a limit of your own "
+            "(--tolerance METRIC=10%)."
         )
     if len(base["runs"]) == 1:
         notes.append(
             f"One baseline run shows no noise from run to run: {ASSUMED_NOISE:.1%} is assumed. "
             "Give several to measure it."
         )
+    known = {r.get("run_id") for r in base["runs"]} - {None}
+    if again := [str(run.run.path) for run in runs if run.run.meta.get("run_id") in known]:
+        notes.append(f"{', '.join(again)} is itself a run of the baseline: it shows nothing new.")
     if not paired:
         seeds = ", ".join(sorted({said(r["seed"]) for r in base["runs"]}))
         notes.append(
-            f"Baseline and candidate sent other requests (baseline seed {seeds}): the draw of lengths and arrivals "
-            "counts as noise. With the same --seed (1 where none is given) and --duration, and no stage repeated or "
-            "cut, smaller changes can be told."
+            f"Baseline and candidate sent other requests (baseline seed {seeds}): the draw of lengths "
+            "and arrivals counts as noise. With the same --seed (1 where none is given) and --duration, "
+            "and no stage repeated or cut, smaller changes can be told."
         )
     if near := near_saturation(base):
         notes.append(f"{', '.join(near)}: {NEAR_SATURATION}.")

@@ -1,4 +1,7 @@
-"""What a gate judges without a comparison of latencies: steady state, errors, absolute limits, brackets of the usable rate."""
+"""What a gate judges without a comparison of latencies.
+
+Steady state, errors, absolute limits, and brackets of the usable rate.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +18,7 @@ USABLE_TOLERANCE = 0.1
 
 
 def sanity(run: Judged, name: str) -> list[Check]:
-    """What no comparison of latencies can make good: a load that the candidate does not carry, and errors."""
+    """What no latency makes good: a load that the candidate does not carry, and errors."""
     stage = run.levels()[name][1]
     failures = read_level(run, name, 0).failed  # those of the warm-up too
     failed, share = int(failures.sum()), float(failures.mean()) if len(failures) else 1.0

@@ -16,7 +16,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from loadgen.records import FAILED_STATUSES, STATUSES
+from loadgen.records import FAILED_STATUSES, LEFT_OUT, STATUSES
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
@@ -70,6 +70,11 @@ class Requests:
 
     def has_status(self, status: str) -> Bools:
         return np.asarray(self.status == _CODE[status])
+
+    @property
+    def left_out(self) -> Bools:
+        """Says nothing of the server: cancelled by the workload, or longer than the model's context."""
+        return np.isin(self.status, [_CODE[status] for status in LEFT_OUT])
 
     @property
     def failed(self) -> Bools:

@@ -103,9 +103,10 @@ def compare_rates(
     theirs, ours = ([r.share for r in side] for side in (base, candidate))
     spread = [
         np.stack([(r.over - _share(side) * r.size) / (_share(side) * r.size.mean()) for r in side])
-        if _share(side) > 0 else np.zeros((len(side), BLOCKS))
+        if _share(side) > 0
+        else np.zeros((len(side), BLOCKS))
         for side in (base, candidate)
-    ]  # fmt: skip
+    ]
     lost = min(_share(base) / max(_share(candidate), 1e-12), 1e6)
     if paired:
         within = _mean_variance(spread[1].mean(axis=0) - spread[0].mean(axis=0))

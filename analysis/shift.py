@@ -15,7 +15,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from analysis.baseline import DEFAULT_TOLERANCE, assumed_noise
-from analysis.blocks import (  # fmt: skip
+from analysis.blocks import (
     Blocks,
     LevelRecords,
     Marks,
@@ -32,6 +32,7 @@ from analysis.metrics import Floats
 from analysis.observations import Observations
 from analysis.regression import (
     ASSUMED_NOISE,
+    Estimate,
     compare_rates,
     compare_shares,
     student_cdf,
@@ -252,14 +253,17 @@ def _by_shares(pair: Pair, metric: str, q: float, endless: bool) -> Change | str
     where = marks if isinstance(its_own, str) else its_own
     queue = _queue_noise(pair, ((a, marks), (b, where)))
     noise = math.hypot(queue, min(assumed_noise([a], marks.limits_s, 1 - q), NOISE_MOST))
-    base = [blocks_over(a, marks)]
-    slower, faster = (
-        compare_shares(base, [blocks_over(b, marks.times(factor))], 1 - q, paired=pair.same_schedule, noise=noise)
-        for factor in (1 + LEAST, 1 / (1 + LEAST))
-    )  # fmt: skip
+    paired = pair.same_schedule
+    base = [blocks_over(a, marks, paired=paired)]
+
+    def compared(limits: Marks, noise: float) -> Estimate:
+        return compare_shares(
+            base, [blocks_over(b, limits, paired=paired)], 1 - q, paired=paired, noise=noise
+        )
+
+    slower, faster = (compared(marks.times(factor), noise) for factor in (1 + LEAST, 1 / (1 + LEAST)))
     p = min(1.0, 2 * min(slower.p_regression, faster.p_equivalence))
-    # the interval: shares over each one's own quantile
-    e = compare_shares(base, [blocks_over(b, where)], 1 - q, paired=pair.same_schedule, noise=queue)
+    e = compared(where, queue)  # for the interval: shares over each one's own quantile
     t = student_quantile(0.975, e.df)
     low, middle, high = (moved_by([b], marks, 1 - q + x * t * e.se) for x in (1, 0, -1))
     if isinstance(its_own, str):
@@ -283,7 +287,10 @@ def _queue_noise(pair: Pair, marked: Sequence[tuple[Observations, Marks]]) -> fl
 
 def failed_change(pairs: Sequence[Pair]) -> Difference:
     """Of the share of failed requests; by pairs of stages where there are several, else by blocks."""
-    a, b = ([blocks_of(level.failed) for level in side] for side in zip(*((p.reference, p.other) for p in pairs), strict=True))  # fmt: skip
+    a, b = (
+        [blocks_of(level.failed) for level in side]
+        for side in zip(*((p.reference, p.other) for p in pairs), strict=True)
+    )
     if len(pairs) == 1:
         e = compare_shares(a, b, a[0].share, paired=pairs[0].same_schedule, noise=0.0)
         worse, se, df = e.worse, e.se, e.df
@@ -315,10 +322,27 @@ def as_dict(q: float, found: Quantile, real: bool, tests: int) -> dict[str, Any]
     values, change = found.values, found.change
     a, b = (None if isinstance(v, str) or math.isinf(v) else v for v in values)
     endless = [side for side, v in zip(("reference", "other"), values, strict=True) if v == math.inf]
-    held = {"change": None, "change_ci": None, "shift": None, "slower": None, "p": None, "smallest_seen": None, "verdict": "unknown"} if isinstance(change, str) else {
-        "change": change.change, "change_ci": list(change.ci), "shift": change.tested, "slower": change.log_ratio > 0, "p": change.p,
-        "smallest_seen": change.smallest_seen(tests), "verdict": change.verdict(real),
-    }  # fmt: skip
+    held = (
+        {
+            "change": None,
+            "change_ci": None,
+            "shift": None,
+            "slower": None,
+            "p": None,
+            "smallest_seen": None,
+            "verdict": "unknown",
+        }
+        if isinstance(change, str)
+        else {
+            "change": change.change,
+            "change_ci": list(change.ci),
+            "shift": change.tested,
+            "slower": change.log_ratio > 0,
+            "p": change.p,
+            "smallest_seen": change.smallest_seen(tests),
+            "verdict": change.verdict(real),
+        }
+    )
     reason = change if isinstance(change, str) else found.endless if endless else None
     return {
         "q": q,

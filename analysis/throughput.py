@@ -120,7 +120,7 @@ def _answers_per_batch(rows: Requests, window: Window, start_s: float, closed: b
     each request counts with the share of its time that lies in a span, whether or not it ends there (renewal-reward); a
     span is two answers long at least, or its neighbours would share them.
     """
-    ok = rows.has_status("ok")
+    ok = rows.has_status("ok") & np.isfinite(rows.started_ns) & np.isfinite(rows.ended_ns)
     begin_s, end_s = (x[ok] * _NS for x in (rows.started_ns, rows.ended_ns))
     took_s = np.maximum(end_s - begin_s, _NS)
     if closed:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from bisect import bisect_left
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cache, cached_property, partial
 from typing import Any
 
@@ -111,11 +111,14 @@ class Tracked:
 
     def as_dict(self) -> dict[str, Any]:
         return {
-            "value_s": self.value_s, "marks_s": [rounded(x) for x in self.marks.limits_s.tolist()],
-            "noise": float(f"{self.noise:.4g}"), "amplified": float(f"{self.amplified:.4g}"),
-            "tolerance": self.tolerance, "runs": [as_dict(b) for b in self.runs],
+            "value_s": self.value_s,
+            "marks_s": [rounded(x) for x in self.marks.limits_s.tolist()],
+            "noise": float(f"{self.noise:.4g}"),
+            "amplified": float(f"{self.amplified:.4g}"),
+            "tolerance": self.tolerance,
+            "runs": [as_dict(b) for b in self.runs],
             "expected": None if self.tables is None else np.round(self.tables, 4).tolist(),
-        }  # fmt: skip
+        }
 
 
 def tracked_from_dict(q: float, value: Mapping[str, Any]) -> Tracked:
@@ -125,49 +128,54 @@ def tracked_from_dict(q: float, value: Mapping[str, Any]) -> Tracked:
     return Tracked(q, marks, value["noise"], value["amplified"], runs, tables, value["tolerance"])
 
 
-def with_tolerances(known: Tracked, found: Sequence[Observations], explained: Explained) -> Tracked:
-    """The least tolerance of each kind at which a run like these passes with SURE, found before any candidate."""
-    at = cache(lambda tolerance: known.like_own(found, explained, tolerance))
+class Own:
+    """What the baseline's own runs say of runs like them, before any candidate is seen."""
 
-    def passes(kind: str, tolerance: float) -> bool:
-        e = at(tolerance)[kind]
-        se = max(e.se, at(0.0)[kind].se)  # few samples beyond a tolerance feign that they scatter little
-        return bool(e.worse + _sure(e) * se <= 0)
+    def __init__(self, known: Tracked, found: Sequence[Observations], explained: Explained) -> None:
+        self._known, self._found = known, found
+        self._at = cache(lambda tolerance: known.like_own(found, explained, tolerance))
 
-    allowed: dict[str, float | None] = {}
-    for kind in (SAME, OTHER):
-        step = bisect_left(LADDER, True, key=partial(passes, kind))
-        allowed[kind] = LADDER[step] if step < len(LADDER) else None
-    return replace(known, tolerance=allowed)
+    def _se(self, kind: str, tolerance: float) -> float:
+        """Of a share beyond the tolerance; few samples there feign that they scatter little."""
+        return max(self._at(tolerance)[kind].se, self._at(0.0)[kind].se)
 
+    def _passes(self, kind: str, tolerance: float) -> bool:
+        e = self._at(tolerance)[kind]
+        sure = student_quantile(1 - ALPHA, e.df) + student_quantile(SURE, e.df)
+        return e.worse + sure * self._se(kind, tolerance) <= 0
 
-def _sure(e: Estimate) -> float:
-    return student_quantile(1 - ALPHA, e.df) + student_quantile(SURE, e.df)
+    def tolerances(self) -> dict[str, float | None]:
+        """The least tolerance of each kind at which a run like these passes with SURE."""
+        steps = {kind: bisect_left(LADDER, True, key=partial(self._passes, kind)) for kind in (SAME, OTHER)}
+        return {kind: LADDER[step] if step < len(LADDER) else None for kind, step in steps.items()}
 
+    def finds(self, tolerances: Mapping[str, float | None], tests: int) -> dict[str, dict[str, float | None]]:
+        """For each kind the least change that is called a regression with FOUND, by Holm among ``tests`` at worst.
 
-def smallest_found(
-    known: Tracked, found: Sequence[Observations], explained: Explained, tests: int
-) -> dict[str, dict[str, float | None]]:
-    """For each kind the least change that is called a regression with FOUND, by Holm among ``tests`` at worst.
+        It is found beyond the tolerance, and surely beyond the least one. ``now``, and about what it would be with four
+        times the length (``longer``) and with three times the baseline runs (``more_runs``).
+        """
+        result = {}
+        n, power = len(self._known.runs), student_quantile(FOUND, math.inf)
+        for kind, allowed in tolerances.items():
+            tolerance = allowed or MOST_TOLERANCE
+            e, se = self._at(tolerance)[kind], self._se(kind, tolerance)
+            sure = student_quantile(1 - ALPHA / tests, e.df) + power
+            surely = self._moved(DEFAULT_TOLERANCE, sure * se)
+            beyond = self._moved(tolerance, power * se)
+            now = None if surely is None or beyond is None else max(surely, beyond)
+            longer = more = now
+            if now is not None and e.se:
+                longer = now * math.sqrt((e.within / 4 + e.between) / (e.within + e.between))
+                more = now * math.sqrt((1 / (3 * n) + 1) / (1 / n + 1))
+            result[kind] = {"now": now, "longer": longer, "more_runs": more}
+        return result
 
-    It is found beyond the tolerance, and surely beyond the least one. ``now``, and about what it would be with four times
-    the length (``longer``) and with three times the baseline runs (``more_runs``).
-    """
-    result = {}
-    n, power = len(known.runs), student_quantile(FOUND, math.inf)
-    for kind, e in known.like_own(found, explained, 0.0).items():  # a change makes the share as large as here
-        tolerance = known.tolerance[kind] or MOST_TOLERANCE
-        sure = student_quantile(1 - ALPHA / tests, e.df) + power
-        now: float | None = 0.0
-        for limit, reach in ((DEFAULT_TOLERANCE, sure * e.se), (tolerance, power * e.se)):
-            factor = moved_by(found, known.marks, 1 - known.q + reach) if known.q > reach else None
-            now = max(now, (1 + limit) / factor - 1) if factor and now is not None else None
-        longer = more = now
-        if now is not None and e.se:
-            longer = now * math.sqrt((e.within / 4 + e.between) / (e.within + e.between))
-            more = now * math.sqrt((1 / (3 * n) + 1) / (1 / n + 1))
-        result[kind] = {"now": now, "longer": longer, "more_runs": more}
-    return result
+    def _moved(self, limit: float, reach: float) -> float | None:
+        """The change at which the share beyond ``limit`` is ``reach`` more than allowed; a change makes it as large as at 0."""
+        q = self._known.q
+        factor = moved_by(self._found, self._known.marks, 1 - q + reach) if reach < q else None
+        return (1 + limit) / factor - 1 if factor else None
 
 
 def assumed_noise(found: Sequence[Observations], limits_s: Any, share: float | None = None) -> float:

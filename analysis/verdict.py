@@ -7,12 +7,16 @@ from collections.abc import Mapping
 from typing import Any
 
 from analysis.capacity import DOWN_IN_EACH, number_text
-from analysis.caveats import LENGTHS_OFF_SHARE, load_name, longer, off_text
+from analysis.caveats import LENGTHS_OFF_SHARE, TOO_LONG_SHARE, load_name, longer, off_text
 from analysis.fleet import instances_text
 from analysis.search import shortfall
 from analysis.slo import slo_from_dict
 
-STATUS_WORDS = {"unfinished": "were cut off unfinished", "cancelled": "were cancelled by the workload"}
+STATUS_WORDS = {
+    "unfinished": "were cut off unfinished",
+    "cancelled": "were cancelled by the workload",
+    "too_long": "were longer than the model's context",
+}
 
 
 def write_verdict(summary: Mapping[str, Any]) -> str:
@@ -25,7 +29,15 @@ def write_verdict(summary: Mapping[str, Any]) -> str:
     lacking = shortfall(summary["search"], sentence) if "search" in summary else None
     if command := summary.get("next_command"):
         lacking = f"This is likely to find one: {command}"
-    return f"{sentence} {lacking}" if lacking else sentence
+    return " ".join(filter(None, [sentence, lacking, _too_long(summary)]))
+
+
+def _too_long(summary: Mapping[str, Any]) -> str | None:
+    """Requests beyond the model's context, where they are more than a few."""
+    n, of = summary["errors"].get("too_long", 0), summary["requests"]
+    if n <= TOO_LONG_SHARE * of:
+        return None
+    return f"{n:,} of {of:,} requests ({n / of:.1%}) were longer than the model's context and are left out of every figure."
 
 
 def _finding(summary: Mapping[str, Any]) -> str:

@@ -28,7 +28,7 @@ import pyarrow.parquet as pq
 TRACE = Path(__file__).parents[1] / "tests" / "data" / "traces" / "agentic_coding_requests.csv.gz"
 FACE = {"prompt_tokens_details": True, "chunk_tokens": 32}
 BLOCK = 64  # of the trace's counts
-ENGINE = "linear:0.002,0.00002,prefix_caching=on"  # no answer waits long, and no prefix is thrown out
+ENGINE = "linear:0.0005,0.000005,prefix_caching=on"  # no answer waits long, and no prefix is thrown out
 
 
 def chosen(sessions: int, below: int) -> dict[str, list[dict[str, str]]]:
@@ -44,39 +44,40 @@ def chosen(sessions: int, below: int) -> dict[str, list[dict[str, str]]]:
 
 
 def replay(
-    held: dict[str, list[dict[str, str]]], users: int, max_think_s: float, seed: int = 1
+    held: dict[str, list[dict[str, str]]], users: int, max_think_s: float, folder: Path, seed: int = 1
 ) -> dict[str, Any]:
-    """Play the sessions with ``ampacity run``; what came of it beside what the trace says."""
+    """Play the sessions with ``ampacity run``; what came of it beside what the trace says.
+
+    The trace and the run directory stay in ``folder``.
+    """
     from typer.main import get_command
 
     from ampacity.cli.app import app
     from simulator.launch import start_in_process
 
-    with tempfile.TemporaryDirectory() as folder:
-        path, out = Path(folder) / "sessions.csv", Path(folder) / "run"
-        with path.open("w", newline="") as file:
-            writer = csv.DictWriter(file, list(next(iter(held.values()))[0]))
-            writer.writeheader()
-            writer.writerows(row for rows in held.values() for row in rows)
-        began_s = time.monotonic()
-        with start_in_process(ENGINE, face=FACE) as server:
-            arguments = ["run", server.url, "--trace", path, "--concurrency", users, "--seed", seed,
-                         "--max-think", f"{max_think_s}s", "--out", out, "--workers", 1]  # fmt: skip
-            with contextlib.redirect_stdout(io.StringIO()):
-                get_command(app).main(list(map(str, arguments)), standalone_mode=False)
-        run = json.loads((out / "run.json").read_text())
-        rows = pq.read_table(out / "requests.parquet").to_pylist()
+    path, out = folder / "sessions.csv", folder / "run"
+    with path.open("w", newline="") as file:
+        writer = csv.DictWriter(file, list(next(iter(held.values()))[0]))
+        writer.writeheader()
+        writer.writerows(row for rows in held.values() for row in rows)
+    began_s = time.monotonic()
+    with start_in_process(ENGINE, face=FACE) as server:
+        arguments: list[object] = ["run", server.url, "--trace", path, "--concurrency", users, "--out", out]
+        arguments += ["--seed", seed, "--max-think", f"{max_think_s}s", "--workers", 1]
+        with contextlib.redirect_stdout(io.StringIO()):
+            get_command(app).main(list(map(str, arguments)), standalone_mode=False)
+    run = json.loads((out / "run.json").read_text())
+    rows = pq.read_table(out / "requests.parquet").to_pylist()
     return {
-        **compared(list(held.values()), rows, max_think_s),
-        "took_s": time.monotonic() - began_s,
-        "run": run,
-    }
+        **compared(list(held.values()), rows, max_think_s), "took_s": time.monotonic() - began_s, "run": run
+    }  # fmt: skip
 
 
 def compared(
     held: list[list[dict[str, str]]], rows: list[dict[str, Any]], max_think_s: float
 ) -> dict[str, Any]:
-    """The records of a replay beside the recorded sessions, turn for turn."""
+    """The records of a replay beside the recorded sessions, turn for turn; sessions that were not answered as
+    a whole are left out and show in ``played_whole``."""
     played: dict[str, list[dict[str, Any]]] = defaultdict(list)
     for row in rows:
         played[row["session_id"] or f"lone {row['request_id']}"].append(row)
@@ -86,9 +87,8 @@ def compared(
     def lengths(turns: Any, *names: str) -> tuple[Any, ...]:
         return tuple(tuple(int(turn[name]) for name in names) for turn in turns)
 
-    by_lengths = {
-        lengths(turns, "input_tokens_planned", "output_tokens_planned"): turns for turns in played.values()
-    }
+    planned = "input_tokens_planned", "output_tokens_planned"
+    by_lengths = {lengths(turns, *planned): turns for turns in played.values()}
     off_ns, slip_ns, in_order, whole = [], [], True, 0
     cached = sent = own = asked = 0
     for recorded in held:
@@ -101,16 +101,18 @@ def compared(
             asked += int(said["input_tokens"])
             if k:
                 own += min(int(said["blocks_shared_with_prev_turn"]) * BLOCK, int(said["input_tokens"]))
-                pause_ns = round(min(float(said["think_time_s"]), max_think_s) * 1e9)
-                off_ns.append(got["scheduled_ns"] - turns[k - 1]["ended_ns"] - pause_ns)
                 slip_ns.append(got["dispatched_ns"] - got["scheduled_ns"])
                 in_order &= got["dispatched_ns"] >= turns[k - 1]["ended_ns"]
+                if said["think_time_s"]:
+                    pause_ns = round(min(float(said["think_time_s"]), max_think_s) * 1e9)
+                    off_ns.append(got["scheduled_ns"] - turns[k - 1]["ended_ns"] - pause_ns)
+    late = np.array(slip_ns or [0])
     return {
         "sessions": len(held), "played_whole": whole, "requests": len(rows), "tokens": sent,
         "own_share": own / max(asked, 1), "wire_share": cached / max(sent, 1), "in_order": in_order,
-        "pause_off_s": float(np.abs(off_ns).max(initial=0)) / 1e9,
-        "late_s": {f"p{q:g}": float(np.quantile(slip_ns or [0], q / 100)) / 1e9 for q in (50, 90, 99)},
-        "late_within_1ms": float(np.mean(np.array(slip_ns or [0]) <= 1_000_000)),
+        "pauses": len(off_ns), "pause_off_s": float(np.abs(off_ns).max(initial=0)) / 1e9,
+        "late_s": {f"p{q:g}": float(np.quantile(late, q / 100)) / 1e9 for q in (50, 90, 99)},
+        "late_within_1ms": float(np.mean(late <= 1_000_000)),
     }  # fmt: skip
 
 
@@ -123,7 +125,8 @@ def main() -> None:
     parser.add_argument("--users", type=int, default=20)
     parser.add_argument("--max-think", type=float, default=0.5)
     given = parser.parse_args()
-    found = replay(chosen(given.sessions, given.below), given.users, given.max_think)
+    with tempfile.TemporaryDirectory() as folder:
+        found = replay(chosen(given.sessions, given.below), given.users, given.max_think, Path(folder))
     found.pop("run")
     print(json.dumps(found, indent=1))
 

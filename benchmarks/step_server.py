@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import heapq
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -43,7 +44,7 @@ class StepServer:
         prompts, answers = (np.clip(np.round(x), 2, 20 * m) for x, (m, _) in zip(drawn, (self.prompt, self.answer), strict=True))  # fmt: skip
         return prompts.astype(np.int64), answers.astype(np.int64)
 
-    @property
+    @cached_property
     def most_rps(self) -> float:
         """Saturation: all slots busy, and the prompts' tokens beside them."""
         prompts, answers = self.lengths(200_000, np.random.default_rng(1))
@@ -60,7 +61,7 @@ class StepServer:
         ends: list[float] = []
         now, n, head, tail, running = 0.0, len(left), 0, 0, 0
         done: list[int] = []  # steps after which a running request has all its tokens
-        factors = np.exp(jitter * rng.standard_normal(1 << 20)).tolist()
+        factors = np.exp(jitter * rng.standard_normal(1 << 15)).tolist()  # in turns
         alpha, beta, gamma, slots = self.alpha_s, self.beta_s, self.gamma_s, self.slots
         while head < n or done:
             if not running and head == tail and (tail >= n or joins[tail] > now):
@@ -77,7 +78,7 @@ class StepServer:
                     break
                 head += 1
             step = len(ends)
-            now += (alpha + beta * running + gamma * (self.chunk - room)) * factors[step & 0xFFFFF]
+            now += (alpha + beta * running + gamma * (self.chunk - room)) * factors[step & 0x7FFF]
             ends.append(now)
             while done and done[0] <= step:
                 heapq.heappop(done)
@@ -108,12 +109,8 @@ def step_run(
     duration_s = n / rate_rps
     arrival = np.sort(rng.uniform(0, duration_s, n))
     prompts, answers = server.lengths(n, rng)
-    quick = StepServer(
-        **(
-            vars(server)
-            | {k: getattr(server, k) * speed for k in ("alpha_s", "beta_s", "gamma_s", "first_s")}
-        )
-    )
+    faster = {k: getattr(server, k) * speed for k in ("alpha_s", "beta_s", "gamma_s", "first_s")}
+    quick = replace(server, **faster)
     ends, first = quick.serve(arrival, prompts, answers, np.random.default_rng([noise_seed, 23]), jitter)
     offsets = np.concatenate([[0], np.cumsum(answers)])
     steps = np.arange(offsets[-1]) - np.repeat(offsets[:-1], answers) + np.repeat(first, answers)

@@ -8,15 +8,19 @@ from typing import Any
 import msgspec
 
 from loadgen.completions import BAD_JSON, Answer, token_count, token_detail
-from loadgen.protocols import Api, error_text, excerpt, printable, with_halves
+from loadgen.protocols import Api, error_text, excerpt, printable, stream_error, with_halves
 from loadgen.thinking import Kind
 
 
 class _Event(msgspec.Struct, gc=False):
     type: Any = None
+    index: Any = None
     delta: Any = None
     response: Any = None  # Responses API
+    item: Any = None
+    output_index: Any = None
     message: Any = None  # Messages API
+    content_block: Any = None
     usage: Any = None
     error: Any = None
 
@@ -34,6 +38,7 @@ _MESSAGES_DELTAS: dict[str, tuple[str, Kind]] = {
     "input_json_delta": ("partial_json", "answer"),
     "thinking_delta": ("thinking", "reasoning"),
 }
+_ENDED = ("completed", "incomplete", "failed", "cancelled")  # status of a response
 
 
 class _TypedAnswer(Answer, ABC):
@@ -42,33 +47,50 @@ class _TypedAnswer(Answer, ABC):
     __slots__ = ()
     repeats = False
 
+    def on_whole(self, at_ns: int, body: bytes) -> None:
+        """A body that is no stream: everything arrives at once."""
+        super().on_whole(at_ns, body)
+        if self.bad_json is None and self.error is None:
+            self._on_body(at_ns, msgspec.json.decode(body))
+
     def _on_json(self, at_ns: int, data: bytes) -> None:
         try:
             event = _decode_event(data) if data else None
         except BAD_JSON as error:
             event = with_halves(data, _Event)
             if event is None:
-                self.bad_json = self.bad_json or f"{error}: {excerpt(data)}"
+                self._on_bad_json(error, data)
                 return
         if event is None:
             return
-        if event.error is not None or event.type == "error":
-            self.error = self.error or error_text(data)
-            return
-        self._on_typed(at_ns, event)
+        if event.error or event.type in (None, "error"):
+            self.error = self.error or stream_error(data)
+        if self.error is None:
+            self._on_typed(at_ns, event)
 
     @abstractmethod
     def _on_typed(self, at_ns: int, event: _Event) -> None:
         """One event that is neither empty nor an error."""
 
-    def _bear(self, at_ns: int, kind: Kind, text: Any) -> None:
-        if kind == "answer" and isinstance(text, str):
-            kind, text = self._heard(text)
-        if self.said is not None and isinstance(text, str):
-            self.said.append((kind, text))
+    @abstractmethod
+    def _on_body(self, at_ns: int, body: dict[str, Any]) -> None:
+        """A whole body that is no error."""
+
+    def _bear(self, at_ns: int, kind: Kind, text: Any, *, is_text: bool = True) -> None:
+        """A piece of the answer; ``is_text``: of what is read, not of a call's arguments."""
+        said = text if isinstance(text, str) and is_text else ""
+        if kind == "answer" and said:
+            kind, said = self._heard(said)
+        if self.said is not None:
+            self.said.append((kind, said))
         if kind == "answer" and self.first_answer_ns is None:
             self.first_answer_ns = at_ns
         self._append(at_ns, None)
+
+    def _call(self, key: Any, call_id: Any = None, name: Any = None, arguments: Any = None) -> None:
+        """A piece of a tool's call."""
+        if self.calls is not None:
+            self.calls.add(key, call_id, name, arguments)
 
     def _total(self, usage: Any) -> None:
         """Tokens as ``usage`` says in either API; a value that is missing changes nothing."""
@@ -97,14 +119,37 @@ class ResponsesAnswer(_TypedAnswer):
         kind = _RESPONSES_DELTAS.get(event.type) if isinstance(event.type, str) else None
         if kind is not None:
             if event.delta:
-                self._bear(at_ns, kind, event.delta)
-            return
-        whole = event.response if isinstance(event.response, dict) else None
-        if whole is None or whole.get("status") not in ("completed", "incomplete", "failed"):
+                of_call = event.type == "response.function_call_arguments.delta"
+                self._bear(at_ns, kind, event.delta, is_text=not of_call)
+                if of_call:
+                    self._call(event.output_index, arguments=event.delta)
+        elif event.type == "response.output_item.added" and isinstance(event.item, dict):
+            if event.item.get("type") == "function_call":
+                item = event.item
+                self._call(event.output_index, item.get("call_id"), item.get("name"), item.get("arguments"))
+        elif isinstance(event.response, dict):
+            self._on_end(event.response)
+
+    def _on_body(self, at_ns: int, body: dict[str, Any]) -> None:
+        for number, item in enumerate(_objects(body.get("output"))):
+            if item.get("type") == "function_call":
+                self._bear(at_ns, "answer", item.get("arguments"), is_text=False)
+                self._call(number, item.get("call_id"), item.get("name"), item.get("arguments"))
+            kind: Kind = "reasoning" if item.get("type") == "reasoning" else "answer"
+            for part in [*_objects(item.get("content")), *_objects(item.get("summary"))]:
+                if text := part.get("text") or part.get("refusal"):
+                    self._bear(at_ns, kind, text)
+        self._on_end(body)
+
+    def _on_end(self, whole: dict[str, Any]) -> None:
+        """The object of a response, which has ended or not."""
+        status = whole.get("status")
+        if status not in _ENDED:
             return
         self._total(whole.get("usage"))
-        if whole.get("status") == "failed":
-            self.error = error_text(msgspec.json.encode(whole))
+        if status in ("failed", "cancelled"):
+            known = whole.get("error") or {"message": f"the response is {status}"}
+            self.error = error_text(msgspec.json.encode({"error": known}))
             return
         why = whole.get("incomplete_details")
         reason = why.get("reason") if isinstance(why, dict) else None
@@ -121,16 +166,38 @@ class MessagesAnswer(_TypedAnswer):
         if event.type == "content_block_delta":
             name, kind = _MESSAGES_DELTAS.get(str(delta.get("type")), ("", "answer"))
             if name and delta.get(name):
-                self._bear(at_ns, "reasoning" if kind == "reasoning" else "answer", delta.get(name))
+                self._bear(at_ns, kind, delta.get(name), is_text=name != "partial_json")
+                if name == "partial_json":
+                    self._call(event.index, arguments=delta.get(name))
+        elif event.type == "content_block_start" and isinstance(event.content_block, dict):
+            if event.content_block.get("type") == "tool_use":
+                self._call(event.index, event.content_block.get("id"), event.content_block.get("name"))
         elif event.type == "message_start" and isinstance(event.message, dict):
             self._total(event.message.get("usage"))
             self._usage_totals.clear()  # of the prompt's tokens only the input is final here
         elif event.type == "message_delta":
             self._total(event.usage)
-            if delta.get("stop_reason"):
-                self.finish_reason = printable(str(delta["stop_reason"]))
+            self._on_stop(delta)
         elif event.type == "message_stop":
             self.done = True
+
+    def _on_body(self, at_ns: int, body: dict[str, Any]) -> None:
+        for number, block in enumerate(_objects(body.get("content"))):
+            if block.get("type") == "tool_use":
+                self._bear(at_ns, "answer", "", is_text=False)
+                self._call(number, block.get("id"), block.get("name"), block.get("input"))
+            elif text := block.get("text") or block.get("thinking"):
+                self._bear(at_ns, "reasoning" if block.get("type") == "thinking" else "answer", text)
+        self._total(body.get("usage"))
+        self._on_stop(body)
+
+    def _on_stop(self, holder: dict[str, Any]) -> None:
+        if holder.get("stop_reason"):
+            self.finish_reason = printable(str(holder["stop_reason"]))
+
+
+def _objects(value: Any) -> list[dict[str, Any]]:
+    return [item for item in value if isinstance(item, dict)] if isinstance(value, list) else []
 
 
 class EmbeddingsAnswer(Answer):
@@ -145,7 +212,7 @@ class EmbeddingsAnswer(Answer):
         except BAD_JSON as error:
             self.bad_json = f"{error}: {excerpt(data)}"
             return
-        if not isinstance(body, dict) or body.get("error") is not None:
+        if not isinstance(body, dict) or body.get("error"):
             self.error = error_text(data)
             return
         usage = body.get("usage")

@@ -52,7 +52,9 @@ class Audit:
         tuple[int, int, int]
     ]  # worker, when its loop should have looked at its clock and when it did, ns
     shortages: int  # connections that failed for want of descriptors or ports on this machine
-    resent: int  # requests that went out a second time: their kept-alive connection was closed at once, without a byte
+    resent: (
+        int  # requests that were sent twice: their kept-alive connection ended without a byte of the answer
+    )
     client_limited: bool
     client_limited_reason: str | None
 

@@ -14,12 +14,17 @@ from typing import Any, cast
 import msgspec
 
 from loadgen.hot_path import Take
-from loadgen.protocols import error_text, excerpt, printable, with_halves
+from loadgen.protocols import excerpt, printable, stream_error, with_halves
 from loadgen.records import CHUNK_AT_MAX_US, RequestRecord
 from loadgen.repeats import Form, Said, in_pieces, last_chunk, learn
 from loadgen.thinking import Kind, Thinking
+from loadgen.told import CallPieces
 
 STAMPS = "L" if array("L").itemsize == 8 else "Q"  # "q" takes Python several times as long
+FAILED_REASONS = (
+    "error",
+    "abort",
+)  # of an end: OpenRouter's, and that of an engine which gave the request up
 TOKENS_MAX = 2**31 - 1  # what a column of the records holds
 BAD_JSON = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 
@@ -37,6 +42,7 @@ class _Delta(msgspec.Struct, gc=False):
     reasoning_content: Any = None
     reasoning: Any = None
     tool_calls: Any = None
+    function_call: Any = None  # of before there were several
     refusal: Any = None
 
 
@@ -64,9 +70,31 @@ class Answer:
     """The content of one response, read event by event. Times are ns of the reads that brought them."""
 
     __slots__ = (
-        "_chunk_tokens", "_finished_choices", "_form", "_form_usage", "_looks", "_missed_at", "_misses", "_usage", "_usage_beside", "_usage_per_chunk", "_usage_totals", "bad_json",
-        "cached_tokens", "chunk_at_ns", "done", "error", "finish_reason", "first_answer_ns", "first_event_ns",
-        "input_tokens", "reasoning_tokens", "said", "thinking", "whole_ns",
+        "_chunk_tokens",
+        "_finished_choices",
+        "_form",
+        "_form_usage",
+        "_looks",
+        "_missed_at",
+        "_misses",
+        "_usage",
+        "_usage_beside",
+        "_usage_per_chunk",
+        "_usage_totals",
+        "bad_json",
+        "cached_tokens",
+        "calls",
+        "chunk_at_ns",
+        "done",
+        "error",
+        "finish_reason",
+        "first_answer_ns",
+        "first_event_ns",
+        "input_tokens",
+        "reasoning_tokens",
+        "said",
+        "thinking",
+        "whole_ns",
     )  # fmt: skip
 
     repeats = True  # whether chunks can be told by their form
@@ -95,7 +123,12 @@ class Answer:
         self.bad_json: str | None = None
         self.done = False
         self.whole_ns: int | None = None  # when an answer that has no tokens by its nature was complete
-        self.said: list[tuple[Kind, str]] | None = None  # a list, where somebody wants the text
+        self.said: list[tuple[Kind, str]] | None = None  # a list, where somebody wants the text ...
+        self.calls: CallPieces | None = None  # ... and the calls of tools
+
+    def listen(self) -> None:
+        """Keep what is said."""
+        self.said, self.calls = [], CallPieces()
 
     def taker(self, otherwise: Take) -> Take | None:
         """What takes reads that repeat the form and hands on all others; None where no form is known."""
@@ -180,17 +213,19 @@ class Answer:
         except BAD_JSON as error:
             chunk = with_halves(data, _Chunk)
             if chunk is None:
-                self.bad_json = self.bad_json or f"{error}: {excerpt(data)}"
+                self._on_bad_json(error, data)
                 return
         if chunk is None:  # ``data: null`` and empty events are seen: no token, no fault
             return
-        if chunk.error is not None or (chunk.detail is not None and chunk.choices is None):
-            self.error = self.error or error_text(data)
+        if (chunk.error or chunk.choices is None) and (told := stream_error(data)):
+            self.error = self.error or told
             return
         bears_text, reasoning, counted = False, False, None
         for choice in chunk.choices or ():
             if choice.finish_reason:
                 self.finish_reason = printable(str(choice.finish_reason))
+                if self.finish_reason in FAILED_REASONS:
+                    self.error = self.error or f"finish reason {self.finish_reason}"
                 self._finished_choices += 1
             delta, text = choice.delta, None
             if delta is not None and delta.content.__class__ is str and delta.content:  # nearly every chunk
@@ -208,7 +243,7 @@ class Answer:
                 ):
                     kind, text = self._heard(text)
                 if self.said is not None:
-                    self.said.append((kind, text))
+                    self._tell(kind, text, choice)
                 reasoning = kind == "reasoning"
                 tokens = None
                 if choice.token_ids is not None or choice.logprobs is not None:
@@ -232,6 +267,16 @@ class Answer:
             self._usage_beside = usage
             self._append(at_ns, counted)
 
+    def _tell(self, kind: Kind, text: str, choice: _Choice) -> None:
+        """Keep what a chunk said, where somebody wants it."""
+        if self.said is not None:
+            self.said.append((kind, text))
+        said = choice.delta or choice.message
+        if said is not None and self.calls is not None:
+            self.calls.add_chat(said.tool_calls)
+            if isinstance(said.function_call, dict):
+                self.calls.add_chat([{"function": said.function_call}])
+
     def _heard(self, text: str) -> tuple[Kind, str]:
         """What a text of the answer is: thinking that stands in it is none. And what of it is to be told again."""
         thinking = self.thinking
@@ -242,6 +287,14 @@ class Answer:
             if self.said is not None:
                 self.said[:] = [("reasoning", said) for _, said in self.said]
         return kind, text
+
+    def _on_bad_json(self, error: Exception, data: bytes) -> None:
+        """What is no JSON of the right shape: an error all the same where it is a list that holds one."""
+        told = stream_error(data) if data.lstrip()[:1] == b"[" else None
+        if told is not None:
+            self.error = self.error or told
+        else:
+            self.bad_json = self.bad_json or f"{error}: {excerpt(data)}"
 
     def _append(self, at_ns: int, tokens: int | None) -> None:
         self.chunk_at_ns.append(at_ns)
@@ -332,7 +385,7 @@ def _said(data: bytes) -> Said | None:
         chunk = _decode(data)
     except BAD_JSON:
         return None
-    if chunk is None or chunk.error is not None or not chunk.choices or len(chunk.choices) > 1:
+    if chunk is None or chunk.error or not chunk.choices or len(chunk.choices) > 1:
         return None
     choice = chunk.choices[0]
     kind = _kind_of(choice)
@@ -353,7 +406,7 @@ def _kind_of(choice: _Choice) -> Kind | None:
         return "answer"
     if delta.reasoning_content or delta.reasoning:
         return "reasoning"
-    return "answer" if delta.tool_calls else None
+    return "answer" if delta.tool_calls or delta.function_call else None
 
 
 def _kind_of_parts(parts: list[Any]) -> Kind | None:

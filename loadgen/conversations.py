@@ -5,28 +5,26 @@ A conversation is kept as the JSON of its messages, so that a long history costs
 
 from __future__ import annotations
 
+from typing import Any
+
 import msgspec
 import numpy as np
 
+from loadgen.protocols import Api
+from loadgen.told import Told, answer_messages, in_parts, message, result_messages
 from workloads.prompt_files import PromptFile
 from workloads.prompts import PromptMaker
 from workloads.recorded import Recorded
 from workloads.schedule import Schedule
 
-NO_ANSWER = "(no answer)"  # stands in the history for a turn that failed
 _ANSWER_KEY = 1 << 96  # request numbers of planned answers: theirs is text of its own
-
-
-def message(role: str, content: object) -> bytes:
-    """One message as JSON; ``content`` is text, or a list of parts."""
-    return msgspec.json.encode({"role": role, "content": content})
 
 
 class Conversations:
     """The conversations of one stage. What nobody goes on with is not kept."""
 
     def __init__(
-        self, prompts: PromptMaker, schedule: Schedule, *, planned: bool = False, system_role: str = "system",
+        self, prompts: PromptMaker, schedule: Schedule, *, planned: bool = False, api: Api = "chat",
         file: PromptFile | Recorded | None = None,
     ) -> None:  # fmt: skip
         """``planned``: histories have text of the planned length instead of what the server answered.
@@ -37,9 +35,10 @@ class Conversations:
         self._prompts = prompts
         self._schedule = schedule
         self._planned = planned
-        self._system_role = system_role
+        self._api = api
+        self._system_role = "user" if api == "messages" else "system"
         self._told: dict[int, bytes] = {}  # all messages of a request, comma between them
-        self._answers: dict[int, str] = {}
+        self._answers: dict[int, Told] = {}
         continues = schedule.continues
         assert continues is not None
         self._continued = set(continues[continues >= 0].tolist())
@@ -63,13 +62,22 @@ class Conversations:
             first = self._system_role if own else "user"
             told = b",".join(message(role, text) for role, text in ((first, common), ("user", own)) if text)
         else:
+            answer = self._answers.pop(before, Told())
             helpers = [k for k in self._after(index) if k != before]
-            said = [message("user", self._answers.pop(k, "") or NO_ANSWER) for k in helpers] or given
-            if not said:
+            said = [message("user", self._answers.pop(k, Told()).as_text) for k in helpers] or given
+            results: list[object] = []
+            if said and answer.calls:
+                results, said = _results_in(said)
+            elif not said:
                 tokens = prompts.own_tokens(int(schedule.new_tokens[index]))
-                said.append(message("user", prompts.text(request_id, tokens)))
-            answer = message("assistant", self._answers.pop(before, "") or NO_ANSWER)
-            told = b",".join([self._told.pop(before), answer, *said])
+                text = prompts.text(request_id, max(tokens, len(answer.calls)))
+                if answer.calls:  # what is new in this turn is what the tools gave back
+                    results = [*in_parts(text, len(answer.calls))]
+                else:
+                    said = [message("user", text)]
+            if answer.calls:
+                said = [*result_messages(answer.calls, results, self._api), *said]
+            told = b",".join([self._told.pop(before), *answer_messages(answer, self._api), *said])
         if index in self._continued:
             self._told[index] = told
         return told
@@ -81,13 +89,11 @@ class Conversations:
             return []
         return [msgspec.json.encode(m) for m in self._file.turn(entry, int(self._schedule.turn[index]))]
 
-    def answered(self, index: int, text: str) -> None:
+    def answered(self, index: int, told: Told) -> None:
         """Remember the answer of a request, where it will be needed."""
         if index not in self._continued and index not in self._joined:
             return
-        if self._planned:
-            text = self._planned_answer(index)
-        self._answers[index] = text
+        self._answers[index] = Told(self._planned_answer(index)) if self._planned else told
 
     def wanted(self, index: int) -> bool:
         """Whether what the server answers to this request is going to be told again."""
@@ -111,3 +117,10 @@ class Conversations:
             schedule.after_start[index] : schedule.after_start[index + 1]
         ].tolist()
         return found
+
+
+def _results_in(said: list[bytes]) -> tuple[list[object], list[bytes]]:
+    """What tools gave back, as recorded, and the other messages."""
+    messages: list[tuple[bytes, Any]] = [(text, msgspec.json.decode(text)) for text in said]
+    tools = [m.get("content") for _, m in messages if m.get("role") == "tool"]
+    return tools, [text for text, m in messages if m.get("role") != "tool"]

@@ -16,9 +16,10 @@ from loadgen.bodies import Body
 from loadgen.completions import Answer
 from loadgen.halves import whole_characters
 from loadgen.hot_path import Take
-from loadgen.protocols import error_text, excerpt, retry_after_s
+from loadgen.protocols import REFUSING, error_text, exceeds_context, excerpt, retry_after_s
 from loadgen.records import RequestRecord
 from loadgen.thinking import Kind, Thought
+from loadgen.told import Told
 
 _REQUEST_ID_HEADERS = {b"x-request-id", b"x-litellm-call-id", b"request-id"}
 
@@ -59,7 +60,7 @@ class Exchange:
     def listen(self) -> None:
         """Keep the text of the answer, for ``said``."""
         self.listening = True
-        self._answer.said = []
+        self._answer.listen()
 
     def watch(self) -> None:
         """Look at all of the text for thinking in it, also for tags that come in pieces."""
@@ -74,6 +75,11 @@ class Exchange:
         """The answer's text so far, with what was reasoned or without; empty unless ``listen`` was called."""
         texts = [text for kind, text in self._answer.said or () if reasoning or kind == "answer"]
         return whole_characters("".join(texts))
+
+    def told(self, reasoning: bool = False) -> Told:
+        """The answer so far as a history tells it; of one that is thinking alone that. Empty unless ``listen`` was called."""
+        calls = self._answer.calls.calls() if self._answer.calls is not None else ()
+        return Told(self.said(reasoning) or ("" if calls else self.said(reasoning=True)), calls)
 
     def pieces(self) -> list[tuple[Kind, str]]:
         """What each chunk said, in their order; nothing where nobody listened."""
@@ -92,7 +98,7 @@ class Exchange:
         self._parser: Any = httptools.HttpResponseParser(self)
         self._answer = self._new_answer()
         if self.listening:
-            self._answer.said = []
+            self._answer.listen()
         self._content_type = b""
         self._headers_done = False
         self._chunked = self._length_known = False  # neither: the close ends the body
@@ -260,7 +266,8 @@ class Exchange:
         status = self.record.http_status or 0
         if status >= 300:
             where = "redirect: give the final URL" if status < 400 else error_text(self._body.whole())
-            self._end("http_error", f"HTTP {status}: {where}", at_ns)
+            ours = exceeds_context(status, where)
+            self._end("too_long" if ours else "http_error", f"HTTP {status}: {where}", at_ns)
             return
         answer = self._answer
         if self._body.splitter is not None:
@@ -271,7 +278,8 @@ class Exchange:
         answer.finish()
         tokens, _ = answer.output_tokens()
         if answer.error is not None:
-            self._end("stream_error", answer.error, at_ns)
+            ours = not tokens and exceeds_context(REFUSING[0], answer.error)
+            self._end("too_long" if ours else "stream_error", answer.error, at_ns)
         elif answer.bad_json is not None:
             self._end("protocol_error", f"not JSON: {answer.bad_json}", at_ns)
         elif not tokens and answer.whole_ns is None:

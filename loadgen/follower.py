@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import heapq
+import math
 import time
 from collections.abc import Callable, Iterable
 
 from loadgen.exchange import Exchange
 from loadgen.pacer import YIELD_EVERY, Sleeper
 
-AHEAD_NS = 5_000_000  # a request is made ready so long before it is due
+AHEAD_NS = 100_000_000  # a request is made ready up to so long before it is due: a long one takes some ms ...
+QUIET_NS = 20_000_000  # ... and not while another is to be sent within this, unless it is due as soon itself
 
 
 class Follower:
@@ -23,12 +25,14 @@ class Follower:
         self._make = make
         self._send = send
         self._due: list[tuple[int, int]] = []  # heap of (when, request)
+        self._unmade: list[tuple[int, int]] = []  # heap of those that are not made yet
         self._sleeper: Sleeper | None = None
 
     def push(self, due: Iterable[tuple[int, int]]) -> None:
         """Requests and when they are due, monotonic ns."""
         for index, due_ns in due:
             heapq.heappush(self._due, (due_ns, index))
+            heapq.heappush(self._unmade, (due_ns, index))
             if self._sleeper is not None:
                 self._sleeper.wake()
 
@@ -48,16 +52,28 @@ class Follower:
                     await sleeper.until(now_ns + 1_000_000_000)
                     continue
                 due_ns, index = self._due[0]
-                if index not in ready and due_ns - now_ns <= AHEAD_NS:
-                    ready[index] = self._make(index)
-                elif due_ns <= now_ns:
+                if due_ns <= now_ns and index in ready:
                     heapq.heappop(self._due)
                     self._send(index, due_ns, now_ns, ready.pop(index))
                     sent += 1
                     if sent % YIELD_EVERY == 0:
                         await asyncio.sleep(0)
+                    continue
+                make_ns = self._make_from_ns(now_ns)
+                if make_ns <= now_ns:
+                    first_ns, first = heapq.heappop(self._unmade)
+                    ready[first] = self._make(first)
+                    if first_ns > now_ns:
+                        await asyncio.sleep(0)  # what has come meanwhile is read
                 else:
-                    await sleeper.until(due_ns - (0 if index in ready else AHEAD_NS))
+                    await sleeper.until(int(min(due_ns, make_ns)))
         finally:
             self._sleeper = None
             sleeper.close()
+
+    def _make_from_ns(self, now_ns: int) -> float:
+        """From when on the next request may be made."""
+        if not self._unmade:
+            return math.inf
+        (first_ns, first), (due_ns, index) = self._unmade[0], self._due[0]
+        return first_ns - (AHEAD_NS if first == index or due_ns - now_ns > QUIET_NS else QUIET_NS)

@@ -23,10 +23,8 @@ from loadgen.proxy import Proxy, open_tunnel
 IDLE_MAX_S = 4.0  # servers close idle connections after 5 s: do not race them
 CONNECT_TIMEOUT_S = 10.0
 ANSWER_TIMEOUT_S = 120.0  # a first request may compile or load things
-RESEND_WITHIN_S = (
-    0.005  # of the request, and two round trips: so soon a close meets a connection that was idle
-)
-ROUND_TRIPS_MAX_S = 0.5  # a connection may have taken longer because we were busy
+CLOSED_SHARE = 0.8  # of at least CLOSED_MIN answers that end their connection: such a server keeps none alive
+CLOSED_MIN = 3
 AUDIT_EVERY = (
     32  # where reads are not dated by the kernel, one of so many connections is, to measure our own delay
 )
@@ -53,16 +51,16 @@ class Wire(Protocol):
 class Connection(asyncio.Protocol):
     """One socket. Its reads are stamped before anything else happens to them."""
 
-    __slots__ = ("_client", "_wire", "exchange", "idle_since_ns", "lost", "opened_in_ns", "served")
+    __slots__ = ("_client", "_left", "_wire", "exchange", "idle_since_ns", "lost", "served")
 
     def __init__(self, client: Client) -> None:
         self._client = client
         self._wire: Wire | None = None
         self.exchange: Exchange | None = None
         self.idle_since_ns = 0
-        self.opened_in_ns = 0  # a round trip, with TLS three, and a turn of the loop or more
         self.served = 0
         self.lost = False
+        self._left = False  # by us
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Connected through asyncio, TLS included."""
@@ -75,10 +73,6 @@ class Connection(asyncio.Protocol):
         self._wire = wire
         self._client.connections_opened += 1
         self._client.open.add(self)
-
-    def note_opened(self, began_ns: int) -> None:
-        """It took from then to now, which is longer where we are busy."""
-        self.opened_in_ns = time.monotonic_ns() - began_ns
 
     def send(self, exchange: Exchange) -> None:
         """Hand the whole request to the socket."""
@@ -113,30 +107,32 @@ class Connection(asyncio.Protocol):
         self._client.open.discard(self)
         exchange, self.exchange = self.exchange, None
         if exchange is None:
-            return
-        if self._was_idle(exchange, at_ns):
+            self._client.closed_unsaid += not self._left
+        elif self._idle_race(exchange):
+            self._client.closed_unsaid += 1
             self._client.resent += 1
             exchange.restart()
             self._client.connect_and_send(exchange)
         else:
+            if exchange.record.headers_ns is not None:  # a body that the close ends
+                self._client.answers += 1
+                self._client.closed_said += 1
             exchange.eof(at_ns, None if exc is None else str(exc) or type(exc).__name__)
 
-    def _was_idle(self, exchange: Exchange, at_ns: int) -> bool:
-        """Whether the server closed an idle connection just as the request left, as far as that can be told.
+    def _idle_race(self, exchange: Exchange) -> bool:
+        """Whether a connection that had served before was closed without a byte: the request met the end of its idle time.
 
-        It may as well have read the request and dropped it: so not if it took time, never twice, and it is counted.
+        It may as well have been read and dropped, which nobody can tell apart: so never twice, and it is counted.
         """
-        if not self.served or exchange.last_read_ns is not None or exchange.retried or exchange.ended:
-            return False
-        started_ns = exchange.record.started_ns
-        within_ns = RESEND_WITHIN_S * 1e9 + min(2 * self.opened_in_ns, ROUND_TRIPS_MAX_S * 1e9)
-        return started_ns is not None and at_ns - started_ns <= within_ns
+        return bool(self.served) and not (exchange.last_read_ns or exchange.retried or exchange.ended)
 
     def over(self, exchange: Exchange) -> None:
         """What was read has ended the exchange: keep the connection for the next one, or not."""
         self.exchange = None
         self.served += 1
+        self._client.answers += 1
         if exchange.close_after or self.lost or not self._client.reuse:
+            self._client.closed_said += exchange.close_after
             self.close()
         else:
             self.idle_since_ns = time.monotonic_ns()
@@ -144,7 +140,7 @@ class Connection(asyncio.Protocol):
 
     def close(self) -> None:
         """Give the socket up at once."""
-        self.exchange = None
+        self.exchange, self._left = None, True
         if self._wire is not None:
             self._wire.abort()
 
@@ -184,6 +180,8 @@ class Client:
         self._numbers = count()
         self.shortages = 0  # connections that failed because this machine ran out of something
         self.resent = 0  # requests that a kept-alive connection was closed under
+        self.answers = 0  # that came whole ...
+        self.closed_said = self.closed_unsaid = 0  # ... and connections that the server closed behind one
         self.receive_delays_s: array[float] = array("d")  # read − kernel time, of the audited connections
         self.patience_s = ANSWER_TIMEOUT_S  # with an answer that is asked for outside of a stage
 
@@ -199,7 +197,7 @@ class Client:
 
     def connect_and_send(self, exchange: Exchange) -> None:
         """Open a connection for this exchange alone; on one machine it is there at once."""
-        began_ns, begun = time.monotonic_ns(), None
+        begun = None
         if self.stamps == "kernel" and self._addresses:
             address, connection = (self._addresses[0], self._endpoint.port), Connection(self)
             try:
@@ -208,10 +206,9 @@ class Client:
                 pass  # what goes wrong here goes wrong below, which says so
             else:
                 if begun is None:
-                    self._carry(exchange, connection, began_ns)
-                    self._loop.call_soon(connection.note_opened, began_ns)
+                    self._carry(exchange, connection)
                     return
-        task = self._loop.create_task(self._connect(exchange, began_ns, begun))
+        task = self._loop.create_task(self._connect(exchange, begun))
         if begun is not None:  # a task that is cancelled before its first step closes nothing
             task.add_done_callback(lambda task: begun.close() if task.cancelled() else None)
         self._connecting[exchange] = task
@@ -245,6 +242,13 @@ class Client:
         self._patient = patient
         if self._reader is not None:
             self._reader.patient = patient
+
+    @property
+    def keeps_alive(self) -> bool | None:
+        """Whether the server keeps connections for another request, as far as its answers told; None: they did not."""
+        if self.answers < CLOSED_MIN or not self.reuse:
+            return None
+        return self.closed_said + self.closed_unsaid < CLOSED_SHARE * self.answers
 
     @property
     def behind(self) -> bool:
@@ -284,7 +288,7 @@ class Client:
             connection.close()
         return None
 
-    async def _connect(self, exchange: Exchange, began_ns: int, begun: socket.socket | None) -> None:
+    async def _connect(self, exchange: Exchange, begun: socket.socket | None) -> None:
         try:
             async with asyncio.timeout(CONNECT_TIMEOUT_S):
                 connection = await self._open(begun)
@@ -307,12 +311,11 @@ class Client:
         if connection.lost:  # accepted and closed at once
             exchange.fail("reset", "connection closed before the response headers", time.monotonic_ns())
             return
-        self._carry(exchange, connection, began_ns)
+        self._carry(exchange, connection)
 
-    def _carry(self, exchange: Exchange, connection: Connection, began_ns: int) -> None:
+    def _carry(self, exchange: Exchange, connection: Connection) -> None:
         """Send on a connection that is new."""
         exchange.record.connected_ns = time.monotonic_ns()
-        connection.note_opened(began_ns)
         self._carrying[exchange] = connection
         connection.send(exchange)
 

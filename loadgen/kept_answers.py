@@ -34,6 +34,10 @@ class KeptAnswers:
             body = msgspec.json.decode(exchange.request.partition(b"\r\n\r\n")[2])
             line["prompt"] = self._hidden(body.get("messages") or body.get("prompt") or body.get("input"))
         line["answer"] = self._hidden(exchange.said())
+        if calls := exchange.told().calls:
+            line["tool_calls"] = [
+                {"name": call.name, "arguments": self._hidden(call.arguments)} for call in calls
+            ]
         text = json.dumps(line, ensure_ascii=False) + "\n"
         self._left_bytes -= len(data := text.encode("utf-8", "replace"))
         if self._left_bytes >= 0:

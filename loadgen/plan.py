@@ -9,6 +9,7 @@ from typing import Any, Literal, Protocol
 
 from loadgen.audit import Measures
 from loadgen.records import FAILED_STATUSES, RequestRecord
+from loadgen.told import Told
 from workloads.schedule import Schedule
 
 LIVE_TTFTS = 400  # first tokens that the live percentiles rest on
@@ -29,7 +30,7 @@ class Requests(Protocol):
     def wanted(self, index: int) -> bool:
         """Whether the text of the answer will be told again."""
 
-    def answered(self, index: int, text: str) -> None:
+    def answered(self, index: int, told: Told) -> None:
         """The request is over; ``text`` is what the server answered, if it was wanted."""
 
 

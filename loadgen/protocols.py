@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import dataclass, field
 from typing import Any, Literal, NoReturn, TypeVar
 
@@ -102,6 +103,9 @@ def _no_number(name: str) -> NoReturn:
     raise ValueError(f"{name} is no JSON")
 
 
+_ERRORS = ("error", "detail", "errors", "message")
+
+
 def error_text(body: bytes) -> str:
     """The server's own message in an error body: objects, strings, ``detail``, plain text or HTML."""
     try:
@@ -110,13 +114,53 @@ def error_text(body: bytes) -> str:
         value = with_whole_characters(with_halves(body, dict[str, Any]))
         if value is None:
             return excerpt(body)
+    if isinstance(value, list) and value and isinstance(value[0], dict) and "error" in value[0]:
+        value = value[0]  # Gemini's
     if isinstance(value, dict):
-        inner = value.get("error", value.get("detail", value.get("message")))
+        inner = next((value[name] for name in _ERRORS if value.get(name)), None)
+        if isinstance(inner, list) and inner and isinstance(inner[0], dict):
+            inner = inner[0].get("message", inner)
         if isinstance(inner, dict):
             inner = inner.get("message", inner)
         if inner is not None:
             value = inner
     return excerpt(value.encode() if isinstance(value, str) else msgspec.json.encode(value))
+
+
+_TOO_LONG = re.compile(
+    r"context.?(length|size|window|limit)|(prompt|input|inputs|tokens)\b.{0,80}(too long|too large|longer than|exceed)"
+    r"|tokens.{0,40}must be <=|must have less than \d+ tokens",
+    re.IGNORECASE,
+)
+REFUSING = (400, 413, 422)
+
+
+def exceeds_context(status: int, text: str) -> bool:
+    """Whether a refusal says that prompt and answer are longer than the model's context: the client's doing.
+
+    In the words of OpenAI, Anthropic, vLLM, SGLang, llama.cpp, TGI, TensorRT-LLM, Mistral, Gemini and LiteLLM.
+    """
+    return status in REFUSING and _TOO_LONG.search(text) is not None
+
+
+def stream_error(data: bytes) -> str | None:
+    """The server's words where an event of a 200 stream is an error, by any provider's shape; None where it is none.
+
+    An object named ``error`` (OpenAI, SGLang, LiteLLM, Anthropic), ``object`` or ``type`` "error" (vLLM before 0.10,
+    Responses), ``detail`` (FastAPI), ``errors`` (Cloudflare), a bare ``message`` (AWS, Azure), and any of them in a list (Gemini).
+    """
+    try:
+        value = msgspec.json.decode(data)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        value = with_halves(data, dict[str, Any])
+    if isinstance(value, list):
+        value = next((item for item in value if isinstance(item, dict)), None)
+    if not isinstance(value, dict):
+        return None
+    named = any(value.get(name) for name in ("error", "errors", "detail"))
+    typed = "error" in (value.get("object"), value.get("type"))
+    bare = isinstance(value.get("message"), str) and "choices" not in value
+    return error_text(json.dumps(value).encode()) if named or typed or bare else None
 
 
 def retry_after_s(value: bytes) -> float | None:

@@ -8,10 +8,11 @@ from typing import Any
 
 import msgspec
 
-from loadgen.conversations import Conversations, message
+from loadgen.conversations import Conversations
 from loadgen.endpoint import Endpoint
 from loadgen.protocols import RequestShape
 from loadgen.proxy import Proxy
+from loadgen.told import Told, message
 from workloads.classes import RequestClass
 from workloads.images import Images
 from workloads.prompt_files import PromptFile
@@ -84,12 +85,13 @@ class ScheduledRequests:
         self._run_id = run_id
         self._planned = planned_histories
         self._file = file
+        self._system_apart = shape.api == "messages"  # of recorded messages: a field of the body there
         self._images = images
         self._classes = {c.name: c for c in classes}
         self._prefixes = [
             endpoint.request_prefix(shape.api, _proxy_header(endpoint, proxy)) for endpoint, proxy in routes
         ]
-        self._shapes: dict[tuple[str, str, int], RequestShape] = {}
+        self._shapes: dict[tuple[str, str, object], RequestShape] = {}
         self._conversations: Conversations | None = None
 
     def prepare(self, schedule: Schedule) -> None:
@@ -97,9 +99,8 @@ class ScheduledRequests:
         self._schedule = schedule
         self._conversations = None
         if schedule.continues is not None:
-            system_role = "user" if self._shape.api == "messages" else "system"
             self._conversations = Conversations(
-                self._prompts, schedule, planned=self._planned, system_role=system_role, file=self._file
+                self._prompts, schedule, planned=self._planned, api=self._shape.api, file=self._file
             )
 
     def make(self, index: int, target: int = 0) -> bytes:
@@ -119,20 +120,25 @@ class ScheduledRequests:
         """Whether the text of the answer will be told again."""
         return self._conversations is not None and self._conversations.wanted(index)
 
-    def answered(self, index: int, text: str) -> None:
-        """The request is over; ``text`` is what the server answered, if it was wanted."""
+    def answered(self, index: int, told: Told) -> None:
+        """The request is over; ``told`` is what the server answered, if it was wanted."""
         if self._conversations is not None:
-            self._conversations.answered(index, text)
+            self._conversations.answered(index, told)
 
-    def _recorded_fields(self, index: int) -> dict[str, Any]:
+    def _recorded_fields(self, index: int) -> tuple[object, dict[str, Any]]:
+        """The further body fields of a recorded request, and a name for them."""
         entry = -1 if self._schedule.entry is None else int(self._schedule.entry[index])
-        return self._file.body_fields(entry) if entry >= 0 and isinstance(self._file, Recorded) else {}
+        if entry < 0 or not isinstance(self._file, Recorded):
+            return None, {}
+        return self._file.body_fields(entry, system_apart=self._system_apart)
 
-    def _shape_of(self, class_: str, model: str | None, recorded: dict[str, Any]) -> RequestShape:
-        key = class_, model or "", id(recorded) if recorded else 0  # kept by the recording
+    def _shape_of(
+        self, class_: str, model: str | None, recorded: tuple[object, dict[str, Any]]
+    ) -> RequestShape:
+        key = class_, model or "", recorded[0]
         shape = self._shapes.get(key)
         if shape is None:
-            extra = recorded | dict(self._shape.extra)
+            extra = recorded[1] | dict(self._shape.extra)
             if class_ in self._classes:
                 extra |= self._classes[class_].body()
             shape = dataclasses.replace(self._shape, model=model or self._shape.model, extra=extra)
@@ -144,6 +150,8 @@ class ScheduledRequests:
         entry = -1 if schedule.entry is None else int(schedule.entry[index])
         if self._conversations is not None:
             told = self._conversations.messages(index)
+        elif entry >= 0 and isinstance(self._file, Recorded):
+            told = b",".join(map(bytes, self._file.turn(entry, system_apart=self._system_apart)))
         elif entry >= 0 and self._file is not None:
             told = b",".join(msgspec.json.encode(m) for m in self._file.turn(entry, 0))
         else:

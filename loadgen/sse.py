@@ -6,6 +6,8 @@ with a blank line; its time is that of the read that brought that blank line: wh
 
 from __future__ import annotations
 
+import json
+
 _BOM = b"\xef\xbb\xbf"
 
 
@@ -99,6 +101,7 @@ class EventSplitter:
             if line.startswith(b"data:"):
                 return line[6:] if line[5:6] == b" " else line[5:]
         data: list[bytes] = []
+        is_error = False
         for line in block.split(b"\n"):
             if line.startswith(b"data:"):
                 data.append(line[6:] if line[5:6] == b" " else line[5:])
@@ -106,4 +109,9 @@ class EventSplitter:
                 data.append(b"")
             elif line.startswith(b":"):
                 self.comments += 1
+            elif line.startswith(b"event:"):
+                is_error = line[6:].strip() == b"error"
+        if is_error and not (data and data[0].lstrip().startswith((b"{", b"["))):  # an error in words
+            words = b"\n".join(data).decode("utf-8", "replace")
+            return json.dumps({"error": words or "an event named error"}).encode()
         return b"\n".join(data) if data else None

@@ -352,6 +352,21 @@ async def close_delimited(x: Call) -> bool:
     return False
 
 
+async def says_close(x: Call) -> bool:
+    """A good answer, announced to be the connection's last."""
+    await x.head("Transfer-Encoding: chunked\r\nConnection: close\r\n")
+    await x.chunk(x.whole())
+    await x.send(b"0\r\n\r\n")
+    return False
+
+
+async def http_10(x: Call) -> bool:
+    """As a server of HTTP/1.0 answers: no length, no chunks, the close is the end."""
+    await x.send(f"HTTP/1.0 200 OK\r\n{HEADERS}\r\n".encode())
+    await x.send(x.whole())
+    return False
+
+
 async def continue_100(x: Call) -> bool:
     await x.send(b"HTTP/1.1 100 Continue\r\n\r\n")
     return await ok(x)
@@ -460,6 +475,8 @@ FAULTS: dict[str, Fault] = {
     ),
     "short_body": Fault(short_body, "truncated", 1),
     "close_delimited": Fault(close_delimited, "ok", -1),
+    "says_close": Fault(says_close, "ok", -1),
+    "http_10": Fault(http_10, "ok", -1),
     "continue_100": Fault(continue_100, "ok", -1),
     "garbage": Fault(garbage, "protocol_error", http=None),
     "tls_alert": Fault(tls_alert, "protocol_error", http=None),

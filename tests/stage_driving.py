@@ -16,6 +16,7 @@ from loadgen.plan import Limits, StagePlan
 from loadgen.protocols import RequestShape
 from loadgen.records import STATUSES, RequestRecord
 from loadgen.stage import StageRunner
+from loadgen.told import Told
 from workloads.schedule import Schedule
 
 
@@ -53,8 +54,8 @@ class Made:
     def wanted(self, index: int) -> bool:
         return False
 
-    def answered(self, index: int, text: str) -> None:
-        assert text == ""  # nobody asked
+    def answered(self, index: int, told: Told) -> None:
+        assert told == Told()  # nobody asked
 
 
 def request_bytes(endpoint: Endpoint, output_tokens: int, fault: str = "ok", model: str = "m") -> bytes:

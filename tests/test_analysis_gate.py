@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import base64
 import json
 import struct
@@ -19,7 +20,8 @@ from synthetic import Stage, make_run, request
 from analysis.baseline import make_baseline
 from analysis.baseline_file import read_baseline, write_baseline
 from analysis.blocks import Blocks
-from analysis.check import Check
+from analysis.changes import SILENT, decide
+from analysis.check import Check, Evidence
 from analysis.comparable import CompareError, Judged, _per_planned, lengths_apart, prepare
 from analysis.gate import _sentence, judge_gate
 from analysis.hdr import encode_seconds
@@ -35,7 +37,7 @@ from analysis.regression import (
 )
 from analysis.tolerances import parse_tolerances
 from analysis.twice_as_slow import twice_as_slow
-from benchmarks.gate_rates import later_first_token
+from benchmarks.gate_rates import later_first_token, study
 from benchmarks.step_server import STEP_SERVERS, step_run
 from loadgen.rundir import Run
 from reports.gate import gate_markdown, junit_xml, lines
@@ -780,3 +782,82 @@ def test_steps_that_are_longer_are_told_apart_from_a_fuller_server() -> None:
     assert found["change"] == pytest.approx(
         plain[1] / plain[0] - 1, abs=1e-3
     )  # that of the two figures beside it
+
+
+def test_a_longer_ttft_alone_is_found_near_saturation_with_other_requests() -> None:
+    """At 85 % the length of the queue is mostly chance; a TTFT that nearly waits for nobody, p10, still tells 25 % more."""
+    server = STEP_SERVERS["whole"]
+    rate = 0.85 * server.most_rps
+    base = make_baseline([prepare(step_run(server, rate, 2000, 3, 30, jitter=0.03))])
+    for seed in (53, 54, 55):
+        equal = step_run(server, rate, 2000, seed, seed, jitter=0.03)
+        assert judge_gate(base, [prepare(equal)], {})["verdict"] != "regression"
+        found = judge_gate(base, [prepare(later_first_token(equal, 0.25))], {})
+        assert found["verdict"] == "regression"
+        assert checks(found)["ttft_p10"]["shift"] == pytest.approx(0.25, abs=0.06)
+
+
+def test_a_candidate_is_measured_again_until_the_answer_is_clear() -> None:
+    """The study plays what ``gate --max-samples`` does: 300 requests leave one look open, three samples say it."""
+    options = argparse.Namespace(
+        server="pieces", load=0.6, requests=300, looks=3, pairs=3, first_seed=7, baseline_runs=3, jitter=0.03,
+        run_noise=0.005, change=0.1, ttft_change=0.25, changed_every=1,
+    )  # fmt: skip
+    cells = study(options)
+    assert set(cells) == {f"{k}, {s} seed" for k in ("equal", "steps", "ttft") for s in ("same", "other")}
+    for name, cell in cells.items():
+        assert sum(cell.answers.values()) == (4 if "same" in name else 3)
+        assert sum(n * look for look, n in cell.samples.items()) >= sum(cell.answers.values())
+        assert max(cell.samples) <= 3
+    assert cells["ttft, same seed"].answers["regression"] == 4
+    assert cells["equal, same seed"].answers["regression"] == 0
+
+
+def check_of(worse: float, passing: float, *, beyond: bool, watched: bool = False) -> Check:
+    """By its distance from both limits in standard errors of 1."""
+    inf = float("inf")
+    limits = Estimate(worse, 1.0, 0.0, inf), Estimate(passing, 1.0, 0.0, inf)
+    return Check("ttft_p50", "change", "20/s", test=Evidence(*limits, beyond=beyond, watched=watched))
+
+
+@pytest.mark.parametrize(
+    ("check", "verdict"),
+    [
+        (check_of(3.0, 1.0, beyond=True), "regression"),  # surely beyond 3 %, and the figure is beyond the tolerance
+        (check_of(3.0, -1.0, beyond=False), "inconclusive"),  # surely beyond 3 %, inside the tolerance, which is unsure
+        (check_of(3.0, -2.0, beyond=False), "pass"),  # surely inside the tolerance: z(0.95) = 1.645
+        (check_of(1.0, 0.5, beyond=True), "inconclusive"),  # beyond the tolerance, perhaps by chance
+        (check_of(-1.0, -5.0, beyond=False, watched=True), SILENT),  # nothing passes that is only watched
+        (check_of(1.8, 0.5, beyond=True, watched=True), "inconclusive"),  # by itself no chance, among two it may be
+        (check_of(2.1, 0.5, beyond=True, watched=True), "regression"),  # by Holm: z(1 - 0.05/2) = 1.960
+    ],
+)  # fmt: skip
+def test_what_is_a_regression_and_what_passes(check: Check, verdict: str) -> None:
+    """One of two checks, the other of which is plainly equal."""
+    other = check_of(-6.0, -9.0, beyond=False)
+    decide([check, other], 0.05, {"levels": {"20/s": {"requests": [1000]}}})
+    assert (check.verdict, other.verdict) == (verdict, "pass")
+
+
+def test_a_baseline_of_before_is_read(tmp_path: Path) -> None:
+    """Without TTFT p10, and with tolerances beyond 15 %, which are those of metrics that are only watched."""
+    base = make_baseline([run(tmp_path / "base", stage(ttfts(1, 1500)))])
+    quantiles = base["levels"]["20/s"]["quantiles"]
+    del quantiles["ttft_p10"]
+    quantiles["ttft_p99"]["tolerance"] = {"same_schedule": 0.4, "other_schedule": None}
+    (tmp_path / "base.json").write_text(write_baseline(base))
+    found = judge_gate(
+        read_baseline(tmp_path / "base.json"), [run(tmp_path / "c", stage(ttfts(1, 1500)))], {}
+    )
+    assert found["verdict"] == "pass"
+    assert "ttft_p10" not in checks(found)
+    assert "may differ by more than 15%" in found["untracked"]["ttft_p99 at 20/s"]
+
+
+def test_a_tolerance_that_is_given_is_no_matter_of_noise(tmp_path: Path) -> None:
+    """12 % slower, which by default is a regression; not surely more than the 10 % that are allowed, and not less."""
+    base = reread(make_baseline([run(tmp_path / "base", stage(ttfts(1, 1500)))]))
+    slower = run(tmp_path / "slow", stage(ttfts(2, 1500, 1.12)), seed=2)
+    assert checks(judge_gate(base, [slower], {}))["ttft_p50"]["verdict"] == "regression"
+    given = checks(judge_gate(base, [slower], parse_tolerances(["ttft=10%"])))["ttft_p50"]
+    assert (given["verdict"], given["tolerance"]) == ("inconclusive", 0.1)

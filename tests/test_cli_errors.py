@@ -173,8 +173,14 @@ def test_unreadable_trace(ampacity: Ampacity, server: Started, tmp_path: Path) -
 
 
 def test_trace_with_rates(ampacity: Ampacity, server: Started, tmp_path: Path) -> None:
+    (tmp_path / "t.csv").write_text("timestamp,input_tokens,output_tokens\n1,5,5\n2,5,5\n")
     result = ampacity("run", server.url, *KEY, "--trace", tmp_path / "t.csv", "--rates", "3")
     check_refusal(result, ["--trace", "--rates"])
+    # whether a file says when its requests arrive is known when it has been read
+    (tmp_path / "t.csv").write_text("session_id,input_tokens,output_tokens\na,5,5\na,9,5\n")
+    for more in ([], ["--rates", "3,4"]):
+        result = ampacity("run", server.url, *KEY, "--trace", tmp_path / "t.csv", *more)
+        check_refusal(result, ["does not say when", "--rates R", "--concurrency N"])
 
 
 def test_out_is_not_empty(ampacity: Ampacity, server: Started, tmp_path: Path) -> None:

@@ -64,7 +64,7 @@ class Server:
                 self.wfile.write(found)
 
             def do_POST(self) -> None:
-                self.rfile.read(int(self.headers["Content-Length"]))
+                self.body = self.rfile.read(int(self.headers["Content-Length"]))
                 with lock:
                     number = next(count)
                 answer(self, number)

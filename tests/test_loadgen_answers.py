@@ -87,6 +87,8 @@ def test_responses_cut_by_its_length_limit() -> None:
     [
         {"type": "response.failed", "response": {"status": "failed", "error": {"code": "server_error", "message": "out of memory"}}},
         {"type": "error", "message": "out of memory", "code": "server_error"},
+        {"type": "error", "error": {"type": "server_error", "message": "out of memory"}},
+        {"type": "response.cancelled", "response": {"status": "cancelled", "error": {"message": "out of memory"}}},
     ],
 )  # fmt: skip
 def test_responses_failure_in_a_200_stream(last: dict[str, object]) -> None:
@@ -149,6 +151,28 @@ def test_half_a_character_is_a_token_in_every_api(api: Api) -> None:
     assert (record.status, record.error) == ("ok", None)
     assert (record.first_token_ns, record.first_answer_ns) == (10 * MS, 20 * MS)
     assert list(record.chunk_at_us) == [10_000, 20_000, 30_000]
+
+
+ONE_PIECE: dict[Api, dict[str, object]] = {
+    "responses": {"type": "response.output_text.delta", "delta": "x"},
+    "messages": {"type": "content_block_delta", "delta": {"type": "text_delta", "text": "x"}},
+}
+
+
+@pytest.mark.parametrize(
+    "last",
+    [
+        {"type": "error", "error": {"type": "api_error", "message": "busy"}},
+        {"type": None, "error": {"message": "busy", "code": "500"}},  # a gateway's, among typed events
+        {"type": None, "message": "busy"},
+        {"type": None, "object": "error", "message": "busy"},
+    ],
+)
+@pytest.mark.parametrize("api", ONE_PIECE)
+def test_a_gateways_error_ends_a_stream_of_typed_events(api: Api, last: dict[str, object]) -> None:
+    record = play(api, ONE_PIECE[api], last)
+    assert (record.status, record.error) == ("stream_error", "busy")
+    assert list(record.chunk_at_us) == [10_000]
 
 
 def test_embeddings() -> None:

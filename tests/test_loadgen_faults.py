@@ -18,7 +18,7 @@ from pathlib import Path
 import pytest
 from certificates import make_certificate
 from fault_server import FaultServer
-from faults import FAULTS
+from faults import FAULTS, Call, drop, ok
 from stage_driving import Driven, Made, check_complete, on_loop, request_bytes, run_stage, schedule_at
 
 from analysis.summary import summarise
@@ -324,25 +324,52 @@ def test_a_kept_alive_connection_closed_by_the_server_costs_no_request() -> None
     assert len(server.requests) == 100
 
 
-def test_what_a_server_drops_is_a_failure_on_a_kept_alive_connection_too() -> None:
-    with FaultServer() as server:
-        times = [i * 0.01 for i in range(100)]
-        result = on_loop(
-            "uvloop", run_stage(server.url, schedule_at(times), lambda i: "drop" if i % 10 == 9 else "ok")
-        )
+@pytest.mark.parametrize("stamps", ["read", "kernel"])
+def test_a_close_without_a_byte_on_a_used_connection_is_the_idle_race(stamps: Stamps) -> None:
+    """However late it is seen: sent once more, timed from its schedule, and counted. The first time after 50 ms."""
+    served: set[int] = set()  # connections
+
+    async def drop_reused(x: Call) -> bool:
+        used = x.request.connection in served
+        served.add(x.request.connection)
+        return await (drop(x) if used else ok(x))
+
+    times = [i * 0.02 for i in range(50)]
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setitem(FAULTS, "ok", FAULTS["ok"]._replace(play=drop_reused))
+        with FaultServer() as server:
+            result = on_loop("uvloop", run_stage(server.url, schedule_at(times), stamps=stamps))
     check_complete(result)
-    assert [r.request_id for r in result.records if r.status == "reset"] == [*range(9, 100, 10)]
-    assert (len(server.requests), result.resent) == (100, 0)  # none was sent again behind our back
+    assert {r.status for r in result.records} == {"ok"}
+    assert result.resent == len(server.requests) - 50 > 10
+    late = [r for r in result.records if (r.started_ns or 0) - r.scheduled_ns >= 50e6]
+    assert len(late) >= result.resent
+    assert sum((r.dispatched_ns or 0) - r.scheduled_ns < 50e6 for r in late) >= 0.9 * result.resent
 
 
-def test_what_is_sent_again_is_counted() -> None:
-    """Closed at once, it may have been idle: it goes out once more, and the run says so."""
+@pytest.mark.parametrize("fault", ["drop", "close_before_headers", "reset_before_headers"])
+def test_what_a_server_drops_again_on_a_new_connection_is_a_failure(fault: str) -> None:
     with FaultServer() as server:
         times = [i * 0.02 for i in range(50)]
-        faults = dict.fromkeys(range(5, 50, 5), "close_before_headers")
+        faults = dict.fromkeys(range(9, 50, 10), fault)
         result = on_loop("uvloop", run_stage(server.url, schedule_at(times), lambda i: faults.get(i, "ok")))
     check_complete(result)
-    assert result.resent == len(server.requests) - 50 > 0
+    assert [r.request_id for r in result.records if r.status == "reset"] == [*range(9, 50, 10)]
+    assert 0 < result.resent == len(server.requests) - 50 <= 5  # a fault may meet a new connection
+
+
+@pytest.mark.parametrize("fault", ["close_before_headers", "reset_mid_headers"])
+def test_nothing_is_sent_again_from_a_new_connection_or_after_a_byte(fault: str) -> None:
+    """All at once, so that each has a new connection; and of one by one, those cut in the headers."""
+    one_by_one = [i * 0.02 for i in range(20)]
+    times = one_by_one if fault == "reset_mid_headers" else [0.0] * 20
+    with FaultServer() as server:
+        result = on_loop(
+            "uvloop", run_stage(server.url, schedule_at(times), lambda i: fault if i % 2 or not i else "ok")
+        )
+    check_complete(result)
+    assert sum(r.status == "reset" for r in result.records) == 11
+    assert (len(server.requests), result.resent) == (20, 0)
 
 
 def test_connections_are_kept_alive() -> None:

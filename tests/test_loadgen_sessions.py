@@ -22,6 +22,7 @@ from loadgen.protocols import RequestShape
 from loadgen.records import RequestRecord
 from loadgen.requests import RequestMaker, ScheduledRequests
 from loadgen.stage import StageRunner
+from loadgen.told import Told
 from loadgen.turns import Turns
 from loadgen.workers import deal
 from workloads.classes import RequestClass
@@ -191,7 +192,7 @@ def test_other_apis_tell_the_whole_conversation_too(api: Any) -> None:
     requests = ScheduledRequests([(endpoint, None)], RequestShape(api, "m"), PromptMaker(WORDS, "s"), "run")
     requests.prepare(schedule)
     requests.make(0)
-    requests.answered(0, "the answer")
+    requests.answered(0, Told("the answer"))
     body = json.loads(requests.make(1).split(b"\r\n\r\n", 1)[1])
     if api == "completions":
         assert len(body["prompt"].split()) == 7 + 20 + 2 + 20
@@ -370,7 +371,7 @@ def bodies(schedule: Schedule, **how: Any) -> list[Any]:
     found = []
     for i in range(len(schedule)):
         found.append(json.loads(maker.make(i).split(b"\r\n\r\n", 1)[1]))
-        maker.answered(i, "said" if maker.wanted(i) else "")
+        maker.answered(i, Told("said" if maker.wanted(i) else ""))
     return found
 
 

@@ -108,7 +108,7 @@ def test_prompts_that_are_others_than_planned_are_no_clean_capacity(
     """A server that cuts prompts, and one whose tokens are half as long."""
     records = answers(source="usage", chunks=100, input_tokens_planned=planned, input_tokens=taken)
     summary, _ = judged(tmp_path / "run", records, ["error_rate=5%"])
-    assert f"Prompts were {text} than planned" in codes(summary)["lengths_off"]
+    assert f"Prompts were {text} than planned" in codes(summary)["inputs_off"]
     assert summary["verdict"].startswith(f"Not the load that was planned: prompts were {text} than planned")
     as_planned, _ = judged(
         tmp_path / "ok",

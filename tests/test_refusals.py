@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 
@@ -10,6 +11,7 @@ import pytest
 from fault_server import FaultServer
 
 from ampacity.cli.stub import no_stub
+from ampacity.config import make_settings
 from ampacity.values import ConfigError
 
 Ampacity = Callable[..., object]
@@ -105,3 +107,35 @@ def test_what_was_measured_or_is_not_ours_stays(tmp_path: Path) -> None:
     )
     assert left == set(kept)
     assert not (tmp_path / "stub").exists()
+
+
+@pytest.mark.parametrize(
+    ("body", "asked"),
+    [
+        ({"n": 3}, "n = 3"),
+        ({"best_of": 2, "n": 1}, "best_of = 2"),
+        ({"use_beam_search": True, "n": 1}, "use_beam_search = true"),
+        ({"n": "2"}, 'n = "2"'),  # vLLM takes that for a number
+        ({"sampling_params": {"n": 4}}, "sampling_params: n = 4"),  # SGLang's own
+        ({"generationConfig": {"candidateCount": 2}}, "generationConfig: candidateCount = 2"),  # Gemini
+    ],
+)
+def test_several_choices_are_refused(body: dict[str, object], asked: str) -> None:
+    """Three choices every 10 ms in one stream: merged, their ITL would be 0 and 10 ms, and their TPOT 3.3 ms."""
+    with pytest.raises(
+        ValueError, match=re.escape(f"--extra-body asks for several choices ({asked}): ")
+    ) as found:
+        make_settings({"url": "http://127.0.0.1:9/v1", "extra_body": json.dumps(body)})
+    assert "\n" not in str(found.value)
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        {"n": 1}, {"n": None}, {"best_of": 1, "use_beam_search": False}, {"temperature": 2.0},
+        {"response_format": {"json_schema": {"schema": {"properties": {"n": {"type": "integer"}, "best_of": {"default": 5}}}}}},
+        {"tools": [{"function": {"parameters": {"n": 5}}}]},
+    ],
+)  # fmt: skip
+def test_one_choice_is_none_of_several(body: dict[str, object]) -> None:
+    assert make_settings({"url": "http://127.0.0.1:9/v1", "extra_body": json.dumps(body)}).extra_body == body

@@ -276,6 +276,7 @@ classes:
         ("like: chat\nmodels: {a: -1}\n", "models: a is -1"),
         ("like: chat\nmodels: {}\n", "give names of models"),
         ("like: chat\nextra_body: {stream: false}\n", "extra_body sets 'stream', which the workload decides"),
+        ("like: chat\nextra_body: {n: 3}\n", "extra_body asks for several choices (n = 3)"),
         ("like: chat\nextra_body: {x: .nan}\n", "extra_body cannot be sent as JSON"),
         ("like: chat\nextra_body: 5\n", "extra_body: give request fields"),
         ("like: chat\nheaders: {'X: y': 5}\n", "headers: 'X: y' or its value cannot stand in a header"),

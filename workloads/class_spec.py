@@ -138,6 +138,46 @@ def _models(given: Mapping[str, Any]) -> tuple[tuple[str, ...], tuple[float, ...
     return tuple(table), tuple(_positive(f"{key}: {name}", weight) for name, weight in table.items())
 
 
+_CHOICES = (
+    "n",
+    "best_of",
+    "num_return_sequences",
+    "num_beams",
+    "beam_width",
+    "candidate_count",
+    "candidateCount",
+)
+_HOLDERS = ("sampling_params", "parameters", "options", "generation_config", "generationConfig", "extra_body")
+
+
+def _several_choices(body: Mapping[str, Any]) -> str | None:
+    """The field by which a server makes several answers to a request, with its value; None where it makes one."""
+    for name, value in body.items():
+        if name == "use_beam_search" and value not in (None, False, 0, "false"):
+            return f"{name} = {json.dumps(value)}"
+        if name in _CHOICES and _is_over_one(value):
+            return f"{name} = {json.dumps(value)}"
+        if name in _HOLDERS and isinstance(value, Mapping) and (inner := _several_choices(value)):
+            return f"{name}: {inner}"
+    return None
+
+
+def _is_over_one(value: object) -> bool:
+    try:
+        return float(value) > 1  # type: ignore[arg-type]
+    except (TypeError, ValueError):
+        return False
+
+
+def refuse_several_choices(body: Mapping[str, Any], where: str) -> None:
+    """Raise WorkloadError for a request body that asks for more than one answer: nobody can tell their latencies apart."""
+    if asked := _several_choices(body):
+        raise WorkloadError(
+            f"{where} asks for several choices ({asked}): their tokens come mixed in one stream, and no latency of any of "
+            "them can be told: drop it, and send as many requests more"
+        )
+
+
 def _extra_body(spec: object) -> dict[str, Any]:
     if not isinstance(spec, Mapping) or not all(isinstance(key, str) for key in spec):
         raise WorkloadError("extra_body: give request fields, as {temperature: 0.7}")
@@ -150,6 +190,7 @@ def _extra_body(spec: object) -> dict[str, Any]:
         json.dumps(spec, allow_nan=False)
     except (ValueError, TypeError, RecursionError) as error:
         raise WorkloadError(f"extra_body cannot be sent as JSON: {error}") from None
+    refuse_several_choices(spec, "extra_body")
     return dict(spec)
 
 

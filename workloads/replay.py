@@ -18,6 +18,7 @@ from workloads.schedule import WITH_START, Schedule
 from workloads.traces import Trace
 
 _NAMED = 3  # odd rows that a note names
+_ODD_SESSION = 1000  # requests of a session that is doubted where it has most of the file
 
 
 @dataclass(frozen=True)
@@ -111,7 +112,9 @@ def replayed(trace: Trace, how: Replay, seed: int, rate_rps: float | None = None
             del columns["continues"]
     else:
         columns |= told | ({} if prompts.shared is None else {"shared": prompts.shared})
-    notes = [*trace.notes, *_notes(trace, prompts, how, int(np.count_nonzero(long)))]
+    first = np.array([not after for after in waits.after]) & (root >= 0)
+    idle = 0 if trace.pause_s is None else int(np.count_nonzero(first & (trace.pause_s > 0)))
+    notes = [*trace.notes, *_notes(trace, prompts, how, int(np.count_nonzero(long)), idle)]
     sessions = {} if trace.session is None else {"sessions": len(np.unique(root[root >= 0]))}
     recorded = 0 if trace.entry is None else int(np.count_nonzero(trace.entry >= 0))
     return Replayed(
@@ -165,7 +168,7 @@ def _begun_at_random(
     return np.asarray(begins[unit], dtype=np.float64)
 
 
-def _notes(trace: Trace, prompts: Prompts, how: Replay, cut_short: int) -> list[str]:
+def _notes(trace: Trace, prompts: Prompts, how: Replay, cut_short: int, idle: int) -> list[str]:
     name, found = trace.source.partition(" (")[0], []
     if cut_short:
         found.append(f"{cut_short} pauses within sessions are cut to {how.max_think_s:g} s (--max-think)")
@@ -174,6 +177,20 @@ def _notes(trace: Trace, prompts: Prompts, how: Replay, cut_short: int) -> list[
             "sessions: the file does not say when answers ended: a turn comes as long after the start of the turn before "
             "as recorded, and no earlier than its answer"
         )
+    if trace.session is None and (how.think_scale is not None or how.max_think_s < math.inf):
+        found.append("the file has no sessions: --max-think and --think-scale have nothing to act on")
+    largest = (
+        0
+        if trace.session is None
+        else int(np.bincount(np.maximum(trace.session, 0), trace.session >= 0).max())
+    )
+    if largest > max(_ODD_SESSION, len(trace) / 2):
+        found.append(
+            f"one session has {largest} of {len(trace)} requests, which are played one after the other: if its id is none, "
+            "name the column that holds sessions (--column session=NAME)"
+        )
+    if idle:
+        found.append(f"{idle} sessions have a pause before their first request, which is not played")
     if prompts.begun_anew:
         found.append(
             f"{prompts.begun_anew} later turns are shorter than every turn before them: they begin anew, and share nothing"

@@ -8,7 +8,7 @@ import numpy as np
 
 from workloads.recorded import SENT_FIELDS
 from workloads.text import mended
-from workloads.trace_fields import Columns
+from workloads.trace_fields import PER_ROW, Columns
 from workloads.trace_formats import Records
 
 _OURS = ("session", "hash_id_scope", "parent_session")  # that the reader adds to rows of nested requests
@@ -20,6 +20,8 @@ def column_notes(name: str, columns: Columns | None, records: Records) -> Iterat
     if columns is None or columns.format == "schedule":  # read by workloads.schedule_file
         return
     for role, others in columns.others.items():
+        if role in PER_ROW:
+            continue
         yield f"{name}: column {columns[role].strip()} is taken for the {role}, not {' or '.join(map(mended, others))}"
     for key, count in records.twice.items():
         yield f"{name}: the key {mended(key)} stands twice in an object, {count} times: the last one is taken"

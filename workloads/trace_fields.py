@@ -62,6 +62,7 @@ ROLES: dict[str, tuple[str, ...]] = {
     "blocks": ("input_blocks", "input_blocks64"),
     "shared_blocks": ("shared_blocks", "blocks_shared_with_prev_turn"),
 }  # fmt: skip
+PER_ROW = ("messages", "answer", "limit")  # roles of which each row may have another column
 REQUIRED = {
     "time": "the arrival time (as timestamp)",
     "input": "the input tokens (as input_tokens)",
@@ -106,6 +107,11 @@ class Columns:
     def name(self, role: str) -> str:
         """The column of a role; "" where the file has none."""
         return self.by_role.get(role, "")
+
+    def held(self, record: Mapping[str, Any], role: str) -> str:
+        """The column of a role of which rows may have different ones (see PER_ROW), the first with a value."""
+        names = (self.name(role), *self.others.get(role, ()))
+        return next((name for name in names if has(record, name)), "")
 
 
 def find_columns(
@@ -214,6 +220,11 @@ def _item(value: Any, part: str) -> Any:
         return None
     place = int(part)
     return value[place] if -len(value) <= place < len(value) else None
+
+
+def has(record: Mapping[str, Any], column: str) -> bool:
+    """Whether a row has a value in the column ("": there is none)."""
+    return bool(column) and record.get(column) not in (None, "", [], {})
 
 
 def is_placeholder(value: object) -> bool:

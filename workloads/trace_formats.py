@@ -23,11 +23,12 @@ from workloads.trace_fields import ROLES, is_placeholder, reach
 _JSON_ENDINGS = (".jsonl", ".ndjson", ".json")
 _PEEKED = 20  # rows of JSON whose names are taken together: a field may be missing in the first ones
 _CALLS = ("chat", "text_completion", "generate_content")  # OpenTelemetry's names of a call of a model
-_STEPS = (  # Langfuse's types of an observation but GENERATION
+STEPS = (  # Langfuse's types of an observation but GENERATION
     "SPAN", "EVENT", "AGENT", "TOOL", "CHAIN", "RETRIEVER", "EVALUATOR", "EMBEDDING", "GUARDRAIL",
 )  # fmt: skip
 _BATCH = 20_000
-_NESTED = ("requests", "turns", "calls", "llm_calls", "observations", "timing_events")  # of a session
+_TIMES = frozenset(ROLES["time"])
+_COUNTS = frozenset({*ROLES["input"], *ROLES["output"]})
 _SESSION_IDS = ("session_id", "sessionId", "conversation_id", "id", "trace_id", "traceId")
 
 
@@ -269,10 +270,8 @@ def _expand(item: Any) -> Iterator[Mapping[str, Any] | BadRow]:
         yield from _span(item)
     elif (calls := _calls(item)) and (session := _session_id(item)):
         yield from _session(calls, item, session)
-    elif item.get("type") in _STEPS:
-        yield NoCall(str(item["type"]))
     else:
-        yield _flat(item)
+        yield _timed(_flat(item))
 
 
 def _flat(item: Mapping[str, Any], prefix: str = "", depth: int = 0) -> dict[str, Any]:
@@ -286,12 +285,34 @@ def _flat(item: Mapping[str, Any], prefix: str = "", depth: int = 0) -> dict[str
 
 
 def _calls(item: Mapping[str, Any]) -> list[Any]:
-    """The requests of a session that are nested in its object, as a list; empty where there are none."""
-    for name in _NESTED:
-        held = item.get(name)
-        if isinstance(held, list) and any(isinstance(entry, dict) for entry in held):
-            return held
+    """The requests of a session that are nested in its object, as a list; empty where there are none.
+
+    They have the counts that the object itself has not, or are turns of texts.
+    """
+    for name, held in item.items():
+        some = [entry for entry in _list(held)[:_PEEKED] if isinstance(entry, dict)]
+        if name in ("requests", "turns", "observations") and some:
+            return _list(held)
+        if some and name != "choices" and any(map(_counts, some)) and not _counts(item):
+            return _list(held)
     return []
+
+
+def _counts(item: Mapping[str, Any]) -> bool:
+    """Whether an object counts the tokens of a request."""
+    return any(name.lower() in _COUNTS for name in _flat(item))
+
+
+def _timed(row: dict[str, Any]) -> dict[str, Any]:
+    """A row whose only times stand in a list of events: the first is its start, the last one its end."""
+    if any(name.lower() in _TIMES for name in row):
+        return row
+    for held in row.values():
+        events = [event for event in _list(held) if isinstance(event, dict)]
+        for name in ("timestamp", "time", "start_time", "created_at", "at", "ts"):
+            if events and all(name in event for event in events):
+                return {**row, "timestamp": events[0][name], "end_time": events[-1][name]}
+    return row
 
 
 def _session_id(item: Mapping[str, Any]) -> str | None:
@@ -313,10 +334,8 @@ def _session(
             name = f"{session}/{entry.get('agent_id', entry.get('id', i))}"
             at = entry.get("t") if isinstance(entry.get("t"), int | Decimal) else 0
             yield from _session(helpers, {**about, **common}, name, session, at)
-        elif entry.get("type") in _STEPS:
-            yield NoCall(str(entry["type"]))
         else:
-            row = {**_flat(entry), **common, "session": session, "parent_session": parent}
+            row = {**_timed(_flat(entry)), **common, "session": session, "parent_session": parent}
             if begun and isinstance(row.get("t"), int | Decimal):
                 row["t"] += begun
             yield row

@@ -131,13 +131,22 @@ def _unit_note(name: str, column: str, arrival_s: Floats, unit: str) -> Iterator
     )
 
 
-def check_replay_length(source: str, lasts_s: float, end_s: float, chosen: bool) -> None:
+def check_replay_length(
+    source: str, lasts_s: float, end_s: float, chosen: bool, longest_pause_s: float = 0.0
+) -> None:
     """Raise WorkloadError where a replay would last ``lasts_s``, more than a day, unless its end is ``chosen``.
 
-    ``end_s``: the last arrival in the trace's own time, which --trace-to counts in.
+    ``end_s``: the last arrival in the trace's own time, which --trace-to counts in; ``longest_pause_s`` of its
+    sessions.
     """
     if lasts_s <= LONGEST_REPLAY_S or chosen:
         return
+    if longest_pause_s > _LEAST_GAP_S:
+        raise WorkloadError(
+            f"{source}: the replay would last {lasts_s:,.0f} s ({length_text(lasts_s)}), with pauses of up to "
+            f"{length_text(longest_pause_s)} within sessions: cut them (--max-think 60s), scale them (--think-scale 0.1), "
+            "or play the trace faster (--time-scale 100)"
+        )
     hours = int(end_s // 3600) + 1
     meant = f"; if it is meant, give --trace-to {hours}h" if hours <= 720 else ""
     raise WorkloadError(

@@ -21,12 +21,13 @@ from workloads.trace_fields import (
     ZONED,
     Columns,
     find_columns,
+    has,
     is_placeholder,
     span_ns,
     time_ns,
     tokens,
 )
-from workloads.trace_formats import BadRow, NoCall, open_records
+from workloads.trace_formats import STEPS, BadRow, NoCall, open_records
 from workloads.trace_times import time_notes
 
 _REPORT_EVERY = 200_000  # rows between two calls of progress
@@ -177,7 +178,7 @@ class _Rows:
     def add(self, place: int, record: Mapping[str, Any] | BadRow) -> None:
         column, columns = "", self.columns
         try:
-            if isinstance(record, NoCall):
+            if isinstance(record, NoCall) or self._is_step(record):
                 self.told[
                     "entries are no calls of a model (spans, steps of an agent): they are not played"
                 ] += 1
@@ -210,7 +211,7 @@ class _Rows:
             pause_ns = span_ns(record[column], column) if has(record, column) else _UNKNOWN
             column = columns.name("time")
             if output_tokens and at_ns == _UNKNOWN:
-                at_ns = self._follows(optional.get("session", -1), max(pause_ns, 0), bool(column))
+                at_ns = self._follows(optional.get("session", -1), pause_ns, bool(column))
             elif output_tokens and self.told["untimed"]:
                 raise ValueError("this row has a time, rows before it have none")
             column = columns.name("end")
@@ -249,13 +250,18 @@ class _Rows:
         if has(record, columns.name("block_size")):
             self.block_sizes[tokens(record[columns["block_size"]])] += 1
 
+    def _is_step(self, record: Mapping[str, Any] | BadRow) -> bool:
+        """Whether a row is a step of an agent, and counts nothing."""
+        if isinstance(record, BadRow) or record.get("type") not in STEPS or self.columns is None:
+            return False
+        return not has(record, self.columns.name("input"))
+
     def _said(
         self, record: Mapping[str, Any], columns: Columns, needed: bool
     ) -> tuple[list[dict[str, Any]], dict[str, Any], bool]:
         """(messages, further fields of the body, whether they are one text) as recorded; [] where there are none."""
-        name = columns.name("messages")
-        wanted = (needed or self.keep_texts) and has(record, name)
-        if not wanted or str(record[name]).strip().isdecimal():  # a column of counts
+        name = columns.held(record, "messages") if needed or self.keep_texts else ""
+        if not name or str(record[name]).strip().isdecimal():  # a column of counts
             return [], {}, False
         try:
             found = read_messages(record[name])
@@ -274,21 +280,27 @@ class _Rows:
 
     def _output(self, record: Mapping[str, Any], columns: Columns) -> int:
         """Output tokens as counted, else as the recorded answer has them, else the request's own limit."""
-        name, answer, limit = (columns.name(role) for role in ("output", "answer", "limit"))
+        name, answer, limit = (
+            columns.name("output"),
+            columns.held(record, "answer"),
+            columns.held(record, "limit"),
+        )
         if has(record, name):
             return tokens(record[name])
-        if has(record, answer) and (text := _answer_text(record[answer])):
+        if answer and (text := _answer_text(record[answer])):
             return self.recording.count(text)
-        if has(record, limit):
+        if limit:
             self.told["rows have no count of output tokens: the request's own limit is taken"] += 1
             return tokens(record[limit])
         raise ValueError("the value is missing")
 
     def _follows(self, session: int, pause_ns: int, has_column: bool) -> int:
         """The time of a row that has none: that of the row before it in its session, and its pause."""
+        if has_column and self.clock and pause_ns == _UNKNOWN:
+            raise ValueError("the value is missing")
         before = self.last_of.get(session, -1)
         if before >= 0:
-            return max(self.arrival_ns[before], self.end_ns[before]) + pause_ns
+            return max(self.arrival_ns[before], self.end_ns[before]) + max(pause_ns, 0)
         if has_column and (self.clock or session < 0):
             raise ValueError("the value is missing")
         self.told["untimed"] += 1
@@ -299,7 +311,12 @@ class _Rows:
         name, took = columns.name("end"), columns.name("duration")
         if has(record, name) and "time" in columns.by_role:
             end_ns, form = time_ns(record[name], columns.unit)
-            return end_ns if form == clock and end_ns >= at_ns else _UNKNOWN
+            if form == clock and end_ns >= at_ns:
+                return end_ns
+            self.told[
+                f"rows have a {name.strip()} in another form or before their start: it is not used"
+            ] += 1
+            return _UNKNOWN
         return at_ns + span_ns(record[took], took) if has(record, took) else _UNKNOWN
 
     def _bad(self, place: int, column: str, reason: str) -> None:
@@ -336,6 +353,8 @@ class _Rows:
         ids = record.get(column)
         if isinstance(ids, str):
             ids = json.loads(ids) if re.fullmatch(r"\s*\[[\d,\s]*\]\s*", ids) else None
+        if not isinstance(ids, list) and has(record, column):
+            self.told["rows have hash_ids that are no list: no blocks are known of their prompts"] += 1
         base = 0
         if record.get("hash_id_scope") == "local":
             scope, numbers = str(record.get("session")).partition("/")[0], self.numbers["scope"]
@@ -361,8 +380,11 @@ class _Rows:
         step_s = None if as_schedule else _clock_step_s(np.sort(arrival_ns))
         from_start = _from_session_start(arrival_ns, self._array("session"))
         notes = [*self._notes(arrival_ns, self.columns), *self.of_columns]
-        chain_lengths = np.diff(np.frombuffer(self.block_start, dtype=np.int64)) - 1  # -1: none
-        notes += missing_notes(self.path.name, self.columns, {**self.optional, "hash_ids": chain_lengths})
+        told: dict[str, Any] = {role: held for role, held in self.optional.items() if role != "parent"}
+        ended = np.frombuffer(self.end_ns, dtype=np.int64)
+        told["end" if "end" in self.columns.by_role else "duration"] = np.where(ended == _UNKNOWN, -1, 0)
+        told["hash_ids"] = np.diff(np.frombuffer(self.block_start, dtype=np.int64)) - 1  # -1: none
+        notes += missing_notes(self.path.name, self.columns, told)
         if self.clock and not (as_schedule or from_start):
             notes += time_notes(self.path.name, arrival_ns, self.columns, self.clock)
         tied = len(arrival_ns) - len(np.unique(arrival_ns))  # rows whose time an earlier row has too
@@ -418,11 +440,6 @@ class _Rows:
         late = int(np.count_nonzero(np.diff(arrival_ns) < 0))
         if late and "session" not in columns.by_role:
             yield f"{name}: the rows are not in the order of time ({late} come before the row above them); they are sorted"
-
-
-def has(record: Mapping[str, Any], column: str) -> bool:
-    """Whether a row has a value in the column ("": there is none)."""
-    return bool(column) and record.get(column) not in (None, "", [], {})
 
 
 def _answer_text(value: Any) -> str:

@@ -105,7 +105,14 @@ class Budget:
         return max(min(*limits, MOST_SAMPLES), given)
 
 
-def _judge(paths: list[Path], base: dict[str, Any], tolerances: dict[str, float], slos: list[Any], budget: Budget, self_test: bool) -> dict[str, Any]:  # fmt: skip
+def _judge(
+    paths: list[Path],
+    base: dict[str, Any],
+    tolerances: dict[str, float],
+    slos: list[Any],
+    budget: Budget,
+    self_test: bool,
+) -> dict[str, Any]:
     """The answer; while it is inconclusive and the budget lasts, after further samples of the candidate."""
     from ampacity.experiments.rerun import RerunError, command_of, repeatable, rerun
     from analysis.comparable import CompareError, prepare

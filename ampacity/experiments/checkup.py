@@ -69,14 +69,14 @@ def _facts(seen: Seen) -> Facts:
 def _way(f: Facts) -> dict[str, list[Case]]:
     who = " ".join(filter(None, (f["engine"], f["engine_version"]))) or f["server"] or "an unnamed server"
     found = f"{f['api']} over HTTP/1.1{' through the proxy ' + f['proxy'] if f['proxy'] else ''}, answered by {who}"
-    broken = " although keep-alive was promised" if f["closed_unannounced"] else ""
+    broken = " although nothing said so" if f["closed_unannounced"] else ""
     new = f"TTFT from schedule and E2E: with the set-up of a connection ({duration_text(f['connect_s'])}); TTFT: without"
     others, longest = len(f["models"]) - 1, f["max_model_len"]
     context = f"; context {longest:,} tokens" if longest else ""
     return {"connection": [
         (f["failures"], "bad", f"{found}; requests that failed and were sent again: {len(f['failures'])} ({'; '.join(dict.fromkeys(f['failures']))})", "a failed request counts as infinitely slow: a run shows how many there are", ()),
         (f["connections"] == "new", "ok", f"{found}; a connection for each, as --connections new asks", new, ()),
-        (broken or not f["kept_alive"], "note", f"{found}; the connection is closed after each answer{broken}", new, ()),
+        (not f["kept_alive"], "note", f"{found}; the connection is closed after each answer{broken}", f"a run opens one for each request. {new}", ()),
         (True, "ok", f"{found}; connections are kept alive", "TTFT, E2E: without the set-up of connections", ()),
     ], "model": [
         (others < 0, "note", f"{f['model']} is answered; there is no list of models", "that the figures are this model's rests on its name", ()),

@@ -20,6 +20,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from ampacity.config import Settings
+from ampacity.experiments.context import check_context
 from ampacity.experiments.provenance import announcement, out_path, run_meta, source_notes, utc_now
 from ampacity.experiments.rig import Rig
 from ampacity.experiments.stage_book import answers_told
@@ -49,6 +50,7 @@ from workloads.replay import Replayed
 from workloads.tokenizers import WORD_TOKENIZERS, load_tokenizer
 from workloads.trace_times import check_replay_length
 
+SEE_CLOSED_S = 0.05  # behind the last answer, in which a server that keeps no connection has closed it
 SILENCE_S = 3.0  # of the endpoint, before the user is told what is waited for
 Drive = Callable[[Rig], Awaitable[Any]]
 T = TypeVar("T")
@@ -87,7 +89,13 @@ async def conduct(
             extra = await count_message_overhead(clients[0], probe.shape, say)
             sessions = replace(sessions, message_tokens=extra)
             settings = replace(settings, workload=replace(settings.workload, sessions=sessions))
-        for note in probe.notes:
+        reuse = settings.connections
+        if probe.keeps_alive is False:  # each request would race against the close
+            reuse = "new"
+            for client in clients:
+                client.reuse = False
+        notes = [*probe.notes, *filter(None, [check_context(settings, probe, trace)])]
+        for note in notes:
             progress.note(note)
         if not routes[0].addresses or not is_loopback(routes[0].addresses):
             progress.note(announcement(settings, trace))
@@ -95,7 +103,7 @@ async def conduct(
             await look(pages, replica)  # raises where there is nothing
         setup = Setup(
             routes=routes, shape=probe.shape, tokenizer=settings.tokenizer, salt=salt,
-            calibration=probe.calibration, run_id=run_id, limits=settings.limits, stamps=settings.timestamps, reuse=settings.connections,
+            calibration=probe.calibration, run_id=run_id, limits=settings.limits, stamps=settings.timestamps, reuse=reuse,
             recorded=trace.recorded if trace else None, prompt_file=settings.workload.prompts.file.path if settings.workload.prompts else None,
             classes=settings.workload.classes, images=settings.workload.images,
             planned_histories=not answers_told(settings.workload), counts_tokens=probe.record.chunk_tokens is None,
@@ -103,6 +111,7 @@ async def conduct(
             answers_in=None if settings.keep_answers_bytes is None else out, answers_bytes=settings.keep_answers_bytes or 0,
         )  # fmt: skip
         meta = run_meta(settings, probe, run_id, salt, experiment, command_line, trace)
+        meta["notes"] += notes[len(probe.notes) :]
         with RunWriter(out, meta) as writer:
             generator = Generator(setup, clients, writer, writer.worker_stream)
             telemetry = await _telemetry(settings, pages, progress)
@@ -148,10 +157,12 @@ def read_replay(path: Path, settings: Settings) -> Replayed:
             f"{found.source}: the file does not say when its requests, or its sessions, arrived: give --rates R (requests/s; "
             "they begin at random) or --concurrency N (so many at once)"
         )
-    if found.says_arrivals:
-        lasts_s = float(found.schedule.scheduled_s[-1])
-        end_s = lasts_s * settings.replay.time_scale
-        check_replay_length(found.source, lasts_s, end_s, settings.replay.to_s is not None)
+    lasts_s, pauses_s = float(found.schedule.scheduled_s[-1]), found.schedule.think_s
+    check_replay_length(
+        found.source, lasts_s, lasts_s * settings.replay.time_scale,
+        settings.replay.to_s is not None or settings.replay.max_think_s < math.inf,
+        0.0 if pauses_s is None else float(pauses_s.max()),
+    )  # fmt: skip
     return found
 
 
@@ -264,8 +275,14 @@ async def _probe(
     if spoilt(found):  # by chance? A second answer tells
         await ask(client, shape.api, maker.numbered(shape, input_tokens, output_tokens), heard)
     notes += warnings(found)
+    await asyncio.sleep(SEE_CLOSED_S)
+    if client.keeps_alive is False:
+        notes.append(
+            "the server closes its connection after each answer: each request gets one of its own, and TTFT from "
+            "schedule has the time that takes"
+        )
     record = typical if typical.status == "ok" else record
-    return Probe(served, shape, calibration, record, tuple(notes), found, thinks)
+    return Probe(served, shape, calibration, record, tuple(notes), found, thinks, client.keeps_alive)
 
 
 def typical_lengths(settings: Settings, trace: Replayed | None) -> tuple[int, int]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import secrets
 from dataclasses import dataclass
 
@@ -24,7 +25,6 @@ from workloads.tokenizers import load_tokenizer
 REQUESTS_MAX = 27  # 21 of the probe (6 dialects, 14 lengths, an answer looked at again); ours 3, each sent again where it fails
 SHORT_TOKENS = 4  # of the answers to the prompt that is sent twice
 ANSWER_TOKENS = (32, 256)  # the other answer has the workload's median, within these
-TEMPLATE_TOKENS = 64  # of the context are left to the chat template
 
 
 @dataclass(frozen=True)
@@ -38,7 +38,7 @@ class Seen:
     again: RequestRecord  # the same as ``short``
     failures: tuple[str, ...]  # of requests that were sent again
     kept_alive: bool
-    closed_unannounced: bool  # although it was said to be kept alive
+    closed_unannounced: bool  # where it is not kept alive: nothing had said so
     proxy: Proxy | None
     receive_delays_s: tuple[float, ...]  # read − kernel time; empty where the kernel cannot tell
     gauges: tuple[str, ...]  # known columns of /metrics
@@ -87,12 +87,10 @@ async def examine(settings: Settings, progress: Progress) -> Seen:
             return record
 
         short = await asked(1, SHORT_TOKENS)
-        opened, resent = client.connections_opened, client.resent
         again = await asked(1, SHORT_TOKENS)
-        kept = client.connections_opened == opened
         answer = await asked(2, output_tokens)
         return Seen(
-            settings, probe, answer, short, again, tuple(failures), kept, client.resent > resent, route.proxy,
+            settings, probe, answer, short, again, tuple(failures), probe.keeps_alive is not False, client.closed_unsaid > client.closed_said, route.proxy,
             tuple(client.receive_delays_s), tuple(gauges), room_for_connections(), thinks,
         )  # fmt: skip
     finally:
@@ -106,5 +104,6 @@ def _lengths(settings: Settings, probe: Probe) -> tuple[int, int]:
     output_tokens = min(max(output_tokens, low), high)
     context = probe.served.max_model_len
     if context is not None:
-        input_tokens = max(min(input_tokens, context - output_tokens - TEMPLATE_TOKENS), 1)
+        room = context - output_tokens - math.ceil(probe.calibration.margin_tokens(input_tokens))
+        input_tokens = max(min(input_tokens, room), 1)
     return input_tokens, output_tokens
