@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any
 
 import msgspec
 
-from loadgen.halves import whole_characters
+from loadgen.halves import whole_characters, with_whole_characters
 from loadgen.protocols import Api
 
 NO_ANSWER = "(no answer)"  # stands in the history for a turn that failed
@@ -73,16 +73,18 @@ class CallPieces:
         found = []
         for number, (call_id, name, arguments) in enumerate(self._calls):
             if name or arguments:
-                text = whole_characters(arguments)
-                found.append(Call(call_id or f"call_{number}", name or "tool", _as_object(text)))
-        return tuple(found)
+                known = map(whole_characters, (call_id or f"call_{number}", name or "tool", arguments))
+                found.append(Call(*known))
+        return tuple(replace(call, arguments=_as_object(call.arguments)) for call in found)
 
 
 def _as_object(arguments: str) -> str:
-    """Arguments as a JSON object: servers refuse histories with others."""
+    """Arguments as a JSON object: servers refuse histories with others, and with halves of characters."""
     try:
-        if isinstance(json.loads(arguments or "{}"), dict):
-            return arguments or "{}"
+        held = json.loads(arguments or "{}")
+        if isinstance(held, dict):
+            whole = with_whole_characters(held)
+            return arguments or "{}" if whole == held else json.dumps(whole)
     except (ValueError, RecursionError):
         pass
     return json.dumps({"arguments": arguments})
