@@ -211,7 +211,7 @@ class _Rows:
             pause_ns = span_ns(record[column], column) if has(record, column) else _UNKNOWN
             column = columns.name("time")
             if output_tokens and at_ns == _UNKNOWN:
-                at_ns = self._follows(optional.get("session", -1), max(pause_ns, 0), bool(column))
+                at_ns = self._follows(optional.get("session", -1), pause_ns, bool(column))
             elif output_tokens and self.told["untimed"]:
                 raise ValueError("this row has a time, rows before it have none")
             column = columns.name("end")
@@ -296,9 +296,11 @@ class _Rows:
 
     def _follows(self, session: int, pause_ns: int, has_column: bool) -> int:
         """The time of a row that has none: that of the row before it in its session, and its pause."""
+        if has_column and self.clock and pause_ns == _UNKNOWN:
+            raise ValueError("the value is missing")
         before = self.last_of.get(session, -1)
         if before >= 0:
-            return max(self.arrival_ns[before], self.end_ns[before]) + pause_ns
+            return max(self.arrival_ns[before], self.end_ns[before]) + max(pause_ns, 0)
         if has_column and (self.clock or session < 0):
             raise ValueError("the value is missing")
         self.told["untimed"] += 1
@@ -379,6 +381,8 @@ class _Rows:
         from_start = _from_session_start(arrival_ns, self._array("session"))
         notes = [*self._notes(arrival_ns, self.columns), *self.of_columns]
         told: dict[str, Any] = {role: held for role, held in self.optional.items() if role != "parent"}
+        ended = np.frombuffer(self.end_ns, dtype=np.int64)
+        told["end" if "end" in self.columns.by_role else "duration"] = np.where(ended == _UNKNOWN, -1, 0)
         told["hash_ids"] = np.diff(np.frombuffer(self.block_start, dtype=np.int64)) - 1  # -1: none
         notes += missing_notes(self.path.name, self.columns, told)
         if self.clock and not (as_schedule or from_start):
