@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 
 from loadgen.halves import whole_characters, with_whole_characters
-from loadgen.protocols import Api
+from loadgen.protocols import NESTED_MAX, Api
 
 NO_ANSWER = "(no answer)"  # stands in the history for a turn that failed
 NO_RESULT = "(no result)"  # of a tool that was called, where neither the file nor the plan has one
@@ -49,6 +49,7 @@ class CallPieces:
 
     def add(self, key: Any, call_id: Any, name: Any, arguments: Any) -> None:
         """A piece of the call that the server numbers ``key``; another id under the same number is another call."""
+        key = key if isinstance(key, int) else str(key)
         at = self._at.get(key)
         if at is None or (call_id and self._calls[at][0] not in ("", call_id)):
             at = self._at[key] = len(self._calls)
@@ -81,7 +82,11 @@ class CallPieces:
 def _as_object(arguments: str) -> str:
     """Arguments as a JSON object: servers refuse histories with others, and with halves of characters."""
     try:
-        held = json.loads(arguments or "{}")
+        held = (
+            None
+            if arguments.count("[") + arguments.count("{") > NESTED_MAX
+            else json.loads(arguments or "{}")
+        )
         if isinstance(held, dict):
             whole = with_whole_characters(held)
             return arguments or "{}" if whole == held else json.dumps(whole)
