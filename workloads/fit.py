@@ -1,5 +1,6 @@
 """From a trace or a log to a profile: a workload file without prompts or names, with what was measured beside it."""
 
+import math
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ from numpy.typing import NDArray
 from workloads.arrivals import arrival_times, parse_arrivals
 from workloads.errors import WorkloadError
 from workloads.fit_lengths import fit_lengths, quantile_table, rounded
-from workloads.fit_process import choose_process, gaps_text
+from workloads.fit_process import DAY_S, choose_process, gaps_text
 from workloads.fit_traffic import fit_arrivals, fit_clients, fit_sessions, fit_sharing, turns_of
 from workloads.lengths import fit_copula, parse_lengths, spearman
 from workloads.rates import Switching
@@ -60,6 +61,11 @@ def fit(trace: Trace, name: str, *, seed: int = 1) -> dict[str, Any]:
         "sessions": sessions,
         "notes": list(spread_out.notes if timed else trace.notes),
     }
+    above = 0 if trace.cached_tokens is None else int((trace.cached_tokens > trace.input_tokens).sum())
+    if above:
+        measured["notes"].append(
+            f"{above} rows have more cached tokens than input tokens: all of their input counts as cached"
+        )
     if timed:
         measured["notes"] += [*covered.note(n), *said]
     if few:
@@ -126,7 +132,7 @@ def fit_clock(arrival_s: Floats, seed: int) -> tuple[str, dict[str, Any] | None,
         slow = _cycle_s(best.text)
         if kind == "diurnal":
             notes.append(
-                f"the rate changes over the day: sweep and search look for one steady rate, give them --arrivals {gaps}"
+                f"the rate changes over the day, and the curve is laid over a stage of any length (24h: as recorded): sweep and search look for one steady rate, give them --arrivals {gaps}"
             )
         elif slow > _SLOW_S:
             notes.append(f"the rate changes every {slow / 2:.3g} s on average: a stage should last several times {slow:.3g} s, or take --arrivals {gaps}")  # fmt: skip
@@ -151,11 +157,22 @@ def over_time(
     mean = float(rps.mean())
     if mean * span_s <= _DRAWN_MAX:
         rng = np.random.default_rng(1) if rng is None else rng
-        drawn = arrival_times(text, mean, span_s, rng)
+        drawn = _drawn(text, mean, span_s, rng)
         edges = np.concatenate([[0], np.cumsum([len(part) for part in parts])]) * (span_s / len(rps))
         found["fitted_rps"] = [rounded(rate) for rate in np.histogram(drawn, edges)[0] / np.diff(edges)]
         found["fitted_dispersion"] = (fit_arrivals(drawn) or {}).get("dispersion") if len(drawn) else None
     return found
+
+
+def _drawn(text: str, rate_rps: float, span_s: float, rng: np.random.Generator) -> Floats:
+    """Sorted times of a draw as long as the log, a curve of the day laid over each day of it."""
+    if not text.startswith("diurnal"):
+        return arrival_times(text, rate_rps, span_s, rng)
+    days = [
+        arrival_times(text, rate_rps, DAY_S, rng) + day * DAY_S for day in range(math.ceil(span_s / DAY_S))
+    ]
+    times = np.concatenate(days)
+    return times[times < span_s]
 
 
 def write_profile(path: Path, profile: dict[str, Any]) -> None:
