@@ -249,9 +249,13 @@ def test_azure_code_is_on_and_off() -> None:
 
 
 def test_sessions_are_drawn_like_recorded_ones(tmp_path: Path) -> None:
-    """Rows of two kinds: 3 turns from 100 tokens by 40 each on average; 1 turn of 9."""
+    """Rows of two kinds: 3 turns from 100 tokens by 25, then by 40 on average; 1 turn of 9."""
     path = tmp_path / "w.yaml"
-    sessions = {"turns": 2, "user_tokens": {"points": {10: 1, 30: 1}}, "joint": [[3, 100, 40], [1, 9, 0]]}
+    sessions = {
+        "turns": 2,
+        "user_tokens": {"points": {10: 1, 30: 1}},
+        "joint": [[3, 100, 25, 40], [1, 9, 0, 0]],
+    }
     path.write_text(yaml.safe_dump({"input_tokens": 50, "output_tokens": 10, "sessions": sessions}))
     workload = load_workload(str(path))
     schedule = open_schedule(workload, rate_rps=20, duration_s=200, seed=1, stage=0)
@@ -260,9 +264,11 @@ def test_sessions_are_drawn_like_recorded_ones(tmp_path: Path) -> None:
     assert dict(zip(*np.unique(first, return_counts=True), strict=True)) == pytest.approx(
         {9: len(first) / 2, 100: len(first) / 2}, rel=0.02
     )
-    new = schedule.new_tokens[schedule.turn > 0]
-    assert set(new.tolist()) == {20, 60}  # 10 and 30, scaled from a mean of 20 to 40
-    assert new.mean() == pytest.approx(40, rel=0.05)
+    assert schedule.new_tokens is not None
+    assert set(schedule.new_tokens[schedule.turn == 1].tolist()) == {25}
+    third = schedule.new_tokens[schedule.turn == 2]
+    assert set(third.tolist()) == {20, 60}  # 10 and 30, scaled from a mean of 20 to 40
+    assert third.mean() == pytest.approx(40, rel=0.05)
     assert workload.sessions is not None
     assert workload.describe()["sessions"]["joint"]["sessions"] == 2
 
@@ -281,10 +287,23 @@ def test_joint_sessions_that_are_none_are_one_line(joint: object, tmp_path: Path
 
 
 def test_joint_rows_by_hand() -> None:
-    """Contexts 100, 160, 220 (mean 160): 60 a turn, of which 10 is the answer; one that shrinks says 1 at least."""
+    """Contexts 100, 160, 220: 50 more and an answer of 10, then again; one that shrinks says a word; a single turn."""
     inputs, outputs = np.array([100, 160, 220, 80, 20, 7]), np.full(6, 10)
     turns, first = np.array([3, 2, 1]), np.array([0, 3, 5])
-    assert joint_sessions(inputs, outputs, turns, first) == [[1, 7, 0], [2, 80, 1], [3, 100, 50]]
+    assert joint_sessions(inputs, outputs, turns, first) == [[1, 7, 0, 0], [2, 80, 1, 1], [3, 100, 50, 50]]
+
+
+@pytest.mark.parametrize("jump", [0, 5000])
+def test_joint_rows_keep_mean_and_spread_of_a_sawtooth(jump: int) -> None:
+    """40 turns that rise by 1,000 from 2,000 (after a jump) and are compacted to 10,000 once: mean and deviation of the drawn ones."""
+    contexts = 2000 + jump * (np.arange(40) > 0) + 1000 * np.arange(40)
+    contexts[25:] -= 15_000
+    turns, first, answer = np.array([40]), np.array([0]), 100
+    ((count, start, second, later),) = joint_sessions(contexts, np.full(40, answer), turns, first)
+    drawn = start + np.concatenate([[0], np.cumsum([second + answer] + [later + answer] * (count - 2))])
+    assert drawn[0] == contexts[0]
+    assert drawn[1:].mean() == pytest.approx(contexts[1:].mean(), rel=0.01)
+    assert drawn[1:].std() == pytest.approx(contexts[1:].std(), rel=0.02)
 
 
 @pytest.mark.parametrize("seed", [1, 2])

@@ -195,20 +195,33 @@ def shrunk_note(trace: Trace) -> list[str]:
 
 
 def joint_sessions(inputs: Ints, outputs: Ints, turns: Ints, first: Ints) -> list[list[int]]:
-    """[turns, tokens of the first message, mean of the later ones] of each session, three digits each.
+    """[turns, tokens of the first message, of the second one, mean of the later ones] of each session, three digits each.
 
-    ``inputs`` and ``outputs`` (int64[n]) of the requests, one session after the other; ``turns`` and ``first`` as ``turns_of``
-    gives them. A session of T turns that grows by g a turn has the mean context first + g (T - 1) / 2; g less a mean answer
-    is what a later message says. So contexts have the right mean where a log's prompts shrink in between.
+    ``inputs`` and ``outputs`` (int64[n]) of the requests, one session after the other; ``turns`` and ``first`` as
+    ``turns_of`` gives them. From the second turn on a session's contexts become evenly spaced ones with the same mean m and
+    standard deviation s: those of n lie sqrt(3 (n - 1) / (n + 1)) s to either side. Real ones grow fast at first, and shrink in between. What would lie
+    below the first prompt, or grow by less than a mean answer and a word, is put up; the mean stays where it can.
     """
-    contexts = np.add.reduceat(inputs, first) / turns
-    growth = 2 * (contexts - inputs[first]) / np.maximum(turns - 1, 1)
-    later = np.where(turns > 1, np.maximum(growth - outputs.mean(), 1), 0)
-    order = np.argsort(contexts, kind="stable")
-    if len(order) > JOINT_MAX:  # evenly, by context
-        order = order[(np.arange(JOINT_MAX) + 0.5).astype(np.int64) * len(order) // JOINT_MAX]
-    rows = zip(turns[order], inputs[first][order], later[order], strict=True)
-    return [[int(t), round(float(f"{max(f, 1):.3g}")), round(float(f"{g:.3g}"))] for t, f, g in rows]
+    answer = float(outputs.mean())
+    least = answer + 1
+    rows = []
+    for begin, count in zip(first.tolist(), turns.tolist(), strict=True):
+        contexts = inputs[begin : begin + count].astype(np.float64)
+        second = later = 0.0
+        if count > 1:
+            rest = contexts[1:]
+            mean, lowest = float(rest.mean()), float(contexts[0]) + least
+            low = max(mean - math.sqrt(3 * (count - 2) / count) * float(rest.std()), lowest)
+            growth = 2 * (mean - low) / (count - 2) if count > 2 else least
+            if growth < least:
+                low, growth = max(mean - least * (count - 2) / 2, lowest), least
+            second, later = low - contexts[0] - answer, growth - answer
+        said = (max(float(contexts[0]), 1), second, later)
+        rows.append([count, *(round(float(f"{tokens:.3g}")) for tokens in said)])
+    rows.sort(key=lambda row: row[1] + row[2] + row[0] * row[3])
+    if len(rows) > JOINT_MAX:  # evenly, by the last context
+        rows = [rows[int((i + 0.5) * len(rows) / JOINT_MAX)] for i in range(JOINT_MAX)]
+    return rows
 
 
 def _side(tokens: NDArray[np.int64]) -> dict[str, Any]:
