@@ -12,7 +12,7 @@ from scipy.stats import gamma
 
 from reports.profile_page import facts
 from workloads.arrivals import arrival_times, parse_arrivals
-from workloads.fit import fit, joint_sessions, write_profile
+from workloads.fit import fit, write_profile
 from workloads.fit_process import (
     Mmpp,
     choose_process,
@@ -23,6 +23,7 @@ from workloads.fit_process import (
     gaps_text,
     hours_text,
 )
+from workloads.fit_sessions import joint_sessions
 from workloads.fit_traffic import count_windows, turns_of
 from workloads.profile import load_workload
 from workloads.schedule import open_schedule
@@ -320,3 +321,56 @@ def test_contexts_of_fitted_agent_sessions_are_those_of_the_log(tmp_path: Path, 
     )
     for q in (0.5, 0.9):
         assert np.quantile(schedule.input_tokens, q) == pytest.approx(np.quantile(contexts, q), rel=0.05), q
+
+
+def test_a_limit_of_the_context_by_hand() -> None:
+    """Twenty sessions of 100, 200, 300 tokens, then 150 (cut), with answers of 50: the usual message is 50, and 100 stay."""
+    inputs, outputs = np.tile([100, 200, 300, 150], 20), np.full(80, 50)
+    later = np.delete(np.arange(80), np.arange(0, 80, 4))
+    limit = context_limit(inputs, outputs, later)
+    assert limit is not None
+    assert (limit[0], set(limit[1].tolist())) == (300, {100})
+    rows = joint_sessions(inputs, outputs, np.full(20, 4), np.arange(0, 80, 4), matched=False)
+    assert rows == [[4, 100, 50, 50]] * 20
+    assert context_limit(inputs[:76], outputs[:76], later[:57]) is None  # nineteen are too few
+    assert (
+        context_limit(np.append(inputs, [100, 2000]), np.append(outputs, [50, 50]), np.append(later, 81))
+        is None
+    )
+
+
+@pytest.mark.parametrize("kind", ["chat", "truncated", "restarted"])
+def test_contexts_of_other_fitted_sessions(kind: str, tmp_path: Path) -> None:
+    """Sessions whose first message grows with their turns; cut to 2,048 tokens, or begun anew with 500 beyond 3,000."""
+    rng = np.random.default_rng(1)
+    rows: list[tuple[float, int, int, int]] = []
+    for session in range(400):
+        turns, at = int(rng.geometric(0.15)), rng.uniform(0, 1e5)
+        context = int(rng.lognormal(5 + 0.05 * turns, 0.8)) + 1
+        for _ in range(turns):
+            answer = int(rng.lognormal(5, 0.7)) + 1
+            rows.append((at, context, answer, session))
+            at += rng.exponential(30)
+            context += answer + int(rng.lognormal(4, 1)) + 1
+            if kind == "truncated":
+                context = min(context, 2048)
+            elif kind == "restarted" and context > 3000:
+                context = 500
+    rows.sort()
+    times, inputs, outputs, sessions = (np.array(column) for column in zip(*rows, strict=True))
+    log = Trace(
+        times - times[0],
+        inputs,
+        outputs,
+        "t.csv (generic format)",
+        clock="a number of seconds",
+        session=sessions,
+    )
+    profile = fit(log, "s")
+    assert ("limit_tokens" in profile["sessions"]) == (kind != "chat")
+    write_profile(tmp_path / "s.yaml", profile)
+    schedule = open_schedule(
+        load_workload(str(tmp_path / "s.yaml")), rate_rps=1, duration_s=40_000, seed=1, stage=0
+    )
+    for q in (0.5, 0.9):
+        assert np.quantile(schedule.input_tokens, q) == pytest.approx(np.quantile(inputs, q), rel=0.06), q

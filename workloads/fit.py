@@ -12,11 +12,11 @@ from workloads.arrivals import arrival_times, parse_arrivals
 from workloads.errors import WorkloadError
 from workloads.fit_lengths import fit_lengths, quantile_table, rounded
 from workloads.fit_process import DAY_S, choose_process, gaps_text
+from workloads.fit_sessions import context_limit, joint_sessions, shrunk_note
 from workloads.fit_traffic import fit_arrivals, fit_clients, fit_sessions, fit_sharing, turns_of
 from workloads.lengths import fit_copula, parse_lengths, spearman
 from workloads.rates import Switching
 from workloads.replay import spread, with_blocks
-from workloads.sessions import JOINT_MAX
 from workloads.trace_times import recorded
 from workloads.traces import Trace
 
@@ -83,7 +83,7 @@ def fit(trace: Trace, name: str, *, seed: int = 1) -> dict[str, Any]:
         and sessions["requests_in_sessions"] >= _SESSION_SHARE
     ):
         profile |= _session_workload(trace, timed, seed)
-        measured["notes"] += shrunk_note(trace)
+        measured["notes"] += shrunk_note(trace, profile["sessions"].get("limit_tokens"))
     else:
         profile |= {"input_tokens": _table(trace.input_tokens), "output_tokens": _table(trace.output_tokens)}
         if abs(measured["correlation"] or 0.0) >= 0.01:
@@ -184,46 +184,6 @@ def write_profile(path: Path, profile: dict[str, Any]) -> None:
         raise WorkloadError(f"{path} cannot be written: {error.strerror or error}") from None
 
 
-def shrunk_note(trace: Trace) -> list[str]:
-    """A line where prompts are shorter than what came before them in their session."""
-    order, _, _, later = turns_of(trace)
-    inputs, outputs = trace.input_tokens[order], trace.output_tokens[order]
-    shrunk = int(np.count_nonzero(inputs[later] < inputs[later - 1] + outputs[later - 1]))
-    if not shrunk:
-        return []
-    return [f"{shrunk} of {len(later)} later prompts are shorter than the one before and its answer (compacted, or thoughts left out): fitted sessions grow evenly to the same mean context"]  # fmt: skip
-
-
-def joint_sessions(inputs: Ints, outputs: Ints, turns: Ints, first: Ints) -> list[list[int]]:
-    """[turns, tokens of the first message, of the second one, mean of the later ones] of each session, three digits each.
-
-    ``inputs`` and ``outputs`` (int64[n]) of the requests, one session after the other; ``turns`` and ``first`` as
-    ``turns_of`` gives them. From the second turn on a session's contexts become evenly spaced ones with the same mean m and
-    standard deviation s: those of n lie sqrt(3 (n - 1) / (n + 1)) s to either side. Real ones grow fast at first, and shrink in between. What would lie
-    below the first prompt, or grow by less than a mean answer and a word, is put up; the mean stays where it can.
-    """
-    answer = float(outputs.mean())
-    least = answer + 1
-    rows = []
-    for begin, count in zip(first.tolist(), turns.tolist(), strict=True):
-        contexts = inputs[begin : begin + count].astype(np.float64)
-        second = later = 0.0
-        if count > 1:
-            rest = contexts[1:]
-            mean, lowest = float(rest.mean()), float(contexts[0]) + least
-            low = max(mean - math.sqrt(3 * (count - 2) / count) * float(rest.std()), lowest)
-            growth = 2 * (mean - low) / (count - 2) if count > 2 else least
-            if growth < least:
-                low, growth = max(mean - least * (count - 2) / 2, lowest), least
-            second, later = low - contexts[0] - answer, growth - answer
-        said = (max(float(contexts[0]), 1), second, later)
-        rows.append([count, *(round(float(f"{tokens:.3g}")) for tokens in said)])
-    rows.sort(key=lambda row: row[1] + row[2] + row[0] * row[3])
-    if len(rows) > JOINT_MAX:  # evenly, by the last context
-        rows = [rows[int((i + 0.5) * len(rows) / JOINT_MAX)] for i in range(JOINT_MAX)]
-    return rows
-
-
 def _side(tokens: NDArray[np.int64]) -> dict[str, Any]:
     values, counts = np.unique(tokens, return_counts=True)
     return fit_lengths(values.astype(float), counts.astype(float), len(tokens))
@@ -244,8 +204,11 @@ def _session_workload(trace: Trace, timed: bool, seed: int) -> dict[str, Any]:
     clock = fit_clock(recorded(begun - begun[0]).arrival_s, seed)[0] if timed else "poisson"
     sessions: dict[str, Any] = {"turns": _table(turns)}
     if len(later):
-        joint = joint_sessions(inputs, outputs, turns, first)
+        limit = context_limit(inputs, outputs, later)
+        joint = joint_sessions(inputs, outputs, turns, first, matched=limit is None)
         sessions |= {"user_tokens": _table(said), "think_ms": _table(gaps_ms), "joint": joint}
+        if limit is not None:
+            sessions |= {"limit_tokens": limit[0], "summary_tokens": _table(limit[1])}
     return {
         "arrivals": clock, "input_tokens": _table(inputs[first]), "output_tokens": _table(outputs), "sessions": sessions,
     }  # fmt: skip
