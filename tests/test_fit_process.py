@@ -23,7 +23,7 @@ from workloads.fit_process import (
     gaps_text,
     hours_text,
 )
-from workloads.fit_sessions import joint_sessions
+from workloads.fit_sessions import context_limit, joint_sessions
 from workloads.fit_traffic import count_windows, turns_of
 from workloads.profile import load_workload
 from workloads.schedule import open_schedule
