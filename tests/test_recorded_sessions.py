@@ -17,10 +17,11 @@ from loadgen.protocols import RequestShape
 from loadgen.records import RequestRecord
 from loadgen.requests import ScheduledRequests
 from loadgen.stage import StageRunner
+from loadgen.turns import Turns
 from workloads.errors import WorkloadError
 from workloads.prompts import PromptMaker
 from workloads.replay import Replay, Replayed, replayed
-from workloads.schedule import AFTER_END, AFTER_START, WITH_START
+from workloads.schedule import AFTER_END, AFTER_START, WITH_START, Schedule
 from workloads.tokenizers import WORDS
 from workloads.traces import read_trace
 
@@ -215,6 +216,36 @@ def test_the_public_agent_runs_are_sessions_with_their_helpers() -> None:
     assert [t[3] for t in own] == [16.147, 11.0]
     with pytest.raises(WorkloadError, match="does not say when its sessions arrived"):
         played(DATA / "agentic_coding_sessions_raw.jsonl.gz", from_s=1.0)
+
+
+def test_turns_counts_pauses_from_ends_or_starts() -> None:
+    """By hand, in ns: 1 goes with the start of 0; 2 waits for 0 and 1; 3 comes 5 s after the start of 2 at least."""
+    n = 4
+    schedule = Schedule(
+        np.zeros(n), np.full(n, 9), np.full(n, 2), 0, session=np.zeros(n, dtype=np.int64), turn=np.arange(n, dtype=np.int32),
+        think_s=np.array([0.0, 1.0, 2.0, 5.0]), after_start=np.array([0, 0, 1, 3, 4]), after=np.array([0, 0, 1, 2]),
+        counts_from=np.array([AFTER_END, WITH_START, AFTER_END, AFTER_START], dtype=np.int8),
+    )  # fmt: skip
+    second = 10**9
+    turns = Turns(schedule)
+    assert turns.released(0, 7) == [(1, 7 + second)]
+    assert turns.ended(0, 100 * second, False) == ([], [])
+    assert turns.released(1, 7 + second) == []
+    assert turns.ended(1, 30 * second, False) == ([(2, 102 * second)], [])  # two seconds after the later end
+    assert turns.released(2, 102 * second) == []
+    assert turns.ended(2, 103 * second, False) == (
+        [(3, 107 * second)],
+        [],
+    )  # five after its start, not before its end
+    assert not turns.over(3)
+    slow = Turns(schedule)
+    slow.released(2, 102 * second)
+    assert slow.ended(2, 110 * second, False) == ([(3, 110 * second)], [])
+    failed = Turns(schedule)
+    assert failed.released(0, 0) == [(1, second)]
+    assert failed.ended(0, 5, True) == ([], [2, 3])  # what went with its start goes on
+    assert failed.ended(1, 9, False) == ([], [])
+    assert failed.over(0)
 
 
 @pytest.mark.parametrize("none", ["nan", "None", "null", "-", "NULL", " n/a "])
@@ -491,6 +522,27 @@ def test_recorded_messages_are_text_for_an_api_without_messages(tmp_path: Path) 
     rows = [{"timestamp": 0.0, "output_tokens": 3, "prompt": "Once upon a time"}]
     _, (body,) = sent(written(tmp_path, rows), "completions")
     assert body["prompt"] == "Once upon a time"
+
+
+def test_what_the_system_says_stands_apart_where_the_api_has_it_so(tmp_path: Path) -> None:
+    """Anthropic's bodies have ``system`` beside the messages; each is sent in the form of the run's API."""
+    anthropic = {"system": "Be brief.", "messages": [{"role": "user", "content": "Hi"}]}
+    openai = {"messages": [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Hi"}]}
+    rows = [
+        {"timestamp": float(k), "output_tokens": 3, "body": body}
+        for k, body in enumerate((anthropic, openai))
+    ]
+    found = played(written(tmp_path, rows))
+    for api in ("chat", "messages"):
+        requests = ScheduledRequests(
+            [(parse_endpoint("http://127.0.0.1:1/v1"), None)], RequestShape(api, "m"), PromptMaker(WORDS, "s"), "run", file=found.recorded
+        )  # fmt: skip
+        requests.prepare(found.schedule)
+        bodies = [json.loads(requests.make(i).split(b"\r\n\r\n", 1)[1]) for i in range(2)]
+        wanted = anthropic if api == "messages" else openai
+        assert [{k: v for k, v in body.items() if k in ("system", "messages")} for body in bodies] == [
+            wanted
+        ] * 2
 
 
 def test_the_whole_recording_travels_to_worker_processes(tmp_path: Path) -> None:

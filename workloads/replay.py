@@ -18,6 +18,7 @@ from workloads.schedule import WITH_START, Schedule
 from workloads.traces import Trace
 
 _NAMED = 3  # odd rows that a note names
+_ODD_SESSION = 1000  # requests of a session that is doubted where it has most of the file
 
 
 @dataclass(frozen=True)
@@ -178,6 +179,16 @@ def _notes(trace: Trace, prompts: Prompts, how: Replay, cut_short: int, idle: in
         )
     if trace.session is None and (how.think_scale is not None or how.max_think_s < math.inf):
         found.append("the file has no sessions: --max-think and --think-scale have nothing to act on")
+    largest = (
+        0
+        if trace.session is None
+        else int(np.bincount(np.maximum(trace.session, 0), trace.session >= 0).max())
+    )
+    if largest > max(_ODD_SESSION, len(trace) / 2):
+        found.append(
+            f"one session has {largest} of {len(trace)} requests, which are played one after the other: if its id is none, "
+            "name the column that holds sessions (--column session=NAME)"
+        )
     if idle:
         found.append(f"{idle} sessions have a pause before their first request, which is not played")
     if prompts.begun_anew:
