@@ -6,6 +6,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 import yaml
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from scipy.integrate import quad
 from scipy.linalg import expm
 from scipy.stats import gamma
@@ -244,6 +246,30 @@ def test_azure_code_is_on_and_off() -> None:
     assert profile["arrivals"].startswith("onoff:")
     assert curve is not None
     assert profile["measured"]["arrivals"]["processes"][1]["process"] == "gamma:cv=13.2"
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    st.lists(st.sampled_from([0.0, 1.0, 2.0, 0.5, 30.0, 61.0, 5000.0, 90_000.0, 1e7]), min_size=1, max_size=6),
+    st.integers(100, 400), st.integers(1, 3),
+)  # fmt: skip
+def test_any_log_is_fitted_to_a_workload_that_can_be_drawn(
+    tmp_path_factory: pytest.TempPathFactory, gaps: list[float], n: int, seed: int
+) -> None:
+    """Times of few gaps in any order: ties, steps, strays, breaks; what is written is read, and draws its mean rate."""
+    times = np.cumsum(
+        np.random.default_rng(seed).choice(
+            gaps, n, p=np.arange(1, len(gaps) + 1)[::-1] / sum(range(len(gaps) + 1))
+        )
+    )
+    path = tmp_path_factory.getbasetemp() / "any.yaml"
+    profile = fit(trace(times - times[0]), "any")
+    write_profile(path, profile)
+    facts(view(load_workload(str(path)), read_measured(str(path))))
+    parse_arrivals(profile["arrivals"])
+    assert np.isfinite(
+        [p["held_out_nats"] for p in profile["measured"].get("arrivals", {}).get("processes", [])]
+    ).all()
 
 
 # --- sessions ---

@@ -125,6 +125,9 @@ def test_a_path_reaches_into_lists_and_objects(tmp_path: Path) -> None:
     assert rows(read_trace(tmp_path / "e.json", columns=given)) == expected
     pq.write_table(pa.Table.from_pylist(EVENTS), tmp_path / "e.parquet")
     assert rows(read_trace(tmp_path / "e.parquet", columns=given)) == expected
+    assert read_trace(tmp_path / "e.jsonl", columns=given).notes == (
+        "e.jsonl: columns that are not used: id",
+    )
     last = {**given, "time": "Timing_Events.-1.timestamp"}  # from the end, in any case
     assert rows(read_trace(tmp_path / "e.jsonl", columns=last)) == [(0.0, 5, 9), (2.5, 6, 3)]
     with pytest.raises(WorkloadError, match=r"no column 'timing_events\.7\.timestamp' for time"):

@@ -100,7 +100,7 @@ def _best_first(found: list[Process], plain: str, requests: float) -> list[Proce
 
 
 def gap_cv(gaps: Floats) -> float:
-    """Coefficient of variation."""
+    """Coefficient of variation, of gaps whose mean is above 0."""
     return float(gaps.std() / gaps.mean())
 
 
@@ -112,9 +112,9 @@ def _held_out(gaps: Floats, fold: NDArray[np.int64], fit: Fit) -> float:
     """Mean log density of each gap under the process fitted to the other half of the blocks."""
     total = 0.0
     for part in (0, 1):
-        test = gaps[fold == part]
-        if len(test) and (fold != part).sum() > 10:
-            total += fit(gaps[fold != part])(test) * len(test)
+        test, train = gaps[fold == part], gaps[fold != part]
+        if len(test) and len(train) > 10 and train.mean() > 0:
+            total += fit(train)(test) * len(test)
     return total / len(gaps)
 
 
@@ -134,7 +134,7 @@ def gamma_log_density(u: Floats, cv: float) -> Floats:
     """Of gaps with mean 1; those below ``_SHORTEST`` have the mean density there."""
     from scipy.special import gammainc, gammaln
 
-    k = 1 / cv**2
+    k = 1 / max(cv, 0.01) ** 2
     log_density = k * math.log(k) - gammaln(k) + (k - 1) * np.log(np.maximum(u, _SHORTEST)) - k * u
     shortest = math.log(max(float(gammainc(k, k * _SHORTEST)), 1e-300) / _SHORTEST)
     return np.where(u < _SHORTEST, shortest, log_density)
@@ -261,7 +261,7 @@ def _held_out_hours(arrival_s: Floats, fold: NDArray[np.int64], block_s: float) 
     count = int(arrival_s[-1] // block_s) + 1
     for part in (0, 1):
         train, test = fold != part, fold == part
-        if not test.any() or train.sum() <= 10:
+        if not test.any() or train.sum() <= 10 or np.diff(arrival_s)[train].mean() <= 0:
             continue
         weights, cv = fit_hours(arrival_s, train, block_s, np.flatnonzero(np.arange(count) % 2 != part))
         gaps = np.diff(_operational(arrival_s, weights))

@@ -37,10 +37,12 @@ def column_notes(name: str, columns: Columns | None, records: Records) -> Iterat
         *_OURS,
         *(other for others in columns.others.values() for other in others),
     }
-    roots = tuple(
-        f"{used_name.partition('.')[0]}." for used_name in columns.by_role.values() if "." in used_name
-    )
-    unused = [field for field in rows if field not in used and f"{field}." not in roots]
+    paths = [path.lower() for path in columns.by_role.values() if "." in path]  # into this column
+    unused = [
+        field
+        for field in rows
+        if field not in used and not any(p.startswith(f"{field.lower()}.") for p in paths)
+    ]
     if unused:
         total = records.shapes.total()
         shown = (
