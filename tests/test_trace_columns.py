@@ -17,6 +17,7 @@ from ampacity.cli import main
 from ampacity.config import make_settings
 from workloads.errors import WorkloadError
 from workloads.trace_fields import parse_columns, reach, tokens
+from workloads.trace_formats import ColumnCounts
 from workloads.traces import Trace, read_trace
 
 
@@ -107,6 +108,16 @@ def test_columns_that_are_not_used_and_values_that_are_missing_are_counted(tmp_p
     trace = read_trace(lines(tmp_path / "t.jsonl", first, second, second))
     assert "t.jsonl: columns that are not used: model, meta.region (of 1 rows)" in trace.notes
     assert "t.jsonl: column session_id has no value in 2 of 3 rows" in trace.notes
+
+
+def test_rows_of_ever_other_columns_take_no_memory_and_are_counted() -> None:
+    """20,000 rows, each with a column of its own beside two that all have."""
+    counts = ColumnCounts()
+    for i in range(20_000):
+        counts.add(("a", f"own{i}", "b"))
+    names = counts.by_name()
+    assert (counts.rows, names["a"], names["b"], names["own5"]) == (20_000, 20_000, 20_000, 1)
+    assert len(names) == 10_000
 
 
 # --- paths ---
