@@ -360,3 +360,11 @@ def test_a_run_file_gives_columns_as_a_list_or_a_mapping() -> None:
         made = make_settings({"url": "http://h/v1", "trace": "t.csv", "column": held, "time_unit": "ms"})
         assert (made.columns, made.time_unit) == ({"time": "ts", "input": "a.b"}, "ms")
     assert parse_columns(["time = ts"]) == {"time": "ts"}
+
+
+def test_a_header_that_is_no_text_spoils_no_row(tmp_path: Path) -> None:
+    path = tmp_path / "t.csv"
+    path.write_bytes(b"sep=;\ntimestamp;input_tokens;output_tokens;caf\xe9\n1;2;3;a\n2;3;4;b\n")
+    trace = read_trace(path)
+    assert rows(trace) == [(0.0, 2, 3), (1.0, 3, 4)]
+    assert trace.notes == ("t.csv: columns that are not used: caf\ufffd",)

@@ -158,7 +158,7 @@ def _csv(
     columns = ColumnCounts()
 
     def rows() -> Iterator[Row]:
-        width, last, good = len(header), reader.line_num, 0
+        width, last, good = len(header), reader.line_num + skipped, 0
         try:
             for row in reader:
                 line = reader.line_num + skipped
