@@ -502,6 +502,22 @@ def test_texts_of_turns_go_on_with_the_answers_of_this_run(tmp_path: Path) -> No
     assert found.prompts == "messages as recorded (4 of 4 requests); histories with the answers of this run"
 
 
+def test_texts_that_go_on_with_an_answer_wait_for_it_even_where_calls_overlapped(tmp_path: Path) -> None:
+    rows = [
+        {"session_id": "a", "start_time": at, "end_time": end, "text_input": text, "output_length": 3}
+        for at, end, text in ((0.0, 2.0, "One."), (0.5, 1.5, "Two."), (2.5, 3.0, "Three."))
+    ]
+    found, bodies = sent(written(tmp_path, rows), think_scale=0.1)
+    assert [t[2] for t in turns(found)] == [[], [0], [1]]
+    assert [m["content"] for m in bodies[2]["messages"]] == [
+        "One.",
+        "t0 t1 t2 ",
+        "Two.",
+        "t0 t1 t2 ",
+        "Three.",
+    ]
+
+
 def test_rows_whose_messages_cannot_be_read_are_made_up_and_counted(tmp_path: Path) -> None:
     rows = [
         {"timestamp": float(k), "input_tokens": 12, "output_tokens": 3, "messages": said}

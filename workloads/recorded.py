@@ -81,7 +81,7 @@ class Recorded:
         ids = self.ids[places]
         sums = np.maximum(np.diff(np.concatenate([[0], np.cumsum(self.tokens[ids])])[start]), 1)
         scale = np.repeat(input_tokens[known] / sums, np.diff(start))
-        tokens = np.maximum(np.floor(self.tokens[ids] * scale), 1).astype(np.int64)
+        tokens = np.floor(self.tokens[ids] * scale).astype(np.int64)
         return SharedPrefixes(np.concatenate([[0], np.cumsum(length)]), _SEGMENTS + ids, tokens)
 
 

@@ -214,6 +214,8 @@ class _Rows:
                 at_ns = self._follows(optional.get("session", -1), pause_ns, bool(column))
             elif output_tokens and self.told["untimed"]:
                 raise ValueError("this row has a time, rows before it have none")
+            column = columns.name("block_size")
+            size = tokens(record[column]) if has(record, column) else 0
             column = columns.name("end")
             end_ns = self._end(record, columns, at_ns, clock)
             entry = -1
@@ -247,8 +249,8 @@ class _Rows:
             self.last_of[optional["session"]] = len(self.arrival_ns) - 1
         if "hash_ids" in columns.by_role:
             self._add_blocks(record, columns["hash_ids"])
-        if has(record, columns.name("block_size")):
-            self.block_sizes[tokens(record[columns["block_size"]])] += 1
+        if size:
+            self.block_sizes[size] += 1
 
     def _is_step(self, record: Mapping[str, Any] | BadRow) -> bool:
         """Whether a row is a step of an agent, and counts nothing."""
