@@ -1,6 +1,7 @@
 """Recorded sessions: who waits for whom and for how long, what is sent, from each kind of file; values worked out by hand."""
 
 import json
+import random
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from loadgen.protocols import RequestShape
 from loadgen.records import RequestRecord
 from loadgen.requests import ScheduledRequests
 from loadgen.stage import StageRunner
+from loadgen.told import Told
 from loadgen.turns import Turns
 from workloads.errors import WorkloadError
 from workloads.prompts import PromptMaker
@@ -573,3 +575,65 @@ def test_the_whole_recording_travels_to_worker_processes(tmp_path: Path) -> None
     again = pickle.loads(pickle.dumps(found.recorded))
     assert [json.loads(bytes(m)) for m in again.turn(2)] == MESSAGES
     assert len(again.messages) == 4  # each once, however many histories it stands in
+
+
+ODD: list[Any] = [
+    0, 5, 1000, -3, 10**20, 2.5, 1e300, True, None, "a", "nan", "-", "", "Hello", "2026-02-25T10:00:00Z", "[1,2]", "{}",
+    "\ud83d x", "SPAN", "local", [], [1], {}, {"a": 1}, [{"role": "user", "content": "x"}], [{"role": "user", "parts": [{"type": "text"}]}],
+    {"messages": [{"content": 5}]}, [{"input_tokens": 5, "output_tokens": 2}],
+]  # fmt: skip
+FIELDS: dict[str, list[Any]] = {
+    "end_time": [1, 4, 10], "delay": [0, 100], "think_time": [0, 1.5], "latency_ms": [0, 3000], "hash_ids": [[], [1], [1, 2, 3]],
+    "messages": [[{"role": "user", "content": "x" * n}] for n in (1, 30)], "text_input": ["word", "word word"],
+    "cached_tokens": [0, 16, 90], "block_size": [16], "max_tokens": [4], "parent_session": ["a", "b"], "parent_chat_id": ["a"],
+    "chat_id": ["a", "b"], "requests": [[{"t": 1, "in": 5, "out": 2}]], "spans": [[{"attributes": {}}]], "tools": [TOOLS],
+    "system": ["Be brief."], "type": ["TOOL"], "hash_id_scope": ["local"], "body": [{"messages": MESSAGES}],
+    "timing_events": [[{"timestamp": 1}, {"timestamp": 2}]], "attributes": [{"gen_ai.usage.input_tokens": 5}], "class": ["a"],
+    "input_blocks64": [1], "blocks_shared_with_prev_turn": [0, 1], "scheduled_s": [0.5], "after": [[0]],
+}  # fmt: skip
+
+
+def test_whatever_stands_in_a_file_is_played_or_refused_in_one_line(tmp_path: Path) -> None:
+    """Four hundred files with up to five further fields, a third of whose values are odd, and columns that lack."""
+    refused = 0
+    for seed in range(400):
+        rng = random.Random(seed)
+        fields, lacks = (
+            rng.sample(list(FIELDS), rng.randint(0, 5)),
+            rng.choice(["", "timestamp", "session_id", "input_tokens"]),
+        )
+        rows = []
+        for _ in range(rng.randint(1, 12)):
+            row = {
+                "session_id": rng.choice("abc"), "timestamp": rng.choice([0.5, 1, 2, 3.5, 9]),
+                "input_tokens": rng.randint(1, 90), "output_tokens": rng.randint(1, 9),
+            }  # fmt: skip
+            row |= {
+                name: rng.choice(ODD if rng.random() < 0.3 else FIELDS[name])
+                for name in fields
+                if rng.random() < 0.8
+            }
+            row.pop(lacks, None)
+            rows.append(row)
+        try:
+            trace = read_trace(
+                written(tmp_path, rows), timed=False, keep_texts=True, skip_bad_rows=seed % 4 > 0
+            )
+            for how in (Replay(), Replay(loops=2, keep=0.7, max_think_s=1.0)):
+                found = replayed(trace, how, seed, 2.0)
+                assert (
+                    found.schedule.shared is None
+                    or (found.schedule.shared.totals() <= found.schedule.input_tokens).all()
+                )
+                requests = ScheduledRequests(
+                    [(parse_endpoint("http://127.0.0.1:1/v1"), None)], RequestShape("chat", "m"), PromptMaker(WORDS, "s"), "run",
+                    file=found.recorded,
+                )  # fmt: skip
+                requests.prepare(found.schedule)
+                for i in range(len(found.schedule)):
+                    assert json.loads(requests.make(i).split(b"\r\n\r\n", 1)[1])["messages"]
+                    requests.answered(i, Told())
+        except WorkloadError as error:
+            refused += 1
+            assert len(str(error).splitlines()) == 1  # noqa: PT017 - whether it raises is up to the file
+    assert 20 < refused < 350

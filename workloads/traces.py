@@ -347,7 +347,7 @@ class _Rows:
                 found[role] = -1 if value in (None, "") else tokens(value)
         if "chat_id" in columns.by_role.get("session", "").lower() and found.get("parent", -1) >= 0:
             # each request of a chat has an id of its own and names the one before it
-            found["session"] = self.numbers["session"][str(record[columns["session"]])] = found["parent"]
+            found["session"] = self.numbers["session"][str(record.get(columns["session"]))] = found["parent"]
             found["parent"] = -1
         return found
 
