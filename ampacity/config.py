@@ -49,6 +49,7 @@ class Settings:
     trace: Path | None = None
     replay: Replay = field(default_factory=Replay)
     skip_bad_rows: bool = False
+    fit_context: bool = False  # shorten what does not fit the model's context
     columns: dict[str, str] = field(default_factory=dict)  # of the trace, by role
     time_unit: str | None = None  # of the trace
     rates: tuple[float, ...] | None = None
@@ -108,6 +109,7 @@ def make_settings(raw: dict[str, Any]) -> Settings:
         trace=Path(raw["trace"]) if "trace" in raw else None,
         replay=_replay(raw),
         skip_bad_rows=v.flag(raw, "skip_bad_rows"),
+        fit_context=v.flag(raw, "fit_context"),
         columns=parse_columns(_pairs(raw.get("column", ()))),
         time_unit=v.given(raw, "time_unit", lambda unit, name: v.choice(unit, tuple(UNITS), name)),
         rates=v.levels(raw.get("rates"), "--rates", v.positive),
@@ -296,6 +298,7 @@ def _check_together(settings: Settings, raw: dict[str, Any]) -> None:
     for wrong, message in (
         (settings.rates and settings.concurrency, "--rates (open loop) and --concurrency (closed loop) exclude each other: give one"),
         (settings.trace and of_trace & raw.keys(), "--trace brings its own lengths and times: drop --workload, --input-tokens, --output-tokens, --arrivals and --duration"),
+        (settings.max_requests and max(settings.concurrency or (0,)) > settings.max_requests, f"--max-requests {settings.max_requests}: --concurrency {max(settings.concurrency or (0,))} would never be in flight: give more requests or fewer users"),
         ("arrivals" in raw and settings.concurrency, "--arrivals goes with an open loop: with --concurrency a request follows the answer before it"),
         ("think_time" in raw and not settings.concurrency, "--think-time goes with --concurrency: in an open loop nobody waits for an answer"),
         ("ramp" in raw and not settings.concurrency, "--ramp goes with --concurrency: an open loop rises with --arrivals ramp:from=0.2,to=1.8"),
@@ -322,7 +325,8 @@ def check_steady(workload: Workload, command: str) -> None:
     for clock in workload.clocks:
         if shaped(clock):
             raise ConfigError(
-                f"arrivals {clock}: {command} looks for one steady rate; use 'ampacity run' for a rate that changes"
+                f"arrivals {clock:.60}: {command} looks for one steady rate; give it --arrivals poisson (or gamma:cv=...), or use "
+                "'ampacity run' for a rate that changes"
             )
 
 

@@ -39,6 +39,7 @@ SHARED: dict[str, Setting] = {
     "tokenizer": (WORKLOAD, str, None, "words or none (no vocabulary; calibrated by the server's /tokenize or usage), server (its /tokenize, or refuse), cl100k_base, o200k_base or hf:PATH. Default: words."),
     "prompts": (WORKLOAD, Path, "FILE", "Real prompts: JSONL with messages, OpenAI batch lines or ShareGPT conversations, or a .txt with one a line."),
     "skip_bad_rows": (WORKLOAD, bool, None, "Leave out rows of --prompts or --trace that cannot be read, and count them."),
+    "fit_context": (WORKLOAD, bool, None, "Shorten what does not fit the model's context, and end conversations before it. Default: a workload of which more than 1 % does not fit is refused."),
     "salt": (WORKLOAD, str, "TEXT", "Fixes the texts of the prompts. Default: others in each run, so that no cache knows them."),
     "sticky": (TARGET, bool, None, "With several URLs, parted by commas: a session stays with one. Default: requests go round."),
     "rates": (LOAD, str, "R,R,...", "Offered requests/s, open loop. Default: the grid finds itself."),

@@ -59,6 +59,7 @@ from analysis.tracked import (
     rounded,
 )
 from analysis.tracked import assumed_noise as assumed_noise
+from loadgen.records import LEFT_OUT
 
 NEAR_LOAD = 0.8
 NEAR_SATURATION = (
@@ -99,7 +100,8 @@ def _unfit(run: Judged) -> dict[str, str]:
     """Why each load level that cannot be one of a baseline is none."""
     found = {}
     for name, (_, stage) in run.levels().items():
-        n, failed = stage["requests"], stage["requests"] - stage["ok"] - stage["errors"].get("cancelled", 0)
+        n, left_out = stage["requests"], sum(stage["errors"].get(status, 0) for status in LEFT_OUT)
+        failed = n - stage["ok"] - left_out
         if stage["client_limited"]:
             found[name] = "the client was the limit (use a quieter or larger machine)"
         elif not carried(stage):
@@ -209,6 +211,7 @@ def _level(runs: Sequence[Judged], name: str, n_levels: int) -> dict[str, Any]:
     if not quantiles:
         told = "; ".join(f"{metric}: {why}" for metric, why in untracked.items())
         raise CompareError(f"{runs[0].run.path}: {name} has no latency that a gate could track: {told}")
+    rates = [stage["output_tokens_per_s"] for stage in stages]
     return {
         "kind": stages[0]["kind"],
         "offered_rps": stages[0]["offered_rps"],
@@ -219,7 +222,7 @@ def _level(runs: Sequence[Judged], name: str, n_levels: int) -> dict[str, Any]:
         "errors": [as_dict(blocks_of(level.failed)) for level in levels],
         "rates": [as_dict(level.rates(stages[0]["kind"])) for level in levels],
         "client_delay_s": max(client_delay_s(run, name) for run in runs),
-        "output_tokens_per_s": rounded(float(np.mean([s["output_tokens_per_s"] for s in stages]))),
+        "output_tokens_per_s": None if None in rates else rounded(float(np.mean(rates))),
         "slos": _limited(stages),
         "histograms": histograms,
         "quantiles": quantiles,

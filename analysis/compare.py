@@ -22,6 +22,7 @@ from analysis.comparable import (  # fmt: skip
 from analysis.regression import ALPHA, ASSUMED_NOISE, holm
 from analysis.shift import NOTHING_COUNTS, QUANTILES, Change, as_dict, log_change
 from analysis.usable_figures import NO_PRICE, Row, scorecard_row, usable_rows
+from loadgen.records import FAILED_STATUSES
 
 COMPARE_SCHEMA_VERSION = 1
 FIXED_LOAD = (
@@ -116,7 +117,8 @@ def compare(arms: list[Arm]) -> dict[str, Any]:
     notes = [_pairs_left(arms, first) if first.rounds and first.stages else "", *_left_out(arms, first)]
     if not first.rounds and first.unpaired:
         notes.append(f"Latencies and failures are not compared: {first.unpaired}.")
-    claimed = any(r["winner"] for r in rows) or any(q["verdict"] == "differs" for t in shift for q in t["quantiles"])  # fmt: skip
+    moved = any(q["verdict"] == "differs" for t in shift for q in t["quantiles"])
+    claimed = moved or any(r["winner"] for r in rows)
     if not first.rounds and (compared or claimed):
         predicted = all(a.judged.summary["predicted"] for a in arms)
         notes.append(VIRTUAL if predicted else RUNS_NOT_SYSTEMS)
@@ -188,7 +190,7 @@ def _origin(arm: Arm) -> Row:
     return {
         "name": arm.name, "path": str(arm.judged.run.path), "run_id": meta.get("run_id"), "started_utc": meta.get("started_utc"), "seed": meta.get("seed"),
         **{k: (meta.get("endpoint") or {}).get(k) for k in ("model", "url")}, **locked, "gpus": arm.gpus, "gpu_hour_usd": arm.gpu_hour_usd,
-        "requests": summary["requests"], "failed": sum(n for k, n in summary["errors"].items() if k not in ("cancelled", "unfinished")), "unfinished": summary["errors"]["unfinished"],
+        "requests": summary["requests"], "failed": sum(summary["errors"].get(k, 0) for k in FAILED_STATUSES), "unfinished": summary["errors"]["unfinished"],
         "best_stage": level_name(arm.best) if arm.best else None, "predicted": summary["predicted"],
         "client_limited_stages": arm.limited, "other_lengths": [f["lengths"] for f in summary["families"]], **realised(arm.judged),
     }  # fmt: skip

@@ -10,14 +10,16 @@ from typing import Any
 
 import numpy as np
 
-from analysis.intervals import prob_at_least, smallest_n
+from analysis.intervals import smallest_n
 from analysis.pooled import (
     FILLING,
+    LONE_TELLS,
     NEAR,
     NOT_ALL_SEEN,
     WAITS,
     Estimate,
     blind,
+    clearly_broken,
     estimate,
     is_over,
     judged_open,
@@ -118,6 +120,8 @@ def next_step(stages: Sequence[Mapping[str, Any]], goal: Goal) -> Step | Finishe
     if reached(judged, found, goal):
         text = f"{found.usable_rps:.3g} requests/s to within {100 * found.relative_error:.2g} %"
         return Finished(text, reached=True, more_requests=0)
+    if found.lone and near_requests(judged, found.usable_rps) >= expected_requests(goal):
+        return Finished(LONE_TELLS.format(found.lone.text))
     lacking = _lacking(judged, found, goal)
     if len(stages) >= STAGES_MAX:
         return _unfinished(f"{STAGES_MAX} stages are enough", judged, found, goal, 1)
@@ -328,6 +332,8 @@ def _step(
 def _known(found: Estimate) -> str:
     """How well, as people say it."""
     low, high = found.usable_rps_ci
+    if not low:
+        return "from above only"
     if high > WIDE * low:
         return f"to a factor of {high / low:.2g} only"
     return f"to {100 * found.relative_error:.2g} %"
@@ -343,7 +349,7 @@ def told_enough(stages: Sequence[Mapping[str, Any]], partial: Mapping[str, Any],
     together = judged_open([*stages, partial])
     found = estimate(together, goal.slos)
     if found is None or found.usable_rps_ci[1] > WIDE * found.usable_rps_ci[0]:
-        broken = next((v["slo"] for v in verdicts if _clearly_broken(v)), None)
+        broken = next((v["slo"] for v in verdicts if clearly_broken(v, CLEAR)), None)
         return broken and f"{broken} is clearly broken"
     load, (low, high) = float(partial["offered_rps"]), found.usable_rps_ci
     if reached(together, found, goal):
@@ -351,13 +357,6 @@ def told_enough(stages: Sequence[Mapping[str, Any]], partial: Mapping[str, Any],
     if not low / (1 + goal.precision) <= load <= high * (1 + goal.precision):
         return f"the limit is elsewhere: between {low:.3g} and {high:.3g} requests/s"
     return None
-
-
-def _clearly_broken(verdict: Mapping[str, Any]) -> bool:
-    """A one-sided binomial test, strict, because it is made several times in a stage."""
-    n = float(verdict["requests_effective"])
-    misses = (1 - verdict["attainment"]) * n
-    return n >= 1 and prob_at_least(misses, n, 1 - parse_slo(verdict["slo"]).quantile) <= CLEAR
 
 
 def _rate(load_rps: float) -> float:

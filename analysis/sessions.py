@@ -175,7 +175,7 @@ def _goodput(
     if unknown:
         return {"goodput_per_s": None, "attainment": None, "goodput_per_s_reason": unknown}
     # who left by himself misses nothing
-    misses = ~requests_meeting(cohort, observed) & ~r.has_status("cancelled")
+    misses = ~requests_meeting(cohort, observed) & ~r.left_out
     met = chosen & complete & ~sessions.any(misses)
     n = int(chosen.sum())
     return {

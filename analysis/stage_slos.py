@@ -100,7 +100,7 @@ def without_rate(found: Mapping[str, Any], achieved_rps: float) -> dict[str, Any
 
 
 def _goodput(cohort: Cohort, good: Bools | None, span_s: float) -> dict[str, float | None]:
-    judged = len(cohort.requests) - int(np.count_nonzero(cohort.requests.has_status("cancelled")))
+    judged = len(cohort.requests) - int(np.count_nonzero(cohort.requests.left_out))
     judged += cohort.missing
     met = None if good is None else int(np.count_nonzero(good))
     return {

@@ -7,12 +7,16 @@ from collections.abc import Mapping
 from typing import Any
 
 from analysis.capacity import DOWN_IN_EACH, number_text
-from analysis.caveats import load_name, longer
+from analysis.caveats import LENGTHS_OFF_SHARE, TOO_LONG_SHARE, load_name, longer, off_text
 from analysis.fleet import instances_text
 from analysis.search import shortfall
 from analysis.slo import slo_from_dict
 
-STATUS_WORDS = {"unfinished": "were cut off unfinished", "cancelled": "were cancelled by the workload"}
+STATUS_WORDS = {
+    "unfinished": "were cut off unfinished",
+    "cancelled": "were cancelled by the workload",
+    "too_long": "were longer than the model's context",
+}
 
 
 def write_verdict(summary: Mapping[str, Any]) -> str:
@@ -25,14 +29,30 @@ def write_verdict(summary: Mapping[str, Any]) -> str:
     lacking = shortfall(summary["search"], sentence) if "search" in summary else None
     if command := summary.get("next_command"):
         lacking = f"This is likely to find one: {command}"
-    return f"{sentence} {lacking}" if lacking else sentence
+    return " ".join(filter(None, [sentence, lacking, _too_long(summary)]))
+
+
+def _too_long(summary: Mapping[str, Any]) -> str | None:
+    """Requests beyond the model's context, where they are more than a few."""
+    n, of = summary["errors"].get("too_long", 0), summary["requests"]
+    if n <= TOO_LONG_SHARE * of:
+        return None
+    return f"{n:,} of {of:,} requests ({n / of:.1%}) were longer than the model's context and are left out of every figure."
 
 
 def _finding(summary: Mapping[str, Any]) -> str:
-    outages = _outages(summary)
+    outages, other = _outages(summary), _other_load(summary)
     if outages and summary["capacity"]["reason"] == DOWN_IN_EACH:
         return outages
-    return " ".join(filter(None, [outages, _of_the_load(summary)]))
+    return " ".join(filter(None, [outages, other, _of_the_load(summary)]))
+
+
+def _other_load(summary: Mapping[str, Any]) -> str:
+    """That the prompts were others than planned, so that what follows is no capacity of the workload that was asked for."""
+    deviation = summary["workload"]["realised"]["input_deviation"]
+    if deviation is None or abs(deviation) <= LENGTHS_OFF_SHARE:
+        return ""
+    return f"Not the load that was planned: prompts were {off_text(deviation)} (input tokens, by the server's count)."
 
 
 def _outages(summary: Mapping[str, Any]) -> str:
@@ -72,10 +92,9 @@ def _of_the_load(summary: Mapping[str, Any]) -> str:
             short = f"an answer takes {number_text(min(answers_s))} s and no stage is twice as long, so no rate is known"
             return f"Too short to tell: {short}. {longer(summary)}."
         best = max(counted, key=lambda s: s["achieved_rps"])
-        return (
-            f"Up to {number_text(best['achieved_rps'])} requests/s and {number_text(best['output_tokens_per_s'])} output tokens/s were "
-            "carried; no SLO was given, so no capacity is named."
-        )
+        tokens = best["output_tokens_per_s"]
+        and_tokens = "" if tokens is None else f" and {number_text(tokens)} output tokens/s"
+        return f"Up to {number_text(best['achieved_rps'])} requests/s{and_tokens} were carried; no SLO was given, so no capacity is named."
     if capacity["usable_rps"] is None:
         return _nothing_usable(summary)
     return _usable(summary)

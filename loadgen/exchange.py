@@ -16,7 +16,7 @@ from loadgen.bodies import Body
 from loadgen.completions import Answer
 from loadgen.halves import whole_characters
 from loadgen.hot_path import Take
-from loadgen.protocols import error_text, excerpt, retry_after_s
+from loadgen.protocols import REFUSING, error_text, exceeds_context, excerpt, retry_after_s
 from loadgen.records import RequestRecord
 from loadgen.thinking import Kind, Thought
 from loadgen.told import Told
@@ -266,7 +266,8 @@ class Exchange:
         status = self.record.http_status or 0
         if status >= 300:
             where = "redirect: give the final URL" if status < 400 else error_text(self._body.whole())
-            self._end("http_error", f"HTTP {status}: {where}", at_ns)
+            ours = exceeds_context(status, where)
+            self._end("too_long" if ours else "http_error", f"HTTP {status}: {where}", at_ns)
             return
         answer = self._answer
         if self._body.splitter is not None:
@@ -277,7 +278,8 @@ class Exchange:
         answer.finish()
         tokens, _ = answer.output_tokens()
         if answer.error is not None:
-            self._end("stream_error", answer.error, at_ns)
+            ours = not tokens and exceeds_context(REFUSING[0], answer.error)
+            self._end("too_long" if ours else "stream_error", answer.error, at_ns)
         elif answer.bad_json is not None:
             self._end("protocol_error", f"not JSON: {answer.bad_json}", at_ns)
         elif not tokens and answer.whole_ns is None:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import json
-import math
 import ssl
 import time
 from collections.abc import Callable
@@ -17,6 +16,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import msgspec
+import numpy as np
 
 from loadgen.answers import ANSWERS
 from loadgen.diagnosis import Finding
@@ -31,6 +31,7 @@ from workloads.prompts import PromptMaker
 from workloads.tokenizers import Tokenizer
 
 LOOK_TIMEOUT_S = 10.0
+UNKNOWN_TOKENS = 32  # of a chat template that nothing is known of
 MODELS_MAX = 1000
 SHORT_TOKENS = 32  # of our own tokenizer, in the prompt of the first request
 
@@ -68,12 +69,16 @@ class Calibration:
             tokens_per_word=self.tokens_per_word, overhead_tokens=self.overhead_tokens, words=self.words,
         )  # fmt: skip
 
-    def margin_tokens(self, input_tokens: float) -> float:
-        """By how much a prompt planned so long may be longer: three standard errors, and the rounding to whole words."""
-        words = max(input_tokens - self.overhead_tokens, 0.0) / self.tokens_per_word
-        sd = self.word_sd_tokens if self.word_sd_tokens is not None else 1.0
+    def margin_tokens(self, input_tokens: Any) -> Any:
+        """By how much prompts planned so long (a number or an array) may be longer, as floats.
+
+        Three standard errors, and the rounding to whole words; where nothing was measured, a chat template of UNKNOWN_TOKENS.
+        """
+        words = np.maximum(input_tokens - self.overhead_tokens, 0.0) / self.tokens_per_word
+        sd = self.word_sd_tokens if self.word_sd_tokens is not None else 0.5
         overhead = self.overhead_error_tokens if self.overhead_error_tokens is not None else 2.0
-        return self.tokens_per_word / 2 + 3 * math.hypot(overhead, sd * math.sqrt(words))
+        found = self.tokens_per_word / 2 + 3 * np.hypot(overhead, sd * np.sqrt(words))
+        return found if self.measured else found + UNKNOWN_TOKENS
 
     def as_dict(self) -> dict[str, Any]:
         """As it stands in run.json: of the words only how many."""

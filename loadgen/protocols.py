@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import dataclass, field
 from typing import Any, Literal, NoReturn, TypeVar
 
@@ -124,6 +125,22 @@ def error_text(body: bytes) -> str:
         if inner is not None:
             value = inner
     return excerpt(value.encode() if isinstance(value, str) else msgspec.json.encode(value))
+
+
+_TOO_LONG = re.compile(
+    r"context.?(length|size|window|limit)|(prompt|input|inputs|tokens)\b.{0,80}(too long|too large|longer than|exceed)"
+    r"|tokens.{0,40}must be <=|must have less than \d+ tokens",
+    re.IGNORECASE,
+)
+REFUSING = (400, 413, 422)
+
+
+def exceeds_context(status: int, text: str) -> bool:
+    """Whether a refusal says that prompt and answer are longer than the model's context: the client's doing.
+
+    In the words of OpenAI, Anthropic, vLLM, SGLang, llama.cpp, TGI, TensorRT-LLM, Mistral, Gemini and LiteLLM.
+    """
+    return status in REFUSING and _TOO_LONG.search(text) is not None
 
 
 def stream_error(data: bytes) -> str | None:

@@ -28,9 +28,12 @@ STATUSES: tuple[str, ...] = (
     "shed",  # never sent, because the user's own --max-in-flight was reached
     "unfinished",  # cut off by the end of the run, by Ctrl-C or by a lost worker
     "cancelled",  # the workload's own cancellation
+    "too_long",  # refused because prompt and answer exceed the model's context: our doing, not the server's
 )
 
-FAILED_STATUSES: frozenset[str] = frozenset(STATUSES) - {"ok", "unfinished", "cancelled"}
+LEFT_OUT: tuple[str, ...] = ("cancelled", "too_long")
+"""Statuses that say nothing of the server: counted apart, and in no percentile or share."""
+FAILED_STATUSES: frozenset[str] = frozenset(STATUSES) - {"ok", "unfinished", *LEFT_OUT}
 """Statuses that count as infinitely slow in every percentile judged against an SLO."""
 
 TOKEN_SOURCES: tuple[str, ...] = ("usage", "usage_per_chunk", "logprobs", "tokenizer", "chunks")

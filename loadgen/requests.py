@@ -132,7 +132,9 @@ class ScheduledRequests:
             return None, {}
         return self._file.body_fields(entry, system_apart=self._system_apart)
 
-    def _shape_of(self, class_: str, model: str | None, recorded: tuple[object, dict[str, Any]]) -> RequestShape:
+    def _shape_of(
+        self, class_: str, model: str | None, recorded: tuple[object, dict[str, Any]]
+    ) -> RequestShape:
         key = class_, model or "", recorded[0]
         shape = self._shapes.get(key)
         if shape is None:

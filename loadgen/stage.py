@@ -215,7 +215,7 @@ class StageRunner:
     def _answered(self, index: int, exchange: Exchange) -> None:
         """The last attempt at a request has ended: whoever waited for it goes on, or never will."""
         record = exchange.record
-        failed = record.status in FAILED_STATUSES
+        failed = record.status in FAILED_STATUSES or record.status == "too_long"  # so is what follows
         self._requests.answered(index, exchange.told(self._plan.keep_reasoning))
         ended_ns = record.ended_ns or time.monotonic_ns()
         due, given_up = self._turns.ended(index, ended_ns, failed)

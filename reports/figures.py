@@ -131,12 +131,16 @@ def printable(text: str) -> str:
     return "".join(c if c.isprintable() or c == "\n" else "\N{REPLACEMENT CHARACTER}" for c in text)
 
 
-NO_FAILURES = {"unfinished": "cut off unfinished", "cancelled": "cancelled by the workload"}
+NO_FAILURES = {
+    "unfinished": "cut off unfinished",
+    "cancelled": "cancelled by the workload",
+    "too_long": "longer than the model's context",
+}
 """Statuses that say nothing against the server: who ended these requests, in words."""
 
 
 def failures(errors: Mapping[str, int] | None) -> int:
-    """Requests that failed; what was cut off or cancelled from this side did not."""
+    """Requests that failed; what was cut off, cancelled or made too long from this side did not."""
     return sum(n for status, n in (errors or {}).items() if status not in NO_FAILURES)
 
 

@@ -47,6 +47,7 @@ COLOURS: dict[str, tuple[str, str]] = {
     "shed": ("#6b4423", "#c79a72"),
     "unfinished": ("#56b4e9", "#8fd0f7"),
     "cancelled": ("#c9ced4", "#59636e"),
+    "too_long": ("#b9a3d0", "#6f5a86"),
     "other_error": ("#333a42", "#cfd5db"),
 }
 

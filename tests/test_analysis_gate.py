@@ -839,6 +839,21 @@ def test_what_is_a_regression_and_what_passes(check: Check, verdict: str) -> Non
     assert (check.verdict, other.verdict) == (verdict, "pass")
 
 
+def test_a_baseline_of_before_is_read(tmp_path: Path) -> None:
+    """Without TTFT p10, and with tolerances beyond 15 %, which are those of metrics that are only watched."""
+    base = make_baseline([run(tmp_path / "base", stage(ttfts(1, 1500)))])
+    quantiles = base["levels"]["20/s"]["quantiles"]
+    del quantiles["ttft_p10"]
+    quantiles["ttft_p99"]["tolerance"] = {"same_schedule": 0.4, "other_schedule": None}
+    (tmp_path / "base.json").write_text(write_baseline(base))
+    found = judge_gate(
+        read_baseline(tmp_path / "base.json"), [run(tmp_path / "c", stage(ttfts(1, 1500)))], {}
+    )
+    assert found["verdict"] == "pass"
+    assert "ttft_p10" not in checks(found)
+    assert "may differ by more than 15%" in found["untracked"]["ttft_p99 at 20/s"]
+
+
 def test_a_tolerance_that_is_given_is_no_matter_of_noise(tmp_path: Path) -> None:
     """12 % slower, which by default is a regression; not surely more than the 10 % that are allowed, and not less."""
     base = reread(make_baseline([run(tmp_path / "base", stage(ttfts(1, 1500)))]))

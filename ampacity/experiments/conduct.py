@@ -20,6 +20,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from ampacity.config import Settings
+from ampacity.experiments.context import check_context
 from ampacity.experiments.provenance import announcement, out_path, run_meta, source_notes, utc_now
 from ampacity.experiments.rig import Rig
 from ampacity.experiments.stage_book import answers_told
@@ -93,7 +94,8 @@ async def conduct(
             reuse = "new"
             for client in clients:
                 client.reuse = False
-        for note in probe.notes:
+        notes = [*probe.notes, *filter(None, [check_context(settings, probe, trace)])]
+        for note in notes:
             progress.note(note)
         if not routes[0].addresses or not is_loopback(routes[0].addresses):
             progress.note(announcement(settings, trace))
@@ -109,6 +111,7 @@ async def conduct(
             answers_in=None if settings.keep_answers_bytes is None else out, answers_bytes=settings.keep_answers_bytes or 0,
         )  # fmt: skip
         meta = run_meta(settings, probe, run_id, salt, experiment, command_line, trace)
+        meta["notes"] += notes[len(probe.notes) :]
         with RunWriter(out, meta) as writer:
             generator = Generator(setup, clients, writer, writer.worker_stream)
             telemetry = await _telemetry(settings, pages, progress)

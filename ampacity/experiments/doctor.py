@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import secrets
 from dataclasses import dataclass
 
@@ -24,7 +25,6 @@ from workloads.tokenizers import load_tokenizer
 REQUESTS_MAX = 27  # 21 of the probe (6 dialects, 14 lengths, an answer looked at again); ours 3, each sent again where it fails
 SHORT_TOKENS = 4  # of the answers to the prompt that is sent twice
 ANSWER_TOKENS = (32, 256)  # the other answer has the workload's median, within these
-TEMPLATE_TOKENS = 64  # of the context are left to the chat template
 
 
 @dataclass(frozen=True)
@@ -104,5 +104,6 @@ def _lengths(settings: Settings, probe: Probe) -> tuple[int, int]:
     output_tokens = min(max(output_tokens, low), high)
     context = probe.served.max_model_len
     if context is not None:
-        input_tokens = max(min(input_tokens, context - output_tokens - TEMPLATE_TOKENS), 1)
+        room = context - output_tokens - math.ceil(probe.calibration.margin_tokens(input_tokens))
+        input_tokens = max(min(input_tokens, room), 1)
     return input_tokens, output_tokens

@@ -17,8 +17,9 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from ampacity.config import Settings
+from ampacity.experiments.context import fit_context
 from ampacity.experiments.provenance import out_path, run_meta, utc_now
-from ampacity.experiments.stage_book import LOOKS, Enough, StageBook, answers_told, fit_context
+from ampacity.experiments.stage_book import LOOKS, Enough, StageBook, answers_told
 from ampacity.experiments.sweep import sweep
 from ampacity.experiments.virtual import Played, play
 from ampacity.progress import Progress
@@ -56,7 +57,7 @@ class VirtualRig(StageBook):
         self._playing = False
         sessions = settings.workload.sessions
         self._answers_told = answers_told(settings.workload)
-        self._unfit: tuple[str, int]  # of the stage's schedule: what the context cut, how many
+        self._unfit: dict[str, int]  # of the stage's schedule: what the context cut, how many
         self._finish_s = 0.0 if sessions is None else sessions.finish_s
         median = Schedule(
             np.zeros(1), self._median("input_tokens"), self._median("output_tokens"), first_request_id=0
@@ -171,7 +172,7 @@ class VirtualRig(StageBook):
         self, played: Played, cut: str | None, duration_s: float, *,
         offered_rps: float | None = None, concurrency: int | None = None, decided: str | None = None,
     ) -> dict[str, Any]:  # fmt: skip
-        self._count(*self._unfit)
+        self._count(self._unfit)
         self._note_sharing(played.schedule)
         schedule, outcome = played.schedule, played.outcome
         index, start_ns, n = len(self.stages), self._start_ns, len(schedule)
@@ -210,11 +211,11 @@ class VirtualRig(StageBook):
     def _fit(self, schedule: Schedule) -> Schedule:
         """What does not fit the model's context is shortened, and a conversation ends before it, as in a real run."""
         context = self._deployment.config.max_model_len
-        fitting, self._unfit = fit_context(schedule, context)
+        fitting, self._unfit = fit_context(schedule, context, begin_shorter=self.settings.fit_context)
         if len(schedule) and not len(fitting):
             raise ConfigError(
                 f"no conversation of workload {self.settings.workload.name} fits the context of {context} tokens: "
-                "take a model with a longer one, or MODEL@HARDWARE,max_model_len=N"
+                "take a model with a longer one, MODEL@HARDWARE,max_model_len=N, or --fit-context"
             )
         return fitting
 

@@ -14,7 +14,8 @@ import numpy as np
 import pyarrow as pa
 
 from ampacity.config import Settings
-from ampacity.experiments.stage_book import LOOKS, Enough, StageBook, answers_told, fit_context
+from ampacity.experiments.context import fit_context
+from ampacity.experiments.stage_book import LOOKS, Enough, StageBook, answers_told
 from ampacity.progress import Progress
 from loadgen.audit import Measures, Tolerance, judge
 from loadgen.generator import Generator
@@ -36,7 +37,6 @@ CLOSED_REQUESTS_MAX = 200_000
 REPEATS_MAX = 3  # stages run again in one experiment because the client was disturbed ...
 GROW_CPU_FRACTION = 0.45  # ... and not busy with the load; from here on the next stage gets more workers
 REPLAY_FINISH_S = 1e6  # a trace's sessions are played to their end, however long a slow server takes
-TEMPLATE_TOKENS = 8  # of the context are left to the chat template
 
 
 class Rig(StageBook):
@@ -137,8 +137,11 @@ class Rig(StageBook):
         if self.ended:
             return None
         if self.probe.served.max_model_len is not None:
-            schedule, unfit = fit_context(schedule, self.probe.served.max_model_len, TEMPLATE_TOKENS)
-            self._count(*unfit)
+            schedule, unfit = fit_context(
+                schedule, self.probe.served.max_model_len, self.probe.calibration.margin_tokens(schedule.input_tokens),
+                begin_shorter=self.settings.fit_context and self._trace is None,
+            )  # fmt: skip
+            self._count(unfit)
         self._note_sharing(schedule)
         schedule, cut = schedule.capped(self._left_requests, self._left_tokens)
         if cut and kind == "open":

@@ -4,11 +4,8 @@ from __future__ import annotations
 
 import shlex
 from abc import ABC, abstractmethod
-from collections.abc import Callable
-from dataclasses import replace
+from collections.abc import Callable, Mapping
 from typing import Any
-
-import numpy as np
 
 from ampacity.config import Settings
 from ampacity.progress import Progress
@@ -79,11 +76,10 @@ class StageBook(ABC):
         if note and not any(": prefixes: " in told for told in self._writer.meta["notes"]):
             self._note(f"stage {len(self.stages)}: {note}")
 
-    def _count(self, name: str, more: int) -> None:
-        """Add to a count of run.json's ``workload``."""
-        if more:
-            workload = self._writer.meta["workload"]
-            workload[name] = workload.get(name, 0) + more
+    def _count(self, more: Mapping[str, int]) -> None:
+        """Add to counts of run.json's ``workload``."""
+        workload = self._writer.meta["workload"]
+        workload |= {name: workload.get(name, 0) + n for name, n in more.items() if n}
 
     def _spend(self, requests: int, tokens: int) -> None:
         if self._left_requests is not None:
@@ -112,18 +108,3 @@ class StageBook(ABC):
 def answers_told(workload: Workload) -> bool:
     """Whether histories have what the server answered."""
     return workload.sessions is None or workload.sessions.history == "answers"
-
-
-def fit_context(schedule: Schedule, context: int, spare: int = 0) -> tuple[Schedule, tuple[str, int]]:
-    """(what fits the model's context but for ``spare`` tokens, (the count's name in run.json, how many did not)).
-
-    Lone requests are shortened, first the answer to half of the context; a conversation ends before the turn that
-    would not fit.
-    """
-    if schedule.session is not None:
-        fitting = schedule.without(schedule.input_tokens + schedule.output_tokens + spare > context)
-        return fitting, ("turns_beyond_context", len(schedule) - len(fitting))
-    outputs = np.minimum(schedule.output_tokens, max(context // 2, 1))
-    inputs = np.minimum(schedule.input_tokens, np.maximum(context - outputs - spare, 1))
-    clipped = int(np.count_nonzero((inputs < schedule.input_tokens) | (outputs < schedule.output_tokens)))
-    return replace(schedule, input_tokens=inputs, output_tokens=outputs), ("clipped_to_context", clipped)

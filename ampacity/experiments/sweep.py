@@ -21,7 +21,7 @@ from analysis.next_load import (
     out_of_reach,
     told_enough,
 )
-from analysis.pooled import estimate, is_over, judged_open, unseen
+from analysis.pooled import estimate, is_over, judged_open, peak_goodput_rps, unseen
 from analysis.slo import Slo
 
 MAX_DURATION_S = 600.0  # of a curve, where neither loads nor the length of a stage are given
@@ -116,6 +116,13 @@ async def _near_the_limit(rig: StageBook, clock: _Clock) -> bool:
     left; False where the run is over."""
     goal = Goal(tuple(rig.settings.slos), PRECISION)
     left = REFINE_TIMES  # in lengths of a stage
+    if (
+        peak := peak_goodput_rps(_of_curve(rig), goal.slos)
+    ) is not None:  # nobody else looks between limit and saturation
+        peak_s = rig.stage_s(peak[2])
+        if clock.left_s >= peak_s and await clock.stage(_round(peak[2]), peak_s) is None:
+            return False
+        left -= 1
     while len(rig.stages) < 2 * STAGES_MAX and isinstance(step := narrowing(stages := _of_curve(rig), goal), Step):  # fmt: skip
         length_s = rig.stage_s(step.load_rps)
         longest = PROLONGED

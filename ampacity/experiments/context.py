@@ -1,0 +1,101 @@
+"""What fits the model's context: what does not is shortened or left out, and said before the run."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ampacity.config import Settings
+from ampacity.values import ConfigError
+from analysis.caveats import BEYOND_CONTEXT_SHARE
+from loadgen.probe import Probe
+from workloads.replay import Replayed
+from workloads.schedule import Schedule, open_schedule
+
+SAMPLE_REQUESTS = 1000  # of the workload, that are looked at before the run
+CLIPPED, BEYOND = "clipped_to_context", "turns_beyond_context"  # counts in run.json
+
+
+def fit_context(
+    schedule: Schedule, context: int, spare: NDArray[np.float64] | float = 0, *, begin_shorter: bool = False
+) -> tuple[Schedule, dict[str, int]]:
+    """(what fits ``context`` tokens but for ``spare`` of them, how many requests were shortened or left out).
+
+    Lone requests are shortened, first the answer to half of the context. A conversation ends before the turn that
+    would not fit; with ``begin_shorter`` its first turn is shortened as a lone request is, so that every one begins.
+    """
+    counts = {CLIPPED: 0, BEYOND: 0}
+    if schedule.session is None or begin_shorter:
+        schedule, counts[CLIPPED] = _shortened(schedule, context, spare)
+    if schedule.session is not None:
+        fitting = schedule.without(schedule.input_tokens + schedule.output_tokens + spare > context)
+        counts[BEYOND] = len(schedule) - len(fitting)
+        schedule = fitting
+    return schedule, counts
+
+
+def _shortened(schedule: Schedule, context: int, spare: NDArray[np.float64] | float) -> tuple[Schedule, int]:
+    """Lone requests and first turns cut to the context; a later turn is shorter by what its history lost."""
+    outputs = np.minimum(schedule.output_tokens, max(context // 2, 1))
+    room = np.maximum(np.floor(context - outputs - spare), 1).astype(np.int64)
+    inputs = np.minimum(schedule.input_tokens, room)
+    clipped = (inputs < schedule.input_tokens) | (outputs < schedule.output_tokens)
+    new = schedule.new_tokens
+    if schedule.continues is not None:
+        later = schedule.continues >= 0
+        lost = np.where(later, 0, schedule.input_tokens - inputs)
+        if new is not None:
+            new = np.where(later, new, np.maximum(new - lost, 1))
+        gone = schedule.output_tokens - outputs
+        for i in np.flatnonzero(later).tolist():  # each stands behind what it continues
+            before = schedule.continues[i]
+            lost[i] = lost[before] + gone[before]
+        inputs = schedule.input_tokens - lost
+        clipped = (lost > 0) | (gone > 0)
+    found = replace(schedule, input_tokens=inputs, output_tokens=outputs, new_tokens=new)
+    return found, int(np.count_nonzero(clipped))
+
+
+def check_context(settings: Settings, probe: Probe, trace: Replayed | None) -> str | None:
+    """What is to be said before the run of requests that do not fit the model's context; None: nothing.
+
+    Raises ConfigError where they are more than BEYOND_CONTEXT_SHARE of a workload's and ``--fit-context`` is not given.
+    """
+    context = probe.served.max_model_len
+    if context is None:
+        return None
+    sample = _sample(settings) if trace is None else trace.schedule
+    spare = probe.calibration.margin_tokens(sample.input_tokens)
+    shorter = settings.fit_context and trace is None  # what was recorded has the length that it has
+    counts = fit_context(sample, context, spare, begin_shorter=shorter)[1]
+    share = sum(counts.values()) / max(len(sample), 1)
+    if share <= BEYOND_CONTEXT_SHARE:
+        return None
+    name = "the trace" if trace is not None else f"workload {settings.workload.name}"
+    said = f"{_said(counts, len(sample))} of {name} to fit the model's context of {context:,} tokens"
+    if settings.fit_context or trace is not None:
+        return said
+    longest = int(np.quantile(sample.input_tokens + sample.output_tokens, 0.99))
+    raise ConfigError(
+        f"{name} does not fit the model's context of {context:,} tokens: 99 % of its requests have up to {longest:,}. "
+        f"Serve the model with a longer context, take another workload, or give --fit-context: {_offer(sample, context, spare)}"
+    )
+
+
+def _offer(sample: Schedule, context: int, spare: Any) -> str:
+    return f"{_said(fit_context(sample, context, spare, begin_shorter=True)[1], len(sample))}"
+
+
+def _said(counts: dict[str, int], of: int) -> str:
+    words = ((CLIPPED, "of the requests are shortened"), (BEYOND, "of the turns are left out"))
+    return " and ".join(f"{counts[name] / of:.1%} {what}" for name, what in words if counts[name])
+
+
+def _sample(settings: Settings) -> Schedule:
+    """Some requests of the workload, drawn as the first stage's are."""
+    return open_schedule(
+        settings.workload, rate_rps=1.0, duration_s=float(SAMPLE_REQUESTS), seed=settings.seed, stage=0
+    )
