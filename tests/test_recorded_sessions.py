@@ -6,6 +6,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from fault_server import FaultServer
 from stage_driving import Driven, on_loop
@@ -534,6 +536,29 @@ def test_rows_whose_messages_cannot_be_read_are_made_up_and_counted(tmp_path: Pa
     told = [note for note in found.notes if "cannot be read" in note]
     assert len(told) == 2
     assert all(note.startswith("t.jsonl: 1 rows have prompts that cannot be read") for note in told)
+
+
+def test_half_a_character_in_a_recorded_prompt_is_mended_and_counted(tmp_path: Path) -> None:
+    rows = [
+        '{"timestamp": 0.0, "output_tokens": 3, "messages": [{"role": "user", "content": "a\\ud83d"}]}',
+        '{"timestamp": 0.1, "output_tokens": 3, "messages": [{"role": "user", "content": "\\ud83d\\ude00"}]}',
+    ]
+    found, bodies = sent(written(tmp_path, rows))
+    assert [b["messages"][0]["content"] for b in bodies] == ["a\ufffd", "\U0001f600"]
+    assert (
+        "t.jsonl: 1 prompts hold half of a character (a lone surrogate): U+FFFD is sent for it" in found.notes
+    )
+
+
+def test_messages_in_a_parquet_file_are_sent_as_they_are(tmp_path: Path) -> None:
+    said = [[{"role": "user", "content": "Hi"}], MESSAGES[2:]]
+    table = pa.table({
+        "timestamp": [0.0, 0.1], "output_tokens": [3, 3], "session_id": ["a", None],
+        "messages": [[{"name": None, "tool_calls": None, "tool_call_id": None, **m} for m in messages] for messages in said],
+    })  # fmt: skip
+    pq.write_table(table, tmp_path / "t.parquet")
+    _, bodies = sent(tmp_path / "t.parquet")
+    assert [b["messages"] for b in bodies] == said
 
 
 def test_recorded_messages_are_text_for_an_api_without_messages(tmp_path: Path) -> None:

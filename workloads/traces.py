@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from workloads.errors import WorkloadError
 from workloads.prefixes import take_lists
 from workloads.recorded import Recorded, Recording, read_fields, read_messages, text_of
+from workloads.text import mended
 from workloads.trace_columns import column_notes, missing_notes
 from workloads.trace_fields import (
     LOCAL,
@@ -274,11 +275,13 @@ class _Rows:
             found = None
         if found is None:
             return [], {}, False
-        messages, is_text = found
+        messages, is_text = mended(found[0]), found[1]
+        if messages is not found[0]:
+            self.told["prompts hold half of a character (a lone surrogate): U+FFFD is sent for it"] += 1
         prefix = name[: name.rfind(".") + 1]
         if has(record, f"{prefix}system") and not is_text:
             messages = [{"role": "system", "content": record[f"{prefix}system"]}, *messages]
-        return messages, read_fields(record, prefix), is_text
+        return messages, mended(read_fields(record, prefix)), is_text
 
     def _output(self, record: Mapping[str, Any], columns: Columns) -> int:
         """Output tokens as counted, else as the recorded answer has them, else the request's own limit."""
