@@ -207,7 +207,7 @@ def _prompts_text(trace: Trace, prompts: Prompts, recorded: int) -> str:
     if prompts.continues is not None:
         parts.append("histories with the answers of this run")
     if made and trace.blocks is not None:
-        parts.append(f"{'made-up text with ' if parts else ''}shared blocks as in the trace")
+        parts.append("made-up text with shared blocks as in the trace")
     elif made and trace.session is not None:
         parts.append("made-up text of the recorded lengths, each turn behind the one before")
     elif made:

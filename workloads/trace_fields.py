@@ -36,7 +36,7 @@ ROLES: dict[str, tuple[str, ...]] = {
     ),
     "session": (
         "session id", "session_id", "sessionid", "session", "conversation_id", "conversationid", "chat_id",
-        "gen_ai.conversation.id", "session.id", "trace_id", "traceid",
+        "gen_ai.conversation.id", "session.id", "thread_id", "threadid", "trace_id", "traceid",
     ),
     "parent": ("parent_session", "parent_chat_id"),  # the session that a helper's belongs to, the chat gone on with
     "client": ("client_id", "client", "tenant", "api_key", "end_user", "user_id", "user", "service.name"),
