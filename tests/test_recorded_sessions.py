@@ -129,6 +129,15 @@ def test_a_first_timestamp_and_delays_behind_it(tmp_path: Path) -> None:
     assert [t[0] for t in turns(played(path, time_scale=2.0, think_scale=1.0))] == [0.0, 0.25, 1.0]
 
 
+def test_a_text_beside_an_output_length_has_times_in_ms(tmp_path: Path) -> None:
+    rows = [
+        {"timestamp": at, "text_input": text, "output_length": 3} for at, text in ((0, "One."), (250, "Two."))
+    ]
+    found = played(written(tmp_path, rows))
+    assert found.schedule.scheduled_s.tolist() == [0.0, 0.25]
+    assert "t.jsonl: column timestamp is read as milliseconds" in found.notes
+
+
 def test_where_no_ends_are_recorded_starts_are_kept_apart(tmp_path: Path) -> None:
     """Mooncake's rows with a session: start to start as recorded, and never before the answer."""
     rows = [
