@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from itertools import takewhile
 from typing import TYPE_CHECKING
-from urllib.parse import quote, urlsplit
+from urllib.parse import parse_qsl, quote, urlsplit
 
 from loadgen import protocols
 from workloads.class_spec import RESERVED_HEADERS
@@ -24,6 +24,9 @@ if TYPE_CHECKING:
 USER_AGENT = "ampacity"
 SECRET_MIN = 4  # characters; shorter header values are no secrets and would be found everywhere
 _TOKEN_CHARACTERS = frozenset("!#$%&'*+-.^_`|~0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ")
+
+
+_SECRET_NAMES = re.compile("key|token|secret|sig|auth|pass|pwd|code|credential", re.IGNORECASE)
 
 
 class EndpointError(ValueError):
@@ -39,6 +42,7 @@ class Endpoint:
     host: str
     port: int
     path: str  # without a trailing slash
+    query: str = ""  # of every request, without its question mark
     api_key: str | None = field(default=None, repr=False)
     headers: tuple[tuple[str, str], ...] = field(default=(), repr=False)
 
@@ -52,6 +56,15 @@ class Endpoint:
     def root(self) -> str:
         """The server's root URL, where /health and /metrics live."""
         return f"{self.scheme}://{self.authority}" + self.path.removesuffix("/v1")
+
+    @property
+    def models_url(self) -> str:
+        """Where the list of models is."""
+        return self.with_query(f"{self.url}/models")
+
+    def with_query(self, url: str) -> str:
+        """``url`` or a path with the query that the user gave."""
+        return f"{url}?{self.query}" if self.query else url
 
     @property
     def secrets(self) -> tuple[str, ...]:
@@ -78,7 +91,7 @@ class Endpoint:
 
         ``through_proxy``: further header lines of a request that goes through a plain HTTP proxy.
         """
-        path = f"{self.path}{protocols.PATHS[api]}"
+        path = self.with_query(f"{self.path}{protocols.PATHS[api]}")
         if through_proxy is not None:
             path = f"{self.scheme}://{self.authority}{path}"  # RFC 9112, 3.2.2: the absolute form
         lines = [
@@ -206,8 +219,13 @@ def parse_endpoint(
         raise EndpointError(f"{bare}: the URL must begin with http:// or https://")
     if not parts.hostname:
         raise EndpointError(f"{bare}: the URL names no host, as in http://127.0.0.1:8000/v1")
-    if parts.query or parts.fragment:
-        raise EndpointError(f"{bare}: a base URL has no '?' or '#' part")
+    if parts.fragment:
+        raise EndpointError(f"{bare}: a base URL has no '#' part")
+    for name, _ in parse_qsl(parts.query, keep_blank_values=True):
+        if _SECRET_NAMES.search(name):
+            raise EndpointError(
+                f"{bare}: the query holds {protocols.printable(name)!r}, and URLs are written down: give it through --api-key-env or --header"
+            )
     if not url.isascii() or not url.isprintable() or " " in url:
         raise EndpointError(
             f"{bare!a}: a URL is plain ASCII: write other characters as %XX, a host name as xn--..."
@@ -243,6 +261,7 @@ def parse_endpoint(
         host=parts.hostname,
         port=port or (443 if parts.scheme == "https" else 80),
         path=path,
+        query=parts.query,
         api_key=api_key,
         headers=headers,
     )

@@ -23,6 +23,7 @@ from loadgen.diagnosis import Finding
 from loadgen.endpoint import Endpoint, EndpointError, redact, redact_record, shown_url
 from loadgen.exchange import Exchange
 from loadgen.http import Client
+from loadgen.network import RoundTrip
 from loadgen.pages import NoConnectionError, Page, PageError, Pages
 from loadgen.protocols import Api, Dialect, RequestShape, error_text, printable
 from loadgen.records import RequestRecord
@@ -98,6 +99,7 @@ class Probe:
     diagnosis: tuple[Finding, ...] = ()  # what an answer of the planned lengths showed
     thinks: Thought | None = None  # in the text of the answer
     keeps_alive: bool | None = None  # its connections; None: not seen
+    network: RoundTrip = field(default_factory=RoundTrip)
 
 
 async def look(pages: Pages, endpoint: Endpoint, model: str | None = None) -> Served:
@@ -105,7 +107,7 @@ async def look(pages: Pages, endpoint: Endpoint, model: str | None = None) -> Se
 
     Secrets that the server repeats are taken out, but for those in ``model``, which the user said.
     """
-    models = await _get(pages, endpoint, f"{endpoint.url}/models")
+    models = await _get(pages, endpoint, endpoint.models_url)
     if models.status in (401, 403):
         raise EndpointError(_key_error(endpoint, models.status, models.body))
     server = models.headers.get("server")

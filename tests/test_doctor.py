@@ -281,6 +281,7 @@ def test_tokens_without_text_and_vectors_have_no_latency_of_a_stream() -> None:
     checks, _ = checkup(replace(asked, settings=replace(asked.settings, api="embeddings")))
     assert [c.name for c in checks] == [
         "connection",
+        "network",
         "model",
         "stream",
         "input length",

@@ -33,6 +33,7 @@ from loadgen.exchange import Exchange
 from loadgen.generator import Generator
 from loadgen.host import OWN_FILES, raise_open_files_limit, room_for_connections
 from loadgen.http import Client
+from loadgen.network import measure_round_trip
 from loadgen.pages import Pages
 from loadgen.probe import Probe, ask, choose_model, count_message_overhead, find_dialect, look
 from loadgen.protocols import RequestShape
@@ -282,7 +283,10 @@ async def _probe(
             "schedule has the time that takes"
         )
     record = typical if typical.status == "ok" else record
-    return Probe(served, shape, calibration, record, tuple(notes), found, thinks, client.keeps_alive)
+    network = await measure_round_trip(
+        pages, endpoint, route.addresses, route.proxy, kept_alive=client.keeps_alive is not False
+    )
+    return Probe(served, shape, calibration, record, tuple(notes), found, thinks, client.keeps_alive, network)
 
 
 def typical_lengths(settings: Settings, trace: Replayed | None) -> tuple[int, int]:
