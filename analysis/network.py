@@ -13,7 +13,7 @@ def network_share(endpoint: Mapping[str, Any], stages: Sequence[Mapping[str, Any
     """
     found: dict[str, Any] = {name: endpoint.get(name) for name in ("connect_s", "request_s")}
     ttfts_s = [ttft for s in stages if (ttft := (s.get("ttft_s") or {}).get("p50"))]
-    found |= {"ttft_p50_s": min(ttfts_s, default=None), "share": None}
+    found |= {"ttft_p50_s": min(ttfts_s, default=None), "share": None, "share_reason": None}
     if found["request_s"] is None:
         return found | {"share_reason": "the probe measured no round trip"}
     if not ttfts_s:

@@ -129,9 +129,9 @@ def test_the_share_is_of_the_lowest_ttft() -> None:
 
 def test_a_run_shows_it_beside_ttft(tmp_path: Path) -> None:
     """A server that answers at once, 80 ms away: that is nearly all of its TTFT, and nothing is taken off."""
-    with FaultServer() as server, Distant(server.port) as distant:
+    with FaultServer(gap_s=0.005) as server, Distant(server.port) as distant:
         done = subprocess.run(
-            [*COMMAND, "run", distant.url, "--rates", "20", "--duration", "1s", "--input-tokens", "5", "--output-tokens", "4",
+            [*COMMAND, "run", distant.url, "--rates", "60", "--duration", "2s", "--input-tokens", "5", "--output-tokens", "4",
              "--out", str(tmp_path / "run")],
             capture_output=True, text=True, timeout=60, check=False,
         )  # fmt: skip
