@@ -26,6 +26,7 @@ SECRET_MIN = 4  # characters; shorter header values are no secrets and would be 
 _TOKEN_CHARACTERS = frozenset("!#$%&'*+-.^_`|~0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ")
 
 
+_KEY_HEADERS = ("authorization", "x-api-key", "api-key")
 _SECRET_NAMES = re.compile("key|token|secret|sig|auth|pass|pwd|code|credential", re.IGNORECASE)
 
 
@@ -74,6 +75,11 @@ class Endpoint:
             value.split(" ", 1)[1] for _, value in self.headers if " " in value
         }  # "Bearer x": x alone as well
         return tuple(sorted((s for s in found if len(s) >= SECRET_MIN), key=len, reverse=True))
+
+    @property
+    def has_key(self) -> bool:
+        """Whether a key goes with each request, as one or as a header of the user's."""
+        return bool(self.api_key) or any(name.lower() in _KEY_HEADERS for name, _ in self.headers)
 
     def all_headers(self, api: protocols.Api = "chat") -> dict[str, str]:
         """The user's headers, and the key in the form that the API wants; the user's win."""

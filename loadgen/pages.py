@@ -18,6 +18,7 @@ from urllib.parse import urlsplit
 
 import httptools
 
+from loadgen.bodies import Inflater
 from loadgen.endpoint import Endpoint
 from loadgen.proxy import Proxy, open_tunnel, proxy_for
 
@@ -199,9 +200,9 @@ class _Connection(asyncio.Protocol):
         if self._answer is None or self._answer.done():
             return
         body = b"".join(self._body)[:PAGE_MAX_BYTES]
-        if self._headers.get("content-encoding", "") in ("gzip", "deflate"):  # unasked
+        if self._headers.get("content-encoding", "").lower() in ("gzip", "x-gzip", "deflate"):  # unasked
             try:
-                body = zlib.decompressobj(zlib.MAX_WBITS | 32).decompress(body, PAGE_MAX_BYTES)
+                body = Inflater()(body)[:PAGE_MAX_BYTES]
             except zlib.error as error:
                 self._fail(PageError(f"broken compressed body: {error}"))
                 return

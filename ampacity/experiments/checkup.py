@@ -53,7 +53,7 @@ def _facts(seen: Seen) -> Facts:
     )
     new_s, again_s = (seconds_between(r, "started_ns", "first_token_ns") or 0.0 for r in (short, again))
     return shown | {
-        "engine": served.engine, "engine_version": served.engine_version, "server": served.server,
+        "engine": served.engine, "engine_version": served.engine_version, "server": served.server, "gateway": served.gateway,
         "proxy": seen.proxy and f"{seen.proxy.host}:{seen.proxy.port}", "kept_alive": seen.kept_alive, "connections": settings.connections,
         "closed_unannounced": seen.closed_unannounced, "connect_s": seconds_between(short, "dispatched_ns", "connected_ns"), "failures": list(seen.failures),
         "round_trip_s": seen.probe.network.request_s, "tcp_connect_s": seen.probe.network.connect_s, "model": seen.probe.shape.model, "models": list(served.models), "max_model_len": served.max_model_len,
@@ -69,7 +69,10 @@ def _facts(seen: Seen) -> Facts:
 
 def _way(f: Facts) -> dict[str, list[Case]]:
     who = " ".join(filter(None, (f["engine"], f["engine_version"]))) or f["server"] or "an unnamed server"
-    found = f"{f['api']} over HTTP/1.1{' through the proxy ' + f['proxy'] if f['proxy'] else ''}, answered by {who}"
+    way = "".join(
+        f" through {name}" for name in (f["proxy"] and f"the proxy {f['proxy']}", f["gateway"]) if name
+    )
+    found = f"{f['api']} over HTTP/1.1{way}, answered by {who}"
     broken = " although nothing said so" if f["closed_unannounced"] else ""
     new = f"TTFT from schedule and E2E: with the set-up of a connection ({duration_text(f['connect_s'])}); TTFT: without"
     trip_s, ttft_s = f["round_trip_s"], min(filter(None, (f["ttft_new_s"], f["ttft_again_s"])), default=0.0)

@@ -70,7 +70,7 @@ def run_meta(
         "clock": {"monotonic_ns": time.monotonic_ns(), "utc": utc_now()},
         "endpoint": {
             "url": endpoint.with_query(endpoint.url), "api": settings.api, "model": probe.shape.model, "server": served.server,
-            "keeps_alive": probe.keeps_alive, **probe.network.as_dict(),
+            "gateway": served.gateway,             "keeps_alive": probe.keeps_alive, **probe.network.as_dict(),
         },
         "locked": {
             "engine": served.engine, "engine_version": served.engine_version, "max_model_len": served.max_model_len,
