@@ -26,6 +26,7 @@ SECRET_MIN = 4  # characters; shorter header values are no secrets and would be 
 _TOKEN_CHARACTERS = frozenset("!#$%&'*+-.^_`|~0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ")
 
 
+_LOOPBACK = ("127.0.0.1", "::1")
 _KEY_HEADERS = ("authorization", "x-api-key", "api-key")
 _SECRET_NAMES = re.compile("key|token|secret|sig|auth|pass|pwd|code|credential", re.IGNORECASE)
 
@@ -119,12 +120,15 @@ class Endpoint:
         return context
 
     def addresses(self) -> list[str]:
-        """IP addresses of the host, looked up once per run. Raises EndpointError."""
+        """IP addresses of the host, looked up once per run; localhost is this machine by either protocol (RFC 6761). Raises EndpointError."""
         try:
             found = socket.getaddrinfo(self.host, self.port, type=socket.SOCK_STREAM)
         except (OSError, UnicodeError) as error:
             raise EndpointError(f"{self.url}: the host {self.host!r} has no address: {error}") from error
-        return list(dict.fromkeys(str(entry[4][0]) for entry in found))
+        addresses = [str(entry[4][0]) for entry in found]
+        if self.host.lower().rstrip(".").rpartition(".")[2] == "localhost":
+            addresses += _LOOPBACK
+        return list(dict.fromkeys(addresses))
 
 
 @lru_cache
