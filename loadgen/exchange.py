@@ -162,8 +162,8 @@ class Exchange:
         name = name.lower()
         if name == b"content-type":
             self._content_type = value.lower()
-        elif name == b"content-encoding" and value.lower() in (b"gzip", b"deflate"):
-            self._body.decompress()
+        elif name == b"content-encoding":
+            self._body.encoded(value)
         elif name == b"content-length":
             self._length_known = True
         elif name == b"transfer-encoding" and b"chunked" in value.lower():
