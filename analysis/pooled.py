@@ -38,6 +38,7 @@ MEMORY = 3.0  # requests in a cluster, per rho / (1 - rho)^2; 2.7 to 3.7 in an M
 FILLS = 0.5  # requests in which an idle queue fills to its mean, per rho / (1 - rho)^2; 0.4 to 0.7 measured
 FITS = 4  # of C_max, each weighted by the one before
 START_UP = 5.0  # clusters that a stage must last to count half: it starts idle, what is cut of it is a guess
+FIRST_LOOKS = 40  # stages by which it is found which are near the limit
 RISE = 0.3  # of 1/(1 - rho), at least, from x* to a stage above it: near saturation nobody knows it
 SPREAD = 0.05  # s.d. of a stage's log-odds beyond its sample: runs differ, clustering is an estimate
 SLOPES = np.exp(np.linspace(math.log(2.0), math.log(200.0), 16))
@@ -184,8 +185,7 @@ def _surely_violated(judged: Sequence[Mapping[str, Any]]) -> float | None:
 def estimate(stages: Sequence[Mapping[str, Any]], slos: Sequence[Slo]) -> Estimate | None:
     """Pooled estimate, or None unless loads on both sides of the limit have been tried, and every SLO has been seen."""
     judged = judged_open(stages)
-    over = over_above(judged)
-    if not slos or len(over) == len(judged) or not over or unseen(judged, slos):
+    if not _is_bracketed(judged, slos):
         return None
     found = {slo: post for slo in slos if (post := _pooled(judged, slo)) is not None}
     limits = list(found.values())
@@ -203,6 +203,11 @@ def estimate(stages: Sequence[Mapping[str, Any]], slos: Sequence[Slo]) -> Estima
         middle, (0.0 if lone else low, high), c_max and c_max[1], c_max and (c_max[0], c_max[2]), binding, tightest.slope,
         int(nearest["index"]) if nearest else None, lone,
     )  # fmt: skip
+
+
+def _is_bracketed(judged: Sequence[Mapping[str, Any]], slos: Sequence[Slo]) -> bool:
+    over = over_above(judged)
+    return bool(slos and over) and len(over) < len(judged) and not unseen(judged, slos)
 
 
 def unseen(judged: Sequence[Mapping[str, Any]], slos: Sequence[Slo]) -> str | None:
@@ -280,7 +285,8 @@ def _pooled(judged: Sequence[Mapping[str, Any]], slo: Slo) -> Posterior | None:
         return None
     waits = slo.metric in WAITS  # other metrics can be within their limits in a queue that grows without end
     unstable = np.array([(math.log(s["offered_rps"]), blind(s, slo)) for s in judged if s["stable"] is False and waits])  # fmt: skip
-    weight, centre = np.ones(len(x)), float(np.median(x))
+    weight, centre = np.zeros(len(x)), float(np.median(x))
+    weight[:: math.ceil(len(x) / FIRST_LOOKS)] = 1.0  # of very many stages some tell which are near
     for step in range(3):
         found = _posterior(looks, weight, centre, unstable, saturation, slo.quantile)
         centre = found.at(0.5)
@@ -302,7 +308,7 @@ def peak_goodput_rps(
     where ``estimate`` gives none.
     """
     judged = judged_open(stages)
-    if estimate(judged, slos) is None or any(s.get("slo_attainment") is None for s in judged):
+    if not _is_bracketed(judged, slos) or any(s.get("slo_attainment") is None for s in judged):
         return None
     by_request = [slo for slo in slos if slo.metric not in GAP_METRICS] or list(slos)
     first = min(by_request, key=lambda slo: (slo.metric not in WAITS, slo.limit_s))
