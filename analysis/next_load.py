@@ -43,7 +43,9 @@ WIDE = 2.0  # upper over lower end of an interval that says nothing yet of where
 LASTS = 3.0  # a stage lasts so many times as long as an overload of its size takes to show
 BEYOND_NOISE = 2.0  # standard deviations
 EXPECTED = 8.0  # misses for each 1/precision^2, where the SLO is just kept: 5 to 11 on the servers of benchmarks/servers.py
-LEAST = 0.5  # of the requests that a precision takes in the mean, before which no interval counts as so narrow
+LEAST = (
+    0.75  # of the requests that a precision takes in the mean, before which no interval counts as so narrow
+)
 STEP_MAX = 1.0  # a stage takes at most this many times the requests of all stages near the limit
 
 

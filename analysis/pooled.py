@@ -48,7 +48,7 @@ OVERLOADED = (
     1.05  # offered over answered, from which on a stage without a steady state shows what the server can do
 )
 SLOPE_SD = 0.4  # of ln b around that of a queue
-ANY_SLOPE = 0.3  # chance that it is no queue's
+ANY_SLOPE = 0.1  # chance that it is no queue's
 UNSTABLE_SLOPE = 60.0  # log-odds that a stage has no steady state, per ln(load) above x*
 MISTAKEN = 0.02  # chance that a stage below x* is taken for unstable; up to half where it is short
 FILLING = 0.1  # a stage that is blind to smaller overloads than this may be filling up only
@@ -171,7 +171,7 @@ def clearly_broken(verdict: Mapping[str, Any], chance: float) -> bool:
     return prob_at_least((1 - verdict["attainment"]) * n, n, 1 - parse_slo(verdict["slo"]).quantile) <= chance
 
 
-def _surely_violated(judged: Sequence[Mapping[str, Any]]) -> float | None:
+def surely_violated(judged: Sequence[Mapping[str, Any]]) -> float | None:
     """ln of the lowest load, above all that were shown to meet the SLOs, whose own stage surely violates them."""
     loads = [
         math.log(s["offered_rps"]) for s in over_above(judged)
@@ -192,7 +192,7 @@ def estimate(stages: Sequence[Mapping[str, Any]], slos: Sequence[Slo]) -> Estima
     if not any(slo.metric in WAITS for slo in slos) and (steady := _steady_below(judged)) is not None:
         limits.append(steady)
     lowest, tightest = _lowest(limits), min(found.values(), key=lambda post: post.at(0.5))
-    if (most := _surely_violated(judged)) is not None:
+    if (most := surely_violated(judged)) is not None:
         lowest = lowest.below(most)
     low, middle, high = (math.exp(lowest.at(p)) for p in (0.025, 0.5, 0.975))
     lone = next((slo for slo, p in found.items() if p.by_any_load and p.at(0.025) < lowest.at(0.5)), None)
@@ -435,9 +435,11 @@ def _begun(n: Floats, cut: Floats, memory: Floats) -> Floats:
 def _log_prior(grid: Floats, theta: Floats, saturation: _Saturation | None, of_limit: bool) -> Floats:
     """Of slope and x*, shape (slopes, floors, grid), where the saturation is known: x* lies below it,
     as a limit of any order of magnitude has it (flat in ln(rho/(1-rho)); unless ``of_limit`` flat in its log), and the
-    slope is about theta rho/(1 - rho), as in a queue; else flat."""
+    slope is about theta rho/(1 - rho), as in a queue. Else x* is flat in its log, and the slope that of a queue at any rho.
+    """
     if saturation is None:
-        return np.zeros((1, 1, 1))
+        r = (SLOPES[:, None] / theta)[:, :, None]  # rho/(1 - rho)
+        return np.asarray(np.log(r / (1 + r) ** 2))
     below = _log_below(grid, saturation)
     rho = np.clip(np.exp(grid - saturation.x), 0.05, 1 - max(saturation.sd, 0.02))
     off = np.log(SLOPES)[:, None, None] - np.log(theta[:, None] * rho / (1 - rho))
