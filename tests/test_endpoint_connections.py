@@ -76,6 +76,6 @@ def test_many_dropped_connections_are_the_servers_doing_and_few_are_a_race(tmp_p
     summary = summarise(load_run(tmp_path / "run"))
     for resent, said in ((1, "was closing the connection just then"), (30, "the server drops connections")):
         summary["stages"] = [summary["stages"][0] | {"resent": resent, "requests": 100}]
-        (text,) = [c["text"] for c in find_caveats(summary, None, None) if c["code"] == "resent"]
+        (text,) = [c["text"] for c in find_caveats(summary, None) if c["code"] == "resent"]
         assert said in text
         assert f"{resent} of 100 requests ({resent / 100:.1%}) were sent a second time" in text
