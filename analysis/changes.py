@@ -156,16 +156,17 @@ def decide(checks: list[Check], alpha: float, base: Mapping[str, Any]) -> None:
     """Regression: worse than the tolerance, and by Holm over all checks no chance.
 
     Pass: shown to be below the tolerance. One that is only watched is SILENT unless it is a regression, or
-    would be one if it were tested alone: then it is inconclusive.
+    would be one if only those were tested: then it is inconclusive.
     """
     known = [(c, c.test) for c in checks if c.test is not None]
+    watched = sum(t.watched for _, t in known)
     worse = holm([t.worse.p_regression for _, t in known], alpha)
     for (check, t), rejected in zip(known, worse, strict=True):
         check.p_regression, check.p_equivalence = t.worse.p_regression, t.passing.p_equivalence
         if rejected and t.beyond:
             check.verdict = "regression"
         elif t.watched:
-            may_be = t.beyond and check.p_regression <= alpha
+            may_be = t.beyond and check.p_regression <= alpha / watched
             check.verdict = "inconclusive" if may_be else SILENT
         elif check.p_equivalence <= alpha:
             check.verdict = "pass"

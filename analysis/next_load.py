@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import combinations
 from typing import Any
 
@@ -43,6 +43,9 @@ WIDE = 2.0  # upper over lower end of an interval that says nothing yet of where
 LASTS = 3.0  # a stage lasts so many times as long as an overload of its size takes to show
 BEYOND_NOISE = 2.0  # standard deviations
 EXPECTED = 8.0  # misses for each 1/precision^2, where the SLO is just kept: 5 to 11 on the servers of benchmarks/servers.py
+LEAST = (
+    0.75  # of the requests that a precision takes in the mean, before which no interval counts as so narrow
+)
 STEP_MAX = 1.0  # a stage takes at most this many times the requests of all stages near the limit
 
 
@@ -171,7 +174,8 @@ def so_far(stages: Sequence[Mapping[str, Any]], goal: Goal) -> str | None:
 def _lacking(judged: Sequence[Mapping[str, Any]], found: Estimate, goal: Goal) -> int:
     """Requests near the limit that the precision still takes: the interval narrows with the square root."""
     near = near_requests(judged, _centre(judged, found))
-    return math.ceil(near * (found.relative_error / goal.precision) ** 2) - near
+    needed = math.ceil(near * (found.relative_error / goal.precision) ** 2)
+    return max(needed, math.ceil(LEAST * expected_requests(goal))) - near
 
 
 def _bracket(judged: Sequence[Mapping[str, Any]], goal: Goal) -> Step | Finished | None:
@@ -296,9 +300,12 @@ def _centre(judged: Sequence[Mapping[str, Any]], found: Estimate) -> float:
 
 
 def reached(judged: Sequence[Mapping[str, Any]], found: Estimate, goal: Goal, times: float = 1.0) -> bool:
-    """Whether the interval is narrow enough (``times`` the precision), and rests on at least two stages near the limit."""
+    """Whether the interval is narrow enough (``times`` the precision), and rests on at least two stages near the limit and
+    on ``LEAST`` of the requests that it takes in the mean: narrow before that it is by luck, as few jams were seen."""
     near = [s for s in judged if abs(math.log(s["offered_rps"] / found.usable_rps)) <= NEAR]
-    return len(near) >= 2 and found.relative_error <= times * goal.precision
+    seen = sum(int(s["requests"]) for s in near)
+    enough = seen >= LEAST * expected_requests(replace(goal, precision=times * goal.precision))
+    return len(near) >= 2 and enough and found.relative_error <= times * goal.precision
 
 
 def _narrow(judged: Sequence[Mapping[str, Any]], found: Estimate, lacking: int, goal: Goal) -> Step:

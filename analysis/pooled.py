@@ -1,10 +1,10 @@
 """Where the SLOs stop to hold, from all stages together, and which load to try next. Pure; no clock, no load.
 
-Model: near the limit the log-odds of a miss rise linearly with the load, as they do in a queue near saturation,
+Model: near the limit the share of misses rises exponentially with the load, as it does in a queue,
 
-    logit p(x) = logit(1 - q) + b (e^(x - x*) - 1),   x = ln(requests/s),  b > 0,
+    ln p(x) = ln(1 - q) + b (e^(x - x*) - 1),   x = ln(requests/s),  b > 0,
 
-so that every stage says something about x*, where exactly a share q is within the limit. The misses of a stage
+beside those that miss at any load, so that every stage says something about x*, where exactly a share q is within the limit. The misses of a stage
 come in clusters. Flat priors on x* and ln b, summed over a grid, give the posterior of x*; of several SLOs the
 lowest x* counts. An unstable stage lies above x*, unless it was taken for one by mistake.
 """
@@ -24,7 +24,7 @@ from analysis.slo import GAP_METRICS, Slo, parse_slo
 from analysis.throughput import all_failed, is_figure
 
 POOLED = (
-    "all open stages together: near the limit the log-odds of a miss rise linearly with the load (slope and crossing "
+    "all open stages together: near the limit the share of misses rises exponentially with the load (slope and crossing "
     "unknown, flat priors, 95 % of the posterior), each stage counts by its effective sample size"
 )
 LONE_TELLS = (
@@ -41,6 +41,7 @@ START_UP = 5.0  # clusters that a stage must last to count half: it starts idle,
 FIRST_LOOKS = 40  # stages by which it is found which are near the limit
 RISE = 0.3  # of 1/(1 - rho), at least, from x* to a stage above it: near saturation nobody knows it
 SPREAD = 0.05  # s.d. of a stage's log-odds beyond its sample: runs differ, clustering is an estimate
+ALL_LATE = 0.98  # share that misses beyond saturation, in a stage that ends
 SLOPES = np.exp(np.linspace(math.log(2.0), math.log(200.0), 16))
 FLOORS = np.array([0.0, 0.1, 0.4, 0.7, 0.9, 0.98])  # share of the allowed misses that come at any load
 FLOOR_CHANCES = np.array([0.35, 0.2, 0.15, 0.1, 0.1, 0.1])
@@ -48,7 +49,7 @@ OVERLOADED = (
     1.05  # offered over answered, from which on a stage without a steady state shows what the server can do
 )
 SLOPE_SD = 0.4  # of ln b around that of a queue
-ANY_SLOPE = 0.3  # chance that it is no queue's
+ANY_SLOPE = 0.1  # chance that it is no queue's
 UNSTABLE_SLOPE = 60.0  # log-odds that a stage has no steady state, per ln(load) above x*
 MISTAKEN = 0.02  # chance that a stage below x* is taken for unstable; up to half where it is short
 FILLING = 0.1  # a stage that is blind to smaller overloads than this may be filling up only
@@ -57,7 +58,7 @@ SURE = 0.005  # chance that a stage which surely violates an SLO is just within 
 LONE = 0.9  # share of the allowed misses, from which on they are those of a lone request
 MAY_BE_LONE = 0.3  # chance of it from which on no load is named
 MAY_BE_FIRST = 0.1  # chance of breaking first, below which an SLO is not named
-_GRID = 61
+_GRID = 41
 
 
 @dataclass(frozen=True)
@@ -68,7 +69,7 @@ class Posterior:
     cumulative: Floats
     slope: float = 0.0  # b, its geometric mean
     mass: Floats | None = None  # of slopes, floors, grid
-    odds: float = 0.0  # of a miss at x*
+    allowed: float = 0.0  # share of misses at x*
 
     def at(self, probability: float) -> float:
         """The value below which x* lies with this probability."""
@@ -172,7 +173,7 @@ def clearly_broken(verdict: Mapping[str, Any], chance: float) -> bool:
     return prob_at_least((1 - verdict["attainment"]) * n, n, 1 - parse_slo(verdict["slo"]).quantile) <= chance
 
 
-def _surely_violated(judged: Sequence[Mapping[str, Any]]) -> float | None:
+def surely_violated(judged: Sequence[Mapping[str, Any]]) -> float | None:
     """ln of the lowest load, above all that were shown to meet the SLOs, whose own stage surely violates them."""
     loads = [
         math.log(s["offered_rps"]) for s in over_above(judged)
@@ -192,7 +193,7 @@ def estimate(stages: Sequence[Mapping[str, Any]], slos: Sequence[Slo]) -> Estima
     if not any(slo.metric in WAITS for slo in slos) and (steady := _steady_below(judged)) is not None:
         limits.append(steady)
     lowest, tightest = _lowest(limits), min(found.values(), key=lambda post: post.at(0.5))
-    if (most := _surely_violated(judged)) is not None:
+    if (most := surely_violated(judged)) is not None:
         lowest = lowest.below(most)
     low, middle, high = (math.exp(lowest.at(p)) for p in (0.025, 0.5, 0.975))
     lone = next((slo for slo, p in found.items() if p.by_any_load and p.at(0.025) < lowest.at(0.5)), None)
@@ -276,8 +277,8 @@ def _saturation(judged: Sequence[Mapping[str, Any]]) -> _Saturation | None:
     return _Saturation(float(ended @ x / ended.sum()), math.hypot(0.02, 1.2 / float(ended.sum()) ** 0.5))
 
 
-def _pooled(judged: Sequence[Mapping[str, Any]], slo: Slo) -> Posterior | None:
-    """Posterior of x* for one SLO; far stages count less, by their distance from where x* may be."""
+def _pooled(judged: Sequence[Mapping[str, Any]], slo: Slo, of_limit: bool = True) -> Posterior | None:
+    """Posterior of x* for one SLO (unless ``of_limit``, for a share that no limit was set for); far stages count less, by their distance from where x* may be."""
     looks = _looks(judged, slo)
     saturation = _saturation(judged) if slo.metric in WAITS else None
     x = looks.x
@@ -288,7 +289,9 @@ def _pooled(judged: Sequence[Mapping[str, Any]], slo: Slo) -> Posterior | None:
     weight, centre = np.zeros(len(x)), float(np.median(x))
     weight[:: math.ceil(len(x) / FIRST_LOOKS)] = 1.0  # of very many stages some tell which are near
     for step in range(3):
-        found = _posterior(looks, weight, centre, unstable, saturation, slo.quantile)
+        found = _posterior(
+            looks, weight, centre, unstable, saturation, slo.quantile, of_limit, 3 if step == 2 else 2
+        )
         centre = found.at(0.5)
         # far from the interval: inside it nobody knows yet what is far; the nearest on both sides always count
         off = np.abs(x - np.clip(x, found.at(0.025), found.at(0.975)))
@@ -316,7 +319,7 @@ def peak_goodput_rps(
     quantile, found = max(slo.quantile for slo in slos), None
     for _ in range(PEAK_STEPS):
         joint = replace(first, metric=metric, quantile=quantile)
-        post = _pooled([{**s, "slo_verdicts": [_all_met(s, first, joint)]} for s in judged], joint)
+        post = _pooled([{**s, "slo_verdicts": [_all_met(s, first, joint)]} for s in judged], joint, False)
         if post is None or post.mass is None:
             return None
         found = _peak(post, post.mass, judged)
@@ -330,9 +333,8 @@ def _peak(found: Posterior, mass: Floats, judged: Sequence[Mapping[str, Any]]) -
     top = saturation.x if saturation else math.log(max(s["offered_rps"] for s in judged))
     x = np.linspace(min(top, found.at(0.5)) - 1.0, top, 101)  # of the loads
     rise = np.expm1(np.clip(x - found.x[:, None], -50, 3))
-    queue = np.exp(np.clip(SLOPES[:, None, None, None] * rise, -50, 50))  # slopes, floors, grid, loads
-    floors = FLOORS[:, None, None]
-    good = np.exp(x) / (1 + found.odds * (floors + (1 - floors) * queue))
+    idle = FLOORS[:, None, None] * found.allowed
+    good = np.exp(x) * (1 - idle) * (1 - _late(SLOPES[:, None, None, None], idle, found.allowed, rise))
     most = _weighted(good.max(axis=-1).ravel(), mass.ravel(), (0.025, 0.5, 0.975))
     return most, math.exp(_weighted(x[good.argmax(axis=-1)].ravel(), mass.ravel(), (0.5,))[0])
 
@@ -376,8 +378,10 @@ def _posterior(
     unstable: Floats,
     saturation: _Saturation | None,
     quantile: float,
+    of_limit: bool,
+    grids: int,
 ) -> Posterior:
-    """Sum over slopes and floors on a grid of x*, drawn in three times around where the probability is."""
+    """Sum over slopes and floors on so many ``grids`` of x*, each drawn in around where the probability is."""
     allowed = 1 - quantile
     kept = weight > 1e-3
     looks = replace(
@@ -388,7 +392,6 @@ def _posterior(
     )
     weight = weight[kept]
     n, misses, fate = looks.n, looks.n * looks.share, looks.together
-    odds = allowed / quantile
     theta = np.log(1 / (allowed * (1 - FLOORS)))  # of the queue: P[wait > limit] = e^-theta at x*
     r = SLOPES[:, None] / theta
     clusters, memory = _clusters(looks, centre, weight, r)
@@ -398,17 +401,15 @@ def _posterior(
     load, mistaken = unstable.reshape(-1, 2).T
     mistaken = np.clip(mistaken / 2, MISTAKEN, 0.5)
     low, high = float(looks.x.min()) - math.log(4.0), float(looks.x.max()) + math.log(2.0)
-    for _ in range(3):
+    for _ in range(grids):
         grid = np.linspace(low, high, _GRID)
         rise = np.expm1(np.clip(looks.x - grid[:, None], -50, 3))  # grid, looks
-        idle = floors * odds
-        queue = (1 - floors) * odds * np.exp(np.clip(slopes * rise, -50, 50))  # slopes, floors, grid, looks
+        idle = floors * allowed
+        queue = _late(slopes, idle, allowed, rise)  # slopes, floors, grid, looks
         # far beyond saturation the queue does not come back: no clusters there, whatever the slope
         back = np.maximum(r * rise - 1, 1) ** 2
-        expected_queue = (
-            n * queue / (1 + idle + queue) * _begun(n, looks.cut, np.maximum(memory / back, 1e-9))
-        )
-        expected_idle = n * idle / (1 + idle + queue)
+        expected_queue = n * (1 - idle) * queue * _begun(n, looks.cut, np.maximum(memory / back, 1e-9))
+        expected_idle = n * idle
         expected = expected_queue + expected_idle + 1e-9
         size = np.minimum(clusters / back, n)  # a stage is one cluster at most
         size = (size * expected_queue + looks.per_request * expected_idle) / expected
@@ -416,14 +417,20 @@ def _posterior(
         likelihood = (_log_density(misses, 2 * expected / size, size / 2) * power).sum(axis=-1)
         above = 1 / (1 + np.exp(-UNSTABLE_SLOPE * np.clip(load - grid[:, None], -0.5, 0.5)))
         likelihood += np.log(mistaken + (1 - mistaken) * above).sum(axis=1)
-        likelihood += np.log(FLOOR_CHANCES)[:, None] + _log_prior(grid, theta, saturation)
+        likelihood += np.log(FLOOR_CHANCES)[:, None] + _log_prior(grid, theta, saturation, of_limit)
         mass = np.exp(likelihood - likelihood.max())
         cumulative = np.cumsum(mass.sum(axis=(0, 1)))
         cumulative /= cumulative[-1]
         first, last = np.searchsorted(cumulative, [1e-4, 1 - 1e-4])
         low, high = float(grid[max(first - 1, 0)]), float(grid[min(last + 1, _GRID - 1)])
     slope = math.exp(float(np.log(SLOPES) @ mass.sum(axis=(1, 2))) / float(mass.sum()))
-    return Posterior(grid, cumulative, slope, mass / mass.sum(), odds)
+    return Posterior(grid, cumulative, slope, mass / mass.sum(), allowed)
+
+
+def _late(slopes: Floats, idle: Floats, allowed: float, rise: Floats) -> Floats:
+    """Share that the queue makes late: exponential in the load, as in M/M/1, and ``allowed`` with the idle misses at x*."""
+    at_limit = (allowed - idle) / (1 - idle)
+    return np.minimum(at_limit * np.exp(np.clip(slopes * rise, -50, 50)), ALL_LATE)
 
 
 def _begun(n: Floats, cut: Floats, memory: Floats) -> Floats:
@@ -432,17 +439,20 @@ def _begun(n: Floats, cut: Floats, memory: Floats) -> Floats:
     return np.asarray(1 - np.exp(-cut / memory) * -np.expm1(-n / memory) * memory / n)
 
 
-def _log_prior(grid: Floats, theta: Floats, saturation: _Saturation | None) -> Floats:
+def _log_prior(grid: Floats, theta: Floats, saturation: _Saturation | None, of_limit: bool) -> Floats:
     """Of slope and x*, shape (slopes, floors, grid), where the saturation is known: x* lies below it,
-    as a limit of any order of magnitude has it (flat in ln(rho/(1-rho))), and the slope is about theta rho/(1 - rho), as in a queue; else flat."""
+    as a limit of any order of magnitude has it (flat in ln(rho/(1-rho)); unless ``of_limit`` flat in its log), and the
+    slope is about theta rho/(1 - rho), as in a queue. Else x* is flat in its log, and the slope that of a queue at any rho.
+    """
     if saturation is None:
-        return np.zeros((1, 1, 1))
+        r = (SLOPES[:, None] / theta)[:, :, None]  # rho/(1 - rho)
+        return np.asarray(np.log(r / (1 + r) ** 2))
     below = _log_below(grid, saturation)
     rho = np.clip(np.exp(grid - saturation.x), 0.05, 1 - max(saturation.sd, 0.02))
     off = np.log(SLOPES)[:, None, None] - np.log(theta[:, None] * rho / (1 - rho))
     spread = np.hypot(SLOPE_SD, saturation.sd / (1 - rho))
     like_a_queue = np.exp(-((off / spread) ** 2) / 2) / spread
-    prior = below - np.log(1 - rho)
+    prior = below - np.log(1 - rho) if of_limit else below
     return np.asarray(prior + np.log((1 - ANY_SLOPE) * like_a_queue + ANY_SLOPE * 0.5))
 
 

@@ -21,6 +21,7 @@ from analysis.intervals import ASSUMPTION
 from analysis.knee import find_knee
 from analysis.lengths import mean_tokens, output_deviation, realised
 from analysis.littles_law import against_server, summarise_gap
+from analysis.network import network_share
 from analysis.search import summarise_search
 from analysis.server import server_figures
 from analysis.sessions import NO_SESSIONS, summarise_sessions
@@ -52,6 +53,7 @@ def summarise(run: Run, labels: Mapping[int, bool] | None = None) -> dict[str, A
         "imported": _imported(meta),
         "warnings": [],
         "diagnosis": meta.get("diagnosis"),
+        "network": network_share(meta.get("endpoint") or {}, stages),
         "workload": {**(meta.get("workload") or {}), "realised": realised(run.requests, records.requests)},
         "slos": [slo.as_dict() for slo in slos],
         **_counts(records.requests, metas),

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from itertools import takewhile
 from typing import TYPE_CHECKING
-from urllib.parse import quote, urlsplit
+from urllib.parse import parse_qsl, quote, urlsplit
 
 from loadgen import protocols
 from workloads.class_spec import RESERVED_HEADERS
@@ -24,6 +24,11 @@ if TYPE_CHECKING:
 USER_AGENT = "ampacity"
 SECRET_MIN = 4  # characters; shorter header values are no secrets and would be found everywhere
 _TOKEN_CHARACTERS = frozenset("!#$%&'*+-.^_`|~0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ")
+
+
+_LOOPBACK = ("127.0.0.1", "::1")
+_KEY_HEADERS = ("authorization", "x-api-key", "api-key")
+_SECRET_NAMES = re.compile("key|token|secret|sig|auth|pass|pwd|code|credential", re.IGNORECASE)
 
 
 class EndpointError(ValueError):
@@ -39,6 +44,7 @@ class Endpoint:
     host: str
     port: int
     path: str  # without a trailing slash
+    query: str = ""  # of every request, without its question mark
     api_key: str | None = field(default=None, repr=False)
     headers: tuple[tuple[str, str], ...] = field(default=(), repr=False)
 
@@ -54,6 +60,15 @@ class Endpoint:
         return f"{self.scheme}://{self.authority}" + self.path.removesuffix("/v1")
 
     @property
+    def models_url(self) -> str:
+        """Where the list of models is."""
+        return self.with_query(f"{self.url}/models")
+
+    def with_query(self, url: str) -> str:
+        """``url`` or a path with the query that the user gave."""
+        return f"{url}?{self.query}" if self.query else url
+
+    @property
     def secrets(self) -> tuple[str, ...]:
         """What must never be written down: the key and the values of the user's headers, longest first."""
         found = {self.api_key or "", *(value for _, value in self.headers)}
@@ -61,6 +76,11 @@ class Endpoint:
             value.split(" ", 1)[1] for _, value in self.headers if " " in value
         }  # "Bearer x": x alone as well
         return tuple(sorted((s for s in found if len(s) >= SECRET_MIN), key=len, reverse=True))
+
+    @property
+    def has_key(self) -> bool:
+        """Whether a key goes with each request, as one or as a header of the user's."""
+        return bool(self.api_key) or any(name.lower() in _KEY_HEADERS for name, _ in self.headers)
 
     def all_headers(self, api: protocols.Api = "chat") -> dict[str, str]:
         """The user's headers, and the key in the form that the API wants; the user's win."""
@@ -78,7 +98,7 @@ class Endpoint:
 
         ``through_proxy``: further header lines of a request that goes through a plain HTTP proxy.
         """
-        path = f"{self.path}{protocols.PATHS[api]}"
+        path = self.with_query(f"{self.path}{protocols.PATHS[api]}")
         if through_proxy is not None:
             path = f"{self.scheme}://{self.authority}{path}"  # RFC 9112, 3.2.2: the absolute form
         lines = [
@@ -100,12 +120,15 @@ class Endpoint:
         return context
 
     def addresses(self) -> list[str]:
-        """IP addresses of the host, looked up once per run. Raises EndpointError."""
+        """IP addresses of the host, looked up once per run; localhost is this machine by either protocol (RFC 6761). Raises EndpointError."""
         try:
             found = socket.getaddrinfo(self.host, self.port, type=socket.SOCK_STREAM)
         except (OSError, UnicodeError) as error:
             raise EndpointError(f"{self.url}: the host {self.host!r} has no address: {error}") from error
-        return list(dict.fromkeys(str(entry[4][0]) for entry in found))
+        addresses = [str(entry[4][0]) for entry in found]
+        if self.host.lower().rstrip(".").rpartition(".")[2] == "localhost":
+            addresses += _LOOPBACK
+        return list(dict.fromkeys(addresses))
 
 
 @lru_cache
@@ -206,8 +229,13 @@ def parse_endpoint(
         raise EndpointError(f"{bare}: the URL must begin with http:// or https://")
     if not parts.hostname:
         raise EndpointError(f"{bare}: the URL names no host, as in http://127.0.0.1:8000/v1")
-    if parts.query or parts.fragment:
-        raise EndpointError(f"{bare}: a base URL has no '?' or '#' part")
+    if parts.fragment:
+        raise EndpointError(f"{bare}: a base URL has no '#' part")
+    for name, _ in parse_qsl(parts.query, keep_blank_values=True):
+        if _SECRET_NAMES.search(name):
+            raise EndpointError(
+                f"{bare}: the query holds {protocols.printable(name)!r}, and URLs are written down: give it through --api-key-env or --header"
+            )
     if not url.isascii() or not url.isprintable() or " " in url:
         raise EndpointError(
             f"{bare!a}: a URL is plain ASCII: write other characters as %XX, a host name as xn--..."
@@ -243,6 +271,7 @@ def parse_endpoint(
         host=parts.hostname,
         port=port or (443 if parts.scheme == "https" else 80),
         path=path,
+        query=parts.query,
         api_key=api_key,
         headers=headers,
     )

@@ -22,6 +22,7 @@ from loadgen.proxy import Proxy, open_tunnel
 
 IDLE_MAX_S = 4.0  # servers close idle connections after 5 s: do not race them
 CONNECT_TIMEOUT_S = 10.0
+ADDRESS_TIMEOUT_S = 2.0  # for an address that is not the host's last
 ANSWER_TIMEOUT_S = 120.0  # a first request may compile or load things
 CLOSED_SHARE = 0.8  # of at least CLOSED_MIN answers that end their connection: such a server keeps none alive
 CLOSED_MIN = 3
@@ -333,16 +334,22 @@ class Client:
         if self._proxy is not None:
             addresses, port = [self._proxy.host], self._proxy.port
         last: OSError | None = None
-        for address in addresses:
+        for address in list(addresses):
             try:
-                if audited or self.stamps == "kernel":
-                    first, begun = begun, None
-                    await kernel_connect.connect(self._kernel_reader(), (address, port), connection, first)
-                else:
-                    await self._loop.create_connection(
-                        lambda: connection, address, port, ssl=self._context,
-                        server_hostname=host if self._context else None,
-                    )  # fmt: skip
+                async with asyncio.timeout(None if address == addresses[-1] else ADDRESS_TIMEOUT_S):
+                    if audited or self.stamps == "kernel":
+                        first, begun = begun, None
+                        await kernel_connect.connect(
+                            self._kernel_reader(), (address, port), connection, first
+                        )
+                    else:
+                        await self._loop.create_connection(
+                            lambda: connection, address, port, ssl=self._context,
+                            server_hostname=host if self._context else None,
+                        )  # fmt: skip
+                if addresses[0] != address:  # as localhost, where nobody listens at 127.0.0.1
+                    addresses.remove(address)
+                    addresses.insert(0, address)
                 return connection
             except OSError as error:
                 if last is None or last.errno not in OWN_SHORTAGE:  # which is not the next one's doing

@@ -18,6 +18,7 @@ from urllib.parse import urlsplit
 
 import httptools
 
+from loadgen.bodies import Inflater
 from loadgen.endpoint import Endpoint
 from loadgen.proxy import Proxy, open_tunnel, proxy_for
 
@@ -93,21 +94,26 @@ class Pages:
         return page
 
     async def _connect(self, server: Endpoint, proxy: Proxy | None) -> _Connection:
-        connection = _Connection()
+        connection, failed = _Connection(), None
         context = self._context if server.scheme == "https" else None
         try:
             if proxy is not None and context is not None:
                 connection.connection_made(await open_tunnel(proxy, server, context, connection))
-            else:
-                host, port = (server.host, server.port) if proxy is None else (proxy.host, proxy.port)
-                await asyncio.get_running_loop().create_connection(
-                    lambda: connection, host, port, ssl=context, server_hostname=server.host if context else None
-                )  # fmt: skip
+                return connection
+            port = server.port if proxy is None else proxy.port
+            for host in _addresses_of(server) if proxy is None else [proxy.host]:
+                try:
+                    await asyncio.get_running_loop().create_connection(
+                        lambda: connection, host, port, ssl=context, server_hostname=server.host if context else None
+                    )  # fmt: skip
+                    return connection
+                except ConnectionRefusedError as error:  # perhaps not by the next address
+                    failed = error
+            raise failed or OSError("no address")
         except TimeoutError:
             raise
         except (OSError, UnicodeError) as error:
             raise NoConnectionError(_why(error)) from error
-        return connection
 
     @cached_property
     def _context(self) -> ssl.SSLContext:
@@ -199,9 +205,9 @@ class _Connection(asyncio.Protocol):
         if self._answer is None or self._answer.done():
             return
         body = b"".join(self._body)[:PAGE_MAX_BYTES]
-        if self._headers.get("content-encoding", "") in ("gzip", "deflate"):  # unasked
+        if self._headers.get("content-encoding", "").lower() in ("gzip", "x-gzip", "deflate"):  # unasked
             try:
-                body = zlib.decompressobj(zlib.MAX_WBITS | 32).decompress(body, PAGE_MAX_BYTES)
+                body = Inflater()(body)[:PAGE_MAX_BYTES]
             except zlib.error as error:
                 self._fail(PageError(f"broken compressed body: {error}"))
                 return
@@ -218,6 +224,13 @@ def _server_of(url: str) -> tuple[Endpoint, str]:
     port = parts.port or (443 if parts.scheme == "https" else 80)
     path = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
     return Endpoint(url, parts.scheme, parts.hostname or "", port, ""), path
+
+
+def _addresses_of(server: Endpoint) -> list[str]:
+    try:
+        return server.addresses()
+    except ValueError:  # the connection says so, too
+        return [server.host]
 
 
 def _proxy_of(server: Endpoint) -> Proxy | None:

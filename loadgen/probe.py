@@ -22,7 +22,9 @@ from loadgen.answers import ANSWERS
 from loadgen.diagnosis import Finding
 from loadgen.endpoint import Endpoint, EndpointError, redact, redact_record, shown_url
 from loadgen.exchange import Exchange
+from loadgen.gateways import gateway_of
 from loadgen.http import Client
+from loadgen.network import RoundTrip
 from loadgen.pages import NoConnectionError, Page, PageError, Pages
 from loadgen.protocols import Api, Dialect, RequestShape, error_text, printable
 from loadgen.records import RequestRecord
@@ -31,6 +33,7 @@ from workloads.prompts import PromptMaker
 from workloads.tokenizers import Tokenizer
 
 LOOK_TIMEOUT_S = 10.0
+_KEY = "key? No API key was sent: put it into a variable and name it with --api-key-env"
 UNKNOWN_TOKENS = 32  # of a chat template that nothing is known of
 MODELS_MAX = 1000
 SHORT_TOKENS = 32  # of our own tokenizer, in the prompt of the first request
@@ -46,6 +49,8 @@ class Served:
     server: str | None = None
     max_model_len: int | None = None
     listed: bool = True  # whether there is a /models at all
+    trouble: str | None = None  # what it answered instead, where it failed
+    gateway: str | None = None  # before the engine
 
 
 @dataclass(frozen=True)
@@ -98,6 +103,7 @@ class Probe:
     diagnosis: tuple[Finding, ...] = ()  # what an answer of the planned lengths showed
     thinks: Thought | None = None  # in the text of the answer
     keeps_alive: bool | None = None  # its connections; None: not seen
+    network: RoundTrip = field(default_factory=RoundTrip)
 
 
 async def look(pages: Pages, endpoint: Endpoint, model: str | None = None) -> Served:
@@ -105,11 +111,12 @@ async def look(pages: Pages, endpoint: Endpoint, model: str | None = None) -> Se
 
     Secrets that the server repeats are taken out, but for those in ``model``, which the user said.
     """
-    models = await _get(pages, endpoint, f"{endpoint.url}/models")
+    models = await _get(pages, endpoint, endpoint.models_url)
     if models.status in (401, 403):
         raise EndpointError(_key_error(endpoint, models.status, models.body))
     server = models.headers.get("server")
-    served = Served(listed=models.status == 200)
+    trouble = f"HTTP {models.status}: {redact(error_text(models.body), endpoint.secrets)}"
+    served = Served(listed=models.status == 200, trouble=trouble if models.status >= 500 else None)
     if models.status == 200:
         served = _read_models(served, models.body)
     try:
@@ -127,6 +134,7 @@ async def look(pages: Pages, endpoint: Endpoint, model: str | None = None) -> Se
         engine=redacted(served.engine),
         engine_version=redacted(version),
         server=redacted(server),
+        gateway=redacted(gateway_of(models.headers, served.engine)),
     )
 
 
@@ -166,6 +174,11 @@ async def _get(pages: Pages, endpoint: Endpoint, url: str) -> Page:
     if page.status == 400 and endpoint.scheme == "http" and (hint := await _other_scheme(pages, endpoint)):
         text = redact(error_text(page.body), endpoint.secrets)
         raise EndpointError(f"{endpoint.url} answers HTTP 400: {text}; {hint}")
+    if page.status == 407:
+        raise EndpointError(
+            f"{endpoint.url}: the proxy on the way wants a user name and password (HTTP 407): write them into HTTP_PROXY, "
+            "as http://USER:PASSWORD@HOST:PORT"
+        )
     if 300 <= page.status < 400 and "location" in page.headers:
         place = redact(printable(shown_url(page.headers["location"])), endpoint.secrets)
         raise EndpointError(f"{url} redirects to {place}: give the final base URL")
@@ -205,6 +218,9 @@ def choose_model(served: Served, model: str | None, endpoint: Endpoint) -> str:
         return model
     if len(served.models) == 1 and "***" not in served.models[0]:  # no secret was taken out
         return served.models[0]
+    if served.trouble:
+        hint = "name a model with --model" if endpoint.has_key else _KEY
+        raise EndpointError(f"{endpoint.url}/models answers {served.trouble}; {hint}")
     if not served.listed:
         hint = "" if endpoint.path.endswith("/v1") else f"; should the URL be {endpoint.url}/v1?"
         raise EndpointError(f"{endpoint.url} has no /models: name a model with --model{hint}")
@@ -212,8 +228,23 @@ def choose_model(served: Served, model: str | None, endpoint: Endpoint) -> str:
     raise EndpointError(f"{endpoint.url}: name a model with --model; {there}")
 
 
+class Asked(Exchange):
+    """A probing exchange, which keeps the headers of its answer; those of the load have no use for them."""
+
+    __slots__ = ("headers",)
+
+    def __init__(self, *arguments: Any) -> None:
+        self.headers: dict[str, str] = {}
+        super().__init__(*arguments)
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        """Called by the parser."""
+        self.headers[name.decode("latin-1").lower()] = value.decode("latin-1")
+        super().on_header(name, value)
+
+
 async def ask(
-    client: Client, api: Api, request: bytes, heard: Callable[[Exchange], None] | None = None
+    client: Client, api: Api, request: bytes, heard: Callable[[Asked], None] | None = None
 ) -> RequestRecord:
     """Send one request outside of any stage and give its record back, without the secrets that a server repeats.
 
@@ -229,7 +260,7 @@ async def ask(
         client.forget(exchange)
         ended.set()
 
-    exchange = Exchange(record, request, on_end, ANSWERS[api])
+    exchange = Asked(record, request, on_end, ANSWERS[api])
     if heard is not None:
         exchange.watch()
     client.dispatch(exchange)
@@ -328,4 +359,5 @@ def _refusal(endpoint: Endpoint, shape: RequestShape, served: Served, record: Re
         return f"--model {shape.model}: {endpoint.url} does not serve it ({error}); it serves: {', '.join(served.models[:10])}"
     if record.http_status == 404:
         return f"{endpoint.url}: no such route or model ({error}); does the URL end in /v1, and is --model {shape.model} right?"
-    return f"{endpoint.url}: a first small request failed as {record.status}: {error}"
+    hint = f"; {_KEY}" if (record.http_status or 0) >= 500 and not endpoint.has_key else ""
+    return f"{endpoint.url}: a first small request failed as {record.status}: {error}{hint}"

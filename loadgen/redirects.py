@@ -24,7 +24,7 @@ async def final_endpoint(pages: Pages, endpoint: Endpoint) -> Endpoint:
     Raises EndpointError where the redirect cannot be followed.
     """
     try:
-        page = await pages.get(endpoint.url + _ASKED, endpoint.all_headers(), LOOK_TIMEOUT_S)
+        page = await pages.get(endpoint.models_url, endpoint.all_headers(), LOOK_TIMEOUT_S)
     except (TimeoutError, PageError):
         return endpoint
     location = page.headers.get("location") if page.status in _STATUSES else None
@@ -58,4 +58,6 @@ def moved(endpoint: Endpoint, location: str) -> Endpoint:
         raise EndpointError(
             f"{shown}: the API key and --header are not sent to another server; give that URL"
         )
-    return dataclasses.replace(found, api_key=endpoint.api_key, headers=endpoint.headers)
+    return dataclasses.replace(
+        found, query=endpoint.query, api_key=endpoint.api_key, headers=endpoint.headers
+    )

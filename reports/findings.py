@@ -44,7 +44,12 @@ METRICS = {"ttft_from_schedule_s": "TTFT", "e2e_from_schedule_s": "E2E"}
 
 def findings(summary: Mapping[str, Any]) -> list[Finding]:
     if summary.get("burst"):
-        return [*outage_findings(summary), *burst_findings(summary["burst"]), _client(summary)]
+        return [
+            *outage_findings(summary),
+            *burst_findings(summary["burst"]),
+            *_network(summary.get("network") or {}),
+            _client(summary),
+        ]
     return [
         *outage_findings(summary),
         usable_rate(summary),
@@ -53,6 +58,7 @@ def findings(summary: Mapping[str, Any]) -> list[Finding]:
         _gap(summary.get("littles_law") or {}),
         _goodput(summary),
         _fleet(summary.get("fleet") or {}),
+        *_network(summary.get("network") or {}),
         _client(summary),
     ]
 
@@ -212,6 +218,27 @@ def _worst(summary: Mapping[str, Any]) -> str:
     limited = (summary.get("audit") or {}).get("client_limited_stages") or []
     some_count = any(s.get("index") not in limited for s in summary.get("stages") or [])
     return "worst stage that counts" if limited and some_count else "worst stage"
+
+
+NETWORK_SHARE = 0.25  # of TTFT, from which on it is no detail
+
+
+def _network(network: Mapping[str, Any]) -> list[Finding]:
+    """The round trip beside TTFT; nothing where none was measured."""
+    if network.get("request_s") is None:
+        return []
+    connecting = network.get("connect_s")
+    part = network.get("share")
+    note = _sentence(
+        f"connecting takes {seconds(connecting)}" if connecting is not None else None,
+        f"{share(part)} of the lowest TTFT p50 ({seconds(network['ttft_p50_s'])}), which includes it"
+        if part is not None
+        else network.get("share_reason"),
+    )
+    state = "unsure" if (part or 0.0) > NETWORK_SHARE else ""
+    return [
+        Finding("Network", f"{seconds(network['request_s'])} for the smallest request", None, note, state)
+    ]
 
 
 def _client(summary: Mapping[str, Any]) -> Finding:

@@ -7,6 +7,7 @@ import gzip
 import json
 import socket
 import struct
+import zlib
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -367,6 +368,60 @@ async def http_10(x: Call) -> bool:
     return False
 
 
+async def chunked_trailers(x: Call) -> bool:
+    """The last chunk is followed by header lines, one of which would end the connection if it were a header."""
+    await x.head("Transfer-Encoding: chunked\r\nTrailer: X-Checksum\r\n")
+    await x.chunk(x.whole())
+    await x.send(b"0\r\nX-Checksum: 12\r\nX-Took: 5ms\r\n\r\n")
+    return True
+
+
+async def with_bom(x: Call) -> bool:
+    return await _rewritten(x, lambda body: b"\xef\xbb\xbf" + body)
+
+
+async def heartbeats(x: Call) -> bool:
+    """A comment before the answer, while it is made, between its tokens and behind it; retry and id fields."""
+    await x.head()
+    for _ in range(3):
+        await x.chunk(b": heartbeat\n\n")
+        await asyncio.sleep(0.02)
+    await x.chunk(b"retry: 3000\n\nid: 1\n\nevent: ping\n\n")
+    for i in range(x.request.tokens):
+        await x.chunk(b"id: %d\nretry: 10\n" % i + event(delta(f"t{i} ")))
+        await x.chunk(b":\n\n")
+    await x.chunk(ending(x.request.tokens) + b": bye\n\n")
+    await x.send(b"0\r\n\r\n")
+    return True
+
+
+def encoded(
+    coding: str, encode: Callable[[bytes], bytes], step: int = 37
+) -> Callable[[Call], Awaitable[bool]]:
+    """An answer in a content coding that nobody asked for, in chunks that end anywhere."""
+
+    async def play(x: Call) -> bool:
+        await x.head(f"Transfer-Encoding: chunked\r\nContent-Encoding: {coding}\r\n")
+        body = encode(x.whole())
+        for i in range(0, len(body), step):
+            await x.chunk(body[i : i + step])
+        await x.send(b"0\r\n\r\n")
+        return True
+
+    return play
+
+
+def raw_deflate(body: bytes) -> bytes:
+    """Without zlib's header, as some servers take the name to mean."""
+    squeezed = zlib.compressobj(wbits=-zlib.MAX_WBITS)
+    return squeezed.compress(body) + squeezed.flush()
+
+
+def members(body: bytes) -> bytes:
+    """Each event a gzip file of its own."""
+    return b"".join(gzip.compress(event + b"\n\n") for event in body.split(b"\n\n") if event)
+
+
 async def continue_100(x: Call) -> bool:
     await x.send(b"HTTP/1.1 100 Continue\r\n\r\n")
     return await ok(x)
@@ -477,6 +532,19 @@ FAULTS: dict[str, Fault] = {
     "close_delimited": Fault(close_delimited, "ok", -1),
     "says_close": Fault(says_close, "ok", -1),
     "http_10": Fault(http_10, "ok", -1),
+    "chunked_trailers": Fault(chunked_trailers, "ok", -1),
+    "with_bom": Fault(with_bom, "ok", -1),
+    "heartbeats": Fault(heartbeats, "ok", -1),
+    "deflated": Fault(encoded("deflate", zlib.compress), "ok", -1),
+    "deflated_byte_by_byte": Fault(encoded("deflate", zlib.compress, 1), "ok", -1),
+    "raw_deflated": Fault(encoded("deflate", raw_deflate), "ok", -1),
+    "gzip_members": Fault(encoded("X-GZIP", members), "ok", -1),
+    "brotli": Fault(encoded("br", lambda body: b"\x0b" + body[:40]), "protocol_error"),
+    "zstandard": Fault(encoded("zstd", lambda body: b"\x28\xb5\x2f\xfd" + body[:40]), "protocol_error"),
+    "brotli_refusal": Fault(
+        refusal("400 Bad Request", "\x0b", "Content-Encoding: br\r\n"), "http_error", http=400
+    ),
+    "identity": Fault(encoded("identity", lambda body: body), "ok", -1),
     "continue_100": Fault(continue_100, "ok", -1),
     "garbage": Fault(garbage, "protocol_error", http=None),
     "tls_alert": Fault(tls_alert, "protocol_error", http=None),

@@ -828,7 +828,7 @@ def check_of(worse: float, passing: float, *, beyond: bool, watched: bool = Fals
         (check_of(3.0, -2.0, beyond=False), "pass"),  # surely inside the tolerance: z(0.95) = 1.645
         (check_of(1.0, 0.5, beyond=True), "inconclusive"),  # beyond the tolerance, perhaps by chance
         (check_of(-1.0, -5.0, beyond=False, watched=True), SILENT),  # nothing passes that is only watched
-        (check_of(1.8, 0.5, beyond=True, watched=True), "inconclusive"),  # by itself no chance, among two it may be
+        (check_of(1.8, 0.5, beyond=True, watched=True), "inconclusive"),  # the only one watched; among two it may be chance
         (check_of(2.1, 0.5, beyond=True, watched=True), "regression"),  # by Holm: z(1 - 0.05/2) = 1.960
     ],
 )  # fmt: skip

@@ -18,6 +18,7 @@ from ampacity.cli import main
 from ampacity.config import make_settings
 from ampacity.experiments.checkup import checkup, trusted
 from ampacity.experiments.doctor import Seen
+from loadgen.network import RoundTrip
 from loadgen.probe import Calibration, Probe, Served
 from loadgen.protocols import RequestShape
 from loadgen.records import RequestRecord
@@ -178,7 +179,9 @@ def record(
 
 def seen(answer: RequestRecord, *, short_ttft_s: float) -> Seen:
     short = record(short_ttft_s, [0.01] * 3, asked=4, tokens=4)
-    probe = Probe(Served(("m",)), RequestShape("chat", "m"), Calibration(1.0, 0, True), short)
+    probe = Probe(
+        Served(("m",)), RequestShape("chat", "m"), Calibration(1.0, 0, True), short, network=RoundTrip(0.0001, 0.001)
+    )  # fmt: skip
     settings = make_settings({"url": "http://127.0.0.1:9/v1"})
     return Seen(
         settings,
@@ -281,6 +284,7 @@ def test_tokens_without_text_and_vectors_have_no_latency_of_a_stream() -> None:
     checks, _ = checkup(replace(asked, settings=replace(asked.settings, api="embeddings")))
     assert [c.name for c in checks] == [
         "connection",
+        "network",
         "model",
         "stream",
         "input length",

@@ -6,13 +6,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 import yaml
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from scipy.integrate import quad
 from scipy.linalg import expm
 from scipy.stats import gamma
 
 from reports.profile_page import facts
 from workloads.arrivals import arrival_times, parse_arrivals
-from workloads.fit import fit, joint_sessions, write_profile
+from workloads.fit import fit, write_profile
 from workloads.fit_process import (
     Mmpp,
     choose_process,
@@ -23,6 +25,7 @@ from workloads.fit_process import (
     gaps_text,
     hours_text,
 )
+from workloads.fit_sessions import context_limit, joint_sessions
 from workloads.fit_traffic import count_windows, turns_of
 from workloads.profile import load_workload
 from workloads.schedule import open_schedule
@@ -245,13 +248,41 @@ def test_azure_code_is_on_and_off() -> None:
     assert profile["measured"]["arrivals"]["processes"][1]["process"] == "gamma:cv=13.2"
 
 
+@settings(max_examples=40, deadline=None)
+@given(
+    st.lists(st.sampled_from([0.0, 1.0, 2.0, 0.5, 30.0, 61.0, 5000.0, 90_000.0, 1e7]), min_size=1, max_size=6),
+    st.integers(100, 400), st.integers(1, 3),
+)  # fmt: skip
+def test_any_log_is_fitted_to_a_workload_that_can_be_drawn(
+    tmp_path_factory: pytest.TempPathFactory, gaps: list[float], n: int, seed: int
+) -> None:
+    """Times of few gaps in any order: ties, steps, strays, breaks; what is written is read, and draws its mean rate."""
+    times = np.cumsum(
+        np.random.default_rng(seed).choice(
+            gaps, n, p=np.arange(1, len(gaps) + 1)[::-1] / sum(range(len(gaps) + 1))
+        )
+    )
+    path = tmp_path_factory.getbasetemp() / "any.yaml"
+    profile = fit(trace(times - times[0]), "any")
+    write_profile(path, profile)
+    facts(view(load_workload(str(path)), read_measured(str(path))))
+    parse_arrivals(profile["arrivals"])
+    assert np.isfinite(
+        [p["held_out_nats"] for p in profile["measured"].get("arrivals", {}).get("processes", [])]
+    ).all()
+
+
 # --- sessions ---
 
 
 def test_sessions_are_drawn_like_recorded_ones(tmp_path: Path) -> None:
-    """Rows of two kinds: 3 turns from 100 tokens by 40 each on average; 1 turn of 9."""
+    """Rows of two kinds: 3 turns from 100 tokens by 25, then by 40 on average; 1 turn of 9."""
     path = tmp_path / "w.yaml"
-    sessions = {"turns": 2, "user_tokens": {"points": {10: 1, 30: 1}}, "joint": [[3, 100, 40], [1, 9, 0]]}
+    sessions = {
+        "turns": 2,
+        "user_tokens": {"points": {10: 1, 30: 1}},
+        "joint": [[3, 100, 25, 40], [1, 9, 0, 0]],
+    }
     path.write_text(yaml.safe_dump({"input_tokens": 50, "output_tokens": 10, "sessions": sessions}))
     workload = load_workload(str(path))
     schedule = open_schedule(workload, rate_rps=20, duration_s=200, seed=1, stage=0)
@@ -260,9 +291,11 @@ def test_sessions_are_drawn_like_recorded_ones(tmp_path: Path) -> None:
     assert dict(zip(*np.unique(first, return_counts=True), strict=True)) == pytest.approx(
         {9: len(first) / 2, 100: len(first) / 2}, rel=0.02
     )
-    new = schedule.new_tokens[schedule.turn > 0]
-    assert set(new.tolist()) == {20, 60}  # 10 and 30, scaled from a mean of 20 to 40
-    assert new.mean() == pytest.approx(40, rel=0.05)
+    assert schedule.new_tokens is not None
+    assert set(schedule.new_tokens[schedule.turn == 1].tolist()) == {25}
+    third = schedule.new_tokens[schedule.turn == 2]
+    assert set(third.tolist()) == {20, 60}  # 10 and 30, scaled from a mean of 20 to 40
+    assert third.mean() == pytest.approx(40, rel=0.05)
     assert workload.sessions is not None
     assert workload.describe()["sessions"]["joint"]["sessions"] == 2
 
@@ -281,10 +314,23 @@ def test_joint_sessions_that_are_none_are_one_line(joint: object, tmp_path: Path
 
 
 def test_joint_rows_by_hand() -> None:
-    """Contexts 100, 160, 220 (mean 160): 60 a turn, of which 10 is the answer; one that shrinks says 1 at least."""
+    """Contexts 100, 160, 220: 50 more and an answer of 10, then again; one that shrinks says a word; a single turn."""
     inputs, outputs = np.array([100, 160, 220, 80, 20, 7]), np.full(6, 10)
     turns, first = np.array([3, 2, 1]), np.array([0, 3, 5])
-    assert joint_sessions(inputs, outputs, turns, first) == [[1, 7, 0], [2, 80, 1], [3, 100, 50]]
+    assert joint_sessions(inputs, outputs, turns, first) == [[1, 7, 0, 0], [2, 80, 1, 1], [3, 100, 50, 50]]
+
+
+@pytest.mark.parametrize("jump", [0, 5000])
+def test_joint_rows_keep_mean_and_spread_of_a_sawtooth(jump: int) -> None:
+    """40 turns that rise by 1,000 from 2,000 (after a jump) and are compacted to 10,000 once: mean and deviation of the drawn ones."""
+    contexts = 2000 + jump * (np.arange(40) > 0) + 1000 * np.arange(40)
+    contexts[25:] -= 15_000
+    turns, first, answer = np.array([40]), np.array([0]), 100
+    ((count, start, second, later),) = joint_sessions(contexts, np.full(40, answer), turns, first)
+    drawn = start + np.concatenate([[0], np.cumsum([second + answer] + [later + answer] * (count - 2))])
+    assert drawn[0] == contexts[0]
+    assert drawn[1:].mean() == pytest.approx(contexts[1:].mean(), rel=0.01)
+    assert drawn[1:].std() == pytest.approx(contexts[1:].std(), rel=0.02)
 
 
 @pytest.mark.parametrize("seed", [1, 2])
@@ -301,3 +347,56 @@ def test_contexts_of_fitted_agent_sessions_are_those_of_the_log(tmp_path: Path, 
     )
     for q in (0.5, 0.9):
         assert np.quantile(schedule.input_tokens, q) == pytest.approx(np.quantile(contexts, q), rel=0.05), q
+
+
+def test_a_limit_of_the_context_by_hand() -> None:
+    """Twenty sessions of 100, 200, 300 tokens, then 150 (cut), with answers of 50: the usual message is 50, and 100 stay."""
+    inputs, outputs = np.tile([100, 200, 300, 150], 20), np.full(80, 50)
+    later = np.delete(np.arange(80), np.arange(0, 80, 4))
+    limit = context_limit(inputs, outputs, later)
+    assert limit is not None
+    assert (limit[0], set(limit[1].tolist())) == (300, {100})
+    rows = joint_sessions(inputs, outputs, np.full(20, 4), np.arange(0, 80, 4), matched=False)
+    assert rows == [[4, 100, 50, 50]] * 20
+    assert context_limit(inputs[:76], outputs[:76], later[:57]) is None  # nineteen are too few
+    assert (
+        context_limit(np.append(inputs, [100, 2000]), np.append(outputs, [50, 50]), np.append(later, 81))
+        is None
+    )
+
+
+@pytest.mark.parametrize("kind", ["chat", "truncated", "restarted"])
+def test_contexts_of_other_fitted_sessions(kind: str, tmp_path: Path) -> None:
+    """Sessions whose first message grows with their turns; cut to 2,048 tokens, or begun anew with 500 beyond 3,000."""
+    rng = np.random.default_rng(1)
+    rows: list[tuple[float, int, int, int]] = []
+    for session in range(400):
+        turns, at = int(rng.geometric(0.15)), rng.uniform(0, 1e5)
+        context = int(rng.lognormal(5 + 0.05 * turns, 0.8)) + 1
+        for _ in range(turns):
+            answer = int(rng.lognormal(5, 0.7)) + 1
+            rows.append((at, context, answer, session))
+            at += rng.exponential(30)
+            context += answer + int(rng.lognormal(4, 1)) + 1
+            if kind == "truncated":
+                context = min(context, 2048)
+            elif kind == "restarted" and context > 3000:
+                context = 500
+    rows.sort()
+    times, inputs, outputs, sessions = (np.array(column) for column in zip(*rows, strict=True))
+    log = Trace(
+        times - times[0],
+        inputs,
+        outputs,
+        "t.csv (generic format)",
+        clock="a number of seconds",
+        session=sessions,
+    )
+    profile = fit(log, "s")
+    assert ("limit_tokens" in profile["sessions"]) == (kind != "chat")
+    write_profile(tmp_path / "s.yaml", profile)
+    schedule = open_schedule(
+        load_workload(str(tmp_path / "s.yaml")), rate_rps=1, duration_s=40_000, seed=1, stage=0
+    )
+    for q in (0.5, 0.9):
+        assert np.quantile(schedule.input_tokens, q) == pytest.approx(np.quantile(inputs, q), rel=0.06), q

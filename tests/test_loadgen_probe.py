@@ -413,7 +413,7 @@ def test_a_base_url_taken_apart(url: str, expected: tuple[str, str, int, str, st
         ("http://h:99999/v1", "http://h:99999/v1"),
         ("http://h:x/v1", "http://h:x/v1"),
         (f"http://me:{KEY}@h/v1", "--api-key-env"),
-        ("http://h/v1?key=1", "base URL"),
+        ("http://h/v1?key=1", "--api-key-env"),
         ("http://h/v1#x", "base URL"),
     ],
 )

@@ -241,8 +241,8 @@ def test_sessions_by_hand() -> None:
     profile = fit(held, "p")
     assert profile["arrivals"] == "poisson"  # of the two sessions, of which nothing is known
     assert profile["sessions"].keys() == {"turns", "user_tokens", "think_ms", "joint"}
-    # contexts of 20, 40 and 70 have the mean of 20 + 23.33 a turn, of which an answer is 6.5
-    assert profile["sessions"]["joint"] == [[1, 9, 0], [3, 20, 17]]
+    # 20, 40, 70 with answers of 6.5: 20 and 13.5 more, then 23.5 more
+    assert profile["sessions"]["joint"] == [[1, 9, 0, 0], [3, 20, 14, 24]]
     # the third prompt, 70, is longer than 40 and 6; the second, 40, than 20 and 5
     assert not any("shorter than the one before" in note for note in profile["measured"].get("notes", []))
     assert parse_lengths(profile["sessions"]["user_tokens"], "t").quantile(0) == 15  # 40 - 20 - 5

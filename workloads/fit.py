@@ -1,5 +1,6 @@
 """From a trace or a log to a profile: a workload file without prompts or names, with what was measured beside it."""
 
+import math
 from pathlib import Path
 from typing import Any
 
@@ -10,12 +11,12 @@ from numpy.typing import NDArray
 from workloads.arrivals import arrival_times, parse_arrivals
 from workloads.errors import WorkloadError
 from workloads.fit_lengths import fit_lengths, quantile_table, rounded
-from workloads.fit_process import choose_process, gaps_text
+from workloads.fit_process import DAY_S, choose_process, gaps_text
+from workloads.fit_sessions import context_limit, joint_sessions, shrunk_note
 from workloads.fit_traffic import fit_arrivals, fit_clients, fit_sessions, fit_sharing, turns_of
 from workloads.lengths import fit_copula, parse_lengths, spearman
 from workloads.rates import Switching
 from workloads.replay import spread, with_blocks
-from workloads.sessions import JOINT_MAX
 from workloads.trace_times import recorded
 from workloads.traces import Trace
 
@@ -60,6 +61,11 @@ def fit(trace: Trace, name: str, *, seed: int = 1) -> dict[str, Any]:
         "sessions": sessions,
         "notes": list(spread_out.notes if timed else trace.notes),
     }
+    above = 0 if trace.cached_tokens is None else int((trace.cached_tokens > trace.input_tokens).sum())
+    if above:
+        measured["notes"].append(
+            f"{above} rows have more cached tokens than input tokens: all of their input counts as cached"
+        )
     if timed:
         measured["notes"] += [*covered.note(n), *said]
     if few:
@@ -77,7 +83,7 @@ def fit(trace: Trace, name: str, *, seed: int = 1) -> dict[str, Any]:
         and sessions["requests_in_sessions"] >= _SESSION_SHARE
     ):
         profile |= _session_workload(trace, timed, seed)
-        measured["notes"] += shrunk_note(trace)
+        measured["notes"] += shrunk_note(trace, profile["sessions"].get("limit_tokens"))
     else:
         profile |= {"input_tokens": _table(trace.input_tokens), "output_tokens": _table(trace.output_tokens)}
         if abs(measured["correlation"] or 0.0) >= 0.01:
@@ -126,7 +132,7 @@ def fit_clock(arrival_s: Floats, seed: int) -> tuple[str, dict[str, Any] | None,
         slow = _cycle_s(best.text)
         if kind == "diurnal":
             notes.append(
-                f"the rate changes over the day: sweep and search look for one steady rate, give them --arrivals {gaps}"
+                f"the rate changes over the day, and the curve is laid over a stage of any length (24h: as recorded): sweep and search look for one steady rate, give them --arrivals {gaps}"
             )
         elif slow > _SLOW_S:
             notes.append(f"the rate changes every {slow / 2:.3g} s on average: a stage should last several times {slow:.3g} s, or take --arrivals {gaps}")  # fmt: skip
@@ -151,11 +157,22 @@ def over_time(
     mean = float(rps.mean())
     if mean * span_s <= _DRAWN_MAX:
         rng = np.random.default_rng(1) if rng is None else rng
-        drawn = arrival_times(text, mean, span_s, rng)
+        drawn = _drawn(text, mean, span_s, rng)
         edges = np.concatenate([[0], np.cumsum([len(part) for part in parts])]) * (span_s / len(rps))
         found["fitted_rps"] = [rounded(rate) for rate in np.histogram(drawn, edges)[0] / np.diff(edges)]
         found["fitted_dispersion"] = (fit_arrivals(drawn) or {}).get("dispersion") if len(drawn) else None
     return found
+
+
+def _drawn(text: str, rate_rps: float, span_s: float, rng: np.random.Generator) -> Floats:
+    """Sorted times of a draw as long as the log, a curve of the day laid over each day of it."""
+    if not text.startswith("diurnal"):
+        return arrival_times(text, rate_rps, span_s, rng)
+    days = [
+        arrival_times(text, rate_rps, DAY_S, rng) + day * DAY_S for day in range(math.ceil(span_s / DAY_S))
+    ]
+    times = np.concatenate(days)
+    return times[times < span_s]
 
 
 def write_profile(path: Path, profile: dict[str, Any]) -> None:
@@ -165,33 +182,6 @@ def write_profile(path: Path, profile: dict[str, Any]) -> None:
         path.write_text(text, encoding="utf-8")
     except OSError as error:
         raise WorkloadError(f"{path} cannot be written: {error.strerror or error}") from None
-
-
-def shrunk_note(trace: Trace) -> list[str]:
-    """A line where prompts are shorter than what came before them in their session."""
-    order, _, _, later = turns_of(trace)
-    inputs, outputs = trace.input_tokens[order], trace.output_tokens[order]
-    shrunk = int(np.count_nonzero(inputs[later] < inputs[later - 1] + outputs[later - 1]))
-    if not shrunk:
-        return []
-    return [f"{shrunk} of {len(later)} later prompts are shorter than the one before and its answer (compacted, or thoughts left out): fitted sessions grow evenly to the same mean context"]  # fmt: skip
-
-
-def joint_sessions(inputs: Ints, outputs: Ints, turns: Ints, first: Ints) -> list[list[int]]:
-    """[turns, tokens of the first message, mean of the later ones] of each session, three digits each.
-
-    ``inputs`` and ``outputs`` (int64[n]) of the requests, one session after the other; ``turns`` and ``first`` as ``turns_of``
-    gives them. A session of T turns that grows by g a turn has the mean context first + g (T - 1) / 2; g less a mean answer
-    is what a later message says. So contexts have the right mean where a log's prompts shrink in between.
-    """
-    contexts = np.add.reduceat(inputs, first) / turns
-    growth = 2 * (contexts - inputs[first]) / np.maximum(turns - 1, 1)
-    later = np.where(turns > 1, np.maximum(growth - outputs.mean(), 1), 0)
-    order = np.argsort(contexts, kind="stable")
-    if len(order) > JOINT_MAX:  # evenly, by context
-        order = order[(np.arange(JOINT_MAX) + 0.5).astype(np.int64) * len(order) // JOINT_MAX]
-    rows = zip(turns[order], inputs[first][order], later[order], strict=True)
-    return [[int(t), round(float(f"{max(f, 1):.3g}")), round(float(f"{g:.3g}"))] for t, f, g in rows]
 
 
 def _side(tokens: NDArray[np.int64]) -> dict[str, Any]:
@@ -214,8 +204,11 @@ def _session_workload(trace: Trace, timed: bool, seed: int) -> dict[str, Any]:
     clock = fit_clock(recorded(begun - begun[0]).arrival_s, seed)[0] if timed else "poisson"
     sessions: dict[str, Any] = {"turns": _table(turns)}
     if len(later):
-        joint = joint_sessions(inputs, outputs, turns, first)
+        limit = context_limit(inputs, outputs, later)
+        joint = joint_sessions(inputs, outputs, turns, first, matched=limit is None)
         sessions |= {"user_tokens": _table(said), "think_ms": _table(gaps_ms), "joint": joint}
+        if limit is not None:
+            sessions |= {"limit_tokens": limit[0], "summary_tokens": _table(limit[1])}
     return {
         "arrivals": clock, "input_tokens": _table(inputs[first]), "output_tokens": _table(outputs), "sessions": sessions,
     }  # fmt: skip

@@ -13,6 +13,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from workloads.arrivals import check_stage
+from workloads.errors import WorkloadError
 from workloads.fit_lengths import rounded
 
 Floats = NDArray[np.float64]
@@ -21,7 +23,7 @@ CONSTANT_CV = 0.02
 _CALM = 1.5  # index of dispersion at every scale, up to which a log with such gaps is not looked at further
 REQUESTS_MAX = 30_000  # of a longer log a random part of this size is fitted: a thinned MMPP is one
 _BLOCKS = 10
-_DAY_S = 86_400.0
+DAY_S = 86_400.0
 LEAST_DAY_S = 23 * 3600.0  # from which on a log is one of a day: its last request comes before midnight
 _SHORTEST = 1e-4  # of the mean gap: shorter ones count as anything between 0 and this
 _OFF = 0.01  # of the other rate: a state with less is called off
@@ -64,9 +66,7 @@ def choose_process(arrival_s: Floats, dispersion: Sequence[float], rng: np.rando
     if thinning > 1:
         arrival_s = arrival_s[np.sort(rng.choice(len(arrival_s), REQUESTS_MAX, replace=False))]
         arrival_s = arrival_s - arrival_s[0]
-    block_s = (
-        _DAY_S if span_s > _DAY_S + LEAST_DAY_S else 600.0 if span_s >= LEAST_DAY_S else span_s / _BLOCKS
-    )
+    block_s = DAY_S if span_s > DAY_S + LEAST_DAY_S else 600.0 if span_s >= LEAST_DAY_S else span_s / _BLOCKS
     fold = (arrival_s[1:] // block_s).astype(np.int64) % 2
     gaps = np.diff(arrival_s)
     poisson = _held_out(gaps, fold, _poisson)
@@ -78,8 +78,19 @@ def choose_process(arrival_s: Floats, dispersion: Sequence[float], rng: np.rando
     if span_s >= LEAST_DAY_S:
         weights, cv = fit_hours(arrival_s, np.ones(len(gaps), dtype=np.bool_), block_s)
         scores[hours_text(weights, cv)] = _held_out_hours(arrival_s, fold, block_s)
-    found = [Process(text, rounded(score - poisson)) for text, score in scores.items()]
+    usable = {text: score for text, score in scores.items() if text == plain or _is_usable(text, arrival_s)}
+    found = [Process(text, rounded(score - poisson)) for text, score in usable.items()]
     return _best_first(found, plain, len(gaps))
+
+
+def _is_usable(text: str, arrival_s: Floats) -> bool:
+    """Whether a workload file takes the process: its states last neither too long nor too short for the log's own span."""
+    span_s = float(arrival_s[-1])
+    try:
+        check_stage(text, len(arrival_s) / span_s, span_s)
+    except WorkloadError:
+        return False
+    return True
 
 
 def _best_first(found: list[Process], plain: str, requests: float) -> list[Process]:
@@ -89,7 +100,7 @@ def _best_first(found: list[Process], plain: str, requests: float) -> list[Proce
 
 
 def gap_cv(gaps: Floats) -> float:
-    """Coefficient of variation."""
+    """Coefficient of variation, of gaps whose mean is above 0."""
     return float(gaps.std() / gaps.mean())
 
 
@@ -101,9 +112,9 @@ def _held_out(gaps: Floats, fold: NDArray[np.int64], fit: Fit) -> float:
     """Mean log density of each gap under the process fitted to the other half of the blocks."""
     total = 0.0
     for part in (0, 1):
-        test = gaps[fold == part]
-        if len(test) and (fold != part).sum() > 10:
-            total += fit(gaps[fold != part])(test) * len(test)
+        test, train = gaps[fold == part], gaps[fold != part]
+        if len(test) and len(train) > 10 and train.mean() > 0:
+            total += fit(train)(test) * len(test)
     return total / len(gaps)
 
 
@@ -123,7 +134,7 @@ def gamma_log_density(u: Floats, cv: float) -> Floats:
     """Of gaps with mean 1; those below ``_SHORTEST`` have the mean density there."""
     from scipy.special import gammainc, gammaln
 
-    k = 1 / cv**2
+    k = 1 / max(cv, 0.01) ** 2
     log_density = k * math.log(k) - gammaln(k) + (k - 1) * np.log(np.maximum(u, _SHORTEST)) - k * u
     shortest = math.log(max(float(gammainc(k, k * _SHORTEST)), 1e-300) / _SHORTEST)
     return np.where(u < _SHORTEST, shortest, log_density)
@@ -250,7 +261,7 @@ def _held_out_hours(arrival_s: Floats, fold: NDArray[np.int64], block_s: float) 
     count = int(arrival_s[-1] // block_s) + 1
     for part in (0, 1):
         train, test = fold != part, fold == part
-        if not test.any() or train.sum() <= 10:
+        if not test.any() or train.sum() <= 10 or np.diff(arrival_s)[train].mean() <= 0:
             continue
         weights, cv = fit_hours(arrival_s, train, block_s, np.flatnonzero(np.arange(count) % 2 != part))
         gaps = np.diff(_operational(arrival_s, weights))

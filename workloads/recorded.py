@@ -81,7 +81,7 @@ class Recorded:
         ids = self.ids[places]
         sums = np.maximum(np.diff(np.concatenate([[0], np.cumsum(self.tokens[ids])])[start]), 1)
         scale = np.repeat(input_tokens[known] / sums, np.diff(start))
-        tokens = np.maximum(np.floor(self.tokens[ids] * scale), 1).astype(np.int64)
+        tokens = np.floor(self.tokens[ids] * scale).astype(np.int64)
         return SharedPrefixes(np.concatenate([[0], np.cumsum(length)]), _SEGMENTS + ids, tokens)
 
 
@@ -185,7 +185,10 @@ def _message(item: Mapping[str, Any]) -> Message:
     role = _ROLES.get(said.lower(), said.lower())
     if isinstance(item.get("parts"), list):
         return _of_parts(role, item["parts"])
-    message = {key: value for key, value in item.items() if key not in ("role", "from", "value")}
+    message = {  # a column of a Parquet file has every key in every message
+        key: value for key, value in item.items()
+        if key not in ("role", "from", "value") and (value is not None or key == "content")
+    }  # fmt: skip
     if "content" not in message and "value" in item:
         message["content"] = item["value"]
     if not isinstance(message.get("content"), str | list) and not (

@@ -61,6 +61,13 @@ class Waits:
     pause_s: Floats
     counts_from: NDArray[np.int8]
 
+    def follow(self, continues: Ints) -> None:
+        """Let each request that goes on with the answer to another (-1: none) wait for that one alone."""
+        for i in np.flatnonzero(continues >= 0).tolist():
+            self.after[i] = [int(continues[i])]
+            if self.counts_from[i] == WITH_START:
+                self.counts_from[i], self.pause_s[i] = AFTER_END, 0.0
+
 
 def who_waits(trace: Trace) -> Waits:
     """Read off the recorded times who waited for whom.

@@ -68,21 +68,22 @@ class Steps:
 
 @dataclass(frozen=True)
 class Joint:
-    """Recorded sessions, of which each session is like one: (turns, tokens of the first message, mean tokens of the later ones)."""
+    """Recorded sessions, of which each session is like one: (turns, tokens of the first message, of the second
+    one, mean tokens of the later ones)."""
 
-    rows: tuple[tuple[int, int, int], ...]
+    rows: tuple[tuple[int, ...], ...]
 
     def describe(self) -> dict[str, Any]:
         """JSON-able description."""
-        text = f"turns, first message and mean of the later ones together, as in one of {len(self.rows)} recorded sessions"
+        text = f"turns, first, second and mean later message together, as in one of {len(self.rows)} recorded sessions"
         return {"kind": "joint", "sessions": len(self.rows), "text": text}
 
     def draw(self, n: int, rng: np.random.Generator) -> Ints:
-        """int64[n, 3]: the rows of n sessions; each row comes equally often, but for a part of one round."""
+        """int64[n, 4]: the rows of n sessions; each row comes equally often, but for a part of one round."""
         size = len(self.rows)
         rounds = [rng.permutation(size) for _ in range(-(-n // size))]
         order = np.concatenate(rounds)[:n] if n else np.empty(0, dtype=np.int64)
-        return np.asarray(self.rows, dtype=np.int64).reshape(-1, 3)[order]
+        return np.asarray(self.rows, dtype=np.int64).reshape(-1, 4)[order]
 
 
 @dataclass(frozen=True)
@@ -100,9 +101,7 @@ class Sessions:
     message_tokens: int | None = None  # that the template adds to each message but the first; None: 0
     finish_s: float = 60.0  # how long after the stage sessions are played on
     steps: Steps | None = None
-    joint: Joint | None = (
-        None  # in place of ``turns`` and of the first message; later ones are scaled to its mean
-    )
+    joint: Joint | None = None  # in place of turns and two messages; later ones are scaled to its mean
 
     def mean_requests(self) -> float:
         """Requests in a session, on average."""
@@ -216,11 +215,13 @@ def draw_sessions(
     turn, user = np.asarray(plan.turn, dtype=np.int32), np.asarray(plan.user, dtype=np.int64)
     first = _drawn(first_tokens, plan.user, stream(_FIRST))
     later = _drawn(sessions.user_tokens, plan.user, stream(_USER)) if sessions.user_tokens else first
-    if joint is not None:
-        first, later = _like_recorded(
-            joint[np.asarray(plan.session, dtype=np.int64)], later, sessions, first_tokens
-        )
     new = np.where(turn == 0, first, later)
+    if joint is not None:
+        rows, mean = (
+            joint[np.asarray(plan.session, dtype=np.int64)],
+            (sessions.user_tokens or first_tokens).mean(),
+        )
+        new = _like_recorded(rows, turn.astype(np.int64), later, mean)
     if steps is not None:
         new = new + _drawn(steps.result_tokens, plan.result, stream(_RESULT))
         if steps.branches is not None:
@@ -244,10 +245,11 @@ def draw_sessions(
     return in_time_order(columns, continues, plan.after, shared)
 
 
-def _like_recorded(rows: Ints, later: Ints, sessions: Sessions, first_tokens: Lengths) -> tuple[Ints, Ints]:
-    """(first messages, later ones with the mean of their session) of requests whose sessions are like ``rows``, int64[n, 3]."""
-    mean = (sessions.user_tokens or first_tokens).mean()
-    return rows[:, 1], np.maximum(np.rint(later * rows[:, 2] / mean), later > 0).astype(np.int64)
+def _like_recorded(rows: Ints, turn: Ints, later: Ints, mean: float) -> Ints:
+    """What each request says, of sessions like ``rows`` (int64[n, 4]): from the third turn on ``later``, whose mean is ``mean``."""
+    scaled = np.maximum(np.rint(later * rows[:, 3] / mean), 1)
+    said = np.where(turn < 2, np.where(turn == 0, rows[:, 1], rows[:, 2]), scaled)
+    return np.where(later > 0, said, 0).astype(np.int64)  # 0: of a tool or a helper
 
 
 def _histories(
@@ -331,16 +333,15 @@ def _flag(value: object, what: str) -> bool:
 
 
 def _joint(value: object, what: str) -> Joint:
-    found: list[tuple[int, int, int]] = []
+    found = []
     for row in value if isinstance(value, list) and 0 < len(value) <= JOINT_MAX else [None]:
-        if not isinstance(row, list) or len(row) != 3:
+        if not isinstance(row, list) or len(row) != 4:
             raise WorkloadError(
-                f"{what}: give up to {JOINT_MAX} sessions as [turns, first tokens, mean of later ones], as [[5, 900, 120], [1, 60, 0]]"
+                f"{what}: give up to {JOINT_MAX} sessions as [turns, first tokens, second ones, mean of later ones], as [[5, 900, 300, 120]]"
             )
-        turns, first, later = (
-            whole_between(n, what, low, MAX_TOKENS) for n, low in zip(row, (1, 1, 0), strict=True)
+        found.append(
+            tuple(whole_between(n, what, low, MAX_TOKENS) for n, low in zip(row, (1, 1, 0, 0), strict=True))
         )
-        found.append((turns, first, later))
     return Joint(tuple(found))
 
 

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from workloads.errors import WorkloadError
 from workloads.prefixes import take_lists
 from workloads.recorded import Recorded, Recording, read_fields, read_messages, text_of
+from workloads.text import mended
 from workloads.trace_columns import column_notes, missing_notes
 from workloads.trace_fields import (
     LOCAL,
@@ -214,6 +215,8 @@ class _Rows:
                 at_ns = self._follows(optional.get("session", -1), pause_ns, bool(column))
             elif output_tokens and self.told["untimed"]:
                 raise ValueError("this row has a time, rows before it have none")
+            column = columns.name("block_size")
+            size = tokens(record[column]) if has(record, column) else 0
             column = columns.name("end")
             end_ns = self._end(record, columns, at_ns, clock)
             entry = -1
@@ -247,8 +250,8 @@ class _Rows:
             self.last_of[optional["session"]] = len(self.arrival_ns) - 1
         if "hash_ids" in columns.by_role:
             self._add_blocks(record, columns["hash_ids"])
-        if has(record, columns.name("block_size")):
-            self.block_sizes[tokens(record[columns["block_size"]])] += 1
+        if size:
+            self.block_sizes[size] += 1
 
     def _is_step(self, record: Mapping[str, Any] | BadRow) -> bool:
         """Whether a row is a step of an agent, and counts nothing."""
@@ -272,11 +275,13 @@ class _Rows:
             found = None
         if found is None:
             return [], {}, False
-        messages, is_text = found
+        messages, is_text = mended(found[0]), found[1]
+        if messages is not found[0]:
+            self.told["prompts hold half of a character (a lone surrogate): U+FFFD is sent for it"] += 1
         prefix = name[: name.rfind(".") + 1]
         if has(record, f"{prefix}system") and not is_text:
             messages = [{"role": "system", "content": record[f"{prefix}system"]}, *messages]
-        return messages, read_fields(record, prefix), is_text
+        return messages, mended(read_fields(record, prefix)), is_text
 
     def _output(self, record: Mapping[str, Any], columns: Columns) -> int:
         """Output tokens as counted, else as the recorded answer has them, else the request's own limit."""
@@ -345,7 +350,7 @@ class _Rows:
                 found[role] = -1 if value in (None, "") else tokens(value)
         if "chat_id" in columns.by_role.get("session", "").lower() and found.get("parent", -1) >= 0:
             # each request of a chat has an id of its own and names the one before it
-            found["session"] = self.numbers["session"][str(record[columns["session"]])] = found["parent"]
+            found["session"] = self.numbers["session"][str(record.get(columns["session"]))] = found["parent"]
             found["parent"] = -1
         return found
 

@@ -25,6 +25,7 @@ from workloads.tokenizers import WORD_TOKENIZERS
 SPEEDUP = 2.0  # of a repeated prompt's TTFT that only a cache explains
 SPEEDUP_MIN_S = 0.005  # less may be noise
 SLOW_CLIENT_S = 0.001
+NETWORK_SHARE = 0.25  # of a short answer's TTFT, from which on the way there is no detail
 FEW_CONNECTIONS = 1000
 
 
@@ -52,10 +53,10 @@ def _facts(seen: Seen) -> Facts:
     )
     new_s, again_s = (seconds_between(r, "started_ns", "first_token_ns") or 0.0 for r in (short, again))
     return shown | {
-        "engine": served.engine, "engine_version": served.engine_version, "server": served.server,
+        "engine": served.engine, "engine_version": served.engine_version, "server": served.server, "gateway": served.gateway,
         "proxy": seen.proxy and f"{seen.proxy.host}:{seen.proxy.port}", "kept_alive": seen.kept_alive, "connections": settings.connections,
         "closed_unannounced": seen.closed_unannounced, "connect_s": seconds_between(short, "dispatched_ns", "connected_ns"), "failures": list(seen.failures),
-        "model": seen.probe.shape.model, "models": list(served.models), "max_model_len": served.max_model_len,
+        "round_trip_s": seen.probe.network.request_s, "tcp_connect_s": seen.probe.network.connect_s, "model": seen.probe.shape.model, "models": list(served.models), "max_model_len": served.max_model_len,
         "ttft_grew_s": shown["ttft_s"] - max(new_s, again_s), "input_tokens_wanted": typical_lengths(settings, None)[0],
         "input_tokens_planned": answer.input_tokens_planned or 0, "input_tokens": answer.input_tokens,
         "overhead_tokens": how.overhead_tokens if how.measured else None, "tokens_per_word": how.tokens_per_word if how.measured else None,
@@ -68,9 +69,15 @@ def _facts(seen: Seen) -> Facts:
 
 def _way(f: Facts) -> dict[str, list[Case]]:
     who = " ".join(filter(None, (f["engine"], f["engine_version"]))) or f["server"] or "an unnamed server"
-    found = f"{f['api']} over HTTP/1.1{' through the proxy ' + f['proxy'] if f['proxy'] else ''}, answered by {who}"
+    way = "".join(
+        f" through {name}" for name in (f["proxy"] and f"the proxy {f['proxy']}", f["gateway"]) if name
+    )
+    found = f"{f['api']} over HTTP/1.1{way}, answered by {who}"
     broken = " although nothing said so" if f["closed_unannounced"] else ""
     new = f"TTFT from schedule and E2E: with the set-up of a connection ({duration_text(f['connect_s'])}); TTFT: without"
+    trip_s, ttft_s = f["round_trip_s"], min(filter(None, (f["ttft_new_s"], f["ttft_again_s"])), default=0.0)
+    trip = f"{duration_text(trip_s)} for the smallest request and its answer, {duration_text(f['tcp_connect_s'])} to connect"
+    far = (trip_s or 0.0) > NETWORK_SHARE * ttft_s > 0
     others, longest = len(f["models"]) - 1, f["max_model_len"]
     context = f"; context {longest:,} tokens" if longest else ""
     return {"connection": [
@@ -78,6 +85,10 @@ def _way(f: Facts) -> dict[str, list[Case]]:
         (f["connections"] == "new", "ok", f"{found}; a connection for each, as --connections new asks", new, ()),
         (not f["kept_alive"], "note", f"{found}; the connection is closed after each answer{broken}", f"a run opens one for each request. {new}", ()),
         (True, "ok", f"{found}; connections are kept alive", "TTFT, E2E: without the set-up of connections", ()),
+    ], "network": [
+        (trip_s is None, "note", "the round trip could not be measured", "what the network adds to TTFT is not known", ()),
+        (far, "note", f"{trip}, {(trip_s or 0.0) / max(ttft_s, 1e-9):.0%} of a short answer's TTFT", "TTFT and E2E include the way there and back: compare only what is measured from the same place", ()),
+        (True, "ok", trip, "TTFT and E2E include it", ()),
     ], "model": [
         (others < 0, "note", f"{f['model']} is answered; there is no list of models", "that the figures are this model's rests on its name", ()),
         (f["model"] not in f["models"], "bad", f"{f['model']} is answered, but the list has {', '.join(f['models'][:10])}", "the figures may be another model's: is this the one you mean?", ()),

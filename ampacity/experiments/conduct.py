@@ -28,14 +28,15 @@ from ampacity.progress import Progress
 from ampacity.settings import REPLAY
 from ampacity.values import ConfigError
 from loadgen.diagnosis import Finding, diagnose, spoilt, warnings
-from loadgen.endpoint import Endpoint, EndpointError, is_loopback
-from loadgen.exchange import Exchange
+from loadgen.endpoint import Endpoint, EndpointError, is_loopback, redact
+from loadgen.gateways import gateway_of
 from loadgen.generator import Generator
 from loadgen.host import OWN_FILES, raise_open_files_limit, room_for_connections
 from loadgen.http import Client
+from loadgen.network import measure_round_trip
 from loadgen.pages import Pages
-from loadgen.probe import Probe, ask, choose_model, count_message_overhead, find_dialect, look
-from loadgen.protocols import RequestShape
+from loadgen.probe import Asked, Probe, ask, choose_model, count_message_overhead, find_dialect, look
+from loadgen.protocols import RequestShape, printable
 from loadgen.proxy import proxy_for
 from loadgen.redirects import final_endpoint
 from loadgen.requests import RequestMaker
@@ -264,8 +265,10 @@ async def _probe(
     found: tuple[Finding, ...] = ()
     thinks: Thought | None = None
 
-    def heard(exchange: Exchange) -> None:
-        nonlocal found, thinks
+    def heard(exchange: Asked) -> None:
+        nonlocal found, thinks, served
+        if gateway := gateway_of(exchange.headers, served.engine):  # LiteLLM shows itself in answers alone
+            served = replace(served, gateway=redact(printable(gateway), endpoint.secrets))
         answer, thinks = exchange.record, exchange.thought or thinks
         if answer.status == "ok":
             answer.input_tokens_planned, answer.output_tokens_planned = input_tokens, output_tokens
@@ -282,7 +285,10 @@ async def _probe(
             "schedule has the time that takes"
         )
     record = typical if typical.status == "ok" else record
-    return Probe(served, shape, calibration, record, tuple(notes), found, thinks, client.keeps_alive)
+    network = await measure_round_trip(
+        pages, endpoint, route.addresses, route.proxy, kept_alive=client.keeps_alive is not False
+    )
+    return Probe(served, shape, calibration, record, tuple(notes), found, thinks, client.keeps_alive, network)
 
 
 def typical_lengths(settings: Settings, trace: Replayed | None) -> tuple[int, int]:

@@ -68,7 +68,10 @@ def run_meta(
         "command_line": command_line,
         "started_utc": utc_now(), "ended_utc": None,
         "clock": {"monotonic_ns": time.monotonic_ns(), "utc": utc_now()},
-        "endpoint": {"url": endpoint.url, "api": settings.api, "model": probe.shape.model, "server": served.server, "keeps_alive": probe.keeps_alive},
+        "endpoint": {
+            "url": endpoint.with_query(endpoint.url), "api": settings.api, "model": probe.shape.model, "server": served.server,
+            "gateway": served.gateway,             "keeps_alive": probe.keeps_alive, **probe.network.as_dict(),
+        },
         "locked": {
             "engine": served.engine, "engine_version": served.engine_version, "max_model_len": served.max_model_len,
             "quantization": None, "hardware": None, "tensor_parallel": None, "prefix_caching": None,
