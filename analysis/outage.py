@@ -39,7 +39,8 @@ def find_outages(requests: Requests) -> list[Outage]:
     """
     r, n = requests, len(requests)
     down = np.any([r.has_status(status) for status in DOWN], axis=0)
-    life = np.concatenate([r.first_token_ns, r.last_token_ns, r.ended_ns[r.has_status("ok")]]) * _NS
+    ok = r.has_status("ok")
+    life = np.concatenate([r.first_token_ns, r.last_token_ns, r.ended_ns[ok]]) * _NS
     life = np.unique(life[~np.isnan(life)])
     if np.count_nonzero(down) < REQUESTS_MIN or not len(life):
         return []
@@ -60,14 +61,19 @@ def find_outages(requests: Requests) -> list[Outage]:
         late = failed & r.has_status("timeout")
         if k == len(life) and 2 * np.count_nonzero(late) > np.count_nonzero(failed):
             continue
-        seen_s = np.where(late, np.fmax(began_s, r.last_token_ns * _NS), ended_s)
-        start_s = float(seen_s[failed].min())
         end_s = None
         if k < len(
             life
         ):  # back when a request began that was answered, which may take as long as an answer to show
-            after = r.has_status("ok") & (began_s > began_s[failed].max())
+            after = ok & (began_s > began_s[failed].max())
             end_s = float(min(began_s[after].min(initial=np.inf), life[k]))
+        # what was under way when it went down may have been answered while others were refused
+        before = ok & (began_s < (np.inf if end_s is None else end_s))
+        since = began_s > began_s[before].max(initial=-np.inf)
+        failed |= down & since & (began_s < (np.inf if end_s is None else end_s))
+        late = failed & r.has_status("timeout")
+        seen_s = np.where(late, np.fmax(began_s, r.last_token_ns * _NS), ended_s)
+        start_s = float(seen_s[failed].min())
         over = np.isnan(ended_s) | (ended_s >= start_s)
         touched = over & (began_s < (np.inf if end_s is None else end_s))
         found.append(Outage(start_s, end_s, failed, touched))

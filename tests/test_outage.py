@@ -177,8 +177,8 @@ def test_a_run_with_an_outage_exits_with_one(
 
 
 def test_users_who_are_refused_again_and_again_are_one_outage(tmp_path: Path) -> None:
-    """Eight users of a closed loop, each back 5 ms after it was refused: some 8 / 5 ms x 1.9 s = 3,050 failures (an answer is
-    under way for 0.1 s more, on average), one outage."""
+    """Eight users of a closed loop, each back 5 ms after it was refused: some 3,100 failures, one outage, though
+    answers that are under way come until 8.2 s."""
     records = []
     for user in range(8):
         t = user * 0.01
@@ -196,7 +196,7 @@ def test_users_who_are_refused_again_and_again_are_one_outage(tmp_path: Path) ->
     summary = judged(tmp_path, Stage(records, 20.0, concurrency=8))
     (held,) = summary["stages"]
     (period,) = held["outage"]["periods"]
-    assert period["failed"] == pytest.approx(3050, rel=0.03)
+    assert period["failed"] == sum(r.status != "ok" for r in records)
     assert (period["start_s"], period["end_s"]) == (pytest.approx(8.0, abs=0.2), pytest.approx(10.0, abs=0.2))
     assert held["slo_met"] is False
     assert held["outage"]["outside"]["slo_met"] is True
