@@ -298,6 +298,7 @@ def _check_together(settings: Settings, raw: dict[str, Any]) -> None:
     for wrong, message in (
         (settings.rates and settings.concurrency, "--rates (open loop) and --concurrency (closed loop) exclude each other: give one"),
         (settings.trace and of_trace & raw.keys(), "--trace brings its own lengths and times: drop --workload, --input-tokens, --output-tokens, --arrivals and --duration"),
+        (settings.max_requests and max(settings.concurrency or (0,)) > settings.max_requests, f"--max-requests {settings.max_requests}: --concurrency {max(settings.concurrency or (0,))} would never be in flight: give more requests or fewer users"),
         ("arrivals" in raw and settings.concurrency, "--arrivals goes with an open loop: with --concurrency a request follows the answer before it"),
         ("think_time" in raw and not settings.concurrency, "--think-time goes with --concurrency: in an open loop nobody waits for an answer"),
         ("ramp" in raw and not settings.concurrency, "--ramp goes with --concurrency: an open loop rises with --arrivals ramp:from=0.2,to=1.8"),
@@ -324,7 +325,8 @@ def check_steady(workload: Workload, command: str) -> None:
     for clock in workload.clocks:
         if shaped(clock):
             raise ConfigError(
-                f"arrivals {clock}: {command} looks for one steady rate; use 'ampacity run' for a rate that changes"
+                f"arrivals {clock:.60}: {command} looks for one steady rate; give it --arrivals poisson (or gamma:cv=...), or use "
+                "'ampacity run' for a rate that changes"
             )
 
 

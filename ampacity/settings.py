@@ -22,7 +22,7 @@ REPLAY: dict[str, Setting] = {  # of a trace, which 'ampacity run' alone plays
     "think_scale": (LOAD, float, "X", "Multiply the pauses within sessions of the trace by X. Default: as --time-scale has it."),
     "block_size": (LOAD, int, "N", "Tokens of a block in the trace's hash_ids. Default: as the file says, else found by its lengths."),
     "trace_as_written": (LOAD, bool, None, "Keep the bursts of a trace whose clock is coarse. Default: spread over the clock's step."),
-    "column": (LOAD, list[str], "ROLE=NAME", "Column of the trace that holds time, input, output, session, client, cached or hash_ids, as input=usage.prompt_tokens or time=events.0.at; repeatable."),
+    "column": (LOAD, list[str], "ROLE=NAME", "Column of the trace that holds time, input, output, session, end, duration, pause, messages, client, cached or hash_ids, as input=usage.prompt_tokens or time=events.0.at; repeatable."),
     "time_unit": (LOAD, str, None, "Unit of the trace's times: s, ms, us or ns. Default: by the column's name or the size of the numbers."),
 }  # fmt: skip
 SHARED: dict[str, Setting] = {

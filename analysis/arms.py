@@ -66,7 +66,7 @@ class Arm:
         """Of the stages whose rates are figures the one with the highest goodput; without SLOs with most output tokens/s."""
         figures = [s for s in self.stages if is_figure(s)]
         good = [s for s in figures if s["goodput_rps"] is not None]
-        most = max(figures, key=lambda s: s["output_tokens_per_s"], default=None)
+        most = max(figures, key=lambda s: s["output_tokens_per_s"] or 0.0, default=None)
         return max(good, key=lambda s: s["goodput_rps"], default=most)
 
     @property
@@ -91,7 +91,9 @@ class Arm:
         closed = [s for s in self.stages if s["kind"] == "closed" and offline["output_tokens_per_s"]]
         top = max((s["concurrency_set"] for s in closed), default=0)
         enough = PLATEAU * (offline["output_tokens_per_s"] or math.inf)
-        if any(s["concurrency_set"] <= top / 1.5 and s["output_tokens_per_s"] >= enough for s in closed):
+        if any(
+            s["concurrency_set"] <= top / 1.5 and (s["output_tokens_per_s"] or 0.0) >= enough for s in closed
+        ):
             return True
         return one_load and basis in ("good", "accepted") and all(s["slo_met"] is False for s in self.stages)
 

@@ -211,6 +211,7 @@ def _level(runs: Sequence[Judged], name: str, n_levels: int) -> dict[str, Any]:
     if not quantiles:
         told = "; ".join(f"{metric}: {why}" for metric, why in untracked.items())
         raise CompareError(f"{runs[0].run.path}: {name} has no latency that a gate could track: {told}")
+    rates = [stage["output_tokens_per_s"] for stage in stages]
     return {
         "kind": stages[0]["kind"],
         "offered_rps": stages[0]["offered_rps"],
@@ -221,7 +222,7 @@ def _level(runs: Sequence[Judged], name: str, n_levels: int) -> dict[str, Any]:
         "errors": [as_dict(blocks_of(level.failed)) for level in levels],
         "rates": [as_dict(level.rates(stages[0]["kind"])) for level in levels],
         "client_delay_s": max(client_delay_s(run, name) for run in runs),
-        "output_tokens_per_s": rounded(float(np.mean([s["output_tokens_per_s"] for s in stages]))),
+        "output_tokens_per_s": None if None in rates else rounded(float(np.mean(rates))),
         "slos": _limited(stages),
         "histograms": histograms,
         "quantiles": quantiles,

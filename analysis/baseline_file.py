@@ -61,7 +61,7 @@ _LEVEL: Any = _object(
     schedules=list[str | None],
     errors=list[_COUNTED],
     rates=list[_COUNTED],
-    output_tokens_per_s=_AMOUNT,
+    output_tokens_per_s=_AMOUNT | None,
     client_delay_s=_AMOUNT,
     quantiles=Annotated[dict[_NAME, _QUANTILE], Meta(min_length=1)],
     untracked=dict[str, str],

@@ -26,13 +26,13 @@ REQUESTS_PER_BIN = 10.0
 BINS_MIN = 12  # in the base phase, however few its requests
 BASE_REQUESTS_MIN = 30  # of the settled base phase, to know what to come back to
 BASE_ANSWERS_MIN = 10.0  # mean answers that the settled base phase lasts: a shorter one still fills up
-BASE_ERROR_MAX = 0.5  # half of the 95 % interval of the base's mean in flight, over the mean
+BASE_ERROR_MAX = 0.45  # half of the 95 % interval of the base's mean in flight, over the mean
 BELOW = 1.0  # of the base's standard deviations, by which the count must come below its mean
 BASE_SHARE_MAX = 0.6  # of what is served: above that the base load has long queues of its own
 SINCE_REQUESTS_MIN = 20  # due after the backlog, to know what TTFT has become
 SLOWER = 1.1  # a request is slow where its TTFT is above this times the base's median
 SLOWER_P = 0.01  # one-sided, of the test that as many are slow as in the base
-MOMENTS = 1000  # at which the base is looked at
+SAME = 1e-6  # counts of requests that are nearer are one
 PARTS = 8  # of a time, to know how much what happens in it varies
 SERVED_ALL = 0.95  # of the burst's rate: what is served as fast as it comes is delayed, and no queue
 UNSEEN = "what is known of the run ends before the burst does"
@@ -47,8 +47,9 @@ def summarise_burst(
     start_ns = float(meta["start_ns"] - records.origin_ns)
     last_ns = float(np.nanmax(np.concatenate([rows.ended_ns, [start_ns]])))
     at, last_s = (rows.scheduled_ns - start_ns) * _NS, (last_ns - start_ns) * _NS
-    planned_s = float(plan["base_s"] + plan["burst_s"] + plan["recovery_s"])
-    end_s = _known_until_s(planned_s, meta, at, records.table["request_id"].to_numpy()[rows.row], last_s)
+    planned_s = round(float(plan["base_s"] + plan["burst_s"] + plan["recovery_s"]), 9)
+    ids = records.table["request_id"].to_numpy()[rows.row]
+    end_s = max(0.0, _known_until_s(planned_s, meta, at, ids, last_s))
     rows, at = rows.take(at <= end_s), at[at <= end_s]
     cohort = Cohort(rows, read_chunks(records.table, rows), 0, last_ns, spoilt=records.spoilt)
     observed = observe_slos(cohort, slos)
@@ -107,14 +108,14 @@ def summarise_burst(
 def _known_until_s(planned_s: float, meta: Mapping[str, Any], at: Floats, ids: Ints, last_s: float) -> float:
     """When what is known ends: the plan's end, or when the run was stopped.
 
-    Of a killed run just after the last request before which none lacks its record: they are numbered as they are due.
+    To the millisecond. Of a killed run just after the last request before which none lacks its record: they are numbered as they are due.
     """
     if meta.get("drained_ns"):
         stopped_s = (meta["end_ns"] - meta["start_ns"]) * _NS
-        return min(planned_s, stopped_s, last_s) if meta.get("ended_early") else planned_s
+        return min(planned_s, round(min(stopped_s, last_s), 3)) if meta.get("ended_early") else planned_s
     gaps = np.flatnonzero(np.diff(ids) != 1)
-    last = at[gaps[0] if len(gaps) else -1] if len(at) else 0.0
-    return min(planned_s, float(last) + _NS)
+    last_s = float(at[gaps[0] if len(gaps) else -1]) if len(at) else 0.0
+    return min(planned_s, (math.floor(1e3 * last_s) + 1) / 1e3)
 
 
 def _phase(
@@ -212,7 +213,7 @@ def _recovery(
             "recovery_reason": f"the base phase is too short to know what to come back to: {in_flight:.3g} in flight, "
             f"give or take {levels[1][1]:.3g}, in {length_s / answer_s:.3g} times an answer; raise --base-duration"
         }
-    seen_s = end_s - over_s
+    seen_s = _apart_s(over_s, end_s)
     upper = in_flight + levels[1][1] + 2 * math.sqrt(in_flight)
     earliest_s = _fallen_s(at, finish, upper, over_s, end_s)
     result["recovery_ci_s"] = [seen_s if earliest_s is None else earliest_s, None]
@@ -226,6 +227,12 @@ def _recovery(
             "recovery_reason": f"the base load is {phases[0]['offered_rps'] / most_rps:.0%} of the {most_rps:.3g} req/s that "
             f"{served}: above {BASE_SHARE_MAX:.0%} it has queues of its own, and when the burst's is gone cannot be told"
         }
+    levels = _with_later(
+        levels,
+        [_level((over_s + end_s) / 2, end_s, at, left) for left in (answered, finish)],
+        length_s,
+        seen_s / 2,
+    )
     aims = [max(0.0, mean - max(half, BELOW * spread)) for mean, half, spread in levels]
     found = [
         _fallen_s(at, left, aim, over_s, end_s) for left, aim in zip((answered, finish), aims, strict=True)
@@ -260,16 +267,46 @@ def _level(start_s: float, end_s: float, at: Floats, left: Floats) -> tuple[floa
     cuts = np.linspace(start_s, end_s, PARTS + 1)
     parts = np.array([time_average_in_flight(a, b, at, left) for a, b in pairwise(cuts)])
     half = float(stdtrit(PARTS - 1, 0.975) * parts.std(ddof=1) / math.sqrt(PARTS))
-    spread = float(np.std(_waiting(at, np.sort(left), np.linspace(start_s, end_s, MOMENTS))))
-    return float(parts.mean()), half, spread
+    moments = np.sort(np.concatenate([[start_s, end_s], at, left]))
+    moments = moments[(moments >= start_s) & (moments <= end_s)]
+    waiting, lasts_s = _waiting(at, np.sort(left), moments[:-1]), np.diff(moments)
+    mean = float(parts.mean())
+    spread = math.sqrt(float(np.average((waiting - mean) ** 2, weights=lasts_s)))
+    return mean, half, spread
+
+
+Level = tuple[float, float, float]  # see _level
+
+
+def _with_later(base: list[Level], later: list[Level], base_s: float, later_s: float) -> list[Level]:
+    """The base's levels, known better by the second half of the recovery, unless more are in flight there than chance explains.
+
+    The same load came in both; means by the lengths, their errors and variances likewise.
+    """
+    if later[1][0] > base[1][0] + math.hypot(base[1][1], later[1][1]):
+        return base
+    share = base_s / (base_s + later_s)
+    pooled = []
+    for (mean, half, spread), (mean_later, half_later, spread_later) in zip(base, later, strict=True):
+        both = share * mean + (1 - share) * mean_later
+        apart = share * (1 - share) * (mean - mean_later) ** 2
+        spread = math.sqrt(share * spread**2 + (1 - share) * spread_later**2 + apart)
+        half = math.hypot(share * half, (1 - share) * half_later)
+        pooled.append((both, half, spread))
+    return pooled
+
+
+def _apart_s(from_s: float, to_s: float) -> float:
+    """To the millisecond: what is less is the clock's own."""
+    return round(to_s - from_s, 3) + 0.0
 
 
 def _fallen_s(at: Floats, left: Floats, level: float, over_s: float, end_s: float) -> float | None:
     """Seconds from the end of the burst until no more than ``level`` have not left; None: not while there was load."""
     left = np.sort(left)
     moments = np.concatenate([[over_s], left[(left > over_s) & (left <= end_s)]])
-    down = moments[_waiting(at, left, moments) <= level + 1e-9]
-    return float(down[0]) - over_s if len(down) else None
+    down = moments[_waiting(at, left, moments) <= level + SAME]
+    return _apart_s(over_s, float(down[0])) if len(down) else None
 
 
 def _slower_p(base: Bools, since: Bools) -> float:
@@ -365,7 +402,7 @@ def _backlog(
     served = int(np.count_nonzero(ended & ok)) / (until - middle)
     if served >= SERVED_ALL * phases[1]["offered_rps"]:
         return result | {"reason": "requests waited, but were served as fast as they came: a delay, no queue"}
-    lasted_s, rest = until - over_s, max(0.0, float(_waiting(at, left, np.array([until]))[0]) - base)
+    lasted_s, rest = _apart_s(over_s, until), max(0.0, float(_waiting(at, left, np.array([until]))[0]) - base)
     fall_rps = (result["at_end_of_burst"] - rest) / lasted_s
     unanswered = int(np.count_nonzero(ended & ~ok))
     result |= {"served_rps": served, "unanswered": unanswered, "at_end": rest, "fall_rps": fall_rps}

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from analysis.next_load import non_monotone, out_of_reach
-from analysis.pooled import NOT_ALL_SEEN, POOLED, Estimate, estimate, judged_open, unseen
+from analysis.pooled import LONE_TELLS, NOT_ALL_SEEN, POOLED, Estimate, estimate, judged_open, unseen
 from analysis.slo import Slo
 from analysis.throughput import CHANCE_SD, REQUESTS_MIN, all_failed
 
@@ -178,8 +178,11 @@ def _binding(found: Estimate) -> dict[str, Any]:
 def _too_wide(found: Estimate, shown: Mapping[str, Any]) -> dict[str, Any]:
     """The highest load that was shown to meet the SLOs stands, if there is one; the interval is the estimate's."""
     (low, high), rate = found.usable_rps_ci, shown["usable_rps"]
-    width = f"{100 * found.relative_error:.2g} %" if high < 2 * low else f"a factor of {high / low:.2g}"
-    reason = TOO_WIDE.format(number_text(found.usable_rps), width)
+    if found.lone:
+        reason = LONE_TELLS.format(found.lone.text)
+    else:
+        width = f"{100 * found.relative_error:.2g} %" if high < 2 * low else f"a factor of {high / low:.2g}"
+        reason = TOO_WIDE.format(number_text(found.usable_rps), width)
     if rate is None:
         if shown["reason"]:
             reason = f"{shown['reason']}; {reason}"

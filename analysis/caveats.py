@@ -22,13 +22,12 @@ BEYOND_CONTEXT_SHARE = 0.01
 CACHED_SHARE = 0.05
 RESENT_SHARE = 0.01  # of the requests: more is no race with the end of idle connections
 WIDE_BRACKET = 1.25
+USERS_SHARE = 0.9  # of the users that were set, in flight at most: fewer never were
 IDLE_CPU_FRACTION = 0.5  # of a core: below it the client was not held up by its own work
 
 
-def find_caveats(
-    summary: Mapping[str, Any], input_deviation: float | None, output_deviation: float | None
-) -> list[dict[str, str]]:
-    """Warnings for a summary whose figures are all in place; the deviations are those of ``analysis.lengths``."""
+def find_caveats(summary: Mapping[str, Any], output_deviation: float | None) -> list[dict[str, str]]:
+    """Warnings for a summary whose figures are all in place; the deviation is that of ``analysis.lengths``."""
     stages: Sequence[dict[str, Any]] = summary["stages"]
     counted = [s for s in stages if s["stable"] is not False and not s["client_limited"]]
     realised = summary["workload"]["realised"]
@@ -49,10 +48,11 @@ def find_caveats(
         "too_short": _too_short(summary),  # a stage shorter than its requests
         "non_monotone": _non_monotone(summary["capacity"]),
         "beyond_context": _beyond_context(summary["workload"], summary["requests"]),
-        "inputs_off": _inputs_off(input_deviation, summary),
+        "inputs_off": _inputs_off(realised["input_deviation"], bool(summary.get("sessions"))),
         "lengths_off": _lengths_off(output_deviation, realised["token_source"]),
         "not_streamed": _not_streamed(stages),
         "diagnosis": _diagnosis(summary),
+        "speculation": _speculation(summary),
         "tokens_per_chunk": _tokens_per_chunk(summary),
         "cached": _cached(realised["cached_token_share"], summary["workload"].get("prompts")),
         "littles_law": _littles_law(stages),
@@ -60,6 +60,7 @@ def find_caveats(
         "lengths_out_of_order": lengths_out_of_order(summary),
         "knee_region": _knee_region(summary),
         "closed_loop": _closed_loop(summary["capacity"]),
+        "users_missing": _users_missing(summary),
     }
     expected = _OF_A_STEADY_LOAD if _load_changes(summary) else ()
     if summary.get("burst") or "search" in summary:
@@ -67,7 +68,7 @@ def find_caveats(
     return [{"code": code, "text": text} for code, text in found.items() if text and code not in expected]
 
 
-OF_ENDPOINT = ("not_streamed", "diagnosis")
+OF_ENDPOINT = ("not_streamed", "diagnosis", "speculation")
 """Warnings that hold for what is compared with the run, too."""
 
 
@@ -283,10 +284,12 @@ def _too_few(summary: Mapping[str, Any]) -> str | None:
     broke = min((stage_rate(s) for s in stages if s["slo_met"] is False and s["requests"]), default=None)
     bottom, top = (interval[0], interval[1]) if interval else (0.0, broke)
     undecided = [
-        (s, max((v for v in s["slo_verdicts"] if v["verdict"] == "undecided"), key=_lacking))
+        (s, max(open_verdicts, key=_lacking))
         for s in stages
         if s["slo_met"] is None and s["slo_verdicts"] and not s["client_limited"] and s["requests"]
         and bottom <= stage_rate(s) <= (top or math.inf)
+        # a metric that is not known at all is not decided by more requests
+        and (open_verdicts := [v for v in s["slo_verdicts"] if v["verdict"] == "undecided" and v["attainment"] is not None])
     ]  # fmt: skip
     if not undecided:
         return None
@@ -345,18 +348,17 @@ def _beyond_context(workload: Mapping[str, Any], sent: int) -> str | None:
     )
 
 
-def _inputs_off(deviation: float | None, summary: Mapping[str, Any]) -> str | None:
+def _inputs_off(deviation: float | None, sessions: bool) -> str | None:
     if deviation is None or abs(deviation) <= LENGTHS_OFF_SHARE:
         return None
     histories = (
         " Histories hold what was answered: shorter answers, and turns that told nothing, make shorter prompts."
-        if summary.get("sessions") and deviation < 0
+        if sessions and deviation < 0
         else ""
     )
     return (
-        f"Prompts were {abs(deviation):.0%} {'longer' if deviation > 0 else 'shorter'} than planned in input tokens, as the server counts "
-        f"them: the load is another one than asked for, and no figure is that of the workload it is named for.{histories} Look for "
-        "a server that cuts prompts, or measure with its own vocabulary (--tokenizer)."
+        f"Prompts were {off_text(deviation)} in input tokens, by the server's count: the load is another one than asked for, and no "
+        f"capacity of it.{histories} Look whether the server cuts prompts, and give its own vocabulary to --tokenizer."
     )
 
 
@@ -367,9 +369,14 @@ def _lengths_off(deviation: float | None, sources: Mapping[str, int]) -> str | N
         ", or give the server's own vocabulary to --tokenizer: it counted" if "tokenizer" in sources else ""
     )
     return (
-        f"Answers were {abs(deviation):.0%} {'longer' if deviation > 0 else 'shorter'} than planned in output tokens: "
-        f"the load is another one than asked for. Make the server ignore the end-of-sequence token or fix lengths{counted}."
+        f"Answers were {off_text(deviation)} in output tokens: the load is another one than asked for. "
+        f"Make the server ignore the end-of-sequence token or fix lengths{counted}."
     )
+
+
+def off_text(deviation: float) -> str:
+    """``74% shorter than planned``."""
+    return f"{abs(deviation):.0%} {'longer' if deviation > 0 else 'shorter'} than planned"
 
 
 def _not_streamed(stages: Sequence[dict[str, Any]]) -> str | None:
@@ -393,15 +400,39 @@ def _diagnosis(summary: Mapping[str, Any]) -> str | None:
     )
 
 
+def _speculation(summary: Mapping[str, Any]) -> str | None:
+    """Where the server drafts tokens and the prompts are made-up words, or may be: an imported run does not say."""
+    accepted = [(s, s["server"]["spec_acceptance_rate"]) for s in summary["stages"] if s.get("server")]
+    seen = [(s, share) for s, share in accepted if share is not None]
+    workload = summary["workload"]
+    if not seen or workload.get("prompt_file") or (workload.get("trace") or {}).get("recorded_prompts"):
+        return None
+    low, high = min(share for _, share in seen), max(share for _, share in seen)
+    share_text = f"{low:.0%}" if f"{low:.0%}" == f"{high:.0%}" else f"{low:.0%} to {high:.0%}"
+    return (
+        f"{_at([s for s, _ in seen])} the server drafted tokens ahead and accepted {share_text} of them, on prompts of random words. Real "
+        "text is easier or harder to guess, so its ITL, TPOT, tokens/s and capacity are others: measure them with --prompts FILE, "
+        "your own prompts, before a speculating engine is judged or compared."
+    )
+
+
 def _tokens_per_chunk(summary: Mapping[str, Any]) -> str | None:
     ratio = summary["workload"]["realised"]["tokens_per_chunk"]
     unknown = [s for s in summary["stages"] if "unknown" in (s["itl_s"].get("reason") or "")]
     if not unknown:
         return None
     ratio_text = f" ({ratio:.3g} tokens per chunk)" if ratio else ""
-    return (
-        f"Chunks are not tokens{ratio_text} and the server does not say how many each holds: "
-        "per-token latency (ITL) is not given; inter-chunk latency (ICL) and TPOT are."
+    given = [
+        name for key, name in (("icl_s", "inter-chunk latency (ICL)"), ("tpot_s", "TPOT")) if all(s[key]["n"] for s in unknown)
+    ]  # fmt: skip
+    lacking = [
+        *(["TPOT"] if "TPOT" not in given else []),
+        *(["tokens/s"] if any(s["output_tokens_per_s"] is None for s in unknown) else []),
+    ]
+    none = f"per-token latency (ITL){''.join(f', {name}' for name in lacking)} {'are' if lacking else 'is'} not given"
+    verb = "is" if len(given) == 1 else "are"
+    return f"Chunks are not tokens{ratio_text} and the server does not say how many each holds: {none}" + (
+        f"; {' and '.join(given)} {verb}." if given else "."
     )
 
 
@@ -448,6 +479,29 @@ def _closed_loop(capacity: Mapping[str, Any]) -> str | None:
     return (
         "The usable rate was found with a closed loop, in which users wait for the server: open arrivals, which do not, "
         f"break the SLO at a lower rate. {most}Size by an open loop (--rates, or ampacity search)."
+    )
+
+
+def users_missing(stage: Mapping[str, Any]) -> bool:
+    """Whether a closed stage never had its users in flight."""
+    at_most: float = stage["concurrency_max"]
+    return stage["kind"] == "closed" and at_most < USERS_SHARE * float(stage["concurrency_set"] or 0)
+
+
+def _users_missing(summary: Mapping[str, Any]) -> str | None:
+    thinks = summary.get("sessions") or any(
+        s["users_pause"] and not users_missing(s) for s in summary["stages"]
+    )
+    few = [s for s in summary["stages"] if users_missing(s) and s["requests"]]
+    if thinks or not few:
+        return None
+    each = "; ".join(
+        f"{s['concurrency_set']:g} users were set, and never more than {s['concurrency_max']} in flight"
+        for s in few
+    )
+    return (
+        f"{each}: the run ended before all had begun, or something lets fewer in. C_max is what was in flight. Use more requests or a "
+        "longer --duration."
     )
 
 

@@ -51,13 +51,12 @@ def changes_of(
     checks = [
         _quantile_check(level, name, metric, records, tolerances, paired) for metric in level["quantiles"]
     ]
-    return [
-        *checks,
-        _error_check(level, name, records, tolerances.get("error_rate", ERROR_TOLERANCE), paired),
-        _rate_check(
-            level, name, runs, records, tolerances.get("output_tokens_per_s", DEFAULT_TOLERANCE), paired
-        ),
-    ]
+    checks.append(_error_check(level, name, records, tolerances.get("error_rate", ERROR_TOLERANCE), paired))
+    rates = [level, *(run.levels()[name][1] for run in runs)]
+    if all(of["output_tokens_per_s"] is not None for of in rates):  # else nobody counted
+        tolerance = tolerances.get("output_tokens_per_s", DEFAULT_TOLERANCE)
+        checks.append(_rate_check(level, name, runs, records, tolerance, paired))
+    return checks
 
 
 def only_watched(check: Check) -> str:
@@ -85,7 +84,7 @@ def _quantile_check(
     found = [r.metrics[kind] for r in records]
     unknown = next((o.reason or "no request has a value" for o in found if o.reason or not o.n), None)
     if unknown:
-        check.reason = unknown
+        check.reason, check.verdict = unknown, SILENT if watched else check.verdict
         return check
     explained = _explained(level, kind, known, records)
     worse = passing = known.compare(found, explained, tolerance, paired=paired)
@@ -157,16 +156,17 @@ def decide(checks: list[Check], alpha: float, base: Mapping[str, Any]) -> None:
     """Regression: worse than the tolerance, and by Holm over all checks no chance.
 
     Pass: shown to be below the tolerance. One that is only watched is SILENT unless it is a regression, or
-    would be one if it were tested alone: then it is inconclusive.
+    would be one if only those were tested: then it is inconclusive.
     """
     known = [(c, c.test) for c in checks if c.test is not None]
+    watched = sum(t.watched for _, t in known)
     worse = holm([t.worse.p_regression for _, t in known], alpha)
     for (check, t), rejected in zip(known, worse, strict=True):
         check.p_regression, check.p_equivalence = t.worse.p_regression, t.passing.p_equivalence
         if rejected and t.beyond:
             check.verdict = "regression"
         elif t.watched:
-            may_be = t.beyond and check.p_regression <= alpha
+            may_be = t.beyond and check.p_regression <= alpha / watched
             check.verdict = "inconclusive" if may_be else SILENT
         elif check.p_equivalence <= alpha:
             check.verdict = "pass"

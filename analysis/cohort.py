@@ -11,6 +11,7 @@ import numpy as np
 from analysis.fluidity import needed_pace_s
 from analysis.gaps import GapSeries
 from analysis.metrics import (
+    UNCOUNTED,
     Bools,
     Chunks,
     Floats,
@@ -19,6 +20,7 @@ from analysis.metrics import (
     first_answer_s,
     tpot_s,
     ttft_s,
+    uncounted_share,
     visible_tokens,
     zero_ns,
 )
@@ -160,19 +162,21 @@ class Cohort:
         ok = self.requests.has_status("ok")
         n = int(np.count_nonzero(estimated & ok))
         taken = "tokens of the first chunk taken as the mean tokens per chunk, or as one where no chunk has a time"
+        if uncounted_share(self.requests) > 1 - MIN_KNOWN_SHARE:
+            return _unknown("requests", UNCOUNTED)
         bunched, reads = self._bunched
-        if bunched and reads < READS_FEW:
-            return _unknown("requests", bunched)
+        if unknown := (bunched if reads < READS_FEW else None) or self._in_one_piece:
+            return _unknown("requests", unknown)
         return self.per_request(np.where(ok, values, np.nan), None, f"{n} answers: {taken}" if n else None)
 
     @cached_property
     def icl(self) -> Observations:
-        unknown = self._without_chunk_times() or self._bunched[0]
+        unknown = self._without_chunk_times() or self._bunched[0] or self._in_one_piece
         return _unknown("gaps", unknown) if unknown else self._of_gaps(per_token=False)
 
     @cached_property
     def itl(self) -> Observations:
-        unknown = self._chunks_unknown() or self._bunched[0]
+        unknown = self._bunched[0] or self._in_one_piece or self._chunks_unknown()
         if unknown:
             return _unknown("gaps", unknown)
         if self.chunks.tokens is None and self.chunks.known.all():
@@ -191,7 +195,7 @@ class Cohort:
             return None
         return (
             f"tokens per chunk unknown in {n - known} of {n} answers (the server sends chunks, not tokens, and "
-            "does not say how many tokens each holds): see icl_s and tpot_s"
+            f"does not say how many tokens each holds): see icl_s{' and tpot_s' if self.tpot.n else ''}"
         )
 
     def _without_chunk_times(self) -> str | None:

@@ -117,7 +117,8 @@ def compare(arms: list[Arm]) -> dict[str, Any]:
     notes = [_pairs_left(arms, first) if first.rounds and first.stages else "", *_left_out(arms, first)]
     if not first.rounds and first.unpaired:
         notes.append(f"Latencies and failures are not compared: {first.unpaired}.")
-    claimed = any(r["winner"] for r in rows) or any(q["verdict"] == "differs" for t in shift for q in t["quantiles"])  # fmt: skip
+    moved = any(q["verdict"] == "differs" for t in shift for q in t["quantiles"])
+    claimed = moved or any(r["winner"] for r in rows)
     if not first.rounds and (compared or claimed):
         predicted = all(a.judged.summary["predicted"] for a in arms)
         notes.append(VIRTUAL if predicted else RUNS_NOT_SYSTEMS)

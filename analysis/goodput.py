@@ -110,13 +110,14 @@ def accepted_goodput(
         return result | {"reason": "an SLO could not be judged"}
     known = np.array([labels.get(int(i)) is not None for i in request_ids], dtype=np.bool_)
     good = np.array([labels.get(int(i), False) for i in request_ids], dtype=np.bool_) & meets
-    n, tokens = int(np.count_nonzero(good)), float(np.nansum(output_tokens[good]))
+    n, tokens = int(np.count_nonzero(good)), float(output_tokens[good].sum())  # NaN: nobody counted them
+    counted = not np.isnan(tokens)
     return result | {
         "requests": n, "rps": goodput_rps(n, window_s), "share": n / len(request_ids) if len(request_ids) else None,
-        "output_tokens_per_s": tokens / window_s if window_s > 0 else 0.0,
+        "output_tokens_per_s": None if not counted else tokens / window_s if window_s > 0 else 0.0,
         "unlabelled": int(np.count_nonzero(~known)),
         "cost_per_result_usd": cost_usd / n if cost_usd is not None and n else None,
-        "cost_per_million_output_tokens": cost_usd / tokens * 1e6 if cost_usd is not None and tokens else None,
+        "cost_per_million_output_tokens": cost_usd / tokens * 1e6 if cost_usd is not None and tokens > 0 else None,
     }  # fmt: skip
 
 
@@ -149,7 +150,7 @@ def offline_throughput(
         return result | {"reason": "no stage kept its load up"}
     best = max(
         [s for s in kept_up if is_figure(s)] or kept_up,
-        key=lambda s: (s["output_tokens_per_s"], s["achieved_rps"]),
+        key=lambda s: (s["output_tokens_per_s"] or 0.0, s["achieved_rps"]),
     )
     rate, tokens_per_s = best["achieved_rps"], best["output_tokens_per_s"]
     per_s = window_cost_usd(fleet_inputs, 1.0)

@@ -20,9 +20,8 @@ from analysis.scalability import corner_of_bounds
 MIN_STAGES = 4
 DIVERGENCE_FACTOR = 2.0
 NOISE_FACTOR = 1.5  # a ratio nearer to the threshold than this may lie on either side of it
-QUIET_LOADS = (
-    2  # a short stage near the knee may by chance have no queue: so many loads before it count as well
-)
+QUIET_LOADS = {"p99": 1, "p95": 2}
+"""A stage near the knee may by chance hold no queue, the shorter the likelier: so many loads before it count as well."""
 BEFORE = {"p99": "p95", "p95": "p90"}
 LOW_STAGES = 3  # so many of the lowest loads give the low-load level
 METRICS = ("ttft_from_schedule_s", "e2e_from_schedule_s")
@@ -34,6 +33,7 @@ class _Point:
 
     concurrency: float
     rps: float
+    arrived_rps: float  # by chance more or less than that
     ratio: float  # of the tail percentile, inf where failures reach into it
     least: float  # what it is at least, within its noise
     most: float  # at most; inf where the stage is too short to say
@@ -68,7 +68,7 @@ def _divergence(stages: list[dict[str, Any]]) -> dict[str, Any]:
 
     Loads are read from the lowest upwards, up to the first that is shown to be above the threshold by ``NOISE_FACTOR``:
     what lies beyond has no say. The range begins at the last load before it whose interval lies below the threshold, or
-    ``QUIET_LOADS`` before the last figure below it. The level is the median of the ``LOW_STAGES`` lowest that are not
+    ``QUIET_LOADS`` before the last figure below it. In requests/s it spans what was offered and what arrived by chance. The level is the median of the ``LOW_STAGES`` lowest that are not
     above. The percentile is the highest that the lowest load supports (p99, else p95).
     """
     found = next(((m, t) for m in METRICS for s in stages[:2] for t in ("p99", "p95") if _has(s[m], t)), None)
@@ -88,7 +88,7 @@ def _divergence(stages: list[dict[str, Any]]) -> dict[str, Any]:
         if point.most < threshold:
             below = k
         elif point.ratio < threshold / NOISE_FACTOR:
-            below = max(below, k - QUIET_LOADS)
+            below = max(below, k - QUIET_LOADS[tail])
     threshold = DIVERGENCE_FACTOR * level
     what = f"{tail}/p50 of {metric}, {DIVERGENCE_FACTOR:g} times its low-load level {level:.2f}"
     if not above:
@@ -100,7 +100,10 @@ def _divergence(stages: list[dict[str, Any]]) -> dict[str, Any]:
         "concurrency": a.concurrency ** (1 - share) * b.concurrency**share,
         "rps": a.rps ** (1 - share) * b.rps**share,
         "range": [min(p.concurrency for p in between), max(p.concurrency for p in between)],
-        "range_rps": [min(p.rps for p in between), max(p.rps for p in between)],
+        "range_rps": [
+            min(min(p.rps, p.arrived_rps) for p in between),
+            max(max(p.rps, p.arrived_rps) for p in between),
+        ],
         "reason": None,
         "definition": what,
     }
@@ -133,7 +136,12 @@ def _point(stage: dict[str, Any], metric: str, tail: str) -> _Point | None:
     p50 = figures["p50"]
     rps = stage_rate(stage) or stage["achieved_rps"]
     return _Point(
-        stage["concurrency"], rps, value / p50, (value if failed else least) / p50, (high or math.inf) / p50
+        stage["concurrency"],
+        rps,
+        stage["arrived_rps"],
+        value / p50,
+        (value if failed else least) / p50,
+        (high or math.inf) / p50,
     )
 
 

@@ -45,6 +45,7 @@ def realised(table: pa.Table, requests: Requests) -> dict[str, Any]:
         "output_tokens": {
             "planned": describe(first.output_tokens_planned), "received": describe(answers.output_tokens),
         },
+        "input_deviation": _deviation(answers.input_tokens, answers.input_tokens_planned),
         "cached_token_share": answers.cached_share(),
         "tokens_per_chunk": _tokens_per_chunk(table, answers),
         "token_source": {
@@ -74,16 +75,11 @@ def mean_tokens(requests: Requests, stages: Sequence[Mapping[str, Any]]) -> dict
 
 def output_deviation(requests: Requests) -> float | None:
     """Received over planned output tokens of the good answers, minus 1; None where unknown."""
-    return _deviation(requests, requests.output_tokens, requests.output_tokens_planned)
+    ok = requests.has_status("ok")
+    return _deviation(requests.output_tokens[ok], requests.output_tokens_planned[ok])
 
 
-def input_deviation(requests: Requests) -> float | None:
-    """Input tokens by the server's count over planned ones, of the good answers, minus 1; None where unknown."""
-    return _deviation(requests, requests.input_tokens, requests.input_tokens_planned)
-
-
-def _deviation(requests: Requests, realised: Floats, planned: Floats) -> float | None:
-    both = requests.has_status("ok") & ~np.isnan(realised) & (planned > 0)
-    if not both.any():
-        return None
-    return float(realised[both].sum() / planned[both].sum() - 1)
+def _deviation(counted: Floats, planned: Floats) -> float | None:
+    """One sum over the other, minus 1, where both are known; None where nowhere."""
+    both = ~np.isnan(counted) & (planned > 0)
+    return float(counted[both].sum() / planned[both].sum() - 1) if both.any() else None

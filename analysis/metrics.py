@@ -26,6 +26,7 @@ _CODE = {status: code for code, status in enumerate(STATUSES)}
 _FAILED = np.array([status in FAILED_STATUSES for status in STATUSES])
 _NS = 1e-9
 PART_CHUNKS = 1 << 21
+CHUNKS_ARE_TOKENS = 0.99  # of the answers whose length is known by the plan
 
 
 class RecordsError(ValueError):
@@ -55,7 +56,7 @@ class Requests:
     reasoning_tokens: Floats
     worker: Ints
     class_: npt.NDArray[np.object_]  # the workload's class of each request
-    uncounted: Bools  # its output tokens are its chunks: nobody counted
+    uncounted: Bools  # nobody counted its tokens: where it is a good answer their number is not known
     stopped: Bools  # finish_reason "stop": the model ended by itself, with a token that has no text
 
     def __len__(self) -> int:
@@ -97,7 +98,7 @@ def read_requests(table: pa.Table, origin_ns: int) -> Requests:
     columns: dict[str, npt.NDArray[Any]] = {
         "row": np.arange(table.num_rows, dtype=np.int64),
         **{
-            name: np.asarray(table[name].to_numpy(), dtype=np.int64)
+            name: np.asarray(pc.fill_null(table[name], 0).to_numpy(), dtype=np.int64)
             for name in ("stage", "attempt", "worker")
         },
         "status": _status_codes(table),
@@ -114,7 +115,22 @@ def read_requests(table: pa.Table, origin_ns: int) -> Requests:
             columns[f.name] = _times(table, f.name, origin_ns)
         elif f.name not in columns:
             columns[f.name] = np.asarray(table[f.name].cast(pa.float64()).to_numpy())
+    _leave_out_chunks(columns)
     return Requests(**columns).take(order)
+
+
+def _leave_out_chunks(columns: dict[str, npt.NDArray[Any]]) -> None:
+    """Chunks that were taken for tokens are none, unless answers that did not end by themselves have as many as were planned.
+
+    In place: of good answers that nobody counted ``output_tokens`` becomes NaN, or they count as counted.
+    """
+    ok = columns["uncounted"] & (columns["status"] == _CODE["ok"])
+    told = ok & ~columns["stopped"] & (columns["output_tokens_planned"] > 0)
+    as_planned = columns["output_tokens"] == columns["output_tokens_planned"]
+    if told.any() and np.mean(as_planned[told]) >= CHUNKS_ARE_TOKENS:
+        columns["uncounted"] &= ~ok
+    else:
+        columns["output_tokens"] = np.where(ok, np.nan, columns["output_tokens"])
 
 
 def _times(table: pa.Table, name: str, origin_ns: int) -> Floats:
@@ -241,6 +257,15 @@ def _lists(column: pa.ChunkedArray, rows: Ints) -> pa.ListArray:
     if len(rows) == len(part) and np.array_equal(rows, np.arange(low, high)):
         return part
     return part.take(pa.array(rows - low))
+
+
+UNCOUNTED = "the server does not say how many tokens its answers have (no usage), and chunks are no tokens: give its vocabulary to --tokenizer"
+
+
+def uncounted_share(requests: Requests) -> float:
+    """Of the good answers."""
+    ok = requests.has_status("ok")
+    return float(np.mean(requests.uncounted[ok])) if ok.any() else 0.0
 
 
 def visible_tokens(requests: Requests) -> Floats:

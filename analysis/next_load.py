@@ -4,20 +4,22 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import combinations
 from typing import Any
 
 import numpy as np
 
-from analysis.intervals import prob_at_least, smallest_n
+from analysis.intervals import smallest_n
 from analysis.pooled import (
     FILLING,
+    LONE_TELLS,
     NEAR,
     NOT_ALL_SEEN,
     WAITS,
     Estimate,
     blind,
+    clearly_broken,
     estimate,
     is_over,
     judged_open,
@@ -41,6 +43,9 @@ WIDE = 2.0  # upper over lower end of an interval that says nothing yet of where
 LASTS = 3.0  # a stage lasts so many times as long as an overload of its size takes to show
 BEYOND_NOISE = 2.0  # standard deviations
 EXPECTED = 8.0  # misses for each 1/precision^2, where the SLO is just kept: 5 to 11 on the servers of benchmarks/servers.py
+LEAST = (
+    0.75  # of the requests that a precision takes in the mean, before which no interval counts as so narrow
+)
 STEP_MAX = 1.0  # a stage takes at most this many times the requests of all stages near the limit
 
 
@@ -118,6 +123,8 @@ def next_step(stages: Sequence[Mapping[str, Any]], goal: Goal) -> Step | Finishe
     if reached(judged, found, goal):
         text = f"{found.usable_rps:.3g} requests/s to within {100 * found.relative_error:.2g} %"
         return Finished(text, reached=True, more_requests=0)
+    if found.lone and near_requests(judged, found.usable_rps) >= expected_requests(goal):
+        return Finished(LONE_TELLS.format(found.lone.text))
     lacking = _lacking(judged, found, goal)
     if len(stages) >= STAGES_MAX:
         return _unfinished(f"{STAGES_MAX} stages are enough", judged, found, goal, 1)
@@ -167,7 +174,8 @@ def so_far(stages: Sequence[Mapping[str, Any]], goal: Goal) -> str | None:
 def _lacking(judged: Sequence[Mapping[str, Any]], found: Estimate, goal: Goal) -> int:
     """Requests near the limit that the precision still takes: the interval narrows with the square root."""
     near = near_requests(judged, _centre(judged, found))
-    return math.ceil(near * (found.relative_error / goal.precision) ** 2) - near
+    needed = math.ceil(near * (found.relative_error / goal.precision) ** 2)
+    return max(needed, math.ceil(LEAST * expected_requests(goal))) - near
 
 
 def _bracket(judged: Sequence[Mapping[str, Any]], goal: Goal) -> Step | Finished | None:
@@ -292,9 +300,12 @@ def _centre(judged: Sequence[Mapping[str, Any]], found: Estimate) -> float:
 
 
 def reached(judged: Sequence[Mapping[str, Any]], found: Estimate, goal: Goal, times: float = 1.0) -> bool:
-    """Whether the interval is narrow enough (``times`` the precision), and rests on at least two stages near the limit."""
+    """Whether the interval is narrow enough (``times`` the precision), and rests on at least two stages near the limit and
+    on ``LEAST`` of the requests that it takes in the mean: narrow before that it is by luck, as few jams were seen."""
     near = [s for s in judged if abs(math.log(s["offered_rps"] / found.usable_rps)) <= NEAR]
-    return len(near) >= 2 and found.relative_error <= times * goal.precision
+    seen = sum(int(s["requests"]) for s in near)
+    enough = seen >= LEAST * expected_requests(replace(goal, precision=times * goal.precision))
+    return len(near) >= 2 and enough and found.relative_error <= times * goal.precision
 
 
 def _narrow(judged: Sequence[Mapping[str, Any]], found: Estimate, lacking: int, goal: Goal) -> Step:
@@ -328,6 +339,8 @@ def _step(
 def _known(found: Estimate) -> str:
     """How well, as people say it."""
     low, high = found.usable_rps_ci
+    if not low:
+        return "from above only"
     if high > WIDE * low:
         return f"to a factor of {high / low:.2g} only"
     return f"to {100 * found.relative_error:.2g} %"
@@ -343,7 +356,7 @@ def told_enough(stages: Sequence[Mapping[str, Any]], partial: Mapping[str, Any],
     together = judged_open([*stages, partial])
     found = estimate(together, goal.slos)
     if found is None or found.usable_rps_ci[1] > WIDE * found.usable_rps_ci[0]:
-        broken = next((v["slo"] for v in verdicts if _clearly_broken(v)), None)
+        broken = next((v["slo"] for v in verdicts if clearly_broken(v, CLEAR)), None)
         return broken and f"{broken} is clearly broken"
     load, (low, high) = float(partial["offered_rps"]), found.usable_rps_ci
     if reached(together, found, goal):
@@ -351,13 +364,6 @@ def told_enough(stages: Sequence[Mapping[str, Any]], partial: Mapping[str, Any],
     if not low / (1 + goal.precision) <= load <= high * (1 + goal.precision):
         return f"the limit is elsewhere: between {low:.3g} and {high:.3g} requests/s"
     return None
-
-
-def _clearly_broken(verdict: Mapping[str, Any]) -> bool:
-    """A one-sided binomial test, strict, because it is made several times in a stage."""
-    n = float(verdict["requests_effective"])
-    misses = (1 - verdict["attainment"]) * n
-    return n >= 1 and prob_at_least(misses, n, 1 - parse_slo(verdict["slo"]).quantile) <= CLEAR
 
 
 def _rate(load_rps: float) -> float:

@@ -1,10 +1,10 @@
 """Where the SLOs stop to hold, from all stages together, and which load to try next. Pure; no clock, no load.
 
-Model: near the limit the log-odds of a miss rise linearly with the load, as they do in a queue near saturation,
+Model: near the limit the share of misses rises exponentially with the load, as it does in a queue,
 
-    logit p(x) = logit(1 - q) + b (e^(x - x*) - 1),   x = ln(requests/s),  b > 0,
+    ln p(x) = ln(1 - q) + b (e^(x - x*) - 1),   x = ln(requests/s),  b > 0,
 
-so that every stage says something about x*, where exactly a share q is within the limit. The misses of a stage
+beside those that miss at any load, so that every stage says something about x*, where exactly a share q is within the limit. The misses of a stage
 come in clusters. Flat priors on x* and ln b, summed over a grid, give the posterior of x*; of several SLOs the
 lowest x* counts. An unstable stage lies above x*, unless it was taken for one by mistake.
 """
@@ -12,39 +12,53 @@ lowest x* counts. An unstable stage lies above x*, unless it was taken for one b
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
+from analysis.intervals import prob_at_least
 from analysis.metrics import Floats
 from analysis.slo import GAP_METRICS, Slo, parse_slo
 from analysis.throughput import all_failed, is_figure
 
 POOLED = (
-    "all open stages together: near the limit the log-odds of a miss rise linearly with the load (slope and crossing "
+    "all open stages together: near the limit the share of misses rises exponentially with the load (slope and crossing "
     "unknown, flat priors, 95 % of the posterior), each stage counts by its effective sample size"
+)
+LONE_TELLS = (
+    "at low loads requests miss {} nearly as often as it allows, so that the load hardly decides whether it is met: a "
+    "laxer limit or shorter requests tell more"
 )
 NOT_ALL_SEEN = "no stage can show whether all SLOs are met ({})"
 WAITS = ("ttft", "first_answer", "e2e")  # metrics whose limit is a time that a request may spend waiting
 NEAR = 0.2  # in ln(load): the distance over which the model is trusted to be a straight line
 MEMORY = 3.0  # requests in a cluster, per rho / (1 - rho)^2; 2.7 to 3.7 in an M/M/1 queue at rho 0.5 to 0.85
+FILLS = 0.5  # requests in which an idle queue fills to its mean, per rho / (1 - rho)^2; 0.4 to 0.7 measured
+FITS = 4  # of C_max, each weighted by the one before
 START_UP = 5.0  # clusters that a stage must last to count half: it starts idle, what is cut of it is a guess
+FIRST_LOOKS = 40  # stages by which it is found which are near the limit
+RISE = 0.3  # of 1/(1 - rho), at least, from x* to a stage above it: near saturation nobody knows it
 SPREAD = 0.05  # s.d. of a stage's log-odds beyond its sample: runs differ, clustering is an estimate
+ALL_LATE = 0.98  # share that misses beyond saturation, in a stage that ends
 SLOPES = np.exp(np.linspace(math.log(2.0), math.log(200.0), 16))
-FLOORS = np.array([0.0, 0.1, 0.4, 0.7, 0.93])  # share of the allowed misses that come at any load
-FLOOR_CHANCES = np.array([0.35, 0.25, 0.2, 0.1, 0.1])
+FLOORS = np.array([0.0, 0.1, 0.4, 0.7, 0.9, 0.98])  # share of the allowed misses that come at any load
+FLOOR_CHANCES = np.array([0.35, 0.2, 0.15, 0.1, 0.1, 0.1])
 OVERLOADED = (
     1.05  # offered over answered, from which on a stage without a steady state shows what the server can do
 )
 SLOPE_SD = 0.4  # of ln b around that of a queue
-ANY_SLOPE = 0.3  # chance that it is no queue's
+ANY_SLOPE = 0.1  # chance that it is no queue's
 UNSTABLE_SLOPE = 60.0  # log-odds that a stage has no steady state, per ln(load) above x*
 MISTAKEN = 0.02  # chance that a stage below x* is taken for unstable; up to half where it is short
 FILLING = 0.1  # a stage that is blind to smaller overloads than this may be filling up only
+PEAK_STEPS = 3  # from the SLO to the share that meets it at the peak
+SURE = 0.005  # chance that a stage which surely violates an SLO is just within it
+LONE = 0.9  # share of the allowed misses, from which on they are those of a lone request
+MAY_BE_LONE = 0.3  # chance of it from which on no load is named
 MAY_BE_FIRST = 0.1  # chance of breaking first, below which an SLO is not named
-_GRID = 61
+_GRID = 41
 
 
 @dataclass(frozen=True)
@@ -55,11 +69,24 @@ class Posterior:
     cumulative: Floats
     slope: float = 0.0  # b, its geometric mean
     mass: Floats | None = None  # of slopes, floors, grid
-    odds: float = 0.0  # of a miss at x*
+    allowed: float = 0.0  # share of misses at x*
 
     def at(self, probability: float) -> float:
         """The value below which x* lies with this probability."""
         return float(np.interp(probability, self.cumulative, self.x))
+
+    def below(self, most: float) -> Posterior:
+        """The same where x* is known to be at most ``most``."""
+        total = float(np.interp(most, self.x, self.cumulative))
+        if total < 1e-9:
+            return Posterior(np.array([most - NEAR, most]), np.array([0.0, 1.0]))
+        kept = self.x < most
+        return Posterior(np.append(self.x[kept], most), np.append(self.cumulative[kept] / total, 1.0))
+
+    @property
+    def by_any_load(self) -> bool:
+        """Whether nearly all of the misses that are allowed may come at any load, so that the load hardly decides."""
+        return self.mass is not None and float(self.mass[:, FLOORS >= LONE].sum()) > MAY_BE_LONE
 
 
 @dataclass(frozen=True)
@@ -73,6 +100,9 @@ class Estimate:
     binding: tuple[Slo, ...]  # the SLO that breaks first, then those that may as well be the first
     slope: float  # of the SLO with the lowest x*: by how much the log-odds of a miss rise with ln(load)
     nearest: int | None  # index of the stage nearest to the usable rate whose rates are figures
+    lone: Slo | None = (
+        None  # one that a lone request may miss nearly as often as is allowed: no load is known to meet it
+    )
 
     @property
     def relative_error(self) -> float:
@@ -135,25 +165,50 @@ def over_above(judged: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
     return [s for s in judged if is_over(s) and float(s["offered_rps"]) > held]
 
 
+def clearly_broken(verdict: Mapping[str, Any], chance: float) -> bool:
+    """Whether so many misses have less than this ``chance`` where the SLO is just kept: one-sided binomial test."""
+    n = float(verdict["requests_effective"])
+    if verdict["attainment"] is None or n < 1:
+        return False
+    return prob_at_least((1 - verdict["attainment"]) * n, n, 1 - parse_slo(verdict["slo"]).quantile) <= chance
+
+
+def surely_violated(judged: Sequence[Mapping[str, Any]]) -> float | None:
+    """ln of the lowest load, above all that were shown to meet the SLOs, whose own stage surely violates them."""
+    loads = [
+        math.log(s["offered_rps"]) for s in over_above(judged)
+        if (s["stable"] is False and s["offered_rps"] > OVERLOADED * s["achieved_rps"] and s["achieved_rps"] > 0)
+        or any(clearly_broken(v, SURE) for v in s["slo_verdicts"])
+    ]  # fmt: skip
+    return min(loads, default=None)
+
+
 def estimate(stages: Sequence[Mapping[str, Any]], slos: Sequence[Slo]) -> Estimate | None:
     """Pooled estimate, or None unless loads on both sides of the limit have been tried, and every SLO has been seen."""
     judged = judged_open(stages)
-    over = over_above(judged)
-    if not slos or len(over) == len(judged) or not over or unseen(judged, slos):
+    if not _is_bracketed(judged, slos):
         return None
     found = {slo: post for slo in slos if (post := _pooled(judged, slo)) is not None}
     limits = list(found.values())
     if not any(slo.metric in WAITS for slo in slos) and (steady := _steady_below(judged)) is not None:
         limits.append(steady)
     lowest, tightest = _lowest(limits), min(found.values(), key=lambda post: post.at(0.5))
+    if (most := surely_violated(judged)) is not None:
+        lowest = lowest.below(most)
     low, middle, high = (math.exp(lowest.at(p)) for p in (0.025, 0.5, 0.975))
+    lone = next((slo for slo, p in found.items() if p.by_any_load and p.at(0.025) < lowest.at(0.5)), None)
     c_max, binding = _concurrency(judged, lowest), _binding(judged, found)
     figures = [s for s in judged if is_figure(s)]
     nearest = min(figures, key=lambda s: abs(math.log(s["offered_rps"] / middle)), default=None)
     return Estimate(
-        middle, (low, high), c_max and c_max[1], c_max and (c_max[0], c_max[2]), binding, tightest.slope,
-        int(nearest["index"]) if nearest else None,
+        middle, (0.0 if lone else low, high), c_max and c_max[1], c_max and (c_max[0], c_max[2]), binding, tightest.slope,
+        int(nearest["index"]) if nearest else None, lone,
     )  # fmt: skip
+
+
+def _is_bracketed(judged: Sequence[Mapping[str, Any]], slos: Sequence[Slo]) -> bool:
+    over = over_above(judged)
+    return bool(slos and over) and len(over) < len(judged) and not unseen(judged, slos)
 
 
 def unseen(judged: Sequence[Mapping[str, Any]], slos: Sequence[Slo]) -> str | None:
@@ -222,8 +277,8 @@ def _saturation(judged: Sequence[Mapping[str, Any]]) -> _Saturation | None:
     return _Saturation(float(ended @ x / ended.sum()), math.hypot(0.02, 1.2 / float(ended.sum()) ** 0.5))
 
 
-def _pooled(judged: Sequence[Mapping[str, Any]], slo: Slo) -> Posterior | None:
-    """Posterior of x* for one SLO; far stages count less, by their distance from where x* may be."""
+def _pooled(judged: Sequence[Mapping[str, Any]], slo: Slo, of_limit: bool = True) -> Posterior | None:
+    """Posterior of x* for one SLO (unless ``of_limit``, for a share that no limit was set for); far stages count less, by their distance from where x* may be."""
     looks = _looks(judged, slo)
     saturation = _saturation(judged) if slo.metric in WAITS else None
     x = looks.x
@@ -231,9 +286,12 @@ def _pooled(judged: Sequence[Mapping[str, Any]], slo: Slo) -> Posterior | None:
         return None
     waits = slo.metric in WAITS  # other metrics can be within their limits in a queue that grows without end
     unstable = np.array([(math.log(s["offered_rps"]), blind(s, slo)) for s in judged if s["stable"] is False and waits])  # fmt: skip
-    weight, centre = np.ones(len(x)), float(np.median(x))
+    weight, centre = np.zeros(len(x)), float(np.median(x))
+    weight[:: math.ceil(len(x) / FIRST_LOOKS)] = 1.0  # of very many stages some tell which are near
     for step in range(3):
-        found = _posterior(looks, weight, centre, unstable, saturation, slo.quantile)
+        found = _posterior(
+            looks, weight, centre, unstable, saturation, slo.quantile, of_limit, 3 if step == 2 else 2
+        )
         centre = found.at(0.5)
         # far from the interval: inside it nobody knows yet what is far; the nearest on both sides always count
         off = np.abs(x - np.clip(x, found.at(0.025), found.at(0.975)))
@@ -246,35 +304,39 @@ def _pooled(judged: Sequence[Mapping[str, Any]], slo: Slo) -> Posterior | None:
 def peak_goodput_rps(
     stages: Sequence[Mapping[str, Any]], slos: Sequence[Slo]
 ) -> tuple[float, tuple[float, float], float] | None:
-    """(mean, 95 % interval, its load) of the highest requests/s that meet every SLO, up to saturation.
+    """(median, 95 % interval, its load) of the highest requests/s that meet every SLO, up to saturation.
 
     The share that meets them all is taken as one SLO more, at the strictest quantile: each curve of its posterior has
-    its own maximum of load x share. None where ``estimate`` gives none.
+    its own maximum of load x share, and the medians of these are given: the mean curve is flatter than any of them. None
+    where ``estimate`` gives none.
     """
     judged = judged_open(stages)
-    if estimate(judged, slos) is None or any(s.get("slo_attainment") is None for s in judged):
+    if not _is_bracketed(judged, slos) or any(s.get("slo_attainment") is None for s in judged):
         return None
     by_request = [slo for slo in slos if slo.metric not in GAP_METRICS] or list(slos)
     first = min(by_request, key=lambda slo: (slo.metric not in WAITS, slo.limit_s))
     metric = first.metric if first.metric in WAITS else "tpot"  # of requests, not of their gaps
-    joint = replace(first, metric=metric, quantile=max(slo.quantile for slo in slos))
-    all_met = [{**s, "slo_verdicts": [_all_met(s, first, joint)]} for s in judged]
-    found = _pooled(all_met, joint)
-    if found is None or found.mass is None:
-        return None
+    quantile, found = max(slo.quantile for slo in slos), None
+    for _ in range(PEAK_STEPS):
+        joint = replace(first, metric=metric, quantile=quantile)
+        post = _pooled([{**s, "slo_verdicts": [_all_met(s, first, joint)]} for s in judged], joint, False)
+        if post is None or post.mass is None:
+            return None
+        found = _peak(post, post.mass, judged)
+        quantile = float(np.clip(found[0][1] / found[1], 0.5, 0.99))
+    return found and (found[0][1], (found[0][0], found[0][2]), found[1])
+
+
+def _peak(found: Posterior, mass: Floats, judged: Sequence[Mapping[str, Any]]) -> tuple[list[float], float]:
+    """((low, median, high) of the maximum of load x share within the limit over the curves, the median of its load)."""
     saturation = _saturation(judged)
     top = saturation.x if saturation else math.log(max(s["offered_rps"] for s in judged))
     x = np.linspace(min(top, found.at(0.5)) - 1.0, top, 101)  # of the loads
     rise = np.expm1(np.clip(x - found.x[:, None], -50, 3))
-    queue = np.exp(np.clip(SLOPES[:, None, None, None] * rise, -50, 50))  # slopes, floors, grid, loads
-    floors = FLOORS[:, None, None]
-    good = np.exp(x) / (1 + found.odds * (floors + (1 - floors) * queue))
-    # the maximum of the mean curve, as the mean of the maxima would be that of the luckiest curves
-    mean = np.einsum("sfg,sfgx->x", found.mass, good)
-    best = int(mean.argmax())
-    low, high = _weighted(good.max(axis=-1).ravel(), found.mass.ravel(), (0.025, 0.975))
-    peak = float(mean[best])
-    return peak, (min(low, peak), max(high, peak)), math.exp(x[best])
+    idle = FLOORS[:, None, None] * found.allowed
+    good = np.exp(x) * (1 - idle) * (1 - _late(SLOPES[:, None, None, None], idle, found.allowed, rise))
+    most = _weighted(good.max(axis=-1).ravel(), mass.ravel(), (0.025, 0.5, 0.975))
+    return most, math.exp(_weighted(x[good.argmax(axis=-1)].ravel(), mass.ravel(), (0.5,))[0])
 
 
 def _weighted(values: Floats, mass: Floats, probabilities: tuple[float, ...]) -> list[float]:
@@ -299,10 +361,11 @@ def _clusters(looks: _Looks, centre: float, weight: Floats, r: Floats) -> tuple[
     less than what goes with the slope: the memory of a queue near saturation is of the order of rho/(1-rho)^2
     requests, which grows with the load by the power (1+rho)/(1-rho).
     """
-    near = np.clip(looks.x - centre, -NEAR, NEAR)
-    scale = np.exp(np.clip((1 + 2 * r)[..., None] * near, -1.5, 1.5))
+    there = np.exp(np.clip(looks.x - centre, -NEAR, NEAR))  # over x*
+    there = there / np.maximum(1 + r[..., None] * (1 - there), RISE)  # r of each stage, over that at x*
+    scale = there * (1 + r[..., None] * there) / (1 + r[..., None])
     seen = weight * looks.share * looks.n * looks.steady  # a queue that only grows has no clusters
-    pooled = (looks.clustering / scale) @ seen / max(float(seen.sum()), 1e-9)
+    pooled = seen.sum() / np.maximum((seen * np.minimum(scale / looks.clustering, 1.0)).sum(axis=-1), 1e-9)
     memory = MEMORY * r * (1 + r) * looks.per_request
     size = np.maximum(pooled, memory)[..., None] * scale
     return size[:, :, None, :], (memory[..., None] * scale)[:, :, None, :]
@@ -315,8 +378,10 @@ def _posterior(
     unstable: Floats,
     saturation: _Saturation | None,
     quantile: float,
+    of_limit: bool,
+    grids: int,
 ) -> Posterior:
-    """Sum over slopes and floors on a grid of x*, drawn in three times around where the probability is."""
+    """Sum over slopes and floors on so many ``grids`` of x*, each drawn in around where the probability is."""
     allowed = 1 - quantile
     kept = weight > 1e-3
     looks = replace(
@@ -327,7 +392,6 @@ def _posterior(
     )
     weight = weight[kept]
     n, misses, fate = looks.n, looks.n * looks.share, looks.together
-    odds = allowed / quantile
     theta = np.log(1 / (allowed * (1 - FLOORS)))  # of the queue: P[wait > limit] = e^-theta at x*
     r = SLOPES[:, None] / theta
     clusters, memory = _clusters(looks, centre, weight, r)
@@ -337,32 +401,36 @@ def _posterior(
     load, mistaken = unstable.reshape(-1, 2).T
     mistaken = np.clip(mistaken / 2, MISTAKEN, 0.5)
     low, high = float(looks.x.min()) - math.log(4.0), float(looks.x.max()) + math.log(2.0)
-    for _ in range(3):
+    for _ in range(grids):
         grid = np.linspace(low, high, _GRID)
         rise = np.expm1(np.clip(looks.x - grid[:, None], -50, 3))  # grid, looks
-        idle = floors * odds
-        queue = (1 - floors) * odds * np.exp(np.clip(slopes * rise, -50, 50))  # slopes, floors, grid, looks
+        idle = floors * allowed
+        queue = _late(slopes, idle, allowed, rise)  # slopes, floors, grid, looks
         # far beyond saturation the queue does not come back: no clusters there, whatever the slope
         back = np.maximum(r * rise - 1, 1) ** 2
-        expected_queue = (
-            n * queue / (1 + idle + queue) * _begun(n, looks.cut, np.maximum(memory / back, 1e-9))
-        )
-        expected_idle = n * idle / (1 + idle + queue)
+        expected_queue = n * (1 - idle) * queue * _begun(n, looks.cut, np.maximum(memory / back, 1e-9))
+        expected_idle = n * idle
         expected = expected_queue + expected_idle + 1e-9
-        size = np.minimum(np.maximum(clusters / back, fate), n)  # a stage is one cluster at most
+        size = np.minimum(clusters / back, n)  # a stage is one cluster at most
         size = (size * expected_queue + looks.per_request * expected_idle) / expected
         size = np.maximum(size, looks.per_request) + SPREAD**2 * n * looks.share * (1 - looks.share)
         likelihood = (_log_density(misses, 2 * expected / size, size / 2) * power).sum(axis=-1)
         above = 1 / (1 + np.exp(-UNSTABLE_SLOPE * np.clip(load - grid[:, None], -0.5, 0.5)))
         likelihood += np.log(mistaken + (1 - mistaken) * above).sum(axis=1)
-        likelihood += np.log(FLOOR_CHANCES)[:, None] + _log_prior(grid, theta, saturation)
+        likelihood += np.log(FLOOR_CHANCES)[:, None] + _log_prior(grid, theta, saturation, of_limit)
         mass = np.exp(likelihood - likelihood.max())
         cumulative = np.cumsum(mass.sum(axis=(0, 1)))
         cumulative /= cumulative[-1]
         first, last = np.searchsorted(cumulative, [1e-4, 1 - 1e-4])
         low, high = float(grid[max(first - 1, 0)]), float(grid[min(last + 1, _GRID - 1)])
     slope = math.exp(float(np.log(SLOPES) @ mass.sum(axis=(1, 2))) / float(mass.sum()))
-    return Posterior(grid, cumulative, slope, mass / mass.sum(), odds)
+    return Posterior(grid, cumulative, slope, mass / mass.sum(), allowed)
+
+
+def _late(slopes: Floats, idle: Floats, allowed: float, rise: Floats) -> Floats:
+    """Share that the queue makes late: exponential in the load, as in M/M/1, and ``allowed`` with the idle misses at x*."""
+    at_limit = (allowed - idle) / (1 - idle)
+    return np.minimum(at_limit * np.exp(np.clip(slopes * rise, -50, 50)), ALL_LATE)
 
 
 def _begun(n: Floats, cut: Floats, memory: Floats) -> Floats:
@@ -371,17 +439,20 @@ def _begun(n: Floats, cut: Floats, memory: Floats) -> Floats:
     return np.asarray(1 - np.exp(-cut / memory) * -np.expm1(-n / memory) * memory / n)
 
 
-def _log_prior(grid: Floats, theta: Floats, saturation: _Saturation | None) -> Floats:
-    """Of slope and x*, shape (slopes, floors, grid), where the saturation is known: x* lies below it, x* is between flat in its log and
-    as a limit of any order of magnitude has it (flat in ln(rho/(1-rho))), and the slope is about theta rho/(1 - rho), as in a queue; else flat."""
+def _log_prior(grid: Floats, theta: Floats, saturation: _Saturation | None, of_limit: bool) -> Floats:
+    """Of slope and x*, shape (slopes, floors, grid), where the saturation is known: x* lies below it,
+    as a limit of any order of magnitude has it (flat in ln(rho/(1-rho)); unless ``of_limit`` flat in its log), and the
+    slope is about theta rho/(1 - rho), as in a queue. Else x* is flat in its log, and the slope that of a queue at any rho.
+    """
     if saturation is None:
-        return np.zeros((1, 1, 1))
+        r = (SLOPES[:, None] / theta)[:, :, None]  # rho/(1 - rho)
+        return np.asarray(np.log(r / (1 + r) ** 2))
     below = _log_below(grid, saturation)
     rho = np.clip(np.exp(grid - saturation.x), 0.05, 1 - max(saturation.sd, 0.02))
     off = np.log(SLOPES)[:, None, None] - np.log(theta[:, None] * rho / (1 - rho))
     spread = np.hypot(SLOPE_SD, saturation.sd / (1 - rho))
     like_a_queue = np.exp(-((off / spread) ** 2) / 2) / spread
-    prior = below - np.log(1 - rho) / 2
+    prior = below - np.log(1 - rho) if of_limit else below
     return np.asarray(prior + np.log((1 - ANY_SLOPE) * like_a_queue + ANY_SLOPE * 0.5))
 
 
@@ -447,26 +518,56 @@ def _binding(judged: Sequence[Mapping[str, Any]], found: Mapping[Slo, Posterior]
 
 
 def _concurrency(judged: Sequence[Mapping[str, Any]], x_star: Posterior) -> tuple[float, float, float] | None:
-    """(low, middle, high) of the requests in flight at x*: log-log line through the stable stages near it."""
+    """(low, middle, high) of the requests in flight at x*, by the stable stages near it."""
     centre = x_star.at(0.5)
     stable = [s for s in judged if s["stable"] is not False and s["concurrency"] > 0]
     if not stable:
         return None
-    x = np.array([math.log(s["offered_rps"]) for s in stable]) - centre
-    y = np.log([s["concurrency"] for s in stable])
-    reach = max(NEAR, float(np.sort(np.abs(x))[:2][-1]))
-    weight = np.exp(-((x / reach) ** 2) / 2) * np.array([s["requests"] for s in stable])
+    x = np.array([math.log(s["offered_rps"]) for s in stable])
+    n = np.array([float(s["requests"]) for s in stable])
+    reach = max(NEAR, float(np.sort(np.abs(x - centre))[:2][-1]))
+    weight = np.exp(-(((x - centre) / reach) ** 2) / 2) * n
     weight /= weight.sum()
-    mean_x, mean_y = float(weight @ x), float(weight @ y)
-    spread = float(weight @ (x - mean_x) ** 2)
-    slope = max(1.0, float(weight @ ((x - mean_x) * (y - mean_y))) / spread) if spread > 1e-6 else 2.0
-    residual = y - mean_y - slope * (x - mean_x)
+    stay_s = np.array([s["concurrency"] for s in stable]) / np.exp(x)
+    saturation = _saturation(judged)
+    if saturation is not None:
+        cut = np.array([float(s["window"]["warmup_requests"]) for s in stable])
+        rho = np.clip(np.exp(x - saturation.x), 0.0, 1 - max(saturation.sd, 0.02))
+        stay_s /= _begun(n, cut, np.maximum(FILLS * rho / (1 - rho) ** 2, 1e-9))
+    curve = _stay(x, stay_s, weight, centre, saturation)
+    residual = stay_s / np.exp(curve(x)) - 1
     used = 1 / float(weight @ weight)  # stages that count
-    # what each stage's own mean may be off by, and what they scatter about the line
+    # what each stage's own mean may be off by, and what they scatter about the curve
     drawn = np.array([(s.get("concurrency_se") or 0.0) / s["concurrency"] for s in stable])
     scatter = math.sqrt(float(weight @ residual**2) / max(used - 1, 1))
-    error = max(0.02, scatter, math.sqrt(float(weight**2 @ drawn**2)))
-    low, high = (mean_y + slope * (x_star.at(p) - centre - mean_x) for p in (0.025, 0.975))
-    middle = mean_y - slope * mean_x
+    few = math.sqrt(float(weight**2 @ drawn**2))
+    error = max(0.02, scatter, few)
+    at = np.array([x_star.at(p) for p in (0.025, 0.5, 0.975)])
+    # a mean over a few jams is skewed like a log-normal: it is mostly below what it is in the long run
+    low, middle, high = (at + curve(at) + few**2 / 2).tolist()
     down, up = (math.hypot(1.96 * error, end - middle) for end in (low, high))
     return math.exp(middle - down), math.exp(middle), math.exp(middle + up)
+
+
+def _stay(
+    x: Floats, stay_s: Floats, weight: Floats, centre: float, saturation: _Saturation | None
+) -> Callable[[Floats], Floats]:
+    """ln of the time that a request stays, over ln(load): a + c/(1 - rho), as in a queue, neither part below 0. Where the
+    saturation is not known a straight line takes the place of 1/(1 - rho).
+
+    Errors are relative to the fit, not to what was seen: a stage that saw no jam would count most.
+    """
+    from scipy.optimize import nnls
+
+    most = None if saturation is None else max(saturation.x, float(x.max()), centre) + 0.02
+
+    def crowd(at: Floats) -> Floats:
+        return np.exp(at - centre) if most is None else 1 / -np.expm1(np.minimum(at, most - 0.02) - most)
+
+    of = np.stack([np.ones_like(x), crowd(x)], axis=1)
+    fit = np.full_like(x, float(weight @ stay_s))
+    for _ in range(FITS):
+        each = np.sqrt(weight) / fit
+        parts, _ = nnls(of * each[:, None], stay_s * each)
+        fit = of @ parts
+    return lambda at: np.asarray(np.log(parts[0] + parts[1] * crowd(at)))

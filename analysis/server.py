@@ -19,7 +19,7 @@ _RATES = {  # share of the first counter's growth in the second's
 def server_figures(samples: pa.Table | None, start_ns: int, end_ns: int) -> dict[str, Any] | None:
     """Figures over [``start_ns``, ``end_ns``), or None where there is no sample in it.
 
-    Gauges are means over the samples, ``kv_cache_usage_max`` and ``gpu_memory_used_bytes`` the largest, ``preemptions`` the
+    Gauges are means over the samples (an acceptance of 0 by a gauge alone is that of an engine that drafts nothing: None), ``kv_cache_usage_max`` and ``gpu_memory_used_bytes`` the largest, ``preemptions`` the
     growth of the counter. A counter that went back (a restarted server) says nothing: None.
     """
     if samples is None or not len(samples):
@@ -37,6 +37,7 @@ def server_figures(samples: pa.Table | None, start_ns: int, end_ns: int) -> dict
 
     found: dict[str, Any] = {"samples": int(inside.sum())}
     found |= {name: _fold(column(name), np.mean) for name in _GAUGES}
+    found["spec_acceptance_rate"] = found["spec_acceptance_rate"] or None
     found["kv_cache_usage_max"] = _fold(column("kv_cache_usage"), np.max)
     found["gpu_memory_used_bytes"] = _fold(column("gpu_memory_used_bytes"), np.max)
     found["preemptions"] = _growth(column("preemptions_total"))

@@ -12,14 +12,14 @@ import pyarrow.compute as pc
 
 from analysis.burst import summarise_burst
 from analysis.capacity import find_capacity, met_by_all
-from analysis.caveats import find_caveats, load_name, repeated_undisturbed
+from analysis.caveats import find_caveats, load_name, repeated_undisturbed, users_missing
 from analysis.families import class_curves, describe_family, split_lengths
 from analysis.fleet import Traffic, carried_by, fleet_of
 from analysis.goodput import offline_throughput, peak_goodput
 from analysis.impossible import check_records
 from analysis.intervals import ASSUMPTION
 from analysis.knee import find_knee
-from analysis.lengths import input_deviation, mean_tokens, output_deviation, realised
+from analysis.lengths import mean_tokens, output_deviation, realised
 from analysis.littles_law import against_server, summarise_gap
 from analysis.network import network_share
 from analysis.search import summarise_search
@@ -98,9 +98,7 @@ def summarise(run: Run, labels: Mapping[int, bool] | None = None) -> dict[str, A
         summary["search"] = summarise_search(meta["search"], stages, slos)
     if summary["diagnosis"] is None:
         summary["diagnosis_reason"] = "no probe's diagnosis is in run.json"
-    summary["warnings"] = find_caveats(
-        summary, input_deviation(records.requests), output_deviation(records.requests)
-    )
+    summary["warnings"] = find_caveats(summary, output_deviation(records.requests))
     summary["verdict"] = write_verdict(summary)
     plain: dict[str, Any] = _plain(summary)
     return plain
@@ -132,7 +130,8 @@ def _judge_stages(
     for stage, stage_meta in zip(stages, metas, strict=True):
         stage["server"] = _server(run, stage, stage_meta)
         stage["littles_law"]["server"] = against_server(stage["concurrency"], stage["server"])
-        stage["users_pause"] = stage["kind"] == "closed" and bool(thinks or "sessions" in stage_meta)
+        waits = thinks or "sessions" in stage_meta or users_missing(stage)
+        stage["users_pause"] = stage["kind"] == "closed" and bool(waits)
     return metas, records, stages
 
 

@@ -8,10 +8,18 @@ from typing import Any
 import numpy as np
 
 from analysis.drift import RATE_BATCHES, events_per_batch, rate_interval
-from analysis.metrics import Chunks, Floats, Requests, visible_tokens
+from analysis.metrics import (
+    UNCOUNTED,
+    Chunks,
+    Floats,
+    Requests,
+    uncounted_share,
+    visible_tokens,
+)
 from analysis.steady import Window
 
 REQUESTS_MIN = 100
+UNCOUNTED_MAX = 0.01  # of the answers, whose tokens nobody counted
 FIRST_ANSWERS = 5  # whose mean time is how long an idle endpoint takes to answer
 CHANCE_SD = 3.0  # of a number of arrivals: nearer to what was offered, it is the draw of the schedule
 NO_FIGURE = f"no stage has a steady state and {REQUESTS_MIN} requests with a client that kept up: its rates are no figures"
@@ -94,12 +102,14 @@ def output_rates(rows: Requests, tokens: Floats, window: Window, start_s: float,
     """Answers/s of a stage that began at ``start_s``, output tokens/s from ``tokens_per_batch``, and their 95 % intervals
     by batch means."""
     answers, span_s = _answers_per_batch(rows, window, start_s, closed)
+    unknown = uncounted_share(rows) > UNCOUNTED_MAX
+    rate = float(tokens.sum()) / window.length_s if window.length_s > 0 else 0.0
     return {
         "achieved_rps": float(answers.mean()) / span_s if span_s > 0 else 0.0,
-        "output_tokens_per_s": float(tokens.sum()) / window.length_s if window.length_s > 0 else 0.0,
+        "output_tokens_per_s": None if unknown else rate,
         "achieved_rps_ci": rate_interval(answers, span_s),
-        "output_tokens_per_s_ci": rate_interval(tokens, window.length_s / RATE_BATCHES),
-    }  # fmt: skip
+        "output_tokens_per_s_ci": None if unknown else rate_interval(tokens, window.length_s / RATE_BATCHES),
+    } | ({"output_tokens_per_s_reason": UNCOUNTED} if unknown else {})  # fmt: skip
 
 
 def _answers_per_batch(rows: Requests, window: Window, start_s: float, closed: bool) -> tuple[Floats, float]:
@@ -110,7 +120,7 @@ def _answers_per_batch(rows: Requests, window: Window, start_s: float, closed: b
     each request counts with the share of its time that lies in a span, whether or not it ends there (renewal-reward); a
     span is two answers long at least, or its neighbours would share them.
     """
-    ok = rows.has_status("ok")
+    ok = rows.has_status("ok") & np.isfinite(rows.started_ns) & np.isfinite(rows.ended_ns)
     begin_s, end_s = (x[ok] * _NS for x in (rows.started_ns, rows.ended_ns))
     took_s = np.maximum(end_s - begin_s, _NS)
     if closed:

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from analysis.capacity import DOWN_IN_EACH, number_text
-from analysis.caveats import TOO_LONG_SHARE, load_name, longer
+from analysis.caveats import LENGTHS_OFF_SHARE, TOO_LONG_SHARE, load_name, longer, off_text
 from analysis.fleet import instances_text
 from analysis.search import shortfall
 from analysis.slo import slo_from_dict
@@ -41,10 +41,18 @@ def _too_long(summary: Mapping[str, Any]) -> str | None:
 
 
 def _finding(summary: Mapping[str, Any]) -> str:
-    outages = _outages(summary)
+    outages, other = _outages(summary), _other_load(summary)
     if outages and summary["capacity"]["reason"] == DOWN_IN_EACH:
         return outages
-    return " ".join(filter(None, [outages, _of_the_load(summary)]))
+    return " ".join(filter(None, [outages, other, _of_the_load(summary)]))
+
+
+def _other_load(summary: Mapping[str, Any]) -> str:
+    """That the prompts were others than planned, so that what follows is no capacity of the workload that was asked for."""
+    deviation = summary["workload"]["realised"]["input_deviation"]
+    if deviation is None or abs(deviation) <= LENGTHS_OFF_SHARE:
+        return ""
+    return f"Not the load that was planned: prompts were {off_text(deviation)} (input tokens, by the server's count)."
 
 
 def _outages(summary: Mapping[str, Any]) -> str:
@@ -84,10 +92,9 @@ def _of_the_load(summary: Mapping[str, Any]) -> str:
             short = f"an answer takes {number_text(min(answers_s))} s and no stage is twice as long, so no rate is known"
             return f"Too short to tell: {short}. {longer(summary)}."
         best = max(counted, key=lambda s: s["achieved_rps"])
-        return (
-            f"Up to {number_text(best['achieved_rps'])} requests/s and {number_text(best['output_tokens_per_s'])} output tokens/s were "
-            "carried; no SLO was given, so no capacity is named."
-        )
+        tokens = best["output_tokens_per_s"]
+        and_tokens = "" if tokens is None else f" and {number_text(tokens)} output tokens/s"
+        return f"Up to {number_text(best['achieved_rps'])} requests/s{and_tokens} were carried; no SLO was given, so no capacity is named."
     if capacity["usable_rps"] is None:
         return _nothing_usable(summary)
     return _usable(summary)

@@ -1,6 +1,6 @@
 """How often does the stated region of a knee hold the load at which p99 truly parts from p50?
 
-    python -m benchmarks.knee_hits [--sweeps 600] [--seed 100000] [--servers mm1,mg1,mm8,batch]
+    python -m benchmarks.knee_hits [--sweeps 600] [--seed 100000] [--servers mm1,mg1,mm8,batch] [--longer 8]
 
 Sweeps of 6 to 10 even loads from 0.1-0.3 to 0.95-1.1 of saturation, stages of 30 to 60 s, then three stages at
 1.1 to 1.6, with which the knee is found again. The truth is the lowest load at which p99/p50 (p95/p50, where the
@@ -41,24 +41,26 @@ def _ratio(name: str, load: float, tail: float) -> float:
     return truth.quantile_s(tail) / truth.quantile_s(0.5)
 
 
-def sweep(name: str, rng: np.random.Generator) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
-    """Stages up to saturation, and three beyond it."""
+def sweep(
+    name: str, rng: np.random.Generator, longer: float = 1.0
+) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+    """Stages up to saturation, and three beyond it, each so many times ``longer``."""
     server, n = SERVERS[name](), int(rng.integers(6, 11))
     within = np.linspace(rng.uniform(0.1, 0.3), rng.uniform(0.95, 1.1), n)
     loads = [*within, *np.sort(rng.uniform(1.1, 1.6, 3))]
-    duration_s = rng.uniform(30, 60)
+    duration_s = longer * rng.uniform(30, 60)
     table, metas = table_of([stage_of(server, load * server.most_rps, duration_s, rng) for load in loads])
     records = read_records(table, ORIGIN_NS)
     stages = [analyse_stage(records, meta, []) for meta in metas]
     return stages[:n], stages[n:]
 
 
-def judge(name: str, sweeps: int, seed: int) -> dict[str, float]:
+def judge(name: str, sweeps: int, seed: int, longer: float = 1.0) -> dict[str, float]:
     """Counts of sweeps, and the median width of their regions (upper over lower end, in flight and in requests/s)."""
     found = dict.fromkeys(("named", "wrong_in_flight", "wrong_rps", "moved", "named_by_more"), 0)
     widths = []
     for k in range(sweeps):
-        stages, beyond = sweep(name, np.random.default_rng([seed, k]))
+        stages, beyond = sweep(name, np.random.default_rng([seed, k]), longer)
         knee, more = find_knee(stages), find_knee(stages + beyond)
         found["moved"] += knee["region"] is not None and knee["region"] != more["region"]
         found["named_by_more"] += knee["region"] is None and more["region"] is not None
@@ -80,9 +82,10 @@ def main() -> None:
     parser.add_argument("--sweeps", type=int, default=600)
     parser.add_argument("--seed", type=int, default=100_000)
     parser.add_argument("--servers", default="mm1,mg1,mm8,batch")
+    parser.add_argument("--longer", type=float, default=1.0, help="times, of every stage")
     args = parser.parse_args()
     for name in args.servers.split(","):
-        found = judge(name, args.sweeps, args.seed)
+        found = judge(name, args.sweeps, args.seed, args.longer)
         print(f"{name}, {args.sweeps} sweeps:", ", ".join(f"{k} {v:.3g}" for k, v in found.items()), flush=True)  # fmt: skip
 
 

@@ -28,7 +28,7 @@ import pyarrow.parquet as pq
 TRACE = Path(__file__).parents[1] / "tests" / "data" / "traces" / "agentic_coding_requests.csv.gz"
 FACE = {"prompt_tokens_details": True, "chunk_tokens": 32}
 BLOCK = 64  # of the trace's counts
-ENGINE = "linear:0.002,0.00002,prefix_caching=on"  # no answer waits long, and no prefix is thrown out
+ENGINE = "linear:0.0005,0.000005,prefix_caching=on"  # no answer waits long, and no prefix is thrown out
 
 
 def chosen(sessions: int, below: int) -> dict[str, list[dict[str, str]]]:

@@ -2,6 +2,8 @@
 
     python -m benchmarks.sweep_figures --runs 600 --first-seed 100000 [--servers mm8,batch] [--quantiles 0.95] [--duration 60]
 
+Without --duration a sweep is as the command line's: ten minutes, stages of 30 s, longer ones near the limit.
+
 The TTFT limit is put where it is just kept at 0.5, 0.7 and 0.85 of saturation, by long runs. Each sweep finds its own
 loads (``ampacity.experiments.sweep``) and is judged as a run is. Printed for each cell: of how many sweeps the usable
 rate is an estimate, its median error, how often the 95 % interval holds the truth, its median half width; the same of
@@ -12,14 +14,16 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import math
 from functools import cache
 from typing import Any
 
 import numpy as np
 
-from ampacity.experiments.sweep import sweep
+from ampacity.experiments.sweep import MAX_DURATION_S, STAGE_SHARE, sweep
 from analysis.capacity import find_capacity
 from analysis.goodput import peak_goodput
+from analysis.pooled import judged_open, surely_violated
 from analysis.slo import Slo
 from benchmarks.search_cost import ServerRig
 from benchmarks.servers import SERVERS, Floats, limit_at, truth_at
@@ -39,20 +43,20 @@ def true_peak_rps(name: str, slo: Slo) -> float:
     return float(good[best] - b * b / (4 * a)) if a < 0 else float(good.max())
 
 
-def one_sweep(name: str, slo: Slo, duration_s: float, seed: int) -> ServerRig:
-    rig = ServerRig(SERVERS[name](), slo, seed, duration_s)
-    asyncio.run(sweep(rig))  # type: ignore[arg-type]
+def one_sweep(name: str, slo: Slo, duration_s: float | None, seed: int) -> ServerRig:
+    rig = ServerRig(SERVERS[name](), slo, seed, duration_s or STAGE_SHARE * MAX_DURATION_S)
+    asyncio.run(sweep(rig, max_duration_s=None if duration_s else MAX_DURATION_S))  # type: ignore[arg-type]
     return rig
 
 
 def row_of(stages: list[dict[str, Any]], slos: list[Slo]) -> dict[str, float]:
     """The figures that a user reads, nan where there is none."""
     c, g = find_capacity(stages, slos), peak_goodput(stages, slos)
-    none = (None, None)
+    none, violated = (None, None), surely_violated(judged_open(stages))
     row = {
         "usable": c["usable_rps"], "low": (c["usable_rps_ci"] or none)[0], "high": (c["usable_rps_ci"] or none)[1],
         "c_max": c["c_max"], "c_low": (c["c_max_ci"] or none)[0], "c_high": (c["c_max_ci"] or none)[1],
-        "verified": c.get("verified_rps"), "peak": g["peak_rps"],
+        "verified": c.get("verified_rps"), "violated": violated and math.exp(violated), "peak": g["peak_rps"],
         "p_low": (g.get("peak_rps_ci") or none)[0], "p_high": (g.get("peak_rps_ci") or none)[1],
     }  # fmt: skip
     return {k: np.nan if v is None else float(v) for k, v in row.items()} | {
@@ -75,13 +79,14 @@ def line(rows: list[dict[str, float]], usable: float, in_flight: float, peak: fl
             f"holds {np.mean((a <= 1) & (b >= 1)):.1%} ± {np.median((b - a)[known]) / 2:.0%}"
         )
 
-    pooled = of("pooled") > 0
+    pooled, most, violated = of("pooled") > 0, of("high"), of("violated")
     verified = of("verified")
     return (
         f"pooled {pooled.mean():.0%}; usable {part('usable', 'low', 'high', usable, pooled)}; "
         f"C_max {part('c_max', 'c_low', 'c_high', in_flight, pooled)}; verified {np.isfinite(verified).mean():.0%} "
         f"{np.nanmedian(verified) / usable - 1 if np.isfinite(verified).any() else np.nan:+.0%}, above the truth {np.mean(verified > usable):.1%}; "
         f"all usable {np.nanmedian(of('usable')) / usable - 1 if np.isfinite(of('usable')).any() else np.nan:+.1%}; "
+        f"reaches above a load that was surely violated {np.mean(most > violated * (1 + 1e-9)):.1%}; "
         f"peak {part('peak', 'p_low', 'p_high', peak, slice(None))} of {np.isfinite(of('peak')).mean():.0%}"
     )
 
@@ -95,7 +100,7 @@ def main() -> None:
     parser.add_argument("--servers", default="mm1,mg1,mm8,batch")
     parser.add_argument("--loads", default=",".join(map(str, LOADS)))
     parser.add_argument("--quantiles", default="0.95,0.99")
-    parser.add_argument("--duration", type=float, default=30.0)
+    parser.add_argument("--duration", type=float, help="of a stage, s; no limit in time then")
     given = parser.parse_args()
     for name in given.servers.split(","):
         for load in map(float, given.loads.split(",")):
@@ -108,7 +113,7 @@ def main() -> None:
                     sent.append(rig.sent)
                     spent.append(rig.spent_s)
                 print(
-                    f"{name} {load:g} p{100 * quantile:g} {given.duration:g} s ({np.median(sent):,.0f} requests, {np.median(spent):,.0f} s): "
+                    f"{name} {load:g} p{100 * quantile:g} ({f'stages of {given.duration:g} s' if given.duration else '10 min'}, {np.median(sent):,.0f} requests, {np.median(spent):,.0f} s): "
                     + line(rows, truth.rate_rps, truth.in_flight, true_peak_rps(name, slo)),
                     flush=True,
                 )

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from abc import ABC, abstractmethod
 from typing import Any
 
 import msgspec
 
 from loadgen.completions import BAD_JSON, Answer, token_count, token_detail
-from loadgen.protocols import Api, error_text, excerpt, printable, stream_error, with_halves
+from loadgen.protocols import Api, decoded, error_text, excerpt, printable, stream_error, with_halves
 from loadgen.thinking import Kind
 
 
@@ -50,8 +51,9 @@ class _TypedAnswer(Answer, ABC):
     def on_whole(self, at_ns: int, body: bytes) -> None:
         """A body that is no stream: everything arrives at once."""
         super().on_whole(at_ns, body)
-        if self.bad_json is None and self.error is None:
-            self._on_body(at_ns, msgspec.json.decode(body))
+        value = decoded(body) if self.error is None else None
+        if isinstance(value, dict):
+            self._on_body(at_ns, value)
 
     def _on_json(self, at_ns: int, data: bytes) -> None:
         try:
@@ -149,7 +151,7 @@ class ResponsesAnswer(_TypedAnswer):
         self._total(whole.get("usage"))
         if status in ("failed", "cancelled"):
             known = whole.get("error") or {"message": f"the response is {status}"}
-            self.error = error_text(msgspec.json.encode({"error": known}))
+            self.error = error_text(json.dumps({"error": known}).encode())
             return
         why = whole.get("incomplete_details")
         reason = why.get("reason") if isinstance(why, dict) else None

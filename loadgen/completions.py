@@ -418,12 +418,11 @@ def _kind_of_parts(parts: list[Any]) -> Kind | None:
 
 
 def _text_of_parts(parts: list[Any]) -> str:
-    """The text of a content in parts, at any depth."""
-    found = []
-    for part in parts:
-        inner = part.get("text", part.get("thinking")) if isinstance(part, dict) else None
-        found.append(_text_of_parts(inner) if isinstance(inner, list) else inner)
-    return "".join(text for text in found if isinstance(text, str))
+    """The text of a content in parts; that of thinking is in parts again."""
+    inner = [part.get("text", part.get("thinking")) for part in parts if isinstance(part, dict)]
+    flat = [piece for one in inner for piece in (one if isinstance(one, list) else [one])]
+    texts = [piece.get("text") if isinstance(piece, dict) else piece for piece in flat]
+    return "".join(text for text in texts if isinstance(text, str))
 
 
 def _text_of(choice: _Choice) -> str:

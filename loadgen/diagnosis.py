@@ -120,6 +120,11 @@ def duration_text(value_s: float | None) -> str:
     return f"{value_s * 1e3:.3g} ms" if value_s < 0.9995 else f"{value_s:.3g} s"
 
 
+def ended_at_once(f: Facts) -> bool:
+    """Whether the end token, which has no text, was all of the answer."""
+    return not f["chunks"] and f["output_tokens"] == 1 and f["finish_reason"] == "stop"
+
+
 def stream_cases(f: Facts) -> dict[str, list[Case]]:
     """A longer answer's first token comes no later than a short one's, else it was held back, or waited by chance."""
     tokens, gap_s = f"{f['output_tokens']} tokens in {f['chunks']} chunks", f["read_gap_p50_s"]
@@ -135,6 +140,7 @@ def stream_cases(f: Facts) -> dict[str, list[Case]]:
     said = "the whole answer in one piece" if uncounted else f"{f['output_tokens']} tokens in one piece"
     return {"stream": [
         (f["api"] == "embeddings", "ok", "vectors are not streamed", "E2E is what there is", OF_STREAM),
+        (ended_at_once(f), "note", "the model ended its answer at once: no text came, and whether it streams cannot be seen", "TTFT, ITL, TPOT: none of such an answer", ()),
         (not f["chunks"], "bad", f"no text came; tokens counted all the same: {f['output_tokens']}", "TTFT, ITL, TPOT: none", OF_STREAM),
         (in_one_piece, "bad", f"not streamed: {said}, after {duration_text(f['lasts_s'])}", "TTFT is E2E; no ITL, no TPOT: judge by e2e", OF_STREAM),
         (f["chunks"] < 2, "note", "a single token: whether it streams cannot be seen", "ITL, TPOT: none", OF_STREAM[1:]),
@@ -162,7 +168,7 @@ def text_cases(f: Facts) -> dict[str, list[Case]]:
     ends = "answers end where the model ends them: compare only runs with answers as long"
     as_asked = chunks == asked != got and not f["chunk_tokens_known"]
     doubts = {
-        f"{got} tokens counted, and no text came": not chunks,
+        f"{got} tokens counted, and no text came": not chunks and not ended_at_once(f),
         f"{counted} reasoning tokens of {got} in all": counted > got,
         f"{f['tokens_visible']} tokens for {chunks} chunks with text": f["tokens_visible"] < chunks,
         f"{got} tokens counted, {asked} asked for, and as many chunks came": as_asked,
@@ -180,6 +186,7 @@ def text_cases(f: Facts) -> dict[str, list[Case]]:
         (doubt, "bad", f"{source}: {doubt}", "the server's count or its stream is wrong: ITL, TPOT, tokens/s say nothing", ("itl", "tpot", "tokens")),
         (by_chunks and vocabulary, "note", f"no usage: --tokenizer {vocabulary} counts the text", "ITL, TPOT, tokens/s: right if that is the model's vocabulary", ()),
         (by_chunks, "bad", "no usage: chunks are taken for tokens", "ITL, TPOT, tokens/s: of chunks, not of tokens; name the model's vocabulary with --tokenizer", ("itl", "tpot", "tokens")),
+        (ended_at_once(f), "note", f"{source}; one token, which ended the answer", "how many tokens a chunk holds cannot be seen", ()),
         (not f["chunk_tokens_known"], "note", f"{source}; {ratio} on average, how many in which is not said", "ITL: not given, chunks are no tokens; ICL, TPOT: trusted; --tokenizer with the model's vocabulary may tell", ("itl",)),
         (f["tokens_per_chunk"] > SEVERAL, "ok", f"{source}; {ratio} on average", "ITL: a chunk's gap is shared out among its tokens; ICL: what a reader sees", ()),
         (True, "ok", f"{source}; one token in a chunk", "ITL: of tokens; tokens/s: the server's own count", ()),

@@ -30,7 +30,7 @@ class Exchange:
     __slots__ = (
         "_answer", "_between_chunks", "_body", "_chunked", "_complete_at", "_content_type", "_headers_done",
         "_informational", "_length_known", "_new_answer", "_on_end", "_on_whole", "_parsed_ns", "_parser",
-        "cancel_after_tokens", "close_after", "ended", "feed", "listening", "on_body", "record", "request", "retried",
+        "cancel_after_tokens", "close_after", "ended", "feed", "listening", "on_body", "record", "request", "retried", "watching",
     )  # fmt: skip
 
     def __init__(
@@ -55,6 +55,7 @@ class Exchange:
         self.close_after = True  # whether the connection must not be used again
         self.cancel_after_tokens = 0  # the user leaves after so many; 0: stays
         self.listening = False  # whether somebody wants to know what the answer says
+        self.watching = False  # whether all of its text is looked at for thinking
         self._reset_response()
 
     def listen(self) -> None:
@@ -64,7 +65,7 @@ class Exchange:
 
     def watch(self) -> None:
         """Look at all of the text for thinking in it, also for tags that come in pieces."""
-        self._answer.thinking.watches = True
+        self.watching = self._answer.thinking.watches = True
 
     @property
     def thought(self) -> Thought | None:
@@ -97,6 +98,7 @@ class Exchange:
         )  # the parser calls it: no frame of Python
         self._parser: Any = httptools.HttpResponseParser(self)
         self._answer = self._new_answer()
+        self._answer.thinking.watches = self.watching
         if self.listening:
             self._answer.listen()
         self._content_type = b""
@@ -259,6 +261,10 @@ class Exchange:
 
     def _give_up(self, status: str, error: str, at_ns: int) -> None:
         self._answer.finish()
+        if (
+            self._answer.error is not None and status != "cancelled"
+        ):  # the server had said why nothing more would come
+            status, error = "stream_error", self._answer.error
         self._end(status, error, at_ns)
 
     def _conclude(self, at_ns: int) -> None:

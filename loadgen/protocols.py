@@ -12,6 +12,7 @@ import msgspec
 from loadgen.halves import ESCAPED_HALF, with_whole_characters
 
 T = TypeVar("T")
+NESTED_MAX = 500  # brackets
 
 Api = Literal["chat", "completions", "responses", "messages", "embeddings"]
 PATHS: dict[Api, str] = {
@@ -93,10 +94,20 @@ def with_halves(data: bytes, kind: type[T]) -> T | None:
     """
     if not ESCAPED_HALF.search(data):
         return None
+    if data.count(b"[") + data.count(b"{") > NESTED_MAX:  # which may be nested too deep to be looked at
+        return None
     try:
         return msgspec.convert(json.loads(data, parse_constant=_no_number), kind)
     except (ValueError, msgspec.ValidationError, RecursionError):
         return None
+
+
+def decoded(data: bytes) -> Any:
+    """The value of a JSON text, with U+FFFD for halves of characters; None where it is none."""
+    try:
+        return msgspec.json.decode(data)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return with_whole_characters(with_halves(data, object))
 
 
 def _no_number(name: str) -> NoReturn:
@@ -108,12 +119,9 @@ _ERRORS = ("error", "detail", "errors", "message")
 
 def error_text(body: bytes) -> str:
     """The server's own message in an error body: objects, strings, ``detail``, plain text or HTML."""
-    try:
-        value = msgspec.json.decode(body)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-        value = with_whole_characters(with_halves(body, dict[str, Any]))
-        if value is None:
-            return excerpt(body)
+    value = decoded(body)
+    if value is None:
+        return excerpt(body)
     if isinstance(value, list) and value and isinstance(value[0], dict) and "error" in value[0]:
         value = value[0]  # Gemini's
     if isinstance(value, dict):
@@ -149,10 +157,7 @@ def stream_error(data: bytes) -> str | None:
     An object named ``error`` (OpenAI, SGLang, LiteLLM, Anthropic), ``object`` or ``type`` "error" (vLLM before 0.10,
     Responses), ``detail`` (FastAPI), ``errors`` (Cloudflare), a bare ``message`` (AWS, Azure), and any of them in a list (Gemini).
     """
-    try:
-        value = msgspec.json.decode(data)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-        value = with_halves(data, dict[str, Any])
+    value = decoded(data)
     if isinstance(value, list):
         value = next((item for item in value if isinstance(item, dict)), None)
     if not isinstance(value, dict):

@@ -85,12 +85,13 @@ class ScheduledRequests:
         self._run_id = run_id
         self._planned = planned_histories
         self._file = file
+        self._system_apart = shape.api == "messages"  # of recorded messages: a field of the body there
         self._images = images
         self._classes = {c.name: c for c in classes}
         self._prefixes = [
             endpoint.request_prefix(shape.api, _proxy_header(endpoint, proxy)) for endpoint, proxy in routes
         ]
-        self._shapes: dict[tuple[str, str, int], RequestShape] = {}
+        self._shapes: dict[tuple[str, str, object], RequestShape] = {}
         self._conversations: Conversations | None = None
 
     def prepare(self, schedule: Schedule) -> None:
@@ -124,15 +125,20 @@ class ScheduledRequests:
         if self._conversations is not None:
             self._conversations.answered(index, told)
 
-    def _recorded_fields(self, index: int) -> dict[str, Any]:
+    def _recorded_fields(self, index: int) -> tuple[object, dict[str, Any]]:
+        """The further body fields of a recorded request, and a name for them."""
         entry = -1 if self._schedule.entry is None else int(self._schedule.entry[index])
-        return self._file.body_fields(entry) if entry >= 0 and isinstance(self._file, Recorded) else {}
+        if entry < 0 or not isinstance(self._file, Recorded):
+            return None, {}
+        return self._file.body_fields(entry, system_apart=self._system_apart)
 
-    def _shape_of(self, class_: str, model: str | None, recorded: dict[str, Any]) -> RequestShape:
-        key = class_, model or "", id(recorded) if recorded else 0  # kept by the recording
+    def _shape_of(
+        self, class_: str, model: str | None, recorded: tuple[object, dict[str, Any]]
+    ) -> RequestShape:
+        key = class_, model or "", recorded[0]
         shape = self._shapes.get(key)
         if shape is None:
-            extra = recorded | dict(self._shape.extra)
+            extra = recorded[1] | dict(self._shape.extra)
             if class_ in self._classes:
                 extra |= self._classes[class_].body()
             shape = dataclasses.replace(self._shape, model=model or self._shape.model, extra=extra)
@@ -144,6 +150,8 @@ class ScheduledRequests:
         entry = -1 if schedule.entry is None else int(schedule.entry[index])
         if self._conversations is not None:
             told = self._conversations.messages(index)
+        elif entry >= 0 and isinstance(self._file, Recorded):
+            told = b",".join(map(bytes, self._file.turn(entry, system_apart=self._system_apart)))
         elif entry >= 0 and self._file is not None:
             told = b",".join(msgspec.json.encode(m) for m in self._file.turn(entry, 0))
         else:

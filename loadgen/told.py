@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any
 
 import msgspec
 
-from loadgen.halves import whole_characters
-from loadgen.protocols import Api
+from loadgen.halves import whole_characters, with_whole_characters
+from loadgen.protocols import NESTED_MAX, Api
 
 NO_ANSWER = "(no answer)"  # stands in the history for a turn that failed
 NO_RESULT = "(no result)"  # of a tool that was called, where neither the file nor the plan has one
@@ -49,6 +49,7 @@ class CallPieces:
 
     def add(self, key: Any, call_id: Any, name: Any, arguments: Any) -> None:
         """A piece of the call that the server numbers ``key``; another id under the same number is another call."""
+        key = key if isinstance(key, int) else str(key)
         at = self._at.get(key)
         if at is None or (call_id and self._calls[at][0] not in ("", call_id)):
             at = self._at[key] = len(self._calls)
@@ -73,16 +74,22 @@ class CallPieces:
         found = []
         for number, (call_id, name, arguments) in enumerate(self._calls):
             if name or arguments:
-                text = whole_characters(arguments)
-                found.append(Call(call_id or f"call_{number}", name or "tool", _as_object(text)))
-        return tuple(found)
+                known = map(whole_characters, (call_id or f"call_{number}", name or "tool", arguments))
+                found.append(Call(*known))
+        return tuple(replace(call, arguments=_as_object(call.arguments)) for call in found)
 
 
 def _as_object(arguments: str) -> str:
-    """Arguments as a JSON object: servers refuse histories with others."""
+    """Arguments as a JSON object: servers refuse histories with others, and with halves of characters."""
     try:
-        if isinstance(json.loads(arguments or "{}"), dict):
-            return arguments or "{}"
+        held = (
+            None
+            if arguments.count("[") + arguments.count("{") > NESTED_MAX
+            else json.loads(arguments or "{}")
+        )
+        if isinstance(held, dict):
+            whole = with_whole_characters(held)
+            return arguments or "{}" if whole == held else json.dumps(whole)
     except (ValueError, RecursionError):
         pass
     return json.dumps({"arguments": arguments})

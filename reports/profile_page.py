@@ -15,6 +15,8 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 _BAR = 40  # characters of the longest bar
+_HEIGHTS = " ▁▂▃▄▅▆▇█"
+_LONGEST = 60  # characters of an arrival process: a curve may have hundreds of rates
 _EIGHTHS = " ▏▎▍▌▋▊▉█"
 _SHOWN = ("p1", "p10", "p50", "p90", "p99")
 
@@ -58,7 +60,7 @@ def facts(view: Mapping[str, Any]) -> list[tuple[str, str]]:
 
 
 def _facts(view: Mapping[str, Any], measured: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    yield "Arrivals", str(view["described"]["arrivals"])
+    yield "Arrivals", _shortened(str(view["described"]["arrivals"]))
     yield from workload_facts(view["described"])
     yield from _measured_arrivals(measured.get("arrivals") or {})
     for side, held in view["sides"].items():
@@ -119,6 +121,30 @@ def _measured_arrivals(held: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     if held.get("dispersion"):
         by_window = ", ".join(f"{width} {significant(value)}" for width, value in held["dispersion"].items())
         yield "Index of dispersion", f"{by_window} (Poisson: 1)"
+    time = held.get("over_time") or {}
+    if drawn := time.get("fitted_dispersion"):
+        by_window = ", ".join(f"{width} {significant(value)}" for width, value in drawn.items())
+        yield "… as fitted", f"{by_window}, of one draw"
+    if processes := held.get("processes"):
+        shown = (f"{_shortened(p['process'])} {p['held_out_nats']:+.3g}" for p in processes)
+        yield "Processes", f"{', '.join(shown)} nats a request, held out, against Poisson; the first is taken"
+    if time:
+        most = max([*time["rps"], *(time.get("fitted_rps") or [])])
+        yield (
+            "Rate over time",
+            f"{_sparkline(time['rps'], most)} up to {significant(most)} req/s in {seconds(time['window_s'])}",
+        )
+        if time.get("fitted_rps"):
+            yield "… as fitted", f"{_sparkline(time['fitted_rps'], most)} one draw"
+
+
+def _shortened(text: str) -> str:
+    return text if len(text) <= _LONGEST else f"{text[:_LONGEST]}…"
+
+
+def _sparkline(values: list[float], most: float) -> str:
+    """A character for each value, from nothing to ``most``."""
+    return "".join(_HEIGHTS[-(-round(value / most * 800) // 100)] if most else " " for value in values)
 
 
 def _families(known: Mapping[str, Any]) -> str:

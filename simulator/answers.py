@@ -162,6 +162,7 @@ class Stream:
     def __init__(self, call: Call, face: Face, created: int) -> None:
         self.call = call
         self.face = face
+        self.created = created
         self.include_usage = call.include_usage and face.usage != "none"
         self.continuous_usage = call.continuous_usage and face.usage == "full"
         self.unfinished = len(call.choices)
@@ -191,6 +192,14 @@ class Stream:
             return done
         figures = _final_usage(self.call, self.face, self.cached())
         return self._event([], None, {"usage": figures, "system_fingerprint": FINGERPRINT}) + done
+
+    def turn(self) -> bytes:
+        """What stands between the thinking and the answer."""
+        return b""
+
+    def error(self, message: str) -> bytes:
+        """What is written into the stream when the engine dies."""
+        return error_frames(message)
 
     def text(
         self, choice: Choice, field: str, text: str, shown: int, *, last: bool = False, log: object = None
@@ -242,7 +251,10 @@ class ChoiceFrames:
         turns = start < self._thought <= made
         if last or turns or start == 0 or made - start >= stream.face.chunk_tokens:
             cuts = [start, self._thought, made] if turns and self._thought < made else [start, made]
-            parts += [self._chunk(first, end) for first, end in itertools.pairwise(cuts)]
+            for first, end in itertools.pairwise(cuts):
+                parts.append(self._chunk(first, end))
+                if first < end == self._thought < total:
+                    parts.append(stream.turn())
             self._shown = made
         if last:
             stream.unfinished -= 1

@@ -10,12 +10,13 @@ from functools import partial
 from aiohttp import web
 
 from simulator import SimulatorError
-from simulator.answers import GARBAGE, ChoiceFrames, Stream, answer, chunk, error_frames
+from simulator.answers import GARBAGE, ChoiceFrames, Stream, chunk
 from simulator.apierrors import ApiError
 from simulator.deployment import Deployment
 from simulator.face import Face
 from simulator.faults import Fate
 from simulator.metrics import Metrics
+from simulator.other_apis import STREAMS, whole
 from simulator.protocol import Call, block_hashes
 from simulator.realtime import LiveRequest, LiveRun
 
@@ -79,7 +80,7 @@ class Generation:
 
         lives = self._lives(call, request, [on_tokens] * len(call.choices))
         await self._run(lives, arrival_s, done)
-        body = answer(call, self._face, int(time.time()), _cached_tokens(call, lives))
+        body = whole(call, self._face, int(time.time()), _cached_tokens(call, lives))
         if fate.kind == "garbage":
             body = GARBAGE
         if fate.kind not in ("truncated", "reset_stream"):
@@ -101,7 +102,7 @@ class Generation:
         response.enable_chunked_encoding()
         await response.prepare(request)
         transport = _transport(request)
-        stream = Stream(call, self._face, int(time.time()))
+        stream = STREAMS.get(call.api, Stream)(call, self._face, int(time.time()))
         if self._face.early_role:
             transport.write(stream.opening())
         done = asyncio.get_running_loop().create_future()
@@ -112,7 +113,7 @@ class Generation:
         tokens = [_on_token(write, stream, one, transport, done) for one in frames]
         if fate.kind is not None:
             strikes = fate.token(call.choices[0].ending.tokens)
-            tokens[0] = _struck(fate.kind, strikes, tokens[0], write, transport, done)
+            tokens[0] = _struck(fate.kind, strikes, tokens[0], write, stream, transport, done)
         lives = self._lives(call, request, tokens)
         if self._face.prompt_tokens_details:
             stream.cached = lambda: _cached_tokens(call, lives)
@@ -183,6 +184,7 @@ def _struck(
     strikes: int,
     on_tokens: Callable[[int], None],
     write: Callable[[bytes], None],
+    stream: Stream,
     transport: asyncio.WriteTransport,
     done: "asyncio.Future[None]",
 ) -> Callable[[int], None]:
@@ -199,7 +201,7 @@ def _struck(
             on_tokens(count)
         else:
             if kind == "error_in_stream":
-                write(error_frames("EngineCore encountered an issue (injected fault)."))
+                write(stream.error("EngineCore encountered an issue (injected fault)."))
             done.set_result(None)
 
     return struck

@@ -8,7 +8,7 @@ import re
 import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 
@@ -16,6 +16,9 @@ from simulator.apierrors import ApiError, bad_json, bad_value, invalid
 from simulator.sampling import MAX_CHOICES, Sampling, flag, output_limit, sampling
 from simulator.text import Ending, characters, ending
 
+Api = Literal["chat", "completions", "responses", "messages", "embeddings"]
+CONVERSATIONS = ("chat", "responses", "messages")
+_ID_PREFIX = {"chat": "chatcmpl-", "completions": "cmpl-", "messages": "msg_"}
 CHAT_OVERHEAD_TOKENS = 8
 _REQUEST_ID = re.compile(r"[A-Za-z0-9_.:-]{1,128}")
 _CHOICE_STRIDE = 7919  # the seeds of the choices of one request lie this far apart
@@ -48,7 +51,7 @@ class Choice:
 class Call:
     """One validated request for tokens."""
 
-    chat: bool
+    api: Api
     request_id: str
     model: str
     prompts: tuple[Sequence[Any], ...]  # the words or token ids of each prompt, a chat's template included
@@ -59,6 +62,11 @@ class Call:
     continuous_usage: bool
     top_logprobs: int | None  # None: no log-probabilities
     held_characters: int  # of a stream, which could be the beginning of a stop string
+
+    @property
+    def chat(self) -> bool:
+        """Whether it is a conversation, with a chat's template."""
+        return self.api in CONVERSATIONS
 
     @property
     def prompt_tokens(self) -> int:
@@ -141,7 +149,7 @@ def _one_prompt(field: str, prompt: object) -> Sequence[Any]:
 def parse(
     body: Mapping[str, Any],
     *,
-    chat: bool,
+    api: Api,
     models: Sequence[str],
     max_model_len: int,
     default_id: str,
@@ -150,8 +158,10 @@ def parse(
 ) -> Call:
     """Check a request as vLLM does. Raises ApiError: 400 for bad fields and lengths, 404 for another model.
 
-    models: the names that are served, the default first. natural_tokens: see Face.
+    models: the names that are served, the default first. natural_tokens: see Face. Of an ``api`` but chat and completions
+    the body is one that ``simulator.other_apis`` has put down to these.
     """
+    chat = api in CONVERSATIONS
     required = "messages" if chat else "prompt"
     if required not in body:
         raise invalid(f"body.{required}", "Field required", body, kind="missing")
@@ -171,8 +181,8 @@ def parse(
     name = header_id if header_id and _REQUEST_ID.fullmatch(header_id) else default_id
     held = 0 if asked.include_stop else max(map(len, asked.stop), default=1) - 1  # as vLLM
     return Call(
-        chat=chat,
-        request_id=("chatcmpl-" if chat else "cmpl-") + name,
+        api=api,
+        request_id=_ID_PREFIX.get(api, "") + name,
         model=model,
         prompts=tuple(prompts),
         choices=_choices(prompts, asked, seed, limit, natural_tokens),

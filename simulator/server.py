@@ -1,4 +1,4 @@
-"""OpenAI-compatible HTTP face of the engine in real time."""
+"""HTTP face of the engine in real time: OpenAI's APIs as vLLM has them, and Anthropic's Messages."""
 
 import asyncio
 import gc
@@ -27,10 +27,18 @@ from simulator.faults import Fate, Faults, Plan
 from simulator.generation import Generation, reset_connection
 from simulator.hardware import find_deployment
 from simulator.metrics import Metrics, render
-from simulator.protocol import decode, parse, words_of
+from simulator.other_apis import as_known
+from simulator.protocol import Api, decode, parse, words_of
 from simulator.realtime import LiveRun
 
 MAX_BODY_BYTES = 64 << 20
+APIS: dict[str, Api] = {
+    "/v1/chat/completions": "chat",
+    "/v1/completions": "completions",
+    "/v1/responses": "responses",
+    "/v1/messages": "messages",
+    "/v1/embeddings": "embeddings",
+}
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
@@ -64,8 +72,8 @@ class Server:
     async def start(self, host: str, port: int) -> int:
         """Listen; returns the port (a free one for port 0). Raises OSError where it cannot."""
         app = web.Application(client_max_size=MAX_BODY_BYTES, middlewares=[_json_errors])
-        app.router.add_post("/v1/chat/completions", self._generate)
-        app.router.add_post("/v1/completions", self._generate)
+        for path in APIS:
+            app.router.add_post(path, self._generate)
         app.router.add_get("/v1/models", self._models)
         app.router.add_post("/tokenize", self._tokenize)
         app.router.add_get("/health", self._health)
@@ -96,11 +104,11 @@ class Server:
     async def _generate(self, request: web.Request) -> web.StreamResponse:
         arrival_s = time.monotonic()
         self._authorize(request)
-        body = decode(await request.read())
+        body, api = decode(await request.read()), APIS[request.path]
         number = next(self._ids)
         call = parse(
-            body,
-            chat=request.path.endswith("/chat/completions"),
+            body if api in ("chat", "completions") else as_known(api, body),
+            api=api,
             models=self._models_served,
             max_model_len=self._config.max_model_len,
             default_id=f"{self._id_prefix}{number:08x}",
@@ -172,10 +180,11 @@ class Server:
         return web.Response(body=text.encode(), headers=headers)
 
     def _authorize(self, request: web.Request) -> None:
-        """vLLM asks for the key under /v1 only."""
+        """vLLM asks for the key under /v1 only; Anthropic's clients send it as X-Api-Key."""
         if self._api_key is None:
             return
-        scheme, _, key = request.headers.get("Authorization", "").partition(" ")
+        given = request.headers.get("Authorization") or f"Bearer {request.headers.get('X-Api-Key', '')}"
+        scheme, _, key = given.partition(" ")
         if scheme.lower() != "bearer" or not hmac.compare_digest(
             key.encode("utf-8", "replace"), self._api_key
         ):

@@ -828,7 +828,7 @@ def check_of(worse: float, passing: float, *, beyond: bool, watched: bool = Fals
         (check_of(3.0, -2.0, beyond=False), "pass"),  # surely inside the tolerance: z(0.95) = 1.645
         (check_of(1.0, 0.5, beyond=True), "inconclusive"),  # beyond the tolerance, perhaps by chance
         (check_of(-1.0, -5.0, beyond=False, watched=True), SILENT),  # nothing passes that is only watched
-        (check_of(1.8, 0.5, beyond=True, watched=True), "inconclusive"),  # by itself no chance, among two it may be
+        (check_of(1.8, 0.5, beyond=True, watched=True), "inconclusive"),  # the only one watched; among two it may be chance
         (check_of(2.1, 0.5, beyond=True, watched=True), "regression"),  # by Holm: z(1 - 0.05/2) = 1.960
     ],
 )  # fmt: skip
@@ -837,6 +837,21 @@ def test_what_is_a_regression_and_what_passes(check: Check, verdict: str) -> Non
     other = check_of(-6.0, -9.0, beyond=False)
     decide([check, other], 0.05, {"levels": {"20/s": {"requests": [1000]}}})
     assert (check.verdict, other.verdict) == (verdict, "pass")
+
+
+def test_a_baseline_of_before_is_read(tmp_path: Path) -> None:
+    """Without TTFT p10, and with tolerances beyond 15 %, which are those of metrics that are only watched."""
+    base = make_baseline([run(tmp_path / "base", stage(ttfts(1, 1500)))])
+    quantiles = base["levels"]["20/s"]["quantiles"]
+    del quantiles["ttft_p10"]
+    quantiles["ttft_p99"]["tolerance"] = {"same_schedule": 0.4, "other_schedule": None}
+    (tmp_path / "base.json").write_text(write_baseline(base))
+    found = judge_gate(
+        read_baseline(tmp_path / "base.json"), [run(tmp_path / "c", stage(ttfts(1, 1500)))], {}
+    )
+    assert found["verdict"] == "pass"
+    assert "ttft_p10" not in checks(found)
+    assert "may differ by more than 15%" in found["untracked"]["ttft_p99 at 20/s"]
 
 
 def test_a_tolerance_that_is_given_is_no_matter_of_noise(tmp_path: Path) -> None:

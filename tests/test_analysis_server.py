@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from pathlib import Path
+
 import pyarrow as pa
 import pytest
+from synthetic import ORIGIN_NS, Stage, make_run, request
 
 from analysis.server import server_figures
+from analysis.summary import summarise
 from loadgen.telemetry import SCHEMA
 
 S = 1_000_000_000
@@ -54,3 +59,41 @@ def test_the_columns_of_an_older_version_may_be_fewer() -> None:
     found = server_figures(table, 0, S)
     assert found is not None
     assert (found["running"], found["gpu_utilization"]) == (2, None)
+
+
+# -- speculation -----------------------------------------------------------------------------------
+
+DRAFTS = "spec_draft_tokens_total"
+ACCEPTED = "spec_accepted_tokens_total"
+
+
+@pytest.mark.parametrize(
+    ("rows", "workload", "said"),
+    [
+        # 40 of 100 drafted tokens were accepted
+        ([{DRAFTS: 0, ACCEPTED: 0}, {DRAFTS: 100, ACCEPTED: 40}], {}, "accepted 40% of them"),
+        ([{"spec_acceptance_rate": 0.25}, {"spec_acceptance_rate": 0.35}], {}, "accepted 30% of them"),
+        # random words that no draft guesses: spoilt as much as can be
+        ([{DRAFTS: 0, ACCEPTED: 0}, {DRAFTS: 100, ACCEPTED: 0}], {}, "accepted 0% of them"),
+        ([{DRAFTS: 0, ACCEPTED: 0}, {DRAFTS: 100, ACCEPTED: 40}], {"prompt_file": {"file": "p.jsonl"}}, None),
+        ([{DRAFTS: 0, ACCEPTED: 0}, {DRAFTS: 100, ACCEPTED: 40}], {"trace": {"recorded_prompts": 7}}, None),
+        ([{DRAFTS: 0, ACCEPTED: 0}, {DRAFTS: 100, ACCEPTED: 40}], {"trace": {"recorded_prompts": 0}}, "40%"),
+        ([{DRAFTS: 5, ACCEPTED: 1}, {DRAFTS: 5, ACCEPTED: 1}], {}, None),  # it can, and did not
+        ([{"spec_acceptance_rate": 0.0}, {"spec_acceptance_rate": 0.0}], {}, None),  # a gauge of no drafts
+        ([{"running": 1}, {"running": 2}], {}, None),
+    ],
+)  # fmt: skip
+def test_a_server_that_speculates_on_made_up_words_is_said_to(
+    rows: list[dict[str, float]], workload: dict[str, object], said: str | None, tmp_path: Path
+) -> None:
+    records = [request(i, i * 0.05, gaps_s=[0.01] * 7) for i in range(200)]
+    run = make_run(tmp_path / "run", [Stage(records, 10.0)], workload={"name": "w", "prompts": "unique", **workload})  # fmt: skip
+    table = pa.Table.from_pylist(
+        [{"at_ns": ORIGIN_NS + (8 + i) * S, **row} for i, row in enumerate(rows)], schema=SCHEMA
+    )
+    summary = summarise(replace(run, server=table))
+    found = next((w["text"] for w in summary["warnings"] if w["code"] == "speculation"), None)
+    assert (found is None) is (said is None)
+    if said is not None and found is not None:
+        assert said in found
+        assert "--prompts FILE" in found

@@ -200,8 +200,9 @@ def sweep(path: Path, slow_at: float, usd: float | None = None, first: float = 1
 
 
 def test_usable_rates_win_only_where_their_brackets_are_apart(tmp_path: Path) -> None:
-    a, b, c = (sweep(tmp_path / name, at) for name, at in (("a", 15), ("b", 30), ("c", 100)))
-    assert rows(compare([a, b]))["usable_rps"]["verdict"] == "open"  # [10, 20] and [20, 40] touch
+    made = (("a", 15, 10.0), ("b", 25, 18.0), ("c", 100, 8.0))
+    a, b, c = (sweep(tmp_path / name, at, first=first) for name, at, first in made)
+    assert rows(compare([a, b]))["usable_rps"]["verdict"] == "open"  # 9.9 to 18.2 and 18 to 34 touch
     found = rows(compare([a, b, c]))["usable_rps"]
     low, high = found["brackets"][0]
     assert [low, high] == a.judged.summary["capacity"]["usable_rps_ci"]
@@ -210,20 +211,20 @@ def test_usable_rates_win_only_where_their_brackets_are_apart(tmp_path: Path) ->
     result = compare([a, c])
     assert rows(result)["usable_rps"]["winner"] == "C"
     card = next(t for t in tables(result) if t.title == "Scorecard").rows
-    assert card[1][2].text == "at least 40.0"
+    assert card[1][2].text == "at least 32.0"
     assert [cell.text for cell in card[2][:3]] == [
         "  its interval",
         f"{low:#.3g} to {high:#.3g}",
-        "40.0 to ?",
+        "32.0 to ?",
     ]
     card = next(t for t in tables(result, fits=lambda _: False) if t.title == "Scorecard").rows
     at = next(i for i, row in enumerate(card) if row[0].text.startswith("usable rate per instance"))
     assert [cell.text for cell in card[at]][1:] == ["", "", "", "C"]
     assert [cell.text for cell in card[at + 1]][0::2] == ["  A", f"{low:#.3g} to {high:#.3g}", ""]
-    assert [cell.text for cell in card[at + 2]][:3] == ["  C", "at least 40.0", "40.0 to ?"]
-    assert "at least 40.0" in comparison_markdown(result)
+    assert [cell.text for cell in card[at + 2]][:3] == ["  C", "at least 32.0", "32.0 to ?"]
+    assert "at least 32.0" in comparison_markdown(result)
     read = {r["run"]: r for r in csv.DictReader(io.StringIO(comparison_csv(result))) if r["name"] == "usable_rps"}  # fmt: skip
-    assert [read["C"][k] for k in ("bound", "low", "high")] == ["at least", "40.0", ""]
+    assert [read["C"][k] for k in ("bound", "low", "high")] == ["at least", "32.0", ""]
     assert [read["A"][k] for k in ("bound", "high")] == ["", f"{high}"]
     assert float(read["A"]["low"]) == pytest.approx(low)
 
@@ -274,8 +275,9 @@ def test_a_closed_loop_that_is_better_by_less_than_2_percent_does_not_win(tmp_pa
 
 
 def test_usable_rates_that_touch_have_no_cheaper_one_whatever_the_lengths_by_chance(tmp_path: Path) -> None:
-    """A is at 10 to 20, B at 20 to 40: half the cost at most, as much at least. Every tenth answer of B has 6 tokens, the others 5."""
-    a, b, c = (sweep(tmp_path / n, at, 2.0) for n, at in (("a", 15), ("b", 30), ("c", 30)))
+    """A is at 9.9 to 18.2, B at 18 to 34: no dearer at least. Every tenth answer of B has 6 tokens, the others 5."""
+    made = (("a", 15, 10.0), ("b", 25, 18.0), ("c", 25, 18.0))
+    a, b, c = (sweep(tmp_path / name, at, 2.0, first) for name, at, first in made)
     for arm_, gaps in ((b, 1), (c, 0)):
         fleet = arm_.judged.summary["fleet"]
         fleet["output_tokens_mean"] += 0.25 * gaps  # 5 % more: enough to part the brackets
@@ -296,7 +298,7 @@ def test_a_usable_rate_wins_over_a_run_that_met_its_slos_nowhere(tmp_path: Path)
 
 
 def test_a_cost_wins_where_the_usable_rate_of_each_is_known(tmp_path: Path) -> None:
-    """The SLO of A, B and D breaks between 10 and 20/s: A may carry twice its best stage, so half its cost is no win, a third is.
+    """The SLO of A, B and D breaks between 9.9 and 18.2/s: A may carry 1.8 times its best stage; its cost over 1.7 is no win, over 3 it is.
 
     Of C, which breaks nowhere, nobody knows what it can carry: more would only help it where it is the cheaper one.
     """
@@ -304,7 +306,7 @@ def test_a_cost_wins_where_the_usable_rate_of_each_is_known(tmp_path: Path) -> N
     good = rows(compare([a, b]))["usd_per_thousand_good_requests"]
     assert good["winner"] == "B"
     assert good["changes"][1]["change"] == pytest.approx(-2 / 3)
-    half = rows(compare([a, sweep(tmp_path / "d", 15, 1.6)]))["usd_per_thousand_good_requests"]
+    half = rows(compare([a, sweep(tmp_path / "d", 15, 1.75)]))["usd_per_thousand_good_requests"]
     assert (half["winner"], half["verdict"]) == (None, "unknown")
     assert "only known to lie in an interval" in half["reason"]
     for n, usd, winner in (("c", 1.0, "C"), ("e", 20.0, None)):  # at 40/s: a twelfth of A's cost; 5/3 of it
@@ -334,15 +336,15 @@ def test_tokens_win_where_the_others_are_shown_to_give_no_more_of_them(tmp_path:
 
 
 def test_runs_without_a_common_load_are_compared_by_what_they_carry(tmp_path: Path, ampacity: Any, capsys: Any) -> None:  # fmt: skip
-    """A carries 10 and breaks at 20, B carries 12 and 24 and breaks at 48: the load to give to both is 10, for 1.2 x 299 requests 36 s.
+    """A carries 10 and breaks at 20, B carries 12 and 24 and breaks at 48: the load to give to both is the lower end of A's interval, 9.94.
 
-    Good requests: A's 10/s may be 20/s at most, less than B's 24/s; what carries 12/s and breaks at 24 is not shown to be better.
+    For 1.2 x 299 requests 37 s. Good requests: A's 10/s may be 20/s at most, less than B's 24/s; what carries 12/s and breaks at 24 is not shown to be better.
     """
     a, b = sweep(tmp_path / "a", 15), sweep(tmp_path / "b", 30, first=12.0)
     result = compare([a, b])
     assert result["level"] is None
     assert result["notes"][0].endswith(
-        "with --rates 10 --duration 36s (or longer), the most that all have carried."
+        "with --rates 9.94 --duration 37s (or longer), the most that all have carried."
     )
     assert result["notes"][0].startswith("Latencies and failures are not compared: ")
     found = rows(result)
@@ -353,7 +355,7 @@ def test_runs_without_a_common_load_are_compared_by_what_they_carry(tmp_path: Pa
     assert "only known to lie in an interval" in near["reason"]
     assert ampacity("compare", tmp_path / "a", tmp_path / "b") == 0
     said = capsys.readouterr().out
-    assert "--rates 10 " in said
+    assert "--rates 9.94 " in said
     assert "TTFT of B" not in said  # no table that holds nothing
 
 

@@ -242,7 +242,7 @@ def test_tokens_are_a_mean_over_all_answers_not_of_the_stage_at_the_limit(tmp_pa
     # 10/s met with 1 token an answer; a short stage at 12/s of 4 tokens; one at which the client was the limit of 50
     def stage(number: int, n: int, rps: float, tokens: int, start_s: float, **how: Any) -> Stage:
         rows = [
-            request(2000 * number + i, start_s + i / rps, stage=number, chunk_tokens=[tokens])
+            request(2000 * number + i, start_s + i / rps, stage=number, gaps_s=[0.001] * (tokens - 1))
             for i in range(n)
         ]
         return Stage(rows, n / rps, start_s, **how)

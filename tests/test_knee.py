@@ -26,8 +26,8 @@ def stage(load: float, ratio: float | None, *, users: bool = False, stable: bool
     return {
         "kind": "closed" if users else "open", "offered_rps": None if users else load,
         "concurrency_set": load if users else None, "client_limited": False, "requests": 1000, "stable": stable,
-        "concurrency": load if users else 2 * load, "achieved_rps": min(load, 200.0), "arrived_rps": load,
-        "carried_rps": load, "ttft_from_schedule_s": figures, "e2e_from_schedule_s": figures,
+        "concurrency": load if users else 2 * load, "achieved_rps": min(load, 200.0), "arrived_rps": min(load, 200.0) if users else load,
+        "carried_rps": min(load, 200.0) if users else load, "ttft_from_schedule_s": figures, "e2e_from_schedule_s": figures,
     }  # fmt: skip
 
 
@@ -105,3 +105,32 @@ def test_bounds_meet_at_demand_over_the_bottleneck() -> None:
     y = np.minimum(10.0, x / 1.0)
     assert corner_of_bounds(x, y, saturated=False) == pytest.approx((10.0, 10.0))
     assert corner_of_bounds(x[:4], y[:4], saturated=False) is None  # still growing
+
+
+def wide(load: float, ratio: float, **changes: Any) -> dict[str, Any]:
+    """A stage whose p99 has no known upper end."""
+    made = stage(load, ratio)
+    low, _ = made["ttft_from_schedule_s"]["p99_ci"]
+    figures = {**made["ttft_from_schedule_s"], "p99_ci": [low, None]}
+    return made | {"ttft_from_schedule_s": figures, "e2e_from_schedule_s": figures} | changes
+
+
+def test_one_quiet_load_counts_where_p99_is_known_and_two_where_only_p95_is() -> None:
+    """3.0, 3.0, 3.0, 3.0, then 99: clearly below at 128, so that the region begins one load before; by p95 two."""
+    loads = [(16, 3.0), (32, 3.0), (64, 3.0), (128, 3.0), (192, 99)]
+    assert find_knee([wide(*one) for one in loads])["region_rps"] == [64, 192]
+
+    def by_p95(load: float, ratio: float) -> dict[str, Any]:
+        made = stage(load, None)
+        figures = {**made["ttft_from_schedule_s"], "p90": 0.1 * ratio, "p95": 0.1 * ratio}
+        return made | {"ttft_from_schedule_s": figures, "e2e_from_schedule_s": figures}
+
+    assert find_knee([by_p95(*one) for one in loads])["region_rps"] == [32, 192]
+
+
+def test_the_region_spans_what_arrived_by_chance() -> None:
+    """Of the load that jammed 10 % more came than were offered, of the quiet one 5 % fewer."""
+    stages = [stage(n, r) for n, r in LOW]
+    stages[-1]["arrived_rps"] = 182.4
+    jammed = stage(256, 99) | {"arrived_rps": 281.6}
+    assert find_knee([*stages, jammed])["region_rps"] == [182.4, 281.6]

@@ -3,12 +3,15 @@
 import json
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from loadgen.answers import ANSWERS
 from loadgen.endpoint import parse_endpoint
 from loadgen.exchange import Exchange
 from loadgen.protocols import Api, Dialect, RequestShape
-from loadgen.records import RequestRecord
+from loadgen.records import RequestRecord, to_batch
+from loadgen.told import Call, CallPieces, Told, answer_messages, result_messages
 
 MS = 1_000_000
 HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n"
@@ -236,3 +239,67 @@ def test_the_key_goes_where_the_api_wants_it(monkeypatch: pytest.MonkeyPatch) ->
     assert "anthropic-version: 2023-06-01\r\n" in head
     assert "x-api-key" not in endpoint.request_prefix("chat").decode()
     assert "Authorization: Bearer sk-1\r\n" in endpoint.request_prefix("chat").decode()
+
+
+# -- whatever comes --------------------------------------------------------------------------------
+
+NAMES = [
+    "type", "delta", "choices", "content", "tool_calls", "function", "function_call", "arguments", "name", "index", "id", "text",
+    "thinking", "reasoning", "message", "error", "errors", "detail", "object", "usage", "response", "status", "output", "item",
+    "output_index", "content_block", "finish_reason", "stop_reason", "refusal", "summary", "input", "partial_json", "data",
+]  # fmt: skip
+WORDS = [
+    "content_block_delta", "content_block_start", "message_delta", "message_start", "text_delta", "input_json_delta", "tool_use",
+    "response.output_text.delta", "response.output_item.added", "response.function_call_arguments.delta", "response.completed",
+    "function_call", "failed", "completed", "error", "stop", "<think>", "</think>", "\ud83d", "\ude00", "a", "",
+]  # fmt: skip
+LEAVES = st.one_of(st.none(), st.booleans(), st.integers(-1, 3), st.floats(), st.sampled_from(WORDS))
+JSON = st.recursive(
+    LEAVES,
+    lambda inner: st.one_of(
+        st.lists(inner, max_size=3), st.dictionaries(st.sampled_from(NAMES), inner, max_size=4)
+    ),
+    max_leaves=12,
+)
+
+
+@given(
+    st.sampled_from(sorted(ANSWERS)),
+    st.lists(st.dictionaries(st.sampled_from(NAMES), JSON, max_size=4), max_size=6),
+    st.booleans(),
+)
+@settings(max_examples=400, deadline=None)
+def test_whatever_a_server_says_ends_as_one_record_and_can_be_told_again(
+    api: Api, events: list[dict[str, object]], whole: bool
+) -> None:
+    ended: list[Exchange] = []
+    exchange = Exchange(RequestRecord(0, 0, 0, "unfinished", started_ns=0), b"", ended.append, ANSWERS[api])
+    exchange.listen()
+    exchange.watch()
+    bodies = [json.dumps(value).encode() for value in events]
+    if whole:
+        body = bodies[0] if bodies else b"{}"
+        exchange.feed(MS, b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n%b" % (len(body), body))  # fmt: skip
+    else:
+        exchange.feed(MS, HEAD)
+        for data in bodies:
+            framed = b"data: " + data + b"\n\n"
+            exchange.feed(MS, b"%x\r\n%b\r\n" % (len(framed), framed))
+        exchange.feed(MS, END)
+    assert ended == [exchange]
+    to_batch([exchange.record])
+    told = exchange.told()
+    for other in ("chat", "completions", "messages", "responses"):
+        for message in [*answer_messages(told, other), *result_messages(told.calls, [], other)]:
+            json.loads(message)
+
+
+def test_arguments_and_events_that_are_nested_deep_harm_nothing() -> None:
+    deep = "[" * 5000 + "]" * 5000
+    told = Told("", (Call("a", "f", "{}"),))
+    pieces = CallPieces()
+    pieces.add(0, "a", "f", f'{{"a": {deep}}}')
+    told = Told("", pieces.calls())
+    for api in ("chat", "messages", "responses"):
+        assert json.loads(answer_messages(told, api)[0])
+    assert play("chat", {"type": "x", "choices": [], "y": "\ud83d", "z": json.loads("[" * 600 + "]" * 600)}).status == "protocol_error"  # fmt: skip

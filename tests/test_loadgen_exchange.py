@@ -299,6 +299,7 @@ ENDINGS: dict[str, tuple[bytes, str, int | None, str | None]] = {
     "finish reason of an empty string": (HEAD + chunk(text("a", finish_reason="")) + END, "truncated", 1, "without"),
     "error event after tokens": (HEAD + chunk(OK[0], {"error": {"message": "oom"}}, *OK, "[DONE]") + END, "stream_error", 3, "oom"),
     "error event, then FIN": (unframed(OK[0], {"error": "oom"}), "stream_error", 1, "oom"),
+    "error event, then FIN in a chunked body": (HEAD + chunk(OK[0], {"error": {"message": "oom"}}), "stream_error", 1, "oom"),
     "detail in a 200 stream": (HEAD + chunk({"detail": "no"}) + END, "stream_error", None, "no"),
     "vLLM before 0.10": (
         HEAD + chunk(OK[0], {"object": "error", "message": "engine is dead", "type": "InternalServerError", "code": 500}, "[DONE]") + END,
@@ -479,6 +480,20 @@ def test_when_to_come_back_is_said_in_seconds_or_as_a_date(said: str, seconds: f
     exchange.feed(5, f"HTTP/1.1 429 Busy\r\nRetry-After: {said}\r\nContent-Length: 0\r\n\r\n".encode())
     assert exchange.record.status == "http_error"
     assert exchange.record.retry_after_s == seconds
+
+
+def test_a_server_that_says_an_error_and_falls_silent_is_no_timeout() -> None:
+    for status, expected in (
+        ("timeout", "stream_error"),
+        ("unfinished", "stream_error"),
+        ("cancelled", "cancelled"),
+    ):
+        exchange, _ = _exchange()
+        exchange.feed(1 * MS, HEAD + chunk(OK[0], {"error": {"message": "overloaded"}}))
+        assert not exchange.ended
+        exchange.fail(status, "no token for 120 s", 9 * MS)
+        assert exchange.record.status == expected
+        assert ("overloaded" in (exchange.record.error or "")) is (expected == "stream_error")
 
 
 def test_a_time_limit_keeps_what_arrived_and_what_comes_later_is_dropped() -> None:

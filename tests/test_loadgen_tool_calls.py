@@ -82,6 +82,16 @@ STREAMS: dict[str, tuple[Api, tuple[Json, ...], Told]] = {
         (delta(function_call={"name": "weather", "arguments": '{"city"'}), delta(function_call={"arguments": ': "Ulm"}'}), delta("function_call")),
         Told("", (Call("call_0", "weather", '{"city": "Ulm"}'),)),
     ),
+    "a character in two pieces of the arguments": (
+        "chat",
+        (called(0, id="a", name="weather", arguments='{"city": "\ud83d'), called(0, arguments='\ude00"}'), delta("tool_calls")),
+        Told("", (Call("a", "weather", '{"city": "\U0001f600"}'),)),
+    ),
+    "half of a character, escaped in the arguments and bare in the name": (
+        "chat",
+        (called(0, id="a", name="wea\ud83d", arguments='{"city": "\\ud83d"}'), delta("tool_calls")),
+        Told("", (Call("a", "wea\ufffd", '{"city": "\\ufffd"}'),)),
+    ),
     "refusal": ("chat", (delta(refusal="I will "), delta(refusal="not."), delta("stop")), Told("I will not.")),
     "thinking alone": ("chat", (delta(reasoning_content="hm "), delta(reasoning_content="so"), delta("length")), Told("hm so")),
     "inline thinking alone": ("chat", (delta(content="<think>"), delta(content="hm"), delta("length")), Told("<think>hm")),
@@ -163,6 +173,14 @@ def test_messages_and_responses_tell_them_in_their_own_way() -> None:
     items = prompts_after("responses", TWO, 2)[1]["input"][1:]
     assert [i.get("type", i.get("role")) for i in items] == ["assistant", "function_call", "function_call", "function_call_output", "function_call_output"]  # fmt: skip
     assert [i["call_id"] for i in items[1:]] == ["a", "b", "a", "b"]
+
+
+def test_halves_of_characters_are_in_no_history() -> None:
+    name = "half of a character, escaped in the arguments and bare in the name"
+    for api in ("chat", "messages", "responses"):
+        text = json.dumps(prompts_after(api, heard("chat", *STREAMS[name][1]), 2)[1], ensure_ascii=False)
+        assert "wea\ufffd" in text
+        text.encode()
 
 
 def test_more_calls_than_new_tokens_have_a_result_each() -> None:

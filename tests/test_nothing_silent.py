@@ -69,9 +69,11 @@ ROLE_OF = {  # what each column means; the others mean nothing
     "api_key": "client", "created": "time", "usage.prompt_tokens": "input", "usage.completion_tokens": "output",
     "usage.prompt_tokens_details.cached_tokens": "cached", "user": "client", "timestamp_s": "time", "input_tokens": "input",
     "output_tokens": "output", "client_id": "client", "cached_tokens": "cached",
+    "Elapsed time": "end",
 }  # fmt: skip
 HELD: dict[str, Callable[[Trace], object]] = {
     "session": lambda t: t.session, "client": lambda t: t.client, "cached": lambda t: t.cached_tokens, "hash_ids": lambda t: t.blocks,
+    "end": lambda t: t.end_s,
 }  # fmt: skip
 
 

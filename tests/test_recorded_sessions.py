@@ -1,10 +1,13 @@
 """Recorded sessions: who waits for whom and for how long, what is sent, from each kind of file; values worked out by hand."""
 
 import json
+import random
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from fault_server import FaultServer
 from stage_driving import Driven, on_loop
@@ -17,10 +20,12 @@ from loadgen.protocols import RequestShape
 from loadgen.records import RequestRecord
 from loadgen.requests import ScheduledRequests
 from loadgen.stage import StageRunner
+from loadgen.told import Told
+from loadgen.turns import Turns
 from workloads.errors import WorkloadError
 from workloads.prompts import PromptMaker
 from workloads.replay import Replay, Replayed, replayed
-from workloads.schedule import AFTER_END, AFTER_START, WITH_START
+from workloads.schedule import AFTER_END, AFTER_START, WITH_START, Schedule
 from workloads.tokenizers import WORDS
 from workloads.traces import read_trace
 
@@ -124,6 +129,15 @@ def test_a_first_timestamp_and_delays_behind_it(tmp_path: Path) -> None:
     assert [t[0] for t in turns(played(path, time_scale=2.0, think_scale=1.0))] == [0.0, 0.25, 1.0]
 
 
+def test_a_text_beside_an_output_length_has_times_in_ms(tmp_path: Path) -> None:
+    rows = [
+        {"timestamp": at, "text_input": text, "output_length": 3} for at, text in ((0, "One."), (250, "Two."))
+    ]
+    found = played(written(tmp_path, rows))
+    assert found.schedule.scheduled_s.tolist() == [0.0, 0.25]
+    assert "t.jsonl: column timestamp is read as milliseconds" in found.notes
+
+
 def test_where_no_ends_are_recorded_starts_are_kept_apart(tmp_path: Path) -> None:
     """Mooncake's rows with a session: start to start as recorded, and never before the answer."""
     rows = [
@@ -215,6 +229,36 @@ def test_the_public_agent_runs_are_sessions_with_their_helpers() -> None:
     assert [t[3] for t in own] == [16.147, 11.0]
     with pytest.raises(WorkloadError, match="does not say when its sessions arrived"):
         played(DATA / "agentic_coding_sessions_raw.jsonl.gz", from_s=1.0)
+
+
+def test_turns_counts_pauses_from_ends_or_starts() -> None:
+    """By hand, in ns: 1 goes with the start of 0; 2 waits for 0 and 1; 3 comes 5 s after the start of 2 at least."""
+    n = 4
+    schedule = Schedule(
+        np.zeros(n), np.full(n, 9), np.full(n, 2), 0, session=np.zeros(n, dtype=np.int64), turn=np.arange(n, dtype=np.int32),
+        think_s=np.array([0.0, 1.0, 2.0, 5.0]), after_start=np.array([0, 0, 1, 3, 4]), after=np.array([0, 0, 1, 2]),
+        counts_from=np.array([AFTER_END, WITH_START, AFTER_END, AFTER_START], dtype=np.int8),
+    )  # fmt: skip
+    second = 10**9
+    turns = Turns(schedule)
+    assert turns.released(0, 7) == [(1, 7 + second)]
+    assert turns.ended(0, 100 * second, False) == ([], [])
+    assert turns.released(1, 7 + second) == []
+    assert turns.ended(1, 30 * second, False) == ([(2, 102 * second)], [])  # two seconds after the later end
+    assert turns.released(2, 102 * second) == []
+    assert turns.ended(2, 103 * second, False) == (
+        [(3, 107 * second)],
+        [],
+    )  # five after its start, not before its end
+    assert not turns.over(3)
+    slow = Turns(schedule)
+    slow.released(2, 102 * second)
+    assert slow.ended(2, 110 * second, False) == ([(3, 110 * second)], [])
+    failed = Turns(schedule)
+    assert failed.released(0, 0) == [(1, second)]
+    assert failed.ended(0, 5, True) == ([], [2, 3])  # what went with its start goes on
+    assert failed.ended(1, 9, False) == ([], [])
+    assert failed.over(0)
 
 
 @pytest.mark.parametrize("none", ["nan", "None", "null", "-", "NULL", " n/a "])
@@ -471,6 +515,22 @@ def test_texts_of_turns_go_on_with_the_answers_of_this_run(tmp_path: Path) -> No
     assert found.prompts == "messages as recorded (4 of 4 requests); histories with the answers of this run"
 
 
+def test_texts_that_go_on_with_an_answer_wait_for_it_even_where_calls_overlapped(tmp_path: Path) -> None:
+    rows = [
+        {"session_id": "a", "start_time": at, "end_time": end, "text_input": text, "output_length": 3}
+        for at, end, text in ((0.0, 2.0, "One."), (0.5, 1.5, "Two."), (2.5, 3.0, "Three."))
+    ]
+    found, bodies = sent(written(tmp_path, rows), think_scale=0.1)
+    assert [t[2] for t in turns(found)] == [[], [0], [1]]
+    assert [m["content"] for m in bodies[2]["messages"]] == [
+        "One.",
+        "t0 t1 t2 ",
+        "Two.",
+        "t0 t1 t2 ",
+        "Three.",
+    ]
+
+
 def test_rows_whose_messages_cannot_be_read_are_made_up_and_counted(tmp_path: Path) -> None:
     rows = [
         {"timestamp": float(k), "input_tokens": 12, "output_tokens": 3, "messages": said}
@@ -487,10 +547,54 @@ def test_rows_whose_messages_cannot_be_read_are_made_up_and_counted(tmp_path: Pa
     assert all(note.startswith("t.jsonl: 1 rows have prompts that cannot be read") for note in told)
 
 
+def test_half_a_character_in_a_recorded_prompt_is_mended_and_counted(tmp_path: Path) -> None:
+    rows = [
+        '{"timestamp": 0.0, "output_tokens": 3, "messages": [{"role": "user", "content": "a\\ud83d"}]}',
+        '{"timestamp": 0.1, "output_tokens": 3, "messages": [{"role": "user", "content": "\\ud83d\\ude00"}]}',
+    ]
+    found, bodies = sent(written(tmp_path, rows))
+    assert [b["messages"][0]["content"] for b in bodies] == ["a\ufffd", "\U0001f600"]
+    assert (
+        "t.jsonl: 1 prompts hold half of a character (a lone surrogate): U+FFFD is sent for it" in found.notes
+    )
+
+
+def test_messages_in_a_parquet_file_are_sent_as_they_are(tmp_path: Path) -> None:
+    said = [[{"role": "user", "content": "Hi"}], MESSAGES[2:]]
+    table = pa.table({
+        "timestamp": [0.0, 0.1], "output_tokens": [3, 3], "session_id": ["a", None],
+        "messages": [[{"name": None, "tool_calls": None, "tool_call_id": None, **m} for m in messages] for messages in said],
+    })  # fmt: skip
+    pq.write_table(table, tmp_path / "t.parquet")
+    _, bodies = sent(tmp_path / "t.parquet")
+    assert [b["messages"] for b in bodies] == said
+
+
 def test_recorded_messages_are_text_for_an_api_without_messages(tmp_path: Path) -> None:
     rows = [{"timestamp": 0.0, "output_tokens": 3, "prompt": "Once upon a time"}]
     _, (body,) = sent(written(tmp_path, rows), "completions")
     assert body["prompt"] == "Once upon a time"
+
+
+def test_what_the_system_says_stands_apart_where_the_api_has_it_so(tmp_path: Path) -> None:
+    """Anthropic's bodies have ``system`` beside the messages; each is sent in the form of the run's API."""
+    anthropic = {"system": "Be brief.", "messages": [{"role": "user", "content": "Hi"}]}
+    openai = {"messages": [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Hi"}]}
+    rows = [
+        {"timestamp": float(k), "output_tokens": 3, "body": body}
+        for k, body in enumerate((anthropic, openai))
+    ]
+    found = played(written(tmp_path, rows))
+    for api in ("chat", "messages"):
+        requests = ScheduledRequests(
+            [(parse_endpoint("http://127.0.0.1:1/v1"), None)], RequestShape(api, "m"), PromptMaker(WORDS, "s"), "run", file=found.recorded
+        )  # fmt: skip
+        requests.prepare(found.schedule)
+        bodies = [json.loads(requests.make(i).split(b"\r\n\r\n", 1)[1]) for i in range(2)]
+        wanted = anthropic if api == "messages" else openai
+        assert [{k: v for k, v in body.items() if k in ("system", "messages")} for body in bodies] == [
+            wanted
+        ] * 2
 
 
 def test_the_whole_recording_travels_to_worker_processes(tmp_path: Path) -> None:
@@ -505,3 +609,65 @@ def test_the_whole_recording_travels_to_worker_processes(tmp_path: Path) -> None
     again = pickle.loads(pickle.dumps(found.recorded))
     assert [json.loads(bytes(m)) for m in again.turn(2)] == MESSAGES
     assert len(again.messages) == 4  # each once, however many histories it stands in
+
+
+ODD: list[Any] = [
+    0, 5, 1000, -3, 10**20, 2.5, 1e300, True, None, "a", "nan", "-", "", "Hello", "2026-02-25T10:00:00Z", "[1,2]", "{}",
+    "\ud83d x", "SPAN", "local", [], [1], {}, {"a": 1}, [{"role": "user", "content": "x"}], [{"role": "user", "parts": [{"type": "text"}]}],
+    {"messages": [{"content": 5}]}, [{"input_tokens": 5, "output_tokens": 2}],
+]  # fmt: skip
+FIELDS: dict[str, list[Any]] = {
+    "end_time": [1, 4, 10], "delay": [0, 100], "think_time": [0, 1.5], "latency_ms": [0, 3000], "hash_ids": [[], [1], [1, 2, 3]],
+    "messages": [[{"role": "user", "content": "x" * n}] for n in (1, 30)], "text_input": ["word", "word word"],
+    "cached_tokens": [0, 16, 90], "block_size": [16], "max_tokens": [4], "parent_session": ["a", "b"], "parent_chat_id": ["a"],
+    "chat_id": ["a", "b"], "requests": [[{"t": 1, "in": 5, "out": 2}]], "spans": [[{"attributes": {}}]], "tools": [TOOLS],
+    "system": ["Be brief."], "type": ["TOOL"], "hash_id_scope": ["local"], "body": [{"messages": MESSAGES}],
+    "timing_events": [[{"timestamp": 1}, {"timestamp": 2}]], "attributes": [{"gen_ai.usage.input_tokens": 5}], "class": ["a"],
+    "input_blocks64": [1], "blocks_shared_with_prev_turn": [0, 1], "scheduled_s": [0.5], "after": [[0]],
+}  # fmt: skip
+
+
+def test_whatever_stands_in_a_file_is_played_or_refused_in_one_line(tmp_path: Path) -> None:
+    """Four hundred files with up to five further fields, a third of whose values are odd, and columns that lack."""
+    refused = 0
+    for seed in range(400):
+        rng = random.Random(seed)
+        fields, lacks = (
+            rng.sample(list(FIELDS), rng.randint(0, 5)),
+            rng.choice(["", "timestamp", "session_id", "input_tokens"]),
+        )
+        rows = []
+        for _ in range(rng.randint(1, 12)):
+            row = {
+                "session_id": rng.choice("abc"), "timestamp": rng.choice([0.5, 1, 2, 3.5, 9]),
+                "input_tokens": rng.randint(1, 90), "output_tokens": rng.randint(1, 9),
+            }  # fmt: skip
+            row |= {
+                name: rng.choice(ODD if rng.random() < 0.3 else FIELDS[name])
+                for name in fields
+                if rng.random() < 0.8
+            }
+            row.pop(lacks, None)
+            rows.append(row)
+        try:
+            trace = read_trace(
+                written(tmp_path, rows), timed=False, keep_texts=True, skip_bad_rows=seed % 4 > 0
+            )
+            for how in (Replay(), Replay(loops=2, keep=0.7, max_think_s=1.0)):
+                found = replayed(trace, how, seed, 2.0)
+                assert (
+                    found.schedule.shared is None
+                    or (found.schedule.shared.totals() <= found.schedule.input_tokens).all()
+                )
+                requests = ScheduledRequests(
+                    [(parse_endpoint("http://127.0.0.1:1/v1"), None)], RequestShape("chat", "m"), PromptMaker(WORDS, "s"), "run",
+                    file=found.recorded,
+                )  # fmt: skip
+                requests.prepare(found.schedule)
+                for i in range(len(found.schedule)):
+                    assert json.loads(requests.make(i).split(b"\r\n\r\n", 1)[1])["messages"]
+                    requests.answered(i, Told())
+        except WorkloadError as error:
+            refused += 1
+            assert len(str(error).splitlines()) == 1  # noqa: PT017 - whether it raises is up to the file
+    assert 20 < refused < 350

@@ -488,7 +488,7 @@ def test_whatever_is_asked_is_answered_or_refused(body: dict[str, Any], chat: bo
     try:
         call = parse(
             body,
-            chat=chat,
+            api="chat" if chat else "completions",
             models=("tiny",),
             max_model_len=64,
             default_id="00",

@@ -402,7 +402,7 @@ def test_no_token_is_lost_in_any_mode(
     body = {"messages": HELLO, "max_tokens": limit, "n": n, "stop": stop, "logprobs": logged, "stream": True}
     call = parse(
         body,
-        chat=True,
+        api="chat",
         models=("m",),
         max_model_len=64,
         default_id="1",

@@ -17,6 +17,7 @@ from ampacity.cli import main
 from ampacity.config import make_settings
 from workloads.errors import WorkloadError
 from workloads.trace_fields import parse_columns, reach, tokens
+from workloads.trace_formats import ColumnCounts
 from workloads.traces import Trace, read_trace
 
 
@@ -109,6 +110,16 @@ def test_columns_that_are_not_used_and_values_that_are_missing_are_counted(tmp_p
     assert "t.jsonl: column session_id has no value in 2 of 3 rows" in trace.notes
 
 
+def test_rows_of_ever_other_columns_take_no_memory_and_are_counted() -> None:
+    """20,000 rows, each with a column of its own beside two that all have."""
+    counts = ColumnCounts()
+    for i in range(20_000):
+        counts.add(("a", f"own{i}", "b"))
+    names = counts.by_name()
+    assert (counts.rows, names["a"], names["b"], names["own5"]) == (20_000, 20_000, 20_000, 1)
+    assert len(names) == 10_000
+
+
 # --- paths ---
 
 EVENTS = [
@@ -125,6 +136,9 @@ def test_a_path_reaches_into_lists_and_objects(tmp_path: Path) -> None:
     assert rows(read_trace(tmp_path / "e.json", columns=given)) == expected
     pq.write_table(pa.Table.from_pylist(EVENTS), tmp_path / "e.parquet")
     assert rows(read_trace(tmp_path / "e.parquet", columns=given)) == expected
+    assert read_trace(tmp_path / "e.jsonl", columns=given).notes == (
+        "e.jsonl: columns that are not used: id",
+    )
     last = {**given, "time": "Timing_Events.-1.timestamp"}  # from the end, in any case
     assert rows(read_trace(tmp_path / "e.jsonl", columns=last)) == [(0.0, 5, 9), (2.5, 6, 3)]
     with pytest.raises(WorkloadError, match=r"no column 'timing_events\.7\.timestamp' for time"):
@@ -346,3 +360,11 @@ def test_a_run_file_gives_columns_as_a_list_or_a_mapping() -> None:
         made = make_settings({"url": "http://h/v1", "trace": "t.csv", "column": held, "time_unit": "ms"})
         assert (made.columns, made.time_unit) == ({"time": "ts", "input": "a.b"}, "ms")
     assert parse_columns(["time = ts"]) == {"time": "ts"}
+
+
+def test_a_header_that_is_no_text_spoils_no_row(tmp_path: Path) -> None:
+    path = tmp_path / "t.csv"
+    path.write_bytes(b"sep=;\ntimestamp;input_tokens;output_tokens;caf\xe9\n1;2;3;a\n2;3;4;b\n")
+    trace = read_trace(path)
+    assert rows(trace) == [(0.0, 2, 3), (1.0, 3, 4)]
+    assert trace.notes == ("t.csv: columns that are not used: caf\ufffd",)

@@ -92,7 +92,7 @@ def test_sessions_and_prefixes_are_told_in_words(tmp_path: Path) -> None:
     "arrivals", ["ramp:from=0.2,to=1.8", "steps:rates=1/2", "diurnal", "burst:factor=2,length=1s"]
 )
 def test_a_rate_that_changes_within_the_stage_is_refused_where_one_is_looked_for(arrivals: str) -> None:
-    with pytest.raises(ConfigError, match="sweep looks for one steady rate; use 'ampacity run'"):
+    with pytest.raises(ConfigError, match="sweep looks for one steady rate; give it --arrivals poisson"):
         check_steady(load_workload("chat").with_arrivals(arrivals), "sweep")
 
 

@@ -240,7 +240,11 @@ def test_sessions_by_hand() -> None:
     assert found["turn_to_turn_share"] == pytest.approx((2 + 2) / (3 + 4), rel=1e-4)
     profile = fit(held, "p")
     assert profile["arrivals"] == "poisson"  # of the two sessions, of which nothing is known
-    assert profile["sessions"].keys() == {"turns", "user_tokens", "think_ms"}
+    assert profile["sessions"].keys() == {"turns", "user_tokens", "think_ms", "joint"}
+    # 20, 40, 70 with answers of 6.5: 20 and 13.5 more, then 23.5 more
+    assert profile["sessions"]["joint"] == [[1, 9, 0, 0], [3, 20, 14, 24]]
+    # the third prompt, 70, is longer than 40 and 6; the second, 40, than 20 and 5
+    assert not any("shorter than the one before" in note for note in profile["measured"].get("notes", []))
     assert parse_lengths(profile["sessions"]["user_tokens"], "t").quantile(0) == 15  # 40 - 20 - 5
     assert parse_lengths(profile["input_tokens"], "t").quantile(1) == 20  # of first messages: 20 and 9
 

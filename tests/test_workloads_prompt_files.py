@@ -224,6 +224,10 @@ def test_utf16_and_a_json_document(tmp_path: Path) -> None:
     assert [e.turns[0][0]["content"] for e in read_prompts(tmp_path / "p.jsonl").entries] == ["größe", "b"]
     (tmp_path / "p.json").write_text(json.dumps(GOOD, indent=1))
     assert len(read_prompts(tmp_path / "p.json").entries) == 1
+    (tmp_path / "bad.json").write_bytes(b'["good", "caf\\xe9"]'.replace(b"\\xe9", b"\xe9"))
+    with pytest.raises(WorkloadError, match=r"bad\.json: item 2: a byte that is no UTF-8"):
+        read_prompts(tmp_path / "bad.json")
+    assert len(read_prompts(tmp_path / "bad.json", skip_bad_rows=True).entries) == 1
     (tmp_path / "lines.json").write_text('{"prompt": "a"}\n{"prompt": "b"}\n')
     assert len(read_prompts(tmp_path / "lines.json").entries) == 2
 

@@ -1,5 +1,6 @@
 """From a trace or a log to a profile: a workload file without prompts or names, with what was measured beside it."""
 
+import math
 from pathlib import Path
 from typing import Any
 
@@ -7,16 +8,23 @@ import numpy as np
 import yaml
 from numpy.typing import NDArray
 
+from workloads.arrivals import arrival_times, parse_arrivals
 from workloads.errors import WorkloadError
-from workloads.fit_lengths import fit_lengths, quantile_table
+from workloads.fit_lengths import fit_lengths, quantile_table, rounded
+from workloads.fit_process import DAY_S, choose_process, gaps_text
+from workloads.fit_sessions import context_limit, joint_sessions, shrunk_note
 from workloads.fit_traffic import fit_arrivals, fit_clients, fit_sessions, fit_sharing, turns_of
 from workloads.lengths import fit_copula, parse_lengths, spearman
+from workloads.rates import Switching
 from workloads.replay import spread, with_blocks
 from workloads.trace_times import recorded
 from workloads.traces import Trace
 
-_POISSON_CV = (0.85, 1.2)  # gaps of a log that are called Poisson
-_CONSTANT_CV = 0.02
+Floats = NDArray[np.float64]
+Ints = NDArray[np.int64]
+OVER_TIME = 48  # windows that a log's rate is shown by
+_DRAWN_MAX = 3_000_000  # requests of a draw that is shown beside the log
+_SLOW_S = 60.0  # a cycle of states that a usual stage is too short for
 FEWEST = 100  # requests; fewer show neither a process of arrivals nor a correlation
 _SESSION_TURNS = 1.5  # mean turns, and ...
 _SESSION_SHARE = 0.9  # ... share of the requests in sessions, from which on the profile is one of sessions
@@ -36,7 +44,7 @@ def fit(trace: Trace, name: str, *, seed: int = 1) -> dict[str, Any]:
     timed = bool(trace.clock) and not trace.from_session_start and not few
     spread_out = spread(trace, np.random.default_rng(seed))
     covered = recorded(spread_out.arrival_s)
-    arrivals = fit_arrivals(covered.arrival_s) if timed else None
+    clock, arrivals, said = fit_clock(covered.arrival_s, seed) if timed else ("poisson", None, [])
     sessions = fit_sessions(trace)
     measured: dict[str, Any] = {
         "requests": n,
@@ -53,8 +61,13 @@ def fit(trace: Trace, name: str, *, seed: int = 1) -> dict[str, Any]:
         "sessions": sessions,
         "notes": list(spread_out.notes if timed else trace.notes),
     }
+    above = 0 if trace.cached_tokens is None else int((trace.cached_tokens > trace.input_tokens).sum())
+    if above:
+        measured["notes"].append(
+            f"{above} rows have more cached tokens than input tokens: all of their input counts as cached"
+        )
     if timed:
-        measured["notes"] += covered.note(n)
+        measured["notes"] += [*covered.note(n), *said]
     if few:
         measured["notes"].append(
             f"{n} requests are too few to fit: arrivals are taken for Poisson, no rate, peak or correlation is given ({FEWEST} would do); the lengths are those {n}"
@@ -62,14 +75,15 @@ def fit(trace: Trace, name: str, *, seed: int = 1) -> dict[str, Any]:
     profile: dict[str, Any] = {
         "name": name,
         "source": f"fitted to {trace.source}, {n} requests",
-        "arrivals": arrivals_text(arrivals["gap_cv"]) if arrivals else "poisson",
+        "arrivals": clock,
     }
     if (
         sessions
         and sessions["turns"]["mean"] >= _SESSION_TURNS
         and sessions["requests_in_sessions"] >= _SESSION_SHARE
     ):
-        profile |= _session_workload(trace, timed)
+        profile |= _session_workload(trace, timed, seed)
+        measured["notes"] += shrunk_note(trace, profile["sessions"].get("limit_tokens"))
     else:
         profile |= {"input_tokens": _table(trace.input_tokens), "output_tokens": _table(trace.output_tokens)}
         if abs(measured["correlation"] or 0.0) >= 0.01:
@@ -93,12 +107,72 @@ def _within_reach(rho: float, profile: dict[str, Any]) -> float:
     return 0.0
 
 
-def arrivals_text(gap_cv: float) -> str:
-    """The arrival process with gaps of this coefficient of variation, as a workload file writes it."""
-    low, high = _POISSON_CV
-    if gap_cv < _CONSTANT_CV:
-        return "constant"
-    return "poisson" if low <= gap_cv <= high else f"gamma:cv={min(gap_cv, 100):.3g}"
+def fit_clock(arrival_s: Floats, seed: int) -> tuple[str, dict[str, Any] | None, list[str]]:
+    """(the arrivals of a profile, what was measured of them, notes) of sorted times from 0.
+
+    Beside the log's own figures stands what one draw of the chosen process gives.
+    """
+    arrivals = fit_arrivals(arrival_s)
+    if arrivals is None:
+        return "poisson", None, []
+    rng = np.random.default_rng([seed, 0xC10C])
+    processes = choose_process(arrival_s, [*arrivals["dispersion"].values()], rng)
+    best, gaps = processes[0], gaps_text(arrivals["gap_cv"])
+    arrivals["processes"] = [{"process": p.text, "held_out_nats": p.nats} for p in processes]
+    span_s = float(arrival_s[-1])
+    rps = np.histogram(arrival_s, np.linspace(0, span_s, OVER_TIME + 1))[0] / (span_s / OVER_TIME)
+    arrivals["over_time"] = over_time(rps, span_s, best.text, rng)
+    notes = []
+    if best.text != gaps:
+        kind, more = best.text.partition(":")[0], processes[1].nats if len(processes) > 1 else 0.0
+        notes.append(
+            f"arrivals: {kind} describes parts of the log that it was not fitted to better than {gaps} does, by "
+            f"{best.nats - next((p.nats for p in processes if p.text == gaps), more):.3g} nats a request"
+        )
+        slow = _cycle_s(best.text)
+        if kind == "diurnal":
+            notes.append(
+                f"the rate changes over the day, and the curve is laid over a stage of any length (24h: as recorded): sweep and search look for one steady rate, give them --arrivals {gaps}"
+            )
+        elif slow > _SLOW_S:
+            notes.append(f"the rate changes every {slow / 2:.3g} s on average: a stage should last several times {slow:.3g} s, or take --arrivals {gaps}")  # fmt: skip
+    return best.text, arrivals, notes
+
+
+def _cycle_s(text: str) -> float:
+    """How long all states of a switching process last together; 0 of any other."""
+    curve = parse_arrivals(text).curve
+    return sum(curve.stay_s) if isinstance(curve, Switching) else 0.0
+
+
+def over_time(
+    rps: Floats, span_s: float, text: str, rng: np.random.Generator | None = None
+) -> dict[str, Any]:
+    """Rates by window of equal width (float[n]), put together to ``OVER_TIME`` ones, beside those of a draw of ``text``."""
+    windows = min(OVER_TIME, len(rps))
+    parts = np.array_split(rps, windows)
+    found: dict[str, Any] = {
+        "window_s": rounded(span_s / windows), "rps": [rounded(part.mean()) for part in parts], "fitted_rps": None,
+    }  # fmt: skip
+    mean = float(rps.mean())
+    if mean * span_s <= _DRAWN_MAX:
+        rng = np.random.default_rng(1) if rng is None else rng
+        drawn = _drawn(text, mean, span_s, rng)
+        edges = np.concatenate([[0], np.cumsum([len(part) for part in parts])]) * (span_s / len(rps))
+        found["fitted_rps"] = [rounded(rate) for rate in np.histogram(drawn, edges)[0] / np.diff(edges)]
+        found["fitted_dispersion"] = (fit_arrivals(drawn) or {}).get("dispersion") if len(drawn) else None
+    return found
+
+
+def _drawn(text: str, rate_rps: float, span_s: float, rng: np.random.Generator) -> Floats:
+    """Sorted times of a draw as long as the log, a curve of the day laid over each day of it."""
+    if not text.startswith("diurnal"):
+        return arrival_times(text, rate_rps, span_s, rng)
+    days = [
+        arrival_times(text, rate_rps, DAY_S, rng) + day * DAY_S for day in range(math.ceil(span_s / DAY_S))
+    ]
+    times = np.concatenate(days)
+    return times[times < span_s]
 
 
 def write_profile(path: Path, profile: dict[str, Any]) -> None:
@@ -120,18 +194,21 @@ def _table(tokens: NDArray[np.int64]) -> dict[str, Any]:
     return {"quantiles": quantile_table(values.astype(float), counts.astype(float))}
 
 
-def _session_workload(trace: Trace, timed: bool) -> dict[str, Any]:
+def _session_workload(trace: Trace, timed: bool, seed: int) -> dict[str, Any]:
     """The keys of a workload of sessions, arrivals being those of sessions; a pause is from one turn's start to the next, so it holds the answer too."""
     order, turns, first, later = turns_of(trace)
     inputs, outputs = trace.input_tokens[order], trace.output_tokens[order]
     said = inputs[later] - inputs[later - 1] - outputs[later - 1]
     gaps_ms = np.rint(np.diff(trace.arrival_s[order])[later - 1] * 1e3).astype(np.int64)
     begun = np.sort(trace.arrival_s[order][first])
-    arrivals = fit_arrivals(recorded(begun - begun[0]).arrival_s) if timed else None
-    sessions = {"turns": _table(turns)}
+    clock = fit_clock(recorded(begun - begun[0]).arrival_s, seed)[0] if timed else "poisson"
+    sessions: dict[str, Any] = {"turns": _table(turns)}
     if len(later):
-        sessions |= {"user_tokens": _table(said), "think_ms": _table(gaps_ms)}
+        limit = context_limit(inputs, outputs, later)
+        joint = joint_sessions(inputs, outputs, turns, first, matched=limit is None)
+        sessions |= {"user_tokens": _table(said), "think_ms": _table(gaps_ms), "joint": joint}
+        if limit is not None:
+            sessions |= {"limit_tokens": limit[0], "summary_tokens": _table(limit[1])}
     return {
-        "arrivals": arrivals_text(arrivals["gap_cv"]) if arrivals else "poisson",
-        "input_tokens": _table(inputs[first]), "output_tokens": _table(outputs), "sessions": sessions,
+        "arrivals": clock, "input_tokens": _table(inputs[first]), "output_tokens": _table(outputs), "sessions": sessions,
     }  # fmt: skip

@@ -165,6 +165,7 @@ def fit_sessions(trace: Trace) -> dict[str, Any] | None:
         "requests_in_sessions": rounded(len(order) / len(trace)),
         "turns": _quantiles(turns) | {"mean": rounded(turns.mean())},
         "first_input_tokens": _quantiles(inputs[first]),
+        "context_tokens": _quantiles(inputs),
     }
     if len(later):
         found["gap_s"] = _quantiles(trace.arrival_s[order][later] - trace.arrival_s[order][later - 1])

@@ -144,6 +144,8 @@ def _values(text: str, path: Path) -> Iterator[tuple[object, str]]:
                 raise WorkloadError(f"prompts {path}: this is no JSON: {error}") from None
         else:
             items = whole if isinstance(whole, list) else [whole]
+            if is_broken(text):  # bytes that are no text are in some of them
+                items = [item if mended(item) is item else ValueError(BROKEN_BYTES) for item in items]
             yield from ((value, f"prompts {path}: item {k}") for k, value in enumerate(items, 1))
             return
     plain = path.suffix.lower() == ".txt"

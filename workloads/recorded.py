@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -21,6 +22,7 @@ SENT_FIELDS = ("tools", "tool_choice", "parallel_tool_calls", "response_format",
 """Of a recorded request's body, what is sent with its messages."""
 _ROLES = {"human": "user", "ai": "assistant", "gpt": "assistant", "model": "assistant"}
 _SEGMENTS = 1 << 61  # message k is the segment _SEGMENTS + k of the prompts that begin with it
+_SYSTEM = b'{"role":"system"'
 _encode = msgspec.json.Encoder(decimal_format="number").encode
 
 
@@ -40,13 +42,27 @@ class Recorded:
     field_of: Ints
     is_text: NDArray[np.bool_]
 
-    def turn(self, entry: int, _turn: int = 0) -> list[msgspec.Raw]:
-        """The messages of one request."""
-        return [msgspec.Raw(self.messages[k]) for k in self.ids[self.start[entry] : self.start[entry + 1]]]
+    def turn(self, entry: int, _turn: int = 0, *, system_apart: bool = False) -> list[msgspec.Raw]:
+        """The messages of one request; ``system_apart``: but for those of the system at its beginning."""
+        first = int(self.start[entry]) + (len(self._system(entry)) if system_apart else 0)
+        return [msgspec.Raw(self.messages[k]) for k in self.ids[first : self.start[entry + 1]]]
 
-    def body_fields(self, entry: int) -> dict[str, Any]:
-        """What stands in the body beside the messages: tools and the like."""
-        return self.fields[int(self.field_of[entry])]
+    def body_fields(self, entry: int, *, system_apart: bool = False) -> tuple[object, dict[str, Any]]:
+        """What stands in the body beside the messages, tools and the like, and a name by which it can be kept.
+
+        ``system_apart``: with what the system says, as Anthropic's API has it.
+        """
+        system = self._system(entry) if system_apart else ()
+        fields = self.fields[int(self.field_of[entry])]
+        if system:
+            said = [msgspec.json.decode(self.messages[k])["content"] for k in system]
+            text = said[0] if len(said) == 1 else "\n".join(text_of({"content": content}) for content in said)
+            fields = {"system": text, **fields}
+        return (int(self.field_of[entry]), system), fields
+
+    def _system(self, entry: int) -> tuple[int, ...]:
+        held = self.ids[self.start[entry] : self.start[entry + 1]].tolist()
+        return tuple(itertools.takewhile(lambda k: self.messages[k].startswith(_SYSTEM), held))
 
     def begins_with(self, entry: int, earlier: int) -> bool:
         """Whether the messages, or the text, of a request begin with all of those of an earlier one."""
@@ -65,7 +81,7 @@ class Recorded:
         ids = self.ids[places]
         sums = np.maximum(np.diff(np.concatenate([[0], np.cumsum(self.tokens[ids])])[start]), 1)
         scale = np.repeat(input_tokens[known] / sums, np.diff(start))
-        tokens = np.maximum(np.floor(self.tokens[ids] * scale), 1).astype(np.int64)
+        tokens = np.floor(self.tokens[ids] * scale).astype(np.int64)
         return SharedPrefixes(np.concatenate([[0], np.cumsum(length)]), _SEGMENTS + ids, tokens)
 
 
@@ -169,7 +185,10 @@ def _message(item: Mapping[str, Any]) -> Message:
     role = _ROLES.get(said.lower(), said.lower())
     if isinstance(item.get("parts"), list):
         return _of_parts(role, item["parts"])
-    message = {key: value for key, value in item.items() if key not in ("role", "from", "value")}
+    message = {  # a column of a Parquet file has every key in every message
+        key: value for key, value in item.items()
+        if key not in ("role", "from", "value") and (value is not None or key == "content")
+    }  # fmt: skip
     if "content" not in message and "value" in item:
         message["content"] = item["value"]
     if not isinstance(message.get("content"), str | list) and not (

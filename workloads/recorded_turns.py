@@ -16,6 +16,8 @@ from workloads.traces import Trace
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
 _LOOK_BACK = 64  # so many earlier requests of a conversation are looked at
+_MANY_PIECES = 64  # a prompt of more pieces is not cut within its last ...
+_SLACK_TOKENS, _SLACK_SHARE = 128, 0.005  # ... tokens, so many or such a share, so that they stay few
 _OWN, _COMMON = 1 << 62, (1 << 62) - 1  # segments: the text that row k adds is _OWN + k
 
 
@@ -58,6 +60,13 @@ class Waits:
     after: list[list[int]]
     pause_s: Floats
     counts_from: NDArray[np.int8]
+
+    def follow(self, continues: Ints) -> None:
+        """Let each request that goes on with the answer to another (-1: none) wait for that one alone."""
+        for i in np.flatnonzero(continues >= 0).tolist():
+            self.after[i] = [int(continues[i])]
+            if self.counts_from[i] == WITH_START:
+                self.counts_from[i], self.pause_s[i] = AFTER_END, 0.0
 
 
 def who_waits(trace: Trace) -> Waits:
@@ -163,11 +172,13 @@ def prompts_of(trace: Trace) -> Prompts:
         found.shared = blocks
         return found
     chains = [[] if blocks is None else blocks.of(i) for i in range(len(trace))]
-    size = _counted_block(trace)
-    for mine in _rows(trace).values():
+    size, far = _counted_block(trace), dict[int, int]()
+    made_up = np.ones(len(trace), dtype=bool) if trace.entry is None else trace.entry < 0
+    for session in _rows(trace).values():
+        mine = [i for i in session if made_up[i]]  # no made-up text begins with a recorded one
         for k, i in enumerate(mine):
             if need[i]:
-                found.begun_anew += _chain(trace, chains, mine[max(k - _LOOK_BACK, 0) : k], i, size)
+                found.begun_anew += _chain(trace, chains, mine[max(k - _LOOK_BACK, 0) : k], i, size, far)
     start = np.concatenate([[0], np.cumsum([len(chain) for chain in chains])]).astype(np.int64)
     flat = np.array([pair for chain in chains for pair in chain], dtype=np.int64).reshape(-1, 2)
     found.shared = SharedPrefixes(start, flat[:, 0], flat[:, 1])
@@ -211,9 +222,13 @@ def _counted_block(trace: Trace) -> int:
 
 
 def _chain(
-    trace: Trace, chains: list[list[tuple[int, int]]], before: list[int], i: int, size: int
+    trace: Trace, chains: list[list[tuple[int, int]]], before: list[int], i: int, size: int, far: dict[int, int]
 ) -> bool:  # fmt: skip
-    """Lay down what a turn's prompt begins with; whether it begins anew, for want of a shorter one before it."""
+    """Lay down what a turn's prompt begins with; whether it begins anew, for want of a shorter one before it.
+
+    ``far``: how far the text of each piece has been used. Who is the first to go on with it uses more of it, others
+    have a piece of their own behind what they share.
+    """
     inputs, length = trace.input_tokens, int(trace.input_tokens[i])
     cached = -1 if trace.cached_tokens is None else int(trace.cached_tokens[i])
     model, common = -1, length if cached < 0 else min(cached, length)
@@ -222,15 +237,23 @@ def _chain(
     else:
         fitting = [j for j in before if inputs[j] <= length] if cached < 0 else before
         model = max(fitting, key=lambda j: (int(inputs[j]), j), default=-1)
-    chain: list[tuple[int, int]] = []
     of_model = chains[model] if model >= 0 else [(_COMMON, common)] if cached > 0 and not before else []
+    slack = max(_SLACK_TOKENS, int(_SLACK_SHARE * length))
+    if len(of_model) > _MANY_PIECES and int(inputs[model]) - common < slack:
+        common = length
+    chain: list[tuple[int, int]] = []
     left = common
-    for segment, tokens in of_model:
+    for piece, tokens in of_model:
         if left > 0:
-            chain.append((segment, min(tokens, left)))
+            chain.append((piece, min(tokens, left)))
             left -= tokens
     rest = length - sum(tokens for _, tokens in chain)
-    chains[i] = chain + ([(_OWN + i, rest)] if rest else [])
+    if rest and chain and chain[-1][0] >= _OWN and far.get(chain[-1][0]) == chain[-1][1]:
+        chain[-1] = chain[-1][0], chain[-1][1] + rest
+    elif rest:
+        chain.append((_OWN + i, rest))
+    far[chain[-1][0]] = max(far.get(chain[-1][0], 0), chain[-1][1])
+    chains[i] = chain
     return bool(before) and model < 0
 
 

@@ -18,6 +18,7 @@ from workloads.schedule import WITH_START, Schedule
 from workloads.traces import Trace
 
 _NAMED = 3  # odd rows that a note names
+_ODD_SESSION = 1000  # requests of a session that is doubted where it has most of the file
 
 
 @dataclass(frozen=True)
@@ -81,7 +82,10 @@ def replayed(trace: Trace, how: Replay, seed: int, rate_rps: float | None = None
     (Poisson) at that rate by their mean number of requests. Raises WorkloadError.
     """
     trace = with_blocks(prepare(trace, how, seed), how.block_tokens)
-    root, waits = roots(trace), who_waits(trace)
+    root, prompts = roots(trace), prompts_of(trace)
+    waits = who_waits(trace)
+    if prompts.continues is not None:
+        waits.follow(prompts.continues)
     if trace.says_arrivals:
         arrival_s = trace.arrival_s / how.time_scale
     else:
@@ -90,7 +94,6 @@ def replayed(trace: Trace, how: Replay, seed: int, rate_rps: float | None = None
     pause_s = waits.pause_s * scale
     long = (waits.counts_from != WITH_START) & (pause_s > how.max_think_s)
     waits.pause_s = np.where(long, how.max_think_s, pause_s)
-    prompts = prompts_of(trace)
     columns: dict[str, Any] = {
         "scheduled_s": arrival_s, "input_tokens": prompts.input_tokens, "output_tokens": trace.output_tokens,
     }  # fmt: skip
@@ -178,6 +181,16 @@ def _notes(trace: Trace, prompts: Prompts, how: Replay, cut_short: int, idle: in
         )
     if trace.session is None and (how.think_scale is not None or how.max_think_s < math.inf):
         found.append("the file has no sessions: --max-think and --think-scale have nothing to act on")
+    largest = (
+        0
+        if trace.session is None
+        else int(np.bincount(np.maximum(trace.session, 0), trace.session >= 0).max())
+    )
+    if largest > max(_ODD_SESSION, len(trace) / 2):
+        found.append(
+            f"one session has {largest} of {len(trace)} requests, which are played one after the other: if its id is none, "
+            "name the column that holds sessions (--column session=NAME)"
+        )
     if idle:
         found.append(f"{idle} sessions have a pause before their first request, which is not played")
     if prompts.begun_anew:
@@ -194,7 +207,7 @@ def _prompts_text(trace: Trace, prompts: Prompts, recorded: int) -> str:
     if prompts.continues is not None:
         parts.append("histories with the answers of this run")
     if made and trace.blocks is not None:
-        parts.append(f"{'made-up text with ' if parts else ''}shared blocks as in the trace")
+        parts.append("made-up text with shared blocks as in the trace")
     elif made and trace.session is not None:
         parts.append("made-up text of the recorded lengths, each turn behind the one before")
     elif made:

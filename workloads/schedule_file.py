@@ -63,7 +63,11 @@ def _rows(schedule: Schedule) -> Iterator[dict[str, Any]]:
 
 
 def is_schedule(path: Path) -> bool:
-    """Whether a file is such a schedule. Raises WorkloadError where it cannot be read."""
+    """Whether a file of lines is such a schedule. Raises WorkloadError where it cannot be read."""
+    if (
+        path.name.lower().removesuffix(".gz").endswith((".json", ".parquet", ".log"))
+    ):  # read as a whole, or no lines
+        return False
     with open_records(path) as records:
         return any(name.strip().lower() == "scheduled_s" for name in records.names)
 

@@ -21,8 +21,23 @@ Ints = NDArray[np.int64]
 T = TypeVar("T")
 
 # Spawn keys of the random streams, apart from those of lone requests.
-_TURNS, _STEPS, _BRANCHES, _FIRST, _USER, _RESULT, _OUTPUT, _THINK, _DELAY, _PREFIX, _BRANCH = range(32, 43)
+(
+    _TURNS,
+    _STEPS,
+    _BRANCHES,
+    _FIRST,
+    _USER,
+    _RESULT,
+    _OUTPUT,
+    _THINK,
+    _DELAY,
+    _PREFIX,
+    _BRANCH,
+    _SUMMARY,
+    _JOINT,
+) = range(32, 45)
 REQUESTS_MAX = 20_000_000  # of all sessions of a stage: more is refused before it eats the memory
+JOINT_MAX = 1000  # recorded sessions in a workload file
 _MESSAGES_PER_TURN = 2  # the answer before, and what the user or the tool says to it
 
 
@@ -52,6 +67,26 @@ class Steps:
 
 
 @dataclass(frozen=True)
+class Joint:
+    """Recorded sessions, of which each session is like one: (turns, tokens of the first message, of the second
+    one, mean tokens of the later ones)."""
+
+    rows: tuple[tuple[int, ...], ...]
+
+    def describe(self) -> dict[str, Any]:
+        """JSON-able description."""
+        text = f"turns, first, second and mean later message together, as in one of {len(self.rows)} recorded sessions"
+        return {"kind": "joint", "sessions": len(self.rows), "text": text}
+
+    def draw(self, n: int, rng: np.random.Generator) -> Ints:
+        """int64[n, 4]: the rows of n sessions; each row comes equally often, but for a part of one round."""
+        size = len(self.rows)
+        rounds = [rng.permutation(size) for _ in range(-(-n // size))]
+        order = np.concatenate(rounds)[:n] if n else np.empty(0, dtype=np.int64)
+        return np.asarray(self.rows, dtype=np.int64).reshape(-1, 4)[order]
+
+
+@dataclass(frozen=True)
 class Sessions:
     """How requests form sessions. The workload's own lengths are those of the first message and of each answer."""
 
@@ -66,6 +101,7 @@ class Sessions:
     message_tokens: int | None = None  # that the template adds to each message but the first; None: 0
     finish_s: float = 60.0  # how long after the stage sessions are played on
     steps: Steps | None = None
+    joint: Joint | None = None  # in place of turns and two messages; later ones are scaled to its mean
 
     def mean_requests(self) -> float:
         """Requests in a session, on average."""
@@ -115,10 +151,9 @@ class _Plan:
         return index
 
 
-def _lay_out(sessions: Sessions, n: int, stream: Stream) -> _Plan:
-    """Who waits for whom."""
-    plan = _Plan()
-    turns = sessions.turns.sample(stream(_TURNS), n)
+def _lay_out(sessions: Sessions, turns: Ints, stream: Stream) -> _Plan:
+    """Who waits for whom in sessions of so many ``turns``, int64[n]."""
+    plan, n = _Plan(), len(turns)
     total = _checked(int(turns.sum()), n)
     calls = np.zeros(total, dtype=np.int64)
     steps = sessions.steps
@@ -173,12 +208,20 @@ def draw_sessions(
     ``stream(key)`` is the random stream of that name. Requests stand in the order of their earliest possible times;
     ``input_tokens`` is the whole prompt, history included.
     """
-    plan = _lay_out(sessions, len(arrivals_s), stream)
+    joint = sessions.joint.draw(len(arrivals_s), stream(_JOINT)) if sessions.joint else None
+    turns = sessions.turns.sample(stream(_TURNS), len(arrivals_s)) if joint is None else joint[:, 0]
+    plan = _lay_out(sessions, turns, stream)
     n, steps = len(plan.session), sessions.steps
     turn, user = np.asarray(plan.turn, dtype=np.int32), np.asarray(plan.user, dtype=np.int64)
     first = _drawn(first_tokens, plan.user, stream(_FIRST))
     later = _drawn(sessions.user_tokens, plan.user, stream(_USER)) if sessions.user_tokens else first
     new = np.where(turn == 0, first, later)
+    if joint is not None:
+        rows, mean = (
+            joint[np.asarray(plan.session, dtype=np.int64)],
+            (sessions.user_tokens or first_tokens).mean(),
+        )
+        new = _like_recorded(rows, turn.astype(np.int64), later, mean)
     if steps is not None:
         new = new + _drawn(steps.result_tokens, plan.result, stream(_RESULT))
         if steps.branches is not None:
@@ -187,7 +230,7 @@ def draw_sessions(
     think_ms = _drawn(sessions.think_ms, np.where(turn > 0, user, -1).tolist(), stream(_THINK))
     if steps is not None and steps.delay_ms is not None:
         think_ms = think_ms + np.where(plan.delayed, steps.delay_ms.sample(stream(_DELAY), n), 0)
-    summaries = sessions.summary_tokens.sample(stream(_BRANCH + 1), n) if sessions.summary_tokens else None
+    summaries = sessions.summary_tokens.sample(stream(_SUMMARY), n) if sessions.summary_tokens else None
     shared = None
     if prefixes is not None:  # a session keeps its system prompt, its helpers have it too
         of_sessions = prefixes.first_turns(len(arrivals_s), stage, stream(_PREFIX))
@@ -200,6 +243,13 @@ def draw_sessions(
         "session": np.asarray(plan.session, dtype=np.int64), "turn": turn, "think_s": think_ms / 1e3,
     }  # fmt: skip
     return in_time_order(columns, continues, plan.after, shared)
+
+
+def _like_recorded(rows: Ints, turn: Ints, later: Ints, mean: float) -> Ints:
+    """What each request says, of sessions like ``rows`` (int64[n, 4]): from the third turn on ``later``, whose mean is ``mean``."""
+    scaled = np.maximum(np.rint(later * rows[:, 3] / mean), 1)
+    said = np.where(turn < 2, np.where(turn == 0, rows[:, 1], rows[:, 2]), scaled)
+    return np.where(later > 0, said, 0).astype(np.int64)  # 0: of a tool or a helper
 
 
 def _histories(
@@ -282,6 +332,19 @@ def _flag(value: object, what: str) -> bool:
     return value
 
 
+def _joint(value: object, what: str) -> Joint:
+    found = []
+    for row in value if isinstance(value, list) and 0 < len(value) <= JOINT_MAX else [None]:
+        if not isinstance(row, list) or len(row) != 4:
+            raise WorkloadError(
+                f"{what}: give up to {JOINT_MAX} sessions as [turns, first tokens, second ones, mean of later ones], as [[5, 900, 300, 120]]"
+            )
+        found.append(
+            tuple(whole_between(n, what, low, MAX_TOKENS) for n, low in zip(row, (1, 1, 0, 0), strict=True))
+        )
+    return Joint(tuple(found))
+
+
 # How the value of a key is read: reader(value, where it stands).
 _READ: dict[str, Callable[[object, str], Any]] = {
     "turns": partial(parse_lengths, unit=" of turns"),
@@ -297,4 +360,5 @@ _READ: dict[str, Callable[[object, str], Any]] = {
     "share": partial(number_between, least=0, most=1),
     "steps": partial(_read, kind=Steps),
     "branches": partial(_read, kind=Branches),
+    "joint": _joint,
 }

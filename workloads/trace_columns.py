@@ -1,6 +1,5 @@
 """What is to be said of the columns of a trace: which of two was taken, what is not used, what has no value."""
 
-from collections import Counter
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -25,10 +24,7 @@ def column_notes(name: str, columns: Columns | None, records: Records) -> Iterat
         yield f"{name}: column {columns[role].strip()} is taken for the {role}, not {' or '.join(map(mended, others))}"
     for key, count in records.twice.items():
         yield f"{name}: the key {mended(key)} stands twice in an object, {count} times: the last one is taken"
-    rows: Counter[str] = Counter()
-    for shape, count in records.shapes.items():
-        for field in shape:
-            rows[field] += count
+    rows = records.columns.by_name()
     prompts = columns.name("messages")
     prefix = prompts[: prompts.rfind(".") + 1]
     used = {
@@ -37,12 +33,14 @@ def column_notes(name: str, columns: Columns | None, records: Records) -> Iterat
         *_OURS,
         *(other for others in columns.others.values() for other in others),
     }
-    roots = tuple(
-        f"{used_name.partition('.')[0]}." for used_name in columns.by_role.values() if "." in used_name
-    )
-    unused = [field for field in rows if field not in used and f"{field}." not in roots]
+    paths = [path.lower() for path in columns.by_role.values() if "." in path]  # into this column
+    unused = [
+        field
+        for field in rows
+        if field not in used and not any(p.startswith(f"{field.lower()}.") for p in paths)
+    ]
     if unused:
-        total = records.shapes.total()
+        total = records.columns.rows
         shown = (
             f"{mended(field).strip()}{'' if rows[field] == total else f' (of {rows[field]} rows)'}"
             for field in unused[:_SHOWN]

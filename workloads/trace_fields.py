@@ -36,7 +36,7 @@ ROLES: dict[str, tuple[str, ...]] = {
     ),
     "session": (
         "session id", "session_id", "sessionid", "session", "conversation_id", "conversationid", "chat_id",
-        "gen_ai.conversation.id", "session.id", "trace_id", "traceid",
+        "gen_ai.conversation.id", "session.id", "thread_id", "threadid", "trace_id", "traceid",
     ),
     "parent": ("parent_session", "parent_chat_id"),  # the session that a helper's belongs to, the chat gone on with
     "client": ("client_id", "client", "tenant", "api_key", "end_user", "user_id", "user", "service.name"),
@@ -152,7 +152,8 @@ def find_columns(
         raise WorkloadError(f"{where}: {_missing(missing)}; the file has {have}")
     time, input_ = found.get("time", ""), found.get("input", "")
     # Mooncake counts milliseconds; Qwen-Bailian has its length columns, a chat_id, and seconds.
-    mooncake = time == "timestamp" and input_ == "input_length" and "chat_id" not in by_name
+    length = input_ or found.get("output", "").replace("output", "input")  # aiperf: a text has no length
+    mooncake = time == "timestamp" and length == "input_length" and "chat_id" not in by_name
     if time == "scheduled_s":
         known_format = "schedule"
     elif "shared_blocks" in found:

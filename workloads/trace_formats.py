@@ -23,7 +23,7 @@ from workloads.trace_fields import ROLES, is_placeholder, reach
 _JSON_ENDINGS = (".jsonl", ".ndjson", ".json")
 _PEEKED = 20  # rows of JSON whose names are taken together: a field may be missing in the first ones
 _CALLS = ("chat", "text_completion", "generate_content")  # OpenTelemetry's names of a call of a model
-_STEPS = (  # Langfuse's types of an observation but GENERATION
+STEPS = (  # Langfuse's types of an observation but GENERATION
     "SPAN", "EVENT", "AGENT", "TOOL", "CHAIN", "RETRIEVER", "EVALUATOR", "EMBEDDING", "GUARDRAIL",
 )  # fmt: skip
 _BATCH = 20_000
@@ -47,6 +47,33 @@ class NoCall(BadRow):
 Row = tuple[int, Mapping[str, Any] | BadRow]
 
 
+class ColumnCounts:
+    """In how many of the ``rows`` read each column stood; the memory does not grow with the rows."""
+
+    _SHAPES_MAX, _NAMES_MAX = 1000, 10_000
+
+    def __init__(self) -> None:
+        self.rows = 0
+        self._shapes: Counter[tuple[str, ...]] = Counter()
+        self._names: Counter[str] = Counter()
+
+    def add(self, names: tuple[str, ...], rows: int = 1) -> None:
+        """So many rows have these columns."""
+        self.rows += rows
+        self._shapes[names] += rows
+        if len(self._shapes) > self._SHAPES_MAX:
+            self.by_name()
+
+    def by_name(self) -> Counter[str]:
+        """Rows by column; of more than ten thousand names the first ones."""
+        for shape, rows in self._shapes.items():
+            for name in shape:
+                if name in self._names or len(self._names) < self._NAMES_MAX:
+                    self._names[name] += rows
+        self._shapes.clear()
+        return self._names
+
+
 @dataclass(frozen=True)
 class Records:
     """Rows with their number in the file, the names of the columns, and how far the reading is (0 to 1)."""
@@ -56,9 +83,7 @@ class Records:
     rows: Iterator[Row]
     place: str  # what the number of a row counts: ":" for a line, else " entry " or " row "
     read_share: Callable[[], float]
-    shapes: Counter[tuple[str, ...]] = field(
-        default_factory=Counter
-    )  # how many of the rows read had which columns
+    columns: ColumnCounts = field(default_factory=ColumnCounts)
     twice: Counter[str] = field(default_factory=Counter)  # how often a key stood twice in an object
 
 
@@ -130,25 +155,27 @@ def _csv(
         header: list[str] = next((row for row in reader if row), [])
     except csv.Error as error:
         raise WorkloadError(f"{path}:{reader.line_num}: this is no CSV: {error}") from None
-    shapes: Counter[tuple[str, ...]] = Counter()
+    columns = ColumnCounts()
 
     def rows() -> Iterator[Row]:
-        width, shape, last = len(header), tuple(header), reader.line_num
+        width, last, good = len(header), reader.line_num + skipped, 0
         try:
             for row in reader:
                 line = reader.line_num + skipped
                 if broken and broken[-1] > last:
                     yield line, BadRow(BROKEN_BYTES)
                 elif len(row) == width:
-                    shapes[shape] += 1
+                    good += 1
                     yield line, dict(zip(header, row, strict=True))
                 elif row:
                     yield line, BadRow(f"the row has {len(row)} fields, the header has {width}")
                 last = line
         except csv.Error as error:
             raise WorkloadError(f"{path}:{reader.line_num}: this is no CSV: {error}") from None
+        finally:
+            columns.add(tuple(header), good)
 
-    return Records(header, reader.line_num + skipped, rows(), ":", read_share, shapes)
+    return Records(header, reader.line_num + skipped, rows(), ":", read_share, columns)
 
 
 _DELIMITERS = (",", ";", "\t", "|")
@@ -179,7 +206,7 @@ def _watched(text: Iterable[str], broken: list[int]) -> Iterator[str]:
 def _json(text: io.TextIOWrapper, read_share: Callable[[], float], keep: frozenset[str]) -> Records:
     rows: Iterator[Row]
     twice: Counter[str] = Counter()
-    shapes: Counter[tuple[str, ...]] = Counter()
+    columns = ColumnCounts()
     parse, paths = _parser(twice), [path.strip() for path in keep if "." in path]
     first = next((line for line in text if line.strip()), "")
     document: Any = BadRow("it begins as JSON lines do")
@@ -205,7 +232,7 @@ def _json(text: io.TextIOWrapper, read_share: Callable[[], float], keep: frozens
     def counted(rows: Iterator[Row]) -> Iterator[Row]:
         for row in rows:
             if not isinstance(row[1], BadRow):
-                shapes[tuple(row[1])] += 1
+                columns.add(tuple(row[1]))
             yield row
 
     if isinstance(document, BadRow):
@@ -218,7 +245,7 @@ def _json(text: io.TextIOWrapper, read_share: Callable[[], float], keep: frozens
     peeked = list(itertools.islice(rows, _PEEKED))
     names = {name: None for _, row in peeked if not isinstance(row, BadRow) for name in row}
     where = next((line for line, row in peeked if not isinstance(row, BadRow)), 1)
-    return Records(list(names), where, itertools.chain(peeked, rows), place, read_share, shapes, twice)
+    return Records(list(names), where, itertools.chain(peeked, rows), place, read_share, columns, twice)
 
 
 def _line(content: str, parse: Callable[[str], Any]) -> Any:
@@ -270,8 +297,6 @@ def _expand(item: Any) -> Iterator[Mapping[str, Any] | BadRow]:
         yield from _span(item)
     elif (calls := _calls(item)) and (session := _session_id(item)):
         yield from _session(calls, item, session)
-    elif item.get("type") in _STEPS:
-        yield NoCall(str(item["type"]))
     else:
         yield _timed(_flat(item))
 
@@ -336,8 +361,6 @@ def _session(
             name = f"{session}/{entry.get('agent_id', entry.get('id', i))}"
             at = entry.get("t") if isinstance(entry.get("t"), int | Decimal) else 0
             yield from _session(helpers, {**about, **common}, name, session, at)
-        elif entry.get("type") in _STEPS:
-            yield NoCall(str(entry["type"]))
         else:
             row = {**_timed(_flat(entry)), **common, "session": session, "parent_session": parent}
             if begun and isinstance(row.get("t"), int | Decimal):
@@ -435,7 +458,7 @@ def _parquet(file: Any, path: Path, keep: frozenset[str]) -> Records:
         top for top in tops.values() if any(name.lower().startswith(f"{top.lower()}.") for name in nested)
     }
     total, done = max(parquet.metadata.num_rows, 1), 0
-    shapes: Counter[tuple[str, ...]] = Counter()
+    counts = ColumnCounts()
 
     def rows() -> Iterator[Row]:
         nonlocal done
@@ -448,7 +471,7 @@ def _parquet(file: Any, path: Path, keep: frozenset[str]) -> Records:
                     (c.cast(pa.string()) if pa.types.is_timestamp(c.type) else c).to_pylist()
                     for c in table.columns
                 ]
-                shapes[tuple(leaves)] += len(table)
+                counts.add(tuple(leaves), len(table))
                 for values in zip(*columns, strict=True):
                     done += 1
                     row = dict(zip(table.column_names, values, strict=True))
@@ -460,7 +483,7 @@ def _parquet(file: Any, path: Path, keep: frozenset[str]) -> Records:
 
     tops_read = tuple(f"{top.lower()}." for top in wanted)
     reached = [name for name in nested if name.lower().startswith(tops_read)]
-    return Records([*leaves, *reached], 0, rows(), " row ", lambda: done / total, shapes)
+    return Records([*leaves, *reached], 0, rows(), " row ", lambda: done / total, counts)
 
 
 def _leaves(schema: Any) -> tuple[dict[str, str], list[str]]:

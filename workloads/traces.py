@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from workloads.errors import WorkloadError
 from workloads.prefixes import take_lists
 from workloads.recorded import Recorded, Recording, read_fields, read_messages, text_of
+from workloads.text import mended
 from workloads.trace_columns import column_notes, missing_notes
 from workloads.trace_fields import (
     LOCAL,
@@ -27,7 +28,7 @@ from workloads.trace_fields import (
     time_ns,
     tokens,
 )
-from workloads.trace_formats import BadRow, NoCall, open_records
+from workloads.trace_formats import STEPS, BadRow, NoCall, open_records
 from workloads.trace_times import time_notes
 
 _REPORT_EVERY = 200_000  # rows between two calls of progress
@@ -178,7 +179,7 @@ class _Rows:
     def add(self, place: int, record: Mapping[str, Any] | BadRow) -> None:
         column, columns = "", self.columns
         try:
-            if isinstance(record, NoCall):
+            if isinstance(record, NoCall) or self._is_step(record):
                 self.told[
                     "entries are no calls of a model (spans, steps of an agent): they are not played"
                 ] += 1
@@ -211,9 +212,11 @@ class _Rows:
             pause_ns = span_ns(record[column], column) if has(record, column) else _UNKNOWN
             column = columns.name("time")
             if output_tokens and at_ns == _UNKNOWN:
-                at_ns = self._follows(optional.get("session", -1), max(pause_ns, 0), bool(column))
+                at_ns = self._follows(optional.get("session", -1), pause_ns, bool(column))
             elif output_tokens and self.told["untimed"]:
                 raise ValueError("this row has a time, rows before it have none")
+            column = columns.name("block_size")
+            size = tokens(record[column]) if has(record, column) else 0
             column = columns.name("end")
             end_ns = self._end(record, columns, at_ns, clock)
             entry = -1
@@ -247,8 +250,14 @@ class _Rows:
             self.last_of[optional["session"]] = len(self.arrival_ns) - 1
         if "hash_ids" in columns.by_role:
             self._add_blocks(record, columns["hash_ids"])
-        if has(record, columns.name("block_size")):
-            self.block_sizes[tokens(record[columns["block_size"]])] += 1
+        if size:
+            self.block_sizes[size] += 1
+
+    def _is_step(self, record: Mapping[str, Any] | BadRow) -> bool:
+        """Whether a row is a step of an agent, and counts nothing."""
+        if isinstance(record, BadRow) or record.get("type") not in STEPS or self.columns is None:
+            return False
+        return not has(record, self.columns.name("input"))
 
     def _said(
         self, record: Mapping[str, Any], columns: Columns, needed: bool
@@ -266,11 +275,13 @@ class _Rows:
             found = None
         if found is None:
             return [], {}, False
-        messages, is_text = found
+        messages, is_text = mended(found[0]), found[1]
+        if messages is not found[0]:
+            self.told["prompts hold half of a character (a lone surrogate): U+FFFD is sent for it"] += 1
         prefix = name[: name.rfind(".") + 1]
         if has(record, f"{prefix}system") and not is_text:
             messages = [{"role": "system", "content": record[f"{prefix}system"]}, *messages]
-        return messages, read_fields(record, prefix), is_text
+        return messages, mended(read_fields(record, prefix)), is_text
 
     def _output(self, record: Mapping[str, Any], columns: Columns) -> int:
         """Output tokens as counted, else as the recorded answer has them, else the request's own limit."""
@@ -290,9 +301,11 @@ class _Rows:
 
     def _follows(self, session: int, pause_ns: int, has_column: bool) -> int:
         """The time of a row that has none: that of the row before it in its session, and its pause."""
+        if has_column and self.clock and pause_ns == _UNKNOWN:
+            raise ValueError("the value is missing")
         before = self.last_of.get(session, -1)
         if before >= 0:
-            return max(self.arrival_ns[before], self.end_ns[before]) + pause_ns
+            return max(self.arrival_ns[before], self.end_ns[before]) + max(pause_ns, 0)
         if has_column and (self.clock or session < 0):
             raise ValueError("the value is missing")
         self.told["untimed"] += 1
@@ -337,7 +350,7 @@ class _Rows:
                 found[role] = -1 if value in (None, "") else tokens(value)
         if "chat_id" in columns.by_role.get("session", "").lower() and found.get("parent", -1) >= 0:
             # each request of a chat has an id of its own and names the one before it
-            found["session"] = self.numbers["session"][str(record[columns["session"]])] = found["parent"]
+            found["session"] = self.numbers["session"][str(record.get(columns["session"]))] = found["parent"]
             found["parent"] = -1
         return found
 
@@ -373,6 +386,8 @@ class _Rows:
         from_start = _from_session_start(arrival_ns, self._array("session"))
         notes = [*self._notes(arrival_ns, self.columns), *self.of_columns]
         told: dict[str, Any] = {role: held for role, held in self.optional.items() if role != "parent"}
+        ended = np.frombuffer(self.end_ns, dtype=np.int64)
+        told["end" if "end" in self.columns.by_role else "duration"] = np.where(ended == _UNKNOWN, -1, 0)
         told["hash_ids"] = np.diff(np.frombuffer(self.block_start, dtype=np.int64)) - 1  # -1: none
         notes += missing_notes(self.path.name, self.columns, told)
         if self.clock and not (as_schedule or from_start):

@@ -49,6 +49,8 @@ def burst(
             f"--max-recovery {max_recovery}: --recovery-duration {recovery_duration} is too short to see that"
         )
     plan = BurstPlan(base_rps=base_rps, factor=factor, shape=shape, max_recovery_s=limit_s, **seconds)
+    if limit_s is not None and (short := plan.too_short()):
+        raise ConfigError(f"--max-recovery {max_recovery} could not be judged: {short}")
     own = {"url": url, "rates": plan.mean_rps, "arrivals": plan.arrivals, "warmup": 0}
     path = run_experiment({**raw, **own}, experiment="burst", drive=plan.run, as_json=json)
     if limit_s is not None:

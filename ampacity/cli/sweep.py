@@ -25,12 +25,15 @@ def sweep(url: o.Url, raw: dict[str, Any], max_duration: MaxDuration = None, jso
 
 def timed_sweep(raw: dict[str, Any], max_duration: str | None = None) -> tuple[dict[str, Any], Any]:
     """(the settings, the sweep to drive) of a sweep that lasts so long at most. Raises ConfigError."""
+    from contextlib import suppress
     from functools import partial
 
     from ampacity.experiments.sweep import MAX_DURATION_S, STAGE_SHARE, sweep
     from ampacity.values import ConfigError, parse_duration, quantile_names
 
-    curves = 1 + len(quantile_names(raw.get("lengths", ())))
+    curves = 1
+    with suppress(ConfigError):  # refused, with file and line, where all settings are read
+        curves += len(quantile_names(raw.get("lengths", ())))
     given = {"rates", "concurrency", "duration"} & raw.keys()
     if max_duration is None:
         if given:

@@ -21,7 +21,7 @@ from analysis.next_load import (
     out_of_reach,
     told_enough,
 )
-from analysis.pooled import estimate, is_over, judged_open, unseen
+from analysis.pooled import estimate, is_over, judged_open, peak_goodput_rps, unseen
 from analysis.slo import Slo
 
 MAX_DURATION_S = 600.0  # of a curve, where neither loads nor the length of a stage are given
@@ -34,6 +34,7 @@ STAGES_MAX = 16
 REFINE_STAGES = 3  # without an SLO: between the highest load that was carried and the lowest that was not
 REFINE_UNTIL = 1.1  # their ratio at which the bracket is narrow enough
 REFINE_TIMES = 5.0  # with SLOs and no time given: stage lengths that the loads near the limit get in all
+PEAK_TIMES = 2.0  # of these, at the load that seems to have the highest goodput
 PROLONGED = 3.0  # and one of them at most
 PRECISION = 0.1  # of the usable rate, at which no more is asked for
 DOWN_STEPS = 6  # how often the grid is halved below a start that was too high already
@@ -116,6 +117,13 @@ async def _near_the_limit(rig: StageBook, clock: _Clock) -> bool:
     left; False where the run is over."""
     goal = Goal(tuple(rig.settings.slos), PRECISION)
     left = REFINE_TIMES  # in lengths of a stage
+    if (
+        peak := peak_goodput_rps(_of_curve(rig), goal.slos)
+    ) is not None:  # nobody else looks between limit and saturation
+        peak_s = PEAK_TIMES * rig.stage_s(peak[2])
+        if clock.left_s >= peak_s and await clock.stage(_round(peak[2]), peak_s) is None:
+            return False
+        left -= PEAK_TIMES
     while len(rig.stages) < 2 * STAGES_MAX and isinstance(step := narrowing(stages := _of_curve(rig), goal), Step):  # fmt: skip
         length_s = rig.stage_s(step.load_rps)
         longest = PROLONGED
