@@ -365,7 +365,7 @@ def _clusters(looks: _Looks, centre: float, weight: Floats, r: Floats) -> tuple[
     there = there / np.maximum(1 + r[..., None] * (1 - there), RISE)  # r of each stage, over that at x*
     scale = there * (1 + r[..., None] * there) / (1 + r[..., None])
     seen = weight * looks.share * looks.n * looks.steady  # a queue that only grows has no clusters
-    pooled = seen.sum() / np.maximum((seen * np.minimum(scale / looks.clustering, 1.0)).sum(axis=-1), 1e-9)
+    pooled = (looks.clustering / scale) @ seen / max(float(seen.sum()), 1e-9)
     memory = MEMORY * r * (1 + r) * looks.per_request
     size = np.maximum(pooled, memory)[..., None] * scale
     return size[:, :, None, :], (memory[..., None] * scale)[:, :, None, :]

@@ -22,12 +22,6 @@ STALLS_MAX = 4000  # ... the longest of a stage
 CPU_FRACTION_MAX = 0.9  # of one core: beyond it the event loop has no slack left
 BUSY_CPU_FRACTION = 0.75  # from here on ...
 COALESCED_SHARE_MAX = 0.05  # ... so many merged reads mean that the client fell behind the tokens
-MERGED_SHARE_MAX = (
-    0.01  # where the kernel dates, merged reads are all that a late client can falsify: so many ...
-)
-LATE_READ_S = (
-    0.005  # ... with reads so late at p99 are its own doing, and not the server's, which may write so
-)
 LATENESS_MAX_S = 0.02  # where no SLO says what matters
 LATENESS_SHARE_OF_LIMIT = 0.1  # of the tightest SLO limit
 LATENESS_FLOOR_S = 0.002
@@ -146,7 +140,8 @@ def _quantiles(values: array[float], *levels: float) -> list[float | None]:
 
 
 def limited_reason(audit: Audit, tolerance: Tolerance) -> str | None:
-    """Why figures of a stage with this audit are no findings, or None where they are."""
+    """Why figures of a stage with this audit are no findings, or None where they are; what its stalls may have moved
+    ``analysis.client`` says."""
     late_s, merged = audit.receive_delay_p99_s or 0.0, audit.coalesced_share or 0.0
     lag_s = max(audit.loop_lag_p99_s or 0.0, 0.0 if audit.dated_by_kernel else late_s)
     if audit.shortages:
@@ -159,8 +154,6 @@ def limited_reason(audit: Audit, tolerance: Tolerance) -> str | None:
     lag_max_s = tolerance.slip_s if audit.dated_by_kernel else tolerance.lag_s
     if lag_s > lag_max_s:
         return f"the event loop was {lag_s * 1e3:.1f} ms late at p99, more than {lag_max_s * 1e3:.1f} ms"
-    if audit.dated_by_kernel and merged > MERGED_SHARE_MAX and late_s > LATE_READ_S:
-        return f"{merged:.1%} of the token events have the date of a later one, for the client was {late_s * 1e3:.1f} ms behind at p99"
     if audit.cpu_fraction >= BUSY_CPU_FRACTION and merged > COALESCED_SHARE_MAX:
         return f"{merged:.0%} of the token events were read together with others by a busy client"
     return None

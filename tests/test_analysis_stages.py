@@ -89,7 +89,7 @@ def test_a_warning_of_a_steady_load_names_no_stage_that_has_none(
     stage |= {"stable": stable, "client_limited": limited, "client_limited_reason": "late", "slo_met": None}
     stage["drift"] |= {"drifting": True, "change": 2.0, "p99_first_s": 0.1, "p99_last_s": 0.2}
     stage["modes"] |= {"two": True, "fast_p50_s": 1.0, "slow_p50_s": 2.0, "slow_share": 0.5, "switches": 6}
-    codes = {w["code"] for w in find_caveats(summary, None, None)}
+    codes = {w["code"] for w in find_caveats(summary, None)}
     assert codes & {"drift", "two_modes"} == ({"drift", "two_modes"} if said else set())
 
 

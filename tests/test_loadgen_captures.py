@@ -89,7 +89,7 @@ _TABLES = {
         completions-token-ids-prompt http_error - -; completions-two-prompts-stream ok 4 length;
         eos-first-token ok 1 stop; err-401-no-key http_error - -; err-401-wrong-key http_error - -;
         err-bad-json http_error - -; err-max-tokens-too-big http_error - -; err-max-tokens-zero http_error - -;
-        err-missing-messages http_error - -; err-prompt-too-long http_error - -;
+        err-missing-messages http_error - -; err-prompt-too-long too_long - -;
         err-temperature-out-of-range http_error - -; err-unknown-model http_error - -;
         err-wrong-type http_error - -; ignore-eos-false-natural-stop ok 1 stop; ignore-eos-true ok 5 length;
         llamacpp-behind-long-prefill ok 6 length; llamacpp-behind-stream-no-usage ok 4 length;
@@ -116,7 +116,7 @@ _TABLES = {
         completions-stream ok 6 length; completions-token-ids-prompt ok 3 length; eos-first-token ok 1 stop;
         err-401-no-key http_error - -; err-bad-json http_error - -; err-max-tokens-too-big empty - stop;
         err-max-tokens-zero ok 1 length; err-missing-messages http_error - -;
-        err-negative-max-tokens http_error - -; err-prompt-too-long http_error - -;
+        err-negative-max-tokens http_error - -; err-prompt-too-long too_long - -;
         err-temperature-out-of-range empty - stop; err-unknown-model ok 4 length; err-wrong-type http_error - -;
         ignore-eos-false-natural-stop ok 2 stop; ignore-eos-true ok 5 length; max-completion-tokens ok 3 length;
         min-tokens ok 1 stop; server-killed-midstream-SIGKILL truncated 11 -; stop-string-nonstream ok 3 stop;
@@ -130,9 +130,9 @@ _TABLES = {
         completions-nonstream ok 6 length; completions-stream-logprobs ok 3 length;
         completions-stream-usage ok 6 length; completions-stream ok 6 length;
         completions-token-ids-prompt ok 3 length; eos-first-token ok 1 stop; err-bad-json http_error - -;
-        err-max-tokens-too-big http_error - -; err-max-tokens-zero empty - length;
+        err-max-tokens-too-big too_long - -; err-max-tokens-zero empty - length;
         err-missing-messages http_error - -; err-negative-max-tokens http_error - -;
-        err-prompt-too-long http_error - -; err-temperature-out-of-range http_error - -;
+        err-prompt-too-long too_long - -; err-temperature-out-of-range http_error - -;
         err-unknown-model ok 4 length; err-wrong-type http_error - -; ignore-eos-false-natural-stop ok 1 stop;
         ignore-eos-true ok 5 length; max-completion-tokens ok 3 length; min-tokens ok 5 stop;
         stop-string-nonstream ok 2 stop; stop-string ok 3 stop; unknown-field ok 2 length;
@@ -169,7 +169,7 @@ _TABLES = {
         completions-token-ids-prompt ok 3 length; completions-two-prompts-stream ok 4 length;
         err-401-no-key http_error - -; err-bad-json http_error - -; err-max-tokens-too-big http_error - -;
         err-max-tokens-zero http_error - -; err-missing-messages http_error - -;
-        err-negative-max-tokens http_error - -; err-prompt-too-long http_error - -;
+        err-negative-max-tokens http_error - -; err-prompt-too-long too_long - -;
         err-temperature-out-of-range http_error - -; err-unknown-model http_error - -;
         err-wrong-type http_error - -; ignore-eos-false-natural-stop ok 1 stop; ignore-eos-true ok 5 length;
         max-completion-tokens ok 3 length; min-tokens ok 5 stop; stop-string-nonstream ok 1 stop;

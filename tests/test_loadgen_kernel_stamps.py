@@ -270,18 +270,13 @@ def test_answers_that_wait_to_be_judged_are_few_though_there_is_never_time(
 @pytest.mark.parametrize(
     ("by_kernel", "delay_s", "merged", "reason"),
     [
-        # 1 % of 1,000 token events
-        (True, 0.0051, 11, "1.1% of the token events have the date of a later one, for the client was 5.1 ms behind at p99"),
-        (True, 0.0051, 10, None),
-        (True, 0.0049, 300, None),  # so soon after it came: the server wrote it so
+        (True, 0.0051, 300, None),  # whether that moved a figure is worked out from the records
         (True, 0.03, 0, None),  # late, and yet every date is right
         (False, 0.0051, 300, None),  # the delay is in the times, and said beside them
         (False, 0.03, 0, "the event loop was 30.0 ms late at p99, more than 20.0 ms"),
     ],
 )  # fmt: skip
-def test_a_late_client_that_merged_tokens_is_the_limit(
-    by_kernel: bool, delay_s: float, merged: int, reason: str | None
-) -> None:
+def test_how_late_reads_may_be(by_kernel: bool, delay_s: float, merged: int, reason: str | None) -> None:
     measures = Measures(dated_by_kernel=by_kernel, events=1000, merged=merged, cpu_fraction=0.5)
     measures.receive_delays_s.extend([delay_s] * 100)
     audit = judge(measures, Tolerance())

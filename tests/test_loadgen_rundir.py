@@ -77,8 +77,8 @@ def test_a_row_keeps_every_value_and_every_null() -> None:
 
 
 def test_what_counts_as_failed() -> None:
-    assert set(STATUSES) - FAILED_STATUSES == {"ok", "unfinished", "cancelled"}
-    assert len(STATUSES) == len(set(STATUSES)) == 12
+    assert set(STATUSES) - FAILED_STATUSES == {"ok", "unfinished", "cancelled", "too_long"}
+    assert len(STATUSES) == len(set(STATUSES)) == 13
 
 
 # -- a run that ends well --------------------------------------------------------------------

@@ -81,7 +81,7 @@ def test_a_usable_rate_in_or_above_the_knee_region_is_said(
     summary = summarise(make_run(tmp_path / "run", stages, ["ttft_p99=1s"], warmup_requests=0))
     summary["knee"] |= {"region_rps": [5.4, 6.7]}
     summary["capacity"]["usable_rps"] = usable
-    said = [c["text"] for c in find_caveats(summary, None, None) if c["code"] == "knee_region"]
+    said = [c["text"] for c in find_caveats(summary, None) if c["code"] == "knee_region"]
     assert [f"requests/s lies {where} the knee region of 5.4 to 6.7: " in text for text in said] == [True] * (
         where is not None
     )

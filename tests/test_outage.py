@@ -174,3 +174,66 @@ def test_a_run_with_an_outage_exits_with_one(
     monkeypatch.setattr("ampacity.experiments.conduct.run_event_loop", lambda _: run.path)
     args = ["run", "http://127.0.0.1:1/v1", "--rates", "15", "--out", str(tmp_path / "other")]
     assert CliRunner().invoke(app, args).exit_code == code
+
+
+def test_users_who_are_refused_again_and_again_are_one_outage(tmp_path: Path) -> None:
+    """Eight users of a closed loop, each back 5 ms after it was refused: some 8 / 5 ms x 1.9 s = 3,050 failures (an answer is
+    under way for 0.1 s more, on average), one outage."""
+    records = []
+    for user in range(8):
+        t = user * 0.01
+        while t < 20:
+            down = 8.0 <= t < 10.0
+            records.append(
+                request(len(records), t, ttft_s=None, status="connect_error", tail_s=0.005)
+                if down
+                else request(len(records), t, ttft_s=0.1, gaps_s=[0.1])
+            )
+            t += 0.005 if down else 0.2
+    records.sort(key=lambda r: r.scheduled_ns)
+    for i, r in enumerate(records):
+        r.request_id = i
+    summary = judged(tmp_path, Stage(records, 20.0, concurrency=8))
+    (held,) = summary["stages"]
+    (period,) = held["outage"]["periods"]
+    assert period["failed"] == pytest.approx(3050, rel=0.03)
+    assert (period["start_s"], period["end_s"]) == (pytest.approx(8.0, abs=0.2), pytest.approx(10.0, abs=0.2))
+    assert held["slo_met"] is False
+    assert held["outage"]["outside"]["slo_met"] is True
+
+
+def test_an_outage_in_a_burst_is_said_before_the_burst(tmp_path: Path) -> None:
+    """It dies under the burst, and is back 3 s later: the limit on the recovery is not the only thing that is said."""
+    plan = {
+        "base_rps": 15.0,
+        "factor": 1.0,
+        "base_s": 15.0,
+        "burst_s": 10.0,
+        "recovery_s": 15.0,
+        "shape": "step",
+        "max_recovery_s": 5.0,
+    }
+    summary = judged(tmp_path, stage(((20.0, 23.0),)), slos=["ttft_p99=2s"], burst=plan, warmup_requests=0)
+    assert summary["verdict"].startswith("Endpoint down from 20 s to 23")
+    assert "A burst from" in summary["verdict"]
+    assert summary["burst"]["lost"] > 30
+
+
+def test_two_that_are_down_by_turns_are_no_outage_of_the_endpoint(tmp_path: Path) -> None:
+    """One of two replicas is down for 10 s: half of the requests are answered; that is an error rate, not an outage."""
+    whole = stage()
+    rng = np.random.default_rng(3)
+    for r in whole.records:
+        due_s = (r.scheduled_ns - whole.records[0].scheduled_ns) / 1e9
+        if 10 <= due_s < 20 and rng.random() < 0.5:
+            r.status, r.first_token_ns, r.last_token_ns, r.chunk_at_us, r.output_tokens = (
+                "connect_error",
+                None,
+                None,
+                [],
+                None,
+            )
+            r.ended_ns = r.scheduled_ns + 1_000_000
+    held = judged(tmp_path, whole)["stages"][0]
+    assert held["errors"]["connect_error"] > 50
+    assert held["outage"] is None

@@ -96,7 +96,6 @@ def decoded(events: list[str]) -> list[Any]:
         ("err-wrong-type", Face()),
         ("err-unknown-path", Face()),
         ("err-method", Face()),
-        ("embeddings-on-chat-model", Face()),
     ],
 )
 def test_the_answer_has_the_shape_of_vllms(name: str, face: Face) -> None:
