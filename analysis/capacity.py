@@ -163,7 +163,13 @@ def _too_wide(found: Estimate, shown: Mapping[str, Any]) -> dict[str, Any]:
     if found.lone:
         reason = LONE_TELLS.format(found.lone.text)
     else:
-        width = f"{100 * found.relative_error:.2g} %" if high < 2 * low else f"a factor of {high / low:.2g}"
+        width = (
+            f"{100 * found.relative_error:.2g} %"
+            if high < 2 * low
+            else f"a factor of {high / low:.2g}"
+            if low
+            else "at most its upper end"
+        )
         reason = TOO_WIDE.format(number_text(found.usable_rps), width)
     if rate is None:
         if shown["reason"]:

@@ -63,6 +63,31 @@ def test_the_highest_load_shown_to_meet_stands_where_the_estimate_is_too_wide() 
     assert "known to a factor of" in c["reason"]
 
 
+def test_the_interval_ends_below_a_load_that_was_surely_violated() -> None:
+    """Half of 1,000 requests miss a p99 at 8: whatever the stages at 4 and 40 say, the rate is below 8."""
+    over = stage(1, 8, 4.0, None)
+    over["slo_verdicts"][0]["attainment"] = 0.5
+    c = find_capacity([stage(0, 4, 0.25, True), over, stage(2, 40, 4.0, False)], SLOS)
+    assert c["usable_rps_ci"][1] <= 8
+    # against a load at which nearly all stages say that it holds no load is known from below
+    many = [stage(i, load, 0.25, None) for i, load in enumerate((4, 6, 7, 8.5, 9, 9.5, 10))]
+    over = over | {"index": 8, "offered_rps": 5, "slo_met": None}
+    c = find_capacity([*many, over, stage(9, 40, 4.0, False)], SLOS)
+    assert c["usable_rps_ci"] is None or c["usable_rps_ci"][0] == 0.0
+    assert c["usable_rps"] is None
+
+
+def test_no_load_is_named_where_a_lone_request_misses_as_often_as_is_allowed() -> None:
+    """At any load 0.98 % of 20,000 miss a p99; the interval has no lower end, and the reason is said."""
+    stages = [stage(i, load, 0.9, None) | {"requests": 20_000} for i, load in enumerate((2, 4, 6, 8, 9))]
+    for s in stages:
+        s["slo_verdicts"][0] |= {"attainment": 1 - 0.0098, "requests_effective": 20_000}
+    c = find_capacity([*stages, stage(5, 40, 4.0, False)], SLOS)
+    assert c["usable_rps"] is None
+    assert c["usable_rps_ci"][0] == 0.0
+    assert "at low loads requests miss ttft_p99=1s nearly as often as it allows" in c["reason"]
+
+
 def test_the_slo_that_breaks_first_is_the_binding_one() -> None:
     tpot = parse_slos(["tpot_p95=60ms"])
     stages = []
