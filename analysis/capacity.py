@@ -144,7 +144,7 @@ def _pooled(
                 number_text(shown["verified_rps"]), number_text(found.usable_rps_ci[1])
             )
         }
-    if found.relative_error > PUBLISHED:
+    if found.relative_error > PUBLISHED or not found.usable_rps_ci[0]:
         return ends | _too_wide(found, shown)
     return ends | {
         "usable_rps": found.usable_rps, "usable_rps_ci": list(found.usable_rps_ci), "c_max": found.c_max,
