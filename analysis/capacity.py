@@ -162,7 +162,7 @@ def _pooled(
                 number_text(shown["verified_rps"]), number_text(found.usable_rps_ci[1])
             )
         }
-    if found.relative_error > PUBLISHED:
+    if found.relative_error > PUBLISHED or not found.usable_rps_ci[0]:
         return ends | _too_wide(found, shown)
     return ends | {
         "usable_rps": found.usable_rps, "usable_rps_ci": list(found.usable_rps_ci), "c_max": found.c_max,
@@ -181,7 +181,13 @@ def _too_wide(found: Estimate, shown: Mapping[str, Any]) -> dict[str, Any]:
     if found.lone:
         reason = LONE_TELLS.format(found.lone.text)
     else:
-        width = f"{100 * found.relative_error:.2g} %" if high < 2 * low else f"a factor of {high / low:.2g}"
+        width = (
+            f"{100 * found.relative_error:.2g} %"
+            if high < 2 * low
+            else f"a factor of {high / low:.2g}"
+            if low
+            else "at most its upper end"
+        )
         reason = TOO_WIDE.format(number_text(found.usable_rps), width)
     if rate is None:
         if shown["reason"]:

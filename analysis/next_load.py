@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import combinations
 from typing import Any
 
@@ -304,7 +304,7 @@ def reached(judged: Sequence[Mapping[str, Any]], found: Estimate, goal: Goal, ti
     on ``LEAST`` of the requests that it takes in the mean: narrow before that it is by luck, as few jams were seen."""
     near = [s for s in judged if abs(math.log(s["offered_rps"] / found.usable_rps)) <= NEAR]
     seen = sum(int(s["requests"]) for s in near)
-    enough = seen >= LEAST * expected_requests(replace(goal, precision=times * goal.precision))
+    enough = times > 1 or seen >= LEAST * expected_requests(goal)
     return len(near) >= 2 and enough and found.relative_error <= times * goal.precision
 
 

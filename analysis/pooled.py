@@ -36,6 +36,7 @@ WAITS = ("ttft", "first_answer", "e2e")  # metrics whose limit is a time that a 
 NEAR = 0.2  # in ln(load): the distance over which the model is trusted to be a straight line
 MEMORY = 3.0  # requests in a cluster, per rho / (1 - rho)^2; 2.7 to 3.7 in an M/M/1 queue at rho 0.5 to 0.85
 FILLS = 0.5  # requests in which an idle queue fills to its mean, per rho / (1 - rho)^2; 0.4 to 0.7 measured
+SAME_LOAD = 0.02  # in ln(load)
 FITS = 4  # of C_max, each weighted by the one before
 START_UP = 5.0  # clusters that a stage must last to count half: it starts idle, what is cut of it is a guess
 FIRST_LOOKS = 40  # stages by which it is found which are near the limit
@@ -193,7 +194,9 @@ def estimate(stages: Sequence[Mapping[str, Any]], slos: Sequence[Slo]) -> Estima
     if not any(slo.metric in WAITS for slo in slos) and (steady := _steady_below(judged)) is not None:
         limits.append(steady)
     lowest, tightest = _lowest(limits), min(found.values(), key=lambda post: post.at(0.5))
+    contradicted = False
     if (most := surely_violated(judged)) is not None:
+        contradicted = lowest.at(0.025) > most  # by what the other stages say: nothing is known from below
         lowest = lowest.below(most)
     low, middle, high = (math.exp(lowest.at(p)) for p in (0.025, 0.5, 0.975))
     lone = next((slo for slo, p in found.items() if p.by_any_load and p.at(0.025) < lowest.at(0.5)), None)
@@ -201,7 +204,7 @@ def estimate(stages: Sequence[Mapping[str, Any]], slos: Sequence[Slo]) -> Estima
     figures = [s for s in judged if is_figure(s)]
     nearest = min(figures, key=lambda s: abs(math.log(s["offered_rps"] / middle)), default=None)
     return Estimate(
-        middle, (0.0 if lone else low, high), c_max and c_max[1], c_max and (c_max[0], c_max[2]), binding, tightest.slope,
+        middle, (0.0 if lone or contradicted else low, high), c_max and c_max[1], c_max and (c_max[0], c_max[2]), binding, tightest.slope,
         int(nearest["index"]) if nearest else None, lone,
     )  # fmt: skip
 
@@ -365,7 +368,7 @@ def _clusters(looks: _Looks, centre: float, weight: Floats, r: Floats) -> tuple[
     there = there / np.maximum(1 + r[..., None] * (1 - there), RISE)  # r of each stage, over that at x*
     scale = there * (1 + r[..., None] * there) / (1 + r[..., None])
     seen = weight * looks.share * looks.n * looks.steady  # a queue that only grows has no clusters
-    pooled = seen.sum() / np.maximum((seen * np.minimum(scale / looks.clustering, 1.0)).sum(axis=-1), 1e-9)
+    pooled = (looks.clustering / scale) @ seen / max(float(seen.sum()), 1e-9)
     memory = MEMORY * r * (1 + r) * looks.per_request
     size = np.maximum(pooled, memory)[..., None] * scale
     return size[:, :, None, :], (memory[..., None] * scale)[:, :, None, :]
@@ -553,12 +556,14 @@ def _stay(
     x: Floats, stay_s: Floats, weight: Floats, centre: float, saturation: _Saturation | None
 ) -> Callable[[Floats], Floats]:
     """ln of the time that a request stays, over ln(load): a + c/(1 - rho), as in a queue, neither part below 0. Where the
-    saturation is not known a straight line takes the place of 1/(1 - rho).
+    saturation is not known a straight line takes the place of 1/(1 - rho); of one load alone it is a line through the origin.
 
     Errors are relative to the fit, not to what was seen: a stage that saw no jam would count most.
     """
     from scipy.optimize import nnls
 
+    if float(np.ptp(x)) < SAME_LOAD:
+        return lambda at: np.asarray(math.log(float(weight @ stay_s)) + at - float(x[0]))
     most = None if saturation is None else max(saturation.x, float(x.max()), centre) + 0.02
 
     def crowd(at: Floats) -> Floats:

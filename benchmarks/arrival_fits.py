@@ -14,6 +14,7 @@ from collections import Counter
 import numpy as np
 
 from workloads.arrivals import arrival_times
+from workloads.fit import FEWEST
 from workloads.fit_process import choose_process
 from workloads.fit_traffic import count_windows
 
@@ -26,12 +27,14 @@ LAWS = (
 
 
 def log_of(law: str, requests: int, rng: np.random.Generator) -> np.ndarray:
-    """Sorted times from 0; of ``diurnal`` two days and a half, so that the rate is as low as it must be."""
+    """Sorted times from 0; of ``diurnal`` three days, at as low a rate as that takes; 100 requests at least, as a fit wants."""
     if law == "diurnal":
         days = [arrival_times(law, requests / 3 / 86_400, 86_400, rng) + day * 86_400 for day in range(3)]
         times = np.concatenate(days)
     else:
         times = arrival_times(law, RATE_RPS, requests / RATE_RPS, rng)
+        while len(times) < FEWEST:  # off all the time: no log
+            times = arrival_times(law, RATE_RPS, requests / RATE_RPS, rng)
     return times - times[0]
 
 

@@ -112,8 +112,9 @@ def main() -> None:
                     rows.append(row_of(rig.stages, [slo]))
                     sent.append(rig.sent)
                     spent.append(rig.spent_s)
+                length = f"stages of {given.duration:g} s" if given.duration else "10 min"
                 print(
-                    f"{name} {load:g} p{100 * quantile:g} ({f'stages of {given.duration:g} s' if given.duration else '10 min'}, {np.median(sent):,.0f} requests, {np.median(spent):,.0f} s): "
+                    f"{name} {load:g} p{100 * quantile:g} ({length}, {np.median(sent):,.0f} requests, {np.median(spent):,.0f} s): "
                     + line(rows, truth.rate_rps, truth.in_flight, true_peak_rps(name, slo)),
                     flush=True,
                 )

@@ -152,6 +152,11 @@ def stream_cases(f: Facts) -> dict[str, list[Case]]:
     ]}  # fmt: skip
 
 
+def stream_verdict(f: Facts) -> str:
+    """Of the stream alone."""
+    return choose(stream_cases(f))[0].verdict
+
+
 def text_cases(f: Facts) -> dict[str, list[Case]]:
     """What is in the answer's events."""
     vocabulary, ratio = f["vocabulary"], f"{f['tokens_per_chunk']:.3g} tokens in a chunk"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import re
 import sys
@@ -17,7 +18,7 @@ from faults import FAULTS, Call, close_mid_stream, ok
 from ampacity.cli import main
 from ampacity.config import make_settings
 from ampacity.experiments.checkup import checkup, trusted
-from ampacity.experiments.doctor import Seen
+from ampacity.experiments.doctor import Seen, _busy_with
 from loadgen.network import RoundTrip
 from loadgen.probe import Calibration, Probe, Served
 from loadgen.protocols import RequestShape
@@ -142,7 +143,8 @@ def test_the_simulator_with_a_face_of_which_everything_is_known(doctor: Doctor) 
     with start_in_process("demo,prefix_caching=on", face=face) as server:
         found, spoiled, facts = examined(doctor, server.url, "--input-tokens", "400", "--output-tokens", "32")
     assert spoiled == ["itl"]
-    assert found == dict.fromkeys(found, "ok") | {"token counts": "note"}
+    # how late this machine reads is its own: a busy one is told so
+    assert found == dict.fromkeys(found, "ok") | {"token counts": "note", "clock": found["clock"]}
     assert (facts["chunks"], facts["chunk_tokens_known"], facts["token_source"]) == (9, False, "usage")
     assert (facts["output_tokens"], facts["input_tokens"], facts["overhead_tokens"]) == (32, 400, 8)
     assert facts["early_s"] > 0.001
@@ -358,3 +360,53 @@ def test_failures_are_counted_and_each_kind_is_said_once() -> None:
     given = seen(record(0.1, [0.01] * 31, asked=32, tokens=32), short_ttft_s=0.1)
     said = found("connection", replace(given, failures=("reset: gone", "reset: gone", "timeout: 9 s")))
     assert "sent again: 3 (reset: gone; timeout: 9 s) →" in said
+
+
+# -- chance, and a busy machine --------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("held", "verdict", "said"), [(1, "ok", "1 of 2 answers not, by chance"), (3, "bad", "so in 3 of 3 answers")])  # fmt: skip
+def test_a_stream_that_is_not_as_it_should_be_is_asked_for_again(
+    held: int, verdict: str, said: str, doctor: Doctor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first ``held`` answers of 33 tokens come in one write; the probe asks for none that is as long."""
+    left = [held]
+
+    async def play(call: Call) -> bool:
+        if call.request.tokens == 33 and left[0]:
+            left[0] -= 1
+            await asyncio.sleep(0.05)
+            await call.head()
+            await call.chunk(call.whole())
+            await call.send(b"0\r\n\r\n")
+            return True
+        return await ok(call)
+
+    monkeypatch.setitem(FAULTS, "ok", FAULTS["ok"]._replace(play=play))
+    monkeypatch.setattr("ampacity.experiments.doctor.ANSWER_TOKENS", (33, 256))
+    with FaultServer(gap_s=0.005) as server:
+        _, out, _ = doctor(server.url, "--json", *LENGTHS)
+    (stream,) = [check for check in json.loads(out)["checks"] if check["name"] == "stream"]
+    assert (stream["verdict"], left) == (verdict, [0])
+    assert said in stream["found"]
+
+
+@pytest.mark.parametrize("busy", [(), ("make 1.9 cores",)])
+def test_a_busy_machine_is_named_before_a_proxy(busy: tuple[str, ...]) -> None:
+    """32 chunks in 4 reads, 80 ms apart: bunched. A good stream is good however busy the machine was."""
+    bunches = record(0.1, [0.0] * 7 + ([0.08] + [0.0] * 7) * 3, asked=32, tokens=32)
+    for answer, bad in ((bunches, True), (record(0.1, [0.01] * 31, asked=32, tokens=32), False)):
+        checks, _ = checkup(replace(seen(answer, short_ttft_s=0.1), busy_with=busy))
+        (stream,) = [check for check in checks if check.name == "stream"]
+        assert (stream.verdict != "ok") is bad
+        assert ("make 1.9 cores" in stream.means) is (bad and bool(busy))
+        assert stream.means.startswith("this machine was busy") is (bad and bool(busy))
+
+
+def test_what_takes_most_of_the_machine_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of two cores, in 10 s: 19 s of make are 1.9 cores, and 12 s are no more than 1.2, which is not most."""
+    monkeypatch.setattr("os.cpu_count", lambda: 2)
+    for used_s, said in ((19.0, ("make 1.9 cores", "sh 0.1 cores")), (12.0, ())):
+        after = {(7, "make"): 100 + used_s, (8, "sh"): 1.0}
+        monkeypatch.setattr("ampacity.experiments.doctor.cpu_seconds", lambda after=after: after)
+        assert _busy_with({(7, "make"): 100.0}, 10.0) == said

@@ -149,7 +149,8 @@ def test_the_slope_is_found_and_says_how_far_from_the_limit_the_next_load_is() -
     stages[3]["requests"] = 21_000  # so that the side below has seen less
     found = estimate(stages, SLOS)
     assert found is not None
-    assert found.slope == pytest.approx(20.0, rel=0.2)
+    # of ln p, which the law's log-odds near 0.05 to 0.5 rise faster than
+    assert found.slope == pytest.approx(16.0, rel=0.2)
     step = next_step(stages, Goal(tuple(SLOS), 0.0001, 1.0))
     assert isinstance(step, Step)
     assert step.load_rps == pytest.approx(found.usable_rps * (1 - 0.7 / found.slope), rel=1e-3)
@@ -259,7 +260,8 @@ def test_a_stage_on_its_way_is_ended_when_it_is_clear() -> None:
     known = [stage(4, 1.0), stage(8, 0.99)]
     assert "clearly broken" in str(told_enough([], stage(16, 0.5, n=200, effective=50), GOAL))
     assert "no steady state" in str(told_enough(known, stage(16, 0.9, stable=False), GOAL))
-    assert "clearly broken" in str(told_enough(known, stage(16, 0.5, n=200, effective=50), GOAL))
+    # its misses are so many that the limit is surely below it
+    assert "elsewhere" in str(told_enough(known, stage(16, 0.5, n=200, effective=50), GOAL))
     assert told_enough([], stage(16, 0.93, n=200, effective=50), GOAL) is None
     sure = [stage(x, true_share(x), n=40_000, effective=20_000) for x in (4, 9.6, 10.2, 20)]
     assert "elsewhere" in str(told_enough(sure, stage(14, true_share(14)), GOAL)) or "known to" in str(
@@ -406,16 +408,20 @@ def test_what_is_lacking_is_said_with_its_reason() -> None:
 
 
 def test_what_a_search_takes_is_said_once_the_interval_is_twice_the_precision() -> None:
-    """At 1.5 times the precision 1.5² times the requests near the limit are needed; at 2.5 times it is too early to say."""
+    """At 1.5 times the precision 1.5² times the requests near the limit are needed; at 2.5 times it is too early to say,
+    and where fewer are near than three quarters of what it takes in the mean."""
     stages = [
         stage(x, true_share(x), n=n, effective=n // 5)
         for x, n in ((5, 300), (9, 4000), (10.5, 6000), (20, 300))
     ]
     found = estimate(stages, SLOS)
     assert found is not None
-    end = cut_short(stages, Goal(tuple(SLOS), found.relative_error / 1.5), "no time left")
+    wide = Goal(tuple(SLOS), found.relative_error / 1.5)
+    end = cut_short(stages, wide, "no time left")
     assert end.why == "no time left"
-    assert end.more_requests == pytest.approx(1.25 * 10_000, abs=1)
+    # six misses for each 1/precision^2, three quarters of eight, of the allowed 5 %
+    least = 6 / 0.05 / wide.precision**2 - 10_000
+    assert end.more_requests == pytest.approx(max(1.25 * 10_000, least), abs=2)
     precision = found.relative_error / 2.5
     early = cut_short(stages, Goal(tuple(SLOS), precision), "no time left")
     assert early.more_requests is None
@@ -426,7 +432,8 @@ def test_what_a_search_takes_is_said_once_the_interval_is_twice_the_precision() 
     )
     assert "requests in all" not in str(so_far(stages, Goal(tuple(SLOS), precision)))
     known = str(so_far(stages, Goal(tuple(SLOS), found.relative_error / 1.5)))
-    assert "; about 23,000 requests in all to" in known  # 10,600 sent and 12,500 more
+    sent = 10_600 + end.more_requests
+    assert f"; about {float(f'{sent:.2g}'):,.0f} requests in all to" in known
 
 
 def test_a_short_stage_taken_for_unstable_does_not_hold_the_search_below_it() -> None:

@@ -33,7 +33,23 @@ def checkup(seen: Seen) -> tuple[list[Finding], Facts]:
     """The checks, in the order of a request's life, and the numbers that they rest on."""
     f = _facts(seen)
     text = text_cases(f) if f["api"] != "embeddings" else {}
-    return choose(_way(f) | stream_cases(f) | text | _prompt(f) | _machine(f)), f
+    checks = choose(_way(f) | stream_cases(f) | text | _prompt(f) | _machine(f))
+    return [_repeated(check, f) if check.name == "stream" else check for check in checks], f
+
+
+def _repeated(stream: Finding, f: Facts) -> Finding:
+    """What is said of the stream, with how often it was so, and with what else this machine had to do."""
+    found, means = stream.found, stream.means
+    if f["answers"] > 1 and stream.verdict == "ok":
+        found += f"; {f['answers'] - f['answers_alike']} of {f['answers']} answers not, by chance"
+    elif f["answers"] > 1:
+        found += f"; so in {f['answers_alike']} of {f['answers']} answers"
+    if f["busy_with"] and stream.verdict != "ok" and f["chunks"] > 1:
+        means = (
+            f"this machine was busy with other work ({', '.join(f['busy_with'])}), which may be all of it: stop that, and "
+            f"repeat doctor. Else {means}"
+        )
+    return replace(stream, found=found, means=means)
 
 
 def trusted(checks: list[Finding]) -> dict[str, bool]:
@@ -61,7 +77,7 @@ def _facts(seen: Seen) -> Facts:
         "input_tokens_planned": answer.input_tokens_planned or 0, "input_tokens": answer.input_tokens,
         "overhead_tokens": how.overhead_tokens if how.measured else None, "tokens_per_word": how.tokens_per_word if how.measured else None,
         "cached_tokens_new": max(short.cached_tokens or 0, answer.cached_tokens or 0), "cached_tokens_again": again.cached_tokens,
-        "ttft_new_s": new_s, "ttft_again_s": again_s,
+        "answers": seen.answers, "answers_alike": seen.alike, "busy_with": list(seen.busy_with), "ttft_new_s": new_s, "ttft_again_s": again_s,
         "gauges": list(seen.gauges), "timestamps": settings.timestamps, "connections_room": seen.room, "compiled": seen.compiled,
         "receive_delay_p50_s": median(seen.receive_delays_s) if seen.receive_delays_s else None, "receive_delay_max_s": max(seen.receive_delays_s, default=None),
     }  # fmt: skip
@@ -128,12 +144,13 @@ def _machine(f: Facts) -> dict[str, list[Case]]:
     """What is beside the answers: the server's gauges, this machine's clock and limits."""
     delay_s, room = f["receive_delay_p50_s"], f["connections_room"]
     remedy = "taken out of all times" if f["timestamps"] == "kernel" else "--timestamps kernel takes it out"
+    busy = f"while busy with other work ({', '.join(f['busy_with'])})" if f["busy_with"] else "while idle"
     return {"metrics": [
         (f["gauges"], "ok", f"known gauges: {', '.join(f['gauges'])}", "the report has them beside the latencies", ()),
         (True, "note", "no /metrics with a known gauge", "the server's queue and KV cache are not in the report; --metrics-url names another page", ()),
     ], "clock": [
         (delay_s is None, "note", "no time stamps of the kernel on this way (TLS, a proxy, or not Linux)", "times are those of the read; what this machine adds is not measured", ()),
-        (True, "ok" if (delay_s or 0.0) <= SLOW_CLIENT_S else "note", f"reads are {duration_text(delay_s)} behind the kernel (median; at most {duration_text(f['receive_delay_max_s'])})", f"what this machine adds while idle; {remedy}", ()),
+        (True, "ok" if (delay_s or 0.0) <= SLOW_CLIENT_S else "note", f"reads are {duration_text(delay_s)} behind the kernel (median; at most {duration_text(f['receive_delay_max_s'])})", f"what this machine adds {busy}; {remedy}", ()),
     ], "open files": [
         (room is None, "ok", "no limit", "no load is refused for want of connections", ()),
         (True, "ok" if (room or 0) >= FEW_CONNECTIONS else "note", f"room for {room or 0:,} connections in each process", "with more in flight requests fail: raise it with ulimit -n, or use --workers", ()),

@@ -27,18 +27,20 @@ def fit_context(
     Lone requests are shortened, first the answer to half of the context. A conversation ends before the turn that
     would not fit; with ``begin_shorter`` its first turn is shortened as a lone request is, so that every one begins.
     """
-    counts = {CLIPPED: 0, BEYOND: 0}
+    clipped = np.zeros(len(schedule), dtype=bool)
     if schedule.session is None or begin_shorter:
-        schedule, counts[CLIPPED] = _shortened(schedule, context, spare)
-    if schedule.session is not None:
-        fitting = schedule.without(schedule.input_tokens + schedule.output_tokens + spare > context)
-        counts[BEYOND] = len(schedule) - len(fitting)
-        schedule = fitting
-    return schedule, counts
+        schedule, clipped = _shortened(schedule, context, spare)
+    if schedule.session is None:
+        return schedule, {CLIPPED: int(clipped.sum()), BEYOND: 0}
+    beyond = schedule.input_tokens + schedule.output_tokens + spare > context
+    fitting = schedule.without(beyond)
+    return fitting, {CLIPPED: int((clipped & ~beyond).sum()), BEYOND: len(schedule) - len(fitting)}
 
 
-def _shortened(schedule: Schedule, context: int, spare: NDArray[np.float64] | float) -> tuple[Schedule, int]:
-    """Lone requests and first turns cut to the context; a later turn is shorter by what its history lost."""
+def _shortened(
+    schedule: Schedule, context: int, spare: NDArray[np.float64] | float
+) -> tuple[Schedule, NDArray[np.bool_]]:
+    """(lone requests and first turns cut to the context, which ones); a later turn is shorter by what its history lost."""
     outputs = np.minimum(schedule.output_tokens, max(context // 2, 1))
     room = np.maximum(np.floor(context - outputs - spare), 1).astype(np.int64)
     inputs = np.minimum(schedule.input_tokens, room)
@@ -56,7 +58,7 @@ def _shortened(schedule: Schedule, context: int, spare: NDArray[np.float64] | fl
         inputs = schedule.input_tokens - lost
         clipped = (lost > 0) | (gone > 0)
     found = replace(schedule, input_tokens=inputs, output_tokens=outputs, new_tokens=new)
-    return found, int(np.count_nonzero(clipped))
+    return found, clipped
 
 
 def check_context(settings: Settings, probe: Probe, trace: Replayed | None) -> str | None:
@@ -75,7 +77,7 @@ def check_context(settings: Settings, probe: Probe, trace: Replayed | None) -> s
     if share <= BEYOND_CONTEXT_SHARE:
         return None
     name = "the trace" if trace is not None else f"workload {settings.workload.name}"
-    said = f"{_said(counts, len(sample))} of {name} to fit the model's context of {context:,} tokens"
+    said = f"{name}: {_said(counts, len(sample))}, to fit the model's context of {context:,} tokens"
     if settings.fit_context or trace is not None:
         return said
     longest = int(np.quantile(sample.input_tokens + sample.output_tokens, 0.99))

@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import math
+import os
 import secrets
+import time
 from dataclasses import dataclass
 
 from ampacity.config import Settings
 from ampacity.experiments import conduct
 from ampacity.progress import Progress
 from loadgen import hot_path
+from loadgen.diagnosis import answer_facts, seconds_between, stream_verdict
 from loadgen.endpoint import EndpointError
 from loadgen.exchange import Exchange
-from loadgen.host import raise_open_files_limit, room_for_connections
+from loadgen.host import busiest, cpu_seconds, raise_open_files_limit, room_for_connections
 from loadgen.pages import Pages
 from loadgen.probe import Probe, ask
+from loadgen.protocols import printable
 from loadgen.proxy import Proxy
 from loadgen.records import RequestRecord
 from loadgen.requests import RequestMaker
@@ -22,7 +26,11 @@ from loadgen.telemetry import Telemetry
 from loadgen.thinking import Thought
 from workloads.tokenizers import load_tokenizer
 
-REQUESTS_MAX = 27  # 21 of the probe (6 dialects, 14 lengths, an answer looked at again); ours 3, each sent again where it fails
+REQUESTS_MAX = (
+    31  # 21 of the probe (6 dialects, 15 lengths); ours 3 and REPEATS, each sent again where it fails
+)
+REPEATS = 2  # of the long answer, where its stream was not seen as it should be
+BUSY = 0.75  # of this machine's cores, that other processes took
 SHORT_TOKENS = 4  # of the answers to the prompt that is sent twice
 ANSWER_TOKENS = (32, 256)  # the other answer has the workload's median, within these
 
@@ -44,6 +52,9 @@ class Seen:
     gauges: tuple[str, ...]  # known columns of /metrics
     room: int | None  # for connections in one process; None: no limit
     thinks: Thought | None = None  # in the text of an answer
+    answers: int = 1  # that ``answer`` is the last of ...
+    alike: int = 1  # ... and how many of them had a stream that was as it should be, or was not, as its is
+    busy_with: tuple[str, ...] = ()  # what else ran on this machine, where that took nearly all of it
     compiled: bool = hot_path.COMPILED
 
 
@@ -55,6 +66,7 @@ async def examine(settings: Settings, progress: Progress) -> Seen:
     conduct.check_open_files(settings)
     tokenizer, salt = load_tokenizer(settings.tokenizer), secrets.token_hex(8)
     client = conduct.client_to(settings, route)
+    others, began_s = cpu_seconds(), time.monotonic()
     try:
         async with Pages() as pages:
             probe = await conduct.probed(settings, pages, client, route, salt, None, progress)
@@ -88,13 +100,38 @@ async def examine(settings: Settings, progress: Progress) -> Seen:
 
         short = await asked(1, SHORT_TOKENS)
         again = await asked(1, SHORT_TOKENS)
-        answer = await asked(2, output_tokens)
+        first_s = max(_ttft_s(short), _ttft_s(again))
+
+        def as_it_should_be(record: RequestRecord) -> bool:
+            facts = answer_facts(record, probe.shape, None, None)
+            return stream_verdict(facts | {"ttft_grew_s": _ttft_s(record) - first_s}) == "ok"
+
+        answers = [await asked(2, output_tokens)]
+        while not as_it_should_be(answers[-1]) and len(answers) <= REPEATS:  # chance does not do it again
+            answers.append(await asked(2 + len(answers), output_tokens))
+        answer = answers[-1]
+        alike = sum(as_it_should_be(record) is as_it_should_be(answer) for record in answers)
         return Seen(
             settings, probe, answer, short, again, tuple(failures), probe.keeps_alive is not False, client.closed_unsaid > client.closed_said, route.proxy,
-            tuple(client.receive_delays_s), tuple(gauges), room_for_connections(), thinks,
+            tuple(client.receive_delays_s), tuple(gauges), room_for_connections(), thinks, len(answers), alike,
+            _busy_with(others, time.monotonic() - began_s),
         )  # fmt: skip
     finally:
         await client.close()
+
+
+def _ttft_s(record: RequestRecord) -> float:
+    return seconds_between(record, "started_ns", "first_token_ns") or 0.0
+
+
+def _busy_with(before: dict[tuple[int, str], float], elapsed_s: float) -> tuple[str, ...]:
+    """The busiest processes beside this one, as "make 1.9 cores", where all together took most of this machine."""
+    after = cpu_seconds()
+    cores = sum(total - before.get(key, 0.0) for key, total in after.items()) / max(elapsed_s, 1e-9)
+    if cores < BUSY * (os.cpu_count() or 1):
+        return ()
+    most = busiest(before, after, elapsed_s)
+    return tuple(f"{printable(process['name'])} {process['cores']:g} cores" for process in most)
 
 
 def _lengths(settings: Settings, probe: Probe) -> tuple[int, int]:
