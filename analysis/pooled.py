@@ -37,6 +37,7 @@ NEAR = 0.2  # in ln(load): the distance over which the model is trusted to be a 
 MEMORY = 3.0  # requests in a cluster, per rho / (1 - rho)^2; 2.7 to 3.7 in an M/M/1 queue at rho 0.5 to 0.85
 FILLS = 0.5  # requests in which an idle queue fills to its mean, per rho / (1 - rho)^2; 0.4 to 0.7 measured
 SAME_LOAD = 0.02  # in ln(load)
+COARSE = math.log(1.5)  # in ln(load): a gap between two loads that no model is trusted to fill
 FITS = 4  # of C_max, each weighted by the one before
 START_UP = 5.0  # clusters that a stage must last to count half: it starts idle, what is cut of it is a guess
 FIRST_LOOKS = 40  # stages by which it is found which are near the limit
@@ -198,7 +199,7 @@ def estimate(stages: Sequence[Mapping[str, Any]], slos: Sequence[Slo]) -> Estima
     if (most := surely_violated(judged)) is not None:
         contradicted = lowest.at(0.025) > most  # by what the other stages say: nothing is known from below
         lowest = lowest.below(most)
-    low, middle, high = (math.exp(lowest.at(p)) for p in (0.025, 0.5, 0.975))
+    low, middle, high = (math.exp(x) for x in _as_wide_as_the_gap(judged, lowest))
     lone = next((slo for slo, p in found.items() if p.by_any_load and p.at(0.025) < lowest.at(0.5)), None)
     c_max, binding = _concurrency(judged, lowest), _binding(judged, found)
     figures = [s for s in judged if is_figure(s)]
@@ -207,6 +208,21 @@ def estimate(stages: Sequence[Mapping[str, Any]], slos: Sequence[Slo]) -> Estima
         middle, (0.0 if lone or contradicted else low, high), c_max and c_max[1], c_max and (c_max[0], c_max[2]), binding, tightest.slope,
         int(nearest["index"]) if nearest else None, lone,
     )  # fmt: skip
+
+
+def _as_wide_as_the_gap(judged: Sequence[Mapping[str, Any]], found: Posterior) -> tuple[float, float, float]:
+    """(low, median, high) of x*; between loads that are far apart nothing was measured, so the interval spans the gap.
+
+    Saturation is measured as well: it ends a gap from above.
+    """
+    low, middle, high = (found.at(p) for p in (0.025, 0.5, 0.975))
+    loads = np.log([s["offered_rps"] for s in judged])
+    below, above = loads[loads <= middle].max(initial=-np.inf), loads[loads >= middle].min(initial=np.inf)
+    if (saturation := _saturation(judged)) is not None and saturation.x > below:
+        above = min(above, max(saturation.x + 2 * saturation.sd, high))
+    if not COARSE < above - below < math.inf:
+        return low, middle, high
+    return min(low, float(below)), middle, max(high, float(above))
 
 
 def _is_bracketed(judged: Sequence[Mapping[str, Any]], slos: Sequence[Slo]) -> bool:

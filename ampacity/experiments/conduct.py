@@ -256,7 +256,7 @@ async def _probe(
     calibration, record, said = await calibrate(counting, short)
     notes += said
     prompts = calibration.prompts(tokenizer, f"{salt}-typical")
-    maker = RequestMaker(endpoint, prompts, f"{salt}-typical", route.proxy)
+    maker = RequestMaker(endpoint, prompts, f"{salt}-probe-typical", route.proxy)
     input_tokens, output_tokens = typical_lengths(settings, trace)
     if served.max_model_len is not None:
         room = served.max_model_len - output_tokens - math.ceil(calibration.margin_tokens(input_tokens))
