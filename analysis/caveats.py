@@ -158,7 +158,7 @@ def _relief(cpu_fraction: float | None, limited: Sequence[dict[str, Any]]) -> st
     if cpu_fraction is not None and cpu_fraction < IDLE_CPU_FRACTION:
         return (
             f"Its CPU was idle ({cpu_fraction:.0%} of a core): other work on this machine held the client up{_others(limited)}. Pin it to "
-            "cores of its own (--cpus 2,3), raise its priority (nice), or stop what else runs, and repeat."
+            "cores of its own (--cpus), raise its priority (nice), or stop what else runs, and repeat."
         )
     return "Use more --workers or a faster client."
 

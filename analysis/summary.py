@@ -54,7 +54,7 @@ def summarise(run: Run, labels: Mapping[int, bool] | None = None) -> dict[str, A
         "warnings": [],
         "diagnosis": meta.get("diagnosis"),
         "network": network_share(meta.get("endpoint") or {}, stages),
-        "workload": {**(meta.get("workload") or {}), "realised": realised(run.requests, records.requests)},
+        "workload": _workload(meta.get("workload") or {}, realised(run.requests, records.requests)),
         "slos": [slo.as_dict() for slo in slos],
         **_counts(records.requests, metas),
         "stages": stages,
@@ -102,6 +102,13 @@ def summarise(run: Run, labels: Mapping[int, bool] | None = None) -> dict[str, A
     summary["verdict"] = write_verdict(summary)
     plain: dict[str, Any] = _plain(summary)
     return plain
+
+
+def _workload(described: Mapping[str, Any], came: dict[str, Any]) -> dict[str, Any]:
+    """What was asked for and what came; given texts are sent as they are, so their estimated length is no plan to miss."""
+    if described.get("input_plan", "requested") != "requested":
+        came = {**came, "input_deviation": None}
+    return {**described, "realised": came}
 
 
 def _capacity(meta: Mapping[str, Any], stages: list[dict[str, Any]], slos: list[Slo]) -> dict[str, Any]:

@@ -11,7 +11,9 @@ from analysis.caveats import LENGTHS_OFF_SHARE, TOO_LONG_SHARE, load_name, longe
 from analysis.fleet import instances_text
 from analysis.search import shortfall
 from analysis.slo import slo_from_dict
+from loadgen.records import FAILED_STATUSES
 
+MANY_FAIL = 0.1  # of the requests of the lowest load
 STATUS_WORDS = {
     "unfinished": "were cut off unfinished",
     "cancelled": "were cancelled by the workload",
@@ -41,7 +43,7 @@ def _too_long(summary: Mapping[str, Any]) -> str | None:
 
 
 def _finding(summary: Mapping[str, Any]) -> str:
-    outages, other = _outages(summary), _other_load(summary)
+    outages, other = _outages(summary), _other_load(summary) or _failures(summary)
     if outages and summary["capacity"]["reason"] == DOWN_IN_EACH:
         return outages
     return " ".join(filter(None, [outages, other, _of_the_load(summary)]))
@@ -53,6 +55,21 @@ def _other_load(summary: Mapping[str, Any]) -> str:
     if deviation is None or abs(deviation) <= LENGTHS_OFF_SHARE:
         return ""
     return f"Not the load that was planned: prompts were {off_text(deviation)} (input tokens, by the server's count)."
+
+
+def _failures(summary: Mapping[str, Any]) -> str:
+    """That many requests failed already at the lowest load, so that no lower one is likely to help."""
+    open_stages = [s for s in summary["stages"] if s["requests"] and not s["outage"]]
+    if not open_stages:
+        return ""
+    lowest = min(open_stages, key=lambda s: s["offered_rps"] or s["concurrency_set"] or 0)
+    of_no_load = FAILED_STATUSES - {"timeout"}  # a server that has too much to do is slow
+    counts = {kind: n for kind, n in lowest["errors"].items() if n and kind in of_no_load}
+    failed = sum(counts.values())
+    if not MANY_FAIL * lowest["requests"] < failed < lowest["requests"]:  # all: there is no finding at all
+        return ""
+    kinds = ", ".join(f"{n} {kind}" for kind, n in sorted(counts.items(), key=lambda c: -c[1]))
+    return f"{failed / lowest['requests']:.0%} of the requests failed at the lowest load ({kinds}): find out why before measuring."
 
 
 def _outages(summary: Mapping[str, Any]) -> str:

@@ -468,7 +468,7 @@ def test_advice_names_no_setting_that_the_experiment_lacks(tmp_path: Path, kind:
     ("cpu", "reason", "advice"),
     [
         (0.1, "slip p99 80 ms", "Its CPU was idle (10% of a core): other work on this machine held the client up. "
-         "Pin it to cores of its own (--cpus 2,3), raise its priority (nice), or stop what else runs, and repeat."),
+         "Pin it to cores of its own (--cpus), raise its priority (nice), or stop what else runs, and repeat."),
         (0.97, "the generator used 97% of its core", "Use more --workers or a faster client."),
         (0.03, "worker 1 died (exit status -9) in stage 0", "Find out what ended that process (memory?), and run it again."),
         (0.1, "3 connections failed for want of file descriptors or ports on this machine (see ulimit -n)",

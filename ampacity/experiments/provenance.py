@@ -111,6 +111,8 @@ def _workload_meta(settings: Settings, trace: Replayed | None, calibration: Cali
         found["trace"] = None
     found["tokenizer"] = {"name": settings.tokenizer, **calibration.as_dict()}
     found["prompts"] = _prompts_text(settings) if trace is None else trace.prompts
+    own_texts = settings.workload.prompts if trace is None else trace.recorded
+    found["input_plan"] = "requested" if own_texts is None else "estimated from the texts"
     return found
 
 

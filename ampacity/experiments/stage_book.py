@@ -58,8 +58,10 @@ class StageBook(ABC):
     def again(self, option: str, value: str) -> str:
         """The command of this run with another value of ``option``."""
         words = [str(word) for word in self._writer.meta["command_line"]]
-        at = words.index(option) if option in words else len(words)
-        return shlex.join([*words[:at], *words[at + 2 :], option, value])
+        for gone in (option, "--out", "-o"):  # the directory is taken
+            at = words.index(gone) if gone in words else len(words)
+            words = [*words[:at], *words[at + 2 :]]
+        return shlex.join([*words, option, value])
 
     def note_down(self, name: str, value: Any) -> None:
         """Write an entry of run.json."""
