@@ -260,8 +260,8 @@ def test_a_stage_on_its_way_is_ended_when_it_is_clear() -> None:
     known = [stage(4, 1.0), stage(8, 0.99)]
     assert "clearly broken" in str(told_enough([], stage(16, 0.5, n=200, effective=50), GOAL))
     assert "no steady state" in str(told_enough(known, stage(16, 0.9, stable=False), GOAL))
-    # its misses are so many that the limit is surely below it
-    assert "elsewhere" in str(told_enough(known, stage(16, 0.5, n=200, effective=50), GOAL))
+    # nothing was measured between 8 and 16, so the limit may be anywhere between
+    assert "clearly broken" in str(told_enough(known, stage(16, 0.5, n=200, effective=50), GOAL))
     assert told_enough([], stage(16, 0.93, n=200, effective=50), GOAL) is None
     sure = [stage(x, true_share(x), n=40_000, effective=20_000) for x in (4, 9.6, 10.2, 20)]
     assert "elsewhere" in str(told_enough(sure, stage(14, true_share(14)), GOAL)) or "known to" in str(

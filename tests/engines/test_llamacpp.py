@@ -231,7 +231,7 @@ def test_a_server_that_dies_in_mid_run_leaves_a_row_for_every_request(
             engine.process.kill()
             _, stderr = tool.communicate(timeout=RUN_LIMIT_S)
     run = Run(out, tool.returncode, "", stderr)
-    assert run.exit_status == 0, stderr
+    assert run.exit_status == 1, stderr  # an outage
     rows = run.requests
     assert [row["request_id"] for row in rows] == list(range(run.meta["stages"][0]["scheduled_requests"]))
     statuses = Counter(row["status"] for row in rows)
