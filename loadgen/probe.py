@@ -359,6 +359,6 @@ def _refusal(endpoint: Endpoint, shape: RequestShape, served: Served, record: Re
         return f"--model {shape.model}: {endpoint.url} does not serve it ({error}); it serves: {', '.join(served.models[:10])}"
     if record.http_status == 404:
         return f"{endpoint.url}: no such route or model ({error}); does the URL end in /v1, and is --model {shape.model} right?"
-    for_a_key = any(word in error.lower() for word in ("key", "auth", "credential", "token"))
+    for_a_key = any(word in error.lower() for word in ("key", "auth", "credential", "internal server error"))
     hint = f"; {_KEY}" if (record.http_status or 0) >= 500 and not endpoint.has_key and for_a_key else ""
     return f"{endpoint.url}: a first small request failed as {record.status}: {error}{hint}"

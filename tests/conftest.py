@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import sys
 from collections.abc import Callable, Iterator
@@ -11,7 +12,12 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, settings
 
-settings.register_profile("busy", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.register_profile(
+    "busy",
+    deadline=None,
+    suppress_health_check=[HealthCheck.too_slow],
+    derandomize="SAME_EXAMPLES" in os.environ,  # in CI, whose answer is that of the tree; else each run tries others
+)
 settings.load_profile("busy")  # a machine that does other work fails no property test
 
 CHROMIUM = next(

@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import yaml
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from scipy.integrate import quad
 from scipy.linalg import expm
@@ -248,6 +248,7 @@ def test_azure_code_is_on_and_off() -> None:
     assert profile["measured"]["arrivals"]["processes"][1]["process"] == "gamma:cv=13.2"
 
 
+@example(gaps=[30.0, 1e7, 0.0, 0.0, 61.0], n=100, seed=3)  # a draw that lies behind the last whole day
 @settings(max_examples=40, deadline=None)
 @given(
     st.lists(st.sampled_from([0.0, 1.0, 2.0, 0.5, 30.0, 61.0, 5000.0, 90_000.0, 1e7]), min_size=1, max_size=6),

@@ -55,7 +55,8 @@ def fit_arrivals(arrival_s: Floats) -> dict[str, Any] | None:
     if hours.total >= 24:
         inside = hours.places < hours.total // 24 * 24
         day = np.bincount(hours.places[inside] % 24, hours.held[inside], minlength=24)
-        found["hourly_weights"] = [rounded(w) for w in day / day.mean()]
+        if day.any():  # all may lie behind the last whole day
+            found["hourly_weights"] = [rounded(w) for w in day / day.mean()]
     return found
 
 
