@@ -16,7 +16,8 @@ settings.register_profile(
     "busy",
     deadline=None,
     suppress_health_check=[HealthCheck.too_slow],
-    derandomize="SAME_EXAMPLES" in os.environ,  # in CI, whose answer is that of the tree; else each run tries others
+    derandomize="SAME_EXAMPLES"
+    in os.environ,  # in CI, whose answer is that of the tree; else each run tries others
 )
 settings.load_profile("busy")  # a machine that does other work fails no property test
 
