@@ -122,7 +122,8 @@ def test_usage_alone_gives_the_template_and_the_mean_word(context: int, listed: 
             assert found["word_sd_tokens"] == pytest.approx(0.82, rel=0.6)
             total.append(realised.sum() / planned.sum())
     assert total == pytest.approx([1, 1], abs=0.01)
-    assert total[0] == pytest.approx(total[1], abs=0.005)
+    # some 55,000 words of 2 +- 0.82 tokens, other ones in each run: 0.25 % (s.d.) between two; four of them
+    assert total[0] == pytest.approx(total[1], abs=0.01)
 
 
 def test_a_first_word_that_counts_more_is_part_of_the_mean_overhead() -> None:
