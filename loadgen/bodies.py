@@ -8,6 +8,8 @@ from loadgen.protocols import printable
 from loadgen.sse import EventSplitter
 
 WHOLE_BODY_BYTES = 64 * 2**20  # a body that is no stream may be so long, and one event of a stream too
+FRAMING_MAX_BYTES = 65_536  # headers, trailers or sizes of chunks may be so long, without a byte of the body
+FRAMING_TOO_LONG = f"more than {FRAMING_MAX_BYTES >> 10} KiB of headers"
 ERROR_BODY_BYTES = 65_536  # so much of an error body is read for its message
 
 

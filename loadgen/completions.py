@@ -14,17 +14,15 @@ from typing import Any, cast
 import msgspec
 
 from loadgen.hot_path import Take
-from loadgen.protocols import excerpt, printable, stream_error, with_halves
+from loadgen.protocols import error_text, excerpt, printable, stream_error, with_halves
 from loadgen.records import CHUNK_AT_MAX_US, RequestRecord
 from loadgen.repeats import Form, Said, in_pieces, last_chunk, learn
 from loadgen.thinking import Kind, Thinking
 from loadgen.told import CallPieces
 
 STAMPS = "L" if array("L").itemsize == 8 else "Q"  # "q" takes Python several times as long
-FAILED_REASONS = (
-    "error",
-    "abort",
-)  # of an end: OpenRouter's, and that of an engine which gave the request up
+FAILED_REASONS = ("error", "abort", "network_error", "insufficient_system_resource")
+"""Of an end: OpenRouter's, that of an engine which gave the request up, Z.ai's and DeepSeek's."""
 TOKENS_MAX = 2**31 - 1  # what a column of the records holds
 BAD_JSON = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 
@@ -53,6 +51,8 @@ class _Choice(msgspec.Struct, gc=False):
     finish_reason: Any = None
     logprobs: Any = None
     token_ids: Any = None
+    index: Any = None
+    error: Any = None
 
 
 class _Chunk(msgspec.Struct, gc=False):
@@ -71,9 +71,12 @@ class Answer:
 
     __slots__ = (
         "_chunk_tokens",
+        "_finished",
         "_finished_choices",
         "_form",
         "_form_usage",
+        "_index",
+        "_indices",
         "_looks",
         "_missed_at",
         "_misses",
@@ -93,6 +96,7 @@ class Answer:
         "input_tokens",
         "reasoning_tokens",
         "said",
+        "several",
         "thinking",
         "whole_ns",
     )  # fmt: skip
@@ -110,6 +114,10 @@ class Answer:
         self._usage_per_chunk = False
         self._usage_totals: list[int] = []  # completion_tokens of chunks without text
         self._finished_choices = 0
+        self._index: Any = None  # of the latest choice with text ...
+        self._indices: set[int] | None = None  # ... of all of them, if there are several, and of one that had an end
+        self._finished: int | None = None
+        self.several = False  # choices came, of which one was asked for
         self._form: Form | None = None  # of text chunks, and the usage beside it
         self._form_usage: _Usage | None = None
         self._misses = self._missed_at = 0  # reads in a row that repeated nothing; the chunks up to the last
@@ -222,11 +230,16 @@ class Answer:
             return
         bears_text, reasoning, counted = False, False, None
         for choice in chunk.choices or ():
+            if choice.error:  # OpenRouter's place for it
+                self.error = self.error or error_text(msgspec.json.encode({"error": choice.error}))
             if choice.finish_reason:
                 self.finish_reason = printable(str(choice.finish_reason))
-                if self.finish_reason in FAILED_REASONS:
+                if self.finish_reason.lower() in FAILED_REASONS:
                     self.error = self.error or f"finish reason {self.finish_reason}"
                 self._finished_choices += 1
+                number = _number(choice.index)
+                self.several = self.several or self._finished not in (None, number)
+                self._finished = number
             delta, text = choice.delta, None
             if delta is not None and delta.content.__class__ is str and delta.content:  # nearly every chunk
                 kind: Kind | None = "answer"
@@ -234,6 +247,10 @@ class Answer:
             else:
                 kind = _kind_of(choice)
             if kind is not None:
+                if bears_text and (choice.index is None or choice.index != self._index):
+                    self.several = True  # two that have text in one chunk
+                if choice.index != self._index:
+                    self._on_other(choice)
                 if text is None:
                     text = _text_of(choice)
                 if (
@@ -266,6 +283,18 @@ class Answer:
         if bears_text:
             self._usage_beside = usage
             self._append(at_ns, counted)
+
+    def _on_other(self, choice: _Choice) -> None:
+        """Text of another choice than the one before: who comes back to a choice sends several."""
+        first = self._index is None and not self.chunk_at_ns
+        before, number = _number(self._index), _number(choice.index)
+        self._index = choice.index
+        if first or number == before:
+            return
+        if self._indices is None:
+            self._indices = {before}
+        self.several = self.several or number in self._indices
+        self._indices.add(number)
 
     def _tell(self, kind: Kind, text: str, choice: _Choice) -> None:
         """Keep what a chunk said, where somebody wants it."""
@@ -335,8 +364,13 @@ class Answer:
         return len(self.chunk_at_ns) - len(set(self.chunk_at_ns))
 
     def finish(self) -> None:
-        """The answer is over: take what its latest usage says."""
+        """The answer is over: take what its latest usage says.
+
+        A server that numbers the tokens of its one choice by ``index``, as TGI did, has about as many of them as chunks.
+        """
         self._catch_up()
+        numbers = len(self._indices or ())
+        self.several = self.several or 1 < numbers <= len(self.chunk_at_ns) / 2
         if self._usage is not None:
             self._on_usage(self._usage, bears_text=True)
 
@@ -389,10 +423,15 @@ def _said(data: bytes) -> Said | None:
         return None
     choice = chunk.choices[0]
     kind = _kind_of(choice)
-    if kind is None or choice.finish_reason or choice.token_ids is not None or choice.logprobs is not None:
+    if choice.error or kind is None or choice.finish_reason or choice.token_ids is not None or choice.logprobs is not None:
         return None
     total = None if chunk.usage is None else token_count(chunk.usage.completion_tokens)
     return kind, _text_of(choice), total or None
+
+
+def _number(index: Any) -> int:
+    """Which of several choices it is; one without a number is the first."""
+    return index if isinstance(index, int) else 0
 
 
 def _kind_of(choice: _Choice) -> Kind | None:

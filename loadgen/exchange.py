@@ -12,7 +12,7 @@ from typing import Any
 
 import httptools
 
-from loadgen.bodies import Body
+from loadgen.bodies import FRAMING_MAX_BYTES, FRAMING_TOO_LONG, Body
 from loadgen.completions import Answer
 from loadgen.halves import whole_characters
 from loadgen.hot_path import Take
@@ -28,7 +28,7 @@ class Exchange:
     """The life of one request, from dispatch to its final status. Ends exactly once."""
 
     __slots__ = (
-        "_answer", "_between_chunks", "_body", "_chunked", "_complete_at", "_content_type", "_headers_done",
+        "_answer", "_between_chunks", "_body", "_chunked", "_complete_at", "_content_type", "_framing_bytes", "_headers_done",
         "_informational", "_length_known", "_new_answer", "_on_end", "_on_whole", "_parsed_ns", "_parser",
         "cancel_after_tokens", "close_after", "ended", "feed", "listening", "on_body", "record", "request", "retried", "watching",
     )  # fmt: skip
@@ -103,6 +103,7 @@ class Exchange:
             self._answer.listen()
         self._content_type = b""
         self._headers_done = False
+        self._framing_bytes = 0  # since the last byte of the body
         self._chunked = self._length_known = False  # neither: the close ends the body
         self._informational = False
         self._complete_at: int | None = None  # the response has ended with so many of the body's pieces
@@ -215,6 +216,12 @@ class Exchange:
         except (httptools.HttpParserError, httptools.HttpParserUpgrade) as error:
             broken = f"not HTTP: {error}: {excerpt(data)}"
             self.close_after = True
+        if self._body.pieces:
+            self._framing_bytes = 0
+        else:
+            self._framing_bytes += len(data)
+            if self._framing_bytes > FRAMING_MAX_BYTES and self._complete_at is None and not broken:
+                broken, self.close_after = FRAMING_TOO_LONG, True
         if self._complete_at is not None and self._on_whole is not None:
             self.feed = _after_the_end
             self._on_whole(self)
@@ -288,6 +295,8 @@ class Exchange:
             self._end("too_long" if ours else "stream_error", answer.error, at_ns)
         elif answer.bad_json is not None:
             self._end("protocol_error", f"not JSON: {answer.bad_json}", at_ns)
+        elif answer.several:
+            self._end("protocol_error", "several choices came, one was asked for", at_ns)
         elif not tokens and answer.whole_ns is None:
             self._end("empty", self._why_empty(), at_ns)
         elif answer.finish_reason is None and not answer.done:

@@ -18,7 +18,7 @@ from urllib.parse import urlsplit
 
 import httptools
 
-from loadgen.bodies import Inflater
+from loadgen.bodies import FRAMING_MAX_BYTES, FRAMING_TOO_LONG, Inflater
 from loadgen.endpoint import Endpoint
 from loadgen.proxy import Proxy, open_tunnel, proxy_for
 
@@ -142,7 +142,7 @@ class _Connection(asyncio.Protocol):
         self._headers: dict[str, str] = {}
         self._headers_complete = False
         self._body: list[bytes] = []
-        self._size = 0
+        self._size = self._framing_bytes = 0
         self.reusable = False
         transport.write(request)
         try:
@@ -161,10 +161,14 @@ class _Connection(asyncio.Protocol):
         if self._answer is None or self._answer.done():
             self.close()  # nobody asked
             return
+        before = self._size
         try:
             self._parser.feed_data(data)
         except (httptools.HttpParserError, httptools.HttpParserUpgrade) as error:
             self._fail(PageError(f"not HTTP: {error}"))
+        self._framing_bytes = 0 if self._size > before else self._framing_bytes + len(data)
+        if self._framing_bytes > FRAMING_MAX_BYTES:
+            self._fail(PageError(FRAMING_TOO_LONG))
 
     def connection_lost(self, exc: Exception | None) -> None:
         """An answer that is neither chunked nor of a stated length ends so."""

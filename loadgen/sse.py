@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import json
 
+from loadgen.protocols import stream_error
+
 _BOM = b"\xef\xbb\xbf"
 
 
@@ -101,6 +103,7 @@ class EventSplitter:
             if line.startswith(b"data:"):
                 return line[6:] if line[5:6] == b" " else line[5:]
         data: list[bytes] = []
+        strange: list[bytes] = []  # lines that are no field of an event
         is_error = False
         for line in block.split(b"\n"):
             if line.startswith(b"data:"):
@@ -111,7 +114,23 @@ class EventSplitter:
                 self.comments += 1
             elif line.startswith(b"event:"):
                 is_error = line[6:].strip() == b"error"
+            elif line and not line.startswith((b"id:", b"retry:")):
+                strange.append(line)
+        if strange and (told := _error_in(strange)) is not None:
+            return told
         if is_error and not (data and data[0].lstrip().startswith((b"{", b"["))):  # an error in words
             words = b"\n".join(data).decode("utf-8", "replace")
             return json.dumps({"error": words or "an event named error"}).encode()
         return b"\n".join(data) if data else None
+
+
+def _error_in(lines: list[bytes]) -> bytes | None:
+    """The error, as JSON, in lines that are no field of an event: bare JSON, or behind ``error:``; None where none is."""
+    for line in lines:
+        words = line[6:].strip()
+        if line.startswith(b"error:") and words not in (b"", b"null", b"{}"):
+            if stream_error(words) is not None:
+                return words
+            return json.dumps({"error": words.decode("utf-8", "replace")}).encode()
+    text = b"\n".join(lines).strip()
+    return text if text[:1] in (b"{", b"[") and stream_error(text) is not None else None

@@ -1,5 +1,7 @@
 """Thinking that a model writes into the text of its answer, as ``<think>…</think>``, told from the answer behind it.
 
+So does harmony without a parser: ``<|channel|>analysis<|message|>…<|end|><|start|>assistant<|channel|>final<|message|>``.
+
 Where the template of a chat has the opening tag already, only the closing one comes: then all before it was thinking.
 """
 
@@ -18,12 +20,23 @@ TAGS: tuple[tuple[str, str], ...] = (
     ("<seed:think>", "</seed:think>"),  # ByteDance
     ("◁think▷", "◁/think▷"),  # Kimi
     ("<|START_THINKING|>", "<|END_THINKING|>"),  # Cohere
+    ("<|channel|>analysis<|message|>", "<|channel|>final<|message|>"),  # harmony, of gpt-oss
+    ("<|channel>thought", "<channel|>"),  # Gemma 4
+    ("Here are my reasoning steps:", "[BEGIN FINAL RESPONSE]"),  # Apriel
 )
-MARKS = re.compile("|".join(re.escape(tag) for pair in TAGS for tag in pair).encode())
-_OPENINGS = dict(TAGS)
-_ANY = re.compile("|".join(re.escape(tag) for pair in TAGS for tag in pair))
+WORDED: tuple[tuple[str, str], ...] = (
+    ("Here is my thought process:", "Here is my response:"),  # Granite
+    ("Here's my thought process:", "Here's my response:"),
+)
+"""Pairs of words that an answer may hold as well: the closing one ends only what the opening one began."""
+LONE = ("assistantfinal",)  # closing ones without an opening one: harmony, its special tokens left out
+
+_OPENINGS = dict((*TAGS, *WORDED))
+_MARKS = [*LONE, *(tag for pair in TAGS for tag in pair)]
+_ANY = re.compile("|".join(map(re.escape, _MARKS)))
+MARKS = re.compile(_ANY.pattern.encode())
 _FIRST = {opening[0] for opening in _OPENINGS}
-_LONGEST = max(len(tag) for pair in TAGS for tag in pair)
+_LONGEST = max(map(len, (*_MARKS, *_OPENINGS.values())))
 
 Kind = Literal["answer", "reasoning"]
 State = Literal["begin", "thinking", "over", "answer", "plain"]
@@ -92,7 +105,7 @@ class Thinking:
             return self._look(text)
         if any(opening.startswith(head) for opening in _OPENINGS):  # an empty one too
             return "answer", text
-        for opening, closing in TAGS:
+        for opening, closing in _OPENINGS.items():
             if head.startswith(opening):
                 self.state, self._close, self.all_thought = "thinking", closing, True
                 self.thought = Thought(closing, opened=True)

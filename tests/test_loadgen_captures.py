@@ -29,7 +29,7 @@ _RAW: dict[str, tuple[str, int | None, str | None]] = {
     "llamacpp--chat-stream-logprobs": ("ok", 3, L),
     "llamacpp--chat-stream-long-prefill": ("ok", 6, L),
     "llamacpp--chat-stream-max1": ("ok", 1, L),
-    "llamacpp--chat-stream-n2": ("ok", 8, L),
+    "llamacpp--chat-stream-n2": ("protocol_error", 8, L),
     "llamacpp--chat-stream-usage": ("ok", 8, L),
     "llamacpp--completions-stream-usage": ("ok", 6, L),
     "llamacpp--eos-first-token": ("ok", 1, S),
@@ -51,9 +51,9 @@ _RAW: dict[str, tuple[str, int | None, str | None]] = {
     "vllm--chat-stream-logprobs": ("ok", 3, L),
     "vllm--chat-stream-long-prefill": ("ok", 6, L),
     "vllm--chat-stream-max1": ("ok", 1, L),
-    "vllm--chat-stream-n2": ("ok", 8, L),
+    "vllm--chat-stream-n2": ("protocol_error", 8, L),
     "vllm--chat-stream-usage": ("ok", 8, L),
-    "vllm--completions-two-prompts-stream": ("ok", 4, L),
+    "vllm--completions-two-prompts-stream": ("protocol_error", 4, L),
     "vllm--err-negative-max-tokens": ("http_error", None, None),
     "vllm--err-unknown-model": ("http_error", None, None),
     "vllm-router--chat-stream-usage": ("ok", 6, L),
@@ -81,7 +81,7 @@ def _true_length(response: bytes) -> bytes:
 # per engine: capture, status, tokens, finish reason
 _TABLES = {
     "litellm": """
-        chat-nonstream-logprobs ok 2 length; chat-nonstream-max1 ok 1 length; chat-nonstream-n2 ok 8 length;
+        chat-nonstream-logprobs ok 2 length; chat-nonstream-max1 ok 1 length; chat-nonstream-n2 protocol_error 8 length;
         chat-nonstream ok 8 length; chat-stream-gzip ok 4 length; chat-stream-logprobs ok 3 length;
         chat-stream-max1 ok 1 length; chat-stream-usage ok 8 length; chat-stream ok 8 length;
         completions-nonstream ok 6 length; completions-stream-logprobs ok 3 length;
@@ -105,10 +105,10 @@ _TABLES = {
     "llamacpp": """
         bytes-model/chat-stream-error-after-200 stream_error - -;
         bytes-model/completions-stream-split-utf8 stream_error - -; chat-nonstream-logprobs ok 2 length;
-        chat-nonstream-max1 ok 1 length; chat-nonstream-n2 ok 4 length; chat-nonstream ok 8 length;
+        chat-nonstream-max1 ok 1 length; chat-nonstream-n2 protocol_error 4 length; chat-nonstream ok 8 length;
         chat-stream-contusage ok 6 length; chat-stream-gzip ok 4 length; chat-stream-logprobs ok 3 length;
         chat-stream-long-prefill-return-progress ok 6 length; chat-stream-long-prefill ok 6 length;
-        chat-stream-max1 ok 1 length; chat-stream-n2 ok 8 length;
+        chat-stream-max1 ok 1 length; chat-stream-n2 protocol_error 8 length;
         chat-stream-queued-behind-busy-slots ok 3 length; chat-stream-usage ok 8 length;
         chat-stream ok 8 length; chat-structured-json-stream ok 10 stop;
         chat-tools-required-nonstream ok 160 length; completions-nonstream ok 6 length;
@@ -123,7 +123,7 @@ _TABLES = {
         stop-string ok 3 stop; unknown-field ok 2 length;
     """,
     "sglang": """
-        chat-nonstream-logprobs ok 2 length; chat-nonstream-max1 ok 1 length; chat-nonstream-n2 ok 8 length;
+        chat-nonstream-logprobs ok 2 length; chat-nonstream-max1 ok 1 length; chat-nonstream-n2 protocol_error 8 length;
         chat-nonstream ok 8 length; chat-reasoning-nonstream ok 8 length; chat-reasoning-stream ok 16 length;
         chat-stream-contusage ok 6 length; chat-stream-gzip ok 4 length; chat-stream-max1 ok 1 length;
         chat-stream-usage ok 8 length; chat-stream ok 6 length; chat-tools-auto-stream ok 6 length;
@@ -155,18 +155,18 @@ _TABLES = {
         unknown-field http_error - -;
     """,
     "vllm": """
-        bytes-model/chat-stream-n2-split-utf8 ok 8 length;
+        bytes-model/chat-stream-n2-split-utf8 protocol_error 8 length;
         bytes-model/first-logprobs-request-30s-stall ok 3 length;
         bytes-model/ignore-eos-hidden-special-tokens ok 5 length; bytes-model/stream-split-utf8 ok 16 length;
-        chat-nonstream-logprobs ok 2 length; chat-nonstream-max1 ok 1 length; chat-nonstream-n2 ok 8 length;
+        chat-nonstream-logprobs ok 2 length; chat-nonstream-max1 ok 1 length; chat-nonstream-n2 protocol_error 8 length;
         chat-nonstream ok 8 length; chat-prompt-cache-details ok 2 length;
         chat-reasoning-nonstream ok 24 length; chat-reasoning-stream ok 24 length;
         chat-stream-contusage ok 6 length; chat-stream-gzip ok 4 length; chat-stream-logprobs ok 3 length;
-        chat-stream-long-prefill ok 6 length; chat-stream-max1 ok 1 length; chat-stream-n2 ok 8 length;
+        chat-stream-long-prefill ok 6 length; chat-stream-max1 ok 1 length; chat-stream-n2 protocol_error 8 length;
         chat-stream-usage ok 8 length; chat-stream ok 8 length; chat-tools-auto-stream ok 6 length;
         chat-tools-named-nonstream ok 245 stop; completions-nonstream ok 6 length;
         completions-stream-logprobs ok 3 length; completions-stream ok 6 length;
-        completions-token-ids-prompt ok 3 length; completions-two-prompts-stream ok 4 length;
+        completions-token-ids-prompt ok 3 length; completions-two-prompts-stream protocol_error 4 length;
         err-401-no-key http_error - -; err-bad-json http_error - -; err-max-tokens-too-big http_error - -;
         err-max-tokens-zero http_error - -; err-missing-messages http_error - -;
         err-negative-max-tokens http_error - -; err-prompt-too-long too_long - -;

@@ -230,7 +230,7 @@ STREAMS = {  # the reads, and how many of them are no repetition
     "a chunk cut in two": ([event(text("a")), event(text("b"))[:9], event(text("b"))[9:]] + [event(text("c"))] * 30, 3),
     "another creation time": ([event(text("a", created=n // 10)) for n in range(100)], 10),
     "every chunk its own": ([event(text("a", obfuscation="x" * n)) for n in range(100)], 100),
-    "two choices": ([event(b'{"choices":[{"delta":{"content":"a"}},{"delta":{"content":"b"}}]}')] * 30, 30),
+    "two pieces of a choice in a chunk": ([event(b'{"choices":[{"index":0,"delta":{"content":"a"}},{"index":0,"delta":{"content":"b"}}]}')] * 30, 30),
     "padded sizes": ([b"0" + event(text("a"))] * 30, 30),
     "log-probabilities": ([event(b'{"choices":[{"delta":{"content":"a"},"logprobs":{"content":[{}]}}]}')] * 30, 30),
 }  # fmt: skip
