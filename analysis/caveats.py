@@ -26,8 +26,10 @@ USERS_SHARE = 0.9  # of the users that were set, in flight at most: fewer never 
 IDLE_CPU_FRACTION = 0.5  # of a core: below it the client was not held up by its own work
 
 
-def find_caveats(summary: Mapping[str, Any], output_deviation: float | None) -> list[dict[str, str]]:
-    """Warnings for a summary whose figures are all in place; the deviation is that of ``analysis.lengths``."""
+def find_caveats(
+    summary: Mapping[str, Any], output_deviation: float | None, cut_short: tuple[int, int] = (0, 0)
+) -> list[dict[str, str]]:
+    """Warnings for a summary whose figures are all in place; the others are of ``analysis.lengths``."""
     stages: Sequence[dict[str, Any]] = summary["stages"]
     counted = [s for s in stages if s["stable"] is not False and not s["client_limited"]]
     realised = summary["workload"]["realised"]
@@ -50,6 +52,7 @@ def find_caveats(summary: Mapping[str, Any], output_deviation: float | None) -> 
         "beyond_context": _beyond_context(summary["workload"], summary["requests"]),
         "inputs_off": _inputs_off(realised["input_deviation"], bool(summary.get("sessions"))),
         "lengths_off": _lengths_off(output_deviation, realised["token_source"]),
+        "cut_short": _cut_short(*cut_short),
         "not_streamed": _not_streamed(stages),
         "diagnosis": _diagnosis(summary),
         "speculation": _speculation(summary),
@@ -371,6 +374,15 @@ def _lengths_off(deviation: float | None, sources: Mapping[str, int]) -> str | N
     return (
         f"Answers were {off_text(deviation)} in output tokens: the load is another one than asked for. "
         f"Make the server ignore the end-of-sequence token or fix lengths{counted}."
+    )
+
+
+def _cut_short(cut: int, answers: int) -> str | None:
+    if not cut:
+        return None
+    return (
+        f"{cut:,} of {answers:,} answers ended without a finish reason and with less than half of the usual text: something on "
+        "the way may have cut them off and ended them with [DONE] all the same. They count as good: look into their texts."
     )
 
 

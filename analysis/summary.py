@@ -19,7 +19,7 @@ from analysis.goodput import offline_throughput, peak_goodput
 from analysis.impossible import check_records
 from analysis.intervals import ASSUMPTION
 from analysis.knee import find_knee
-from analysis.lengths import mean_tokens, output_deviation, realised
+from analysis.lengths import cut_short, mean_tokens, output_deviation, realised
 from analysis.littles_law import against_server, summarise_gap
 from analysis.network import network_share
 from analysis.search import summarise_search
@@ -98,7 +98,9 @@ def summarise(run: Run, labels: Mapping[int, bool] | None = None) -> dict[str, A
         summary["search"] = summarise_search(meta["search"], stages, slos)
     if summary["diagnosis"] is None:
         summary["diagnosis_reason"] = "no probe's diagnosis is in run.json"
-    summary["warnings"] = find_caveats(summary, output_deviation(records.requests))
+    summary["warnings"] = find_caveats(
+        summary, output_deviation(records.requests), cut_short(run.requests, records.requests)
+    )
     summary["verdict"] = write_verdict(summary)
     plain: dict[str, Any] = _plain(summary)
     return plain

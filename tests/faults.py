@@ -395,6 +395,40 @@ async def heartbeats(x: Call) -> bool:
     return True
 
 
+async def endless_headers(x: Call) -> bool:
+    """Header lines for as long as the peer takes them, a hundred MiB at most."""
+    await x.send(b"HTTP/1.1 200 OK\r\n")
+    for _ in range(1600):
+        if x.writer.is_closing():
+            break
+        await x.send(b"X-Filler: " + b"a" * 65_536 + b"\r\n")
+    return False
+
+
+async def three_choices(x: Call) -> bool:
+    """Three choices, of which nobody asked for more than one."""
+    await x.head()
+    for i in range(x.request.tokens):
+        for index in range(3):
+            await x.chunk(event({"choices": [{"index": index, "delta": {"content": f"t{i} "}}]}))
+    await x.chunk(ending(3 * x.request.tokens))
+    await x.send(b"0\r\n\r\n")
+    return True
+
+
+def broken_off(error: bytes) -> Callable[[Call], Awaitable[bool]]:
+    """Two tokens, the error as these bytes, and an end as if all were well."""
+
+    async def play(x: Call) -> bool:
+        await _begin(x)
+        await x.chunk(error)
+        await x.chunk(b"data: [DONE]\n\n")
+        await x.send(b"0\r\n\r\n")
+        return True
+
+    return play
+
+
 def encoded(
     coding: str, encode: Callable[[bytes], bytes], step: int = 37
 ) -> Callable[[Call], Awaitable[bool]]:
@@ -546,6 +580,13 @@ FAULTS: dict[str, Fault] = {
     ),
     "identity": Fault(encoded("identity", lambda body: body), "ok", -1),
     "continue_100": Fault(continue_100, "ok", -1),
+    "endless_headers": Fault(endless_headers, "protocol_error", http=None),
+    "three_choices": Fault(three_choices, "protocol_error", 3 * 4),
+    "error_field": Fault(broken_off(b"error: out of memory\n\n"), "stream_error", 2),
+    "error_bare": Fault(broken_off(b'{"error": "out of memory"}\n\n'), "stream_error", 2),
+    "error_in_choice": Fault(
+        broken_off(event({"choices": [{"index": 0, "delta": {}, "error": {"message": "lost"}}]})), "stream_error", 2
+    ),
     "garbage": Fault(garbage, "protocol_error", http=None),
     "tls_alert": Fault(tls_alert, "protocol_error", http=None),
     "two_responses": Fault(two_responses, "ok", -1),

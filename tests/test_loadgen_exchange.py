@@ -322,6 +322,31 @@ ENDINGS: dict[str, tuple[bytes, str, int | None, str | None]] = {
     "an event named error, in words": (UNFRAMED + event(OK[0]) + b"event: error\ndata: upstream timed out\n\n", "stream_error", 1, "upstream timed out"),
     "an event named error, without a word": (UNFRAMED + event(OK[0]) + b"event: error\n\n", "stream_error", 1, "an event named error"),
     "an event named error, an object": (UNFRAMED + b'event: error\ndata: {"message": "busy", "code": 529}\n\n', "stream_error", None, "busy"),
+    "an error field": (UNFRAMED + event(OK[0]) + b'error: {"message": "no GPU left"}\n\ndata: [DONE]\n\n', "stream_error", 1, "no GPU left"),
+    "an error field in words": (UNFRAMED + event(OK[0]) + b"id: 4\nerror: upstream timed out\n\ndata: [DONE]\n\n", "stream_error", 1, "upstream timed out"),
+    "an error field beside text": (UNFRAMED + event(OK[0])[:-1] + b"error: late\n\n" + event(OK[1]) + event(FINISH), "stream_error", 1, "late"),
+    "an error field without a word": (UNFRAMED + event(OK[0]) + b"error: null\n\n" + event(OK[1]) + event(FINISH), "ok", 2, None),
+    "an error as bare JSON": (UNFRAMED + event(OK[0]) + b'{"error": {"message": "worker died"}}\n\ndata: [DONE]\n\n', "stream_error", 1, "worker died"),
+    "an error as bare JSON, one line end": (UNFRAMED + event(OK[0]) + b'{"detail": "worker died"}\ndata: [DONE]\n\n', "stream_error", 1, "worker died"),
+    "an error as bare JSON, and the end": (UNFRAMED + event(OK[0]) + event("[DONE]") + b'{"error":"worker died"}', "stream_error", 1, "worker died"),
+    "an error as bare JSON of several lines": (UNFRAMED + event(OK[0]) + b'{\n  "error": {\n    "message": "worker died"\n  }\n}\n\ndata: [DONE]\n\n', "stream_error", 1, "worker died"),
+    "bare JSON that is no error": (UNFRAMED + b'{"error": null, "queue": 3}\n\n' + event(OK[0]) + event(FINISH), "ok", 1, None),
+    "an error in a choice (OpenRouter)": (
+        HEAD + chunk(OK[0], {"choices": [{"index": 0, "delta": {"content": ""}, "finish_reason": "error", "error": {"code": 502, "message": "Provider overloaded"}}]}, "[DONE]") + END,
+        "stream_error", 1, "Provider overloaded",
+    ),
+    "an error in a choice, said to have stopped": (HEAD + chunk(OK[0], {"choices": [{"delta": {}, "finish_reason": "stop", "error": "lost"}]}, "[DONE]") + END, "stream_error", 1, "lost"),
+    "an error in the choice of a body": (
+        b'HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: 77\r\n\r\n{"choices":[{"message":{"content":"a"},"error":{"message":"moderated out"}}]}',
+        "stream_error", 1, "moderated out",
+    ),
+    "no error in a choice": (HEAD + chunk(text("a", error=None), text("b", error={}), FINISH) + END, "ok", 2, None),
+    "cut for want of machines (DeepSeek)": (HEAD + chunk(OK[0], {"choices": [{"delta": {}, "finish_reason": "insufficient_system_resource"}]}) + END, "stream_error", 1, "insufficient_system_resource"),
+    "an error in capitals (Cohere)": (HEAD + chunk(OK[0], {"choices": [{"delta": {}, "finish_reason": "ERROR"}]}) + END, "stream_error", 1, "finish reason ERROR"),
+    "headers without end": (UNFRAMED[:-2] + b"X-Filler: aaaaaaaaaaaaaaaa\r\n" * 3000, "protocol_error", None, "more than 64 KiB of headers"),
+    "a header without end": (UNFRAMED[:-2] + b"X-Filler: " + b"a" * 70_000, "protocol_error", None, "more than 64 KiB of headers"),
+    "informational answers without end": (b"HTTP/1.1 100 Continue\r\n\r\n" * 3000, "protocol_error", None, "more than 64 KiB of headers"),
+    "many headers": (UNFRAMED[:-2] + b"X-Filler: aaaaaaaaaaaaaaaa\r\n" * 2000 + b"\r\n" + b"".join(map(event, OK)), "ok", 2, None),
     "an error that is none": (HEAD + chunk({**OK[0], "error": None}, {**OK[1], "error": {}}, "[DONE]") + END, "ok", 2, None),
     "an error in a body that is no stream": (
         b'HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: 30\r\n\r\n{"error":{"message":"no GPU"}}',
@@ -370,6 +395,61 @@ def test_how_a_response_can_end(name: str) -> None:
         assert (error or "") in (record.error or "")
         assert (record.error is None) == (error is None)
         assert "\n" not in (record.error or "")
+
+
+@pytest.mark.parametrize("endless", [b"0\r\nX-Filler: ", b"0\r\nX: y\r\n", b"1;extension="])
+def test_what_follows_the_body_and_is_none_of_it_has_an_end(endless: bytes) -> None:
+    """Trailers, and what stands behind the size of a chunk: 1000 bytes a read, of which 65 are 64 KiB."""
+    filler = b"X: abcde\r\n" * 100 if endless.endswith(b"\r\n") else b"a" * 1000
+    reads = [HEAD, chunk(*OK), endless, *[filler] * 100]
+    record = play(enumerate(reads, 1))
+    assert (record.status, record.output_tokens) == ("protocol_error", 2)
+    assert record.error == "more than 64 KiB of headers"
+    assert record.ended_ns is not None and record.ended_ns <= 3 + 67
+
+
+# -- several choices -----------------------------------------------------------------------------
+
+
+def numbered(*indices: Any) -> list[dict[str, Any]]:
+    """Text of these choices; None: of one without a number."""
+    return [
+        {"choices": [{"delta": {"content": "a"}} | ({} if i is None else {"index": i})]} for i in indices
+    ]
+
+
+def ends(*indices: int) -> list[dict[str, Any]]:
+    return [{"choices": [{"index": i, "delta": {}, "finish_reason": "stop"}]} for i in indices]
+
+
+CHOICES: dict[str, tuple[list[dict[str, Any]], bool]] = {
+    # name: (events, whether they are several choices)
+    "in turn": (numbered(*[0, 1, 2] * 5) + ends(0, 1, 2), True),
+    "in turn, one end": (numbered(*[0, 1, 2] * 5) + ends(0), True),
+    "one after the other": (numbered(*[0] * 5, *[1] * 5) + ends(1), True),
+    "the first without its number (Go's omitempty)": (numbered(*[None, 1] * 3) + ends(0), True),
+    "a late second one": (numbered(*[0] * 20, 1, 0) + ends(0), True),
+    "of one token each": (numbered(0, 1) + ends(0, 1), True),
+    "in one event": ([{"choices": [*numbered(0)[0]["choices"], *numbered(1)[0]["choices"]]}] * 3 + ends(0), True),
+    "in one event, without numbers": ([{"choices": numbered(None)[0]["choices"] * 2}] * 3 + ends(0), True),
+    "whole, in one": ([{"choices": [{"index": i, "message": {"content": "a"}, "finish_reason": "stop"} for i in (0, 1)]}], True),
+    "one": (numbered(*[0] * 9) + ends(0), False),
+    "one, and its end twice": (numbered(*[0] * 9) + ends(0, 0), False),
+    "one, with another number": (numbered(*[1] * 9) + ends(1), False),
+    "one, two pieces in an event": ([{"choices": numbered(0)[0]["choices"] * 2}] * 3 + ends(0), False),
+    "one, sometimes without its number": (numbered(0, None, 0, 0, None) + ends(0), False),
+    "tokens of one, numbered (TGI)": (numbered(*range(9)) + ends(9), False),
+    "tokens of one, numbered, with gaps": (numbered(0, 1, 3, 4, 7) + ends(8), False),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", CHOICES)
+def test_several_choices_of_which_one_was_asked_for_are_no_answer(name: str) -> None:
+    """Three choices every 10 ms, merged: their ITL would be 0 and 10 ms, and TPOT a third of each one's."""
+    events, several = CHOICES[name]
+    record = play((i * 10 * MS, data) for i, data in enumerate([HEAD, *map(chunk, events), END]))
+    expected = ("protocol_error", "several choices came, one was asked for") if several else ("ok", None)
+    assert (record.status, record.error) == expected
 
 
 def _compressed(body: bytes, encoding: bytes, how: Any) -> bytes:

@@ -87,6 +87,14 @@ def test_a_page_without_end_is_cut() -> None:
     assert len(page.body) == PAGE_MAX_BYTES
 
 
+@pytest.mark.parametrize("line", [b"X-Filler: " + b"a" * 1000 + b"\r\n", b"a" * 1000])
+def test_headers_without_end_are_no_page(line: bytes) -> None:
+    with pytest.raises(PageError, match="more than 64 KiB of headers"):
+        fetched(Script(OK + b"X-First: " + line * 100))
+    (page,) = fetched(Script(OK + line[:10] + b": " + b"a" * 40_000 + b"\r\nContent-Length: 1\r\n\r\nx"))
+    assert page.body == b"x"
+
+
 def test_silence_and_nobody_there() -> None:
     async def listen(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.read()

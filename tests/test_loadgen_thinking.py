@@ -94,6 +94,15 @@ THOUGHTS: dict[str, tuple[list[str], int | None, str]] = {
     "a sign that opens no tag": (["<", "b", ">", "Yes", "</", "b", ">"], 0, "<b>Yes</b>"),
     "an answer about tags": (["Write", " <think>", " and", " then", " </think>", " behind"], 0, "Write <think> and then </think> behind"),
     "tags in the answer behind it": (["<think>", "a", "</think>", "Say", " </think>", "."], 3, "Say </think>."),
+    "harmony in pieces": (
+        ["<|channel|>", "analysis", "<|message|>", "a", "b", "<|end|>", "<|start|>", "assistant", "<|channel|>", "final", "<|message|>", "Yes", "."],
+        11, "Yes.",
+    ),
+    "harmony, cut while it thinks": (["<|channel|>", "analysis", "<|message|>", "a", "b", "<|end|>"], None, ""),
+    "harmony, opened by the template": (["hm", "<|end|><|start|>assistant<|channel|>final<|message|>", "Yes", "."], 2, "Yes."),
+    "Gemma 4 in pieces": (["<|channel>", "thought", "\n", "a", "b", "<channel|>", "\n", "Yes", "."], 7, "Yes."),
+    "Granite": (["Here", " is", " my", " thought", " process:", "a", " b", "Here is", " my response:", "Yes", "."], 9, "Yes."),
+    "an answer that begins as Granite": (["Here", " is", " my", " list", ": a", ". Here is my response:", " b"], 0, "Here is my list: a. Here is my response: b"),
     "nothing thought": (["<think>", "\n\n", "</think>", "\n\n", "Yes"], 4, "Yes"),
     **{f"{opening}": ([opening, "a", "b", "c", closing, "Yes"], 5, "Yes") for opening, closing in TAGS},
 }  # fmt: skip
@@ -140,6 +149,15 @@ def test_a_closing_tag_in_pieces_with_no_opening_one_is_seen_by_the_probe_and_th
         cut = play(api, events(texts[:3]), end, until=probed.thought.closing, listen=listen)
         assert (cut.record.first_token_ns, cut.record.first_answer_ns) == (MS, None)
         assert cut.said() == ""
+
+
+def test_harmony_without_its_special_tokens_is_seen_by_the_probe_and_then_by_the_run() -> None:
+    api, new_writer, end = FORMS["chat"]
+    events = [new_writer()(text) for text in ("analysis", "We", " think", "assistant", "final", "Yes", ".")]
+    probed = play(api, events, end, watch=True)
+    assert probed.thought == Thought("assistantfinal", opened=False)
+    assert probed.record.first_answer_ns == 6 * MS
+    assert play(api, events, end, until="assistantfinal").record.first_answer_ns == 6 * MS
 
 
 def test_thinking_in_a_content_of_parts_is_none_of_the_answer() -> None:

@@ -51,3 +51,27 @@ def test_a_proposed_command_writes_to_a_new_directory() -> None:
     words: list[Any] = ["ampacity", "sweep", "URL", "--out", "runs/a", "--max-duration", "1m", "--seed", 3]
     book: Any = SimpleNamespace(_writer=SimpleNamespace(meta={"command_line": words}))
     assert StageBook.again(book, "--max-duration", "10m") == "ampacity sweep URL --seed 3 --max-duration 10m"
+
+
+@pytest.mark.parametrize(
+    ("answers", "cut"),
+    [
+        ([(8, "length")] * 97 + [(3, None)] * 3, 3),  # [DONE] alone after 3 tokens of 8
+        ([(8, None)] * 97 + [(3, None)] * 3, 3),  # a server that gives no reasons, and keeps to the plan
+        ([(8, "length")] * 97 + [(8, None)] * 3, 0),  # whole
+        ([(8, "length")] * 97 + [(3, "stop")] * 3, 0),  # the model ended them
+        ([(4, "stop")] * 97 + [(3, None)] * 3, 0),  # as long as the others
+        ([(n % 8 + 1, None) for n in range(100)], 0),  # all of them end where the model ends
+    ],
+)
+def test_answers_cut_off_without_a_reason_are_said(
+    tmp_path: Path, answers: list[tuple[int, str | None]], cut: int
+) -> None:
+    rows = [
+        request(i, i / 8, gaps_s=[0.01] * (n - 1), finish_reason=reason, output_tokens_planned=8)
+        for i, (n, reason) in enumerate(answers)
+    ]
+    summary = summarise(make_run(tmp_path / "run", [Stage(rows, 12.5, 0.0, 8.0)], [], warmup_requests=0))
+    said = [w["text"] for w in summary["warnings"] if w["code"] == "cut_short"]
+    assert len(said) == bool(cut)
+    assert all(text.startswith(f"{cut} of 100 answers ended without a finish reason") for text in said)

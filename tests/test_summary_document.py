@@ -30,7 +30,7 @@ CODES = {  # the closed list of docs/summary.md
     "partial", "no_requests", "imported", "client_limited", "outage", "errors", "too_long", "unstable_lowest", "never_settled",
     "resent", "drift", "two_modes", "too_few_requests", "too_short", "non_monotone",
     "beyond_context", "lengths_off", "tokens_per_chunk", "cached", "littles_law", "class_below",
-    "closed_loop", "users_missing", "lengths_out_of_order", "knee_region", "not_streamed", "diagnosis", "inputs_off", "speculation",
+    "closed_loop", "users_missing", "lengths_out_of_order", "knee_region", "not_streamed", "diagnosis", "inputs_off", "speculation", "cut_short",
 }  # fmt: skip
 
 
