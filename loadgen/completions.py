@@ -23,6 +23,7 @@ from loadgen.told import CallPieces
 STAMPS = "L" if array("L").itemsize == 8 else "Q"  # "q" takes Python several times as long
 FAILED_REASONS = ("error", "abort", "network_error", "insufficient_system_resource")
 """Of an end: OpenRouter's, that of an engine which gave the request up, Z.ai's and DeepSeek's."""
+NO_REASONS = ("null", "None")  # as text, in every chunk of an answer that goes on: DashScope's
 TOKENS_MAX = 2**31 - 1  # what a column of the records holds
 BAD_JSON = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 
@@ -232,7 +233,7 @@ class Answer:
         for choice in chunk.choices or ():
             if choice.error:  # OpenRouter's place for it
                 self.error = self.error or error_text(msgspec.json.encode({"error": choice.error}))
-            if choice.finish_reason:
+            if choice.finish_reason and choice.finish_reason not in NO_REASONS:
                 self.finish_reason = printable(str(choice.finish_reason))
                 if self.finish_reason.lower() in FAILED_REASONS:
                     self.error = self.error or f"finish reason {self.finish_reason}"

@@ -21,6 +21,7 @@ from loadgen.records import RequestRecord
 from loadgen.thinking import Kind, Thought
 from loadgen.told import Told
 
+SEVERAL = "several choices came, one was asked for"  # merged they have no times of their own
 _REQUEST_ID_HEADERS = {b"x-request-id", b"x-litellm-call-id", b"request-id"}
 
 
@@ -296,7 +297,7 @@ class Exchange:
         elif answer.bad_json is not None:
             self._end("protocol_error", f"not JSON: {answer.bad_json}", at_ns)
         elif answer.several:
-            self._end("protocol_error", "several choices came, one was asked for", at_ns)
+            self._end("protocol_error", SEVERAL, at_ns)
         elif not tokens and answer.whole_ns is None:
             self._end("empty", self._why_empty(), at_ns)
         elif answer.finish_reason is None and not answer.done:

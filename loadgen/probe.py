@@ -21,7 +21,7 @@ import numpy as np
 from loadgen.answers import ANSWERS
 from loadgen.diagnosis import Finding
 from loadgen.endpoint import Endpoint, EndpointError, redact, redact_record, shown_url
-from loadgen.exchange import Exchange
+from loadgen.exchange import SEVERAL, Exchange
 from loadgen.gateways import gateway_of
 from loadgen.http import Client
 from loadgen.network import RoundTrip
@@ -361,4 +361,6 @@ def _refusal(endpoint: Endpoint, shape: RequestShape, served: Served, record: Re
         return f"{endpoint.url}: no such route or model ({error}); does the URL end in /v1, and is --model {shape.model} right?"
     for_a_key = any(word in error.lower() for word in ("key", "auth", "credential", "internal server error"))
     hint = f"; {_KEY}" if (record.http_status or 0) >= 500 and not endpoint.has_key and for_a_key else ""
+    if SEVERAL in error and shape.extra:
+        hint = f"; which field of --extra-body ({', '.join(sorted(shape.extra))}) asks for them?"
     return f"{endpoint.url}: a first small request failed as {record.status}: {error}{hint}"

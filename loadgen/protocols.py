@@ -114,7 +114,8 @@ def _no_number(name: str) -> NoReturn:
     raise ValueError(f"{name} is no JSON")
 
 
-_ERRORS = ("error", "detail", "errors", "message")
+_ERRORS = ("error", "detail", "errors", "message", "base_resp", "msg", "status_msg", "title")
+_STATUSES = ("code", "status", "status_code", "statusCode")
 
 
 def error_text(body: bytes) -> str:
@@ -129,7 +130,7 @@ def error_text(body: bytes) -> str:
         if isinstance(inner, list) and inner and isinstance(inner[0], dict):
             inner = inner[0].get("message", inner)
         if isinstance(inner, dict):
-            inner = inner.get("message", inner)
+            inner = inner.get("message", inner.get("status_msg", inner))
         if inner is not None:
             value = inner
     return excerpt(value.encode() if isinstance(value, str) else msgspec.json.encode(value))
@@ -155,7 +156,8 @@ def stream_error(data: bytes) -> str | None:
     """The server's words where an event of a 200 stream is an error, by any provider's shape; None where it is none.
 
     An object named ``error`` (OpenAI, SGLang, LiteLLM, Anthropic), ``object`` or ``type`` "error" (vLLM before 0.10,
-    Responses), ``detail`` (FastAPI), ``errors`` (Cloudflare), a bare ``message`` (AWS, Azure), and any of them in a list (Gemini).
+    Responses), ``detail`` (FastAPI), ``errors`` (Cloudflare), a bare ``message`` (AWS, Azure), a status of 400 or more or no
+    ``success``, whatever the words are named (RFC 9457, Baidu), ``base_resp`` (MiniMax), and any of them in a list (Gemini).
     """
     value = decoded(data)
     if isinstance(value, list):
@@ -165,7 +167,12 @@ def stream_error(data: bytes) -> str | None:
     named = any(value.get(name) for name in ("error", "errors", "detail"))
     typed = "error" in (value.get("object"), value.get("type"))
     bare = isinstance(value.get("message"), str) and "choices" not in value
-    return error_text(json.dumps(value).encode()) if named or typed or bare else None
+    status = next((s for name in _STATUSES if isinstance(s := value.get(name), int)), 0)
+    failed = "choices" not in value and (status >= 400 or value.get("success") is False)
+    base = value.get("base_resp")
+    refused = isinstance(base, dict) and bool(base.get("status_code"))
+    told = named or typed or bare or failed or refused
+    return error_text(json.dumps(value).encode()) if told else None
 
 
 def retry_after_s(value: bytes) -> float | None:

@@ -347,6 +347,13 @@ ENDINGS: dict[str, tuple[bytes, str, int | None, str | None]] = {
     "a header without end": (UNFRAMED[:-2] + b"X-Filler: " + b"a" * 70_000, "protocol_error", None, "more than 64 KiB of headers"),
     "informational answers without end": (b"HTTP/1.1 100 Continue\r\n\r\n" * 3000, "protocol_error", None, "more than 64 KiB of headers"),
     "many headers": (UNFRAMED[:-2] + b"X-Filler: aaaaaaaaaaaaaaaa\r\n" * 2000 + b"\r\n" + b"".join(map(event, OK)), "ok", 2, None),
+    "MiniMax": (HEAD + chunk(OK[0], {"choices": None, "base_resp": {"status_code": 1002, "status_msg": "rate limit"}}, "[DONE]") + END, "stream_error", 1, "rate limit"),
+    "MiniMax, all well": (HEAD + chunk(OK[0], {"usage": {"completion_tokens": 1}, "base_resp": {"status_code": 0, "status_msg": ""}}, FINISH) + END, "ok", 1, None),
+    "a code and its words": (HEAD + chunk(OK[0], {"code": 503, "msg": "busy"}, "[DONE]") + END, "stream_error", 1, "busy"),
+    "a problem (RFC 9457)": (HEAD + chunk(OK[0], {"type": "about:blank", "title": "Service Unavailable", "status": 503}, "[DONE]") + END, "stream_error", 1, "Service Unavailable"),
+    "no success": (HEAD + chunk(OK[0], {"success": False, "reason": "worker lost"}, "[DONE]") + END, "stream_error", 1, "worker lost"),
+    "a reason that says null (DashScope)": (HEAD + chunk(text("a", finish_reason="null"), text("b", finish_reason="null")) + END, "truncated", 2, "without a finish reason"),
+    "a reason that says null, and then one": (HEAD + chunk(text("a", finish_reason="null"), FINISH) + END, "ok", 1, None),
     "an error that is none": (HEAD + chunk({**OK[0], "error": None}, {**OK[1], "error": {}}, "[DONE]") + END, "ok", 2, None),
     "an error in a body that is no stream": (
         b'HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: 30\r\n\r\n{"error":{"message":"no GPU"}}',
