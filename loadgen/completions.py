@@ -116,8 +116,10 @@ class Answer:
         self._usage_totals: list[int] = []  # completion_tokens of chunks without text
         self._finished_choices = 0
         self._index: Any = None  # of the latest choice with text ...
-        self._indices: set[int] | None = None  # ... of all of them, if there are several, and of one that had an end
-        self._finished: int | None = None
+        self._indices: set[int | str] | None = (
+            None  # ... of all of them, if there are several, and of one that had an end
+        )
+        self._finished: int | str | None = None
         self.several = False  # choices came, of which one was asked for
         self._form: Form | None = None  # of text chunks, and the usage beside it
         self._form_usage: _Usage | None = None
@@ -424,15 +426,21 @@ def _said(data: bytes) -> Said | None:
         return None
     choice = chunk.choices[0]
     kind = _kind_of(choice)
-    if choice.error or kind is None or choice.finish_reason or choice.token_ids is not None or choice.logprobs is not None:
+    if (
+        choice.error
+        or kind is None
+        or choice.finish_reason
+        or choice.token_ids is not None
+        or choice.logprobs is not None
+    ):
         return None
     total = None if chunk.usage is None else token_count(chunk.usage.completion_tokens)
     return kind, _text_of(choice), total or None
 
 
-def _number(index: Any) -> int:
+def _number(index: Any) -> int | str:
     """Which of several choices it is; one without a number is the first."""
-    return index if isinstance(index, int) else 0
+    return index if isinstance(index, int | str) else 0
 
 
 def _kind_of(choice: _Choice) -> Kind | None:

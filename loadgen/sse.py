@@ -10,6 +10,7 @@ import json
 
 from loadgen.protocols import stream_error
 
+_ERROR_NAMES = (b"error", b"exception")  # ends of the names of events
 _BOM = b"\xef\xbb\xbf"
 
 
@@ -113,24 +114,27 @@ class EventSplitter:
             elif line.startswith(b":"):
                 self.comments += 1
             elif line.startswith(b"event:"):
-                is_error = line[6:].strip() == b"error"
+                is_error = line[6:].strip().lower().endswith(_ERROR_NAMES)
             elif line and not line.startswith((b"id:", b"retry:")):
                 strange.append(line)
         if strange and (told := _error_in(strange)) is not None:
             return told
-        if is_error and not (data and data[0].lstrip().startswith((b"{", b"["))):  # an error in words
-            words = b"\n".join(data).decode("utf-8", "replace")
-            return json.dumps({"error": words or "an event named error"}).encode()
+        if is_error:
+            return _as_error(b"\n".join(data) or b"an event named error")
         return b"\n".join(data) if data else None
 
 
+def _as_error(words: bytes) -> bytes:
+    """What is an error for where it stands, as JSON that is one."""
+    known = stream_error(words) is not None
+    return words if known else json.dumps({"error": words.decode("utf-8", "replace")}).encode()
+
+
 def _error_in(lines: list[bytes]) -> bytes | None:
-    """The error, as JSON, in lines that are no field of an event: bare JSON, or behind ``error:``; None where none is."""
+    """The error, as JSON, in lines that are no field of an event: bare JSON, or behind ``error:``; None: there is none."""
     for line in lines:
         words = line[6:].strip()
         if line.startswith(b"error:") and words not in (b"", b"null", b"{}"):
-            if stream_error(words) is not None:
-                return words
-            return json.dumps({"error": words.decode("utf-8", "replace")}).encode()
+            return _as_error(words)
     text = b"\n".join(lines).strip()
     return text if text[:1] in (b"{", b"[") and stream_error(text) is not None else None

@@ -585,7 +585,9 @@ FAULTS: dict[str, Fault] = {
     "error_field": Fault(broken_off(b"error: out of memory\n\n"), "stream_error", 2),
     "error_bare": Fault(broken_off(b'{"error": "out of memory"}\n\n'), "stream_error", 2),
     "error_in_choice": Fault(
-        broken_off(event({"choices": [{"index": 0, "delta": {}, "error": {"message": "lost"}}]})), "stream_error", 2
+        broken_off(event({"choices": [{"index": 0, "delta": {}, "error": {"message": "lost"}}]})),
+        "stream_error",
+        2,
     ),
     "garbage": Fault(garbage, "protocol_error", http=None),
     "tls_alert": Fault(tls_alert, "protocol_error", http=None),

@@ -347,6 +347,10 @@ ENDINGS: dict[str, tuple[bytes, str, int | None, str | None]] = {
     "a header without end": (UNFRAMED[:-2] + b"X-Filler: " + b"a" * 70_000, "protocol_error", None, "more than 64 KiB of headers"),
     "informational answers without end": (b"HTTP/1.1 100 Continue\r\n\r\n" * 3000, "protocol_error", None, "more than 64 KiB of headers"),
     "many headers": (UNFRAMED[:-2] + b"X-Filler: aaaaaaaaaaaaaaaa\r\n" * 2000 + b"\r\n" + b"".join(map(event, OK)), "ok", 2, None),
+    "an event named server_error": (UNFRAMED + event(OK[0]) + b'event: Server_Error\ndata: {"reason": "lost"}\n\n' + event("[DONE]"), "stream_error", 1, '{"reason": "lost"}'),
+    "an event named exception": (UNFRAMED + event(OK[0]) + b"event: InternalServerException\ndata: lost\n\n" + event("[DONE]"), "stream_error", 1, "lost"),
+    "a page in the stream": (UNFRAMED + event(OK[0]) + b"<html><h1>502 Bad Gateway</h1></html>\n\n", "truncated", 1, "without"),
+    "words in the stream": (UNFRAMED + event(OK[0]) + b"warming up\n\n" + event(FINISH), "ok", 1, None),
     "MiniMax": (HEAD + chunk(OK[0], {"choices": None, "base_resp": {"status_code": 1002, "status_msg": "rate limit"}}, "[DONE]") + END, "stream_error", 1, "rate limit"),
     "MiniMax, all well": (HEAD + chunk(OK[0], {"usage": {"completion_tokens": 1}, "base_resp": {"status_code": 0, "status_msg": ""}}, FINISH) + END, "ok", 1, None),
     "a code and its words": (HEAD + chunk(OK[0], {"code": 503, "msg": "busy"}, "[DONE]") + END, "stream_error", 1, "busy"),
@@ -412,7 +416,8 @@ def test_what_follows_the_body_and_is_none_of_it_has_an_end(endless: bytes) -> N
     record = play(enumerate(reads, 1))
     assert (record.status, record.output_tokens) == ("protocol_error", 2)
     assert record.error == "more than 64 KiB of headers"
-    assert record.ended_ns is not None and record.ended_ns <= 3 + 67
+    assert record.ended_ns is not None
+    assert record.ended_ns <= 3 + 67
 
 
 # -- several choices -----------------------------------------------------------------------------
@@ -420,9 +425,7 @@ def test_what_follows_the_body_and_is_none_of_it_has_an_end(endless: bytes) -> N
 
 def numbered(*indices: Any) -> list[dict[str, Any]]:
     """Text of these choices; None: of one without a number."""
-    return [
-        {"choices": [{"delta": {"content": "a"}} | ({} if i is None else {"index": i})]} for i in indices
-    ]
+    return [{"choices": [{"delta": {"content": "a"}} | ({} if i is None else {"index": i})]} for i in indices]
 
 
 def ends(*indices: int) -> list[dict[str, Any]]:
@@ -441,6 +444,8 @@ CHOICES: dict[str, tuple[list[dict[str, Any]], bool]] = {
     "in one event, without numbers": ([{"choices": numbered(None)[0]["choices"] * 2}] * 3 + ends(0), True),
     "whole, in one": ([{"choices": [{"index": i, "message": {"content": "a"}, "finish_reason": "stop"} for i in (0, 1)]}], True),
     "one": (numbered(*[0] * 9) + ends(0), False),
+    "numbers as text": (numbered(*"010101") + ends(0), True),
+    "one, numbers that are none": (numbered([0], [1], [0], 0.5) + ends(0), False),
     "one, and its end twice": (numbered(*[0] * 9) + ends(0, 0), False),
     "one, with another number": (numbered(*[1] * 9) + ends(1), False),
     "one, two pieces in an event": ([{"choices": numbered(0)[0]["choices"] * 2}] * 3 + ends(0), False),
