@@ -217,12 +217,12 @@ class Exchange:
         except (httptools.HttpParserError, httptools.HttpParserUpgrade) as error:
             broken = f"not HTTP: {error}: {excerpt(data)}"
             self.close_after = True
-        if self._body.pieces:
-            self._framing_bytes = 0
-        else:
+        if not self._body.pieces:
             self._framing_bytes += len(data)
             if self._framing_bytes > FRAMING_MAX_BYTES and self._complete_at is None and not broken:
                 broken, self.close_after = FRAMING_TOO_LONG, True
+        elif self._framing_bytes:
+            self._framing_bytes = 0
         if self._complete_at is not None and self._on_whole is not None:
             self.feed = _after_the_end
             self._on_whole(self)

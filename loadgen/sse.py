@@ -7,10 +7,10 @@ with a blank line; its time is that of the read that brought that blank line: wh
 from __future__ import annotations
 
 import json
+from functools import lru_cache
 
 from loadgen.protocols import stream_error
 
-_ERROR_NAMES = (b"error", b"exception")  # ends of the names of events
 _BOM = b"\xef\xbb\xbf"
 
 
@@ -114,7 +114,7 @@ class EventSplitter:
             elif line.startswith(b":"):
                 self.comments += 1
             elif line.startswith(b"event:"):
-                is_error = line[6:].strip().lower().endswith(_ERROR_NAMES)
+                is_error = _names_error(line)
             elif line and not line.startswith((b"id:", b"retry:")):
                 strange.append(line)
         if strange and (told := _error_in(strange)) is not None:
@@ -122,6 +122,11 @@ class EventSplitter:
         if is_error:
             return _as_error(b"\n".join(data) or b"an event named error")
         return b"\n".join(data) if data else None
+
+
+@lru_cache(64)  # the same few names, an event each
+def _names_error(line: bytes) -> bool:
+    return line.strip().lower().endswith((b"error", b"exception"))
 
 
 def _as_error(words: bytes) -> bytes:
