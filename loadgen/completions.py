@@ -21,8 +21,8 @@ from loadgen.thinking import Kind, Thinking
 from loadgen.told import CallPieces
 
 STAMPS = "L" if array("L").itemsize == 8 else "Q"  # "q" takes Python several times as long
-FAILED_REASONS = ("error", "abort", "network_error", "insufficient_system_resource")
-"""Of an end: OpenRouter's, that of an engine which gave the request up, Z.ai's and DeepSeek's."""
+FAILED_REASONS = frozenset(("error", "ERROR", "abort", "network_error", "insufficient_system_resource"))
+"""Of an end: OpenRouter's, Cohere's, that of an engine which gave the request up, Z.ai's and DeepSeek's."""
 NO_REASONS = ("null", "None")  # as text, in every chunk of an answer that goes on: DashScope's
 TOKENS_MAX = 2**31 - 1  # what a column of the records holds
 BAD_JSON = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
@@ -45,14 +45,14 @@ class _Delta(msgspec.Struct, gc=False):
     refusal: Any = None
 
 
-class _Choice(msgspec.Struct, gc=False):
+class _Choice(msgspec.Struct, gc=False):  # in the order in which servers write them, which is found soonest
+    index: Any = None
     delta: _Delta | None = None
     message: _Delta | None = None
     text: Any = None
-    finish_reason: Any = None
     logprobs: Any = None
+    finish_reason: Any = None
     token_ids: Any = None
-    index: Any = None
     error: Any = None
 
 
@@ -119,7 +119,7 @@ class Answer:
         self._indices: set[int | str] | None = (
             None  # ... of all of them, if there are several, and of one that had an end
         )
-        self._finished: int | str | None = None
+        self._finished: Any = None
         self.several = False  # choices came, of which one was asked for
         self._form: Form | None = None  # of text chunks, and the usage beside it
         self._form_usage: _Usage | None = None
@@ -237,12 +237,12 @@ class Answer:
                 self.error = self.error or error_text(msgspec.json.encode({"error": choice.error}))
             if choice.finish_reason and choice.finish_reason not in NO_REASONS:
                 self.finish_reason = printable(str(choice.finish_reason))
-                if self.finish_reason.lower() in FAILED_REASONS:
+                if self.finish_reason in FAILED_REASONS:
                     self.error = self.error or f"finish reason {self.finish_reason}"
                 self._finished_choices += 1
-                number = _number(choice.index)
-                self.several = self.several or self._finished not in (None, number)
-                self._finished = number
+                ended, self._finished = self._finished, choice.index or 0
+                if ended is not None and ended != self._finished:
+                    self.several = True
             delta, text = choice.delta, None
             if delta is not None and delta.content.__class__ is str and delta.content:  # nearly every chunk
                 kind: Kind | None = "answer"
@@ -289,10 +289,11 @@ class Answer:
 
     def _on_other(self, choice: _Choice) -> None:
         """Text of another choice than the one before: who comes back to a choice sends several."""
-        first = self._index is None and not self.chunk_at_ns
-        before, number = _number(self._index), _number(choice.index)
-        self._index = choice.index
-        if first or number == before:
+        last, self._index = self._index, choice.index
+        if last is None and not self.chunk_at_ns:
+            return
+        before, number = _number(last), _number(choice.index)
+        if number == before:
             return
         if self._indices is None:
             self._indices = {before}
