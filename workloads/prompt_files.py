@@ -27,7 +27,12 @@ _ROLES = {
 }  # fmt: skip
 CHARACTERS_PER_TOKEN = 4  # of English text, in the vocabularies of today's models, roughly
 _LIMITS = ("max_tokens", "max_completion_tokens", "max_output_tokens")
-_HOLDERS = ("messages", "conversations", "conversation", "prompt", "input", "text", "instruction")
+_LIST, _TEXT = "a list of messages", "a text"
+_HOLDERS: dict[str, tuple[str, ...]] = {  # where a prompt stands, and what may stand there
+    **dict.fromkeys(("messages", "conversations", "conversation"), (_LIST,)),
+    **dict.fromkeys(("prompt", "input"), (_TEXT, _LIST)),
+    **dict.fromkeys(("text", "instruction"), (_TEXT,)),
+}
 _OF_A_MESSAGE = frozenset({"role", "from", "content", "value"})
 _SHOWN = 8  # names of fields in a note
 
@@ -173,17 +178,15 @@ def _entry(value: object, tally: _Tally) -> Entry:
     if isinstance(body, Mapping):  # a line of an OpenAI batch file
         tally.fields.update(str(name) for name in value if name != "body")
         value = body
-    limit = None
-    for name in _LIMITS:
-        given = value.get(name)
-        if isinstance(given, int) and not isinstance(given, bool) and given > 0:
-            limit = given
+    limit = _limit(value, tally)
     known = [name for name in _HOLDERS if name in value]
     if not known:
         raise ValueError(f"none of {', '.join(_HOLDERS)}")
-    taken = next((name for name in known if value[name] not in (None, "", [])), None)
+    taken = next((name for name in known if _holds_something(value[name])), None)
     if taken is None:
         raise NoPromptError(f"no {'turns' if known[0].startswith(('conv', 'mess')) else 'text'}")
+    for name in (taken, "instruction") if taken == "input" else (taken,):
+        _check_shape(name, value.get(name))
     used, told = {taken, *_LIMITS}, value[taken]
     both = value.get("instruction"), value.get("input")
     if taken == "input" and all(isinstance(part, str) and part.strip() for part in both):  # of Alpaca
@@ -192,12 +195,33 @@ def _entry(value: object, tally: _Tally) -> Entry:
     return _conversation(told, tally, limit)
 
 
-def _conversation(messages: object, tally: _Tally, limit: int | None = None) -> Entry:
+def _limit(body: Mapping[str, Any], tally: _Tally) -> int | None:
+    """The limit that a body has on its answer, in tokens. Raises ValueError."""
+    given = [body[name] for name in _LIMITS if body.get(name) is not None]
+    if not all(isinstance(tokens, int) and not isinstance(tokens, bool) for tokens in given):
+        raise ValueError("a limit on the answer that is no whole number")
+    useful = [tokens for tokens in given if tokens > 0]
+    if len(useful) < len(given):
+        tally.parts["limits on the answer are below 1: they are not used"] += 1
+    return useful[-1] if useful else None
+
+
+def _holds_something(value: object) -> bool:
+    return bool(value.strip()) if isinstance(value, str) else value not in (None, [])
+
+
+def _check_shape(name: str, value: object) -> None:
+    """Raise ValueError where ``value`` is none of what may stand in the field ``name``."""
+    shape = _TEXT if isinstance(value, str) else _LIST if isinstance(value, list) else ""
+    if value is not None and shape not in _HOLDERS[name]:
+        may = " nor ".join(_HOLDERS[name])
+        raise ValueError(f"a field {name} that is {'neither' if ' nor ' in may else 'not'} {may}")
+
+
+def _conversation(messages: str | list[Any], tally: _Tally, limit: int | None = None) -> Entry:
     """messages: those of a list, or the text of a single one."""
     if isinstance(messages, str):
         messages = [{"role": "user", "content": messages}]
-    if not isinstance(messages, list):
-        raise ValueError("messages that are no list")
     found: list[tuple[tuple[Message, ...], str | None]] = []  # what a turn adds, and its answer
     waiting: list[Message] = []
     empty = 0
@@ -236,13 +260,20 @@ def _message(item: object, tally: _Tally) -> tuple[str, Any]:
         raise ValueError(f"the unknown role {said!r:.40} of a message")
     content = item.get("content", item.get("value"))
     parts = content if isinstance(content, list) else []
-    if not isinstance(content, str | list | None) or not all(isinstance(part, Mapping) for part in parts):
+    if not isinstance(content, str | list | None) or not all(map(_is_part, parts)):
         raise ValueError("a content of a message that is neither text nor a list of parts")
     tally.fields.update(f"{name} of a message" for name in item if name not in _OF_A_MESSAGE)
     whole = mended(content)
     if whole is not content:
         tally.parts["messages hold half of a character (a lone surrogate): U+FFFD is sent for it"] += 1
     return role, whole
+
+
+def _is_part(part: object) -> bool:
+    """Whether an item of a list of contents has a type, and a text where that is its type."""
+    if not isinstance(part, Mapping) or not isinstance(part.get("type"), str):
+        return False
+    return part["type"] != "text" or isinstance(part.get("text"), str)
 
 
 def _blank(content: Any) -> bool:
