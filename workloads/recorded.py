@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import json
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -24,6 +25,18 @@ _ROLES = {"human": "user", "ai": "assistant", "gpt": "assistant", "model": "assi
 _SEGMENTS = 1 << 61  # message k is the segment _SEGMENTS + k of the prompts that begin with it
 _SYSTEM = b'{"role":"system"'
 _encode = msgspec.json.Encoder(decimal_format="number").encode
+# how JSON of messages begins: a text that begins so and is no JSON was cut off, as by a limit on attributes
+_LIKE_MESSAGES = re.compile(
+    r'\s*(\[\s*)*\{\s*"(role|from|content|value|parts|messages|type|id|name|tool_calls)"\s*:'
+)
+CUT_OFF = "JSON that is cut off or damaged"
+
+
+@dataclass(frozen=True)
+class Unreadable:
+    """Stands for messages that a row has and nobody can read, and says why."""
+
+    reason: str
 
 
 @dataclass(frozen=True, eq=False)
@@ -147,16 +160,24 @@ def text_of(message: Mapping[str, Any]) -> str:
     return " ".join(text for text in said if text)
 
 
-def read_messages(value: Any) -> tuple[list[Message], bool] | None:
+def read_messages(value: Any, *, listed: bool = False) -> tuple[list[Message], bool] | None:
     """(messages, whether they are one text) of a recorded prompt in any of its forms; None: there is none.
 
-    A text, a list of messages (OpenAI's, Anthropic's, or OpenTelemetry's with ``parts``), or either as JSON in
-    a text. Raises ValueError that says what it is instead.
+    A text (unless ``listed``), a list of messages (OpenAI's, Anthropic's, or OpenTelemetry's with ``parts``), or
+    either as JSON in a text. Raises ValueError that says what it is instead.
     """
+    if isinstance(value, Unreadable):
+        raise ValueError(value.reason)
     if isinstance(value, str):
         held = _json(value)
+        if held is None and not value.strip():
+            return None
+        if held is None and (_LIKE_MESSAGES.match(value) or (listed and value.lstrip()[:1] in "[{")):
+            raise ValueError(CUT_OFF)
+        if held is None and listed:
+            raise ValueError("a text where a list of messages is due")
         if held is None:
-            return ([{"role": "user", "content": value}], True) if value.strip() else None
+            return [{"role": "user", "content": value}], True
         value = held
     if isinstance(value, Mapping):
         value = value.get("messages", [value] if "role" in value else None)
@@ -176,6 +197,16 @@ def _json(text: str) -> Any:
     with contextlib.suppress(ValueError, RecursionError):
         return json.loads(text)
     return None
+
+
+def _whole_json(text: Any, what: str) -> Any:
+    """As ``_json``, of a text; None for anything else. Raises ValueError where JSON is cut off."""
+    if not isinstance(text, str):
+        return None
+    held = _json(text)
+    if held is None and text.lstrip()[:2] in ("[{", "[ ", "[\n", '{"', "{ ", "{\n"):
+        raise ValueError(f"{what}: {CUT_OFF}")
+    return held
 
 
 def _message(item: Mapping[str, Any]) -> Message:
@@ -221,13 +252,16 @@ def _of_parts(role: str, parts: Sequence[Any]) -> Message:
 
 
 def span_messages(held: Mapping[str, Any]) -> list[Message] | None:
-    """The messages in the attributes of a span (OpenTelemetry, OpenLLMetry, OpenInference); None: it has none."""
-    told = held.get("gen_ai.input.messages", held.get("input.value"))
-    found = read_messages(told) if told is not None else None
+    """The messages in the attributes of a span (OpenTelemetry, OpenLLMetry, OpenInference); None: it has none.
+
+    Raises ValueError that says what they are instead.
+    """
+    listed = held.get("gen_ai.input.messages")
+    found = read_messages(listed, listed=True) if listed else read_messages(held.get("input.value"))
     messages = found[0] if found else _numbered(held)
     system = held.get("gen_ai.system_instructions")
     if isinstance(system, str):
-        system = _json(system) or [{"type": "text", "content": system}]
+        system = _whole_json(system, "system instructions") or [{"type": "text", "content": system}]
     if messages and isinstance(system, list):
         messages = [_of_parts("system", system), *messages]
     return messages or None
@@ -245,7 +279,9 @@ def _numbered(held: Mapping[str, Any]) -> list[Message]:
             calls: list[Message] = []
             while f"{at}tool_calls.{len(calls)}.name" in held:
                 here = f"{at}tool_calls.{len(calls)}."
-                function = {"name": held[f"{here}name"], "arguments": held.get(f"{here}arguments", "")}
+                arguments = held.get(f"{here}arguments", "")
+                _whole_json(arguments, "arguments of a tool")
+                function = {"name": held[f"{here}name"], "arguments": arguments}
                 calls.append({"id": held.get(f"{here}id", ""), "type": "function", "function": function})
             found.append(_message(message | ({"tool_calls": calls} if calls else {})))
         if found:
@@ -254,17 +290,15 @@ def _numbered(held: Mapping[str, Any]) -> list[Message]:
 
 
 def read_fields(record: Mapping[str, Any], prefix: str) -> dict[str, Any]:
-    """The further fields of a recorded body, whose names begin with ``prefix``."""
+    """The further fields of a recorded body, whose names begin with ``prefix``. Raises ValueError."""
     found = {name: record.get(prefix + name) for name in SENT_FIELDS}
-    parsed = {
-        name: _json(value) or value if isinstance(value, str) else value for name, value in found.items()
-    }
+    parsed = {name: _whole_json(value, name) or value for name, value in found.items()}
     return {name: value for name, value in parsed.items() if value not in (None, "", [], {})}
 
 
 def span_tools(definitions: Any) -> Any:
-    """The tools of a span in OpenAI's form; None: it has none."""
-    held = _json(definitions) if isinstance(definitions, str) else definitions
+    """The tools of a span in OpenAI's form; None: it has none. Raises ValueError."""
+    held = _whole_json(definitions, "tools") if isinstance(definitions, str) else definitions
     if not isinstance(held, list):
         return None
     return [

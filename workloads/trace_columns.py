@@ -10,7 +10,9 @@ from workloads.text import mended
 from workloads.trace_fields import PER_ROW, Columns
 from workloads.trace_formats import Records
 
-_OURS = ("session", "hash_id_scope", "parent_session")  # that the reader adds to rows of nested requests
+_OURS = (  # that the reader adds to rows of nested requests, and to spans
+    "session", "hash_id_scope", "parent_session", "span_id", "parent_span_id", "is_agent",
+)  # fmt: skip
 _SHOWN = 12
 
 
@@ -42,7 +44,7 @@ def column_notes(name: str, columns: Columns | None, records: Records) -> Iterat
     if unused:
         total = records.columns.rows
         shown = (
-            f"{mended(field).strip()}{'' if rows[field] == total else f' (of {rows[field]} rows)'}"
+            f"{mended(field).strip() or '(without a name)'}{'' if rows[field] == total else f' (of {rows[field]} rows)'}"
             for field in unused[:_SHOWN]
         )
         more = f" and {len(unused) - _SHOWN} more" if len(unused) > _SHOWN else ""

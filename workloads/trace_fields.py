@@ -39,6 +39,8 @@ ROLES: dict[str, tuple[str, ...]] = {
         "gen_ai.conversation.id", "session.id", "thread_id", "threadid", "trace_id", "traceid",
     ),
     "parent": ("parent_session", "parent_chat_id"),  # the session that a helper's belongs to, the chat gone on with
+    "span": ("span_id", "spanid", "id"),
+    "parent_span": ("parent_span_id", "parentspanid", "parentobservationid", "parent_observation_id"),
     "client": ("client_id", "client", "tenant", "api_key", "end_user", "user_id", "user", "service.name"),
     "end": ("endtime", "end_time", "endtimeunixnano", "ended_at", "completed_at", "finished_at"),
     "duration": (
@@ -142,6 +144,9 @@ def find_columns(
         found[role] = hit
         if wanted is None and (also := [by_name[name] for name in known if name in by_name and name != hit]):
             others[role] = also
+    if "parent_span" not in found:  # an id alone says nothing
+        found.pop("span", None)
+        others.pop("span", None)
     given_otherwise = {
         "input": {"messages"},
         "output": {"answer", "limit"},
