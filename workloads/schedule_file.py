@@ -144,6 +144,12 @@ def read_schedule(path: Path, *, time_scale: float = 1.0, first_request_id: int 
         if left_out
         else []
     )
+    if time_scale != 1:
+        span_s = float(trace.arrival_s[-1])
+        notes.append(
+            f"{path.name}: arrivals are played {time_scale:g} times as fast as written (--time-scale): those over "
+            f"{span_s:.6g} s come within {span_s / time_scale:.6g} s"
+        )
     return Replayed(schedule, trace.source, (*trace.notes, *notes), ", ".join(prompts) or "unique")
 
 

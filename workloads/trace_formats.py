@@ -68,7 +68,9 @@ class NoCall(BadRow):
 
 
 NO_CALL = "entries are no calls of a model (spans, steps of an agent): they are not played"
-_OWN_COUNTS = "entries have counts of tokens beside a list of requests: they are taken for their sum, and not played"
+_OWN_COUNTS = (
+    "entries have counts of tokens beside a list of requests: they are taken for their sum, and not played"
+)
 _JOINED = "entries have the session id of an earlier entry: their requests are taken for one session"
 
 
@@ -151,7 +153,11 @@ def open_records(path: Path, keep: frozenset[str] = frozenset()) -> Iterator[Rec
                 yield _csv(text, path, read_share, keep)
             elif stem.endswith(".log"):
                 yield Records(
-                    ["timestamp", "input_tokens", "output_tokens"], 1, _vllm_log(_lines(text, path)), ":", read_share
+                    ["timestamp", "input_tokens", "output_tokens"],
+                    1,
+                    _vllm_log(_lines(text, path)),
+                    ":",
+                    read_share,
                 )
             else:
                 raise WorkloadError(
@@ -389,7 +395,7 @@ def _nested(item: Mapping[str, Any]) -> list[str]:
 
     They have the counts that the object itself has not, or are turns of texts.
     """
-    found = []
+    found: list[str] = []
     for name, held in item.items():
         some = [entry for entry in _list(held)[:_PEEKED] if isinstance(entry, dict)]
         turns = name in ("requests", "turns", "observations") and some

@@ -147,7 +147,11 @@ def read_trace(
             rows.add(place, record)
             if progress and number % _REPORT_EVERY == 0:
                 progress(number, records.read_share())
-        rows.of_columns = tuple(column_notes(path.name, found, records))
+        given = ", ".join(f"{role}={name}" for role, name in (columns or {}).items())
+        rows.of_columns = (
+            *([f"{path.name}: columns are taken as given: {given} (--column)"] if given else []),
+            *column_notes(path.name, found, records),
+        )
     return rows.trace()
 
 
@@ -159,7 +163,9 @@ class _CellError(ValueError):
         self.column = column
 
 
-def _cell(record: Mapping[str, Any], column: str, read: Callable[[Any, str], Any], missing: Any = None) -> Any:
+def _cell(
+    record: Mapping[str, Any], column: str, read: Callable[[Any, str], Any], missing: Any = None
+) -> Any:
     """``read(value, column)`` of a row's value, ``missing`` where it has none. Raises _CellError."""
     if not has(record, column):
         return missing
@@ -247,7 +253,9 @@ class _Rows:
             size = _cell(record, columns.name("block_size"), _tokens, 0)
             end_ns = self._end(record, columns, at_ns, clock)
             if optional.get("span", -1) in self.spans_read:
-                self.told["rows have the id of a span that came before: they are left out (the same span)"] += 1
+                self.told[
+                    "rows have the id of a span that came before: they are left out (the same span)"
+                ] += 1
                 return
             entry = -1
             if said and output_tokens:
@@ -358,7 +366,7 @@ class _Rows:
             return self.recording.count(text)
         if limit:
             self.saying.append("rows have no count of output tokens: the request's own limit is taken")
-            return _cell(record, limit, _tokens)
+            return int(_cell(record, limit, _tokens))
         raise ValueError("the value is missing")
 
     def _follows(self, session: int, pause_ns: int, has_column: bool) -> int:
@@ -379,13 +387,13 @@ class _Rows:
         if has(record, name) and "time" in columns.by_role:
             end_ns, form = _cell(record, name, lambda value, _: time_ns(value, columns.unit), (0, ""))
             if form == clock and end_ns >= at_ns:
-                return end_ns
+                return int(end_ns)
             self.saying.append(
                 f"rows have a {name.strip()} in another form or before their start: it is not used"
             )
             return _UNKNOWN
         took_ns = _cell(record, took, span_ns, _UNKNOWN)
-        return _UNKNOWN if took_ns == _UNKNOWN else at_ns + took_ns
+        return _UNKNOWN if took_ns == _UNKNOWN else at_ns + int(took_ns)
 
     def _bad(self, place: int, column: str, reason: str) -> None:
         if not self.skip:
@@ -405,7 +413,9 @@ class _Rows:
                 if is_placeholder(value):
                     found[role] = -1
                     if value not in (None, "") and role == "session":
-                        self.saying.append(f"rows have the {columns[role].strip()} {value!s:.20}, which is none")
+                        self.saying.append(
+                            f"rows have the {columns[role].strip()} {value!s:.20}, which is none"
+                        )
                 elif role != "parent":
                     numbers = self.numbers[role]
                     found[role] = numbers.setdefault(str(value), len(numbers))
@@ -461,7 +471,9 @@ class _Rows:
                 above = self.above.get(above, -1)
             if above in row_of and above not in seen:
                 below[row_of[above]] += self.input_tokens[i], self.output_tokens[i]
-        own = np.column_stack([np.frombuffer(c, dtype=np.int64) for c in (self.input_tokens, self.output_tokens)])
+        own = np.column_stack(
+            [np.frombuffer(c, dtype=np.int64) for c in (self.input_tokens, self.output_tokens)]
+        )
         agents = np.array([span in self.agents for span in held])
         has_calls = below.any(axis=1)
         left_out = has_calls & (agents | (own == below).all(axis=1))
@@ -470,7 +482,9 @@ class _Rows:
                 "rows (spans of agents, or with counts that are the sum of those below) hold calls that are rows too: they are left out"
             ] += int(left_out.sum())
         if alone := int((agents & ~has_calls).sum()):
-            self.told["rows of agents have counts, and no call below them: each is played as one request"] += alone
+            self.told[
+                "rows of agents have counts, and no call below them: each is played as one request"
+            ] += alone
         return np.asarray(left_out, dtype=np.bool_)
 
     def trace(self) -> Trace:
