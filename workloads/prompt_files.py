@@ -115,6 +115,8 @@ def read_prompts(path: Path, *, skip_bad_rows: bool = False) -> PromptFile:
         raise WorkloadError(f"prompts {path} cannot be read: {error.strerror}") from None
     except UnicodeDecodeError as error:
         raise WorkloadError(f"prompts {path}: this is no text: {error.reason}") from None
+    except MemoryError:
+        raise WorkloadError(f"prompts {path}: the file does not fit into this machine's memory") from None
     tally, entries = _Tally(), []
     for value, where in _values(text, path):
         held = Counter(tally.parts), Counter(tally.fields)

@@ -181,7 +181,8 @@ def _speed_notes(trace: Trace, how: Replay, pause_s: NDArray[np.float64]) -> Ite
     """What is played faster or slower than it was recorded, and by how much; ``pause_s`` float64[n] as recorded."""
     span_s = float(trace.arrival_s[-1])
     if how.time_scale != 1:
-        what = "arrivals" if how.think_scale is not None else "arrivals, and pauses within sessions,"
+        alone = how.think_scale is not None or trace.session is None
+        what = "arrivals" if alone else "arrivals, and pauses within sessions,"
         lasts = (
             f": arrivals over {span_s:.6g} s come within {span_s / how.time_scale:.6g} s" if span_s else ""
         )

@@ -442,6 +442,9 @@ class _Rows:
         numbers = self.numbers["hash_ids"]
         odd: dict[str, Any] = {}  # the first of each kind
         for block in ids if isinstance(ids, list) else ():
+            if type(block) is int and 0 <= block < 1 << 40:  # nearly every one
+                self.block_ids.append(base + block)
+                continue
             number, kind = _block(block)
             if kind:
                 odd.setdefault(kind, block)
