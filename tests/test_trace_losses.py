@@ -99,6 +99,36 @@ def test_columns_whose_json_is_cut_off_are_no_prompt(tmp_path: Path, column: str
     assert "cut off" in said(found, "cannot be read")
 
 
+@pytest.mark.parametrize(
+    ("held", "reason"),
+    [
+        ({"messages": "oops"}, "a text where a list of messages is due"),
+        ({"messages": [{"role": "robot", "content": "x"}]}, "a message has the unknown role 'robot'"),
+        (
+            {"messages": [{"role": "user", "content": [{"type": "text"}]}]},
+            "a content that is no list of parts",
+        ),
+        ({"messages": [{"role": "user", "content": [5]}]}, "a content that is no list of parts"),
+        ({"messages": [{"role": "user", "content": " "}]}, "empty messages only"),
+        ({"messages": [{"role": "user", "content": []}]}, "empty messages only"),
+        (
+            {"messages": [{"role": "user", "content": "x"}], "tools": "oops"},
+            "tools that are no list of objects",
+        ),
+        ({"messages": [{"role": "user", "content": "x"}], "tools": [5]}, "tools that are no list of objects"),
+    ],
+)
+def test_messages_of_another_shape_are_none(tmp_path: Path, held: Row, reason: str) -> None:
+    row = {"timestamp": 0, "input_tokens": 9, "output_tokens": 3}
+    whole = {**row, "messages": [{"from": "bard", "value": "hi"}, {"role": "ai", "content": "ho"}]}
+    found = played(written(tmp_path, {**row, **held}, whole))
+    assert reason in said(found, "cannot be read")
+    assert found.schedule.entry is not None
+    assert found.schedule.entry.tolist() == [-1, 0]
+    assert found.recorded is not None
+    assert [json.loads(bytes(m))["role"] for m in found.recorded.turn(0)] == ["assistant", "assistant"]
+
+
 def test_a_text_that_begins_with_a_bracket_is_a_prompt(tmp_path: Path) -> None:
     texts = ["[INST] Hi [/INST]", "{name} is who?", '{"a": 1,} is this JSON?', "[1] See the first note"]
     rows = [{"timestamp": k, "output_tokens": 3, "prompt": text} for k, text in enumerate(texts)]
@@ -167,6 +197,14 @@ def test_entries_with_the_same_id_are_joined_and_that_is_said(tmp_path: Path) ->
     assert found.session is not None
     assert set(found.session.tolist()) == {0}
     assert said(found, "one session").startswith("2 entries have the session id of an earlier entry")
+
+
+def test_a_list_in_an_object_without_an_id_is_read_entry_by_entry(tmp_path: Path) -> None:
+    """As an API gives it by pages."""
+    found = traced(written(tmp_path, {"object": "list", "data": timed({"timestamp": 1}, {"timestamp": 2})}))
+    assert counts(found) == [(9, 3)] * 2
+    assert found.session is None
+    assert said(found, "not used") == "columns that are not used: object beside data (of 1 rows)"
 
 
 # --- turns without a text ---
@@ -415,6 +453,22 @@ def test_odd_members_of_hash_ids_are_told(tmp_path: Path, odd: Any, words: str, 
     assert (first[1] == second[1]) is same
     if odd == 7.0:
         assert first[1] == 7
+
+
+def test_ids_in_a_csv_file_are_read_as_in_json(tmp_path: Path) -> None:
+    path = tmp_path / "t.csv"
+    path.write_text('timestamp,input_tokens,output_tokens,hash_ids\n1,5,7,"[1, -2]"\n2,5,7,"[1, 2"\n')
+    found = traced(path)
+    assert found.blocks is not None
+    assert found.blocks.start.tolist() == [0, 2, 2]
+    assert said(found, "negative").startswith("1 rows")
+    assert said(found, "no list").startswith("1 rows")
+
+
+def test_more_cached_tokens_than_tokens_and_ids_that_are_lists_are_told(tmp_path: Path) -> None:
+    found = traced(written(tmp_path, *timed({"timestamp": 1, "cached_tokens": 10, "session_id": ["a"]})))
+    assert said(found, "cached").startswith("1 rows have more cached_tokens than tokens")
+    assert said(found, "which is none").startswith("1 rows have the session_id ['a']")
 
 
 def test_ids_of_hashes_and_numbers_in_texts_are_ids(tmp_path: Path) -> None:

@@ -20,7 +20,7 @@ from workloads.text import BROKEN_BYTES, DECODE_ERRORS, encoding_of, is_broken, 
 from workloads.tokenizers import WORDS, Tokenizer
 
 Message = dict[str, Any]
-_ROLES = {
+ROLES_OF_MESSAGES = {
     **dict.fromkeys(("human", "user"), "user"), **dict.fromkeys(("system", "developer"), "system"),
     **dict.fromkeys(("gpt", "chatgpt", "bing", "bard", "assistant", "model", "function_call", "tool_call"), "assistant"),
     **dict.fromkeys(("tool", "function", "observation", "tool_response", "ipython"), "tool"),
@@ -257,12 +257,12 @@ def _message(item: object, tally: _Tally) -> tuple[str, Any]:
     if not isinstance(item, Mapping):
         raise ValueError("a message that is no object")
     said = item.get("role", item.get("from"))
-    role = _ROLES.get(str(said).lower())
+    role = ROLES_OF_MESSAGES.get(str(said).lower())
     if role is None:
         raise ValueError(f"the unknown role {said!r:.40} of a message")
     content = item.get("content", item.get("value"))
     parts = content if isinstance(content, list) else []
-    if not isinstance(content, str | list | None) or not all(map(_is_part, parts)):
+    if not isinstance(content, str | list | None) or not all(map(is_part, parts)):
         raise ValueError("a content of a message that is neither text nor a list of parts")
     tally.fields.update(f"{name} of a message" for name in item if name not in _OF_A_MESSAGE)
     whole = mended(content)
@@ -271,7 +271,7 @@ def _message(item: object, tally: _Tally) -> tuple[str, Any]:
     return role, whole
 
 
-def _is_part(part: object) -> bool:
+def is_part(part: object) -> bool:
     """Whether an item of a list of contents has a type, and a text where that is its type."""
     if not isinstance(part, Mapping) or not isinstance(part.get("type"), str):
         return False

@@ -15,13 +15,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from workloads.prefixes import SharedPrefixes, take_lists
-from workloads.prompt_files import CHARACTERS_PER_TOKEN
+from workloads.prompt_files import CHARACTERS_PER_TOKEN, ROLES_OF_MESSAGES, is_part
 
 Ints = NDArray[np.int64]
 Message = dict[str, Any]
 SENT_FIELDS = ("tools", "tool_choice", "parallel_tool_calls", "response_format", "functions", "function_call")
 """Of a recorded request's body, what is sent with its messages."""
-_ROLES = {"human": "user", "ai": "assistant", "gpt": "assistant", "model": "assistant"}
+_SENT_ROLES = ("system", "developer", "user", "assistant", "tool", "function")  # others are named as these
+_ROLES = {**ROLES_OF_MESSAGES, "ai": "assistant", **{role: role for role in _SENT_ROLES}}
 _SEGMENTS = 1 << 61  # message k is the segment _SEGMENTS + k of the prompts that begin with it
 _SYSTEM = b'{"role":"system"'
 _encode = msgspec.json.Encoder(decimal_format="number").encode
@@ -187,7 +188,17 @@ def read_messages(value: Any, *, listed: bool = False) -> tuple[list[Message], b
         return None
     if not isinstance(value, list) or not all(isinstance(item, Mapping) for item in value):
         raise ValueError("neither a text nor a list of messages")
-    return [_message(item) for item in value], False
+    messages = [_message(item) for item in value]
+    if not any(map(_says_something, messages)):
+        raise ValueError("empty messages only")
+    return messages, False
+
+
+def _says_something(message: Message) -> bool:
+    """Whether a message has a text, a part that is none, or calls of tools."""
+    content = message.get("content")
+    parts = content if isinstance(content, list) else [{"type": "text", "text": content or ""}]
+    return any(part["type"] != "text" or part["text"].strip() for part in parts) or len(message) > 2
 
 
 def _json(text: str) -> Any:
@@ -213,7 +224,9 @@ def _message(item: Mapping[str, Any]) -> Message:
     said = item.get("role", item.get("from"))
     if not isinstance(said, str):
         raise ValueError("a message has no role")
-    role = _ROLES.get(said.lower(), said.lower())
+    role = _ROLES.get(said.lower(), "")
+    if not role:
+        raise ValueError(f"a message has the unknown role {said!r:.40}")
     if isinstance(item.get("parts"), list):
         return _of_parts(role, item["parts"])
     message = {  # a column of a Parquet file has every key in every message
@@ -226,6 +239,8 @@ def _message(item: Mapping[str, Any]) -> Message:
         message.get("tool_calls") or message.get("function_call") or role == "assistant"
     ):
         raise ValueError(f"a message of the role {role} has no content")
+    if isinstance(message.get("content"), list) and not all(map(is_part, message["content"])):
+        raise ValueError(f"a message of the role {role} has a content that is no list of parts")
     return {"role": role, **message}
 
 
@@ -293,6 +308,10 @@ def read_fields(record: Mapping[str, Any], prefix: str) -> dict[str, Any]:
     """The further fields of a recorded body, whose names begin with ``prefix``. Raises ValueError."""
     found = {name: record.get(prefix + name) for name in SENT_FIELDS}
     parsed = {name: _whole_json(value, name) or value for name, value in found.items()}
+    for name in ("tools", "functions"):
+        held = parsed[name]
+        if held and not (isinstance(held, list) and all(isinstance(item, Mapping) for item in held)):
+            raise ValueError(f"{name} that are no list of objects")
     return {name: value for name, value in parsed.items() if value not in (None, "", [], {})}
 
 

@@ -371,7 +371,12 @@ def _expand(item: Any, sessions: set[str]) -> Iterator[Mapping[str, Any] | BadRo
         isinstance(item.get("attributes"), dict | list) and {"start_time", "startTimeUnixNano"} & item.keys()
     ):
         yield from _span(item)
-    elif _nested(item) and (session := _session_id(item)):
+    elif nested := _nested(item):
+        session = _session_id(item)
+        if session is None:  # a list of entries, each by itself
+            yield from itertools.chain.from_iterable(_expand(entry, sessions) for entry in item[nested[0]])
+            yield from _beside(item)
+            return
         if session in sessions:
             yield NoCall(_JOINED)
         sessions.add(session)
@@ -435,7 +440,7 @@ def _session(
 
     ``common``: fields that all of them have.
     """
-    taken, *others = _nested(about)
+    taken = _nested(about)[0]
     common = {**(common or {}), **{name: about[name] for name in _COMMON if name in about}}
     for i, entry in enumerate(about[taken]):
         if not isinstance(entry, dict):
@@ -449,6 +454,12 @@ def _session(
             if begun and isinstance(row.get("t"), int | Decimal):
                 row["t"] += begun
             yield row
+    yield from _beside(about)
+
+
+def _beside(about: Mapping[str, Any]) -> Iterator[NoCall]:
+    """What an object has beside its requests, and is not played."""
+    taken, *others = _nested(about)
     if _counts(about):
         yield NoCall(_OWN_COUNTS)
     for name in others:

@@ -1,7 +1,6 @@
 """Recorded load: arrival times and token counts of real requests, from a trace or a log."""
 
 import json
-import re
 from array import array
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
@@ -257,6 +256,10 @@ class _Rows:
                     "rows have the id of a span that came before: they are left out (the same span)"
                 ] += 1
                 return
+            if input_tokens is not None and optional.get("cached", -1) > input_tokens:
+                self.saying.append(
+                    f"rows have more {columns['cached']} than tokens: all are taken for cached"
+                )
             entry = -1
             if said and output_tokens:
                 entry, estimate = self.recording.add(said, fields, is_text=is_text)
@@ -410,7 +413,7 @@ class _Rows:
             if role == "span":
                 found[role] = self._span(value, record.get(columns["parent_span"]))
             elif role in ("session", "client", "parent"):
-                if is_placeholder(value):
+                if is_placeholder(value) or isinstance(value, list | dict):
                     found[role] = -1
                     if value not in (None, "") and role == "session":
                         self.saying.append(
@@ -432,7 +435,10 @@ class _Rows:
     def _add_blocks(self, place: int, record: Mapping[str, Any], column: str) -> None:
         ids = record.get(column)
         if isinstance(ids, str):
-            ids = json.loads(ids) if re.fullmatch(r"\s*\[[\d,\s]*\]\s*", ids) else None
+            try:
+                ids = json.loads(ids)
+            except (ValueError, RecursionError):
+                ids = None
         if not isinstance(ids, list) and has(record, column):
             self.told["rows have hash_ids that are no list: no blocks are known of their prompts"] += 1
         base = 0
