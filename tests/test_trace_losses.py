@@ -129,6 +129,20 @@ def test_messages_of_another_shape_are_none(tmp_path: Path, held: Row, reason: s
     assert [json.loads(bytes(m))["role"] for m in found.recorded.turn(0)] == ["assistant", "assistant"]
 
 
+@pytest.mark.parametrize("missing", [0, 1, 2])
+def test_numbered_messages_of_which_one_is_missing_are_none(tmp_path: Path, missing: int) -> None:
+    """As where the number of attributes is limited. Of the last one only its text is there."""
+    held = {
+        f"gen_ai.prompt.{k}.{name}": value for k in range(3) for name, value in (("role", "user"), ("content", "a"))
+        if k != missing or (k == 2 and name == "content")
+    }  # fmt: skip
+    whole = {name: value for name, value in held.items() if ".0." in name}
+    found = played(written(tmp_path, span(0, **held), span(1, **(whole or {"gen_ai.input.messages": WHOLE}))))
+    assert said(found, "cannot be read").startswith(
+        "1 rows have prompts that cannot be read (some of the numbered"
+    )
+
+
 def test_a_text_that_begins_with_a_bracket_is_a_prompt(tmp_path: Path) -> None:
     texts = ["[INST] Hi [/INST]", "{name} is who?", '{"a": 1,} is this JSON?', "[1] See the first note"]
     rows = [{"timestamp": k, "output_tokens": 3, "prompt": text} for k, text in enumerate(texts)]
@@ -406,6 +420,47 @@ def test_many_other_spans_before_the_first_call(tmp_path: Path) -> None:
 def test_attributes_of_spans_that_are_not_used_are_named(tmp_path: Path) -> None:
     found = traced(written(tmp_path, span(0, **{"gen_ai.request.model": "m"}), span(1)))
     assert said(found, "not used") == "columns that are not used: attributes.gen_ai.request.model (of 1 rows)"
+    found = traced(written(tmp_path, {**span(0), "status": {"code": "ERROR"}, "name": "chat m"}))
+    assert said(found, "not used") == "columns that are not used: span.status, span.name"
+
+
+def test_times_and_notes_are_of_the_rows_that_are_left(tmp_path: Path) -> None:
+    """The agent's span begins a second before its calls, one beside the first of them."""
+    rows = [span(0, op="invoke_agent"), span(1, parent="s0"), span(2, parent="s0")]
+    beside = {**span(5, op="invoke_agent"), "start_time": rows[1]["start_time"]}
+    found = traced(written(tmp_path, rows[0], *rows[1:], beside, span(6, parent="s5")))
+    assert found.arrival_s.tolist() == [0, 1, 5]
+    assert not [note for note in found.notes if "the very time" in note]
+    blocks = timed(*(
+        {"timestamp": t, "span_id": s, "parent_span_id": p, "hash_ids": [t]}
+        for t, s, p in ((1, "a", None), (2, "b", "a"), (3, "c", None))
+    ))  # fmt: skip
+    found = traced(written(tmp_path, *blocks))
+    assert found.blocks is not None
+    assert (found.blocks.ids.tolist(), found.blocks.start.tolist()) == ([2, 3], [0, 1, 2])
+
+
+def test_a_session_without_requests_is_counted(tmp_path: Path) -> None:
+    found = traced(written(tmp_path, {"id": "z", "requests": []}, {"id": "a", "requests": CALLS}))
+    assert counts(found) == [(10, 1), (20, 2)]
+    assert said(found, "empty").startswith("1 entries have a list of requests that is empty")
+
+
+RECEIVED = "INFO 05-10 00:00:{:02d} x: Received request {}: params: SamplingParams(max_tokens={}), prompt_token_ids: [1, 2]\n"
+
+
+def test_requests_of_a_vllm_log_are_played_or_counted(tmp_path: Path) -> None:
+    """An id that comes again, as after a restart; a line of another form; an answer from before the log began."""
+    path = tmp_path / "t.log"
+    path.write_text(
+        RECEIVED.format(0, "a", 5) + RECEIVED.format(1, "a", 9) + "INFO Received request b: something else\n"
+        "INFO Generated response c: output_token_ids: [1]\nINFO other\n"
+    )
+    with pytest.raises(WorkloadError, match=r"t\.log:3: this line of a received request has a form"):
+        traced(path)
+    found = traced(path, skip_bad_rows=True)
+    assert counts(found) == [(2, 5), (2, 9)]
+    assert said(found, "the log does not hold").startswith("1 answers are to requests")
 
 
 # --- notes ---

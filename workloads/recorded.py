@@ -299,6 +299,9 @@ def _numbered(held: Mapping[str, Any]) -> list[Message]:
                 function = {"name": held[f"{here}name"], "arguments": arguments}
                 calls.append({"id": held.get(f"{here}id", ""), "type": "function", "function": function})
             found.append(_message(message | ({"tool_calls": calls} if calls else {})))
+        numbers = {name[len(prefix) :].partition(".")[0] for name in held if name.startswith(prefix)}
+        if len({number for number in numbers if number.isdecimal()}) > len(found):
+            raise ValueError("some of the numbered messages are missing")
         if found:
             return found
     return []

@@ -38,12 +38,17 @@ _READ = (  # how the attributes begin of which something is taken; the others ar
     "input.value", "gen_ai.system_instructions", "gen_ai.prompt.", "gen_ai.completion.", "llm.input_messages.",
     "llm.output_messages.", "gen_ai.tool.definitions", "gen_ai.request.max_tokens",
 )  # fmt: skip
+_OF_SPAN = frozenset({
+    "attributes", "resource_attributes", "trace_id", "traceId", "span_id", "spanId", "parent_span_id", "parentSpanId",
+    "start_time", "startTimeUnixNano", "end_time", "endTimeUnixNano",
+})  # fmt: skip
 STEPS = (  # Langfuse's types of an observation but GENERATION
     "SPAN", "EVENT", "AGENT", "TOOL", "CHAIN", "RETRIEVER", "EVALUATOR", "EMBEDDING", "GUARDRAIL",
 )  # fmt: skip
 _BATCH = 20_000
 _TIMES = frozenset(ROLES["time"])
 _COUNTS = frozenset({*ROLES["input"], *ROLES["output"]})
+_TURNS = ("requests", "turns", "observations")  # lists whose objects are requests, whatever they hold
 _COMMON = ("block_size", "hash_id_scope", *ROLES["client"])  # of a session, that its requests have too
 _SESSION_IDS = ("session_id", "sessionId", "conversation_id", "id", "trace_id", "traceId")
 
@@ -381,6 +386,8 @@ def _expand(item: Any, sessions: set[str]) -> Iterator[Mapping[str, Any] | BadRo
             yield NoCall(_JOINED)
         sessions.add(session)
         yield from _session(item, session)
+    elif any(item.get(name) == [] for name in _TURNS) and not _counts(item) and _session_id(item):
+        yield NoCall("entries have a list of requests that is empty: they are not played")
     else:
         yield _timed(_flat(item))
 
@@ -403,7 +410,7 @@ def _nested(item: Mapping[str, Any]) -> list[str]:
     found: list[str] = []
     for name, held in item.items():
         some = [entry for entry in _list(held)[:_PEEKED] if isinstance(entry, dict)]
-        turns = name in ("requests", "turns", "observations") and some
+        turns = name in _TURNS and some
         if turns or (name != "choices" and any(map(_counts, some)) and (found or not _counts(item))):
             found.append(name)
     return found
@@ -522,6 +529,7 @@ def _span(span: Any, resource: Mapping[str, Any] | None = None) -> Iterator[Mapp
         "service.name": about.get("service.name"), **ids,
         "is_agent": not is_call and (operation or kind) is not None,
         **{f"attributes.{name}": value for name, value in held.items() if not name.startswith(_READ)},
+        **{f"span.{name}": value for name, value in span.items() if name not in _OF_SPAN},
     }  # fmt: skip
     if messages:
         row |= {"messages": messages, "max_tokens": held.get("gen_ai.request.max_tokens")}
@@ -633,10 +641,17 @@ def _vllm_log(text: Iterable[str]) -> Iterator[Row]:
                 "input_tokens": _listed(ids),
                 "output_tokens": None if limit == "None" else limit,
             }
+            if request in waiting:  # as after a restart
+                yield waiting.pop(request)
             waiting[request] = line, row
-        elif (answered := _GENERATED.search(content)) and answered[1] in waiting:
-            at, row = waiting.pop(answered[1])
-            yield at, {**row, "output_tokens": _listed(answered[2]) or row["output_tokens"]}
+        elif "Received request " in content:
+            yield line, BadRow("this line of a received request has a form that is not known")
+        elif answered := _GENERATED.search(content):
+            if answered[1] in waiting:
+                at, row = waiting.pop(answered[1])
+                yield at, {**row, "output_tokens": _listed(answered[2]) or row["output_tokens"]}
+            else:
+                yield line, NoCall("answers are to requests that the log does not hold: they are not played")
     yield from waiting.values()
 
 

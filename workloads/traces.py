@@ -154,6 +154,9 @@ def read_trace(
     return rows.trace()
 
 
+_PER_ROW = ("arrival_ns", "end_ns", "pause_ns", "entry", "at", "input_tokens", "output_tokens")  # of _Rows
+
+
 class _CellError(ValueError):
     """A value that cannot be used, and its column."""
 
@@ -496,6 +499,24 @@ class _Rows:
             ] += alone
         return np.asarray(left_out, dtype=np.bool_)
 
+    def _drop(self, left_out: NDArray[np.bool_]) -> None:
+        """Forget these rows."""
+        kept = np.flatnonzero(~left_out)
+
+        def rest(held: "array[int]") -> "array[int]":
+            return array("q", np.frombuffer(held, dtype=np.int64)[kept].tobytes())
+
+        for name in _PER_ROW:
+            setattr(self, name, rest(getattr(self, name)))
+        self.optional = {role: rest(held) if held else held for role, held in self.optional.items()}
+        if len(self.block_start) > 1:
+            ids, start = (np.array(held, dtype=np.int64) for held in (self.block_ids, self.block_start))
+            blocks = Blocks(ids, start).take(kept)
+            self.block_ids, self.block_start = (
+                array("q", blocks.ids.tobytes()),
+                array("q", blocks.start.tobytes()),
+            )
+
     def trace(self) -> Trace:
         if self.columns is None:
             raise WorkloadError(f"{self.path}: the file holds no rows: a trace needs at least one request")
@@ -506,11 +527,13 @@ class _Rows:
                 )
             some = "every row has 0 output tokens" if self.no_output else "the file holds no rows"
             raise WorkloadError(f"{self.path}: {some}: a trace needs at least one request")
+        left_out = self._parents()
+        if left_out.any():
+            self._drop(left_out)
         arrival_ns = np.frombuffer(self.arrival_ns, dtype=np.int64)
         as_schedule = self.columns.format == "schedule"
         step_s = None if as_schedule else _clock_step_s(np.sort(arrival_ns))
         from_start = _from_session_start(arrival_ns, self._array("session"))
-        left_out = self._parents()
         notes = [*self._notes(arrival_ns, self.columns), *self.of_columns]
         told: dict[str, Any] = {
             role: held for role, held in self.optional.items() if role not in ("parent", "span")
@@ -553,7 +576,7 @@ class _Rows:
             from_session_start=from_start,
             as_schedule=as_schedule,
         )
-        return unsorted.take(np.flatnonzero(~left_out))
+        return unsorted.take(np.arange(len(arrival_ns)))
 
     def _array(self, role: str) -> NDArray[np.int64] | None:
         held = self.optional[role]
