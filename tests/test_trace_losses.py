@@ -11,6 +11,7 @@ import pytest
 from workloads import trace_formats
 from workloads.errors import WorkloadError
 from workloads.replay import Replay, Replayed, replayed
+from workloads.schedule_file import read_schedule
 from workloads.traces import Trace, read_trace
 
 Row = dict[str, Any]
@@ -461,6 +462,37 @@ def test_requests_of_a_vllm_log_are_played_or_counted(tmp_path: Path) -> None:
     found = traced(path, skip_bad_rows=True)
     assert counts(found) == [(2, 5), (2, 9)]
     assert said(found, "the log does not hold").startswith("1 answers are to requests")
+
+
+# --- schedules ---
+
+
+def scheduled(**more: Any) -> Row:
+    return {"scheduled_s": 0.0, "input_tokens": 5, "output_tokens": 3, **more}
+
+
+@pytest.mark.parametrize(
+    ("rows", "complaint"),
+    [
+        ([scheduled(scheduled_s=1.0), scheduled(scheduled_s=0.5)], "not in the order of their times"),
+        ([scheduled(scheduled_s=-1.0)], "scheduled at -1 s, before the stage begins"),
+        ([scheduled(continues=5)], "waits for one that stands behind it"),
+        ([scheduled(shared=[[1, 3], [2, 3]])], "shares more tokens than its prompt has"),
+    ],
+)
+def test_a_schedule_that_cannot_be_played_as_written_is_refused(
+    tmp_path: Path, rows: list[Row], complaint: str
+) -> None:
+    with pytest.raises(WorkloadError, match=rf"t\.jsonl: .*{complaint}"):
+        read_schedule(written(tmp_path, *rows))
+
+
+def test_columns_of_a_schedule_that_are_not_used_are_named(tmp_path: Path) -> None:
+    path = written(tmp_path, scheduled(), scheduled(scheduled_s=1.0, session_id="a", messages=[]))
+    assert read_schedule(path, time_scale=2.0).notes == (
+        "t.jsonl: columns that are not used: session_id (of 1 rows), messages (of 1 rows)",
+        "t.jsonl: arrivals are played 2 times as fast as written (--time-scale): those over 1 s come within 0.5 s",
+    )
 
 
 # --- notes ---

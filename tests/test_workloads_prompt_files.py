@@ -234,6 +234,19 @@ def test_a_blank_field_gives_way_to_one_with_a_text(tmp_path: Path) -> None:
     assert [e.turns[0][0]["content"] for e in file.entries] == ["Name a colour.", "one"]
 
 
+def test_a_key_that_stands_twice_is_said(tmp_path: Path) -> None:
+    for name, text in (
+        ("p.jsonl", '{"prompt": "a", "prompt": "b"}\n'),
+        ("p.json", '[{"prompt": "a", "prompt": "b"}]'),
+    ):
+        (tmp_path / name).write_text(text)
+        file = read_prompts(tmp_path / name)
+        assert file.entries[0].turns[0][0]["content"] == "b"
+        assert file.notes == (
+            f"{name}: the key prompt stands twice in an object, 1 times: the last one is taken",
+        )
+
+
 def test_a_limit_below_one_is_not_used_and_counted(tmp_path: Path) -> None:
     rows = [{"prompt": "a", "max_tokens": limit} for limit in (0, -1, 9)]
     file = read_prompts(write(tmp_path / "p.jsonl", *rows, {"prompt": "b", "max_tokens": None}))

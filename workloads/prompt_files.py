@@ -16,7 +16,15 @@ from numpy.typing import NDArray
 from workloads.errors import WorkloadError
 from workloads.lengths import Lengths
 from workloads.prefixes import SharedPrefixes, in_time_order
-from workloads.text import BROKEN_BYTES, DECODE_ERRORS, encoding_of, is_broken, mended
+from workloads.text import (
+    BROKEN_BYTES,
+    DECODE_ERRORS,
+    counting_pairs,
+    encoding_of,
+    is_broken,
+    mended,
+    twice_notes,
+)
 from workloads.tokenizers import WORDS, Tokenizer
 
 Message = dict[str, Any]
@@ -117,8 +125,8 @@ def read_prompts(path: Path, *, skip_bad_rows: bool = False) -> PromptFile:
         raise WorkloadError(f"prompts {path}: this is no text: {error.reason}") from None
     except MemoryError:
         raise WorkloadError(f"prompts {path}: the file does not fit into this machine's memory") from None
-    tally, entries = _Tally(), []
-    for value, where in _values(text, path):
+    tally, entries, twice = _Tally(), [], Counter[str]()
+    for value, where in _values(text, path, twice):
         held = Counter(tally.parts), Counter(tally.fields)
         try:
             if isinstance(value, ValueError):
@@ -135,18 +143,23 @@ def read_prompts(path: Path, *, skip_bad_rows: bool = False) -> PromptFile:
                 ) from None
             tally.bad_rows[reason] += 1
         tally.parts, tally.fields = held  # those of a row that is left out do not count
-    notes = tally.notes(path.name, len(entries))
+    notes = (*tally.notes(path.name, len(entries)), *twice_notes(path.name, twice))
     if not entries:
         raise WorkloadError("; ".join([f"prompts {path}: there is no prompt in it", *notes]))
     return PromptFile(str(path), tuple(entries), notes)
 
 
-def _values(text: str, path: Path) -> Iterator[tuple[object, str]]:
-    """Each prompt as parsed JSON (or text, or what is wrong with it), and where it stands."""
+def _values(text: str, path: Path, twice: Counter[str]) -> Iterator[tuple[object, str]]:
+    """Each prompt as parsed JSON (or text, or what is wrong with it), and where it stands.
+
+    ``twice`` counts the keys that stand twice in an object.
+    """
+    decoder = json.JSONDecoder(object_pairs_hook=counting_pairs(twice))
     if path.suffix.lower() == ".json":
         try:
-            whole = json.loads(text)
+            whole = decoder.decode(text)
         except (ValueError, RecursionError) as error:
+            twice.clear()
             if text.lstrip().startswith("["):
                 raise WorkloadError(f"prompts {path}: this is no JSON: {error}") from None
         else:
@@ -158,14 +171,15 @@ def _values(text: str, path: Path) -> Iterator[tuple[object, str]]:
     plain = path.suffix.lower() == ".txt"
     for number, line in enumerate(text.split("\n"), 1):  # U+2028 in a prompt is no end of line
         if line.strip():
-            yield _value(line.strip("\r"), plain), f"prompts {path}:{number}"
+            yield _value(line.strip("\r"), None if plain else decoder), f"prompts {path}:{number}"
 
 
-def _value(line: str, plain: bool) -> object:
+def _value(line: str, decoder: json.JSONDecoder | None) -> object:
+    """A line of JSON, or of text where there is no ``decoder``."""
     if is_broken(line):
         return ValueError(BROKEN_BYTES)
     try:
-        return line if plain else json.loads(line)
+        return decoder.decode(line) if decoder else line
     except (ValueError, RecursionError):
         return ValueError("a line that is no JSON (plain text goes into a .txt file)")
 

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 
 from workloads.recorded import SENT_FIELDS
-from workloads.text import mended
+from workloads.text import mended, twice_notes
 from workloads.trace_fields import PER_ROW, Columns
 from workloads.trace_formats import Records
 
@@ -24,8 +24,7 @@ def column_notes(name: str, columns: Columns | None, records: Records) -> Iterat
         if role in PER_ROW:
             continue
         yield f"{name}: column {columns[role].strip()} is taken for the {role}, not {' or '.join(map(mended, others))}"
-    for key, count in records.twice.items():
-        yield f"{name}: the key {mended(key)} stands twice in an object, {count} times: the last one is taken"
+    yield from twice_notes(name, records.twice)
     rows = records.columns.by_name()
     prompts = columns.name("messages")
     prefix = prompts[: prompts.rfind(".") + 1]

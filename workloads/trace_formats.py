@@ -17,7 +17,7 @@ from typing import Any, NoReturn
 
 from workloads.errors import WorkloadError
 from workloads.recorded import SENT_FIELDS, Unreadable, span_messages, span_tools
-from workloads.text import BROKEN_BYTES, DECODE_ERRORS, encoding_of, is_broken, mended
+from workloads.text import BROKEN_BYTES, DECODE_ERRORS, counting_pairs, encoding_of, is_broken, mended
 from workloads.trace_fields import ROLES, is_placeholder, reach
 
 _JSON_ENDINGS = (".jsonl", ".ndjson", ".json")
@@ -332,15 +332,9 @@ def _line(content: str, parse: Callable[[str], Any]) -> Any:
 
 def _parser(twice: Counter[str]) -> Callable[[str], Any]:
     """Reads JSON with exact numbers; ``twice`` counts the keys that stand twice in an object."""
-
-    def whole(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-        found = dict(pairs)
-        if len(found) < len(pairs):
-            names = Counter(name for name, _ in pairs)
-            twice.update(name for name, times in names.items() if times > 1)
-        return found
-
-    decoder = json.JSONDecoder(parse_float=Decimal, parse_constant=_no_constant, object_pairs_hook=whole)
+    decoder = json.JSONDecoder(
+        parse_float=Decimal, parse_constant=_no_constant, object_pairs_hook=counting_pairs(twice)
+    )
 
     def parse(content: str) -> Any:
         try:
