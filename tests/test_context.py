@@ -219,6 +219,29 @@ def test_recorded_prompts_that_do_not_fit_are_left_out_and_counted(tmp_path: Pat
     assert warned.startswith("1 of 5 planned turns were left out and 1 of 4 requests were shortened")
 
 
+def test_whatever_is_left_out_of_a_trace_is_said(tmp_path: Path) -> None:
+    """One of 200 turns: half a percent, of which a workload of one's own would not be told. Then of the 199 but 50 are sent."""
+    rows = [
+        {
+            "session_id": f"s{k}",
+            "timestamp": 0.001 * k,
+            "input_tokens": 900 if k == 7 else 20,
+            "output_tokens": 2,
+        }
+        for k in range(200)
+    ]
+    path = tmp_path / "t.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    with OddTokenizer(tokenize="ids", context=600) as server:
+        done = ampacity("run", server.url, "--trace", path, "--max-requests", "50", "--out", tmp_path / "run")
+    assert done.returncode == 0, done.stderr
+    notes = json.loads((tmp_path / "run" / "run.json").read_text())["notes"]
+    assert "the trace: 0.5% of the turns are left out, to fit the model's context of 600 tokens" in notes
+    assert any(
+        note.startswith("t.jsonl: the limit of 50 requests leaves 50 of 199 requests") for note in notes
+    )
+
+
 def test_what_fits_is_left_alone() -> None:
     schedule = chain([300, 500], [100, 100], [-1, 0])
     fitting, counts = fit_context(schedule, 700, begin_shorter=True)

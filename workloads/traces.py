@@ -147,8 +147,10 @@ def read_trace(
             if progress and number % _REPORT_EVERY == 0:
                 progress(number, records.read_share())
         given = ", ".join(f"{role}={name}" for role, name in (columns or {}).items())
+        unit = f"{path.name}: times are taken for numbers of {time_unit}, as given (--time-unit)"
         rows.of_columns = (
             *([f"{path.name}: columns are taken as given: {given} (--column)"] if given else []),
+            *([unit] if time_unit else []),
             *column_notes(path.name, found, records),
         )
     return rows.trace()

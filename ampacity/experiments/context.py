@@ -70,7 +70,8 @@ def _shortened(
 def check_context(settings: Settings, probe: Probe, trace: Replayed | None) -> str | None:
     """What is to be said before the run of requests that do not fit the model's context; None: nothing.
 
-    Raises ConfigError where they are more than BEYOND_CONTEXT_SHARE of a workload's and ``--fit-context`` is not given.
+    Raises ConfigError where they are more than BEYOND_CONTEXT_SHARE of a workload's and ``--fit-context`` is not given,
+    and where no request of a trace can be sent as it is.
     """
     context = probe.served.max_model_len
     if context is None:
@@ -89,7 +90,7 @@ def check_context(settings: Settings, probe: Probe, trace: Replayed | None) -> s
             f"Serve the model with a longer context, take another trace{offer}"
         )
     share = sum(counts.values()) / max(len(sample), 1)
-    if share <= BEYOND_CONTEXT_SHARE:
+    if share <= (BEYOND_CONTEXT_SHARE if trace is None else 0):  # whatever is left out of a trace is said
         return None
     name = "the trace" if trace is not None else f"workload {settings.workload.name}"
     said = f"{name}: {_said(counts, len(sample))}, to fit the model's context of {context:,} tokens"
