@@ -2,6 +2,8 @@
 
 import gzip
 import json
+import random
+import re
 from pathlib import Path
 from typing import Any
 
@@ -117,6 +119,11 @@ def test_columns_whose_json_is_cut_off_are_no_prompt(tmp_path: Path, column: str
             "tools that are no list of objects",
         ),
         ({"messages": [{"role": "user", "content": "x"}], "tools": [5]}, "tools that are no list of objects"),
+        ({"messages": [{"role": "user", "content": "x"}], "system": 5}, "the role system has no content"),
+        (
+            {"messages": [{"role": "user", "content": "x"}], "system": [5]},
+            "a content that is no list of parts",
+        ),
     ],
 )
 def test_messages_of_another_shape_are_none(tmp_path: Path, held: Row, reason: str) -> None:
@@ -142,6 +149,17 @@ def test_numbered_messages_of_which_one_is_missing_are_none(tmp_path: Path, miss
     assert said(found, "cannot be read").startswith(
         "1 rows have prompts that cannot be read (some of the numbered"
     )
+
+
+def test_what_the_system_says_is_sent_before_a_text(tmp_path: Path) -> None:
+    found = played(
+        written(tmp_path, {"timestamp": 0, "output_tokens": 3, "system": "Be brief.", "prompt": "Hi"})
+    )
+    assert found.recorded is not None
+    assert [json.loads(bytes(m)) for m in found.recorded.turn(0)] == [
+        {"role": "system", "content": "Be brief."},
+        {"role": "user", "content": "Hi"},
+    ]
 
 
 def test_a_text_that_begins_with_a_bracket_is_a_prompt(tmp_path: Path) -> None:
@@ -558,6 +576,18 @@ def test_more_cached_tokens_than_tokens_and_ids_that_are_lists_are_told(tmp_path
     assert said(found, "which is none").startswith("1 rows have the session_id ['a']")
 
 
+def test_a_chat_id_that_comes_again_is_told(tmp_path: Path) -> None:
+    rows = timed(
+        *(
+            {"timestamp": k, "chat_id": c, "parent_chat_id": p}
+            for k, (c, p) in enumerate([(1, -1), (2, 1), (2, 1)])
+        )
+    )
+    found = traced(written(tmp_path, *rows))
+    assert said(found, "one conversation").startswith("1 rows have the id of an earlier chat")
+    assert not [note for note in traced(written(tmp_path, *rows[:2])).notes if "one conversation" in note]
+
+
 def test_ids_of_hashes_and_numbers_in_texts_are_ids(tmp_path: Path) -> None:
     found = traced(
         written(
@@ -623,3 +653,56 @@ def test_columns_block_sizes_and_rates_that_were_given_are_said(tmp_path: Path) 
     assert said(played(written(tmp_path, *rows), rate=2.0), "Poisson") == (
         "sessions begin at random (Poisson), at 2 requests/s: the file has no arrivals"
     )
+
+
+# --- the accounts ---
+
+ODD = [None, "", -1, 0, 1.5, "x", True, [], [5], {}, {"a": 1}, "nan", 10**12, WHOLE[:50], "1,234"]
+COUNTED = re.compile(
+    r"^t\.jsonl: (\d+) (?:bad rows of|rows with 0 output tokens|entries are no calls|rows have the id of a span|rows \(spans)"
+)
+
+
+def entry(rng: random.Random, k: int) -> tuple[Row, int]:
+    """(a row, a span, or a session with its calls; how many requests, or what is no request, stand in it)."""
+    kind = rng.choice(["row", "row", "span", "agent", "other", "session"])
+    if kind in ("span", "agent", "other"):
+        op, usage = (
+            {"span": "chat", "agent": "invoke_agent", "other": "execute_tool"}[kind],
+            (rng.choice([5, 9]), 3),
+        )
+        return span(
+            k % 60, op=op, usage=None if kind == "other" else usage, parent=f"s{rng.randint(0, 60)}"
+        ), 1
+    made = [
+        {
+            "timestamp": f"2026-02-25T10:00:{(k + j) % 60:02d}Z", "input_tokens": rng.choice([5, 9]), "output_tokens": 3,
+            "session_id": rng.choice(["a", "b", "-"]), "messages": [{"role": "user", "content": "hi"}], "latency_s": 1, "cached_tokens": 2,
+        }
+        for j in range(1 if kind == "row" else rng.randint(1, 3))
+    ]  # fmt: skip
+    for row in made:
+        for name in rng.sample(list(row), rng.choice([0, 0, 1, 2])):
+            if rng.random() < 0.5:
+                row[name] = rng.choice(ODD)
+            else:
+                del row[name]
+    return ({"id": f"n{k}", "requests": made} if kind == "session" else made[0]), len(made)
+
+
+def test_whatever_stands_in_a_file_each_entry_is_played_or_counted(tmp_path: Path) -> None:
+    """Three hundred files of rows, spans and sessions, with fields that lack or are odd: the sums agree."""
+    read = 0
+    for seed in range(300):
+        rng = random.Random(seed)
+        made = [entry(rng, k) for k in range(rng.randint(3, 12))]
+        path = written(tmp_path, *(row for row, _ in made))
+        try:
+            found = replayed(traced(path, skip_bad_rows=True), Replay(), 1, 2.0)
+        except WorkloadError as error:
+            assert re.search(r"no column|no rows|nothing is left|every row", str(error))  # noqa: PT017
+            continue
+        read += 1
+        counted = [int(told[1]) for note in found.notes if (told := COUNTED.match(note))]
+        assert len(found.schedule) + sum(counted) == sum(n for _, n in made), seed
+    assert read > 150

@@ -194,6 +194,11 @@ def read_messages(value: Any, *, listed: bool = False) -> tuple[list[Message], b
     return messages, False
 
 
+def read_system(told: Any) -> list[Message]:
+    """The message of what the system says in a field of its own, if anything. Raises ValueError."""
+    return [] if told in (None, "", []) else [_message({"role": "system", "content": told})]
+
+
 def _says_something(message: Message) -> bool:
     """Whether a message has a text, a part that is none, or calls of tools."""
     content = message.get("content")

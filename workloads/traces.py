@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from workloads.errors import WorkloadError
 from workloads.prefixes import take_lists
-from workloads.recorded import CUT_OFF, Recorded, Recording, read_fields, read_messages, text_of
+from workloads.recorded import CUT_OFF, Recorded, Recording, read_fields, read_messages, read_system, text_of
 from workloads.text import mended
 from workloads.trace_columns import column_notes, missing_notes
 from workloads.trace_fields import (
@@ -347,6 +347,7 @@ class _Rows:
             if found is None:
                 return [], {}, False
             fields = mended(read_fields(record, prefix))
+            system = mended(read_system(record.get(f"{prefix}system")))
         except ValueError as error:
             if needed:
                 raise _CellError(name, str(error)) from None
@@ -354,12 +355,10 @@ class _Rows:
                 f"rows have prompts that cannot be read ({error}): text of the same length is sent"
             )
             return [], {}, False
-        messages, is_text = mended(found[0]), found[1]
+        messages, is_text = mended(found[0]), found[1] and not system
         if messages is not found[0]:
             self.saying.append("prompts hold half of a character (a lone surrogate): U+FFFD is sent for it")
-        if has(record, f"{prefix}system") and not is_text:
-            messages = [{"role": "system", "content": record[f"{prefix}system"]}, *messages]
-        return messages, fields, is_text
+        return [*system, *messages], fields, is_text
 
     def _output(self, record: Mapping[str, Any], columns: Columns) -> int:
         """Output tokens as counted, else as the recorded answer has them, else the request's own limit."""
@@ -413,6 +412,8 @@ class _Rows:
 
     def _optional(self, record: Mapping[str, Any], columns: Columns) -> dict[str, int]:
         found: dict[str, int] = {}
+        # each request of a chat has an id of its own and names the one before it
+        chats = "chat_id" in columns.name("session").lower() and "parent" in columns.by_role
         for role in self.optional.keys() & columns.by_role.keys():
             value = record.get(columns[role])
             if role == "span":
@@ -426,13 +427,16 @@ class _Rows:
                         )
                 elif role != "parent":
                     numbers = self.numbers[role]
+                    if role == "session" and chats and str(value) in numbers:
+                        self.saying.append(
+                            "rows have the id of an earlier chat: they are taken for one conversation with it"
+                        )
                     found[role] = numbers.setdefault(str(value), len(numbers))
                 else:
                     found[role] = self.numbers["session"].get(str(value), -1)
             else:
                 found[role] = _cell(record, columns[role], _tokens, -1)
-        if "chat_id" in columns.by_role.get("session", "").lower() and found.get("parent", -1) >= 0:
-            # each request of a chat has an id of its own and names the one before it
+        if chats and found.get("parent", -1) >= 0:
             found["session"] = self.numbers["session"][str(record.get(columns["session"]))] = found["parent"]
             found["parent"] = -1
         return found
