@@ -238,6 +238,11 @@ def test_a_list_in_an_object_without_an_id_is_read_entry_by_entry(tmp_path: Path
     assert counts(found) == [(9, 3)] * 2
     assert found.session is None
     assert said(found, "not used") == "columns that are not used: object beside data (of 1 rows)"
+    page = {"data": [{"id": "a", "requests": CALLS}, {"id": "b", "requests": CALLS}], "meta": {"page": 1}}
+    found = traced(written(tmp_path, page))
+    assert found.session is not None
+    assert sorted(found.session.tolist()) == [0, 0, 1, 1]
+    assert "meta.page beside data" in said(found, "not used")
 
 
 # --- turns without a text ---
@@ -586,6 +591,37 @@ def test_a_chat_id_that_comes_again_is_told(tmp_path: Path) -> None:
     found = traced(written(tmp_path, *rows))
     assert said(found, "one conversation").startswith("1 rows have the id of an earlier chat")
     assert not [note for note in traced(written(tmp_path, *rows[:2])).notes if "one conversation" in note]
+
+
+def test_block_sizes_that_differ_and_callers_that_lack_are_told(tmp_path: Path) -> None:
+    rows = timed(
+        *({"timestamp": k, "hash_ids": [1], "block_size": size} for k, size in enumerate((16, 16, 32)))
+    )
+    assert said(traced(written(tmp_path, *rows)), "several values") == (
+        "column block_size has several values (16 (2 rows), 32 (1 rows)): the first is taken for all"
+    )
+    rows = timed(
+        *(
+            {"timestamp": k, "session_id": s, "parent_session": p}
+            for k, (s, p) in enumerate([("a", ""), ("b", "z"), ("c", "a")])
+        )
+    )
+    assert (
+        said(traced(written(tmp_path, *rows)), "no row before")
+        == "1 rows name a parent_session that no row before them has"
+    )
+
+
+def test_pauses_of_lone_requests_and_lengths_of_answers_are_told(tmp_path: Path) -> None:
+    rows = timed(*({"timestamp": k, "delay": 5} for k in (1, 2)))
+    assert said(played(written(tmp_path, *rows)), "a pause") == (
+        "2 requests without a session have a pause before them, which is not played"
+    )
+    found = traced(written(tmp_path, {"timestamp": 1, "input_tokens": 5, "response": "a" * 40}))
+    assert counts(found) == [(5, 10)]
+    assert said(found, "recorded answer").startswith(
+        "1 rows have no count of output tokens: of the recorded answer a token"
+    )
 
 
 def test_ids_of_hashes_and_numbers_in_texts_are_ids(tmp_path: Path) -> None:

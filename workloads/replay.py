@@ -121,7 +121,10 @@ def replayed(trace: Trace, how: Replay, seed: int, rate_rps: float | None = None
     else:
         columns |= told | ({} if prompts.shared is None else {"shared": prompts.shared})
     first = np.array([not after for after in waits.after]) & (root >= 0)
-    idle = 0 if trace.pause_s is None else int(np.count_nonzero(first & (trace.pause_s > 0)))
+    paused = np.zeros(len(trace), dtype=bool) if trace.pause_s is None else trace.pause_s > 0
+    idle = int(np.count_nonzero(first & paused))
+    if lone := int(np.count_nonzero(paused & (root < 0))):
+        changes.append(f"{lone} requests without a session have a pause before them, which is not played")
     name = trace.source.partition(" (")[0]
     notes = [*trace.notes, *(f"{name}: {text}" for text in (*changes, *_notes(trace, prompts, how, idle)))]
     sessions = {} if trace.session is None else {"sessions": len(np.unique(root[root >= 0]))}

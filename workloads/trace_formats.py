@@ -49,6 +49,7 @@ _BATCH = 20_000
 _TIMES = frozenset(ROLES["time"])
 _COUNTS = frozenset({*ROLES["input"], *ROLES["output"]})
 _TURNS = ("requests", "turns", "observations")  # lists whose objects are requests, whatever they hold
+_PAGES = ("data", "items", "results", "sessions", "traces")  # lists whose objects may hold such lists
 _COMMON = ("block_size", "hash_id_scope", *ROLES["client"])  # of a session, that its requests have too
 _SESSION_IDS = ("session_id", "sessionId", "conversation_id", "id", "trace_id", "traceId")
 
@@ -404,7 +405,7 @@ def _nested(item: Mapping[str, Any]) -> list[str]:
     found: list[str] = []
     for name, held in item.items():
         some = [entry for entry in _list(held)[:_PEEKED] if isinstance(entry, dict)]
-        turns = name in _TURNS and some
+        turns = (name in _TURNS and some) or (name in _PAGES and any(map(_nested, some)))
         if turns or (name != "choices" and any(map(_counts, some)) and (found or not _counts(item))):
             found.append(name)
     return found

@@ -370,6 +370,9 @@ class _Rows:
         if has(record, name):
             return tokens(record[name])
         if answer and (text := _answer_text(record[answer])):
+            self.saying.append(
+                f"rows have no count of output tokens: of the recorded answer {self.recording.counted_by}"
+            )
             return self.recording.count(text)
         if limit:
             self.saying.append("rows have no count of output tokens: the request's own limit is taken")
@@ -434,6 +437,8 @@ class _Rows:
                     found[role] = numbers.setdefault(str(value), len(numbers))
                 else:
                     found[role] = self.numbers["session"].get(str(value), -1)
+                    if found[role] < 0 and str(value) != "-1":  # which stands for none
+                        self.saying.append(f"rows name a {columns[role].strip()} that no row before them has")
             else:
                 found[role] = _cell(record, columns[role], _tokens, -1)
         if chats and found.get("parent", -1) >= 0:
@@ -594,6 +599,9 @@ class _Rows:
             yield f"{name}: column {columns['time']} is read as {self.clock.removeprefix('a number of ')}"
         if self.no_output:
             yield f"{name}: {self.no_output} rows with 0 output tokens are left out (failed requests)"
+        if len(self.block_sizes) > 1:
+            shown = ", ".join(f"{size} ({rows} rows)" for size, rows in self.block_sizes.most_common(3))
+            yield f"{name}: column {columns['block_size'].strip()} has several values ({shown}): the first is taken for all"
         if self.bad:
             reasons = ", ".join(f"{count} for {reason}" for reason, count in self.bad.most_common())
             yield f"{name}: {self.bad.total()} bad rows of {self.bad.total() + len(arrival_ns) + self.no_output} are left out: {reasons}"
