@@ -96,8 +96,9 @@ def replayed(trace: Trace, how: Replay, seed: int, rate_rps: float | None = None
     long = (waits.counts_from != WITH_START) & (pause_s > how.max_think_s)
     changes = [*_speed_notes(trace, how, waits.pause_s), *_cut_note(pause_s[long], how.max_think_s)]
     if not trace.says_arrivals and rate_rps is not None:
+        what = "requests" if trace.session is None else "sessions"
         changes.append(
-            f"sessions begin at random (Poisson), at {rate_rps:g} requests/s: the file has no arrivals"
+            f"{what} begin at random (Poisson), at {rate_rps:g} requests/s: the file has no arrivals"
         )
     waits.pause_s = np.where(long, how.max_think_s, pause_s)
     columns: dict[str, Any] = {
