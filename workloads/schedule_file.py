@@ -16,7 +16,8 @@ from workloads.profile import Workload, workload_from_text
 from workloads.replay import Replayed
 from workloads.schedule import Schedule
 from workloads.text import mended
-from workloads.trace_formats import BadRow, open_records
+from workloads.trace_fields import BadRow
+from workloads.trace_formats import open_records
 from workloads.traces import read_trace
 
 # Columns that a row holds where they are not as here: the type, and what is left out.

@@ -92,6 +92,28 @@ _MAX_TIME_S = 4_000_000_000  # the year 2096: differences fit 64 bits of ns
 
 
 @dataclass(frozen=True)
+class BadRow:
+    """A row that cannot be read, and why."""
+
+    reason: str
+
+
+@dataclass(frozen=True)
+class NoCall(BadRow):
+    """What of an entry is no call of a model, or is not played, and why; "": only ``fields`` are told, which are not used.
+
+    ``span`` and ``parent_span``: of a span, which may stand between a call and the agent that made it.
+    """
+
+    fields: tuple[str, ...] = ()
+    span: str | None = None
+    parent_span: str | None = None
+
+
+NO_CALL = "entries are no calls of a model (spans, steps of an agent): they are not played"
+
+
+@dataclass(frozen=True)
 class Columns:
     """The columns of a trace by what they mean (see ROLES), and how its numbers of time are written."""
 

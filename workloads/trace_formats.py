@@ -16,9 +16,10 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from workloads.errors import WorkloadError
-from workloads.recorded import SENT_FIELDS, Unreadable, span_messages, span_tools
+from workloads.recorded import SENT_FIELDS
+from workloads.spans import listed, read_otlp, read_span
 from workloads.text import BROKEN_BYTES, DECODE_ERRORS, counting_pairs, encoding_of, is_broken, mended
-from workloads.trace_fields import ROLES, is_placeholder, reach
+from workloads.trace_fields import ROLES, BadRow, NoCall, is_placeholder, reach
 
 _JSON_ENDINGS = (".jsonl", ".ndjson", ".json")
 _PEEKED = 20  # rows of JSON whose names are taken together: a field may be missing in the first ones
@@ -26,25 +27,6 @@ _PEEKED_MAX = 10_000  # rows that are looked at for these: before the first call
 LINE_MAX = 1 << 28  # characters of a line
 DOCUMENT_MAX = 1 << 30  # of a JSON document, which is read as a whole
 _FIELD_MAX = 1 << 24  # of a field of a CSV file
-_CALLS = ("chat", "text_completion", "generate_content")  # OpenTelemetry's names of a call of a model
-_USAGE = (  # of a span: OpenTelemetry's attributes and OpenInference's, of the input and of the output
-    ("gen_ai.usage.input_tokens", "gen_ai.usage.prompt_tokens", "llm.token_count.prompt"),
-    ("gen_ai.usage.output_tokens", "gen_ai.usage.completion_tokens", "llm.token_count.completion"),
-)
-_ANSWERS = ("gen_ai.output.messages", "gen_ai.output.text", "gen_ai.completion.0.content", "output.value")
-_READ = (  # how the attributes begin of which something is taken; the others are said not to be used
-    *itertools.chain.from_iterable(_USAGE), *_ANSWERS, "gen_ai.usage.cache_read.input_tokens", "gen_ai.operation.name",
-    "openinference.span.kind", "traceloop.span.kind", "gen_ai.conversation.id", "session.id", "gen_ai.input.messages",
-    "input.value", "gen_ai.system_instructions", "gen_ai.prompt.", "gen_ai.completion.", "llm.input_messages.",
-    "llm.output_messages.", "gen_ai.tool.definitions", "gen_ai.request.max_tokens",
-)  # fmt: skip
-_OF_SPAN = frozenset({
-    "attributes", "resource_attributes", "trace_id", "traceId", "span_id", "spanId", "parent_span_id", "parentSpanId",
-    "start_time", "startTimeUnixNano", "end_time", "endTimeUnixNano",
-})  # fmt: skip
-STEPS = (  # Langfuse's types of an observation but GENERATION
-    "SPAN", "EVENT", "AGENT", "TOOL", "CHAIN", "RETRIEVER", "EVALUATOR", "EMBEDDING", "GUARDRAIL",
-)  # fmt: skip
 _BATCH = 20_000
 _TIMES = frozenset(ROLES["time"])
 _COUNTS = frozenset({*ROLES["input"], *ROLES["output"]})
@@ -54,26 +36,6 @@ _COMMON = ("block_size", "hash_id_scope", *ROLES["client"])  # of a session, tha
 _SESSION_IDS = ("session_id", "sessionId", "conversation_id", "id", "trace_id", "traceId")
 
 
-@dataclass(frozen=True)
-class BadRow:
-    """A row that cannot be read, and why."""
-
-    reason: str
-
-
-@dataclass(frozen=True)
-class NoCall(BadRow):
-    """What of an entry is no call of a model, or is not played, and why; "": only ``fields`` are told, which are not used.
-
-    ``span`` and ``parent_span``: of a span, which may stand between a call and the agent that made it.
-    """
-
-    fields: tuple[str, ...] = ()
-    span: str | None = None
-    parent_span: str | None = None
-
-
-NO_CALL = "entries are no calls of a model (spans, steps of an agent): they are not played"
 _OWN_COUNTS = (
     "entries have counts of tokens beside a list of requests: they are taken for their sum, and not played"
 )
@@ -364,13 +326,13 @@ def _expand(item: Any, sessions: set[str]) -> Iterator[Mapping[str, Any] | BadRo
     elif "schedule_of" in item:  # the first line of a schedule
         return
     elif isinstance(item.get("spans"), list):
-        yield from itertools.chain.from_iterable(_span(span) for span in item["spans"])
+        yield from itertools.chain.from_iterable(read_span(span) for span in item["spans"])
     elif isinstance(item.get("resourceSpans"), list):
-        yield from _otlp(item["resourceSpans"])
+        yield from read_otlp(item["resourceSpans"])
     elif (
         isinstance(item.get("attributes"), dict | list) and {"start_time", "startTimeUnixNano"} & item.keys()
     ):
-        yield from _span(item)
+        yield from read_span(item)
     elif nested := _nested(item):
         session = _session_id(item)
         if session is None:  # a list of entries, each by itself
@@ -404,7 +366,7 @@ def _nested(item: Mapping[str, Any]) -> list[str]:
     """
     found: list[str] = []
     for name, held in item.items():
-        some = [entry for entry in _list(held)[:_PEEKED] if isinstance(entry, dict)]
+        some = [entry for entry in listed(held)[:_PEEKED] if isinstance(entry, dict)]
         turns = (name in _TURNS and some) or (name in _PAGES and any(map(_nested, some)))
         if turns or (name != "choices" and any(map(_counts, some)) and (found or not _counts(item))):
             found.append(name)
@@ -421,7 +383,7 @@ def _timed(row: dict[str, Any]) -> dict[str, Any]:
     if any(name.lower() in _TIMES for name in row):
         return row
     for held in row.values():
-        events = [event for event in _list(held) if isinstance(event, dict)]
+        events = [event for event in listed(held) if isinstance(event, dict)]
         for name in ("timestamp", "time", "start_time", "created_at", "at", "ts"):
             if events and all(name in event for event in events):
                 return {**row, "timestamp": events[0][name], "end_time": events[-1][name]}
@@ -470,89 +432,6 @@ def _beside(about: Mapping[str, Any]) -> Iterator[NoCall]:
     held = {name: value for name, value in about.items() if name not in (taken, *others, *_COMMON)}
     unused = (name for name in _flat(held) if name.rpartition(".")[2] not in (*_SESSION_IDS, "agent_id", "t"))
     yield NoCall("", tuple(f"{name} beside {taken}" for name in unused if name.lower() not in _COUNTS))
-
-
-def _otlp(resources: list[Any]) -> Iterator[Mapping[str, Any] | BadRow]:
-    for resource in resources:
-        held = resource if isinstance(resource, dict) else {}
-        told = held.get("resource")
-        about = _attributes(told.get("attributes") if isinstance(told, dict) else None)
-        for scope in _list(held.get("scopeSpans")):
-            for span in _list(scope.get("spans") if isinstance(scope, dict) else None):
-                yield from _span(span, about)
-
-
-def _list(value: Any) -> list[Any]:
-    return value if isinstance(value, list) else []
-
-
-def _span(span: Any, resource: Mapping[str, Any] | None = None) -> Iterator[Mapping[str, Any] | BadRow]:
-    """One row where the span is a call of a model; agents, tools and all else give none."""
-    if not isinstance(span, dict):
-        yield BadRow("this is no JSON object with one span")
-        return
-    held = _attributes(span.get("attributes"))
-    counts = [next((held[name] for name in names if name in held), None) for names in _USAGE]
-    trace = span.get("trace_id") or span.get("traceId")
-    ids = {
-        field: f"{trace}/{found}" if (found := span.get(snake) or span.get(camel)) else None
-        for field, snake, camel in (
-            ("span_id", "span_id", "spanId"),
-            ("parent_span_id", "parent_span_id", "parentSpanId"),
-        )
-    }
-    operation = held.get("gen_ai.operation.name")
-    kind = held.get("openinference.span.kind", held.get("traceloop.span.kind"))
-    is_call = operation in _CALLS or str(kind).upper() == "LLM"
-    if (counts == [None, None] and not is_call) or "embedding" in f"{operation} {kind}".lower():
-        yield NoCall(NO_CALL, (), *ids.values())
-        return
-    messages: Any
-    tools = None
-    try:
-        messages, tools = span_messages(held), span_tools(held.get("gen_ai.tool.definitions"))
-    except ValueError as error:  # said when the row is read
-        messages = Unreadable(str(error))
-    about = {**_attributes(span.get("resource_attributes")), **(resource or {})}
-    time = "start_time" if "start_time" in span else "startTimeUnixNano"
-    end = "end_time" if "end_time" in span else "endTimeUnixNano"
-    named = (held.get(name) for name in ("gen_ai.conversation.id", "session.id"))
-    row = {
-        time: span.get(time), end: span.get(end),
-        "gen_ai.usage.input_tokens": counts[0], "gen_ai.usage.output_tokens": counts[1],
-        "session": next((name for name in named if not is_placeholder(name)), trace),
-        "service.name": about.get("service.name"), **ids,
-        "is_agent": not is_call and (operation or kind) is not None,
-        **{f"attributes.{name}": value for name, value in held.items() if not name.startswith(_READ)},
-        **{f"span.{name}": value for name, value in span.items() if name not in _OF_SPAN},
-    }  # fmt: skip
-    if messages:
-        row |= {"messages": messages, "max_tokens": held.get("gen_ai.request.max_tokens")}
-        row["answer"] = next((held[name] for name in _ANSWERS if name in held), None)
-        row["tools"] = tools
-    if "gen_ai.usage.cache_read.input_tokens" in held:
-        row["gen_ai.usage.cache_read.input_tokens"] = held["gen_ai.usage.cache_read.input_tokens"]
-    yield row
-
-
-def _attributes(held: Any) -> dict[str, Any]:
-    """Attributes as a mapping, from a mapping or from OTLP's list of keys and typed values."""
-    if isinstance(held, dict):
-        return held
-    pairs = [
-        a for a in _list(held) if isinstance(a, dict) and isinstance(a.get("value"), dict) and a["value"]
-    ]
-    return {str(a.get("key")): _plain(a["value"]) for a in pairs}
-
-
-def _plain(value: Any) -> Any:
-    """One typed value of OTLP, arrays and lists of pairs included."""
-    kind, held = next(iter(value.items())) if isinstance(value, dict) and value else ("", None)
-    if kind == "arrayValue":
-        return [_plain(item) for item in _list(held.get("values") if isinstance(held, dict) else None)]
-    if kind == "kvlistValue":
-        return _attributes(held.get("values") if isinstance(held, dict) else None)
-    return held
 
 
 def _parquet(file: Any, path: Path, keep: frozenset[str]) -> Records:

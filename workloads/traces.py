@@ -15,12 +15,16 @@ from numpy.typing import NDArray
 from workloads.errors import WorkloadError
 from workloads.prefixes import take_lists
 from workloads.recorded import CUT_OFF, Recorded, Recording, read_fields, read_messages, read_system, text_of
+from workloads.spans import STEPS, SpanTree
 from workloads.text import mended
 from workloads.trace_columns import column_notes, missing_notes
 from workloads.trace_fields import (
     LOCAL,
+    NO_CALL,
     ZONED,
+    BadRow,
     Columns,
+    NoCall,
     find_columns,
     has,
     is_placeholder,
@@ -28,7 +32,7 @@ from workloads.trace_fields import (
     time_ns,
     tokens,
 )
-from workloads.trace_formats import NO_CALL, STEPS, BadRow, NoCall, open_records
+from workloads.trace_formats import open_records
 from workloads.trace_times import time_notes
 
 _REPORT_EVERY = 200_000  # rows between two calls of progress
@@ -200,11 +204,9 @@ class _Rows:
         self.block_ids, self.block_start = array("q"), array("q", [0])
         self.block_sizes: Counter[int] = Counter()
         self.numbers: dict[str, dict[str, int]] = {
-            name: {} for name in ("session", "client", "hash_ids", "scope", "span")
+            name: {} for name in ("session", "client", "hash_ids", "scope")
         }
-        self.above: dict[int, int] = {}  # the span that each span is part of
-        self.agents: set[int] = set()  # spans that have counts and are none of a call
-        self.spans_read: set[int] = set()
+        self.spans = SpanTree()
         self.last_of: dict[int, int] = {}  # the latest row of each session
         self.recording = Recording(count)
         self.columns = columns
@@ -256,7 +258,7 @@ class _Rows:
                 raise ValueError("this row has a time, rows before it have none")
             size = _cell(record, columns.name("block_size"), _tokens, 0)
             end_ns = self._end(record, columns, at_ns, clock)
-            if optional.get("span", -1) in self.spans_read:
+            if optional.get("span", -1) in self.spans.read:
                 self.told[
                     "rows have the id of a span that came before: they are left out (the same span)"
                 ] += 1
@@ -296,9 +298,9 @@ class _Rows:
         if optional.get("session", -1) >= 0:
             self.last_of[optional["session"]] = len(self.arrival_ns) - 1
         if optional.get("span", -1) >= 0:
-            self.spans_read.add(optional["span"])
+            self.spans.read.add(optional["span"])
             if record.get("is_agent") or record.get("type") in STEPS:
-                self.agents.add(optional["span"])
+                self.spans.agents.add(optional["span"])
         if "hash_ids" in columns.by_role:
             self._add_blocks(place, record, columns["hash_ids"])
         if size:
@@ -316,17 +318,7 @@ class _Rows:
             assert not isinstance(record, BadRow)
             ids = record.get(columns.name("span")), record.get(columns.name("parent_span"))
             self.told[NO_CALL] += 1
-        self._span(*ids)
-
-    def _span(self, span: object, above: object) -> int:
-        """The number of a span; -1: it has no id."""
-        if is_placeholder(span):
-            return -1
-        numbers = self.numbers["span"]
-        found = numbers.setdefault(str(span), len(numbers))
-        if not is_placeholder(above):
-            self.above[found] = numbers.setdefault(str(above), len(numbers))
-        return found
+        self.spans.number(*ids)
 
     def _is_step(self, record: Mapping[str, Any] | BadRow) -> bool:
         """Whether a row is a step of an agent, and counts nothing."""
@@ -420,7 +412,7 @@ class _Rows:
         for role in self.optional.keys() & columns.by_role.keys():
             value = record.get(columns[role])
             if role == "span":
-                found[role] = self._span(value, record.get(columns["parent_span"]))
+                found[role] = self.spans.number(value, record.get(columns["parent_span"]))
             elif role in ("session", "client", "parent"):
                 if is_placeholder(value) or isinstance(value, list | dict):
                     found[role] = -1
@@ -478,38 +470,6 @@ class _Rows:
             self.first_odd.setdefault(kind, f"{self.place.strip(' :') or 'line'} {place}: {block!s:.20}")
         self.block_start.append(len(self.block_ids))
 
-    def _parents(self) -> NDArray[np.bool_]:
-        """Which rows are left out because calls that are part of them are rows too: those of agents, and those whose
-        counts are the sum of the nearest such rows'. Says so."""
-        n = len(self.arrival_ns)
-        held, left_out = self.optional["span"], np.zeros(n, dtype=np.bool_)
-        if not held or not self.above:
-            return left_out
-        row_of = {span: i for i, span in enumerate(held) if span >= 0}
-        below = np.zeros((n, 2), dtype=np.int64)
-        for i, span in enumerate(held):
-            seen, above = {span}, self.above.get(span, -1)
-            while above >= 0 and above not in row_of and above not in seen:
-                seen.add(above)
-                above = self.above.get(above, -1)
-            if above in row_of and above not in seen:
-                below[row_of[above]] += self.input_tokens[i], self.output_tokens[i]
-        own = np.column_stack(
-            [np.frombuffer(c, dtype=np.int64) for c in (self.input_tokens, self.output_tokens)]
-        )
-        agents = np.array([span in self.agents for span in held])
-        has_calls = below.any(axis=1)
-        left_out = has_calls & (agents | (own == below).all(axis=1))
-        if left_out.any():
-            self.told[
-                "rows (spans of agents, or with counts that are the sum of those below) hold calls that are rows too: they are left out"
-            ] += int(left_out.sum())
-        if alone := int((agents & ~has_calls).sum()):
-            self.told[
-                "rows of agents have counts, and no call below them: each is played as one request"
-            ] += alone
-        return np.asarray(left_out, dtype=np.bool_)
-
     def _drop(self, left_out: NDArray[np.bool_]) -> None:
         """Forget these rows."""
         kept = np.flatnonzero(~left_out)
@@ -538,7 +498,9 @@ class _Rows:
                 )
             some = "every row has 0 output tokens" if self.no_output else "the file holds no rows"
             raise WorkloadError(f"{self.path}: {some}: a trace needs at least one request")
-        left_out = self._parents()
+        counts = [np.frombuffer(held, dtype=np.int64) for held in (self.input_tokens, self.output_tokens)]
+        left_out, told_of = self.spans.parents(self.optional["span"], np.column_stack(counts))
+        self.told.update(told_of)
         if left_out.any():
             self._drop(left_out)
         arrival_ns = np.frombuffer(self.arrival_ns, dtype=np.int64)
