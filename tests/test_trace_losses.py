@@ -391,6 +391,12 @@ def test_agents_within_agents_are_left_out(tmp_path: Path) -> None:
     assert said(found, "hold calls").startswith("2 rows")
 
 
+@pytest.mark.parametrize("parents", [["s0"], ["s1", "s0"], ["s1", "s2", "s0"], ["s1", "s1"]])
+def test_spans_that_go_round_in_a_circle_are_played(tmp_path: Path, parents: list[str]) -> None:
+    found = traced(written(tmp_path, *(span(k, parent=parent) for k, parent in enumerate(parents))))
+    assert counts(found) == [(900, 20)] * len(parents)
+
+
 def test_a_call_beside_a_call_is_played(tmp_path: Path) -> None:
     """A call that has another below it, and counts of its own; an agent of which nothing else is there."""
     found = traced(
@@ -446,6 +452,15 @@ def test_attributes_of_spans_that_are_not_used_are_named(tmp_path: Path) -> None
     assert said(found, "not used") == "columns that are not used: attributes.gen_ai.request.model (of 1 rows)"
     found = traced(written(tmp_path, {**span(0), "status": {"code": "ERROR"}, "name": "chat m"}))
     assert said(found, "not used") == "columns that are not used: span.status, span.name"
+
+
+def test_fields_beside_spans_and_agents_whose_calls_failed_are_told(tmp_path: Path) -> None:
+    rows = [span(0, op="invoke_agent"), span(1, usage=(9, 0), parent="s0")]
+    found = traced(written(tmp_path, {"trace_id": "t", "meta": {"n": 1}, "spans": rows}))
+    assert counts(found) == [(900, 20)]
+    assert said(found, "not used") == "columns that are not used: meta.n beside spans (of 1 rows)"
+    assert said(found, "0 output tokens").startswith("1 rows")
+    assert said(found, "no call below").startswith("1 rows of agents")
 
 
 def test_times_and_notes_are_of_the_rows_that_are_left(tmp_path: Path) -> None:

@@ -138,6 +138,17 @@ class SpanTree:
             self._above[found] = numbers.setdefault(str(above), len(numbers))
         return found
 
+    def _ancestors(self, span: int) -> list[int]:
+        """The spans above a span, the nearest first; none where they go round in a circle."""
+        found: dict[int, None] = {}
+        above = self._above.get(span, -1)
+        while above >= 0:
+            if above == span or above in found:
+                return []
+            found[above] = None
+            above = self._above.get(above, -1)
+        return list(found)
+
     def parents(
         self, held: Sequence[int], counts: NDArray[np.int64]
     ) -> tuple[NDArray[np.bool_], Counter[str]]:
@@ -147,17 +158,14 @@ class SpanTree:
         number of each row's span (-1: none; empty: no row has one), ``counts`` int64[n, 2] its tokens.
         """
         told, left_out = Counter[str](), np.zeros(len(counts), dtype=np.bool_)
-        if not held or not self._above:
+        if not held:
             return left_out, told
         row_of = {span: i for i, span in enumerate(held) if span >= 0}
         below = np.zeros_like(counts)
         for i, span in enumerate(held):
-            seen, above = {span}, self._above.get(span, -1)
-            while above >= 0 and above not in row_of and above not in seen:
-                seen.add(above)
-                above = self._above.get(above, -1)
-            if above in row_of and above not in seen:
-                below[row_of[above]] += counts[i]
+            row = next((row_of[above] for above in self._ancestors(span) if above in row_of), None)
+            if row is not None:
+                below[row] += counts[i]
         agents = np.array([span in self.agents for span in held])
         has_calls = below.any(axis=1)
         left_out = np.asarray(has_calls & (agents | (counts == below).all(axis=1)), dtype=np.bool_)

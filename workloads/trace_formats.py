@@ -327,8 +327,10 @@ def _expand(item: Any, sessions: set[str]) -> Iterator[Mapping[str, Any] | BadRo
         return
     elif isinstance(item.get("spans"), list):
         yield from itertools.chain.from_iterable(read_span(span) for span in item["spans"])
+        yield _unused(item, "spans", ("spans", "trace_id", "traceId"))
     elif isinstance(item.get("resourceSpans"), list):
         yield from read_otlp(item["resourceSpans"])
+        yield _unused(item, "resourceSpans", ("resourceSpans",))
     elif (
         isinstance(item.get("attributes"), dict | list) and {"start_time", "startTimeUnixNano"} & item.keys()
     ):
@@ -429,9 +431,14 @@ def _beside(about: Mapping[str, Any]) -> Iterator[NoCall]:
     for name in others:
         for _ in about[name]:
             yield NoCall(f"entries of the list {name} beside {taken} are not played")
-    held = {name: value for name, value in about.items() if name not in (taken, *others, *_COMMON)}
-    unused = (name for name in _flat(held) if name.rpartition(".")[2] not in (*_SESSION_IDS, "agent_id", "t"))
-    yield NoCall("", tuple(f"{name} beside {taken}" for name in unused if name.lower() not in _COUNTS))
+    yield _unused(about, taken, (taken, *others, *_COMMON, *_SESSION_IDS, "agent_id", "t"))
+
+
+def _unused(about: Mapping[str, Any], taken: str, used: tuple[str, ...]) -> NoCall:
+    """The fields that an object has beside the list that is ``taken`` of it; those ``used`` may stand deeper too."""
+    names = _flat({name: value for name, value in about.items() if name not in used})
+    unused = (name for name in names if name.rpartition(".")[2] not in used and name.lower() not in _COUNTS)
+    return NoCall("", tuple(f"{name} beside {taken}" for name in unused))
 
 
 def _parquet(file: Any, path: Path, keep: frozenset[str]) -> Records:

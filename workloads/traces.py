@@ -210,6 +210,12 @@ class _Rows:
         self.last_of: dict[int, int] = {}  # the latest row of each session
         self.recording = Recording(count)
         self.columns = columns
+        # each request of a chat has an id of its own and names the one before it
+        self.chats = (
+            columns is not None
+            and "chat_id" in columns.name("session").lower()
+            and "parent" in columns.by_role
+        )
         self.clock = ""  # how the times of this file are written
         self.no_output = 0
         self.bad: Counter[str] = Counter()
@@ -285,7 +291,8 @@ class _Rows:
         if output_tokens == 0:
             self.no_output += 1
             return
-        self.told.update(self.saying)
+        if self.saying:
+            self.told.update(self.saying)
         self.arrival_ns.append(at_ns)
         self.end_ns.append(end_ns)
         self.pause_ns.append(pause_ns)
@@ -407,8 +414,7 @@ class _Rows:
 
     def _optional(self, record: Mapping[str, Any], columns: Columns) -> dict[str, int]:
         found: dict[str, int] = {}
-        # each request of a chat has an id of its own and names the one before it
-        chats = "chat_id" in columns.name("session").lower() and "parent" in columns.by_role
+        chats = self.chats
         for role in self.optional.keys() & columns.by_role.keys():
             value = record.get(columns[role])
             if role == "span":
