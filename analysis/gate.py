@@ -29,6 +29,7 @@ from analysis.comparable import (
 )
 from analysis.limits import USABLE_TOLERANCE, sanity, slos, usable
 from analysis.regression import ALPHA, ASSUMED_NOISE, spent_at_looks
+from analysis.slo import verdict_word
 
 GATE_SCHEMA_VERSION = 1
 
@@ -170,7 +171,7 @@ def _sentence(verdict: str, checks: Sequence[Check]) -> str:
 def _short(check: Check) -> str:
     at = f" at {check.level}" if check.level else ""
     if check.kind == "slo":
-        return f"{check.name}{at} {'broken' if check.verdict == 'broken' else 'undecided'}"
+        return f"{check.name}{at} {verdict_word(check.verdict)}"
     if check.name == "error_rate" and check.change is not None:
         return f"error_rate{at} {check.candidate:.2%}"
     return f"{check.name}{at}" + (f" {signed(check.change)}" if check.change is not None else "")

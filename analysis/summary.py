@@ -12,7 +12,7 @@ import pyarrow.compute as pc
 
 from analysis.burst import summarise_burst
 from analysis.capacity import find_capacity, met_by_all
-from analysis.caveats import find_caveats, load_name, repeated_undisturbed, users_missing
+from analysis.caveats import find_caveats, repeated_undisturbed, users_missing
 from analysis.families import class_curves, describe_family, split_lengths
 from analysis.fleet import Traffic, carried_by, fleet_of
 from analysis.goodput import offline_throughput, peak_goodput
@@ -21,6 +21,7 @@ from analysis.intervals import ASSUMPTION
 from analysis.knee import find_knee
 from analysis.lengths import mean_tokens, output_deviation, realised
 from analysis.littles_law import against_server, summarise_gap
+from analysis.load_names import load_name, name_stages
 from analysis.network import network_share
 from analysis.search import summarise_search
 from analysis.server import server_figures
@@ -139,6 +140,7 @@ def _judge_stages(
         stage["littles_law"]["server"] = against_server(stage["concurrency"], stage["server"])
         waits = thinks or "sessions" in stage_meta or users_missing(stage)
         stage["users_pause"] = stage["kind"] == "closed" and bool(waits)
+    name_stages(stages)
     return metas, records, stages
 
 

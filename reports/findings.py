@@ -159,9 +159,12 @@ def _goodput(summary: Mapping[str, Any]) -> Finding:
     goodput = summary.get("goodput") or {}
     if goodput.get("peak_rps") is None:
         return Finding("Goodput peak", DASH, None, reason_of(goodput, "peak_rps"))
-    at = goodput.get("at_offered_rps")
+    pooled = goodput.get("basis") == "pooled"
     note = _sentence(
-        f"at {exact(at)} req/s offered" if at is not None else None,
+        "from all open stages together; no stage need have been run there"
+        if pooled
+        else "of the best stage, which chance favours",
+        f"at {offered_at(goodput)} req/s offered" if goodput.get("at_offered_rps") is not None else None,
         "requests that met every SLO",
         *(
             f"{s['text']} counts a request where {share(s['quantile'])} of its own gaps are within the limit, the verdict where that share "
@@ -170,9 +173,20 @@ def _goodput(summary: Mapping[str, Any]) -> Finding:
         ),
         "whether their answers were right stands under Accepted answers" if _is_accepted(summary) else None,
     )
-    return Finding(
-        "Goodput peak", rate(goodput["peak_rps"]), interval(goodput.get("peak_rps_ci"), unit="req/s"), note
-    )
+    bounds = interval(goodput.get("peak_rps_ci"), unit="req/s")
+    return Finding("Goodput peak", peak_text(goodput), bounds and f"95 % interval {bounds}", note)
+
+
+def offered_at(goodput: Mapping[str, Any]) -> str:
+    """Where the goodput peaks: a load that was set, or an estimate of one."""
+    at: float = goodput["at_offered_rps"]
+    return significant(at) if goodput.get("basis") == "pooled" else exact(at)
+
+
+def peak_text(goodput: Mapping[str, Any], unit: str = "req/s") -> str:
+    """The goodput peak, called an estimate where it is no stage's own."""
+    least = "an estimated " if goodput.get("basis") == "pooled" else ""
+    return f"{least}{significant(goodput['peak_rps'])} {unit}"
 
 
 def _is_accepted(summary: Mapping[str, Any]) -> bool:

@@ -63,8 +63,8 @@ def test_all_columns_at_160() -> None:
         "met",
     ]
     assert rows[0][6] == "–¹"
-    assert rows[0][-1] == rows[6][-1] == "undecided²"
-    assert rows[7][-2:] == ["no⁴", "broken"]
+    assert rows[0][-1] == rows[6][-1] == "inconclusive²"
+    assert rows[7][-2:] == ["no⁴", "violated"]
     assert "⁴ requests in flight grow by 2.0 a second" in text
     assert "Left out" not in text
 
