@@ -46,6 +46,8 @@ def summarise(run: Run, labels: Mapping[int, bool] | None = None) -> dict[str, A
     meta = run.meta
     slos = [slo_from_dict(s) for s in meta.get("slos") or []]
     metas, records, stages = _judge_stages(run, slos, labels)
+    if meta.get("burst"):
+        stages = [_without_verdict(stage) for stage in stages]
     summary: dict[str, Any] = {
         "schema_version": SCHEMA_VERSION,
         "verdict": "",
@@ -117,6 +119,12 @@ def _capacity(meta: Mapping[str, Any], stages: list[dict[str, Any]], slos: list[
         why = "a burst is no steady load, so it names no capacity: a search or a sweep does"
         return find_capacity([], slos) | {"reason": why}
     return find_capacity(stages, slos)
+
+
+def _without_verdict(stage: dict[str, Any]) -> dict[str, Any]:
+    """A stage with a burst in it: its requests met the SLOs or missed them, at no one load."""
+    why = "a burst is no steady load: its phases count the requests that met the SLOs"
+    return {**stage, "slo_met": None, "slo_met_reason": why, "slo_verdicts": []}
 
 
 def _judge_stages(

@@ -80,7 +80,7 @@ def _outages(summary: Mapping[str, Any]) -> str:
     for stage in stages:
         where = f"At {load_name(stage)} the endpoint was" if len(summary["stages"]) > 1 else "Endpoint"
         sentence = f"{where} {stage['outage']['text']}"
-        if summary["slos"]:
+        if summary["slos"] and not summary.get("burst"):
             sentence += f", {outage_verdict(stage)}"
         said.append(f"{sentence}.")
     return " ".join(said)
@@ -134,9 +134,9 @@ def _burst(burst: Mapping[str, Any]) -> str:
     recovery_s, low_s = burst["recovery_s"], burst["recovery_ci_s"][0]
     did, harm = [], burst["harm"]
     if burst["peak_ttft_s"] is not None:
-        did.append(f"took TTFT up to {number_text(burst['peak_ttft_s'])} s")
+        did.append(f"took TTFT up to {_duration(burst['peak_ttft_s'])}")
         if burst["peak_ttft_s"] <= (base["ttft_s"]["max"] or 0.0):
-            did[0] += f" (the base load up to {number_text(base['ttft_s']['max'])} s)"
+            did[0] += f" (the base load up to {_duration(base['ttft_s']['max'])})"
     if harm["burst"]:
         did.append(f"was not carried: {harm['burst']['reason']}")
     sentence = " ".join([sentence, *did[:1], *(f"and {more}" for more in did[1:])])
@@ -163,6 +163,10 @@ def _burst(burst: Mapping[str, Any]) -> str:
         sentence += f"; the limit of {number_text(held['limit_s'])} s to get over it is {held['verdict']}"
     end = "" if until_s is None else f"; nothing is known from {number_text(until_s)} s after the start on"
     return f"{sentence}{end}."
+
+
+def _duration(time_s: float) -> str:
+    return f"{number_text(1e3 * time_s)} ms" if 0 < time_s < 1 else f"{number_text(time_s)} s"
 
 
 def _nothing_answered(summary: Mapping[str, Any]) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -16,12 +17,14 @@ from analysis.stage_slos import slo_findings
 from analysis.stages import read_records, stage_records
 from analysis.summary import summarise
 from analysis.throughput import steady_state
-from benchmarks.servers import ORIGIN_NS, SERVERS, limit_at, stage_of, table_of
 from reports.charts import charts, goodput_by_load
 from reports.findings import findings
 from reports.html import render_report
 from reports.marks import STATES, stage_state
 from reports.tables import ABOVE_ACHIEVED, slo_table, stages_table
+
+sys.path.insert(0, str(Path(__file__).parent.parent))
+from benchmarks.servers import ORIGIN_NS, SERVERS, limit_at, stage_of, table_of
 
 
 def column(table: Any, head: str) -> list[Any]:
