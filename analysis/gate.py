@@ -32,6 +32,10 @@ from analysis.regression import ALPHA, ASSUMED_NOISE, spent_at_looks
 from analysis.slo import verdict_word
 
 GATE_SCHEMA_VERSION = 1
+INTERVALS = (
+    "Each interval is that of the test, at equal load and lengths, drawn out to the change of the two figures: ampacity compare, "
+    "which gives the interval of those figures, shows another one."
+)
 
 
 def judge_gate(
@@ -102,7 +106,8 @@ def judge_gate(
         "alpha_of_look": alpha,
         "baseline_runs": len(base["runs"]),
         "candidate_runs": len(runs),
-        "notes": _notes(base, runs, all(paired.values()), watched=bool(silent)),
+        "notes": _notes(base, runs, all(paired.values()), watched=bool(silent))
+        + ([INTERVALS] if any(c.change_ci for c in checks) else []),
         "untracked": untracked,
         "checks": [c.as_dict() for c in checks],
     }
