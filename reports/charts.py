@@ -19,7 +19,7 @@ from reports.distributions import (
 )
 from reports.families import curve_charts
 from reports.figures import by_load, exact, interval, rate, reason_of, seconds, share, significant
-from reports.findings import offered_at, peak_text
+from reports.findings import least_of, offered_at, peak_text
 from reports.marks import (
     CURVE,
     DASHED,
@@ -178,7 +178,7 @@ def _capacity_title(summary: Mapping[str, Any], figure: str, otherwise: str) -> 
     capacity = summary.get("capacity") or {}
     if capacity.get(figure) is None:
         return otherwise
-    least = "at least " if capacity.get("crossing") == "lower_bound" else ""
+    least = least_of(capacity)
     what = "requests/s" if figure == "usable_rps" else "requests in flight"
     who = "The SLOs hold" if len(summary.get("slos") or []) > 1 else "The SLO holds"
     return f"{who} up to {least}{significant(capacity[figure])} {what}"
@@ -333,7 +333,7 @@ def goodput_by_load(summary: Mapping[str, Any]) -> Chart | None:
         plot.bars_between([{**row, "y": row["y1"]} for row in estimate], "usable")
         plot.points(estimate, "usable", "diamond", filled=False, size=80)
         plot.key(str(estimate[0]["text"]), "usable", "diamond-ring")
-        caption = "The peak is an estimate from all open stages together, so that it may lie off the points that were measured."
+        caption = "The peak is an estimate from all open stages together, so that it may lie off the points that were measured: a stage that saw no jam lies above it."
     plot.state_keys(stages, summary)
     alt = f"{title}. {len(stages)} stages."
     return Chart("goodput", title, alt, plot.spec(NARROW, 290), plot.keys, caption)

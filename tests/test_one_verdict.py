@@ -17,7 +17,7 @@ from analysis.stage_slos import slo_findings
 from analysis.stages import read_records, stage_records
 from analysis.summary import summarise
 from analysis.throughput import steady_state
-from reports.charts import charts, goodput_by_load
+from reports.charts import charts, goodput_by_load, latency_by_concurrency, latency_by_rate
 from reports.findings import findings
 from reports.html import render_report
 from reports.marks import STATES, stage_state
@@ -177,3 +177,32 @@ def test_quick_answers_of_a_start_up_do_not_hide_a_violation() -> None:
         unsure += "start-up" in str(result["slo_verdicts"][0]["cause"])
     assert unsure <= 1  # 4 where both had to be sure at 5 %
     assert parse_slo(slo.text).quantile == 0.95
+
+
+@pytest.mark.parametrize(
+    ("crossing", "said", "drawn"),
+    [("pooled", "an estimated ", "an estimated "), ("lower_bound", "at least ", "at least "), ("saturated", "at most ", ""), ("measured", "", "")],
+)  # fmt: skip
+def test_what_kind_of_figure_the_usable_rate_is_stands_in_card_and_chart(
+    crossing: str, said: str, drawn: str
+) -> None:
+    summary = open_sweep()
+    summary["capacity"] |= {"crossing": crossing, "usable_rps": 6.4, "c_max": 34.0}
+    value = {f.label: f.value for f in findings(summary)}
+    assert value["Usable rate"] == f"{said}6.40 req/s"
+    assert value["C_max"] == f"{drawn}34.0 in flight"
+    for chart, text in (
+        (latency_by_rate, "6.40 requests/s"),
+        (latency_by_concurrency, "34.0 requests in flight"),
+    ):
+        made = chart(summary)
+        assert made is not None
+        assert made.title == f"The SLOs hold up to {drawn}{text}"
+
+
+def test_a_predicted_run_tells_of_no_client() -> None:
+    summary = open_sweep() | {"predicted": True}
+    (client,) = [f for f in findings(summary) if f.label == "Load generator"]
+    assert (client.value, client.note) == ("kept up", "in virtual time every request leaves when it is due")
+    (client,) = [f for f in findings(summary | {"predicted": False}) if f.label == "Load generator"]
+    assert "late at p99" in client.note
