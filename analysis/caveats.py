@@ -337,10 +337,12 @@ def _non_monotone(capacity: Mapping[str, Any]) -> str | None:
 
 def _beyond_context(workload: Mapping[str, Any], sent: int) -> str | None:
     left_out, cut = (int(workload.get(f"{of}_context") or 0) for of in ("turns_beyond", "clipped_to"))
-    if left_out + cut <= BEYOND_CONTEXT_SHARE * (sent + left_out):
+    # a run that ended early has sent fewer than a trace has, which was looked at as a whole
+    planned = max(int((workload.get("trace") or {}).get("requests") or 0), sent + left_out)
+    if left_out + cut <= BEYOND_CONTEXT_SHARE * planned:
         return None
-    what = [f"{left_out:,} of {sent + left_out:,} planned turns were left out"] if left_out else []
-    what += [f"{cut:,} of {sent:,} requests were shortened"] if cut else []
+    what = [f"{left_out:,} of {planned:,} planned turns were left out"] if left_out else []
+    what += [f"{cut:,} of {planned - left_out:,} requests were shortened"] if cut else []
     return (
         f"{' and '.join(what)}, because they do not fit the model's context: the load is smaller than the workload it "
         "is named for. Serve the model with a larger context, or use a workload with shorter prompts."

@@ -79,6 +79,7 @@ class Production:
     shares: Mapping[str, float] = field(default_factory=dict)
     rps: float | None = None
     gaps_s: Floats | None = None  # between arrivals
+    notes: Sequence[str] = ()  # what of a log is left out, or not taken as it stands
 
 
 @dataclass(frozen=True)

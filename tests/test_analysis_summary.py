@@ -330,10 +330,13 @@ def test_a_closed_sweep(tmp_path: Path) -> None:
         ({"turns_beyond_context": 100}, "100 of 500 planned turns were left out"),
         ({"clipped_to_context": 8}, "8 of 400 requests were shortened"),
         ({"turns_beyond_context": 4}, None),  # 4 of 404: not one in a hundred
+        # of a trace that was not played to its end
+        ({"turns_beyond_context": 100, "trace": {"requests": 1000}}, "100 of 1"),
+        ({"turns_beyond_context": 5, "trace": {"requests": 1000}}, None),  # 5 of 1,000, not of 405
     ],
 )
 def test_a_workload_that_does_not_fit_the_context_is_warned_of(
-    tmp_path: Path, counted: dict[str, int], said: str | None
+    tmp_path: Path, counted: dict[str, Any], said: str | None
 ) -> None:
     run = make_run(tmp_path / "run", [Stage(fixed(400, 0.02), 8.0)], SLOS)
     run = replace(run, meta={**run.meta, "workload": {**run.meta["workload"], **counted}})

@@ -159,6 +159,89 @@ def test_a_first_turn_is_shortened_and_what_follows_loses_as_much() -> None:
     assert fit_context(schedule, 1000)[1] == {"clipped_to_context": 0, "turns_beyond_context": 2}
 
 
+SESSIONS = [("a", 0.0, 900), ("a", 0.2, 950), ("b", 0.1, 700), ("b", 0.3, 990)]
+MANY_WORDS = [{"role": "user", "content": "word " * 900}]
+
+
+@pytest.mark.parametrize(
+    ("rows", "begins"),
+    [
+        # no session can begin in 600 tokens
+        ([{"session_id": s, "timestamp": t, "input_tokens": n, "output_tokens": 5} for s, t, n in SESSIONS], "705"),
+        # lone requests would all be shortened: another load
+        ([{"timestamp": t, "input_tokens": n, "output_tokens": 5} for _, t, n in SESSIONS], "705"),
+        # prompts as recorded cannot be shortened
+        ([{"timestamp": t, "input_tokens": n, "output_tokens": 5, "messages": MANY_WORDS} for _, t, n in SESSIONS], "705"),
+    ],
+)  # fmt: skip
+def test_a_trace_of_which_nothing_fits_is_refused(tmp_path: Path, rows: list[object], begins: str) -> None:
+    path = tmp_path / "t.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    with OddTokenizer(tokenize="ids", context=600) as server:
+        refused = ampacity("run", server.url, "--trace", path, "--out", tmp_path / "run")
+    assert refused.returncode == 2
+    assert not (tmp_path / "run").exists()
+    assert (
+        "not one of its 4 requests can be sent as it is, within the model's context of 600" in refused.stderr
+    )
+    assert f"they begin with {begins} and more" in refused.stderr
+    assert ("--fit-context" in refused.stderr) is (len(rows[0]) == 3)  # type: ignore[arg-type]
+
+
+def test_recorded_prompts_that_do_not_fit_are_left_out_and_counted(tmp_path: Path) -> None:
+    """Of three with messages one is too long, and of two that have counts alone one is shortened."""
+    said = [{"role": "user", "content": "word " * 100}]
+    rows = [
+        {
+            "timestamp": 0.1 * k,
+            "input_tokens": n,
+            "output_tokens": 5,
+            **({} if text is None else {"messages": text}),
+        }
+        for k, (n, text) in enumerate([(100, said), (900, MANY_WORDS), (100, said), (100, None), (900, None)])
+    ]
+    path = tmp_path / "t.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    with OddTokenizer(tokenize="ids", context=600) as server:
+        done = ampacity("run", server.url, "--trace", path, "--time-scale", "2", "--out", tmp_path / "run")
+    assert done.returncode == 0, done.stderr
+    meta = json.loads((tmp_path / "run" / "run.json").read_text())
+    assert meta["workload"]["clipped_to_context"] == meta["workload"]["turns_beyond_context"] == 1
+    notes = " ".join(meta["notes"])
+    assert "the trace: 20.0% of the requests are shortened and 20.0% of the turns are left out" in notes
+    assert (
+        "t.jsonl: arrivals are played 2 times as fast as recorded (--time-scale): arrivals over 0.4 s come within 0.2 s" in notes
+    )  # fmt: skip
+    statuses = pq.read_table(tmp_path / "run" / "requests.parquet")["status"].to_pylist()
+    assert statuses == ["ok"] * 4
+    summary = json.loads((tmp_path / "run" / "summary.json").read_text())
+    (warned,) = [w["text"] for w in summary["warnings"] if w["code"] == "beyond_context"]
+    assert warned.startswith("1 of 5 planned turns were left out and 1 of 4 requests were shortened")
+
+
+def test_whatever_is_left_out_of_a_trace_is_said(tmp_path: Path) -> None:
+    """One of 200 turns: half a percent, of which a workload of one's own would not be told. Then of the 199 but 50 are sent."""
+    rows = [
+        {
+            "session_id": f"s{k}",
+            "timestamp": 0.001 * k,
+            "input_tokens": 900 if k == 7 else 20,
+            "output_tokens": 2,
+        }
+        for k in range(200)
+    ]
+    path = tmp_path / "t.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    with OddTokenizer(tokenize="ids", context=600) as server:
+        done = ampacity("run", server.url, "--trace", path, "--max-requests", "50", "--out", tmp_path / "run")
+    assert done.returncode == 0, done.stderr
+    notes = json.loads((tmp_path / "run" / "run.json").read_text())["notes"]
+    assert "the trace: 0.5% of the turns are left out, to fit the model's context of 600 tokens" in notes
+    assert any(
+        note.startswith("t.jsonl: the limit of 50 requests leaves 50 of 199 requests") for note in notes
+    )
+
+
 def test_what_fits_is_left_alone() -> None:
     schedule = chain([300, 500], [100, 100], [-1, 0])
     fitting, counts = fit_context(schedule, 700, begin_shorter=True)

@@ -1,6 +1,7 @@
 """The arrival process of a log: likelihoods against matrix exponentials and quadrature, and the process that drew it is found."""
 
 import json
+import math
 from pathlib import Path
 
 import numpy as np
@@ -323,7 +324,10 @@ def test_joint_rows_by_hand() -> None:
 
 @pytest.mark.parametrize("jump", [0, 5000])
 def test_joint_rows_keep_mean_and_spread_of_a_sawtooth(jump: int) -> None:
-    """40 turns that rise by 1,000 from 2,000 (after a jump) and are compacted to 10,000 once: mean and deviation of the drawn ones."""
+    """40 turns that rise by 1,000 from 2,000 (after a jump) and are compacted to 10,000 once: mean and deviation of the drawn ones.
+
+    39 evenly spaced contexts with that deviation would go beyond the largest one, which is the end of the drawn ones.
+    """
     contexts = 2000 + jump * (np.arange(40) > 0) + 1000 * np.arange(40)
     contexts[25:] -= 15_000
     turns, first, answer = np.array([40]), np.array([0]), 100
@@ -331,15 +335,19 @@ def test_joint_rows_keep_mean_and_spread_of_a_sawtooth(jump: int) -> None:
     drawn = start + np.concatenate([[0], np.cumsum([second + answer] + [later + answer] * (count - 2))])
     assert drawn[0] == contexts[0]
     assert drawn[1:].mean() == pytest.approx(contexts[1:].mean(), rel=0.01)
-    assert drawn[1:].std() == pytest.approx(contexts[1:].std(), rel=0.02)
+    half = contexts[1:].max() - contexts[1:].mean()
+    assert drawn[-1] == pytest.approx(contexts.max(), rel=0.01)
+    assert half / math.sqrt(3 * 38 / 40) < contexts[1:].std()
+    assert drawn[1:].std() == pytest.approx(half / math.sqrt(3 * 38 / 40), rel=0.02)
 
 
 @pytest.mark.parametrize("seed", [1, 2])
-def test_contexts_of_fitted_agent_sessions_are_those_of_the_log(tmp_path: Path, seed: int) -> None:
-    path = DATA / "agentic_coding_requests.csv.gz"
+@pytest.mark.parametrize("name", ["agentic_coding_requests.csv.gz", "agentic_coding_sessions_raw.jsonl.gz"])
+def test_contexts_of_fitted_agent_sessions_are_those_of_the_log(tmp_path: Path, name: str, seed: int) -> None:
+    path = DATA / name
     if not path.exists():
         pytest.skip(f"{path.name} is not here")
-    log = read_trace(path)
+    log = read_trace(path, timed=False)
     order, *_ = turns_of(log)
     contexts = log.input_tokens[order]
     write_profile(tmp_path / "a.yaml", fit(log, "a"))

@@ -278,3 +278,20 @@ def test_what_is_said_of_prompts_stands_in_run_json_and_in_the_report(
     for note in expected:
         assert note in notes
         assert note in page
+
+
+def test_what_is_said_of_a_file_of_arrivals_stands_in_run_json_and_in_the_report(
+    tmp_path: Path, ampacity: Callable[..., object], server: Started
+) -> None:
+    path, out = tmp_path / "log.csv", tmp_path / "run"
+    path.write_text("arrival_s,input_tokens,output_tokens,other\n0,5,5,1\n7,5,5,1\n5,5,5,1\n9,5,5,1\n")
+    lengths = ("--input-tokens", "5", "--output-tokens", "3")
+    options = ("--rates", "20", "--duration", "500ms", "--arrivals", f"diurnal:trace={path},step=5s")
+    assert ampacity("run", server.url, *lengths, *options, "--out", out) == 0
+    notes, page = json.loads((out / "run.json").read_text())["notes"], words_of(out / "report.html")
+    for note in (
+        "log.csv: the rows are not in the order of time (1 come before the row above them); they are sorted",
+        "log.csv: columns that are not used: other",
+    ):
+        assert note in notes
+        assert note in page

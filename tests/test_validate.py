@@ -341,9 +341,18 @@ def test_log_shows_lengths_and_arrivals(run: Path, tmp_path: Path, ampacity: Any
         f"{t:.6f},{n},4"
         for t, n in zip(np.cumsum(rng.exponential(0.05, 500)), rng.integers(5000, 9000, 500), strict=True)
     ]
-    log.write_text("\n".join(["arrived_at,num_prefill_tokens,num_decode_tokens", *rows]))
+    rows = [f"{row},7" for row in (rows[1], rows[0], *rows[2:])]
+    log.write_text("\n".join(["arrived_at,num_prefill_tokens,num_decode_tokens,other", *rows]))
+    said = [
+        "log.csv: the rows are not in the order of time (1 come before the row above them); they are sorted",
+        "log.csv: columns that are not used: other",
+    ]
+    assert ampacity("validate", run, "--production", log) == 1
+    assert capsys.readouterr().out.splitlines()[-2:] == said
     assert ampacity("validate", run, "--production", log, "--json") == 1
-    found = {f["name"]: f for f in json.loads(capsys.readouterr().out)["findings"]}
+    answer = json.loads(capsys.readouterr().out)
+    assert answer["notes"] == said
+    found = {f["name"]: f for f in answer["findings"]}
     assert found["input_tokens"]["verdict"] == "broken"
     assert found["arrivals"]["verdict"] == "broken"  # a metronome was benchmarked, a Poisson process came
     assert found["load"]["verdict"] == "kept"  # about 20/s

@@ -106,7 +106,26 @@ def test_plain_text_and_a_json_array(tmp_path: Path) -> None:
             '{"messages": [{"role": "user", "content": [5]}]}',
             "p.jsonl:1: a content of a message that is neither",
         ),
-        ('{"messages": 5}', "p.jsonl:1: messages that are no list"),
+        ('{"messages": 5}', "p.jsonl:1: a field messages that is not a list of messages"),
+        ('{"messages": "oops"}', "p.jsonl:1: a field messages that is not a list of messages"),
+        ('{"conversations": "oops"}', "p.jsonl:1: a field conversations that is not a list of messages"),
+        ('{"messages": {"role": "user", "content": "oops"}}', "p.jsonl:1: a field messages that is not a"),
+        ('{"body": {"messages": "oops"}}', "p.jsonl:1: a field messages that is not a list of messages"),
+        ('{"prompt": {"text": "x"}}', "p.jsonl:1: a field prompt that is neither a text nor a list of"),
+        ('{"prompt": 5}', "p.jsonl:1: a field prompt that is neither a text nor a list of messages"),
+        ('{"prompt": [1, 2]}', "p.jsonl:1: a message that is no object"),
+        ('{"text": [{"role": "user", "content": "oops"}]}', "p.jsonl:1: a field text that is not a text"),
+        ('{"instruction": 5, "input": "x"}', "p.jsonl:1: a field instruction that is not a text"),
+        (
+            '{"messages": [{"role": "user", "content": [{"text": "x"}]}]}',
+            "p.jsonl:1: a content of a message that is neither",
+        ),
+        (
+            '{"messages": [{"role": "user", "content": [{"type": "text", "text": null}]}]}',
+            "p.jsonl:1: a content of a message that is neither",
+        ),
+        ('{"prompt": "y", "max_tokens": "9"}', "p.jsonl:1: a limit on the answer that is no whole number"),
+        ('{"prompt": "y", "max_tokens": 9.5}', "p.jsonl:1: a limit on the answer that is no whole number"),
         ('{"messages": [5]}', "p.jsonl:1: a message that is no object"),
         ("17", "p.jsonl:1: a value that is neither an object nor a text"),
         (b'{"prompt": "x"}\n{"prompt": "caf\xe9"}', "p.jsonl:2: a byte that is no UTF-8"),
@@ -157,7 +176,7 @@ GOOD = {"conversations": [human("one"), gpt("two")]}
         ({"messages": [{"role": "user", "content": []}]}, "empty messages only"),
         ({"messages": [{"role": "user", "content": [{"type": "text", "text": " "}]}]}, "empty messages only"),
         ({"prompt": ""}, "no text"),
-        ({"prompt": "  "}, "empty messages only"),
+        ({"prompt": "  "}, "no text"),  # as an empty one: another field may hold the text
         ({"body": {"messages": []}}, "no turns"),
         ("", "empty messages only"),
     ],
@@ -207,6 +226,32 @@ def test_an_instruction_and_its_input_are_one_prompt(tmp_path: Path) -> None:
     ))  # fmt: skip
     assert [e.turns[0][0]["content"] for e in file.entries] == ["Translate.\n\nHaus", "Name a colour."]
     assert file.notes[0].startswith("p.jsonl: fields that are not sent: output (2 rows)")
+
+
+def test_a_blank_field_gives_way_to_one_with_a_text(tmp_path: Path) -> None:
+    rows = [{"input": " ", "instruction": "Name a colour."}, {"messages": [], "prompt": "one"}]
+    file = read_prompts(write(tmp_path / "p.jsonl", *rows))
+    assert [e.turns[0][0]["content"] for e in file.entries] == ["Name a colour.", "one"]
+
+
+def test_a_key_that_stands_twice_is_said(tmp_path: Path) -> None:
+    for name, text in (
+        ("p.jsonl", '{"prompt": "a", "prompt": "b"}\n'),
+        ("p.json", '[{"prompt": "a", "prompt": "b"}]'),
+    ):
+        (tmp_path / name).write_text(text)
+        file = read_prompts(tmp_path / name)
+        assert file.entries[0].turns[0][0]["content"] == "b"
+        assert file.notes == (
+            f"{name}: the key prompt stands twice in an object, 1 times: the last one is taken",
+        )
+
+
+def test_a_limit_below_one_is_not_used_and_counted(tmp_path: Path) -> None:
+    rows = [{"prompt": "a", "max_tokens": limit} for limit in (0, -1, 9)]
+    file = read_prompts(write(tmp_path / "p.jsonl", *rows, {"prompt": "b", "max_tokens": None}))
+    assert [entry.limit_tokens for entry in file.entries] == [None, None, 9, None]
+    assert file.notes == ("p.jsonl: 2 limits on the answer are below 1: they are not used",)
 
 
 def test_half_a_character_is_sent_as_a_replacement(tmp_path: Path) -> None:

@@ -5,7 +5,7 @@ A process is a stationary renewal process, seen through a curve of the rate wher
 
 import math
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache, partial
 from pathlib import Path
@@ -161,6 +161,12 @@ def arrivals_text(spec: object) -> str:
     return str(spec)
 
 
+def arrivals_notes(specs: Iterable[str]) -> tuple[str, ...]:
+    """What is to be said of the files that arrival processes are read from, one line each."""
+    curves = (parse_arrivals(spec).curve for spec in specs)
+    return tuple(dict.fromkeys(note for curve in curves if isinstance(curve, Steps) for note in curve.notes))
+
+
 def shaped(spec: str) -> bool:
     """Whether the rate follows a curve that is laid over the stage (ramp, steps, diurnal, burst): it is not one rate."""
     return isinstance(parse_arrivals(spec).curve, Ramp | Steps | Bursts)
@@ -233,7 +239,8 @@ def _day(values: Mapping[str, Any]) -> Steps:
     from workloads.trace_times import length_text
     from workloads.traces import read_trace
 
-    arrival_s = read_trace(Path(values["trace"])).arrival_s
+    trace = read_trace(Path(values["trace"]))
+    arrival_s = trace.arrival_s
     step_s = values.get("step", 3600.0)
     if arrival_s[-1] / step_s > CHANGES_MAX:
         raise WorkloadError(
@@ -243,7 +250,7 @@ def _day(values: Mapping[str, Any]) -> Steps:
     if len(edges) < 2:
         raise WorkloadError(f"trace {values['trace']} has no length in time")
     counts, lengths = np.histogram(arrival_s, edges)[0], np.diff(edges)
-    return Steps(tuple((counts / lengths).tolist()), tuple(lengths.tolist()))
+    return Steps(tuple((counts / lengths).tolist()), tuple(lengths.tolist()), trace.notes)
 
 
 def _at_least(name: str, text: object) -> float:

@@ -57,7 +57,8 @@ def joint_sessions(
 
     ``inputs`` and ``outputs`` (int64[n]) of the requests, one session after the other; ``turns`` and ``first`` as
     ``turns_of`` gives them. From the second turn on a session's contexts become evenly spaced ones with the same mean m and
-    standard deviation s: those of n lie sqrt(3 (n - 1) / (n + 1)) s to either side. Real ones grow fast at first, and shrink in between. What would lie
+    standard deviation s: those of n lie sqrt(3 (n - 1) / (n + 1)) s to either side, but not above the session's largest context:
+    real ones grow fast at first, and then slowly, or shrink in between. What would lie
     below the first prompt, or grow by less than a mean answer and a word, is put up; the mean stays where it can. Unless ``matched``,
     messages are as they were, without those of prompts that were cut.
     """
@@ -74,7 +75,8 @@ def joint_sessions(
         elif count > 1:
             rest = contexts[1:]
             mean, lowest = float(rest.mean()), float(contexts[0]) + least
-            low = max(mean - math.sqrt(3 * (count - 2) / count) * float(rest.std()), lowest)
+            wide = math.sqrt(3 * (count - 2) / count) * float(rest.std())
+            low = max(mean - min(wide, float(rest.max()) - mean), lowest)
             growth = 2 * (mean - low) / (count - 2) if count > 2 else least
             if growth < least:
                 low, growth = max(mean - least * (count - 2) / 2, lowest), least

@@ -16,18 +16,31 @@ from numpy.typing import NDArray
 from workloads.errors import WorkloadError
 from workloads.lengths import Lengths
 from workloads.prefixes import SharedPrefixes, in_time_order
-from workloads.text import BROKEN_BYTES, DECODE_ERRORS, encoding_of, is_broken, mended
+from workloads.text import (
+    BROKEN_BYTES,
+    DECODE_ERRORS,
+    counting_pairs,
+    encoding_of,
+    is_broken,
+    mended,
+    twice_notes,
+)
 from workloads.tokenizers import WORDS, Tokenizer
 
 Message = dict[str, Any]
-_ROLES = {
+ROLES_OF_MESSAGES = {
     **dict.fromkeys(("human", "user"), "user"), **dict.fromkeys(("system", "developer"), "system"),
     **dict.fromkeys(("gpt", "chatgpt", "bing", "bard", "assistant", "model", "function_call", "tool_call"), "assistant"),
     **dict.fromkeys(("tool", "function", "observation", "tool_response", "ipython"), "tool"),
 }  # fmt: skip
 CHARACTERS_PER_TOKEN = 4  # of English text, in the vocabularies of today's models, roughly
 _LIMITS = ("max_tokens", "max_completion_tokens", "max_output_tokens")
-_HOLDERS = ("messages", "conversations", "conversation", "prompt", "input", "text", "instruction")
+_LIST, _TEXT = "a list of messages", "a text"
+_HOLDERS: dict[str, tuple[str, ...]] = {  # where a prompt stands, and what may stand there
+    **dict.fromkeys(("messages", "conversations", "conversation"), (_LIST,)),
+    **dict.fromkeys(("prompt", "input"), (_TEXT, _LIST)),
+    **dict.fromkeys(("text", "instruction"), (_TEXT,)),
+}
 _OF_A_MESSAGE = frozenset({"role", "from", "content", "value"})
 _SHOWN = 8  # names of fields in a note
 
@@ -110,8 +123,10 @@ def read_prompts(path: Path, *, skip_bad_rows: bool = False) -> PromptFile:
         raise WorkloadError(f"prompts {path} cannot be read: {error.strerror}") from None
     except UnicodeDecodeError as error:
         raise WorkloadError(f"prompts {path}: this is no text: {error.reason}") from None
-    tally, entries = _Tally(), []
-    for value, where in _values(text, path):
+    except MemoryError:
+        raise WorkloadError(f"prompts {path}: the file does not fit into this machine's memory") from None
+    tally, entries, twice = _Tally(), [], Counter[str]()
+    for value, where in _values(text, path, twice):
         held = Counter(tally.parts), Counter(tally.fields)
         try:
             if isinstance(value, ValueError):
@@ -128,18 +143,23 @@ def read_prompts(path: Path, *, skip_bad_rows: bool = False) -> PromptFile:
                 ) from None
             tally.bad_rows[reason] += 1
         tally.parts, tally.fields = held  # those of a row that is left out do not count
-    notes = tally.notes(path.name, len(entries))
+    notes = (*tally.notes(path.name, len(entries)), *twice_notes(path.name, twice))
     if not entries:
         raise WorkloadError("; ".join([f"prompts {path}: there is no prompt in it", *notes]))
     return PromptFile(str(path), tuple(entries), notes)
 
 
-def _values(text: str, path: Path) -> Iterator[tuple[object, str]]:
-    """Each prompt as parsed JSON (or text, or what is wrong with it), and where it stands."""
+def _values(text: str, path: Path, twice: Counter[str]) -> Iterator[tuple[object, str]]:
+    """Each prompt as parsed JSON (or text, or what is wrong with it), and where it stands.
+
+    ``twice`` counts the keys that stand twice in an object.
+    """
+    decoder = json.JSONDecoder(object_pairs_hook=counting_pairs(twice))
     if path.suffix.lower() == ".json":
         try:
-            whole = json.loads(text)
+            whole = decoder.decode(text)
         except (ValueError, RecursionError) as error:
+            twice.clear()
             if text.lstrip().startswith("["):
                 raise WorkloadError(f"prompts {path}: this is no JSON: {error}") from None
         else:
@@ -151,14 +171,15 @@ def _values(text: str, path: Path) -> Iterator[tuple[object, str]]:
     plain = path.suffix.lower() == ".txt"
     for number, line in enumerate(text.split("\n"), 1):  # U+2028 in a prompt is no end of line
         if line.strip():
-            yield _value(line.strip("\r"), plain), f"prompts {path}:{number}"
+            yield _value(line.strip("\r"), None if plain else decoder), f"prompts {path}:{number}"
 
 
-def _value(line: str, plain: bool) -> object:
+def _value(line: str, decoder: json.JSONDecoder | None) -> object:
+    """A line of JSON, or of text where there is no ``decoder``."""
     if is_broken(line):
         return ValueError(BROKEN_BYTES)
     try:
-        return line if plain else json.loads(line)
+        return decoder.decode(line) if decoder else line
     except (ValueError, RecursionError):
         return ValueError("a line that is no JSON (plain text goes into a .txt file)")
 
@@ -173,17 +194,15 @@ def _entry(value: object, tally: _Tally) -> Entry:
     if isinstance(body, Mapping):  # a line of an OpenAI batch file
         tally.fields.update(str(name) for name in value if name != "body")
         value = body
-    limit = None
-    for name in _LIMITS:
-        given = value.get(name)
-        if isinstance(given, int) and not isinstance(given, bool) and given > 0:
-            limit = given
+    limit = _limit(value, tally)
     known = [name for name in _HOLDERS if name in value]
     if not known:
         raise ValueError(f"none of {', '.join(_HOLDERS)}")
-    taken = next((name for name in known if value[name] not in (None, "", [])), None)
+    taken = next((name for name in known if _holds_something(value[name])), None)
     if taken is None:
         raise NoPromptError(f"no {'turns' if known[0].startswith(('conv', 'mess')) else 'text'}")
+    for name in (taken, "instruction") if taken == "input" else (taken,):
+        _check_shape(name, value.get(name))
     used, told = {taken, *_LIMITS}, value[taken]
     both = value.get("instruction"), value.get("input")
     if taken == "input" and all(isinstance(part, str) and part.strip() for part in both):  # of Alpaca
@@ -192,12 +211,33 @@ def _entry(value: object, tally: _Tally) -> Entry:
     return _conversation(told, tally, limit)
 
 
-def _conversation(messages: object, tally: _Tally, limit: int | None = None) -> Entry:
+def _limit(body: Mapping[str, Any], tally: _Tally) -> int | None:
+    """The limit that a body has on its answer, in tokens. Raises ValueError."""
+    given = [body[name] for name in _LIMITS if body.get(name) is not None]
+    if not all(isinstance(tokens, int) and not isinstance(tokens, bool) for tokens in given):
+        raise ValueError("a limit on the answer that is no whole number")
+    useful = [tokens for tokens in given if tokens > 0]
+    if len(useful) < len(given):
+        tally.parts["limits on the answer are below 1: they are not used"] += 1
+    return useful[-1] if useful else None
+
+
+def _holds_something(value: object) -> bool:
+    return bool(value.strip()) if isinstance(value, str) else value not in (None, [])
+
+
+def _check_shape(name: str, value: object) -> None:
+    """Raise ValueError where ``value`` is none of what may stand in the field ``name``."""
+    shape = _TEXT if isinstance(value, str) else _LIST if isinstance(value, list) else ""
+    if value is not None and shape not in _HOLDERS[name]:
+        may = " nor ".join(_HOLDERS[name])
+        raise ValueError(f"a field {name} that is {'neither' if ' nor ' in may else 'not'} {may}")
+
+
+def _conversation(messages: str | list[Any], tally: _Tally, limit: int | None = None) -> Entry:
     """messages: those of a list, or the text of a single one."""
     if isinstance(messages, str):
         messages = [{"role": "user", "content": messages}]
-    if not isinstance(messages, list):
-        raise ValueError("messages that are no list")
     found: list[tuple[tuple[Message, ...], str | None]] = []  # what a turn adds, and its answer
     waiting: list[Message] = []
     empty = 0
@@ -231,18 +271,25 @@ def _message(item: object, tally: _Tally) -> tuple[str, Any]:
     if not isinstance(item, Mapping):
         raise ValueError("a message that is no object")
     said = item.get("role", item.get("from"))
-    role = _ROLES.get(str(said).lower())
+    role = ROLES_OF_MESSAGES.get(str(said).lower())
     if role is None:
         raise ValueError(f"the unknown role {said!r:.40} of a message")
     content = item.get("content", item.get("value"))
     parts = content if isinstance(content, list) else []
-    if not isinstance(content, str | list | None) or not all(isinstance(part, Mapping) for part in parts):
+    if not isinstance(content, str | list | None) or not all(map(is_part, parts)):
         raise ValueError("a content of a message that is neither text nor a list of parts")
     tally.fields.update(f"{name} of a message" for name in item if name not in _OF_A_MESSAGE)
     whole = mended(content)
     if whole is not content:
         tally.parts["messages hold half of a character (a lone surrogate): U+FFFD is sent for it"] += 1
     return role, whole
+
+
+def is_part(part: object) -> bool:
+    """Whether an item of a list of contents has a type, and a text where that is its type."""
+    if not isinstance(part, Mapping) or not isinstance(part.get("type"), str):
+        return False
+    return part["type"] != "text" or isinstance(part.get("text"), str)
 
 
 def _blank(content: Any) -> bool:

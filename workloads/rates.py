@@ -49,6 +49,7 @@ class Steps:
 
     rates: tuple[float, ...]
     lengths: tuple[float, ...]
+    notes: tuple[str, ...] = ()  # of the file that they are from
 
     def rescaling(self, duration_s: float, rng: np.random.Generator) -> Rescaling:
         """Straight lines between the changes of rate."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import json
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -14,16 +15,29 @@ import numpy as np
 from numpy.typing import NDArray
 
 from workloads.prefixes import SharedPrefixes, take_lists
-from workloads.prompt_files import CHARACTERS_PER_TOKEN
+from workloads.prompt_files import CHARACTERS_PER_TOKEN, ROLES_OF_MESSAGES, is_part
 
 Ints = NDArray[np.int64]
 Message = dict[str, Any]
 SENT_FIELDS = ("tools", "tool_choice", "parallel_tool_calls", "response_format", "functions", "function_call")
 """Of a recorded request's body, what is sent with its messages."""
-_ROLES = {"human": "user", "ai": "assistant", "gpt": "assistant", "model": "assistant"}
+_SENT_ROLES = ("system", "developer", "user", "assistant", "tool", "function")  # others are named as these
+_ROLES = {**ROLES_OF_MESSAGES, "ai": "assistant", **{role: role for role in _SENT_ROLES}}
 _SEGMENTS = 1 << 61  # message k is the segment _SEGMENTS + k of the prompts that begin with it
 _SYSTEM = b'{"role":"system"'
 _encode = msgspec.json.Encoder(decimal_format="number").encode
+# how JSON of messages begins: a text that begins so and is no JSON was cut off, as by a limit on attributes
+_LIKE_MESSAGES = re.compile(
+    r'\s*(\[\s*)*\{\s*"(role|from|content|value|parts|messages|type|id|name|tool_calls)"\s*:'
+)
+CUT_OFF = "JSON that is cut off or damaged"
+
+
+@dataclass(frozen=True)
+class Unreadable:
+    """Stands for messages that a row has and nobody can read, and says why."""
+
+    reason: str
 
 
 @dataclass(frozen=True, eq=False)
@@ -147,16 +161,24 @@ def text_of(message: Mapping[str, Any]) -> str:
     return " ".join(text for text in said if text)
 
 
-def read_messages(value: Any) -> tuple[list[Message], bool] | None:
+def read_messages(value: Any, *, listed: bool = False) -> tuple[list[Message], bool] | None:
     """(messages, whether they are one text) of a recorded prompt in any of its forms; None: there is none.
 
-    A text, a list of messages (OpenAI's, Anthropic's, or OpenTelemetry's with ``parts``), or either as JSON in
-    a text. Raises ValueError that says what it is instead.
+    A text (unless ``listed``), a list of messages (OpenAI's, Anthropic's, or OpenTelemetry's with ``parts``), or
+    either as JSON in a text. Raises ValueError that says what it is instead.
     """
+    if isinstance(value, Unreadable):
+        raise ValueError(value.reason)
     if isinstance(value, str):
         held = _json(value)
+        if held is None and not value.strip():
+            return None
+        if held is None and (_LIKE_MESSAGES.match(value) or (listed and value.lstrip()[:1] in "[{")):
+            raise ValueError(CUT_OFF)
+        if held is None and listed:
+            raise ValueError("a text where a list of messages is due")
         if held is None:
-            return ([{"role": "user", "content": value}], True) if value.strip() else None
+            return [{"role": "user", "content": value}], True
         value = held
     if isinstance(value, Mapping):
         value = value.get("messages", [value] if "role" in value else None)
@@ -166,7 +188,22 @@ def read_messages(value: Any) -> tuple[list[Message], bool] | None:
         return None
     if not isinstance(value, list) or not all(isinstance(item, Mapping) for item in value):
         raise ValueError("neither a text nor a list of messages")
-    return [_message(item) for item in value], False
+    messages = [_message(item) for item in value]
+    if not any(map(_says_something, messages)):
+        raise ValueError("empty messages only")
+    return messages, False
+
+
+def read_system(told: Any) -> list[Message]:
+    """The message of what the system says in a field of its own, if anything. Raises ValueError."""
+    return [] if told in (None, "", []) else [_message({"role": "system", "content": told})]
+
+
+def _says_something(message: Message) -> bool:
+    """Whether a message has a text, a part that is none, or calls of tools."""
+    content = message.get("content")
+    parts = content if isinstance(content, list) else [{"type": "text", "text": content or ""}]
+    return any(part["type"] != "text" or part["text"].strip() for part in parts) or len(message) > 2
 
 
 def _json(text: str) -> Any:
@@ -178,11 +215,23 @@ def _json(text: str) -> Any:
     return None
 
 
+def _whole_json(text: Any, what: str) -> Any:
+    """As ``_json``, of a text; None for anything else. Raises ValueError where JSON is cut off."""
+    if not isinstance(text, str):
+        return None
+    held = _json(text)
+    if held is None and text.lstrip()[:2] in ("[{", "[ ", "[\n", '{"', "{ ", "{\n"):
+        raise ValueError(f"{what}: {CUT_OFF}")
+    return held
+
+
 def _message(item: Mapping[str, Any]) -> Message:
     said = item.get("role", item.get("from"))
     if not isinstance(said, str):
         raise ValueError("a message has no role")
-    role = _ROLES.get(said.lower(), said.lower())
+    role = _ROLES.get(said.lower(), "")
+    if not role:
+        raise ValueError(f"a message has the unknown role {said!r:.40}")
     if isinstance(item.get("parts"), list):
         return _of_parts(role, item["parts"])
     message = {  # a column of a Parquet file has every key in every message
@@ -195,6 +244,8 @@ def _message(item: Mapping[str, Any]) -> Message:
         message.get("tool_calls") or message.get("function_call") or role == "assistant"
     ):
         raise ValueError(f"a message of the role {role} has no content")
+    if isinstance(message.get("content"), list) and not all(map(is_part, message["content"])):
+        raise ValueError(f"a message of the role {role} has a content that is no list of parts")
     return {"role": role, **message}
 
 
@@ -221,13 +272,16 @@ def _of_parts(role: str, parts: Sequence[Any]) -> Message:
 
 
 def span_messages(held: Mapping[str, Any]) -> list[Message] | None:
-    """The messages in the attributes of a span (OpenTelemetry, OpenLLMetry, OpenInference); None: it has none."""
-    told = held.get("gen_ai.input.messages", held.get("input.value"))
-    found = read_messages(told) if told is not None else None
+    """The messages in the attributes of a span (OpenTelemetry, OpenLLMetry, OpenInference); None: it has none.
+
+    Raises ValueError that says what they are instead.
+    """
+    listed = held.get("gen_ai.input.messages")
+    found = read_messages(listed, listed=True) if listed else read_messages(held.get("input.value"))
     messages = found[0] if found else _numbered(held)
     system = held.get("gen_ai.system_instructions")
     if isinstance(system, str):
-        system = _json(system) or [{"type": "text", "content": system}]
+        system = _whole_json(system, "system instructions") or [{"type": "text", "content": system}]
     if messages and isinstance(system, list):
         messages = [_of_parts("system", system), *messages]
     return messages or None
@@ -245,26 +299,33 @@ def _numbered(held: Mapping[str, Any]) -> list[Message]:
             calls: list[Message] = []
             while f"{at}tool_calls.{len(calls)}.name" in held:
                 here = f"{at}tool_calls.{len(calls)}."
-                function = {"name": held[f"{here}name"], "arguments": held.get(f"{here}arguments", "")}
+                arguments = held.get(f"{here}arguments", "")
+                _whole_json(arguments, "arguments of a tool")
+                function = {"name": held[f"{here}name"], "arguments": arguments}
                 calls.append({"id": held.get(f"{here}id", ""), "type": "function", "function": function})
             found.append(_message(message | ({"tool_calls": calls} if calls else {})))
+        numbers = {name[len(prefix) :].partition(".")[0] for name in held if name.startswith(prefix)}
+        if len({number for number in numbers if number.isdecimal()}) > len(found):
+            raise ValueError("some of the numbered messages are missing")
         if found:
             return found
     return []
 
 
 def read_fields(record: Mapping[str, Any], prefix: str) -> dict[str, Any]:
-    """The further fields of a recorded body, whose names begin with ``prefix``."""
+    """The further fields of a recorded body, whose names begin with ``prefix``. Raises ValueError."""
     found = {name: record.get(prefix + name) for name in SENT_FIELDS}
-    parsed = {
-        name: _json(value) or value if isinstance(value, str) else value for name, value in found.items()
-    }
+    parsed = {name: _whole_json(value, name) or value for name, value in found.items()}
+    for name in ("tools", "functions"):
+        held = parsed[name]
+        if held and not (isinstance(held, list) and all(isinstance(item, Mapping) for item in held)):
+            raise ValueError(f"{name} that are no list of objects")
     return {name: value for name, value in parsed.items() if value not in (None, "", [], {})}
 
 
 def span_tools(definitions: Any) -> Any:
-    """The tools of a span in OpenAI's form; None: it has none."""
-    held = _json(definitions) if isinstance(definitions, str) else definitions
+    """The tools of a span in OpenAI's form; None: it has none. Raises ValueError."""
+    held = _whole_json(definitions, "tools") if isinstance(definitions, str) else definitions
     if not isinstance(held, list):
         return None
     return [

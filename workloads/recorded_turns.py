@@ -156,6 +156,7 @@ class Prompts:
     )  # conversations that the recorded texts go on with, each behind the answer to the last
     new_tokens: Ints | None
     begun_anew: int = 0  # turns of which nothing says what they share with those before
+    left_aside: int = 0  # turns without a text, in conversations that texts go on with
 
 
 def prompts_of(trace: Trace) -> Prompts:
@@ -258,17 +259,22 @@ def _chain(
 
 
 def _told_on(trace: Trace) -> Prompts:
-    """The conversations of which the file has only what each turn adds, as texts: they go on with real answers."""
+    """The conversations of which the file has only what each turn adds, as texts: they go on with real answers.
+
+    A turn without a text stands apart: the next one goes on with the text before it.
+    """
     inputs = trace.input_tokens.copy()
     found = Prompts(None, inputs, None, None)
     entry, recorded = trace.entry, trace.recorded
     if entry is None or recorded is None:
         return found
     continues, new = np.full(len(trace), -1, dtype=np.int64), inputs.copy()
-    for mine in _rows(trace).values():
-        told = all(entry[i] >= 0 and recorded.is_text[entry[i]] for i in mine)
+    for session in _rows(trace).values():
+        mine = [i for i in session if entry[i] >= 0]
+        told = all(recorded.is_text[entry[i]] for i in mine)
         pairs = list(itertools.pairwise(mine))
         if told and not all(recorded.begins_with(int(entry[i]), int(entry[k])) for k, i in pairs):
+            found.left_aside += len(session) - len(mine)
             for k, i in pairs:
                 continues[i] = k
                 inputs[i] = inputs[k] + trace.output_tokens[k] + new[i]

@@ -4,6 +4,7 @@ Each says so in the notes.
 """
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -17,7 +18,7 @@ from workloads.recorded_turns import Prompts, earliest_s, prompts_of, roots, who
 from workloads.schedule import WITH_START, Schedule
 from workloads.traces import Trace
 
-_NAMED = 3  # odd rows that a note names
+_NAMED = 3  # rows that a note names
 _ODD_SESSION = 1000  # requests of a session that is doubted where it has most of the file
 
 
@@ -93,6 +94,12 @@ def replayed(trace: Trace, how: Replay, seed: int, rate_rps: float | None = None
     scale = 1 / how.time_scale if how.think_scale is None else how.think_scale
     pause_s = waits.pause_s * scale
     long = (waits.counts_from != WITH_START) & (pause_s > how.max_think_s)
+    changes = [*_speed_notes(trace, how, waits.pause_s), *_cut_note(pause_s[long], how.max_think_s)]
+    if not trace.says_arrivals and rate_rps is not None:
+        what = "requests" if trace.session is None else "sessions"
+        changes.append(
+            f"{what} begin at random (Poisson), at {rate_rps:g} requests/s: the file has no arrivals"
+        )
     waits.pause_s = np.where(long, how.max_think_s, pause_s)
     columns: dict[str, Any] = {
         "scheduled_s": arrival_s, "input_tokens": prompts.input_tokens, "output_tokens": trace.output_tokens,
@@ -115,8 +122,12 @@ def replayed(trace: Trace, how: Replay, seed: int, rate_rps: float | None = None
     else:
         columns |= told | ({} if prompts.shared is None else {"shared": prompts.shared})
     first = np.array([not after for after in waits.after]) & (root >= 0)
-    idle = 0 if trace.pause_s is None else int(np.count_nonzero(first & (trace.pause_s > 0)))
-    notes = [*trace.notes, *_notes(trace, prompts, how, int(np.count_nonzero(long)), idle)]
+    paused = np.zeros(len(trace), dtype=bool) if trace.pause_s is None else trace.pause_s > 0
+    idle = int(np.count_nonzero(first & paused))
+    if lone := int(np.count_nonzero(paused & (root < 0))):
+        changes.append(f"{lone} requests without a session have a pause before them, which is not played")
+    name = trace.source.partition(" (")[0]
+    notes = [*trace.notes, *(f"{name}: {text}" for text in (*changes, *_notes(trace, prompts, how, idle)))]
     sessions = {} if trace.session is None else {"sessions": len(np.unique(root[root >= 0]))}
     recorded = 0 if trace.entry is None else int(np.count_nonzero(trace.entry >= 0))
     return Replayed(
@@ -170,10 +181,44 @@ def _begun_at_random(
     return np.asarray(begins[unit], dtype=np.float64)
 
 
-def _notes(trace: Trace, prompts: Prompts, how: Replay, cut_short: int, idle: int) -> list[str]:
-    name, found = trace.source.partition(" (")[0], []
-    if cut_short:
-        found.append(f"{cut_short} pauses within sessions are cut to {how.max_think_s:g} s (--max-think)")
+def _speed_notes(trace: Trace, how: Replay, pause_s: NDArray[np.float64]) -> Iterator[str]:
+    """What is played faster or slower than it was recorded, and by how much; ``pause_s`` float64[n] as recorded."""
+    span_s = float(trace.arrival_s[-1])
+    if how.time_scale != 1:
+        alone = how.think_scale is not None or trace.session is None
+        what = "arrivals" if alone else "arrivals, and pauses within sessions,"
+        lasts = (
+            f": arrivals over {span_s:.6g} s come within {span_s / how.time_scale:.6g} s" if span_s else ""
+        )
+        yield f"{what} are played {how.time_scale:g} times as fast as recorded (--time-scale){lasts}"
+    if how.think_scale not in (None, 1.0):
+        total_s = float(pause_s.sum())
+        yield (
+            f"{np.count_nonzero(pause_s)} pauses within sessions are {how.think_scale:g} times as long as recorded "
+            f"(--think-scale): {total_s * how.think_scale:.6g} s in all, not {total_s:.6g} s"
+        )
+    if how.block_tokens is not None:
+        yield f"hash_ids: blocks of {how.block_tokens} tokens are taken (--block-size)"
+
+
+def _cut_note(pause_s: NDArray[np.float64], max_s: float) -> Iterator[str]:
+    """Of pauses longer than ``max_s``."""
+    if len(pause_s):
+        yield (
+            f"{len(pause_s)} pauses within sessions are cut to {max_s:g} s (--max-think): the longest was "
+            f"{pause_s.max():.6g} s, all of them are {float((pause_s - max_s).sum()):.6g} s shorter"
+        )
+
+
+def _notes(trace: Trace, prompts: Prompts, how: Replay, idle: int) -> list[str]:
+    found = []
+    bare = np.zeros(0, dtype=np.int64) if trace.entry is None else np.flatnonzero(trace.entry < 0)
+    if len(bare):
+        behind = "; the turns behind them go on without them" if prompts.left_aside else ""
+        found.append(
+            f"{len(bare)} of {len(trace)} requests have no text of a prompt, where others have one ({_named(trace, bare)}): "
+            f"made-up text of their length is sent{behind}"
+        )
     if trace.session is not None and trace.end_s is None and trace.pause_s is None and trace.clock:
         found.append(
             "sessions: the file does not say when answers ended: a turn comes as long after the start of the turn before "
@@ -197,7 +242,15 @@ def _notes(trace: Trace, prompts: Prompts, how: Replay, cut_short: int, idle: in
         found.append(
             f"{prompts.begun_anew} later turns are shorter than every turn before them: they begin anew, and share nothing"
         )
-    return [f"{name}: {text}" for text in found]
+    return found
+
+
+def _named(trace: Trace, index: NDArray[np.int64]) -> str:
+    """Where the first of these requests stand in the file."""
+    assert trace.place is not None
+    places = list(dict.fromkeys(trace.place[index].tolist()))
+    more = f" and {len(places) - _NAMED} more" if len(places) > _NAMED else ""
+    return f"{trace.place_word} {', '.join(map(str, places[:_NAMED]))}{more}"
 
 
 def _prompts_text(trace: Trace, prompts: Prompts, recorded: int) -> str:

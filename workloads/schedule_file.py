@@ -2,6 +2,7 @@
 
 import gzip
 import json
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, TextIO
@@ -14,7 +15,9 @@ from workloads.prefixes import SharedPrefixes
 from workloads.profile import Workload, workload_from_text
 from workloads.replay import Replayed
 from workloads.schedule import Schedule
-from workloads.trace_formats import BadRow, open_records
+from workloads.text import mended
+from workloads.trace_fields import BadRow
+from workloads.trace_formats import open_records
 from workloads.traces import read_trace
 
 # Columns that a row holds where they are not as here: the type, and what is left out.
@@ -22,6 +25,10 @@ _PER_REQUEST: dict[str, tuple[Any, Any]] = {
     "cancel_after_s": (np.float64, np.nan), "cancel_after_tokens": (np.int64, 0), "session": (np.int64, -1),
     "turn": (np.int32, 0), "think_s": (np.float64, 0.0), "continues": (np.int64, -1), "new_tokens": (np.int64, 0),
 }  # fmt: skip
+_KNOWN = frozenset({
+    *_PER_REQUEST, "scheduled_s", "input_tokens", "output_tokens", "class", "model", "shared", "after",
+})  # fmt: skip
+_SHOWN = 12
 _HEAD = "schedule_of"  # the first line: the workload, as the text of its YAML file
 _HEADERS = "headers_left_out"
 
@@ -96,6 +103,7 @@ def read_schedule(path: Path, *, time_scale: float = 1.0, first_request_id: int 
     after: list[list[int]] = []
     classes: list[str] = []
     models: list[str] = []
+    unused: Counter[str] = Counter()
     with open_records(path) as records:
         for line, row in records.rows:
             where = f"{path}:{line}"
@@ -107,8 +115,14 @@ def read_schedule(path: Path, *, time_scale: float = 1.0, first_request_id: int 
             after.append(_waited_for(row.get("after"), len(after), where))
             classes.append(str(row.get("class", "default")))
             models.append(str(row.get("model") or ""))
-    if np.any(np.diff(trace.arrival_s) < 0) or len(shared) != len(trace):
+            unused.update(name for name in row if name.strip().lower() not in _KNOWN)
+    assert trace.place is not None
+    if np.any(np.diff(trace.place) < 0) or len(shared) != len(trace):
         raise WorkloadError(f"{path}: the requests are not in the order of their times")
+    if trace.arrival_s[0] < 0:
+        raise WorkloadError(
+            f"{path}: a request is scheduled at {trace.arrival_s[0]:g} s, before the stage begins"
+        )
     columns: dict[str, Any] = {
         name: np.array(held[name], dtype=kind) for name, (kind, missing) in _PER_REQUEST.items()
         if any(value == value and value != missing for value in held[name])
@@ -127,9 +141,14 @@ def read_schedule(path: Path, *, time_scale: float = 1.0, first_request_id: int 
             columns.setdefault(name, np.full(len(after), missing, dtype=kind))
     if "continues" in columns:
         columns.setdefault("new_tokens", trace.input_tokens)
-    schedule = Schedule(
-        trace.arrival_s / time_scale, trace.input_tokens, trace.output_tokens, first_request_id, **columns
-    )
+    try:
+        schedule = Schedule(
+            trace.arrival_s / time_scale, trace.input_tokens, trace.output_tokens, first_request_id, **columns
+        )
+    except ValueError as error:
+        raise WorkloadError(f"{path}: {error}") from None
+    if schedule.shared is not None and (schedule.shared.totals() > trace.input_tokens).any():
+        raise WorkloadError(f"{path}: column shared: a request shares more tokens than its prompt has")
     prompts = [
         text
         for text, there in (
@@ -144,6 +163,16 @@ def read_schedule(path: Path, *, time_scale: float = 1.0, first_request_id: int 
         if left_out
         else []
     )
+    if unused:
+        named = ", ".join(f"{mended(name)} (of {count} rows)" for name, count in unused.most_common(_SHOWN))
+        more = f" and {len(unused) - _SHOWN} more" if len(unused) > _SHOWN else ""
+        notes.append(f"{path.name}: columns that are not used: {named}{more}")
+    if time_scale != 1:
+        span_s = float(trace.arrival_s[-1])
+        notes.append(
+            f"{path.name}: arrivals are played {time_scale:g} times as fast as written (--time-scale): those over "
+            f"{span_s:.6g} s come within {span_s / time_scale:.6g} s"
+        )
     return Replayed(schedule, trace.source, (*trace.notes, *notes), ", ".join(prompts) or "unique")
 
 

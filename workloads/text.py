@@ -1,6 +1,8 @@
 """Text of files as people write them: UTF-8 or UTF-16, with bytes that are neither, and halves of characters."""
 
 import re
+from collections import Counter
+from collections.abc import Callable, Iterator
 from typing import Any
 
 _NOT_TEXT = re.compile("[\ud800-\udfff]")
@@ -32,3 +34,22 @@ def mended(value: Any) -> Any:
         same = all(a is b for a, b in zip(pairs.values(), value.values(), strict=False))
         return value if same and pairs.keys() == value.keys() else pairs
     return value
+
+
+def counting_pairs(twice: Counter[str]) -> Callable[[list[tuple[str, Any]]], dict[str, Any]]:
+    """For ``object_pairs_hook`` of json: the last of each key; ``twice`` counts the keys that stand twice in an object."""
+
+    def whole(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        found = dict(pairs)
+        if len(found) < len(pairs):
+            names = Counter(name for name, _ in pairs)
+            twice.update(name for name, times in names.items() if times > 1)
+        return found
+
+    return whole
+
+
+def twice_notes(name: str, twice: Counter[str]) -> Iterator[str]:
+    """One line for each key that stood twice in an object of the file ``name``."""
+    for key, count in twice.items():
+        yield f"{name}: the key {mended(key)} stands twice in an object, {count} times: the last one is taken"

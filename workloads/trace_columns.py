@@ -6,11 +6,13 @@ from typing import Any
 import numpy as np
 
 from workloads.recorded import SENT_FIELDS
-from workloads.text import mended
+from workloads.text import mended, twice_notes
 from workloads.trace_fields import PER_ROW, Columns
 from workloads.trace_formats import Records
 
-_OURS = ("session", "hash_id_scope", "parent_session")  # that the reader adds to rows of nested requests
+_OURS = (  # that the reader adds to rows of nested requests, and to spans
+    "session", "hash_id_scope", "parent_session", "span_id", "parent_span_id", "is_agent",
+)  # fmt: skip
 _SHOWN = 12
 
 
@@ -22,8 +24,7 @@ def column_notes(name: str, columns: Columns | None, records: Records) -> Iterat
         if role in PER_ROW:
             continue
         yield f"{name}: column {columns[role].strip()} is taken for the {role}, not {' or '.join(map(mended, others))}"
-    for key, count in records.twice.items():
-        yield f"{name}: the key {mended(key)} stands twice in an object, {count} times: the last one is taken"
+    yield from twice_notes(name, records.twice)
     rows = records.columns.by_name()
     prompts = columns.name("messages")
     prefix = prompts[: prompts.rfind(".") + 1]
@@ -42,7 +43,7 @@ def column_notes(name: str, columns: Columns | None, records: Records) -> Iterat
     if unused:
         total = records.columns.rows
         shown = (
-            f"{mended(field).strip()}{'' if rows[field] == total else f' (of {rows[field]} rows)'}"
+            f"{mended(field).strip() or '(without a name)'}{'' if rows[field] == total else f' (of {rows[field]} rows)'}"
             for field in unused[:_SHOWN]
         )
         more = f" and {len(unused) - _SHOWN} more" if len(unused) > _SHOWN else ""

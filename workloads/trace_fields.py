@@ -39,6 +39,8 @@ ROLES: dict[str, tuple[str, ...]] = {
         "gen_ai.conversation.id", "session.id", "thread_id", "threadid", "trace_id", "traceid",
     ),
     "parent": ("parent_session", "parent_chat_id"),  # the session that a helper's belongs to, the chat gone on with
+    "span": ("span_id", "spanid", "id"),
+    "parent_span": ("parent_span_id", "parentspanid", "parentobservationid", "parent_observation_id"),
     "client": ("client_id", "client", "tenant", "api_key", "end_user", "user_id", "user", "service.name"),
     "end": ("endtime", "end_time", "endtimeunixnano", "ended_at", "completed_at", "finished_at"),
     "duration": (
@@ -87,6 +89,28 @@ _THOUSANDS = re.compile(r"[+-]?\d{1,3}(?:(?:[,'_ \u00a0\u2009\u202f]\d{3})+|(?:\
 ZONED, LOCAL = "a date and time with a zone", "a date and time without a zone"
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _MAX_TIME_S = 4_000_000_000  # the year 2096: differences fit 64 bits of ns
+
+
+@dataclass(frozen=True)
+class BadRow:
+    """A row that cannot be read, and why."""
+
+    reason: str
+
+
+@dataclass(frozen=True)
+class NoCall(BadRow):
+    """What of an entry is no call of a model, or is not played, and why; "": only ``fields`` are told, which are not used.
+
+    ``span`` and ``parent_span``: of a span, which may stand between a call and the agent that made it.
+    """
+
+    fields: tuple[str, ...] = ()
+    span: str | None = None
+    parent_span: str | None = None
+
+
+NO_CALL = "entries are no calls of a model (spans, steps of an agent): they are not played"
 
 
 @dataclass(frozen=True)
@@ -142,6 +166,9 @@ def find_columns(
         found[role] = hit
         if wanted is None and (also := [by_name[name] for name in known if name in by_name and name != hit]):
             others[role] = also
+    if "parent_span" not in found:  # an id alone says nothing
+        found.pop("span", None)
+        others.pop("span", None)
     given_otherwise = {
         "input": {"messages"},
         "output": {"answer", "limit"},

@@ -16,32 +16,30 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from workloads.errors import WorkloadError
-from workloads.recorded import SENT_FIELDS, span_messages, span_tools
-from workloads.text import BROKEN_BYTES, DECODE_ERRORS, encoding_of, is_broken, mended
-from workloads.trace_fields import ROLES, is_placeholder, reach
+from workloads.recorded import SENT_FIELDS
+from workloads.spans import listed, read_otlp, read_span
+from workloads.text import BROKEN_BYTES, DECODE_ERRORS, counting_pairs, encoding_of, is_broken, mended
+from workloads.trace_fields import ROLES, BadRow, NoCall, is_placeholder, reach
 
 _JSON_ENDINGS = (".jsonl", ".ndjson", ".json")
 _PEEKED = 20  # rows of JSON whose names are taken together: a field may be missing in the first ones
-_CALLS = ("chat", "text_completion", "generate_content")  # OpenTelemetry's names of a call of a model
-STEPS = (  # Langfuse's types of an observation but GENERATION
-    "SPAN", "EVENT", "AGENT", "TOOL", "CHAIN", "RETRIEVER", "EVALUATOR", "EMBEDDING", "GUARDRAIL",
-)  # fmt: skip
+_PEEKED_MAX = 10_000  # rows that are looked at for these: before the first call there may be many other spans
+LINE_MAX = 1 << 28  # characters of a line
+DOCUMENT_MAX = 1 << 30  # of a JSON document, which is read as a whole
+_FIELD_MAX = 1 << 24  # of a field of a CSV file
 _BATCH = 20_000
 _TIMES = frozenset(ROLES["time"])
 _COUNTS = frozenset({*ROLES["input"], *ROLES["output"]})
+_TURNS = ("requests", "turns", "observations")  # lists whose objects are requests, whatever they hold
+_PAGES = ("data", "items", "results", "sessions", "traces")  # lists whose objects may hold such lists
+_COMMON = ("block_size", "hash_id_scope", *ROLES["client"])  # of a session, that its requests have too
 _SESSION_IDS = ("session_id", "sessionId", "conversation_id", "id", "trace_id", "traceId")
 
 
-@dataclass(frozen=True)
-class BadRow:
-    """A row that cannot be read, and why."""
-
-    reason: str
-
-
-@dataclass(frozen=True)
-class NoCall(BadRow):
-    """A row that is none: a span, or a step of an agent, that is no call of a model."""
+_OWN_COUNTS = (
+    "entries have counts of tokens beside a list of requests: they are taken for their sum, and not played"
+)
+_JOINED = "entries have the session id of an earlier entry: their requests are taken for one session"
 
 
 Row = tuple[int, Mapping[str, Any] | BadRow]
@@ -64,14 +62,21 @@ class ColumnCounts:
         if len(self._shapes) > self._SHAPES_MAX:
             self.by_name()
 
+    def beside(self, names: tuple[str, ...]) -> None:
+        """So are the fields named that an entry has beside its requests."""
+        self._add(names, 1)
+
     def by_name(self) -> Counter[str]:
         """Rows by column; of more than ten thousand names the first ones."""
         for shape, rows in self._shapes.items():
-            for name in shape:
-                if name in self._names or len(self._names) < self._NAMES_MAX:
-                    self._names[name] += rows
+            self._add(shape, rows)
         self._shapes.clear()
         return self._names
+
+    def _add(self, names: tuple[str, ...], rows: int) -> None:
+        for name in names:
+            if name in self._names or len(self._names) < self._NAMES_MAX:
+                self._names[name] += rows
 
 
 @dataclass(frozen=True)
@@ -111,12 +116,16 @@ def open_records(path: Path, keep: frozenset[str] = frozenset()) -> Iterator[Rec
                 return file.tell() / size
 
             if stem.endswith(_JSON_ENDINGS):
-                yield _json(text, read_share, keep)
+                yield _json(text, path, read_share, keep)
             elif stem.endswith((".csv", ".tsv")):
                 yield _csv(text, path, read_share, keep)
             elif stem.endswith(".log"):
                 yield Records(
-                    ["timestamp", "input_tokens", "output_tokens"], 1, _vllm_log(text), ":", read_share
+                    ["timestamp", "input_tokens", "output_tokens"],
+                    1,
+                    _vllm_log(_lines(text, path)),
+                    ":",
+                    read_share,
                 )
             else:
                 raise WorkloadError(
@@ -139,17 +148,34 @@ def _plain_errors(path: Path) -> Iterator[None]:
         raise WorkloadError(f"{path}: the gzip data are broken ({error}): fetch the file again") from None
     except OSError as error:
         raise WorkloadError(f"trace {path} cannot be read: {error.strerror or error}") from None
+    except MemoryError:
+        raise WorkloadError(
+            f"{path}: the file does not fit into this machine's memory: split it, or leave out columns that are not needed"
+        ) from None
+
+
+def _lines(text: io.TextIOWrapper, path: Path) -> Iterator[str]:
+    """The lines of a file, of which none may be longer than LINE_MAX characters. Raises WorkloadError."""
+    number = 0
+    while line := text.readline(LINE_MAX):
+        number += 1
+        if len(line) == LINE_MAX and line[-1] not in "\r\n":
+            raise WorkloadError(
+                f"{path}:{number}: this line has more than {LINE_MAX:,} characters: is it a log with a request in each line?"
+            )
+        yield line
 
 
 def _csv(
     text: io.TextIOWrapper, path: Path, read_share: Callable[[], float], keep: frozenset[str]
 ) -> Records:
     broken: list[int] = []  # lines with bytes that are no text
-    lines = _watched(text, broken)
+    lines = _watched(_lines(text, path), broken)
     first = next(lines, "")
     delimiter = _delimiter(first, keep)
     kept = [] if _SEPARATOR.fullmatch(first) else [first]
-    reader = csv.reader(itertools.chain(kept, lines), delimiter=delimiter)
+    csv.field_size_limit(_FIELD_MAX)  # of Python's 128 KiB a recorded prompt may have more
+    reader = csv.reader(itertools.chain(kept, lines), delimiter=delimiter, strict=True)
     skipped = 1 - len(kept)
     try:
         header: list[str] = next((row for row in reader if row), [])
@@ -171,7 +197,7 @@ def _csv(
                     yield line, BadRow(f"the row has {len(row)} fields, the header has {width}")
                 last = line
         except csv.Error as error:
-            raise WorkloadError(f"{path}:{reader.line_num}: this is no CSV: {error}") from None
+            raise WorkloadError(f"{path}:{last + 1}: this is no CSV: {error}") from None
         finally:
             columns.add(tuple(header), good)
 
@@ -203,15 +229,21 @@ def _watched(text: Iterable[str], broken: list[int]) -> Iterator[str]:
         yield line
 
 
-def _json(text: io.TextIOWrapper, read_share: Callable[[], float], keep: frozenset[str]) -> Records:
+def _json(
+    text: io.TextIOWrapper, path: Path, read_share: Callable[[], float], keep: frozenset[str]
+) -> Records:
     rows: Iterator[Row]
     twice: Counter[str] = Counter()
     columns = ColumnCounts()
     parse, paths = _parser(twice), [path.strip() for path in keep if "." in path]
-    first = next((line for line in text if line.strip()), "")
+    first = next((line for line in _lines(text, path) if line.strip()), "")
     document: Any = BadRow("it begins as JSON lines do")
     if first.lstrip()[:1] in ("[", "{") and isinstance(parse(first), BadRow | list):
-        whole = first + text.read()
+        whole = first + text.read(DOCUMENT_MAX)
+        if len(whole) >= DOCUMENT_MAX:
+            raise WorkloadError(
+                f"{path}: this JSON document has {DOCUMENT_MAX:,} characters or more: write it as JSON lines (.jsonl)"
+            )
         twice.clear()  # of the first line
         document = parse(whole)
         if is_broken(whole) and isinstance(document, list):
@@ -220,6 +252,8 @@ def _json(text: io.TextIOWrapper, read_share: Callable[[], float], keep: frozens
     if isinstance(document, BadRow):
         twice.clear()  # its line is read again
 
+    sessions: set[str] = set()
+
     def expanded(item: Any) -> Iterator[Mapping[str, Any] | BadRow]:
         if paths and isinstance(item, dict):  # a path into a list names one value of the whole
             row = _flat(item)
@@ -227,22 +261,29 @@ def _json(text: io.TextIOWrapper, read_share: Callable[[], float], keep: frozens
             if held:
                 yield row | held
                 return
-        yield from _expand(item)
+        yield from _expand(item, sessions)
 
     def counted(rows: Iterator[Row]) -> Iterator[Row]:
         for row in rows:
-            if not isinstance(row[1], BadRow):
+            if isinstance(row[1], NoCall):
+                columns.beside(row[1].fields)
+            elif not isinstance(row[1], BadRow):
                 columns.add(tuple(row[1]))
             yield row
 
     if isinstance(document, BadRow):
-        lines = ((line, content) for line, content in enumerate(text, start=1) if content.strip())
+        numbered = enumerate(_lines(text, path), start=1)
+        lines = ((line, content) for line, content in numbered if content.strip())
         rows, place = ((line, row) for line, content in lines for row in expanded(_line(content, parse))), ":"
     else:
         items = document if isinstance(document, list) else [document]
         rows, place = enumerate(itertools.chain.from_iterable(map(expanded, items)), start=1), " entry "
     rows = counted(rows)
-    peeked = list(itertools.islice(rows, _PEEKED))
+    peeked: list[Row] = []
+    calls = 0
+    while calls < _PEEKED and len(peeked) < _PEEKED_MAX and (row := next(rows, None)):
+        peeked.append(row)
+        calls += not isinstance(row[1], NoCall)
     names = {name: None for _, row in peeked if not isinstance(row, BadRow) for name in row}
     where = next((line for line, row in peeked if not isinstance(row, BadRow)), 1)
     return Records(list(names), where, itertools.chain(peeked, rows), place, read_share, columns, twice)
@@ -254,15 +295,9 @@ def _line(content: str, parse: Callable[[str], Any]) -> Any:
 
 def _parser(twice: Counter[str]) -> Callable[[str], Any]:
     """Reads JSON with exact numbers; ``twice`` counts the keys that stand twice in an object."""
-
-    def whole(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-        found = dict(pairs)
-        if len(found) < len(pairs):
-            names = Counter(name for name, _ in pairs)
-            twice.update(name for name, times in names.items() if times > 1)
-        return found
-
-    decoder = json.JSONDecoder(parse_float=Decimal, parse_constant=_no_constant, object_pairs_hook=whole)
+    decoder = json.JSONDecoder(
+        parse_float=Decimal, parse_constant=_no_constant, object_pairs_hook=counting_pairs(twice)
+    )
 
     def parse(content: str) -> Any:
         try:
@@ -279,8 +314,11 @@ def _no_constant(name: str) -> NoReturn:
     raise ValueError(f"{name} is not a number")
 
 
-def _expand(item: Any) -> Iterator[Mapping[str, Any] | BadRow]:
-    """The requests of one JSON value: itself, the spans of a trace, or the requests of a recorded agent run."""
+def _expand(item: Any, sessions: set[str]) -> Iterator[Mapping[str, Any] | BadRow]:
+    """The requests of one JSON value: itself, the spans of a trace, or the requests of a recorded agent run.
+
+    ``sessions``: the ids of those before it.
+    """
     if isinstance(item, BadRow):
         yield item
     elif not isinstance(item, dict):
@@ -288,15 +326,27 @@ def _expand(item: Any) -> Iterator[Mapping[str, Any] | BadRow]:
     elif "schedule_of" in item:  # the first line of a schedule
         return
     elif isinstance(item.get("spans"), list):
-        yield from itertools.chain.from_iterable(_span(span) for span in item["spans"])
+        yield from itertools.chain.from_iterable(read_span(span) for span in item["spans"])
+        yield _unused(item, "spans", ("spans", "trace_id", "traceId"))
     elif isinstance(item.get("resourceSpans"), list):
-        yield from _otlp(item["resourceSpans"])
+        yield from read_otlp(item["resourceSpans"])
+        yield _unused(item, "resourceSpans", ("resourceSpans",))
     elif (
         isinstance(item.get("attributes"), dict | list) and {"start_time", "startTimeUnixNano"} & item.keys()
     ):
-        yield from _span(item)
-    elif (calls := _calls(item)) and (session := _session_id(item)):
-        yield from _session(calls, item, session)
+        yield from read_span(item)
+    elif nested := _nested(item):
+        session = _session_id(item)
+        if session is None:  # a list of entries, each by itself
+            yield from itertools.chain.from_iterable(_expand(entry, sessions) for entry in item[nested[0]])
+            yield from _beside(item)
+            return
+        if session in sessions:
+            yield NoCall(_JOINED)
+        sessions.add(session)
+        yield from _session(item, session)
+    elif any(item.get(name) == [] for name in _TURNS) and not _counts(item) and _session_id(item):
+        yield NoCall("entries have a list of requests that is empty: they are not played")
     else:
         yield _timed(_flat(item))
 
@@ -311,18 +361,18 @@ def _flat(item: Mapping[str, Any], prefix: str = "", depth: int = 0) -> dict[str
     return found
 
 
-def _calls(item: Mapping[str, Any]) -> list[Any]:
-    """The requests of a session that are nested in its object, as a list; empty where there are none.
+def _nested(item: Mapping[str, Any]) -> list[str]:
+    """The names of lists with the requests of a session that are nested in its object.
 
     They have the counts that the object itself has not, or are turns of texts.
     """
+    found: list[str] = []
     for name, held in item.items():
-        some = [entry for entry in _list(held)[:_PEEKED] if isinstance(entry, dict)]
-        if name in ("requests", "turns", "observations") and some:
-            return _list(held)
-        if some and name != "choices" and any(map(_counts, some)) and not _counts(item):
-            return _list(held)
-    return []
+        some = [entry for entry in listed(held)[:_PEEKED] if isinstance(entry, dict)]
+        turns = (name in _TURNS and some) or (name in _PAGES and any(map(_nested, some)))
+        if turns or (name != "choices" and any(map(_counts, some)) and (found or not _counts(item))):
+            found.append(name)
+    return found
 
 
 def _counts(item: Mapping[str, Any]) -> bool:
@@ -335,7 +385,7 @@ def _timed(row: dict[str, Any]) -> dict[str, Any]:
     if any(name.lower() in _TIMES for name in row):
         return row
     for held in row.values():
-        events = [event for event in _list(held) if isinstance(event, dict)]
+        events = [event for event in listed(held) if isinstance(event, dict)]
         for name in ("timestamp", "time", "start_time", "created_at", "at", "ts"):
             if events and all(name in event for event in events):
                 return {**row, "timestamp": events[0][name], "end_time": events[-1][name]}
@@ -349,95 +399,46 @@ def _session_id(item: Mapping[str, Any]) -> str | None:
 
 
 def _session(
-    calls: list[Any], about: Mapping[str, Any], session: str, parent: str | None = None, begun: Any = 0
-) -> Iterator[Mapping[str, Any] | BadRow]:
+    about: Mapping[str, Any], session: str, parent: str | None = None, begun: Any = 0, common: Mapping[str, Any] | None = None
+) -> Iterator[Mapping[str, Any] | BadRow]:  # fmt: skip
     """The turns of one session, and of its helpers: each of these is a conversation of its own whose
-    times count from its beginning ``begun``. Where ids of blocks are ``local``, they are to the whole."""
-    common = {name: about[name] for name in ("block_size", "hash_id_scope") if name in about}
-    for i, entry in enumerate(calls):
+    times count from its beginning ``begun``. Where ids of blocks are ``local``, they are to the whole.
+
+    ``common``: fields that all of them have.
+    """
+    taken = _nested(about)[0]
+    common = {**(common or {}), **{name: about[name] for name in _COMMON if name in about}}
+    for i, entry in enumerate(about[taken]):
         if not isinstance(entry, dict):
             yield BadRow("this is no JSON object with one request")
-        elif helpers := _calls(entry):
+        elif _nested(entry):
             name = f"{session}/{entry.get('agent_id', entry.get('id', i))}"
             at = entry.get("t") if isinstance(entry.get("t"), int | Decimal) else 0
-            yield from _session(helpers, {**about, **common}, name, session, at)
+            yield from _session(entry, name, session, at, common)
         else:
-            row = {**_timed(_flat(entry)), **common, "session": session, "parent_session": parent}
+            row = {**common, **_timed(_flat(entry)), "session": session, "parent_session": parent}
             if begun and isinstance(row.get("t"), int | Decimal):
                 row["t"] += begun
             yield row
+    yield from _beside(about)
 
 
-def _otlp(resources: list[Any]) -> Iterator[Mapping[str, Any] | BadRow]:
-    for resource in resources:
-        held = resource if isinstance(resource, dict) else {}
-        told = held.get("resource")
-        about = _attributes(told.get("attributes") if isinstance(told, dict) else None)
-        for scope in _list(held.get("scopeSpans")):
-            for span in _list(scope.get("spans") if isinstance(scope, dict) else None):
-                yield from _span(span, about)
+def _beside(about: Mapping[str, Any]) -> Iterator[NoCall]:
+    """What an object has beside its requests, and is not played."""
+    taken, *others = _nested(about)
+    if _counts(about):
+        yield NoCall(_OWN_COUNTS)
+    for name in others:
+        for _ in about[name]:
+            yield NoCall(f"entries of the list {name} beside {taken} are not played")
+    yield _unused(about, taken, (taken, *others, *_COMMON, *_SESSION_IDS, "agent_id", "t"))
 
 
-def _list(value: Any) -> list[Any]:
-    return value if isinstance(value, list) else []
-
-
-def _span(span: Any, resource: Mapping[str, Any] | None = None) -> Iterator[Mapping[str, Any] | BadRow]:
-    """One row where the span is a call of a model; agents, tools and all else give none."""
-    if not isinstance(span, dict):
-        yield BadRow("this is no JSON object with one span")
-        return
-    held = _attributes(span.get("attributes"))
-    counts = [
-        next((held[f"gen_ai.usage.{n}"] for n in names if f"gen_ai.usage.{n}" in held), None)
-        for names in (("input_tokens", "prompt_tokens"), ("output_tokens", "completion_tokens"))
-    ]
-    if counts == [None, None] and held.get("gen_ai.operation.name") not in _CALLS:
-        yield NoCall("span")
-        return
-    try:
-        messages: Any = span_messages(held)
-    except ValueError:  # said when the row is read
-        messages = held.get("gen_ai.input.messages")
-    about = {**_attributes(span.get("resource_attributes")), **(resource or {})}
-    trace = span.get("trace_id") or span.get("traceId")
-    time = "start_time" if "start_time" in span else "startTimeUnixNano"
-    end = "end_time" if "end_time" in span else "endTimeUnixNano"
-    named = (held.get(name) for name in ("gen_ai.conversation.id", "session.id"))
-    row = {
-        time: span.get(time), end: span.get(end),
-        "gen_ai.usage.input_tokens": counts[0], "gen_ai.usage.output_tokens": counts[1],
-        "session": next((name for name in named if not is_placeholder(name)), trace),
-        "service.name": about.get("service.name"),
-    }  # fmt: skip
-    if messages:
-        row |= {"messages": messages, "max_tokens": held.get("gen_ai.request.max_tokens")}
-        said = ("gen_ai.output.messages", "gen_ai.output.text", "gen_ai.completion.0.content", "output.value")
-        row["answer"] = next((held[name] for name in said if name in held), None)
-        row["tools"] = span_tools(held.get("gen_ai.tool.definitions"))
-    if "gen_ai.usage.cache_read.input_tokens" in held:
-        row["gen_ai.usage.cache_read.input_tokens"] = held["gen_ai.usage.cache_read.input_tokens"]
-    yield row
-
-
-def _attributes(held: Any) -> dict[str, Any]:
-    """Attributes as a mapping, from a mapping or from OTLP's list of keys and typed values."""
-    if isinstance(held, dict):
-        return held
-    pairs = [
-        a for a in _list(held) if isinstance(a, dict) and isinstance(a.get("value"), dict) and a["value"]
-    ]
-    return {str(a.get("key")): _plain(a["value"]) for a in pairs}
-
-
-def _plain(value: Any) -> Any:
-    """One typed value of OTLP, arrays and lists of pairs included."""
-    kind, held = next(iter(value.items())) if isinstance(value, dict) and value else ("", None)
-    if kind == "arrayValue":
-        return [_plain(item) for item in _list(held.get("values") if isinstance(held, dict) else None)]
-    if kind == "kvlistValue":
-        return _attributes(held.get("values") if isinstance(held, dict) else None)
-    return held
+def _unused(about: Mapping[str, Any], taken: str, used: tuple[str, ...]) -> NoCall:
+    """The fields that an object has beside the list that is ``taken`` of it; those ``used`` may stand deeper too."""
+    names = _flat({name: value for name, value in about.items() if name not in used})
+    unused = (name for name in names if name.rpartition(".")[2] not in used and name.lower() not in _COUNTS)
+    return NoCall("", tuple(f"{name} beside {taken}" for name in unused))
 
 
 def _parquet(file: Any, path: Path, keep: frozenset[str]) -> Records:
@@ -507,7 +508,7 @@ _RECEIVED = re.compile(
 _GENERATED = re.compile(r"Generated response ([^\s:]+).*output_token_ids: (\[[\d, ]*\]|None)")
 
 
-def _vllm_log(text: io.TextIOWrapper) -> Iterator[Row]:
+def _vllm_log(text: Iterable[str]) -> Iterator[Row]:
     """Requests of vLLM's own log (--enable-log-requests, better with --enable-log-outputs), which has no year.
 
     Where the answer is not logged with its tokens, as in streams, the limit max_tokens stands for it.
@@ -521,10 +522,17 @@ def _vllm_log(text: io.TextIOWrapper) -> Iterator[Row]:
                 "input_tokens": _listed(ids),
                 "output_tokens": None if limit == "None" else limit,
             }
+            if request in waiting:  # as after a restart
+                yield waiting.pop(request)
             waiting[request] = line, row
-        elif (answered := _GENERATED.search(content)) and answered[1] in waiting:
-            at, row = waiting.pop(answered[1])
-            yield at, {**row, "output_tokens": _listed(answered[2]) or row["output_tokens"]}
+        elif "Received request " in content:
+            yield line, BadRow("this line of a received request has a form that is not known")
+        elif answered := _GENERATED.search(content):
+            if answered[1] in waiting:
+                at, row = waiting.pop(answered[1])
+                yield at, {**row, "output_tokens": _listed(answered[2]) or row["output_tokens"]}
+            else:
+                yield line, NoCall("answers are to requests that the log does not hold: they are not played")
     yield from waiting.values()
 
 

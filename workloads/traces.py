@@ -1,11 +1,11 @@
 """Recorded load: arrival times and token counts of real requests, from a trace or a log."""
 
 import json
-import re
 from array import array
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
@@ -14,13 +14,17 @@ from numpy.typing import NDArray
 
 from workloads.errors import WorkloadError
 from workloads.prefixes import take_lists
-from workloads.recorded import Recorded, Recording, read_fields, read_messages, text_of
+from workloads.recorded import CUT_OFF, Recorded, Recording, read_fields, read_messages, read_system, text_of
+from workloads.spans import STEPS, SpanTree
 from workloads.text import mended
 from workloads.trace_columns import column_notes, missing_notes
 from workloads.trace_fields import (
     LOCAL,
+    NO_CALL,
     ZONED,
+    BadRow,
     Columns,
+    NoCall,
     find_columns,
     has,
     is_placeholder,
@@ -28,7 +32,7 @@ from workloads.trace_fields import (
     time_ns,
     tokens,
 )
-from workloads.trace_formats import STEPS, BadRow, NoCall, open_records
+from workloads.trace_formats import open_records
 from workloads.trace_times import time_notes
 
 _REPORT_EVERY = 200_000  # rows between two calls of progress
@@ -146,8 +150,41 @@ def read_trace(
             rows.add(place, record)
             if progress and number % _REPORT_EVERY == 0:
                 progress(number, records.read_share())
-        rows.of_columns = tuple(column_notes(path.name, found, records))
+        given = ", ".join(f"{role}={name}" for role, name in (columns or {}).items())
+        unit = f"{path.name}: times are taken for numbers of {time_unit}, as given (--time-unit)"
+        rows.of_columns = (
+            *([f"{path.name}: columns are taken as given: {given} (--column)"] if given else []),
+            *([unit] if time_unit else []),
+            *column_notes(path.name, found, records),
+        )
     return rows.trace()
+
+
+_PER_ROW = ("arrival_ns", "end_ns", "pause_ns", "entry", "at", "input_tokens", "output_tokens")  # of _Rows
+
+
+class _CellError(ValueError):
+    """A value that cannot be used, and its column."""
+
+    def __init__(self, column: str, reason: str) -> None:
+        super().__init__(reason)
+        self.column = column
+
+
+def _cell(
+    record: Mapping[str, Any], column: str, read: Callable[[Any, str], Any], missing: Any = None
+) -> Any:
+    """``read(value, column)`` of a row's value, ``missing`` where it has none. Raises _CellError."""
+    if not has(record, column):
+        return missing
+    try:
+        return read(record[column], column)
+    except ValueError as error:
+        raise _CellError(column, str(error)) from None
+
+
+def _tokens(value: object, _column: str) -> int:
+    return tokens(value)
 
 
 class _Rows:
@@ -162,38 +199,49 @@ class _Rows:
         self.arrival_ns, self.input_tokens, self.output_tokens = array("q"), array("q"), array("q")
         self.end_ns, self.pause_ns, self.entry, self.at = array("q"), array("q"), array("q"), array("q")
         self.optional = {
-            role: array("q") for role in ("session", "parent", "client", "cached", "blocks", "shared_blocks")
-        }
+            role: array("q") for role in ("session", "parent", "client", "cached", "blocks", "shared_blocks", "span")
+        }  # fmt: skip
         self.block_ids, self.block_start = array("q"), array("q", [0])
         self.block_sizes: Counter[int] = Counter()
-        self.numbers: dict[str, dict[str, int]] = {"session": {}, "client": {}, "hash_ids": {}, "scope": {}}
+        self.numbers: dict[str, dict[str, int]] = {
+            name: {} for name in ("session", "client", "hash_ids", "scope")
+        }
+        self.spans = SpanTree()
         self.last_of: dict[int, int] = {}  # the latest row of each session
         self.recording = Recording(count)
         self.columns = columns
+        # each request of a chat has an id of its own and names the one before it
+        self.chats = (
+            columns is not None
+            and "chat_id" in columns.name("session").lower()
+            and "parent" in columns.by_role
+        )
         self.clock = ""  # how the times of this file are written
         self.no_output = 0
         self.bad: Counter[str] = Counter()
         self.told: Counter[str] = Counter()  # what is said of so many rows
+        self.saying: list[str] = []  # of the row that is being read
+        self.untimed = 0
+        self.first_odd: dict[str, str] = {}  # of odd ids, by what is said of them
         self.of_columns: tuple[str, ...] = ()
 
     def add(self, place: int, record: Mapping[str, Any] | BadRow) -> None:
         column, columns = "", self.columns
+        self.saying.clear()
         try:
             if isinstance(record, NoCall) or self._is_step(record):
-                self.told[
-                    "entries are no calls of a model (spans, steps of an agent): they are not played"
-                ] += 1
+                self._no_call(record)
                 return
             if isinstance(record, BadRow):
                 raise ValueError(record.reason)
             if columns is None:
                 raise ValueError("there are no columns")
-            column = columns.name("input")
-            input_tokens = tokens(record.get(column)) if has(record, column) else None
+            column = columns.name("input") or columns.name("messages")
+            input_tokens = tokens(record.get(column)) if has(record, columns.name("input")) else None
             said, fields, is_text = self._said(record, columns, input_tokens is None)
             if input_tokens is None and not said:
                 raise ValueError("the value is missing")
-            column = columns.name("output")
+            column = columns.name("output") or columns.name("limit") or columns.name("answer")
             output_tokens = self._output(record, columns)
             column = columns.name("time")
             at_ns, clock = _UNKNOWN, self.clock
@@ -208,35 +256,43 @@ class _Rows:
                 column = columns.name("output")
                 raise ValueError("0 is too few tokens: an answer has at least 1")
             optional = self._optional(record, columns) if output_tokens else {}
-            column = columns.name("pause")
-            pause_ns = span_ns(record[column], column) if has(record, column) else _UNKNOWN
-            column = columns.name("time")
+            pause_ns = _cell(record, columns.name("pause"), span_ns, _UNKNOWN)
+            column = columns.name("time") or columns.name("session")
             if output_tokens and at_ns == _UNKNOWN:
-                at_ns = self._follows(optional.get("session", -1), pause_ns, bool(column))
-            elif output_tokens and self.told["untimed"]:
+                at_ns = self._follows(optional.get("session", -1), pause_ns, bool(columns.name("time")))
+            elif output_tokens and self.untimed:
                 raise ValueError("this row has a time, rows before it have none")
-            column = columns.name("block_size")
-            size = tokens(record[column]) if has(record, column) else 0
-            column = columns.name("end")
+            size = _cell(record, columns.name("block_size"), _tokens, 0)
             end_ns = self._end(record, columns, at_ns, clock)
+            if optional.get("span", -1) in self.spans.read:
+                self.told[
+                    "rows have the id of a span that came before: they are left out (the same span)"
+                ] += 1
+                return
+            if input_tokens is not None and optional.get("cached", -1) > input_tokens:
+                self.saying.append(
+                    f"rows have more {columns['cached']} than tokens: all are taken for cached"
+                )
             entry = -1
             if said and output_tokens:
                 entry, estimate = self.recording.add(said, fields, is_text=is_text)
                 if input_tokens is None:
                     input_tokens = estimate
-                    self.told[f"rows have no count of input tokens: {self.recording.counted_by}"] += 1
+                    self.saying.append(f"rows have no count of input tokens: {self.recording.counted_by}")
             column = columns.name("input")
             if self.context is not None and (input_tokens or 0) + output_tokens > self.context:
                 raise ValueError(
                     f"{input_tokens} tokens and {output_tokens} of output are more than the context of {self.context}"
                 )
         except ValueError as error:
-            self._bad(place, column, str(error))
+            self._bad(place, error.column if isinstance(error, _CellError) else column, str(error))
             return
         self.clock = clock
         if output_tokens == 0:
             self.no_output += 1
             return
+        if self.saying:
+            self.told.update(self.saying)
         self.arrival_ns.append(at_ns)
         self.end_ns.append(end_ns)
         self.pause_ns.append(pause_ns)
@@ -248,16 +304,34 @@ class _Rows:
             self.optional[role].append(value)
         if optional.get("session", -1) >= 0:
             self.last_of[optional["session"]] = len(self.arrival_ns) - 1
+        if optional.get("span", -1) >= 0:
+            self.spans.read.add(optional["span"])
+            if record.get("is_agent") or record.get("type") in STEPS:
+                self.spans.agents.add(optional["span"])
         if "hash_ids" in columns.by_role:
-            self._add_blocks(record, columns["hash_ids"])
+            self._add_blocks(place, record, columns["hash_ids"])
         if size:
             self.block_sizes[size] += 1
+
+    def _no_call(self, record: Mapping[str, Any] | BadRow) -> None:
+        """Count what is not played; a span among it may stand between a call and the agent that made it."""
+        columns = self.columns
+        if isinstance(record, NoCall):
+            ids = record.span, record.parent_span
+            if record.reason:
+                self.told[record.reason] += 1
+        else:
+            assert columns is not None
+            assert not isinstance(record, BadRow)
+            ids = record.get(columns.name("span")), record.get(columns.name("parent_span"))
+            self.told[NO_CALL] += 1
+        self.spans.number(*ids)
 
     def _is_step(self, record: Mapping[str, Any] | BadRow) -> bool:
         """Whether a row is a step of an agent, and counts nothing."""
         if isinstance(record, BadRow) or record.get("type") not in STEPS or self.columns is None:
             return False
-        return not has(record, self.columns.name("input"))
+        return record["type"] == "EMBEDDING" or not has(record, self.columns.name("input"))
 
     def _said(
         self, record: Mapping[str, Any], columns: Columns, needed: bool
@@ -266,22 +340,24 @@ class _Rows:
         name = columns.held(record, "messages") if needed or self.keep_texts else ""
         if not name or str(record[name]).strip().isdecimal():  # a column of counts
             return [], {}, False
-        try:
-            found = read_messages(record[name])
-        except ValueError as error:
-            self.told[
-                f"rows have prompts that cannot be read ({error}): text of the same length is sent"
-            ] += 1
-            found = None
-        if found is None:
-            return [], {}, False
-        messages, is_text = mended(found[0]), found[1]
-        if messages is not found[0]:
-            self.told["prompts hold half of a character (a lone surrogate): U+FFFD is sent for it"] += 1
         prefix = name[: name.rfind(".") + 1]
-        if has(record, f"{prefix}system") and not is_text:
-            messages = [{"role": "system", "content": record[f"{prefix}system"]}, *messages]
-        return messages, mended(read_fields(record, prefix)), is_text
+        try:
+            found = read_messages(record[name], listed=name.lower().endswith("messages"))
+            if found is None:
+                return [], {}, False
+            fields = mended(read_fields(record, prefix))
+            system = mended(read_system(record.get(f"{prefix}system")))
+        except ValueError as error:
+            if needed:
+                raise _CellError(name, str(error)) from None
+            self.saying.append(
+                f"rows have prompts that cannot be read ({error}): text of the same length is sent"
+            )
+            return [], {}, False
+        messages, is_text = mended(found[0]), found[1] and not system
+        if messages is not found[0]:
+            self.saying.append("prompts hold half of a character (a lone surrogate): U+FFFD is sent for it")
+        return [*system, *messages], fields, is_text
 
     def _output(self, record: Mapping[str, Any], columns: Columns) -> int:
         """Output tokens as counted, else as the recorded answer has them, else the request's own limit."""
@@ -293,10 +369,13 @@ class _Rows:
         if has(record, name):
             return tokens(record[name])
         if answer and (text := _answer_text(record[answer])):
+            self.saying.append(
+                f"rows have no count of output tokens: of the recorded answer {self.recording.counted_by}"
+            )
             return self.recording.count(text)
         if limit:
-            self.told["rows have no count of output tokens: the request's own limit is taken"] += 1
-            return tokens(record[limit])
+            self.saying.append("rows have no count of output tokens: the request's own limit is taken")
+            return int(_cell(record, limit, _tokens))
         raise ValueError("the value is missing")
 
     def _follows(self, session: int, pause_ns: int, has_column: bool) -> int:
@@ -308,21 +387,22 @@ class _Rows:
             return max(self.arrival_ns[before], self.end_ns[before]) + max(pause_ns, 0)
         if has_column and (self.clock or session < 0):
             raise ValueError("the value is missing")
-        self.told["untimed"] += 1
+        self.untimed += 1
         return 0
 
     def _end(self, record: Mapping[str, Any], columns: Columns, at_ns: int, clock: str) -> int:
         """When the row's answer ended, by the time or by how long it took."""
         name, took = columns.name("end"), columns.name("duration")
         if has(record, name) and "time" in columns.by_role:
-            end_ns, form = time_ns(record[name], columns.unit)
+            end_ns, form = _cell(record, name, lambda value, _: time_ns(value, columns.unit), (0, ""))
             if form == clock and end_ns >= at_ns:
-                return end_ns
-            self.told[
+                return int(end_ns)
+            self.saying.append(
                 f"rows have a {name.strip()} in another form or before their start: it is not used"
-            ] += 1
+            )
             return _UNKNOWN
-        return at_ns + span_ns(record[took], took) if has(record, took) else _UNKNOWN
+        took_ns = _cell(record, took, span_ns, _UNKNOWN)
+        return _UNKNOWN if took_ns == _UNKNOWN else at_ns + int(took_ns)
 
     def _bad(self, place: int, column: str, reason: str) -> None:
         if not self.skip:
@@ -334,30 +414,43 @@ class _Rows:
 
     def _optional(self, record: Mapping[str, Any], columns: Columns) -> dict[str, int]:
         found: dict[str, int] = {}
+        chats = self.chats
         for role in self.optional.keys() & columns.by_role.keys():
             value = record.get(columns[role])
-            if role in ("session", "client", "parent"):
-                if is_placeholder(value):
+            if role == "span":
+                found[role] = self.spans.number(value, record.get(columns["parent_span"]))
+            elif role in ("session", "client", "parent"):
+                if is_placeholder(value) or isinstance(value, list | dict):
                     found[role] = -1
                     if value not in (None, "") and role == "session":
-                        self.told[f"rows have the {columns[role].strip()} {value!s:.20}, which is none"] += 1
+                        self.saying.append(
+                            f"rows have the {columns[role].strip()} {value!s:.20}, which is none"
+                        )
                 elif role != "parent":
                     numbers = self.numbers[role]
+                    if role == "session" and chats and str(value) in numbers:
+                        self.saying.append(
+                            "rows have the id of an earlier chat: they are taken for one conversation with it"
+                        )
                     found[role] = numbers.setdefault(str(value), len(numbers))
                 else:
                     found[role] = self.numbers["session"].get(str(value), -1)
+                    if found[role] < 0 and str(value) != "-1":  # which stands for none
+                        self.saying.append(f"rows name a {columns[role].strip()} that no row before them has")
             else:
-                found[role] = -1 if value in (None, "") else tokens(value)
-        if "chat_id" in columns.by_role.get("session", "").lower() and found.get("parent", -1) >= 0:
-            # each request of a chat has an id of its own and names the one before it
+                found[role] = _cell(record, columns[role], _tokens, -1)
+        if chats and found.get("parent", -1) >= 0:
             found["session"] = self.numbers["session"][str(record.get(columns["session"]))] = found["parent"]
             found["parent"] = -1
         return found
 
-    def _add_blocks(self, record: Mapping[str, Any], column: str) -> None:
+    def _add_blocks(self, place: int, record: Mapping[str, Any], column: str) -> None:
         ids = record.get(column)
         if isinstance(ids, str):
-            ids = json.loads(ids) if re.fullmatch(r"\s*\[[\d,\s]*\]\s*", ids) else None
+            try:
+                ids = json.loads(ids)
+            except (ValueError, RecursionError):
+                ids = None
         if not isinstance(ids, list) and has(record, column):
             self.told["rows have hash_ids that are no list: no blocks are known of their prompts"] += 1
         base = 0
@@ -365,10 +458,41 @@ class _Rows:
             scope, numbers = str(record.get("session")).partition("/")[0], self.numbers["scope"]
             base = (numbers.setdefault(scope, len(numbers)) + 1) << 40
         numbers = self.numbers["hash_ids"]
+        odd: dict[str, Any] = {}  # the first of each kind
         for block in ids if isinstance(ids, list) else ():
-            whole = isinstance(block, int) and 0 <= block < 1 << 40
-            self.block_ids.append(base + block if whole else ~numbers.setdefault(str(block), len(numbers)))
+            if type(block) is int and 0 <= block < 1 << 40:  # nearly every one
+                self.block_ids.append(base + block)
+                continue
+            number, kind = _block(block)
+            if kind:
+                odd.setdefault(kind, block)
+            if isinstance(number, int) and 0 <= number < 1 << 40:
+                self.block_ids.append(base + number)
+            else:  # what is no id is a block of its own, with a name that no other has
+                name = str(number) if number is not None else f"{len(self.block_ids)} is none"
+                self.block_ids.append(~numbers.setdefault(name, len(numbers)))
+        for kind, block in odd.items():
+            self.told[kind] += 1
+            self.first_odd.setdefault(kind, f"{self.place.strip(' :') or 'line'} {place}: {block!s:.20}")
         self.block_start.append(len(self.block_ids))
+
+    def _drop(self, left_out: NDArray[np.bool_]) -> None:
+        """Forget these rows."""
+        kept = np.flatnonzero(~left_out)
+
+        def rest(held: "array[int]") -> "array[int]":
+            return array("q", np.frombuffer(held, dtype=np.int64)[kept].tobytes())
+
+        for name in _PER_ROW:
+            setattr(self, name, rest(getattr(self, name)))
+        self.optional = {role: rest(held) if held else held for role, held in self.optional.items()}
+        if len(self.block_start) > 1:
+            ids, start = (np.array(held, dtype=np.int64) for held in (self.block_ids, self.block_start))
+            blocks = Blocks(ids, start).take(kept)
+            self.block_ids, self.block_start = (
+                array("q", blocks.ids.tobytes()),
+                array("q", blocks.start.tobytes()),
+            )
 
     def trace(self) -> Trace:
         if self.columns is None:
@@ -380,12 +504,19 @@ class _Rows:
                 )
             some = "every row has 0 output tokens" if self.no_output else "the file holds no rows"
             raise WorkloadError(f"{self.path}: {some}: a trace needs at least one request")
+        counts = [np.frombuffer(held, dtype=np.int64) for held in (self.input_tokens, self.output_tokens)]
+        left_out, told_of = self.spans.parents(self.optional["span"], np.column_stack(counts))
+        self.told.update(told_of)
+        if left_out.any():
+            self._drop(left_out)
         arrival_ns = np.frombuffer(self.arrival_ns, dtype=np.int64)
         as_schedule = self.columns.format == "schedule"
         step_s = None if as_schedule else _clock_step_s(np.sort(arrival_ns))
         from_start = _from_session_start(arrival_ns, self._array("session"))
         notes = [*self._notes(arrival_ns, self.columns), *self.of_columns]
-        told: dict[str, Any] = {role: held for role, held in self.optional.items() if role != "parent"}
+        told: dict[str, Any] = {
+            role: held for role, held in self.optional.items() if role not in ("parent", "span")
+        }
         ended = np.frombuffer(self.end_ns, dtype=np.int64)
         told["end" if "end" in self.columns.by_role else "duration"] = np.where(ended == _UNKNOWN, -1, 0)
         told["hash_ids"] = np.diff(np.frombuffer(self.block_start, dtype=np.int64)) - 1  # -1: none
@@ -436,15 +567,37 @@ class _Rows:
             yield f"{name}: column {columns['time']} is read as {self.clock.removeprefix('a number of ')}"
         if self.no_output:
             yield f"{name}: {self.no_output} rows with 0 output tokens are left out (failed requests)"
+        if len(self.block_sizes) > 1:
+            shown = ", ".join(f"{size} ({rows} rows)" for size, rows in self.block_sizes.most_common(3))
+            yield f"{name}: column {columns['block_size'].strip()} has several values ({shown}): the first is taken for all"
         if self.bad:
             reasons = ", ".join(f"{count} for {reason}" for reason, count in self.bad.most_common())
             yield f"{name}: {self.bad.total()} bad rows of {self.bad.total() + len(arrival_ns) + self.no_output} are left out: {reasons}"
         for text, count in self.told.items():
-            if text != "untimed":
-                yield f"{name}: {count} {text}"
-        late = int(np.count_nonzero(np.diff(arrival_ns) < 0))
-        if late and "session" not in columns.by_role:
-            yield f"{name}: the rows are not in the order of time ({late} come before the row above them); they are sorted"
+            first = f" (first {self.first_odd[text]})" if text in self.first_odd else ""
+            yield f"{name}: {count} {text}{first}"
+        session = self._array("session")
+        order = np.arange(len(arrival_ns)) if session is None else np.argsort(session, kind="stable")
+        same = slice(None) if session is None else np.diff(session[order]) == 0
+        late = int(np.count_nonzero(np.diff(arrival_ns[order])[same] < 0))
+        if late:
+            where = "" if session is None else " of their session"
+            yield f"{name}: the rows{where} are not in the order of time ({late} come before the row above them); they are sorted"
+
+
+def _block(block: object) -> tuple[int | str | None, str]:
+    """(the number or the name of a member of hash_ids, None where it is none; what is odd about it, or "")."""
+    what = "rows have hash_ids with members that are"
+    if isinstance(block, int) and not isinstance(block, bool):
+        return block, "" if block >= 0 else f"{what} negative numbers: they are taken for ids"
+    if isinstance(block, str) and block.strip():
+        digits = block.isdecimal() and block.isascii() and len(block) < 19
+        return int(block) if digits else f"text {block}", f"{what} texts: they are taken for ids"
+    if isinstance(block, Decimal | float) and block == int(block):
+        return int(block), f"{what} no whole numbers: 5.0 is taken for the id 5, others for none"
+    if isinstance(block, Decimal | float):
+        return None, f"{what} no whole numbers: 5.0 is taken for the id 5, others for none"
+    return None, f"{what} none (null, lists, objects): nothing is shared from there on"
 
 
 def _answer_text(value: Any) -> str:
@@ -453,7 +606,9 @@ def _answer_text(value: Any) -> str:
         value = [choice["message"] for choice in value]
     try:
         found = read_messages(value)
-    except ValueError:
+    except ValueError as error:
+        if str(error) == CUT_OFF:
+            return ""
         return json.dumps(value, default=str)
     return " ".join(map(text_of, found[0])) if found else ""
 

@@ -7,8 +7,8 @@ from typing import Any
 
 from ampacity.cli import options as o
 
-# Limits and length of the stages: at the first rate some 200 requests decide a p95 (59 do when none misses).
-PRESET, WORKLOAD, DURATION, START_RPS = "demo", "chat-short", "12s", 30.0
+# Limits and length of the stages: three stages up to saturation leave most of the time for loads near the limit.
+PRESET, WORKLOAD, DURATION, START_RPS = "demo", "chat-short", "13.5s", 50.0
 SLOS = ["ttft_p95=250ms", "itl_p99=100ms"]
 
 

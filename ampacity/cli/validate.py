@@ -47,10 +47,11 @@ def validate(
             "production": held.source,
             "broken": [f["name"] for f in broken],
             "findings": findings,
+            "notes": list(held.notes),
         }
         print_json(answer)
     else:
-        print(*_lines(findings, chosen, held.source), sep="\n")
+        print(*_lines(findings, chosen, held.source), *held.notes, sep="\n")
     raise typer.Exit(1 if broken else 0)
 
 

@@ -24,17 +24,23 @@ def fit_context(
 ) -> tuple[Schedule, dict[str, int]]:
     """(what fits ``context`` tokens but for ``spare`` of them, how many requests were shortened or left out).
 
-    Lone requests are shortened, first the answer to half of the context. A conversation ends before the turn that
-    would not fit; with ``begin_shorter`` its first turn is shortened as a lone request is, so that every one begins.
+    Lone requests are shortened, first the answer to half of the context; a text from a file is as long as it is, and is
+    left out. A conversation ends before the turn that would not fit; with ``begin_shorter`` its first turn is
+    shortened as a lone request is, so that every one begins.
     """
     clipped = np.zeros(len(schedule), dtype=bool)
     if schedule.session is None or begin_shorter:
         schedule, clipped = _shortened(schedule, context, spare)
-    if schedule.session is None:
-        return schedule, {CLIPPED: int(clipped.sum()), BEYOND: 0}
     beyond = schedule.input_tokens + schedule.output_tokens + spare > context
+    if schedule.session is None:
+        beyond &= _has_text(schedule)
     fitting = schedule.without(beyond)
     return fitting, {CLIPPED: int((clipped & ~beyond).sum()), BEYOND: len(schedule) - len(fitting)}
+
+
+def _has_text(schedule: Schedule) -> NDArray[np.bool_]:
+    """bool[n]: whose prompt is in a file."""
+    return np.zeros(len(schedule), dtype=bool) if schedule.entry is None else schedule.entry >= 0
 
 
 def _shortened(
@@ -43,7 +49,7 @@ def _shortened(
     """(lone requests and first turns cut to the context, which ones); a later turn is shorter by what its history lost."""
     outputs = np.minimum(schedule.output_tokens, max(context // 2, 1))
     room = np.maximum(np.floor(context - outputs - spare), 1).astype(np.int64)
-    inputs = np.minimum(schedule.input_tokens, room)
+    inputs = np.where(_has_text(schedule), schedule.input_tokens, np.minimum(schedule.input_tokens, room))
     clipped = (inputs < schedule.input_tokens) | (outputs < schedule.output_tokens)
     new = schedule.new_tokens
     if schedule.continues is not None:
@@ -64,7 +70,8 @@ def _shortened(
 def check_context(settings: Settings, probe: Probe, trace: Replayed | None) -> str | None:
     """What is to be said before the run of requests that do not fit the model's context; None: nothing.
 
-    Raises ConfigError where they are more than BEYOND_CONTEXT_SHARE of a workload's and ``--fit-context`` is not given.
+    Raises ConfigError where they are more than BEYOND_CONTEXT_SHARE of a workload's and ``--fit-context`` is not given,
+    and where no request of a trace can be sent as it is.
     """
     context = probe.served.max_model_len
     if context is None:
@@ -72,19 +79,33 @@ def check_context(settings: Settings, probe: Probe, trace: Replayed | None) -> s
     sample = _sample(settings) if trace is None else trace.schedule
     spare = probe.calibration.margin_tokens(sample.input_tokens)
     shorter = settings.fit_context and trace is None  # what was recorded has the length that it has
-    counts = fit_context(sample, context, spare, begin_shorter=shorter)[1]
+    fitting, counts = fit_context(sample, context, spare, begin_shorter=shorter)
+    lengths = sample.input_tokens + sample.output_tokens
+    nothing = not len(fitting) or (not settings.fit_context and not (lengths + spare <= context).any())
+    if trace is not None and nothing:
+        offer = "" if not len(fitting) else ", or give --fit-context, which shortens every one of them"
+        raise ConfigError(
+            f"the trace: not one of its {len(sample):,} requests can be sent as it is, within the model's context of {context:,} "
+            f"tokens: they begin with {int(lengths[_begins(sample)].min()):,} and more, with their answers. "
+            f"Serve the model with a longer context, take another trace{offer}"
+        )
     share = sum(counts.values()) / max(len(sample), 1)
-    if share <= BEYOND_CONTEXT_SHARE:
+    if share <= (BEYOND_CONTEXT_SHARE if trace is None else 0):  # whatever is left out of a trace is said
         return None
     name = "the trace" if trace is not None else f"workload {settings.workload.name}"
     said = f"{name}: {_said(counts, len(sample))}, to fit the model's context of {context:,} tokens"
     if settings.fit_context or trace is not None:
         return said
-    longest = int(np.quantile(sample.input_tokens + sample.output_tokens, 0.99))
+    longest = int(np.quantile(lengths, 0.99))
     raise ConfigError(
         f"{name} does not fit the model's context of {context:,} tokens: 99 % of its requests have up to {longest:,}. "
         f"Serve the model with a longer context, take another workload, or give --fit-context: {_offer(sample, context, spare)}"
     )
+
+
+def _begins(schedule: Schedule) -> NDArray[np.bool_]:
+    """bool[n]: which requests are lone ones, or the first of their session."""
+    return np.ones(len(schedule), dtype=bool) if schedule.turn is None else schedule.turn == 0
 
 
 def _offer(sample: Schedule, context: int, spare: Any) -> str:

@@ -14,6 +14,7 @@ from ampacity.config import Settings
 from loadgen.diagnosis import as_dicts
 from loadgen.host import host_facts
 from loadgen.probe import Calibration, Probe
+from workloads.arrivals import arrivals_notes
 from workloads.replay import Replayed
 from workloads.schedule import open_schedule
 
@@ -90,9 +91,11 @@ def run_meta(
 
 
 def source_notes(settings: Settings, trace: Replayed | None) -> tuple[str, ...]:
-    """What of a trace or a prompt file is not sent, or not as it stands in the file."""
+    """What of a trace, of a prompt file, or of a file of arrivals is not sent, or not as it stands in the file."""
+    if trace is not None:
+        return trace.notes
     prompts = settings.workload.prompts
-    return trace.notes if trace is not None else prompts.file.notes if prompts else ()
+    return (*(prompts.file.notes if prompts else ()), *arrivals_notes(settings.workload.clocks))
 
 
 def _workload_meta(settings: Settings, trace: Replayed | None, calibration: Calibration) -> dict[str, Any]:

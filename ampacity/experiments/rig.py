@@ -144,6 +144,8 @@ class Rig(StageBook):
             self._count(unfit)
         self._note_sharing(schedule)
         schedule, cut = schedule.capped(self._left_requests, self._left_tokens)
+        if cut and self._trace is not None:
+            self._note(f"{self._trace.source.partition(' (')[0]}: {cut}")
         if cut and kind == "open":
             duration_s = min(duration_s, float(schedule.scheduled_s[-1]) + 1e-6 if len(schedule) else 0.0)
         if not len(schedule) and cut:

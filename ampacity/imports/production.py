@@ -147,7 +147,9 @@ def from_log(path: Path) -> Production:
     }
     span_s = float(trace.arrival_s[-1])
     rps = (n - 1) / span_s if span_s > 0 else None
-    return Production(str(path), lengths=lengths, rps=rps, gaps_s=None if trace.clock_step_s else gaps)
+    return Production(
+        str(path), lengths=lengths, rps=rps, gaps_s=None if trace.clock_step_s else gaps, notes=trace.notes
+    )
 
 
 def is_page(text: str) -> bool:
@@ -165,11 +167,17 @@ def fetch(where: str) -> str:
         if re.match(r"https?://", where):
             opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
             with opener.open(where, timeout=_TIMEOUT_S) as answer:
-                return str(answer.read(PAGE_MAX_BYTES).decode("utf-8", "replace"))
-        with Path(where).open("rb") as file:
-            return file.read(PAGE_MAX_BYTES).decode("utf-8", "replace")
+                text = str(answer.read(PAGE_MAX_BYTES).decode("utf-8", "replace"))
+        else:
+            with Path(where).open("rb") as file:
+                text = file.read(PAGE_MAX_BYTES).decode("utf-8", "replace")
     except (OSError, ValueError, HTTPException) as error:
         raise ValidateError(f"{shown} cannot be read: {error}") from error
+    if len(text.encode()) >= PAGE_MAX_BYTES and is_page(text):
+        raise ValidateError(
+            f"{shown}: the page has {PAGE_MAX_BYTES:,} bytes or more: give one of the engine's metrics alone"
+        )
+    return text
 
 
 def production(places: Sequence[str], before: Sequence[str], over_s: float | None) -> Production:
