@@ -15,6 +15,7 @@ from rich.text import Text
 
 from analysis.intervals import smallest_n
 from analysis.observations import quantile_rank
+from analysis.slo import verdict_word
 from loadgen.diagnosis import duration_text as seconds
 from loadgen.generator import Generator
 from loadgen.plan import LIVE_TTFTS, Live, StagePlan
@@ -66,9 +67,9 @@ class Progress:
         finally:
             over.set()
 
-    def judged(self, stage: dict[str, Any]) -> None:
+    def judged(self, stage: dict[str, Any], *, burst: bool = False) -> None:
         """One line for a finished stage."""
-        self.note(stage_line(stage))
+        self.note(stage_line(stage, burst=burst))
 
     async def _paint(self, generator: Generator, plan: StagePlan) -> None:
         terminal = self._console.is_terminal
@@ -110,13 +111,15 @@ def live_line(live: Live, now: tuple[float, int, int], before: tuple[float, int,
     )
 
 
-def stage_line(stage: dict[str, Any]) -> str:
-    """The outcome of one stage, in one line."""
+def stage_line(stage: dict[str, Any], *, burst: bool = False) -> str:
+    """The outcome of one stage, in one line; a ``burst`` is judged by its phases, not here."""
     is_open, ttft = stage["kind"] == "open", stage["ttft_from_schedule_s"]
     level = f"{exact(stage['offered_rps'])} req/s" if is_open else f"concurrency {stage['concurrency_set']}"
     curve = f", all at {stage['lengths']} lengths" if stage["lengths"] else ""
-    judged = {True: "SLO met", False: "SLO broken", None: f"SLO undecided ({_why(stage)})"}[stage["slo_met"]]
-    verdict = judged if stage["slo_verdicts"] else "no SLO"
+    judged = f"SLO {verdict_word(stage['slo_met'])}" + (
+        f" ({_why(stage)})" if stage["slo_met"] is None else ""
+    )
+    verdict = "" if burst else judged if stage["slo_verdicts"] else "no SLO"
     parts = [
         f"stage {stage['index']}{curve}: {level}",
         f"{stage['requests']} requests",
@@ -130,6 +133,6 @@ def stage_line(stage: dict[str, Any]) -> str:
 
 
 def _why(stage: dict[str, Any]) -> str:
-    """Why its SLO is undecided, in a word or three."""
+    """Why its SLO is inconclusive, in a word or three."""
     cause = next((str(v["cause"]) for v in stage["slo_verdicts"] if v["verdict"] == "undecided"), "")
     return next((words for part, words in UNDECIDED.items() if part in cause), "no value")

@@ -19,10 +19,12 @@ EDGE_FACTOR = 20.0
 """More times the requests that it has, and that its percentile needs at least: on the edge, not too short."""
 
 
-def judge_slo(observations: Observations, slo: Slo) -> dict[str, Any]:
+def judge_slo(
+    observations: Observations, slo: Slo, chance_violated: float = 1 - CONFIDENCE
+) -> dict[str, Any]:
     """An entry of ``slo_verdicts``: is at least a share ``slo.quantile`` of the samples within the limit?
 
-    ``requests_effective`` is the effective sample size (of gaps, for ITL and ICL).
+    ``chance_violated``: of a false "violated". ``requests_effective`` is the effective sample size (of gaps, for ITL and ICL).
     """
     o = observations
     result: dict[str, Any] = {
@@ -39,7 +41,7 @@ def judge_slo(observations: Observations, slo: Slo) -> dict[str, Any]:
     low, high = o.quantile_bounds(slo.quantile)
     rate = slo.metric == ERROR_RATE
     result |= {
-        "verdict": "met" if few <= 1 - CONFIDENCE else "broken" if many <= 1 - CONFIDENCE else "undecided",
+        "verdict": "met" if few <= 1 - CONFIDENCE else "broken" if many <= chance_violated else "undecided",
         "value_s": finite(low) if low == high and not rate else None,
         **(
             {} if low == high or math.isinf(low) or rate else {"value_s_reason": between_bounds(o, low, high)}

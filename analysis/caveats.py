@@ -11,8 +11,9 @@ from analysis.capacity import number_text, stage_rate
 from analysis.cohort import IN_ONE_PIECE
 from analysis.diagnosed import certain
 from analysis.families import class_below, lengths_out_of_order
+from analysis.load_names import load_name
 from analysis.slo import parse_slo
-from analysis.throughput import is_figure
+from analysis.throughput import is_figure, steady_state
 from loadgen.records import FAILED_STATUSES
 
 ERROR_SHARE = 0.01
@@ -102,14 +103,6 @@ def repeated_undisturbed(stages: Sequence[dict[str, Any]]) -> list[dict[str, Any
         s for i, s in enumerate(stages)
         if s["client_limited"] and any(level(t) == level(s) and not t["client_limited"] for t in stages[i + 1 :])
     ]  # fmt: skip
-
-
-def load_name(stage: Mapping[str, Any]) -> str:
-    """The load of a stage, as the tables name it."""
-    rate_rps, users = stage.get("offered_rps"), stage.get("concurrency_set", stage.get("concurrency"))
-    if rate_rps is not None:
-        return f"{number_text(rate_rps, 4)} req/s"
-    return f"{users:g} users" if users is not None else "an unknown load"
 
 
 def _is_replay(summary: Mapping[str, Any]) -> bool:
@@ -224,18 +217,24 @@ def _unstable_lowest(summary: Mapping[str, Any]) -> str | None:
 def _never_settled(summary: Mapping[str, Any]) -> str | None:
     held = (summary.get("sessions") or {}).get("stages") or []
     lasts_s = {s["index"]: s["session_s"]["p50"] for s in held if s["session_s"]["p50"]}
-    unsettled = [
-        s for s in summary["stages"]
-        if s["stable"] is not False and (not s["window"]["settled"] or s["window"]["end_s"] < lasts_s.get(s["index"], 0.0))
-        and (is_figure(s) or "search" not in summary)
-    ]  # fmt: skip
-    if not unsettled:
+    counted = [
+        s for s in summary["stages"] if s["stable"] is not False and (is_figure(s) or "search" not in summary)
+    ]
+    short = [s for s in counted if s["window"]["end_s"] < lasts_s.get(s["index"], 0.0)]
+    unsettled = [s for s in counted if not s["window"]["settled"] and s not in short]
+    if not (short or unsettled):
         return None
+    said = []
+    if unsettled:
+        said.append(
+            f"{_at(unsettled)} no steady state was shown: it never settled, so the figures are still drifting."
+        )
+    if short:
+        said.append(
+            f"{_at(short)} the stage is shorter than a session, so the figures are of first turns more than of others."
+        )
     enough = f" of a few sessions (the median one takes {max(lasts_s.values()):.3g} s)" if lasts_s else ""
-    return (
-        f"{_at(unsettled)} no steady state was found in a stage this short (it never settled), so the figures are still drifting. "
-        f"{longer(summary)}{enough}."
-    )
+    return f"{' '.join(said)} {longer(summary)}{enough}."
 
 
 def _resent(stages: Sequence[Mapping[str, Any]]) -> str | None:
@@ -302,7 +301,7 @@ def _too_few(summary: Mapping[str, Any]) -> str | None:
         stage, verdict = min(undecided, key=lambda one: stage_rate(one[0]))
     where = f"; {'even the lowest load seems too high' if too_high else 'least is lacking'} for {verdict['slo']} at {load_name(stage)}: {verdict['reason']}"
     named = where if len(undecided) > 1 else f" ({verdict['slo']}: {verdict['reason']})"
-    return f"{_at([s for s, _ in undecided])} an SLO is undecided{named}. {_to_decide(summary, stage, verdict)}."  # fmt: skip
+    return f"{_at([s for s, _ in undecided])} an SLO is inconclusive{named}. {_to_decide(summary, stage, verdict)}."  # fmt: skip
 
 
 def _lacking(verdict: Mapping[str, Any]) -> tuple[bool, float]:
@@ -318,7 +317,7 @@ def _to_decide(summary: Mapping[str, Any], stage: Mapping[str, Any], verdict: Ma
     if not more:
         return "Longer stages may not decide it: lay the loads further apart or use a laxer limit or percentile"  # fmt: skip
     time = f", {math.ceil(more / rate_rps):,} s of that load," if rate_rps else ""
-    broken = ", as broken if that share stays" if _lacking(verdict)[0] else ""
+    broken = ", as violated if that share stays" if _lacking(verdict)[0] else ""
     advice = f"{longer(summary)}: about {more:,} more requests{time} decide it{broken}"
     return advice + (", or use a laxer percentile" if _is_replay(summary) else "")
 
@@ -460,13 +459,13 @@ def _cached(share: float | None, prompts: str | None) -> str | None:
 
 
 def _littles_law(stages: Sequence[dict[str, Any]]) -> str | None:
-    off = [s for s in stages if is_figure(s) and s["littles_law"]["ok"] is False and s["window"]["settled"]]
+    off = [s for s in stages if steady_state(s)[0] == "not shown" and s["window"]["settled"]]
     if not off:
         return None
     worst = max(off, key=lambda s: abs(s["littles_law"]["consistency"] - 1))
     return (
-        f"{_at(off)} the stage was not in a steady state (L ÷ λW = {worst['littles_law']['consistency']:.2f}): the number of "
-        "requests in flight kept moving one way. Expected near saturation; a longer stage tells."
+        f"{_at(off)} no steady state was shown (L ÷ λW = {worst['littles_law']['consistency']:.2f} {_at([worst], 'at')}): the number "
+        "of requests in flight kept moving one way. Expected near saturation; a longer stage tells."
     )
 
 

@@ -29,8 +29,13 @@ from analysis.comparable import (
 )
 from analysis.limits import USABLE_TOLERANCE, sanity, slos, usable
 from analysis.regression import ALPHA, ASSUMED_NOISE, spent_at_looks
+from analysis.slo import verdict_word
 
 GATE_SCHEMA_VERSION = 1
+INTERVALS = (
+    "Each interval is that of the test, at equal load and lengths, drawn out to the change of the two figures: ampacity compare, "
+    "which gives the interval of those figures, shows another one."
+)
 
 
 def judge_gate(
@@ -101,7 +106,8 @@ def judge_gate(
         "alpha_of_look": alpha,
         "baseline_runs": len(base["runs"]),
         "candidate_runs": len(runs),
-        "notes": _notes(base, runs, all(paired.values()), watched=bool(silent)),
+        "notes": _notes(base, runs, all(paired.values()), watched=bool(silent))
+        + ([INTERVALS] if any(c.change_ci for c in checks) else []),
         "untracked": untracked,
         "checks": [c.as_dict() for c in checks],
     }
@@ -170,7 +176,7 @@ def _sentence(verdict: str, checks: Sequence[Check]) -> str:
 def _short(check: Check) -> str:
     at = f" at {check.level}" if check.level else ""
     if check.kind == "slo":
-        return f"{check.name}{at} {'broken' if check.verdict == 'broken' else 'undecided'}"
+        return f"{check.name}{at} {verdict_word(check.verdict)}"
     if check.name == "error_rate" and check.change is not None:
         return f"error_rate{at} {check.candidate:.2%}"
     return f"{check.name}{at}" + (f" {signed(check.change)}" if check.change is not None else "")

@@ -90,7 +90,7 @@ def _divergence(stages: list[dict[str, Any]]) -> dict[str, Any]:
         elif point.ratio < threshold / NOISE_FACTOR:
             below = max(below, k - QUIET_LOADS[tail])
     threshold = DIVERGENCE_FACTOR * level
-    what = f"{tail}/p50 of {metric}, {DIVERGENCE_FACTOR:g} times its low-load level {level:.2f}"
+    what = f"{tail}/p50 of {metric}, {DIVERGENCE_FACTOR:g} times its low-load level of {level:.2f}"
     if not above:
         return _null(f"never clearly reached: {what}")
     between = points[below : above + 1]

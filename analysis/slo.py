@@ -168,6 +168,13 @@ def _answered_share(text: str, limit: str) -> float:
     return float(1 - Decimal(match[1]) / 100)
 
 
+def verdict_word(verdict: str | bool | None) -> str:
+    """met | violated | inconclusive: what people read of an entry of ``slo_verdicts`` or of ``slo_met``."""
+    if verdict in (True, "met"):
+        return "met"
+    return "violated" if verdict in (False, "broken") else "inconclusive"
+
+
 def parse_slos(texts: Iterable[str]) -> list[Slo]:
     """Read several SLOs or names of ``SLO_SETS``; the same one twice counts once, two limits for one are refused."""
     slos: dict[str, Slo] = {}

@@ -16,6 +16,8 @@ from analysis.percentiles import percentiles
 from analysis.slo import Slo
 from analysis.steady import Stability
 
+DILUTED = 0.1  # chance of a false "violated" by a stage with its start-up, whose quick answers dilute the misses of the rest
+
 
 def slo_findings(
     cohort: Cohort,
@@ -64,7 +66,7 @@ def _verdicts(
     """Entries of ``slo_verdicts``.
 
     Violated where those that failed in an outage are more than the SLO allows: one event, whose size is no matter of
-    chance. Inconclusive where the start-up that was cut makes the difference.
+    chance. Inconclusive where the start-up that was cut makes the difference: with it a violation may be less sure (``DILUTED``), not unsure.
     """
     observed = observe_slos(cohort, slos)
     verdicts = [judge_slo(o, slo) for slo, o in observed]
@@ -80,7 +82,7 @@ def _verdicts(
         return verdicts
     cut = len(whole.requests) - len(cohort.requests)
     for verdict, (slo, o) in zip(verdicts, observe_slos(whole, slos), strict=True):
-        other = judge_slo(o, slo)["verdict"]
+        other = judge_slo(o, slo, DILUTED)["verdict"]
         if verdict["verdict"] != "undecided" and other != verdict["verdict"]:
             was = "met" if verdict["verdict"] == "met" else "violated"
             cause = f"the first {cut} requests, taken for a start-up, make the difference"

@@ -12,7 +12,7 @@ import pyarrow.compute as pc
 
 from analysis.burst import summarise_burst
 from analysis.capacity import find_capacity, met_by_all
-from analysis.caveats import find_caveats, load_name, repeated_undisturbed, users_missing
+from analysis.caveats import find_caveats, repeated_undisturbed, users_missing
 from analysis.families import class_curves, describe_family, split_lengths
 from analysis.fleet import Traffic, carried_by, fleet_of
 from analysis.goodput import offline_throughput, peak_goodput
@@ -21,6 +21,7 @@ from analysis.intervals import ASSUMPTION
 from analysis.knee import find_knee
 from analysis.lengths import cut_short, mean_tokens, output_deviation, realised
 from analysis.littles_law import against_server, summarise_gap
+from analysis.load_names import load_name, name_stages
 from analysis.network import network_share
 from analysis.search import summarise_search
 from analysis.server import server_figures
@@ -45,6 +46,8 @@ def summarise(run: Run, labels: Mapping[int, bool] | None = None) -> dict[str, A
     meta = run.meta
     slos = [slo_from_dict(s) for s in meta.get("slos") or []]
     metas, records, stages = _judge_stages(run, slos, labels)
+    if meta.get("burst"):
+        stages = [_without_verdict(stage) for stage in stages]
     summary: dict[str, Any] = {
         "schema_version": SCHEMA_VERSION,
         "verdict": "",
@@ -120,6 +123,12 @@ def _capacity(meta: Mapping[str, Any], stages: list[dict[str, Any]], slos: list[
     return find_capacity(stages, slos)
 
 
+def _without_verdict(stage: dict[str, Any]) -> dict[str, Any]:
+    """A stage with a burst in it: its requests met the SLOs or missed them, at no one load."""
+    why = "a burst is no steady load: its phases count the requests that met the SLOs"
+    return {**stage, "slo_met": None, "slo_met_reason": why, "slo_verdicts": []}
+
+
 def _judge_stages(
     run: Run, slos: list[Slo], labels: Mapping[int, bool] | None
 ) -> tuple[list[dict[str, Any]], RunRecords, list[dict[str, Any]]]:
@@ -141,6 +150,7 @@ def _judge_stages(
         stage["littles_law"]["server"] = against_server(stage["concurrency"], stage["server"])
         waits = thinks or "sessions" in stage_meta or users_missing(stage)
         stage["users_pause"] = stage["kind"] == "closed" and bool(waits)
+    name_stages(stages)
     return metas, records, stages
 
 

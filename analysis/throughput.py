@@ -36,6 +36,24 @@ def is_figure(stage: Mapping[str, Any]) -> bool:
     return bool(stage["stable"] and stage["requests"] >= REQUESTS_MIN and not stage["client_limited"])
 
 
+def steady_state(stage: Mapping[str, Any]) -> tuple[str, str | None]:
+    """Whether a stage has a steady state (yes | no | not shown | unknown), and why not: what every output says of it.
+
+    No: its queue grew to the end. Not shown: it grew no further than chance allows, yet its start-up had no end, or the
+    number in flight kept moving one way. Unknown: too short to tell.
+    """
+    if stage.get("stable") is None:
+        return "unknown", str(stage.get("stable_reason"))
+    if not stage["stable"]:
+        return "no", str(stage.get("stable_reason"))
+    window, law = stage.get("window") or {}, stage.get("littles_law") or {}
+    if window.get("settled") is False:
+        return "not shown", str(window.get("reason"))
+    if law.get("ok") is False and is_figure(stage):
+        return "not shown", f"the number in flight kept moving one way (L ÷ λW = {law['consistency']:.2f})"
+    return "yes", None
+
+
 def all_failed(stage: Mapping[str, Any]) -> bool:
     """Whether every request failed, and not by its time limit: an endpoint that is down or refuses, which no lower load mends."""
     errors = stage.get("errors") or {}

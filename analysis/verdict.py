@@ -7,10 +7,11 @@ from collections.abc import Mapping
 from typing import Any
 
 from analysis.capacity import DOWN_IN_EACH, number_text
-from analysis.caveats import LENGTHS_OFF_SHARE, TOO_LONG_SHARE, load_name, longer, off_text
+from analysis.caveats import LENGTHS_OFF_SHARE, TOO_LONG_SHARE, longer, off_text
 from analysis.fleet import instances_text
+from analysis.load_names import load_name
 from analysis.search import shortfall
-from analysis.slo import slo_from_dict
+from analysis.slo import slo_from_dict, verdict_word
 from loadgen.records import FAILED_STATUSES
 
 MANY_FAIL = 0.1  # of the requests of the lowest load
@@ -77,17 +78,23 @@ def _outages(summary: Mapping[str, Any]) -> str:
     stages = [s for s in summary["stages"] if s["outage"] and not s["client_limited"]]
     said = []
     for stage in stages:
-        outage, outside = stage["outage"], stage["outage"]["outside"]
         where = f"At {load_name(stage)} the endpoint was" if len(summary["stages"]) > 1 else "Endpoint"
-        sentence = f"{where} {outage['text']}"
-        if summary["slos"]:
-            sentence += {False: ", SLO violated", True: ", SLO met all the same", None: ""}[stage["slo_met"]]
-            judged = {True: "met", False: "violated as well", None: "neither met nor violated for certain"}
-            sentence += f"; outside of it {judged[outside['slo_met']]}"
-            why = [f"{v['slo']}: {v['cause']}" for v in outside["slo_verdicts"] if v["cause"]]
-            sentence += f" ({'; '.join(why)})" if outside["slo_met"] is None and why else ""
+        sentence = f"{where} {stage['outage']['text']}"
+        if summary["slos"] and not summary.get("burst"):
+            sentence += f", {outage_verdict(stage)}"
         said.append(f"{sentence}.")
     return " ".join(said)
+
+
+def outage_verdict(stage: Mapping[str, Any]) -> str:
+    """What a stage with an outage is judged to be, with it and without: ``SLO violated; outside of it met``."""
+    met, outside = stage["slo_met"], stage["outage"]["outside"]
+    alike = met is outside["slo_met"]
+    with_it = "met all the same" if met else verdict_word(met)
+    without = verdict_word(outside["slo_met"]) + (" as well" if alike and not met else "")
+    why = [f"{v['slo']}: {v['cause']}" for v in outside["slo_verdicts"] if v["cause"]]
+    said = f" ({'; '.join(why)})" if outside["slo_met"] is None and why else ""
+    return f"SLO {with_it}; outside of it {without}{said}"
 
 
 def _of_the_load(summary: Mapping[str, Any]) -> str:
@@ -127,9 +134,9 @@ def _burst(burst: Mapping[str, Any]) -> str:
     recovery_s, low_s = burst["recovery_s"], burst["recovery_ci_s"][0]
     did, harm = [], burst["harm"]
     if burst["peak_ttft_s"] is not None:
-        did.append(f"took TTFT up to {number_text(burst['peak_ttft_s'])} s")
+        did.append(f"took TTFT up to {_duration(burst['peak_ttft_s'])}")
         if burst["peak_ttft_s"] <= (base["ttft_s"]["max"] or 0.0):
-            did[0] += f" (the base load up to {number_text(base['ttft_s']['max'])} s)"
+            did[0] += f" (the base load up to {_duration(base['ttft_s']['max'])})"
     if harm["burst"]:
         did.append(f"was not carried: {harm['burst']['reason']}")
     sentence = " ".join([sentence, *did[:1], *(f"and {more}" for more in did[1:])])
@@ -154,9 +161,12 @@ def _burst(burst: Mapping[str, Any]) -> str:
     if burst["max_recovery"]:
         held = burst["max_recovery"]
         sentence += f"; the limit of {number_text(held['limit_s'])} s to get over it is {held['verdict']}"
-        sentence = sentence.replace("is inconclusive", "is neither met nor violated for certain")
     end = "" if until_s is None else f"; nothing is known from {number_text(until_s)} s after the start on"
     return f"{sentence}{end}."
+
+
+def _duration(time_s: float) -> str:
+    return f"{number_text(1e3 * time_s)} ms" if 0 < time_s < 1 else f"{number_text(time_s)} s"
 
 
 def _nothing_answered(summary: Mapping[str, Any]) -> str:

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from analysis.load_names import load_name
 from reports.burst import burst_queue, burst_ttft
 from reports.distributions import (
     errors_by_stage,
@@ -17,7 +18,8 @@ from reports.distributions import (
     ttft_percentiles,
 )
 from reports.families import curve_charts
-from reports.figures import by_load, exact, interval, load_of, rate, reason_of, seconds, share, significant
+from reports.figures import by_load, exact, interval, rate, reason_of, seconds, share, significant
+from reports.findings import least_of, offered_at, peak_text
 from reports.marks import (
     CURVE,
     DASHED,
@@ -68,7 +70,7 @@ def _points(
             continue
         ci = held.get("p99_ci")
         bounds = interval(ci, seconds) if percentile == "p99" else None
-        text = f"{load_of(stage)}: {label} {percentile_text(held, percentile, seconds)}" + (
+        text = f"{load_name(stage)}: {label} {percentile_text(held, percentile, seconds)}" + (
             f" ({bounds})" if bounds else ""
         )
         state = stage_state(stage, summary)
@@ -101,7 +103,7 @@ def _beyond(stages: Sequence[Mapping[str, Any]], x: str, tail: str) -> list[dict
         held = stage.get("ttft_from_schedule_s") or {}
         reason = str(held.get(f"{tail}_reason") or "")
         if held.get(tail) is None and reason.startswith("infinite"):
-            rows.append({"x": stage[x], "text": f"{load_of(stage)}: TTFT {tail} {reason}"})
+            rows.append({"x": stage[x], "text": f"{load_name(stage)}: TTFT {tail} {reason}"})
     return rows
 
 
@@ -113,7 +115,7 @@ def _left_out(summary: Mapping[str, Any]) -> str:
             for stage in by_load(summary):
                 held = stage.get(name) or {}
                 if held.get(p) is None:
-                    missing.setdefault(f"{label} {p}", {})[load_of(stage)] = reason_of(held, p)
+                    missing.setdefault(f"{label} {p}", {})[load_name(stage)] = reason_of(held, p)
     parts = []
     for what, reasons in missing.items():
         why = next(iter(reasons.values())) if len(set(reasons.values())) == 1 else "reasons in the tables"
@@ -176,7 +178,7 @@ def _capacity_title(summary: Mapping[str, Any], figure: str, otherwise: str) -> 
     capacity = summary.get("capacity") or {}
     if capacity.get(figure) is None:
         return otherwise
-    least = "at least " if capacity.get("crossing") == "lower_bound" else ""
+    least = least_of(capacity)
     what = "requests/s" if figure == "usable_rps" else "requests in flight"
     who = "The SLOs hold" if len(summary.get("slos") or []) > 1 else "The SLO holds"
     return f"{who} up to {least}{significant(capacity[figure])} {what}"
@@ -232,7 +234,7 @@ def _ends(summary: Mapping[str, Any], stages: Sequence[Mapping[str, Any]]) -> st
         low, high = (
             percentile_text(held, p, seconds) if held.get(p) is not None else "unknown" for p in ("p50", tail)
         )
-        said.append(f"At {load_of(stage)}, TTFT p50 {low} and {tail} {high}.")
+        said.append(f"At {load_name(stage)}, TTFT p50 {low} and {tail} {high}.")
     return " ".join(dict.fromkeys(said))
 
 
@@ -264,7 +266,7 @@ def achieved_by_offered(summary: Mapping[str, Any]) -> Chart | None:
     _diagonal(plot, "achieved = offered")
     rows = [
         {"x": s["offered_rps"], "y": s["achieved_rps"], "state": stage_state(s, summary),
-         "text": f"{load_of(s)} offered: {rate(s['achieved_rps'])} achieved"}
+         "text": f"{load_name(s)} offered: {rate(s['achieved_rps'])} achieved"}
         for s in stages
     ]  # fmt: skip
     plot.curve(rows, "ttft", "achieved rate")
@@ -296,13 +298,17 @@ def _diagonal(plot: Plot, label: str) -> None:
 def goodput_by_load(summary: Mapping[str, Any]) -> Chart | None:
     """Goodput against the offered rate (or the set concurrency), with the diagonal of an ideal server."""
     known = [s for s in by_load(summary) if s.get("goodput_rps") is not None]
+    if summary.get("burst"):  # two loads of one burst: no curve
+        return None
     is_open = all(s.get("offered_rps") is not None for s in known)
     x = "offered_rps" if is_open else "concurrency_set"
     stages = [s for s in known if s.get(x) is not None]
     if len(stages) < 2:
         return None
-    loads = [s[x] for s in stages]
-    goods = [s["goodput_rps"] for s in stages]
+    peak = summary.get("goodput") or {}
+    estimate = _peak_rows(peak) if is_open else []
+    loads = [*(s[x] for s in stages), *(row["x"] for row in estimate)]
+    goods = [*(s["goodput_rps"] for s in stages), *(row["y2"] for row in estimate)]
     if is_open:
         plot = Plot(
             linear_axis("Offered rate (requests/s)", loads),
@@ -315,19 +321,34 @@ def goodput_by_load(summary: Mapping[str, Any]) -> Chart | None:
         {"x": s[x], "y": s["goodput_rps"], "state": stage_state(s, summary), "text": _goodput_text(s)}
         for s in stages
     ]
-    peak = summary.get("goodput") or {}
     title = "Goodput by load"
     if peak.get("peak_rps"):
-        at = f", at {exact(peak['at_offered_rps'])} offered" if peak.get("at_offered_rps") is not None else ""
-        title = f"Goodput peaks at {significant(peak['peak_rps'])} requests/s{at}"
+        at = f", at {offered_at(peak)} offered" if peak.get("at_offered_rps") is not None else ""
+        title = f"Goodput peaks at {peak_text(peak, 'requests/s')}{at}"
     elif peak.get("peak_rps") == 0:
         title = "No request met every SLO"
     plot.curve(rows, "good", "goodput: requests that met every SLO")
+    caption = ""
+    if estimate:
+        plot.bars_between([{**row, "y": row["y1"]} for row in estimate], "usable")
+        plot.points(estimate, "usable", "diamond", filled=False, size=80)
+        plot.key(str(estimate[0]["text"]), "usable", "diamond-ring")
+        caption = "The peak is an estimate from all open stages together, so that it may lie off the points that were measured: a stage that saw no jam lies above it."
     plot.state_keys(stages, summary)
-    return Chart("goodput", title, f"{title}. {len(stages)} stages.", plot.spec(NARROW, 290), plot.keys)
+    alt = f"{title}. {len(stages)} stages."
+    return Chart("goodput", title, alt, plot.spec(NARROW, 290), plot.keys, caption)
+
+
+def _peak_rows(peak: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """The estimated peak with its 95 % interval from ``y1`` to ``y2``; nothing of one that is a stage's own."""
+    if peak.get("basis") != "pooled":
+        return []
+    low, high = peak["peak_rps_ci"]
+    text = f"estimated peak {rate(peak['peak_rps'])} (95 % interval {interval([low, high])})"
+    return [{"x": peak["at_offered_rps"], "y": peak["peak_rps"], "y1": low, "y2": high, "text": text}]
 
 
 def _goodput_text(stage: Mapping[str, Any]) -> str:
     attained = stage.get("slo_attainment")
     part = f", {share(attained)} of requests" if attained is not None else ""
-    return f"{load_of(stage)}: goodput {rate(stage['goodput_rps'])}{part}"
+    return f"{load_name(stage)}: goodput {rate(stage['goodput_rps'])}{part}"

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from reports.figures import NO_FAILURES, by_load, count, ended_otherwise, exact, failures, load_of, seconds
+from analysis.load_names import load_name
+from reports.figures import NO_FAILURES, by_load, count, ended_otherwise, exact, failures, seconds
 from reports.marks import NARROW, TOOLTIP, Axis, Chart, Key, Plot, log_axis, seconds_axis, with_look
 from reports.palette import COLOURS, STEPS, light
 
@@ -61,7 +62,9 @@ def _quantile_chart(
         colour = STEPS[round(place * (len(STEPS) - 1) / max(1, len(drawn) - 1))]
         growing = stage.get("stable") is False
         plot.line(curve, colour, [5, 3] if growing else None, 1.9)
-        plot.key(load_of(stage) + (", not steady" if growing else ""), colour, "dash" if growing else "line")
+        plot.key(
+            load_name(stage) + (", no steady state" if growing else ""), colour, "dash" if growing else "line"
+        )
     caption = "The axis widens the slow tail: p90, p99 and p99.9 lie equally far apart."
     if len(drawn) < len(with_curve):
         caption += f" {len(drawn)} of {len(with_curve)} stages are drawn."
@@ -137,7 +140,7 @@ def errors_by_stage(summary: Mapping[str, Any]) -> Chart | None:
     causes = list(dict.fromkeys(c for s in stages for c, n in (s.get("errors") or {}).items() if n))
     if not causes:
         return None
-    labels = _unique_labels(stages)
+    labels = [load_name(stage) for stage in stages]
     rows = [
         row for stage, label in zip(stages, labels, strict=True) for row in _error_bars(stage, label, causes)
     ]
@@ -164,12 +167,6 @@ def errors_by_stage(summary: Mapping[str, Any]) -> Chart | None:
 
 def _error_colour(cause: str) -> str:
     return cause if cause in COLOURS else "other_error"
-
-
-def _unique_labels(stages: Sequence[Mapping[str, Any]]) -> list[str]:
-    """The load of each stage; where two stages have the same one, the stage's number as well."""
-    loads = [load_of(stage) for stage in stages]
-    return [load if loads.count(load) == 1 else f"{load} (stage {i})" for i, load in enumerate(loads)]
 
 
 def _error_bars(stage: Mapping[str, Any], label: str, causes: Sequence[str]) -> list[dict[str, Any]]:

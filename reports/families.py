@@ -6,7 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from reports.figures import DASH, by_load, count, exact, interval, load_of, seconds, significant
+from analysis.load_names import load_name
+from reports.figures import DASH, by_load, count, exact, interval, seconds, significant
 from reports.marks import NARROW, WIDE, Chart, Plot, linear_axis, log_axis, seconds_axis, stage_state
 from reports.palette import CURVES
 from reports.tables import Cell, Column, Table
@@ -115,7 +116,7 @@ def _points(curve: Curve, x: str, summary: Figures) -> tuple[Figures | None, lis
                     (v["value_s"] for v in figures.get("slo_verdicts") or [] if v["slo"] == slo["text"]), None
                 )
             if value and stage.get(x):
-                text = f"{curve.label} at {load_of(stage)}: {_name(slo)}: {seconds(value)}"
+                text = f"{curve.label} at {load_name(stage)}: {_name(slo)}: {seconds(value)}"
                 rows.append({"x": stage[x], "y": value, "text": text, "state": stage_state(stage, summary)})
         if len(rows) > 1:
             break

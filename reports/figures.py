@@ -7,6 +7,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from analysis.load_names import load_name
+
 DASH = "–"
 NO_REASON = "this run holds nothing to tell it from"
 
@@ -112,18 +114,9 @@ def reason_of(holder: Mapping[str, Any] | None, name: str) -> str:
     return str(held.get(f"{name}_reason") or held.get("reason") or NO_REASON)
 
 
-def load_of(stage: Mapping[str, Any]) -> str:
-    """The load of a stage in words: what was offered, or the set concurrency."""
-    if stage.get("offered_rps") is not None:
-        return f"{exact(float(format(stage['offered_rps'], '.4g')))} req/s"
-    if stage.get("concurrency_set") is not None:
-        return f"{exact(stage['concurrency_set'])} users"
-    return f"stage {stage.get('index', '?')}"
-
-
 def loads_of(summary: Mapping[str, Any], indices: Sequence[int]) -> str:
     """The loads of some stages, as the tables name them, from the lowest up."""
-    return ", ".join(dict.fromkeys(load_of(s) for s in by_load(summary) if s.get("index") in indices))
+    return ", ".join(dict.fromkeys(load_name(s) for s in by_load(summary) if s.get("index") in indices))
 
 
 def printable(text: str) -> str:

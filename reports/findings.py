@@ -33,7 +33,7 @@ CROSSING = {
     "lower_bound": "a lower bound: no stage broke the SLO",
     "none": "no stage met the SLO",
 }
-BOUNDS = {"lower_bound": "at least ", "saturated": "at most "}
+BOUNDS = {"lower_bound": "at least ", "saturated": "at most ", "pooled": "an estimated "}
 CLOSED = "found with a closed loop, in which users wait for the server: open arrivals break the SLO at a lower rate"
 METHODS = {
     "p99_p50_divergence": "p99/p50 divergence",
@@ -99,13 +99,18 @@ def _c_max(summary: Mapping[str, Any]) -> Finding:
         else f"closed loop: mean concurrency of {counted(held['users'], 'user')}, who pause between requests",
     }.get(str(held.get("c_max_basis")), f"basis: {held.get('c_max_basis')}")
     bounds = interval(held.get("c_max_ci"), unit="in flight")
-    least = "at least " if held.get("crossing") == "lower_bound" else ""
-    value = f"{least}{significant(held['c_max'])} in flight"
+    value = f"{least_of(held)}{significant(held['c_max'])} in flight"
     other = held.get("closed") or {}
     if other.get("c_max") is not None:
         least = "at least " if other.get("crossing") == "lower_bound" else ""
         basis += f"; in a closed loop {least}{counted(other.get('users') or round(other['c_max']), 'user')} at {rate(other['usable_rps'])}"
     return Finding("C_max", value, bounds and f"{_interval(held)} {bounds}", basis)
+
+
+def least_of(capacity: Mapping[str, Any]) -> str:
+    """What stands before a load at which the SLOs hold: ``at least ``, ``an estimated `` or nothing."""
+    crossing = str(capacity.get("crossing"))
+    return "" if crossing == "saturated" else BOUNDS.get(crossing, "")
 
 
 def _interval(capacity: Mapping[str, Any]) -> str:
@@ -159,9 +164,12 @@ def _goodput(summary: Mapping[str, Any]) -> Finding:
     goodput = summary.get("goodput") or {}
     if goodput.get("peak_rps") is None:
         return Finding("Goodput peak", DASH, None, reason_of(goodput, "peak_rps"))
-    at = goodput.get("at_offered_rps")
+    pooled = goodput.get("basis") == "pooled"
     note = _sentence(
-        f"at {exact(at)} req/s offered" if at is not None else None,
+        "from all open stages together; no stage need have been run there"
+        if pooled
+        else "of the best stage, which chance favours",
+        f"at {offered_at(goodput)} req/s offered" if goodput.get("at_offered_rps") is not None else None,
         "requests that met every SLO",
         *(
             f"{s['text']} counts a request where {share(s['quantile'])} of its own gaps are within the limit, the verdict where that share "
@@ -170,9 +178,20 @@ def _goodput(summary: Mapping[str, Any]) -> Finding:
         ),
         "whether their answers were right stands under Accepted answers" if _is_accepted(summary) else None,
     )
-    return Finding(
-        "Goodput peak", rate(goodput["peak_rps"]), interval(goodput.get("peak_rps_ci"), unit="req/s"), note
-    )
+    bounds = interval(goodput.get("peak_rps_ci"), unit="req/s")
+    return Finding("Goodput peak", peak_text(goodput), bounds and f"95 % interval {bounds}", note)
+
+
+def offered_at(goodput: Mapping[str, Any]) -> str:
+    """Where the goodput peaks: a load that was set, or an estimate of one."""
+    at: float = goodput["at_offered_rps"]
+    return significant(at) if goodput.get("basis") == "pooled" else exact(at)
+
+
+def peak_text(goodput: Mapping[str, Any], unit: str = "req/s") -> str:
+    """The goodput peak, called an estimate where it is no stage's own."""
+    least = BOUNDS.get(str(goodput.get("basis")), "")
+    return f"{least}{significant(goodput['peak_rps'])} {unit}"
 
 
 def _is_accepted(summary: Mapping[str, Any]) -> bool:
@@ -255,6 +274,10 @@ def _client(summary: Mapping[str, Any]) -> Finding:
         facts.append(f"CPU at most {share(audit['cpu_fraction'])} of a core")
     if limited is None:
         return Finding("Load generator", DASH, None, _sentence(reason_of(audit, "client_limited"), *facts))
+    if not limited and summary.get("predicted"):
+        return Finding(
+            "Load generator", "kept up", None, "in virtual time every request leaves when it is due", "good"
+        )
     if not limited:
         if again:
             facts.insert(0, f"disturbed by other work at {loads_of(summary, again)}, which was repeated")

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from analysis.throughput import REQUESTS_MIN
+from analysis.throughput import REQUESTS_MIN, steady_state
 from reports.figures import at_least
 from reports.palette import light
 
@@ -23,13 +23,20 @@ SECONDS_LABEL = (
     " format(datum.value * 1e3, '.3~r') + ' ms' : format(datum.value, ',.3~r') + ' s'"
 )
 DASHED = [5, 4]
-SHAPES = {"steady": "circle", "growing": "diamond", "client": "cross", "short": "square"}
+SHAPES = {
+    "steady": "circle",
+    "growing": "diamond",
+    "unsettled": "triangle-down",
+    "client": "cross",
+    "short": "square",
+}
 STATES = {
-    "growing": "not steady: requests in flight keep growing",
+    "growing": "no steady state: requests in flight keep growing",
+    "unsettled": "no steady state shown",
     "client": "limited by the load generator: no finding",
     "short": "too short to be a figure: no part of the curve",
 }
-CURVE = ("steady", "growing")
+CURVE = ("steady", "growing", "unsettled")
 FAINT = 0.4
 FILLS = 10  # times as many requests must have ended as were in flight
 
@@ -277,4 +284,4 @@ def stage_state(stage: Mapping[str, Any], summary: Mapping[str, Any]) -> str:
         )
     if few or stage.get("stable", True) is None or stage.get("ended_early"):
         return "short"
-    return "growing" if stage.get("stable") is False else "steady"
+    return {"no": "growing", "not shown": "unsettled"}.get(steady_state(stage)[0], "steady")

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from reports.figures import Finding, count, load_of, seconds
+from analysis.load_names import load_name
+from reports.figures import Finding, count, seconds
 from reports.marks import NARROW, Chart, Plot, linear_axis
 
 
@@ -19,7 +20,7 @@ def outage_findings(summary: Mapping[str, Any]) -> list[Finding]:
             for p in outage["periods"]
         ]  # fmt: skip
         value = f"{' and '.join(lasted)}, {count(outage['failed'])} of {count(outage['requests'])} requests failed"
-        note = f"at {load_of(stage)} the endpoint was {outage['text']}; times after the start of the stage"
+        note = f"at {load_name(stage)} the endpoint was {outage['text']}; times after the start of the stage"
         found.append(Finding("Outage", value, None, note, "bad"))
     return found
 
@@ -48,5 +49,5 @@ def outage_chart(summary: Mapping[str, Any]) -> Chart | None:
         plot.line(rows[name], colour)
         plot.key(text, colour, "line")
     title = f"The endpoint was {outage['text']}"
-    alt = f"Answers and failures per second over the stage at {load_of(stage)}. {title}."
+    alt = f"Answers and failures per second over the stage at {load_name(stage)}. {title}."
     return Chart("outage", title, alt, plot.spec(NARROW, 290), plot.keys)

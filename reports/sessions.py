@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from analysis.load_names import load_name
 from reports.figures import (
     DASH,
     Finding,
     by_load,
     count,
-    load_of,
     loads_of,
     reason_of,
     seconds,
@@ -62,7 +62,7 @@ def session_tables(summary: Mapping[str, Any]) -> list[Table]:
 
 
 def _turns(stage: Mapping[str, Any]) -> Table:
-    return table_of(f"Turns at {load_of(stage)}", stage["own"]["per_turn"], [
+    return table_of(f"Turns at {load_name(stage)}", stage["own"]["per_turn"], [
         words("turns", lambda turn: "–".join(map(str, sorted(set(turn["turns"]))))),
         figure("requests", "", "requests", count), figure("ok", "", "ok", count),
         figure("input", "tokens p50", "input_tokens.p50", count, reason=NO_ANSWER),

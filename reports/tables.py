@@ -9,7 +9,10 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from analysis.slo import parse_slo
+from analysis.load_names import load_name
+from analysis.slo import parse_slo, verdict_word
+from analysis.throughput import steady_state
+from analysis.verdict import outage_verdict
 from reports.figures import (
     DASH,
     by_load,
@@ -19,7 +22,6 @@ from reports.figures import (
     failures,
     gpu_price,
     interval,
-    load_of,
     reason_of,
     seconds,
     share,
@@ -37,6 +39,10 @@ METRICS: dict[str, str] = {
     "e2e_from_schedule_s": "E2E from schedule",
     "e2e_s": "E2E",
 }
+ABOVE_ACHIEVED = (
+    "above the achieved rate: goodput is a share of the requests that were due in the window, which are waited for; "
+    "achieved are the answers that ended within it"
+)
 GAP_METRICS = {"itl_s", "icl_s"}
 LENGTH_COLUMNS = ("n", "mean", "p1", "p5", "p10", "p25", "p50", "p75", "p90", "p95", "p99", "max")
 Row = Mapping[str, Any]
@@ -114,7 +120,7 @@ def words(head: str, text: Callable[[Row], str]) -> Shown:
     return Column(head, text=True), lambda _, row: Cell(text(row))
 
 
-LOAD = words("load", load_of)
+LOAD = words("load", load_name)
 
 
 def stages_table(summary: Row) -> Table:
@@ -132,12 +138,21 @@ def stages_table(summary: Row) -> Table:
         figure("TTFT p99", "schedule", "ttft_from_schedule_s.p99", seconds),
         figure("ITL p99", "per gap", "itl_s.p99", seconds, 3),
         figure("E2E p99", "schedule", "e2e_from_schedule_s.p99", seconds, 7),
-        figure("goodput", "req/s", "goodput_rps", significant, 2),
+        (Column("goodput", "req/s", 2), _goodput),
         (Column("errors", "requests", 1 if urgent else 4), lambda _, stage: _errors(stage)),
         *([(Column("cut off", "unfinished", 1), lambda _, stage: _cut_off(stage))] if any_cut else []),
-        (Column("stable", text=True, priority=2), _stable),
+        (Column("steady", "state", text=True, priority=2), _steady),
         (Column("SLO", text=True), lambda table, stage: _slo(table, stage, judged)),
     ])  # fmt: skip
+
+
+def _goodput(table: Table, stage: Row) -> Cell:
+    """With a note where more is shown than was achieved in the window."""
+    cell, achieved = table.cell(stage, "goodput_rps", significant), stage.get("achieved_rps")
+    good = stage.get("goodput_rps")
+    if not achieved or not good or good <= achieved or cell.text == significant(achieved):
+        return cell
+    return Cell(cell.text, table.footnote(ABOVE_ACHIEVED))
 
 
 def _cut_off(stage: Row) -> Cell:
@@ -150,14 +165,10 @@ def _errors(stage: Mapping[str, Any]) -> Cell:
     return Cell(f"{count(failed)} of {count(stage.get('requests') or 0)}", state="bad" if failed else "")
 
 
-def _stable(table: Table, stage: Mapping[str, Any]) -> Cell:
-    stable = stage.get("stable")
-    if stable is None:
-        return Cell(DASH, table.footnote(reason_of(stage, "stable")))
-    if stable:
-        return Cell("yes")
-    reason = stage.get("stable_reason")
-    return Cell("no", table.footnote(str(reason)) if reason else None, "bad")
+def _steady(table: Table, stage: Mapping[str, Any]) -> Cell:
+    found, why = steady_state(stage)
+    state = {"no": "bad", "not shown": "unsure"}.get(found, "")
+    return Cell(DASH if found == "unknown" else found, table.footnote(why) if why else None, state)
 
 
 def _slo(table: Table, stage: Mapping[str, Any], judged: bool) -> Cell:
@@ -166,19 +177,22 @@ def _slo(table: Table, stage: Mapping[str, Any], judged: bool) -> Cell:
         return Cell("no finding", table.footnote(reason), "unsure")
     if not judged:
         return Cell(DASH, table.footnote(str(stage.get("slo_met_reason") or "no SLO was given (--slo)")))
+    if stage.get("outage"):
+        state = {True: "good", False: "bad", None: "unsure"}[stage["slo_met"]]
+        return Cell(verdict_word(stage["slo_met"]), table.footnote(outage_verdict(stage)), state)
     if stage.get("slo_met") is None:
         together = stage.get("slo_met_by_all")
         if together is None:
-            return Cell("undecided", table.footnote(_undecided(stage)), "unsure")
+            return Cell(verdict_word(None), table.footnote(_inconclusive(stage)), "unsure")
         note = table.footnote(
             f"by all stages together, which put the limit {'above' if together else 'below'} this load; "
             "this stage alone is too short to tell"
         )
-        return Cell("met" if together else "broken", note, "good" if together else "bad")
-    return Cell("met", state="good") if stage["slo_met"] else Cell("broken", state="bad")
+        return Cell(verdict_word(together), note, "good" if together else "bad")
+    return Cell(verdict_word(stage["slo_met"]), state="good" if stage["slo_met"] else "bad")
 
 
-def _undecided(stage: Row) -> str:
+def _inconclusive(stage: Row) -> str:
     """Why, in words without the stage's own figures, so that stages share a footnote; the SLO table has the figures."""
     causes: dict[str, list[str]] = {}
     for v in stage.get("slo_verdicts") or []:
@@ -218,7 +232,7 @@ def slo_table(summary: Mapping[str, Any]) -> Table:
     """One row for each stage and SLO."""
     rows = [{"stage": s, **verdict} for s in by_load(summary) for verdict in s.get("slo_verdicts") or []]
     return table_of("SLO verdicts", rows, [
-        words("load", lambda row: load_of(row["stage"])), words("SLO", lambda row: str(row.get("slo"))),
+        words("load", lambda row: load_name(row["stage"])), words("SLO", lambda row: str(row.get("slo"))),
         (Column("verdict", text=True), _verdict),
         (Column("value"), _slo_value), figure("attainment", "of requests", "attainment", share),
         figure("effective", "requests", "requests_effective", count),
@@ -239,8 +253,8 @@ def _slo_value(table: Table, row: Row) -> Cell:
 
 
 def _verdict(table: Table, row: Row) -> Cell:
-    said, reason = str(row.get("verdict")), row.get("reason")
-    state = {"met": "good", "broken": "bad"}.get(said, "unsure")
+    said, reason = verdict_word(row.get("verdict")), row.get("reason")
+    state = {"met": "good", "violated": "bad"}.get(said, "unsure")
     return Cell(said, table.footnote(str(reason)) if reason else None, state)
 
 

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from rich.text import Text
 
 SUPERSCRIPT = str.maketrans("0123456789", "⁰¹²³⁴⁵⁶⁷⁸⁹")
+AT_LEAST = "≥ is a lower bound: what was seen, in a stage too short to know how high it may be."
 GAP = 2  # blanks between columns
 STYLES = {"good": "green", "bad": "bold red", "unsure": "yellow", "": ""}
 
@@ -31,6 +32,8 @@ def render_table(summary: dict[str, Any], console: Console) -> None:
     if table.rows:
         console.print()
         print_table(console, table)
+        if any("≥" in cell.text for row in table.rows for cell in row):
+            _print(console, AT_LEAST, "dim")
         if bound := error_bound(summary):
             _print(console, bound, "dim")
     for further in (*curve_tables(summary), accepted_table(summary)):
@@ -43,7 +46,8 @@ def render_table(summary: dict[str, Any], console: Console) -> None:
         _print_entry(console, finding.label, value, finding.note, STYLES[finding.state])
     errors = {name: n for name, n in (summary.get("errors") or {}).items() if n}
     failed = failures(errors)
-    said = [f"{count(failed)} of {count(summary.get('requests') or 0)} requests", *ended_otherwise(errors)]
+    all_of_them = f"{count(summary.get('requests') or 0)} requests of the whole run"
+    said = [f"{count(failed)} of {all_of_them}", *ended_otherwise(errors)]
     by_cause = ", ".join(f"{name} {count(n)}" for name, n in errors.items() if name not in NO_FAILURES)
     state = "bad" if failed else "unsure" if cut_off(errors) else ""
     _print_entry(console, "Errors", "; ".join(said), by_cause, STYLES[state])

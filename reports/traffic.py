@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from reports.figures import by_load, count, load_of, seconds, share, significant
+from analysis.load_names import load_name
+from reports.figures import by_load, count, seconds, share, significant
 from reports.tables import Table, figure, table_of, words
 
 
@@ -46,7 +47,7 @@ def traffic_table(summary: Mapping[str, Any]) -> Table:
         for kind in held[stage["index"]].get("classes") or []
     ]  # fmt: skip
     return table_of("Traffic", rows, [
-        words("load", lambda row: load_of(row["stage"])), words("class", lambda row: str(row["name"])),
+        words("load", lambda row: load_name(row["stage"])), words("class", lambda row: str(row["name"])),
         figure("planned", "of requests", "planned_share", share, reason=None),
         figure("sent", "of requests", "share", share),
         *(figure(name, "", name, count) for name in ("requests", "ok", "failed", "cancelled")),

@@ -201,6 +201,7 @@ def test_few_requests_are_inconclusive_and_say_how_many_are_missing(tmp_path: Pa
     assert found["verdict"] == "inconclusive"
     assert found["same_schedule"] is False
     assert any("--seed" in note for note in found["notes"])
+    assert any("at equal load and lengths" in note and "ampacity compare" in note for note in found["notes"])
     assert any(c["more_requests"] for c in found["checks"] if c["verdict"] == "inconclusive")
 
 

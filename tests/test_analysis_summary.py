@@ -369,7 +369,7 @@ def test_what_to_do_about_too_few_requests(tmp_path: Path) -> None:
     text = warned(summarise(make_run(tmp_path / "run", [stage], ["ttft_p99=200ms"])), "too_few_requests")
     # 299 without a miss are needed: 269 more, at 10 a second
     assert text == (
-        "At 10 req/s an SLO is undecided (ttft_p99=200ms: 0 of 30 requests over the limit "
+        "At 10 req/s an SLO is inconclusive (ttft_p99=200ms: 0 of 30 requests over the limit "
         "(p99 needs 299 requests)). Use a longer --duration: about 269 more requests, 27 s of that load, decide it."
     )
     replay = make_run(
@@ -396,7 +396,7 @@ def test_the_number_that_is_lacking_is_that_of_the_verdict_that_is_named(tmp_pat
     run = make_run(tmp_path / "run", stages, ["ttft_p99=200ms"], warmup_requests=0)
     text = warned(summarise(run), "too_few_requests")
     assert text == (
-        "At 10 req/s, 50 req/s an SLO is undecided; least is lacking for ttft_p99=200ms at 50 req/s: 0 of 200 requests over "
+        "At 10 req/s, 50 req/s an SLO is inconclusive; least is lacking for ttft_p99=200ms at 50 req/s: 0 of 200 requests over "
         "the limit (p99 needs 299 requests). Use a longer --duration: about 99 more requests, 2 s of "
         "that load, decide it."
     )
@@ -426,7 +426,7 @@ def test_more_requests_are_asked_for_where_the_slo_may_yet_be_met() -> None:
     assert "least is lacking for ttft_p99=1s at 2 req/s: few" in hint
     assert "about 250 more requests, 125 s of that load, decide it." in hint
     only = hint_about(low)  # the stage is decided when its last SLO is
-    assert "At 1 req/s an SLO is undecided (ttft_p99=1s: few)" in only
+    assert "At 1 req/s an SLO is inconclusive (ttft_p99=1s: few)" in only
     assert "280 more requests, 280 s" in only
     beyond = hint_about(undecided_at(2, (0.5, None), met=False), undecided_at(3, (1.0, 5)), low)
     assert beyond.startswith("At 1 req/s an SLO")  # neither at the load that is broken nor above it
@@ -435,7 +435,7 @@ def test_more_requests_are_asked_for_where_the_slo_may_yet_be_met() -> None:
 def test_where_every_undecided_load_leans_to_broken_the_lowest_is_named_with_that() -> None:
     hint = hint_about(undecided_at(3, (0.9, 5)), undecided_at(1, (1.0, 300), (0.98, 60)))
     assert "even the lowest load seems too high for itl_p99=1s at 1 req/s" in hint
-    assert "about 60 more requests, 60 s of that load, decide it, as broken if that share stays." in hint
+    assert "about 60 more requests, 60 s of that load, decide it, as violated if that share stays." in hint
 
 
 SETTINGS_OF_LOADS = ("--duration", "--rates", "--concurrency")

@@ -24,6 +24,7 @@ from analysis.slo import parse_slo
 from analysis.summary import summarise
 from loadgen.rundir import Run
 from reports.burst import burst_findings, burst_queue, burst_ttft
+from reports.html import render_report
 from workloads.arrivals import arrival_times
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
@@ -72,6 +73,10 @@ def burst_run(
 def test_the_fluid_model_says_when_it_is_over(tmp_path: Path) -> None:
     summary = summarise(burst_run(tmp_path / "run"))
     b = summary["burst"]
+    (stage,) = summary["stages"]  # it has no one load: the phases count the misses
+    assert (stage["slo_met"], stage["slo_verdicts"]) == (None, [])
+    assert "its phases count" in stage["slo_met_reason"]
+    assert "Goodput peaks" not in render_report(summary, {})
     # (15 - 10) x 10 s = 50 pile up, the last of the burst waits 50 x 0.1 s, and 50 / (10 - 5) = 10 s drain it
     assert [p["requests"] for p in b["phases"]] == [150, 150, 250]
     assert b["peak_ttft_s"] == pytest.approx(5.1, abs=0.1)
@@ -292,7 +297,7 @@ def test_a_slow_request_long_after_the_burst_is_not_blamed_on_it(tmp_path: Path)
     b = summary["burst"]
     assert (b["peak_ttft_s"], b["later_ttft_s"]) == pytest.approx((0.5, 0.7))
     assert b["later_ttft_at_s"] == pytest.approx(80, abs=0.01)
-    assert "TTFT up to 0.5 s (the base load up to 0.9 s)" in summary["verdict"]
+    assert "TTFT up to 500 ms (the base load up to 900 ms)" in summary["verdict"]
     assert "700 ms of one due 80.0 s after the start" in burst_findings(b)[0].note
 
 

@@ -11,10 +11,10 @@ from synthetic import Stage, cohort, make_run, request
 from test_predict import predict
 
 from analysis.intervals import memory_of
+from analysis.load_names import load_name
 from analysis.observations import Observations
 from analysis.percentiles import percentiles
 from analysis.summary import summarise
-from reports.figures import load_of
 
 
 def test_coordinated_omission_of_a_stall_of_100_seconds() -> None:
@@ -55,7 +55,7 @@ def test_fault_72_users_who_think_are_not_requests_in_flight(tmp_path: Path) -> 
     assert figures["concurrency"] == pytest.approx(250, rel=0.01)
     assert figures["concurrency_max"] == pytest.approx(250, abs=1)
     assert sessions["concurrent"]["max"] == 1000
-    assert load_of(figures) == "1,000 users"  # and "in flight" is a column of its own
+    assert load_name(figures) == "1,000 users"  # and "in flight" is a column of its own
 
 
 def test_fault_32_each_stage_of_a_sweep_has_its_own_length(

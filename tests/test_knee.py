@@ -43,7 +43,7 @@ def test_the_knee_lies_between_the_loads_where_p99_parts_whatever_lies_beyond(us
     assert knee["region"] == [192 * scale, 256 * scale]
     assert knee["region_rps"] == ([192, 200] if users else [192, 256])
     assert knee["reason"] is None
-    assert "p99/p50 of ttft_from_schedule_s, 2 times its low-load level 3.00" in knee["methods"]["p99_p50_divergence"]["definition"]  # fmt: skip
+    assert "p99/p50 of ttft_from_schedule_s, 2 times its low-load level of 3.00" in knee["methods"]["p99_p50_divergence"]["definition"]  # fmt: skip
     # 3.2 -> 99 passes 6 at ln(6/3.2)/ln(99/3.2) = 0.183 of the step, on a log scale
     assert knee["concurrency"] == pytest.approx(192 * scale * (256 / 192) ** 0.1832, rel=1e-3)
     for beyond in (
@@ -74,7 +74,7 @@ def test_a_ratio_in_doubt_widens_the_region_and_names_no_knee_alone() -> None:
     assert find_knee(noisy)["region"] == [384, 512]  # 2.8 to 11.2 lies on both sides of 6
     known = find_knee(noisy[:-1])
     assert (known["concurrency"], known["region"]) == (None, None)
-    assert known["reason"] == "never clearly reached: p99/p50 of ttft_from_schedule_s, 2 times its low-load level 3.00"  # fmt: skip
+    assert known["reason"] == "never clearly reached: p99/p50 of ttft_from_schedule_s, 2 times its low-load level of 3.00"  # fmt: skip
 
 
 def test_failures_in_the_tail_are_a_knee_where_they_begin() -> None:

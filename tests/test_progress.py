@@ -60,7 +60,7 @@ def stage(verdicts: list[tuple[str, str | None]], met: bool | None = None, **mor
 def test_the_line_of_a_stage_says_why_its_slo_is_undecided(cause: str, said: str) -> None:
     line = stage_line(stage([("met", None), ("undecided", cause)]))
     assert line == (
-        f"stage 0: 6 req/s, 70 requests, TTFT p50 100 ms p99 –, ITL p99 –, 0 errors, SLO undecided ({said})"
+        f"stage 0: 6 req/s, 70 requests, TTFT p50 100 ms p99 –, ITL p99 –, 0 errors, SLO inconclusive ({said})"
     )
 
 
@@ -68,3 +68,9 @@ def test_the_line_of_a_stage_without_a_finding() -> None:
     assert stage_line(stage([("met", None)], client_limited=True)).endswith(", CLIENT LIMITED, no finding")
     assert stage_line(stage([])).endswith(", no SLO")
     assert stage_line(stage([("met", None)], met=True)).endswith(", SLO met")
+
+
+def test_the_line_of_a_burst_holds_no_verdict_of_one_load() -> None:
+    whole = stage([("undecided", "too few requests")])
+    assert "inconclusive" in stage_line(whole)
+    assert stage_line(whole, burst=True).endswith("ITL p99 –, 0 errors")

@@ -7,6 +7,7 @@ import altair as alt
 import pytest
 from sample_summary import ALL, all_failed, closed_sweep, no_slos, one_stage, open_sweep
 
+from analysis.load_names import name_stages
 from reports.charts import (
     achieved_by_offered,
     charts,
@@ -94,7 +95,7 @@ def test_the_curve_marks_knee_usable_rate_limit_and_infinite_p99() -> None:
     assert chart.title == "The SLOs hold up to 6.40 requests/s"
     labels = [key.label for key in chart.keys]
     assert "knee region 5.40 to 6.70 req/s" in labels
-    assert "not steady: requests in flight keep growing" in labels
+    assert "no steady state: requests in flight keep growing" in labels
 
 
 def test_p99_bars_are_the_interval_of_the_summary() -> None:
@@ -254,7 +255,7 @@ def test_itl_names_each_stage_and_dashes_the_unsteady_one() -> None:
     chart = itl_percentiles(open_sweep())
     assert chart is not None
     assert [k.label for k in chart.keys] == [
-        "SLO itl_p99=100ms", *(f"{n} req/s" for n in range(1, 8)), "9 req/s, not steady",
+        "SLO itl_p99=100ms", *(f"{n} req/s" for n in range(1, 8)), "9 req/s, no steady state",
     ]  # fmt: skip
     assert [bool(mark.get("strokeDash")) for mark, _ in layers(chart, "line")] == [False] * 7 + [True]
 
@@ -295,6 +296,7 @@ def test_what_was_cut_off_is_no_error() -> None:
 def test_two_stages_of_the_same_load_keep_a_bar_each() -> None:
     summary = all_failed()
     summary["stages"][1]["offered_rps"] = 1.0
+    name_stages(summary["stages"])
     chart = errors_by_stage(summary)
     assert chart is not None
     assert [r["stage"] for r in chart.spec["datasets"]["errors"]] == [

@@ -5,13 +5,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from sample_summary import ALL, all_failed, closed_sweep, meta, no_slos, one_stage, open_sweep
 
+from analysis.load_names import load_name
 from reports.burst import _breaker
 from reports.figures import (
     Finding,
     at_least,
     exact,
     interval,
-    load_of,
     printable,
     rate,
     reason_of,
@@ -91,9 +91,9 @@ def test_a_reason_is_the_figures_own_or_that_of_its_object() -> None:
 
 
 def test_the_load_of_a_stage_in_words() -> None:
-    assert load_of({"index": 0, "offered_rps": 4.0}) == "4 req/s"
-    assert load_of({"index": 0, "offered_rps": None, "concurrency_set": 16}) == "16 users"
-    assert load_of({"index": 3}) == "stage 3"
+    assert load_name({"index": 0, "offered_rps": 4.0}) == "4 req/s"
+    assert load_name({"index": 0, "offered_rps": None, "concurrency_set": 16}) == "16 users"
+    assert load_name({"index": 3}) == "stage 3"
 
 
 def test_control_characters_are_made_harmless() -> None:
@@ -182,7 +182,7 @@ def test_reasons_hold_no_raw_names() -> None:
 
 
 def test_a_rate_in_a_label_has_four_digits() -> None:
-    assert load_of({"offered_rps": 11.130434}) == "11.13 req/s"
+    assert load_name({"offered_rps": 11.130434}) == "11.13 req/s"
 
 
 @pytest.mark.parametrize(
@@ -266,15 +266,15 @@ def test_the_table_of_stages_word_for_word() -> None:
     table = stages_table(open_sweep())
     assert [c.head for c in table.columns] == [
         "load", "achieved", "in flight", "TTFT p50", "TTFT p99", "ITL p99", "E2E p99", "goodput", "errors",
-        "stable", "SLO",
+        "steady", "SLO",
     ]  # fmt: skip
     first, last = table.rows[0], table.rows[-1]
     assert first[:4] == [Cell("1 req/s"), Cell("1.00"), Cell("2.70"), Cell("101 ms")]
     assert first[4] == Cell("–", 1)
     assert (
-        first[-1] == table.rows[6][-1] == Cell("undecided", 2, "unsure")
+        first[-1] == table.rows[6][-1] == Cell("inconclusive", 2, "unsure")
     )  # for the same reason: one footnote
-    assert last[-3:] == [Cell("27 of 600", None, "bad"), Cell("no", 4, "bad"), Cell("broken", None, "bad")]
+    assert last[-3:] == [Cell("27 of 600", None, "bad"), Cell("no", 4, "bad"), Cell("violated", None, "bad")]
     assert table.notes == [
         "needs 299 requests, has 120", "ttft_p99=2s: too few independent requests, p99 needs 299 at least", "infinite: 27 of 600 requests failed",
         "requests in flight grow by 2.0 a second",
@@ -350,7 +350,7 @@ def test_slo_verdicts_one_row_each() -> None:
     table = slo_table(open_sweep())
     assert len(table.rows) == 16
     assert [cell.text for cell in table.rows[12]] == [
-        "7 req/s", "ttft_p99=2s", "undecided", "2.10 s", "98.5%", "80", "900",
+        "7 req/s", "ttft_p99=2s", "inconclusive", "2.10 s", "98.5%", "80", "900",
     ]  # fmt: skip
     assert slo_table(no_slos()).rows == []
 

@@ -63,8 +63,8 @@ def test_all_columns_at_160() -> None:
         "met",
     ]
     assert rows[0][6] == "–¹"
-    assert rows[0][-1] == rows[6][-1] == "undecided²"
-    assert rows[7][-2:] == ["no⁴", "broken"]
+    assert rows[0][-1] == rows[6][-1] == "inconclusive²"
+    assert rows[7][-2:] == ["no⁴", "violated"]
     assert "⁴ requests in flight grow by 2.0 a second" in text
     assert "Left out" not in text
 
@@ -101,9 +101,11 @@ def test_errors_and_cut_off_requests_are_shown_at_80_columns() -> None:
     left_out = next(line for line in text.splitlines() if line.startswith("Left out"))
     assert "errors" not in left_out
     assert "cut off" not in left_out
-    assert "Errors 27 of 4,320 requests; 1,200 cut off unfinished timeout 27" in words(text)
+    assert "Errors 27 of 4,320 requests of the whole run; 1,200 cut off unfinished timeout 27" in words(text)
     summary["errors"] = {"unfinished": 5}
-    assert "Errors 0 of 4,320 requests; 5 cut off unfinished" in words(rendered(summary, 160))
+    assert "Errors 0 of 4,320 requests of the whole run; 5 cut off unfinished" in words(
+        rendered(summary, 160)
+    )
 
 
 def test_footnotes_of_dropped_columns_are_dropped_and_the_rest_renumbered() -> None:
@@ -119,7 +121,7 @@ def test_key_figures_warnings_and_errors() -> None:
     text = words(rendered(open_sweep(), 160))
     assert "Usable rate 6.40 req/s (interval 6.00 to 7.00 req/s)" in text
     assert "Fleet 25 instances (24 to 26), 100 GPUs" in text
-    assert "Errors 27 of 4,320 requests timeout 27" in text
+    assert "Errors 27 of 4,320 requests of the whole run timeout 27" in text
     assert "Warning [undecided_stage] The stage at 7 req/s is undecided: 900 more requests would" in text
     assert "Goodput peak – no SLO was given (--slo)" in words(rendered(no_slos(), 160))
 

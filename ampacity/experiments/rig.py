@@ -188,7 +188,7 @@ class Rig(StageBook):
             meta["audit"]["busiest"] = others_since
             self._writer.write_meta()
         self.stages.append(judged)
-        self._progress.judged(judged)
+        self._progress.judged(judged, burst="burst" in self._writer.meta)
         if not self.ended:
             self.ended = _all_failed(table, plan.index)
         if not self.ended and judged["errors"].get("unfinished"):
