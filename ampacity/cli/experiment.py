@@ -11,7 +11,7 @@ from typing import Any
 import typer
 
 from ampacity.cli import EXIT_INTERRUPTED, EXIT_OUTAGE, EXIT_USAGE
-from ampacity.cli.output import print_json
+from ampacity.cli.output import print_json, writing
 
 
 def run_experiment(
@@ -74,12 +74,14 @@ def finish(
 
     run = load_run(path)
     summary = summarise(run, labels)
-    write_json(path / "summary.json", summary)
-    write_report(path / "report.html", summary, run.meta)
     if as_json:
         print_json(summary)
     elif not quiet:
         render_table(summary, Console(highlight=False))
+    write_json(path / "summary.json", summary)
+    with writing(path / "report.html"):
+        write_report(path / "report.html", summary, run.meta)
+    if not as_json and not quiet:
         print(f"report: {path / 'report.html'}")
         print(path)
     return str(run.meta.get("status")), summary

@@ -11,7 +11,7 @@ import numpy as np
 
 from ampacity.config import Settings
 from ampacity.experiments.stage_book import StageBook
-from ampacity.values import ConfigError, duration_text
+from ampacity.values import ConfigError, duration_text, rounded_up
 from analysis.next_load import (
     Finished,
     Goal,
@@ -69,7 +69,7 @@ class Search:
             fewest_s = FILL_TIMES * rig.typical_e2e_s  # no stage is shorter
             if limit_s < fewest_s:
                 raise ConfigError(
-                    f"--max-duration {limit_s:g} s: not even one stage fits, which takes {duration_text(fewest_s)} at least "
+                    f"--max-duration {duration_text(limit_s)}: not even one stage fits, which takes {duration_text(rounded_up(fewest_s))} at least "
                     f"({FILL_TIMES:g} times as long as a request); give more"
                 )
             rig.tell(_enough_for(limit_s, goal))
@@ -95,10 +95,10 @@ class Search:
             left_s = limit_s - self._spent_s
             if left_s < (least_s := min(duration_s, max(fill_s, 0.05 * limit_s))):
                 if left_s < 0.05 * limit_s:
-                    return f"--max-duration {limit_s:g} s is used up"
+                    return f"--max-duration {duration_text(limit_s)} is used up"
                 return (
-                    f"{left_s:.2g} s are left of --max-duration {limit_s:g} s, and a stage at {step.load_rps:g} req/s takes "
-                    f"{duration_text(least_s)} at least ({FILL_TIMES:g} requests, and {FILL_TIMES:g} times as long as one)"
+                    f"{left_s:.2g} s are left of --max-duration {duration_text(limit_s)}, and a stage at {step.load_rps:g} req/s takes "
+                    f"{duration_text(rounded_up(least_s))} at least ({FILL_TIMES:g} requests, and {FILL_TIMES:g} times as long as one)"
                 )
             duration_s = min(duration_s, left_s if known else max(fill_s, BRACKET_SHARE * left_s))
         # mostly it ends before that; arrivals are random, so that only the time is a bound
@@ -137,7 +137,7 @@ class Search:
         for users in sorted({max(1, round(share * found.c_max)) for share in CLOSED_SHARES}):
             limit_s, began_s = self._plan.max_duration_s, time.monotonic()
             if limit_s is not None and limit_s - self._spent_s < rig.settings.duration_s + self._plan.ramp_s:
-                rig.tell(f"--max-duration {limit_s:g} s leaves no time for a closed loop of {users} users")
+                rig.tell(f"--max-duration {duration_text(limit_s)} leaves no time for a closed loop of {users} users")
                 return
             judged = await rig.closed_stage(users)
             if judged is None or rig.ended:
@@ -163,7 +163,7 @@ def _expected(rig: StageBook, goal: Goal) -> str:
         _mean_tokens(getattr(rig.settings.workload, side)) for side in ("input_tokens", "output_tokens")
     )
     at = [
-        f"{duration_text(float(f'{requests / rps:.2g}'))} at {rps:g} req/s"
+        f"{duration_text(rounded_up(float(f'{requests / rps:.2g}')))} at {rps:g} req/s"
         for rps in (goal.first_rps, 10 * goal.first_rps)
     ]
     return (
@@ -181,14 +181,14 @@ def _enough_for(limit_s: float, goal: Goal) -> str:
     stage_s = goal.few / goal.first_rps
     stages = limit_s / stage_s
     text = (
-        f"--max-duration {limit_s:g} s is enough for {stages:,.{0 if stages > 10 else 1 if stages > 1 else 2}f} stages of {goal.few:,} requests, as the "
+        f"--max-duration {duration_text(limit_s)} is enough for {stages:,.{0 if stages > 10 else 1 if stages > 1 else 2}f} stages of {goal.few:,} requests, as the "
         f"SLO takes them, at {goal.first_rps:g} req/s, where the search begins"
     )
     if BRACKET_SHARE * stages >= 1:
         return text
     return (
         f"{text}; until a load is found on both sides of the limit a stage gets a quarter of the time left, so the answer "
-        f"may be coarse or none: from --max-duration {duration_text(stage_s / BRACKET_SHARE)} on the first has them all"
+        f"may be coarse or none: from --max-duration {duration_text(rounded_up(stage_s / BRACKET_SHARE))} on the first has them all"
     )
 
 
