@@ -131,7 +131,7 @@ def test_a_request_that_fails_is_sent_once_more(doctor: Doctor, monkeypatch: pyt
             code, out, err = doctor(server.url, *LENGTHS)
         if limit == 1:
             assert code == 0
-            assert re.search("^bad +connection .* sent again: 1 [(]truncated.* → ", out)
+            assert re.search("^bad +connection .* 1 of [0-9]+ requests failed [(]truncated.* → ", out)
         else:
             assert (code, out) == (2, "")
             assert "5 input and 33 output tokens failed twice as truncated" in err
@@ -358,8 +358,8 @@ def test_it_says_whether_the_receive_path_was_compiled(compiled: bool, verdict: 
 
 def test_failures_are_counted_and_each_kind_is_said_once() -> None:
     given = seen(record(0.1, [0.01] * 31, asked=32, tokens=32), short_ttft_s=0.1)
-    said = found("connection", replace(given, failures=("reset: gone", "reset: gone", "timeout: 9 s")))
-    assert "sent again: 3 (reset: gone; timeout: 9 s) →" in said
+    said = found("connection", replace(given, failures=("reset: gone", "reset: gone", "timeout: 9 s"), asked=24))
+    assert "3 of 24 requests failed (reset: gone; timeout: 9 s) →" in said
 
 
 # -- chance, and a busy machine --------------------------------------------------------------------
