@@ -340,11 +340,7 @@ async def find_dialect(
         )
         record = await _asked_again(client, shape.api, send(tried, SHORT_TOKENS, 4))
         renamed = max_tokens_field == "max_completion_tokens"  # once is enough
-        if (
-            not renamed
-            and record.http_status in REFUSED
-            and "max_completion_tokens" in (record.error or "")
-        ):
+        if not renamed and record.http_status in REFUSED and "max_completion_tokens" in (record.error or ""):
             max_tokens_field = "max_completion_tokens"
             tried = dataclasses.replace(
                 shape, dialect=dataclasses.replace(dialect, max_tokens_field=max_tokens_field)
@@ -378,5 +374,9 @@ def _refusal(endpoint: Endpoint, shape: RequestShape, served: Served, record: Re
         return f"{endpoint.url}: no such route or model ({error}); does the URL end in /v1, and is --model {shape.model} right?"
     for_a_key = any(word in error.lower() for word in ("key", "auth", "credential", "internal server error"))
     hint = f"; {_KEY}" if (record.http_status or 0) >= 500 and not endpoint.has_key and for_a_key else ""
-    again = f" {FIRST_REPEATS + 1} of {FIRST_REPEATS + 1} times" if record.status != "timeout" and (record.http_status or 500) >= 429 else ""
+    again = (
+        f" {FIRST_REPEATS + 1} of {FIRST_REPEATS + 1} times"
+        if record.status != "timeout" and (record.http_status or 500) >= 429
+        else ""
+    )
     return f"{endpoint.url}: a first small request failed{again} as {record.status}: {error}{hint}"

@@ -29,6 +29,7 @@ FILL_TIMES = 10.0  # a stage lasts at least so many times as long as one request
 BRACKET_SHARE = (
     0.25  # of the time left: what a stage may take of it while one side of the limit is still to be found
 )
+MOST_TIMES = 3.0  # the announced requests, which is what is said at most
 CLOSED_SHARES = (0.5, 0.7, 0.85, 1.0, 1.2, 1.5)  # of C_max: the closed loop's levels
 
 
@@ -50,6 +51,7 @@ class Search:
         self._plan = plan
         self._path: list[dict[str, Any]] = []
         self._spent_s = 0.0
+        self._expected = 0  # requests that were announced; 0 once it was said that they are passed
 
     @staticmethod
     def check(settings: Settings) -> None:
@@ -64,6 +66,7 @@ class Search:
         settings = rig.settings
         self.check(settings)
         goal = Goal(settings.slos, self._plan.precision, float(f"{START / rig.typical_e2e_s:.3g}"))
+        self._expected = expected_requests(goal)
         rig.tell(_expected(rig, goal))
         if (limit_s := self._plan.max_duration_s) is not None:
             fewest_s = FILL_TIMES * rig.typical_e2e_s  # no stage is shorter
@@ -83,6 +86,11 @@ class Search:
             await self._repeat(rig, goal)
         if self._plan.closed and not rig.ended:
             await self._closed(rig, goal)
+        if (
+            step.reached
+            and (sent := sum(int(s["requests"]) for s in rig.stages)) < expected_requests(goal) / 2
+        ):
+            rig.tell(f"done with {sent:,} requests, fewer than announced: the limit showed itself early")
         self._note(rig, step)
 
     async def _stage(self, rig: StageBook, goal: Goal, step: Step) -> str | None:
@@ -104,6 +112,7 @@ class Search:
         # mostly it ends before that; arrivals are random, so that only the time is a bound
         size = f"at most {float(f'{duration_s:.2g}'):,g} s, about {float(f'{step.load_rps * duration_s:.2g}'):,.0f} requests"
         rig.tell(f"{known + '; ' if known else ''}next {step.load_rps:g} req/s, {size}: {step.why}")
+        self._tell_passed(rig)
         before, began_s = list(rig.stages), time.monotonic()
         judged = await rig.open_stage(
             step.load_rps, duration_s, lambda partial: told_enough(before, partial, goal)
@@ -114,6 +123,24 @@ class Search:
         self._path.append({"stage": judged["index"], "offered_rps": step.load_rps, "why": step.why})
         self._note(rig, None)
         return rig.ended and rig.ended[1]
+
+    def _tell_passed(self, rig: StageBook) -> None:
+        """Once: that more requests were sent than were announced, and what took them."""
+        sent, unused = (
+            sum(int(s["requests"]) for s in rig.stages),
+            [s for s in rig.stages if s["client_limited"]],
+        )
+        if not 0 < MOST_TIMES * self._expected < sent:
+            return
+        why = f"{len(unused)} of {len(rig.stages)} stages tell nothing, this machine was the limit" if unused else (
+            "answers near the limit hang together more than those that the estimate was made from, or the interval is "
+            f"still wider than {100 * self._plan.precision:.2g} %"
+        )  # fmt: skip
+        rig.tell(
+            f"{sent:,} requests so far, more than {MOST_TIMES:g} times the {float(f'{self._expected:.2g}'):,.0f} that were announced: {why}; "
+            "Ctrl-C ends the search with what is known"
+        )
+        self._expected = 0
 
     async def _repeat(self, rig: StageBook, goal: Goal) -> None:
         """Both ends of the interval again, as often as was asked for, in an order that the seed draws."""
@@ -137,7 +164,9 @@ class Search:
         for users in sorted({max(1, round(share * found.c_max)) for share in CLOSED_SHARES}):
             limit_s, began_s = self._plan.max_duration_s, time.monotonic()
             if limit_s is not None and limit_s - self._spent_s < rig.settings.duration_s + self._plan.ramp_s:
-                rig.tell(f"--max-duration {duration_text(limit_s)} leaves no time for a closed loop of {users} users")
+                rig.tell(
+                    f"--max-duration {duration_text(limit_s)} leaves no time for a closed loop of {users} users"
+                )
                 return
             judged = await rig.closed_stage(users)
             if judged is None or rig.ended:
