@@ -174,8 +174,12 @@ class Rig(StageBook):
             meta["ended_early"] = meta["ended_early"] or cut
         if stopped:
             self.ended = ("interrupted" if stopped.startswith("interrupted") else "aborted", stopped)
-        elif meta["ended_early"] and not self.ended:
-            self.ended = ("budget", self._budget_text(meta["ended_early"]))
+        elif (early := meta["ended_early"]) and not self.ended:
+            by_budget = early in (
+                cut,
+                plan.used_up,
+            )  # else a worker process could not go on, as with a full disk
+            self.ended = ("budget", self._budget_text(early)) if by_budget else ("aborted", early)
         self._writer.write_meta()
         from analysis.stages import analyse_stage  # judging is loaded when there is something to judge
 
