@@ -181,7 +181,10 @@ class Workers:
         table = read_stream(worker.stream)
         here = table.filter(pc.equal(table["stage"], share.index))
         recorded = dict(zip(here["request_id"].to_pylist(), here["ended_ns"].to_pylist(), strict=True))
-        now_ns, died_ns = time.monotonic_ns(), worker.died_ns or time.monotonic_ns()
+        died_ns = worker.died_ns or time.monotonic_ns()
+        now_ns = max(
+            time.monotonic_ns(), start_ns + int(share.duration_s * 1e9)
+        )  # also where all died before
         owed = _owed(share, start_ns, now_ns, recorded)
         for record in owed:
             record.error = why if record.scheduled_ns <= died_ns else f"not sent: {why}"
