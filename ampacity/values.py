@@ -10,6 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
 
+from analysis.slo import duration_text as in_seconds
 from loadgen.endpoint import EndpointError, parse_endpoint, shown_url
 from workloads.class_spec import refuse_several_choices
 
@@ -45,10 +46,19 @@ def parse_duration(text: str | float, name: str) -> float:
 
 
 def duration_text(seconds: float) -> str:
-    """As ``parse_duration`` reads it, in the largest unit of which it is 1.5; rounded up: whole s and m, h and d to 0.1."""
+    """Exactly ``seconds``, as ``parse_duration`` reads it: ``110s``, ``2m``, ``1.5h``, ``500ms``."""
+    for unit, parts in (("d", 10), ("h", 10), ("m", 1)):
+        number = parts * seconds / _UNITS_S[unit]
+        if seconds > 1.5 * _UNITS_S[unit] and abs(number - round(number)) < 1e-9 * number:
+            return f"{round(number) / parts:g}{unit}"
+    return in_seconds(seconds)
+
+
+def rounded_up(seconds: float) -> float:
+    """An estimate in seconds as it is recommended: whole s below 1.5 min, whole min below 1.5 h, then 0.1 h or d."""
     unit = next((unit for unit in "dhm" if seconds > 1.5 * _UNITS_S[unit]), "s")
-    parts = 10 if unit in "dh" else 1
-    return f"{math.ceil(round(parts * seconds / _UNITS_S[unit], 6)) / parts:g}{unit}"
+    step_s = _UNITS_S[unit] / (10 if unit in "dh" else 1)
+    return math.ceil(round(seconds / step_s, 6)) * step_s
 
 
 def given(raw: dict[str, Any], name: str, read: Callable[[Any, str], T]) -> T | None:

@@ -293,7 +293,16 @@ def _same_load(arms: list[Arm], fit: list[list[Stage]]) -> str:
         load = min(most or min(loads) for most, loads in zip(shown, tried, strict=True))
         text = f"{Context(prec=3, rounding=ROUND_DOWN).create_decimal(repr(load)).normalize():f}"
         if none := [a.name for a, most in zip(arms, shown, strict=True) if not most]:
-            return f"run each again with lower {option} than {text}, for longer: {' and '.join(none)} {'is' if len(none) == 1 else 'are'} not shown to carry any that was tried"
+            who = f"{' and '.join(none)} {'is' if len(none) == 1 else 'are'} not shown to carry any that was tried"
+            broke = any(
+                s["slo_met"] is False or s["stable"] is False
+                for a in arms
+                if a.name in none
+                for s in a.stages
+            )
+            if not broke:  # nor to fail at it: what is lacking are requests
+                return f"run each again with the same {option}, for longer (--duration): {who}, nor that any is too high"
+            return f"run each again with lower {option} than {text}, for longer: {who}"
         needed_s = max(30, math.ceil(1.2 * smallest_n(0.99) / float(text)))  # warm-up and chance included
         return f"run each again with {option} {text}{f' --duration {needed_s}s (or longer)' if kind == 'open' else ''}, the most that all have carried"
     return "give all the same --rates or --concurrency, a load that they carry, for long enough"

@@ -184,6 +184,10 @@ class Client:
         self.answers = 0  # that came whole ...
         self.closed_said = self.closed_unsaid = 0  # ... and connections that the server closed behind one
         self.receive_delays_s: array[float] = array("d")  # read − kernel time, of the audited connections
+        self.asked, self.asked_failed = (
+            0,
+            list[str](),
+        )  # outside of a stage; "status: error" of each that failed
         self.patience_s = ANSWER_TIMEOUT_S  # with an answer that is asked for outside of a stage
 
     def dispatch(self, exchange: Exchange) -> None:

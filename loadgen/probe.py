@@ -36,6 +36,9 @@ LOOK_TIMEOUT_S = 10.0
 _KEY = "key? No API key was sent: put it into a variable and name it with --api-key-env"
 UNKNOWN_TOKENS = 32  # of a chat template that nothing is known of
 MODELS_MAX = 1000
+FIRST_REPEATS = 2  # of a first request that failed
+REPEAT_PAUSE_S = 0.2
+REFUSED = (400, 422)  # a request field that the server does not take: it is asked without
 SHORT_TOKENS = 32  # of our own tokenizer, in the prompt of the first request
 
 
@@ -271,6 +274,9 @@ async def ask(
         why = f"no complete answer within {client.patience_s:g} s"
         exchange.fail("timeout", why, time.monotonic_ns())
     redact_record(record, client.secrets)
+    client.asked += 1
+    if record.status != "ok" and record.http_status not in REFUSED:
+        client.asked_failed.append(f"{record.status}: {record.error}")
     if heard is not None:
         heard(exchange)
     return record
@@ -306,6 +312,17 @@ def _dialects() -> list[Dialect]:
     ]
 
 
+async def _asked_again(client: Client, api: Api, request: bytes) -> RequestRecord:
+    """A request that is sent again where it fails otherwise than by what it says: once may be chance."""
+    record = await ask(client, api, request)
+    for _ in range(FIRST_REPEATS):
+        if record.status in ("ok", "timeout") or 400 <= (record.http_status or 0) < 429:
+            break
+        await asyncio.sleep(REPEAT_PAUSE_S)
+        record = await ask(client, api, request)
+    return record
+
+
 async def find_dialect(
     client: Client,
     endpoint: Endpoint,
@@ -321,13 +338,9 @@ async def find_dialect(
         tried = dataclasses.replace(
             shape, dialect=dataclasses.replace(dialect, max_tokens_field=max_tokens_field)
         )
-        record = await ask(client, shape.api, send(tried, SHORT_TOKENS, 4))
+        record = await _asked_again(client, shape.api, send(tried, SHORT_TOKENS, 4))
         renamed = max_tokens_field == "max_completion_tokens"  # once is enough
-        if (
-            not renamed
-            and record.http_status in (400, 422)
-            and "max_completion_tokens" in (record.error or "")
-        ):
+        if not renamed and record.http_status in REFUSED and "max_completion_tokens" in (record.error or ""):
             max_tokens_field = "max_completion_tokens"
             tried = dataclasses.replace(
                 shape, dialect=dataclasses.replace(dialect, max_tokens_field=max_tokens_field)
@@ -344,7 +357,7 @@ async def find_dialect(
                     f"the server lists {', '.join(served.models[:10])} but answers to {shape.model!r} too: is that the model you mean?"
                 )
             return tried, record, notes
-        if record.http_status not in (400, 422):
+        if record.http_status not in REFUSED:
             break
     raise EndpointError(_refusal(endpoint, shape, served, first or record))
 
@@ -363,4 +376,9 @@ def _refusal(endpoint: Endpoint, shape: RequestShape, served: Served, record: Re
     hint = f"; {_KEY}" if (record.http_status or 0) >= 500 and not endpoint.has_key and for_a_key else ""
     if SEVERAL in error and shape.extra:
         hint = f"; which field of --extra-body ({', '.join(sorted(shape.extra))}) asks for them?"
-    return f"{endpoint.url}: a first small request failed as {record.status}: {error}{hint}"
+    again = (
+        f" {FIRST_REPEATS + 1} of {FIRST_REPEATS + 1} times"
+        if record.status != "timeout" and (record.http_status or 500) >= 429
+        else ""
+    )
+    return f"{endpoint.url}: a first small request failed{again} as {record.status}: {error}{hint}"

@@ -2,7 +2,8 @@
 
 The global schedule is dealt round-robin by session or lone request, so that every worker's share is the same
 process thinned. All workers are prepared before any of them starts, and start at one absolute time.
-A worker that dies is noticed; what it still owed becomes ``unfinished`` and the run goes on.
+A worker that dies is noticed: what it had flushed is kept, what it still owed becomes ``unfinished``, the others go on to the
+end of the stage. What a half load then means is up to the caller, who asks for ``lost``.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import asyncio
 import contextlib
 import dataclasses
 import os
+import signal
 import sys
 import time
 from collections.abc import Callable
@@ -49,6 +51,7 @@ class _Worker:
         self.process = process
         self.stream = stream
         self.live: tuple[int, int, int, int, list[float]] = (0, 0, 0, 0, [])
+        self.died_ns: int | None = None  # or was given up
 
     def tell(self, *message: Any) -> None:
         assert self.process.stdin is not None
@@ -69,6 +72,7 @@ class _Worker:
                     if kind == "live":
                         self.live = rest[0]
         except (asyncio.IncompleteReadError, TimeoutError, ConnectionError):
+            self.died_ns = time.monotonic_ns()
             return None
 
 
@@ -171,18 +175,26 @@ class Workers:
         """A worker is dead or does not answer: write down what it owes."""
         self._workers.remove(worker)
         await self._end(worker)
-        why = f"worker {worker.number} died (exit status {worker.process.returncode})"
-        self.lost.append(f"{why} in stage {share.index}")
+        why = f"worker {worker.number} {_end_text(worker.process.returncode)}"
         import pyarrow.compute as pc  # here: it is slow to import, and workers rarely die
 
         table = read_stream(worker.stream)
         here = table.filter(pc.equal(table["stage"], share.index))
         recorded = dict(zip(here["request_id"].to_pylist(), here["ended_ns"].to_pylist(), strict=True))
-        now_ns = time.monotonic_ns()
+        died_ns = worker.died_ns or time.monotonic_ns()
+        now_ns = max(
+            time.monotonic_ns(), start_ns + int(share.duration_s * 1e9)
+        )  # also where all died before
         owed = _owed(share, start_ns, now_ns, recorded)
         for record in owed:
-            record.worker, record.error, record.target = worker.number, why, self._setup.targets[0]
+            record.error = why if record.scheduled_ns <= died_ns else f"not sent: {why}"
+            record.worker, record.target = worker.number, self._setup.targets[0]
             self._on_record(record)
+        not_sent = sum(record.scheduled_ns > died_ns for record in owed)
+        self.lost.append(
+            f"{why} in stage {share.index}: {len(recorded)} of its requests are recorded, "
+            f"{len(owed) - not_sent} were under way or not yet written and are lost, {not_sent} were not sent"
+        )
         schedule = share.schedule
         meta: dict[str, Any] = {
             "scheduled_requests": len(owed) + len(recorded),
@@ -209,6 +221,15 @@ class Workers:
                     await worker.process.wait()
             except TimeoutError:
                 await self._end(worker)
+
+
+def _end_text(status: int | None) -> str:
+    """How a process ended, by its exit status: ``died (SIGKILL)``."""
+    try:
+        how = signal.Signals(-(status or 0)).name
+    except ValueError:
+        how = f"exit status {status}"
+    return f"died ({how})"
 
 
 def deal(plan: StagePlan, workers: int) -> list[StagePlan]:

@@ -4,19 +4,21 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 from reports.marks import Chart
 from reports.palette import style_sheet
-from reports.svg import to_svg
+from reports.svg import draw, to_svg
+
+NOT_DRAWN = "<p>This chart could not be drawn (out of memory?): ampacity report draws it again.</p>"
 
 
 def render_page(template: str, charts: Iterable[Chart], **content: Any) -> str:
     """The page that ``template`` makes of ``content``, escaped, with ``charts`` by their names."""
-    figures = {chart.name: _drawn(chart) for chart in charts}
+    figures = _drawn(list(charts))
     return str(_environment().get_template(template).render(style=style_sheet(), figures=figures, **content))
 
 
@@ -46,12 +48,18 @@ def _environment() -> Any:
     )
 
 
-def _drawn(chart: Chart) -> dict[str, Any]:
-    """A chart with its SVG; where it has a narrow form as well, the page shows the one that fits."""
-    pictures = [("", chart.spec)]
-    if chart.narrow_spec is not None:
-        pictures = [("wide", chart.spec), ("narrow", chart.narrow_spec)]
-    return {
-        "chart": chart,
-        "pictures": [(fits, to_svg(spec, chart.alt, f"{chart.name}{fits}-")) for fits, spec in pictures],
-    }
+def _drawn(charts: Sequence[Chart]) -> dict[str, Any]:
+    """The charts with their SVG, by name; one that has a narrow form as well is shown in the form that fits."""
+    forms = [
+        (chart, fits, spec)
+        for chart in charts
+        for fits, spec in (("wide" if chart.narrow_spec else "", chart.spec), ("narrow", chart.narrow_spec))
+        if spec is not None
+    ]
+    drawn = draw([spec for _, _, spec in forms])
+    figures: dict[str, Any] = {chart.name: {"chart": chart, "pictures": []} for chart in charts}
+    for (chart, fits, _), svg in zip(forms, drawn or (), strict=drawn is not None):
+        figures[chart.name]["pictures"].append((fits, to_svg(svg, chart.alt, f"{chart.name}{fits}-")))
+    for name in figures if drawn is None else ():
+        figures[name]["pictures"].append(("", NOT_DRAWN))
+    return figures

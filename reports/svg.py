@@ -4,26 +4,62 @@ from __future__ import annotations
 
 import json
 import re
+import signal
+import subprocess
+import sys
 import xml.etree.ElementTree as ET
+from collections.abc import Sequence
 from typing import Any
 
 SVG = "http://www.w3.org/2000/svg"
 KEPT_DECIMALS = 2
+DRAW_TIMEOUT_S = 120.0
+_DRAW = (
+    "import json, sys, vl_convert\n"
+    "json.dump([vl_convert.vegalite_to_svg(spec) for spec in json.load(sys.stdin)], sys.stdout)"
+)
 _NUMBER = re.compile(r"-?\d+\.\d{3,}")
 _DROPPED = ("aria-roledescription", "aria-hidden", "class", "pointer-events", "role", "font-family")
 
 
-def to_svg(spec: dict[str, Any], alt: str, prefix: str) -> str:
-    """``spec`` drawn as an ``<svg>`` element to put into a page.
+def draw(specs: Sequence[dict[str, Any]]) -> list[str] | None:
+    """The specs as SVG documents; None, with a line on stderr, where they cannot be drawn.
+
+    A process of its own draws: where memory is short the engine ends its process, which must not be the one that has
+    the findings.
+    """
+    if not specs:
+        return []
+    texts = [json.dumps(spec, allow_nan=False) for spec in specs]
+    try:
+        done = subprocess.run(
+            [sys.executable, "-P", "-c", _DRAW], input=json.dumps(texts), capture_output=True,
+            encoding="utf-8", errors="replace", timeout=DRAW_TIMEOUT_S, check=True,
+        )  # fmt: skip
+        return list(json.loads(done.stdout))
+    except (subprocess.SubprocessError, OSError, ValueError) as error:
+        why = _reason(error)
+        print(f"the charts could not be drawn, every figure is in the tables: {why}", file=sys.stderr)
+        return None
+
+
+def _reason(error: Exception) -> str:
+    if not isinstance(error, subprocess.CalledProcessError):
+        return str(error)
+    if error.returncode < 0:
+        return f"the drawing process ended by {signal.Signals(-error.returncode).name} (too little memory?)"
+    return " ".join(error.stderr.strip().splitlines()[-1:]) or f"exit status {error.returncode}"
+
+
+def to_svg(drawn: str, alt: str, prefix: str) -> str:
+    """A document of ``draw`` as an ``<svg>`` element to put into a page.
 
     Text fits any theme (colours are recoloured by the page's style sheet), mark descriptions become
     ``<title>`` tooltips, ``alt`` is what a screen reader says, and ids start with ``prefix``, so that
     several pictures can share a page.
     """
-    import vl_convert
-
     ET.register_namespace("", SVG)
-    root = ET.fromstring(vl_convert.vegalite_to_svg(json.dumps(spec, allow_nan=False)))
+    root = ET.fromstring(drawn)
     _drop_empty(root)
     for element in root.iter():
         _tidy(element, prefix)

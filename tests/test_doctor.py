@@ -131,10 +131,53 @@ def test_a_request_that_fails_is_sent_once_more(doctor: Doctor, monkeypatch: pyt
             code, out, err = doctor(server.url, *LENGTHS)
         if limit == 1:
             assert code == 0
-            assert re.search("^bad +connection .* sent again: 1 [(]truncated.* → ", out)
+            assert re.search("^bad +connection .* 1 of [0-9]+ requests failed [(]truncated.* → ", out)
         else:
             assert (code, out) == (2, "")
             assert "5 input and 33 output tokens failed twice as truncated" in err
+
+
+@pytest.mark.parametrize("fails", [1, 2, 3])
+def test_a_first_request_that_fails_is_no_verdict(
+    fails: int, doctor: Doctor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One or two 500s are counted and said; three in a row are the server's answer."""
+    broken: list[float] = []
+
+    async def play(call: Call) -> bool:
+        if len(broken) < fails:
+            broken.append(0)
+            return await FAULTS["empty_500"].play(call)
+        return await ok(call)
+
+    monkeypatch.setitem(FAULTS, "ok", FAULTS["ok"]._replace(play=play))
+    with FaultServer() as server:
+        code, out, err = doctor(server.url, *LENGTHS)
+        asked = sum(r.path.endswith("/chat/completions") for r in server.requests)
+    if fails == 3:
+        assert (code, out) == (2, "")
+        assert "a first small request failed 3 of 3 times as http_error" in err
+    else:
+        assert code == 0
+        assert f"{fails} of {asked} requests failed (http_error" in out
+
+
+def test_a_probe_request_that_fails_later_is_counted_too(
+    doctor: Doctor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The second of all fails: the probe goes on without it, and it is said."""
+    seen: list[float] = []
+
+    async def play(call: Call) -> bool:
+        seen.append(0)
+        return await (FAULTS["empty_500"].play if len(seen) == 2 else ok)(call)
+
+    monkeypatch.setitem(FAULTS, "ok", FAULTS["ok"]._replace(play=play))
+    with FaultServer() as server:
+        code, out, _ = doctor(server.url, *LENGTHS)
+        asked = sum(r.path.endswith("/chat/completions") for r in server.requests)
+    assert code == 0
+    assert f"1 of {asked} requests failed (http_error" in out
 
 
 def test_the_simulator_with_a_face_of_which_everything_is_known(doctor: Doctor) -> None:
@@ -192,6 +235,7 @@ def seen(answer: RequestRecord, *, short_ttft_s: float) -> Seen:
         short,
         short,
         (),
+        24,
         True,
         False,
         None,
@@ -358,8 +402,10 @@ def test_it_says_whether_the_receive_path_was_compiled(compiled: bool, verdict: 
 
 def test_failures_are_counted_and_each_kind_is_said_once() -> None:
     given = seen(record(0.1, [0.01] * 31, asked=32, tokens=32), short_ttft_s=0.1)
-    said = found("connection", replace(given, failures=("reset: gone", "reset: gone", "timeout: 9 s")))
-    assert "sent again: 3 (reset: gone; timeout: 9 s) →" in said
+    said = found(
+        "connection", replace(given, failures=("reset: gone", "reset: gone", "timeout: 9 s"), asked=24)
+    )
+    assert "3 of 24 requests failed (reset: gone; timeout: 9 s) →" in said
 
 
 # -- chance, and a busy machine --------------------------------------------------------------------

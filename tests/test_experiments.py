@@ -376,3 +376,66 @@ def test_help_needs_little_time() -> None:
         [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True
     )
     assert result.stdout.strip() == "[]"
+
+
+def _workers_of(process: "subprocess.Popen[str]") -> list[int]:
+    children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
+    return [int(pid) for pid in children if b"loadgen.worker" in Path(f"/proc/{pid}/cmdline").read_bytes()]
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="finds the workers in /proc")
+@pytest.mark.parametrize(("number", "how"), [(1, signal.SIGKILL), (2, signal.SIGTERM)], ids=str)
+def test_a_worker_that_is_killed_makes_the_run_partial(
+    number: int, how: signal.Signals, server: Started, tmp_path: Path
+) -> None:
+    """One, or both: what they had written is kept, nothing is repeated or goes on, and the exit status is 2."""
+    run = tmp_path / "run"
+    options = ["--rates", "20,30", "--duration", "6s", "--workload", "chat-short", "--workers", "2"]
+    process = start("run", server.url, *options, "--out", run)
+    wait_for_stage(run)
+    time.sleep(3.5)
+    for pid in _workers_of(process)[:number]:
+        os.kill(pid, how)
+    _, err = process.communicate(timeout=60)
+    assert process.returncode == 2, err
+    assert "Traceback" not in err
+    meta = json.loads((run / "run.json").read_text())
+    assert (meta["status"], len(meta["stages"])) == ("aborted", 1)
+    lost = re.findall(
+        r"worker (\d) died \((\w+)\) in stage 0: (\d+) of its requests are recorded, (\d+) were under way or not yet "
+        r"written and are lost, (\d+) were not sent", meta["status_reason"],
+    )  # fmt: skip
+    assert [(int(worker), name) for worker, name, *_ in lost] == [(k, how.name) for k in range(number)]
+    written = rows(run)
+    for worker, _, recorded, under_way, not_sent in lost:
+        of_it = [r for r in written if r["worker"] == int(worker)]
+        errors = Counter((r["error"] or "").partition(":")[0] for r in of_it)
+        assert int(recorded) > 0
+        assert errors["not sent"] == int(not_sent) > 0
+        assert len(of_it) == int(recorded) + int(under_way) + int(not_sent)
+    assert summary(run)["verdict"].startswith("Partial run (aborted")
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="a limit on the size of files")
+def test_a_worker_whose_disk_is_full_aborts_the_run(server: Started, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    options = [
+        "--rates",
+        "20",
+        "--duration",
+        "5s",
+        "--workload",
+        "chat-short",
+        "--workers",
+        "2",
+        "--out",
+        str(run),
+    ]
+    limited = ["bash", "-c", 'ulimit -f 24; exec "$@"', "bash", *COMMAND, "run", server.url, *options]
+    done = subprocess.run(limited, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 2
+    assert "Traceback" not in done.stderr
+    meta = json.loads((run / "run.json").read_text())
+    assert meta["status"] == "aborted"
+    assert "File too large" in meta["status_reason"]
+    assert "Partial run (aborted" in done.stdout  # the findings come before what cannot be written

@@ -14,14 +14,20 @@ from sample_summary import ALL, meta, one_stage, open_sweep
 from synthetic import make_run, queue_sweep
 
 from analysis.summary import summarise
+from reports import svg as drawing
 from reports.charts import latency_by_rate
 from reports.html import partial_reason, render_report, write_report
 from reports.page import embedded_json
-from reports.svg import to_svg
 from reports.terminal import render_table
 
 HOSTILE = "</script><script>alert(1)</script><img src=x onerror=alert(2)>&amp;\u2028"
 VOID = {"meta", "link", "img", "br"}
+
+
+def svg_of(spec: dict[str, Any], alt: str, prefix: str) -> str:
+    drawn = drawing.draw([spec])
+    assert drawn is not None
+    return drawing.to_svg(drawn[0], alt, prefix)
 
 
 class Page(HTMLParser):
@@ -224,7 +230,7 @@ def test_axis_labels_are_plain_numbers() -> None:
         stages = [s | {"achieved_rps": s["achieved_rps"] * factor} for s in summary["stages"]]
         chart = latency_by_rate(summary | {"stages": stages, "capacity": {}, "knee": {}})
         assert chart is not None
-        texts = re.findall(r"<text[^>]*>([^<]*)</text>", to_svg(chart.spec, "alt", "x-"))
+        texts = re.findall(r"<text[^>]*>([^<]*)</text>", svg_of(chart.spec, "alt", "x-"))
         assert set(labels) <= set(texts)
         assert not [text for text in texts if re.search(r"\de[+-]?\d", text)]
         assert "2 s" in texts
@@ -252,7 +258,7 @@ def test_a_summary_of_the_analysis_becomes_a_report(tmp_path: Path) -> None:
 def test_svg_has_tooltips_alternative_text_and_its_own_ids() -> None:
     chart = latency_by_rate(open_sweep())
     assert chart is not None
-    svg = to_svg(chart.spec, "an <alt>", "x-")
+    svg = svg_of(chart.spec, "an <alt>", "x-")
     assert 'aria-label="an &lt;alt&gt;"' in svg
     assert 'role="img"' in svg
     assert "<title>2 req/s: TTFT p99 319 ms (274 ms to 386 ms)</title>" in svg
@@ -263,3 +269,22 @@ def test_svg_has_tooltips_alternative_text_and_its_own_ids() -> None:
     assert ">500 ms</text>" in svg
     assert "font-family" not in svg
     assert len(svg) < 60_000
+
+
+@pytest.mark.parametrize(
+    ("program", "why"),
+    [("import os; os.abort()", "SIGABRT (too little memory?)"), ("import os, signal; os.kill(os.getpid(), signal.SIGKILL)", "SIGKILL"),
+     ("raise MemoryError", "MemoryError"), ("print('half a docu')", "Expecting value")],
+)  # fmt: skip
+def test_what_draws_may_die_and_the_page_is_written_without_charts(
+    program: str, why: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(drawing, "_DRAW", program)
+    summary = open_sweep()
+    page = write_report(tmp_path / "report.html", summary, meta(summary)).read_text()
+    assert 'role="img"' not in page
+    assert "This chart could not be drawn" in page
+    assert summary["verdict"] in page
+    said = capfd.readouterr().err
+    assert why in said
+    assert said.count("\n") == 1

@@ -654,14 +654,14 @@ def test_time_for_not_one_stage_is_refused_before_anything_is_sent() -> None:
     rig = ScriptedRig()
     rig.typical_e2e_s = 1.0
     with pytest.raises(
-        ConfigError, match=r"--max-duration 9 s: not even one stage fits, which takes 10s at least"
+        ConfigError, match=r"--max-duration 9s: not even one stage fits, which takes 10s at least"
     ):
         asyncio.run(Search(SearchPlan(0.05, max_duration_s=9.0)).run(rig))  # type: ignore[arg-type]
     assert not rig.stages
     asyncio.run(Search(SearchPlan(0.05, max_duration_s=15.0)).run(rig))  # type: ignore[arg-type]
     assert [s["offered_rps"] for s in rig.stages] == [1]
     ended = rig.noted["search"]["ended"]
-    assert re.match(r"5 s are left of --max-duration 15 s, and a stage at 2 req/s takes \d+s at least", ended)
+    assert re.match(r"5 s are left of --max-duration 15s, and a stage at 2 req/s takes \d+s at least", ended)
 
 
 def test_time_for_no_ten_requests_ends_it() -> None:
@@ -682,9 +682,9 @@ def test_the_time_that_was_allowed_ends_it_with_what_is_lacking() -> None:
     asyncio.run(Search(SearchPlan(0.05)).run(whole))  # type: ignore[arg-type]
     noted = rig.noted["search"]
     assert noted["reached"] is False
-    assert noted["ended"] == "--max-duration 1500 s is used up"
+    assert noted["ended"] == "--max-duration 25m is used up"
     assert rig.told[1] == (  # p95 with three misses: 60 requests, 6 s at one request of 0.1 s in flight
-        "--max-duration 1500 s is enough for 250 stages of 60 requests, as the SLO takes them, at 10 req/s, where the search begins"
+        "--max-duration 25m is enough for 250 stages of 60 requests, as the SLO takes them, at 10 req/s, where the search begins"
     )
     assert rig.told[2].startswith("next ")  # nothing is known yet
     line = re.fullmatch(

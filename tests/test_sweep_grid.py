@@ -12,7 +12,7 @@ from ampacity.cli.sweep import timed_sweep
 from ampacity.config import make_settings
 from ampacity.experiments.stage_book import StageBook
 from ampacity.experiments.sweep import STAGES_MAX, begin_rate, next_rate, sweep, too_few
-from ampacity.values import ConfigError, duration_text, parse_duration
+from ampacity.values import ConfigError, duration_text, parse_duration, rounded_up
 from analysis.capacity import find_capacity
 from analysis.next_load import fewest_requests
 from analysis.slo import parse_slos
@@ -171,9 +171,18 @@ def test_a_class_has_its_share_of_the_requests() -> None:
     ("seconds", "text"),
     [(0.2, "1s"), (89.5, "90s"), (91.0, "2m"), (359.0, "6m"), (5400.0, "90m"), (5401.0, "1.6h"), (14_500 * 60.0, "10.1d")],
 )  # fmt: skip
-def test_a_duration_is_written_as_it_is_read(seconds: float, text: str) -> None:
-    assert duration_text(seconds) == text
+def test_what_is_recommended_is_rounded_up(seconds: float, text: str) -> None:
+    assert duration_text(rounded_up(seconds)) == text
     assert parse_duration(text, "--duration") >= seconds
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [(110.0, "110s"), (120.0, "2m"), (0.25, "250ms"), (61.5, "61.5s"), (3661.0, "3661s"), (7200.0, "2h"), (129_600.0, "36h")],
+)  # fmt: skip
+def test_a_duration_that_was_given_is_written_exactly(seconds: float, text: str) -> None:
+    assert duration_text(seconds) == text
+    assert parse_duration(text, "--duration") == seconds
 
 
 def test_a_sweep_gives_what_is_left_to_loads_near_the_limit() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import gc
 import sys
 import traceback
@@ -13,6 +14,7 @@ EXIT_OUTAGE = 1  # a finding: the endpoint was down for a while
 EXIT_USAGE = 2
 EXIT_INTERRUPTED = 130
 MESSAGE_MAX = 600
+_FULL = (errno.ENOSPC, errno.EFBIG, errno.EDQUOT)
 _ROOMS = ("ampacity", "workloads", "loadgen", "analysis", "reports", "simulator")
 
 
@@ -41,6 +43,8 @@ def main() -> None:
         sys.exit(EXIT_INTERRUPTED)
     except Exception as error:
         # the rooms raise exceptions of their own, with one line for people; anything else is our fault
+        if isinstance(error, OSError) and error.errno in _FULL:
+            _refuse(f"what was to be written cannot be: {error.strerror}")
         if type(error).__module__.split(".")[0] not in _ROOMS:
             traceback.print_exc()
             sys.exit(EXIT_USAGE)  # 1 would be a finding, as of a gate

@@ -10,8 +10,8 @@ from typing import Any
 
 import typer
 
-from ampacity.cli import EXIT_INTERRUPTED, EXIT_OUTAGE
-from ampacity.cli.output import print_json
+from ampacity.cli import EXIT_INTERRUPTED, EXIT_OUTAGE, EXIT_USAGE
+from ampacity.cli.output import print_json, writing
 
 
 def run_experiment(
@@ -23,7 +23,9 @@ def run_experiment(
     located: Callable[[str], str] = str,
     check: Callable[[Any], None] | None = None,
 ) -> Path:
-    """Run ``drive`` on a rig made from the flags, write summary and report, print, and exit 130 if interrupted, 1 after an outage; the run directory.
+    """Run ``drive`` on a rig made from the flags, write summary and report, print, and exit 130 if interrupted, 1 after an outage, 2 if aborted.
+
+    Gives the run directory.
 
     ``located`` puts into the message about a setting where that stands; ``check`` refuses Settings before anything is
     asked of the endpoint.
@@ -54,6 +56,8 @@ def run_experiment(
         raise typer.Exit(EXIT_INTERRUPTED)
     if any(stage["outage"] and not stage["client_limited"] for stage in summary["stages"]):
         raise typer.Exit(EXIT_OUTAGE)
+    if status == "aborted":  # what was to be measured was not
+        raise typer.Exit(EXIT_USAGE)
     return path
 
 
@@ -70,12 +74,14 @@ def finish(
 
     run = load_run(path)
     summary = summarise(run, labels)
-    write_json(path / "summary.json", summary)
-    write_report(path / "report.html", summary, run.meta)
     if as_json:
         print_json(summary)
     elif not quiet:
         render_table(summary, Console(highlight=False))
+    write_json(path / "summary.json", summary)
+    with writing(path / "report.html"):
+        write_report(path / "report.html", summary, run.meta)
+    if not as_json and not quiet:
         print(f"report: {path / 'report.html'}")
         print(path)
     return str(run.meta.get("status")), summary

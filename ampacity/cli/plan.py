@@ -123,6 +123,7 @@ def _lines(fleet: dict[str, Any], summary: Mapping[str, Any]) -> list[str]:
 
     usable = usable_rate(summary)
     between = f" ({usable.interval})" if usable.interval else ""
+    before, down = fleet["instances_before_safety"], fleet["one_replica_down"]
     fleet_peak = f"{fleet['peak_rps']:.4g} requests/s"
     lines = [
         f"{instances_text(fleet)}, {counted(fleet['gpus'], 'GPU')} for {fleet_peak}",
@@ -131,7 +132,8 @@ def _lines(fleet: dict[str, Any], summary: Mapping[str, Any]) -> list[str]:
         f"  instances that carry the peak: {fleet['instances_before_safety']}, × {fleet['safety_factor']:g} safety = {fleet['instances']}"
         f"; GPUs: × {fleet['tensor_parallel']} = {fleet['gpus']}",
         f"  safety {_from_run(fleet, 'safety_factor') or fleet['safety_reason']}",
-        f"  with one replica down: {fleet['one_replica_down']} instances, {fleet['one_replica_down_gpus']} GPUs",
+        f"  of these {_spare(fleet['instances'], before)}; to carry the peak while one is down, have {counted(down, 'instance')} "
+        f"({counted(fleet['one_replica_down_gpus'], 'GPU')}): {_spare(down, before)}",
         f"  {fleet['gpu_hours_per_day']} GPU-hours a day, utilisation {100 * fleet['utilisation']:.0f} % at {fleet['utilisation_at']}",
     ]
     if fleet["cost_per_hour"] is not None:
@@ -149,6 +151,13 @@ def _lines(fleet: dict[str, Any], summary: Mapping[str, Any]) -> list[str]:
             if fleet[key] is not None
         ]
     return lines
+
+
+def _spare(instances: int, before: int) -> str:
+    """``13 serve the peak, 2 are spare``."""
+    spare = instances - before
+    are = "is" if spare == 1 else "are"
+    return f"{before} serve{'s' if before == 1 else ''} the peak, {spare or 'none'} {are if spare else 'is'} spare"
 
 
 def _from_run(fleet: Mapping[str, Any], name: str) -> str:

@@ -71,7 +71,7 @@ def _facts(seen: Seen) -> Facts:
     return shown | {
         "engine": served.engine, "engine_version": served.engine_version, "server": served.server, "gateway": served.gateway,
         "proxy": seen.proxy and f"{seen.proxy.host}:{seen.proxy.port}", "kept_alive": seen.kept_alive, "connections": settings.connections,
-        "closed_unannounced": seen.closed_unannounced, "connect_s": seconds_between(short, "dispatched_ns", "connected_ns"), "failures": list(seen.failures),
+        "closed_unannounced": seen.closed_unannounced, "connect_s": seconds_between(short, "dispatched_ns", "connected_ns"), "failures": list(seen.failures), "asked": seen.asked,
         "round_trip_s": seen.probe.network.request_s, "tcp_connect_s": seen.probe.network.connect_s, "model": seen.probe.shape.model, "models": list(served.models), "max_model_len": served.max_model_len,
         "ttft_grew_s": shown["ttft_s"] - max(new_s, again_s), "input_tokens_wanted": typical_lengths(settings, None)[0],
         "input_tokens_planned": answer.input_tokens_planned or 0, "input_tokens": answer.input_tokens,
@@ -97,7 +97,7 @@ def _way(f: Facts) -> dict[str, list[Case]]:
     others, longest = len(f["models"]) - 1, f["max_model_len"]
     context = f"; context {longest:,} tokens" if longest else ""
     return {"connection": [
-        (f["failures"], "bad", f"{found}; requests that failed and were sent again: {len(f['failures'])} ({'; '.join(dict.fromkeys(f['failures']))})", "a failed request counts as infinitely slow: a run shows how many there are", ()),
+        (f["failures"], "bad", f"{found}; {len(f['failures'])} of {f['asked']} requests failed ({'; '.join(dict.fromkeys(f['failures']))})", "a failed request counts as infinitely slow: a run shows how many there are", ()),
         (f["connections"] == "new", "ok", f"{found}; a connection for each, as --connections new asks", new, ()),
         (not f["kept_alive"], "note", f"{found}; the connection is closed after each answer{broken}", f"a run opens one for each request. {new}", ()),
         (True, "ok", f"{found}; connections are kept alive", "TTFT, E2E: without the set-up of connections", ()),

@@ -278,6 +278,9 @@ async def _probe(
     if spoilt(found):  # by chance? A second answer tells
         await ask(client, shape.api, maker.numbered(shape, input_tokens, output_tokens), heard)
     notes += warnings(found)
+    if client.asked_failed:
+        kinds = "; ".join(dict.fromkeys(client.asked_failed))
+        notes.append(f"{len(client.asked_failed)} of {client.asked} requests before the run failed: {kinds}")
     await asyncio.sleep(SEE_CLOSED_S)
     if client.keeps_alive is False:
         notes.append(

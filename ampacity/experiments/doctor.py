@@ -44,7 +44,8 @@ class Seen:
     answer: RequestRecord  # a prompt and an answer of the planned lengths, not seen before
     short: RequestRecord  # another prompt of that length, SHORT_TOKENS asked for
     again: RequestRecord  # the same as ``short``
-    failures: tuple[str, ...]  # of requests that were sent again
+    failures: tuple[str, ...]  # of requests, the probe's among them; not what was refused for a field
+    asked: int  # requests in all
     kept_alive: bool
     closed_unannounced: bool  # where it is not kept alive: nothing had said so
     proxy: Proxy | None
@@ -76,7 +77,6 @@ async def examine(settings: Settings, progress: Progress) -> Seen:
         prompts = probe.calibration.prompts(tokenizer, salt)
         maker = RequestMaker(settings.endpoint, prompts, salt, route.proxy)
         input_tokens, output_tokens = _lengths(settings, probe)
-        failures: list[str] = []
         thinks = probe.thinks
 
         def heard(exchange: Exchange) -> None:
@@ -89,11 +89,10 @@ async def examine(settings: Settings, progress: Progress) -> Seen:
                 record = await ask(client, settings.api, request, heard)
                 if record.status == "ok":
                     break
-                failures.append(f"{record.status}: {record.error}")
             else:
                 raise EndpointError(
                     f"{settings.endpoint.url}: a request of {input_tokens} input and {tokens} output tokens failed "
-                    f"twice as {failures[-1]}"
+                    f"twice as {record.status}: {record.error}"
                 )
             record.input_tokens_planned, record.output_tokens_planned = input_tokens, tokens
             return record
@@ -112,7 +111,7 @@ async def examine(settings: Settings, progress: Progress) -> Seen:
         answer = answers[-1]
         alike = sum(as_it_should_be(record) is as_it_should_be(answer) for record in answers)
         return Seen(
-            settings, probe, answer, short, again, tuple(failures), probe.keeps_alive is not False, client.closed_unsaid > client.closed_said, route.proxy,
+            settings, probe, answer, short, again, tuple(client.asked_failed), client.asked, probe.keeps_alive is not False, client.closed_unsaid > client.closed_said, route.proxy,
             tuple(client.receive_delays_s), tuple(gauges), room_for_connections(), thinks, len(answers), alike,
             _busy_with(others, time.monotonic() - began_s),
         )  # fmt: skip

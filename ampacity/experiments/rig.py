@@ -176,8 +176,12 @@ class Rig(StageBook):
             meta["ended_early"] = meta["ended_early"] or cut
         if stopped:
             self.ended = ("interrupted" if stopped.startswith("interrupted") else "aborted", stopped)
-        elif meta["ended_early"]:
-            self.ended = ("budget", self._budget_text(meta["ended_early"]))
+        elif (early := meta["ended_early"]) and not self.ended:
+            by_budget = early in (
+                cut,
+                plan.used_up,
+            )  # else a worker process could not go on, as with a full disk
+            self.ended = ("budget", self._budget_text(early)) if by_budget else ("aborted", early)
         self._writer.write_meta()
         from analysis.stages import analyse_stage  # judging is loaded when there is something to judge
 
@@ -251,9 +255,10 @@ class Rig(StageBook):
         """Judge the client in the stage that has just ended, and ask for more workers where it was busy."""
         audit = judge(measures, self._tolerance)
         lost = self._generator.take_lost()
-        if lost:
+        if lost:  # its load was not sent, and the next stage's processes may end as this one did
             self._progress.note(lost)
             audit = replace(audit, client_limited=True, client_limited_reason=lost)
+            self.ended = ("aborted", lost)
         cores = len(self.settings.cpus) or max((os.cpu_count() or 1) - 1, 1)  # one is left to everything else
         if self.settings.workers is None and audit.cpu_fraction >= GROW_CPU_FRACTION:
             self._workers_wanted = min(2 * self._workers_wanted, max(cores, self._workers_wanted))

@@ -11,7 +11,7 @@ import numpy as np
 
 from ampacity.config import Settings
 from ampacity.experiments.stage_book import StageBook
-from ampacity.values import ConfigError, duration_text
+from ampacity.values import ConfigError, duration_text, rounded_up
 from analysis.next_load import (
     Finished,
     Goal,
@@ -29,6 +29,7 @@ FILL_TIMES = 10.0  # a stage lasts at least so many times as long as one request
 BRACKET_SHARE = (
     0.25  # of the time left: what a stage may take of it while one side of the limit is still to be found
 )
+MOST_TIMES = 3.0  # the announced requests, which is what is said at most
 CLOSED_SHARES = (0.5, 0.7, 0.85, 1.0, 1.2, 1.5)  # of C_max: the closed loop's levels
 
 
@@ -50,6 +51,7 @@ class Search:
         self._plan = plan
         self._path: list[dict[str, Any]] = []
         self._spent_s = 0.0
+        self._expected = 0  # requests that were announced; 0 once it was said that they are passed
 
     @staticmethod
     def check(settings: Settings) -> None:
@@ -64,12 +66,13 @@ class Search:
         settings = rig.settings
         self.check(settings)
         goal = Goal(settings.slos, self._plan.precision, float(f"{START / rig.typical_e2e_s:.3g}"))
+        self._expected = expected_requests(goal)
         rig.tell(_expected(rig, goal))
         if (limit_s := self._plan.max_duration_s) is not None:
             fewest_s = FILL_TIMES * rig.typical_e2e_s  # no stage is shorter
             if limit_s < fewest_s:
                 raise ConfigError(
-                    f"--max-duration {limit_s:g} s: not even one stage fits, which takes {duration_text(fewest_s)} at least "
+                    f"--max-duration {duration_text(limit_s)}: not even one stage fits, which takes {duration_text(rounded_up(fewest_s))} at least "
                     f"({FILL_TIMES:g} times as long as a request); give more"
                 )
             rig.tell(_enough_for(limit_s, goal))
@@ -83,6 +86,11 @@ class Search:
             await self._repeat(rig, goal)
         if self._plan.closed and not rig.ended:
             await self._closed(rig, goal)
+        if (
+            step.reached
+            and (sent := sum(int(s["requests"]) for s in rig.stages)) < expected_requests(goal) / 2
+        ):
+            rig.tell(f"done with {sent:,} requests, fewer than announced: the limit showed itself early")
         self._note(rig, step)
 
     async def _stage(self, rig: StageBook, goal: Goal, step: Step) -> str | None:
@@ -95,15 +103,16 @@ class Search:
             left_s = limit_s - self._spent_s
             if left_s < (least_s := min(duration_s, max(fill_s, 0.05 * limit_s))):
                 if left_s < 0.05 * limit_s:
-                    return f"--max-duration {limit_s:g} s is used up"
+                    return f"--max-duration {duration_text(limit_s)} is used up"
                 return (
-                    f"{left_s:.2g} s are left of --max-duration {limit_s:g} s, and a stage at {step.load_rps:g} req/s takes "
-                    f"{duration_text(least_s)} at least ({FILL_TIMES:g} requests, and {FILL_TIMES:g} times as long as one)"
+                    f"{left_s:.2g} s are left of --max-duration {duration_text(limit_s)}, and a stage at {step.load_rps:g} req/s takes "
+                    f"{duration_text(rounded_up(least_s))} at least ({FILL_TIMES:g} requests, and {FILL_TIMES:g} times as long as one)"
                 )
             duration_s = min(duration_s, left_s if known else max(fill_s, BRACKET_SHARE * left_s))
         # mostly it ends before that; arrivals are random, so that only the time is a bound
         size = f"at most {float(f'{duration_s:.2g}'):,g} s, about {float(f'{step.load_rps * duration_s:.2g}'):,.0f} requests"
         rig.tell(f"{known + '; ' if known else ''}next {step.load_rps:g} req/s, {size}: {step.why}")
+        self._tell_passed(rig)
         before, began_s = list(rig.stages), time.monotonic()
         judged = await rig.open_stage(
             step.load_rps, duration_s, lambda partial: told_enough(before, partial, goal)
@@ -114,6 +123,24 @@ class Search:
         self._path.append({"stage": judged["index"], "offered_rps": step.load_rps, "why": step.why})
         self._note(rig, None)
         return rig.ended and rig.ended[1]
+
+    def _tell_passed(self, rig: StageBook) -> None:
+        """Once: that more requests were sent than were announced, and what took them."""
+        sent, unused = (
+            sum(int(s["requests"]) for s in rig.stages),
+            [s for s in rig.stages if s["client_limited"]],
+        )
+        if not 0 < MOST_TIMES * self._expected < sent:
+            return
+        why = f"{len(unused)} of {len(rig.stages)} stages tell nothing, this machine was the limit" if unused else (
+            "answers near the limit hang together more than those that the estimate was made from, or the interval is "
+            f"still wider than {100 * self._plan.precision:.2g} %"
+        )  # fmt: skip
+        rig.tell(
+            f"{sent:,} requests so far, more than {MOST_TIMES:g} times the {float(f'{self._expected:.2g}'):,.0f} that were announced: {why}; "
+            "Ctrl-C ends the search with what is known"
+        )
+        self._expected = 0
 
     async def _repeat(self, rig: StageBook, goal: Goal) -> None:
         """Both ends of the interval again, as often as was asked for, in an order that the seed draws."""
@@ -137,7 +164,9 @@ class Search:
         for users in sorted({max(1, round(share * found.c_max)) for share in CLOSED_SHARES}):
             limit_s, began_s = self._plan.max_duration_s, time.monotonic()
             if limit_s is not None and limit_s - self._spent_s < rig.settings.duration_s + self._plan.ramp_s:
-                rig.tell(f"--max-duration {limit_s:g} s leaves no time for a closed loop of {users} users")
+                rig.tell(
+                    f"--max-duration {duration_text(limit_s)} leaves no time for a closed loop of {users} users"
+                )
                 return
             judged = await rig.closed_stage(users)
             if judged is None or rig.ended:
@@ -163,7 +192,7 @@ def _expected(rig: StageBook, goal: Goal) -> str:
         _mean_tokens(getattr(rig.settings.workload, side)) for side in ("input_tokens", "output_tokens")
     )
     at = [
-        f"{duration_text(float(f'{requests / rps:.2g}'))} at {rps:g} req/s"
+        f"{duration_text(rounded_up(float(f'{requests / rps:.2g}')))} at {rps:g} req/s"
         for rps in (goal.first_rps, 10 * goal.first_rps)
     ]
     return (
@@ -181,14 +210,14 @@ def _enough_for(limit_s: float, goal: Goal) -> str:
     stage_s = goal.few / goal.first_rps
     stages = limit_s / stage_s
     text = (
-        f"--max-duration {limit_s:g} s is enough for {stages:,.{0 if stages > 10 else 1 if stages > 1 else 2}f} stages of {goal.few:,} requests, as the "
+        f"--max-duration {duration_text(limit_s)} is enough for {stages:,.{0 if stages > 10 else 1 if stages > 1 else 2}f} stages of {goal.few:,} requests, as the "
         f"SLO takes them, at {goal.first_rps:g} req/s, where the search begins"
     )
     if BRACKET_SHARE * stages >= 1:
         return text
     return (
         f"{text}; until a load is found on both sides of the limit a stage gets a quarter of the time left, so the answer "
-        f"may be coarse or none: from --max-duration {duration_text(stage_s / BRACKET_SHARE)} on the first has them all"
+        f"may be coarse or none: from --max-duration {duration_text(rounded_up(stage_s / BRACKET_SHARE))} on the first has them all"
     )
 
 

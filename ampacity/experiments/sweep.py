@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Any, Literal
 
 from ampacity.experiments.stage_book import Enough, StageBook
-from ampacity.values import duration_text
+from ampacity.values import duration_text, rounded_up
 from analysis.capacity import PUBLISHED, find_capacity
 from analysis.next_load import (
     Finished,
@@ -72,7 +72,7 @@ async def sweep(rig: StageBook, start_rps: float | None = None, max_duration_s: 
     settings = rig.settings
     limit_s = max_duration_s and max_duration_s / (1 + len(settings.lengths))
     if limit_s is not None:
-        rig.tell(f"at most {duration_text(limit_s)} of load (--max-duration), stages of {settings.duration_s:g} s, longer near the limit")  # fmt: skip
+        rig.tell(f"at most {duration_text(limit_s)} of load (--max-duration), stages of {duration_text(settings.duration_s)}, longer near the limit")  # fmt: skip
     await _curve(rig, start_rps, limit_s)
     for name in settings.lengths:
         if rig.ended:
@@ -150,7 +150,7 @@ def _say_what_is_lacking(rig: StageBook, clock: _Clock) -> None:
     if lacking_s is None:
         return
     enough_s = max(MAX_DURATION_S, 2 * (clock.limit_s or clock.spent_s), ROOM * (clock.spent_s + lacking_s))
-    command = rig.again("--max-duration", duration_text(enough_s))
+    command = rig.again("--max-duration", duration_text(rounded_up(enough_s)))
     rig.tell(f"no load is known yet at which the SLOs hold; this is likely to find one: {command}")
     rig.note_down("next_command", command)
 
@@ -190,7 +190,7 @@ def too_few(rig: StageBook) -> str | None:
     return (
         f"stages are too short for {slo} below {least / settings.duration_s / rps:.4g} {unit} (--duration {settings.duration_s:g} s): "
         f"it takes {least:,} requests at least to be met, and they have about {named}; "
-        f"--duration {duration_text(ROOM * least / few[0] / rps)} is enough from {few[0]:g} {unit} on"
+        f"--duration {duration_text(rounded_up(ROOM * least / few[0] / rps))} is enough from {few[0]:g} {unit} on"
     )
 
 
