@@ -4,6 +4,8 @@ import sys
 
 from setuptools import Extension, setup
 
-HOT_PATH = Extension("loadgen._hot_path", ["loadgen/_hot_path.c"], optional=True)
+HOT_PATH = Extension(
+    "ampacity.loadgen.receive._hot_path", ["loadgen/receive/_hot_path.c"], optional=True
+)
 
 setup(ext_modules=[HOT_PATH] if sys.platform == "linux" else [])

@@ -10,8 +10,8 @@ from contextlib import suppress
 from pathlib import Path
 from tempfile import TemporaryFile
 
-from analysis.goodput import LabelsError, parse_labels
-from loadgen.kept_answers import read_answers
+from ampacity.analysis.stage.goodput import LabelsError, parse_labels
+from ampacity.loadgen.rundir.files import read_answers
 
 
 def check_answers(run: Path, command: str, limit_s: float) -> dict[int, bool]:
@@ -58,12 +58,16 @@ def _printed(command: str, answers: bytes, limit_s: float) -> bytes:
                 f"--checker {command!r} took more than {limit_s:g} s: see --checker-timeout"
             ) from None
         finally:
-            with suppress(ProcessLookupError, PermissionError):  # nobody is left; macOS: only the dead one
+            with suppress(
+                ProcessLookupError, PermissionError
+            ):  # nobody is left; macOS: only the dead one
                 os.killpg(process.pid, signal.SIGKILL)
             process.wait()
         printed.seek(0)
         said.seek(0)
         if status:
-            last = (said.read().decode("utf-8", "replace").strip().splitlines() or ["it said nothing"])[-1]
+            last = (
+                said.read().decode("utf-8", "replace").strip().splitlines() or ["it said nothing"]
+            )[-1]
             raise LabelsError(f"--checker {command!r} ended with status {status}: {last:.200}")
         return printed.read()

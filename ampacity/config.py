@@ -15,20 +15,20 @@ from typing import Any, get_args
 import yaml
 
 from ampacity import values as v
+from ampacity.analysis.slo import Slo, parse_slos
+from ampacity.loadgen.net.http import Reuse, Stamps
+from ampacity.loadgen.plan import Limits
+from ampacity.loadgen.send.endpoint import Endpoint, parse_endpoint
+from ampacity.loadgen.send.protocols import Api
 from ampacity.settings import REPLAY, SHARED
 from ampacity.values import ConfigError
-from analysis.slo import Slo, parse_slos
-from loadgen.endpoint import Endpoint, parse_endpoint
-from loadgen.http import Reuse, Stamps
-from loadgen.plan import Limits
-from loadgen.protocols import Api
-from workloads.arrivals import arrivals_text, check_stage, shaped
-from workloads.lengths import parse_lengths
-from workloads.profile import PlainYaml, Workload, load_workload, read_yaml
-from workloads.prompt_files import load_prompts
-from workloads.replay import Replay
-from workloads.tokenizers import load_tokenizer
-from workloads.trace_fields import UNITS, parse_columns
+from ampacity.workloads.arrivals.processes import arrivals_text, check_stage, shaped
+from ampacity.workloads.lengths.parse import parse_lengths
+from ampacity.workloads.profile import PlainYaml, Workload, load_workload, read_yaml
+from ampacity.workloads.prompts.files import load_prompts
+from ampacity.workloads.prompts.tokenizers import load_tokenizer
+from ampacity.workloads.replay import Replay
+from ampacity.workloads.traces.fields import UNITS, parse_columns
 
 DEFAULT_WORKLOAD = "chat"
 
@@ -63,13 +63,17 @@ class Settings:
     seed: int = 1
     limits: Limits = field(default_factory=Limits)
     think_s: float = 0.0
-    ramp_s: float = 0.0  # closed loop: over which the virtual users begin; duration_s counts from its end
+    ramp_s: float = (
+        0.0  # closed loop: over which the virtual users begin; duration_s counts from its end
+    )
     connections: Reuse = "pool"
     timestamps: Stamps = "kernel"
     workers: int | None = None  # None: as many as the load turns out to need
     cpus: tuple[int, ...] = ()  # cores that the client is pinned to
     out: Path | None = None
-    keep_answers_bytes: int | None = None  # of their texts, of each process; None: they are not kept
+    keep_answers_bytes: int | None = (
+        None  # of their texts, of each process; None: they are not kept
+    )
     locked: dict[str, str] = field(default_factory=dict)
     metrics_urls: tuple[str, ...] = ()  # pages of exporters beside the server's own /metrics
     fleet_inputs: dict[str, Any] = field(default_factory=dict)
@@ -85,7 +89,9 @@ def make_settings(raw: dict[str, Any]) -> Settings:
     for name in raw:
         if name not in known:
             near = difflib.get_close_matches(name, known, 1)
-            hint = f"did you mean {near[0]!r}?" if near else f"known are: {', '.join(sorted(known))}"
+            hint = (
+                f"did you mean {near[0]!r}?" if near else f"known are: {', '.join(sorted(known))}"
+            )
             raise ConfigError(f"unknown setting {name!r}; {hint}")
     if "url" not in raw:
         raise ConfigError("give the endpoint's base URL, as http://127.0.0.1:8000/v1")
@@ -148,7 +154,17 @@ def make_settings(raw: dict[str, Any]) -> Settings:
     return settings
 
 
-_TEXTS = {"model", "salt", "prompts", "api_key_env", "tokenizer", "workload", "arrivals", "trace", "out"}
+_TEXTS = {
+    "model",
+    "salt",
+    "prompts",
+    "api_key_env",
+    "tokenizer",
+    "workload",
+    "arrivals",
+    "trace",
+    "out",
+}
 CONCURRENCY_MAX = 100_000
 BLOCK_MAX = 1 << 20
 WORKERS_MAX = 256
@@ -204,7 +220,9 @@ def in_run_file(path: Path, flags: Collection[str], message: str) -> str:
     found: list[tuple[int, int, str]] = []  # where in the message, line, name
     for key, value in root.value if isinstance(root, yaml.MappingNode) else ():
         name = key.value.replace("-", "_")
-        named = re.search(rf"--{name.replace('_', '-')}(?![\w-])|^{name}\b|'{re.escape(key.value)}'", message)
+        named = re.search(
+            rf"--{name.replace('_', '-')}(?![\w-])|^{name}\b|'{re.escape(key.value)}'", message
+        )
         values = [node for node in (value, *value.value) if isinstance(node, yaml.ScalarNode)]
         repeated = [node for node in values if len(node.value) > 1 and node.value in message]
         said = min(repeated, key=lambda node: message.find(node.value), default=None)
@@ -270,14 +288,19 @@ def _workload(raw: dict[str, Any]) -> Workload:
     else:
         workload = _of_schedule(raw) or load_workload(str(raw.get("workload", DEFAULT_WORKLOAD)))
         for name in fixed:  # one side of a workload replaced
-            workload = workload.with_lengths(name, parse_lengths(raw[name], f"--{name.replace('_', '-')}"))
+            workload = workload.with_lengths(
+                name, parse_lengths(raw[name], f"--{name.replace('_', '-')}")
+            )
     if "prompts" in raw:
         if workload.prefixes or (workload.sessions and workload.sessions.steps):
-            raise ConfigError("--prompts brings its own texts: use a workload without prefixes and steps")
+            raise ConfigError(
+                "--prompts brings its own texts: use a workload without prefixes and steps"
+            )
         prompts = load_prompts(
-            Path(raw["prompts"]), load_tokenizer(str(raw.get("tokenizer", "words"))),
+            Path(raw["prompts"]),
+            load_tokenizer(str(raw.get("tokenizer", "words"))),
             skip_bad_rows=v.flag(raw, "skip_bad_rows"),
-        )  # fmt: skip
+        )
         workload = dataclasses.replace(workload, prompts=prompts)
     return workload.with_arrivals(arrivals_text(raw["arrivals"])) if "arrivals" in raw else workload
 
@@ -286,7 +309,7 @@ def _of_schedule(raw: dict[str, Any]) -> Workload | None:
     """The workload whose schedule the trace is; None: it is another trace."""
     if not raw.get("trace"):
         return None
-    from workloads.schedule_file import workload_of
+    from ampacity.workloads.schedule_file import workload_of
 
     return workload_of(Path(raw["trace"]))
 
@@ -296,20 +319,59 @@ def _check_together(settings: Settings, raw: dict[str, Any]) -> None:
     workload = settings.workload
     of_trace = {"workload", "input_tokens", "output_tokens", "arrivals", "duration"}
     for wrong, message in (
-        (settings.rates and settings.concurrency, "--rates (open loop) and --concurrency (closed loop) exclude each other: give one"),
-        (settings.trace and of_trace & raw.keys(), "--trace brings its own lengths and times: drop --workload, --input-tokens, --output-tokens, --arrivals and --duration"),
-        (settings.max_requests and max(settings.concurrency or (0,)) > settings.max_requests, f"--max-requests {settings.max_requests}: --concurrency {max(settings.concurrency or (0,))} would never be in flight: give more requests or fewer users"),
-        ("arrivals" in raw and settings.concurrency, "--arrivals goes with an open loop: with --concurrency a request follows the answer before it"),
-        ("think_time" in raw and not settings.concurrency, "--think-time goes with --concurrency: in an open loop nobody waits for an answer"),
-        ("ramp" in raw and not settings.concurrency, "--ramp goes with --concurrency: an open loop rises with --arrivals ramp:from=0.2,to=1.8"),
-        (settings.lengths and (workload.sessions or workload.prompts or settings.trace), "--lengths goes with lone requests whose lengths are drawn: not with sessions, --prompts or --trace"),
-        (settings.api == "embeddings" and (workload.sessions or workload.images), "--api embeddings has no conversation: use a workload without sessions and images"),
-        (workload.images and settings.api != "chat", f"--api {settings.api}: images are sent in chat messages: use --api chat"),
-        (workload.prompts and settings.trace, "--trace brings its own lengths, --prompts its own texts: give one of them"),
-        (settings.sticky and not settings.replicas, "--sticky goes with several URLs, parted by commas"),
-        (settings.skip_bad_rows and not (settings.trace or workload.prompts), "--skip-bad-rows goes with --prompts or --trace"),
-        *((name in raw and not settings.trace, f"--{name.replace('_', '-')} goes with --trace") for name in REPLAY),
-    ):  # fmt: skip
+        (
+            settings.rates and settings.concurrency,
+            "--rates (open loop) and --concurrency (closed loop) exclude each other: give one",
+        ),
+        (
+            settings.trace and of_trace & raw.keys(),
+            "--trace brings its own lengths and times: drop --workload, --input-tokens, --output-tokens, --arrivals and --duration",
+        ),
+        (
+            settings.max_requests and max(settings.concurrency or (0,)) > settings.max_requests,
+            f"--max-requests {settings.max_requests}: --concurrency {max(settings.concurrency or (0,))} would never be in flight: give more requests or fewer users",
+        ),
+        (
+            "arrivals" in raw and settings.concurrency,
+            "--arrivals goes with an open loop: with --concurrency a request follows the answer before it",
+        ),
+        (
+            "think_time" in raw and not settings.concurrency,
+            "--think-time goes with --concurrency: in an open loop nobody waits for an answer",
+        ),
+        (
+            "ramp" in raw and not settings.concurrency,
+            "--ramp goes with --concurrency: an open loop rises with --arrivals ramp:from=0.2,to=1.8",
+        ),
+        (
+            settings.lengths and (workload.sessions or workload.prompts or settings.trace),
+            "--lengths goes with lone requests whose lengths are drawn: not with sessions, --prompts or --trace",
+        ),
+        (
+            settings.api == "embeddings" and (workload.sessions or workload.images),
+            "--api embeddings has no conversation: use a workload without sessions and images",
+        ),
+        (
+            workload.images and settings.api != "chat",
+            f"--api {settings.api}: images are sent in chat messages: use --api chat",
+        ),
+        (
+            workload.prompts and settings.trace,
+            "--trace brings its own lengths, --prompts its own texts: give one of them",
+        ),
+        (
+            settings.sticky and not settings.replicas,
+            "--sticky goes with several URLs, comma-separated",
+        ),
+        (
+            settings.skip_bad_rows and not (settings.trace or workload.prompts),
+            "--skip-bad-rows goes with --prompts or --trace",
+        ),
+        *(
+            (name in raw and not settings.trace, f"--{name.replace('_', '-')} goes with --trace")
+            for name in REPLAY
+        ),
+    ):
         if wrong:
             raise ConfigError(message)
     names = [kind.name for kind in workload.classes] or ["default"]
@@ -331,7 +393,7 @@ def check_steady(workload: Workload, command: str) -> None:
 
 
 def _endpoints(raw: dict[str, Any]) -> tuple[Endpoint, ...]:
-    """The base URLs, a list or parted by commas; they share key and headers."""
+    """The base URLs, a list or comma-separated; they share key and headers."""
     headers = v.headers(v.items(raw.get("header", ())))
     for item in v.items(raw["url"]):
         v.text(item, "url")
@@ -339,7 +401,9 @@ def _endpoints(raw: dict[str, Any]) -> tuple[Endpoint, ...]:
             parse_endpoint(item)
     urls = [part.strip() for item in v.items(raw["url"]) for part in str(item).split(",")]
     found = tuple(
-        parse_endpoint(url, api_key_env=raw.get("api_key_env"), headers=headers) for url in urls if url
+        parse_endpoint(url, api_key_env=raw.get("api_key_env"), headers=headers)
+        for url in urls
+        if url
     )
     if not found or len({e.url for e in found}) < len(found):
         raise ConfigError(

@@ -13,21 +13,24 @@ from typing import Any
 from rich.console import Console
 from rich.text import Text
 
-from analysis.intervals import smallest_n
-from analysis.observations import quantile_rank
-from analysis.slo import verdict_word
-from loadgen.diagnosis import duration_text as seconds
-from loadgen.generator import Generator
-from loadgen.plan import LIVE_TTFTS, Live, StagePlan
-from loadgen.protocols import printable
-from reports.figures import counted, exact, failures
-from reports.marks import percentile_text
+from ampacity.analysis.metrics.observations import quantile_rank
+from ampacity.analysis.slo import verdict_word
+from ampacity.analysis.stats.intervals import smallest_n
+from ampacity.loadgen.generator import Generator
+from ampacity.loadgen.plan import LIVE_TTFTS, Live, StagePlan
+from ampacity.loadgen.probe.diagnosis import duration_text as seconds
+from ampacity.loadgen.send.protocols import printable
+from ampacity.reports.render.figures import counted, exact, failures, percentile_text
 
 PAINT_EVERY_S = 0.5
 PLAIN_EVERY_S = 10.0  # also the time over which the rates of the live line are taken
 UNDECIDED = {
-    "too few": "too few requests", "too short": "too short", "so near": "near its limit", "the share": "on the edge", "were cut off": "cut off in flight",
-}  # fmt: skip
+    "too few": "too few requests",
+    "too short": "too short",
+    "so near": "near its limit",
+    "the share": "on the edge",
+    "were cut off": "cut off in flight",
+}
 """What a verdict's ``cause`` begins with or holds, in a word or three."""
 
 
@@ -100,10 +103,14 @@ def live_line(live: Live, now: tuple[float, int, int], before: tuple[float, int,
     span_s = max(now[0] - before[0], 1e-9)
     sent, done = ((b - a) / span_s for a, b in zip(before[1:], now[1:], strict=True))
     is_open = live.kind == "open"
-    level = f"{exact(live.level)} req/s on average" if is_open else f"{live.level:g} users, closed loop"
+    level = (
+        f"{exact(live.level)} req/s on average" if is_open else f"{live.level:g} users, closed loop"
+    )
     left_s = max(live.duration_s - now[0], 0.0)
     ttft, n = sorted(live.ttft_s[-LIVE_TTFTS:]), len(live.ttft_s[-LIVE_TTFTS:])
-    p50, p99 = (seconds(ttft[quantile_rank(q, n) - 1] if n >= smallest_n(q) else None) for q in (0.5, 0.99))
+    p50, p99 = (
+        seconds(ttft[quantile_rank(q, n) - 1] if n >= smallest_n(q) else None) for q in (0.5, 0.99)
+    )
     left = f"{left_s:.0f} s left" if left_s else "draining"
     return (
         f"stage {live.stage}: {level}, {sent:.1f} sent/s, {done:.1f} done/s, {live.in_flight} in flight, "
@@ -114,7 +121,11 @@ def live_line(live: Live, now: tuple[float, int, int], before: tuple[float, int,
 def stage_line(stage: dict[str, Any], *, burst: bool = False) -> str:
     """The outcome of one stage, in one line; a ``burst`` is judged by its phases, not here."""
     is_open, ttft = stage["kind"] == "open", stage["ttft_from_schedule_s"]
-    level = f"{exact(stage['offered_rps'])} req/s" if is_open else f"concurrency {stage['concurrency_set']}"
+    level = (
+        f"{exact(stage['offered_rps'])} req/s"
+        if is_open
+        else f"concurrency {stage['concurrency_set']}"
+    )
     curve = f", all at {stage['lengths']} lengths" if stage["lengths"] else ""
     judged = f"SLO {verdict_word(stage['slo_met'])}" + (
         f" ({_why(stage)})" if stage["slo_met"] is None else ""
@@ -134,5 +145,7 @@ def stage_line(stage: dict[str, Any], *, burst: bool = False) -> str:
 
 def _why(stage: dict[str, Any]) -> str:
     """Why its SLO is inconclusive, in a word or three."""
-    cause = next((str(v["cause"]) for v in stage["slo_verdicts"] if v["verdict"] == "undecided"), "")
+    cause = next(
+        (str(v["cause"]) for v in stage["slo_verdicts"] if v["verdict"] == "inconclusive"), ""
+    )
     return next((words for part, words in UNDECIDED.items() if part in cause), "no value")

@@ -10,9 +10,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
 
-from analysis.slo import duration_text as in_seconds
-from loadgen.endpoint import EndpointError, parse_endpoint, shown_url
-from workloads.class_spec import refuse_several_choices
+from ampacity.analysis.slo import duration_text as in_seconds
+from ampacity.loadgen.send.endpoint import EndpointError, parse_endpoint, shown_url
+from ampacity.workloads.class_spec import refuse_several_choices
 
 _UNITS_S = {"us": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0, "d": 86_400.0}
 SECONDS_MAX = 30 * _UNITS_S["d"]
@@ -38,7 +38,9 @@ def parse_duration(text: str | float, name: str) -> float:
     """Seconds of ``500ms``, ``30s``, ``2m``, ``1h``, ``2d``. Raises ConfigError."""
     match = re.fullmatch(r"\s*(\d+(?:\.\d*)?|\.\d+)\s*(us|ms|s|m|min|h|d)\s*", str(text))
     if not match:
-        raise ConfigError(f"{name} {text}: write a duration with its unit and above 0, as 500ms, 30s or 2m")
+        raise ConfigError(
+            f"{name} {text}: write a duration with its unit and above 0, as 500ms, 30s or 2m"
+        )
     seconds = float(match[1]) * _UNITS_S[match[2]]
     if not 0 < seconds <= SECONDS_MAX:
         raise ConfigError(f"{name} {text}: give more than 0 and at most 30 days")
@@ -113,7 +115,9 @@ def cores(value: Any, name: str) -> tuple[int, ...]:
     for part in filter(None, _split(value)):
         first, dash, last = str(part).partition("-")
         low = whole(first, name, at_least=0)
-        found.update(range(low, whole(last, name, at_least=low, at_most=low + 4095) + 1) if dash else [low])
+        found.update(
+            range(low, whole(last, name, at_least=low, at_most=low + 4095) + 1) if dash else [low]
+        )
     if found and not hasattr(os, "sched_setaffinity"):
         raise ConfigError(f"{name}: this system pins no process to cores")
     if lacking := sorted(found - os.sched_getaffinity(0)) if found else []:
@@ -122,7 +126,7 @@ def cores(value: Any, name: str) -> tuple[int, ...]:
 
 
 def _split(value: Any) -> list[Any]:
-    """A list, or text parted by commas; without the blanks around its texts."""
+    """A list, or text comma-separated; without the blanks around its texts."""
     parts = value if isinstance(value, list | tuple) else str(value).split(",")
     return [part.strip() if isinstance(part, str) else part for part in parts]
 
@@ -139,7 +143,9 @@ def levels(value: Any, name: str, convert: Any) -> tuple[Any, ...] | None:
 def quantile_names(value: Any) -> tuple[str, ...]:
     names = [str(part) for part in _split(value)]
     for name in names:
-        if name != "mixed" and (not re.fullmatch(r"p\d{1,2}(\.\d+)?", name) or float(name[1:]) == 0):
+        if name != "mixed" and (
+            not re.fullmatch(r"p\d{1,2}(\.\d+)?", name) or float(name[1:]) == 0
+        ):
             raise ConfigError(
                 f"--lengths {name or repr(value)}: write quantiles of the workload's lengths, as p50,p99"
             )
@@ -152,7 +158,9 @@ def headers(items: list[Any]) -> tuple[tuple[str, str], ...]:
     for item in items:
         name, colon, content = str(item).partition(":")
         if not colon:
-            raise ConfigError("--header: there is no colon: write it as 'Name: value'")  # never the value
+            raise ConfigError(
+                "--header: there is no colon: write it as 'Name: value'"
+            )  # never the value
         found.append((name.strip(), content.strip()))
     return tuple(found)
 
@@ -160,9 +168,13 @@ def headers(items: list[Any]) -> tuple[tuple[str, str], ...]:
 def metrics_urls(items: list[Any]) -> tuple[str, ...]:
     for item in map(str, items):
         if "@" in item:
-            raise ConfigError("--metrics-url: the address holds a user name or password: leave them out")
+            raise ConfigError(
+                "--metrics-url: the address holds a user name or password: leave them out"
+            )
         try:
-            parse_endpoint(shown_url(item) if re.match("(?i)https?://", item) and item.isprintable() else "")
+            parse_endpoint(
+                shown_url(item) if re.match("(?i)https?://", item) and item.isprintable() else ""
+            )
         except EndpointError:
             raise ConfigError(
                 f"--metrics-url {shown_url(item)!a}: give the whole address, as in http://127.0.0.1:9400/metrics"
@@ -199,7 +211,9 @@ def locked(items: list[Any]) -> dict[str, str]:
     for item in items:
         name, equals, content = (part.strip() for part in str(item).partition("="))
         if not equals or not name or not content or not str(item).isprintable():
-            raise ConfigError(f"--lock {str(item)!a}: write it as name=value, as in quantization=fp8")
+            raise ConfigError(
+                f"--lock {str(item)!a}: write it as name=value, as in quantization=fp8"
+            )
         if found.setdefault(name, content) != content:
             raise ConfigError(f"--lock {name}: it stands there twice with different values")
     return found

@@ -1,6 +1,6 @@
 """What the probe's diagnosis of the endpoint means for the verdicts of its run.
 
-Whether it streams is told by all the answers of the run (analysis.cohort), not by the probe's one.
+Whether it streams is told by all the answers of the run (ampacity.analysis.metrics.cohort), not by the probe's one.
 """
 
 from __future__ import annotations

@@ -9,12 +9,17 @@ from typing import Any
 
 def load_name(stage: Mapping[str, Any]) -> str:
     """``12.5 req/s``, ``16 users``; of a stage that ``name_stages`` has seen what it called it."""
-    rate_rps, users = stage.get("offered_rps"), stage.get("concurrency_set", stage.get("concurrency"))
+    rate_rps, users = (
+        stage.get("offered_rps"),
+        stage.get("concurrency_set", stage.get("concurrency")),
+    )
     if name := stage.get("name"):
         return str(name)
     if rate_rps is not None:
         return f"{_four_digits(rate_rps)} req/s"
-    return f"{_four_digits(users)} users" if users is not None else f"stage {stage.get('index', '?')}"
+    return (
+        f"{_four_digits(users)} users" if users is not None else f"stage {stage.get('index', '?')}"
+    )
 
 
 def name_stages(stages: Sequence[dict[str, Any]]) -> None:

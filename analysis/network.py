@@ -6,7 +6,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 
-def network_share(endpoint: Mapping[str, Any], stages: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+def network_share(
+    endpoint: Mapping[str, Any], stages: Sequence[Mapping[str, Any]]
+) -> dict[str, Any]:
     """``network`` of summary.json: the round trips of the probe (seconds) and what part of TTFT they are.
 
     ``share``: of the lowest TTFT p50 of a stage, in which the least queues. Null with a reason where either is unknown.

@@ -13,18 +13,35 @@ from typing import Any
 import numpy as np
 import pyarrow.compute as pc
 
-from analysis.attainment import observe_slos, requests_meeting
-from analysis.cohort import Cohort
-from analysis.lengths import spread
-from analysis.metrics import Bools, Floats, Ints, Requests, e2e_s, read_chunks, ttft_s
-from analysis.observations import Observations
-from analysis.percentiles import percentiles
-from analysis.slo import Slo
-from analysis.stages import RunRecords
-from analysis.steady import time_average_in_flight
+from ampacity.analysis.metrics.cohort import Cohort
+from ampacity.analysis.metrics.lengths import spread
+from ampacity.analysis.metrics.observations import Observations
+from ampacity.analysis.metrics.percentiles import percentiles
+from ampacity.analysis.metrics.requests import (
+    Bools,
+    Floats,
+    Ints,
+    Requests,
+    e2e_s,
+    read_chunks,
+    ttft_s,
+)
+from ampacity.analysis.slo import Slo
+from ampacity.analysis.stage.analyse import RunRecords
+from ampacity.analysis.stage.attainment import observe_slos, requests_meeting
+from ampacity.analysis.stage.steady import time_average_in_flight
 
 NO_SESSIONS = "the workload has no sessions"
-_TURNS = ((0, 0), (1, 1), (2, 2), (3, 4), (5, 9), (10, 19), (20, 49), (50, 2**31))  # each row of per_turn
+_TURNS = (
+    (0, 0),
+    (1, 1),
+    (2, 2),
+    (3, 4),
+    (5, 9),
+    (10, 19),
+    (20, 49),
+    (50, 2**31),
+)  # each row of per_turn
 _NS = 1e-9
 
 
@@ -54,7 +71,9 @@ class _Sessions:
 
     def total(self, values: Floats) -> Floats:
         """The sum of each session, unknown values taken as 0."""
-        return np.asarray(np.bincount(self.of, np.nan_to_num(values), minlength=len(self)), dtype=np.float64)
+        return np.asarray(
+            np.bincount(self.of, np.nan_to_num(values), minlength=len(self)), dtype=np.float64
+        )
 
     def any(self, which: Bools) -> Bools:
         """Whether a session has such a request."""
@@ -62,8 +81,11 @@ class _Sessions:
 
 
 def summarise_sessions(
-    records: RunRecords, metas: Sequence[Mapping[str, Any]], stages: Sequence[Mapping[str, Any]], slos: Sequence[Slo]
-) -> dict[str, Any] | None:  # fmt: skip
+    records: RunRecords,
+    metas: Sequence[Mapping[str, Any]],
+    stages: Sequence[Mapping[str, Any]],
+    slos: Sequence[Slo],
+) -> dict[str, Any] | None:
     """summary.json's ``sessions`` (docs/sessions.md); None where no request is of a session."""
     found = [
         _of_stage(records, sessions, meta, stage, slos)
@@ -81,14 +103,22 @@ def _read(records: RunRecords, stage: int) -> _Sessions | None:
     if not named.any():
         return None
     rows = rows.take(named)
-    names, of = np.unique(np.asarray(ids.filter(named).to_pylist(), dtype=object), return_inverse=True)
+    names, of = np.unique(
+        np.asarray(ids.filter(named).to_pylist(), dtype=object), return_inverse=True
+    )
     turn = pc.fill_null(records.table["turn"].take(rows.row), 0).to_numpy()
-    return _Sessions(rows, of.astype(np.int64), np.asarray(turn, dtype=np.int64), [str(n) for n in names])
+    return _Sessions(
+        rows, of.astype(np.int64), np.asarray(turn, dtype=np.int64), [str(n) for n in names]
+    )
 
 
 def _of_stage(
-    records: RunRecords, sessions: _Sessions, meta: Mapping[str, Any], stage: Mapping[str, Any], slos: Sequence[Slo]
-) -> dict[str, Any]:  # fmt: skip
+    records: RunRecords,
+    sessions: _Sessions,
+    meta: Mapping[str, Any],
+    stage: Mapping[str, Any],
+    slos: Sequence[Slo],
+) -> dict[str, Any]:
     r = sessions.requests
     begin_ns, end_ns = sessions.first(r.scheduled_ns), sessions.last(r.ended_ns)
     zero_s = (int(meta.get("start_ns") or 0) - records.origin_ns) * _NS
@@ -102,13 +132,18 @@ def _of_stage(
     complete = ~cut & ~failed
     length_s = window_s[1] - window_s[0]
     result: dict[str, Any] = {
-        "index": meta["index"], "sessions": int(chosen.sum()), "complete": int((chosen & complete).sum()),
-        "failed": int((chosen & failed).sum()), "cut": int((chosen & cut).sum()),
+        "index": meta["index"],
+        "sessions": int(chosen.sum()),
+        "complete": int((chosen & complete).sum()),
+        "failed": int((chosen & failed).sum()),
+        "cut": int((chosen & cut).sum()),
         "arrived_per_s": float(chosen.sum() / length_s) if length_s > 0 else None,
         "concurrent": _concurrent(begin_ns * _NS, end_ns * _NS, window_s),
-    }  # fmt: skip
+    }
     if told is None:
-        result["cut_reason"] = "the run did not come to its end: sessions still going on count as complete"
+        result["cut_reason"] = (
+            "the run did not come to its end: sessions still going on count as complete"
+        )
     time_s, busy_s = (end_ns - begin_ns) * _NS, _busy_s(sessions)
     for name, values in (("session_s", time_s), ("busy_s", busy_s)):
         result[name] = percentiles(_observed(values, failed, cut, chosen))
@@ -142,10 +177,13 @@ def _observed(values: Floats, failed: Bools, cut: Bools, chosen: Bools) -> Obser
     """A failed session is infinitely long, one that was cut off is longer than it had become."""
     finite = ~failed[chosen] & ~cut[chosen]
     return Observations(
-        unit="sessions", values=values[chosen][finite], owner=np.flatnonzero(finite), weights=None,
+        unit="sessions",
+        values=values[chosen][finite],
+        owner=np.flatnonzero(finite),
+        weights=None,
         infinite=failed[chosen].astype(np.float64),
         censored=np.where(cut[chosen], np.maximum(values[chosen], 0.0), np.nan),
-    )  # fmt: skip
+    )
 
 
 def _concurrent(begin_s: Floats, end_s: Floats, window_s: tuple[float, float]) -> dict[str, Any]:
@@ -162,8 +200,13 @@ def _concurrent(begin_s: Floats, end_s: Floats, window_s: tuple[float, float]) -
 
 
 def _goodput(
-    records: RunRecords, sessions: _Sessions, slos: Sequence[Slo], chosen: Bools, complete: Bools, length_s: float
-) -> dict[str, Any]:  # fmt: skip
+    records: RunRecords,
+    sessions: _Sessions,
+    slos: Sequence[Slo],
+    chosen: Bools,
+    complete: Bools,
+    length_s: float,
+) -> dict[str, Any]:
     """Sessions per second that came to their end with every turn within every SLO."""
     if not slos:
         return {"goodput_per_s": None, "attainment": None, "goodput_per_s_reason": "no SLO given"}
@@ -194,12 +237,17 @@ def _per_turn(sessions: _Sessions, chosen: Bools) -> list[dict[str, Any]]:
         ok = here & r.has_status("ok")
         if not here.any():
             continue
-        found.append({
-            "turns": [low, min(high, int(sessions.turn[here].max()))], "requests": int(here.sum()), "ok": int(ok.sum()),
-            "input_tokens": spread(r.input_tokens[ok]),
-            "cached_share": r.take(ok).cached_share(),
-            "ttft_from_schedule_s": spread(ttft[ok]), "e2e_from_schedule_s": spread(e2e[ok]),
-        })  # fmt: skip
+        found.append(
+            {
+                "turns": [low, min(high, int(sessions.turn[here].max()))],
+                "requests": int(here.sum()),
+                "ok": int(ok.sum()),
+                "input_tokens": spread(r.input_tokens[ok]),
+                "cached_share": r.take(ok).cached_share(),
+                "ttft_from_schedule_s": spread(ttft[ok]),
+                "e2e_from_schedule_s": spread(e2e[ok]),
+            }
+        )
     return found
 
 
@@ -216,6 +264,8 @@ def _fit(
         return none | {"reason": "no stage met the SLOs"}
     best = max(fitting, key=lambda s: float(s["concurrent"]["mean"]))
     return {
-        "concurrent_sessions": best["concurrent"]["mean"], "sessions_per_s": best["arrived_per_s"],
-        "stage": best["index"], "reason": None,
-    }  # fmt: skip
+        "concurrent_sessions": best["concurrent"]["mean"],
+        "sessions_per_s": best["arrived_per_s"],
+        "stage": best["index"],
+        "reason": None,
+    }

@@ -17,10 +17,17 @@ SLO_SETS: dict[str, tuple[tuple[str, ...], str]] = {
     **{
         f"mlperf-{name}": ((f"ttft_p99={ttft}ms", f"tpot_p99={tpot}ms"), _MLPERF)
         for name, ttft, tpot in (
-            ("llama2-70b", 2000, 200), ("llama2-70b-interactive", 450, 40), ("mixtral-8x7b", 2000, 200),
-            ("llama3.1-8b", 2000, 100), ("llama3.1-8b-interactive", 500, 30), ("llama3.1-405b", 6000, 175),
-            ("llama3.1-405b-interactive", 4500, 80), ("deepseek-r1", 2000, 80), ("deepseek-r1-interactive", 1500, 15),
-            ("gpt-oss-120b", 3000, 80), ("gpt-oss-120b-interactive", 2000, 15),
+            ("llama2-70b", 2000, 200),
+            ("llama2-70b-interactive", 450, 40),
+            ("mixtral-8x7b", 2000, 200),
+            ("llama3.1-8b", 2000, 100),
+            ("llama3.1-8b-interactive", 500, 30),
+            ("llama3.1-405b", 6000, 175),
+            ("llama3.1-405b-interactive", 4500, 80),
+            ("deepseek-r1", 2000, 80),
+            ("deepseek-r1-interactive", 1500, 15),
+            ("gpt-oss-120b", 3000, 80),
+            ("gpt-oss-120b-interactive", 2000, 15),
         )
     },
     "mlperf-gptj": (("e2e_p99=20s",), _MLPERF),
@@ -29,8 +36,11 @@ SLO_SETS: dict[str, tuple[tuple[str, ...], str]] = {
         ("ttft_p99=2s", "tpot_p99=100ms"),
         "people: attention holds for 1 to 10 s (Nielsen 1993), and 10 tokens/s is faster than reading (4 words/s)",
     ),
-    "batch": (("error_rate=1%",), "offline work: no latency matters, the answers must come and the queue must not grow"),
-}  # fmt: skip
+    "batch": (
+        ("error_rate=1%",),
+        "offline work: no latency matters, the answers must come and the queue must not grow",
+    ),
+}
 """Named sets for ``--slo``: (SLOs, where the limits come from)."""
 
 _UNITS_S = {
@@ -92,7 +102,12 @@ class Slo:
         """The entry of ``slos`` in run.json and summary.json; ``limit_s`` is null for an error rate."""
         extra = {"class": self.class_, "first_s": self.first_s, "source": self.source}
         limit_s = None if self.metric == ERROR_RATE else self.limit_s
-        known = {"metric": self.metric, "quantile": self.quantile, "limit_s": limit_s, "text": self.text}
+        known = {
+            "metric": self.metric,
+            "quantile": self.quantile,
+            "limit_s": limit_s,
+            "text": self.text,
+        }
         return known | {name: value for name, value in extra.items() if value is not None}
 
 
@@ -114,7 +129,9 @@ def parse_duration(text: str, what: str = "a duration") -> float:
     if not unit:
         raise SloError(f"{what}: {text!r} has no unit: write {number}s or {number}ms ({_EXAMPLE})")
     if unit not in _UNITS_S:
-        raise SloError(f"{what}: unknown unit {unit!r} in {text!r}: allowed are us, ms, s, m, {_EXAMPLE}")
+        raise SloError(
+            f"{what}: unknown unit {unit!r} in {text!r}: allowed are us, ms, s, m, {_EXAMPLE}"
+        )
     seconds = float(Decimal(number) * _UNITS_S[unit])
     if seconds <= 0:
         raise SloError(f"{what}: {text!r} is not above zero: a limit must be positive, {_EXAMPLE}")
@@ -131,7 +148,9 @@ def parse_slo(text: str) -> Slo:
         raise SloError(f"SLO {text!r} has no '=': write metric_pQQ=limit, {_EXAMPLE}")
     class_, colon, bare = name.strip().rpartition(":")
     if colon and not class_.strip():
-        raise SloError(f"SLO {text!r} names no class before ':': write chat:ttft_p99=2s, {_EXAMPLE}")
+        raise SloError(
+            f"SLO {text!r} names no class before ':': write chat:ttft_p99=2s, {_EXAMPLE}"
+        )
     slo = _parse_bare(text, bare.strip(), limit.strip())
     return replace(slo, class_=class_.strip() or None)
 
@@ -141,13 +160,21 @@ def _parse_bare(text: str, name: str, limit: str) -> Slo:
         return Slo(ERROR_RATE, _answered_share(text, limit), 1.0)
     metric, underscore, percentile = name.rpartition("_p")
     if not underscore:
-        hint = f"write {name}_p99={limit}" if name in METRICS else f"metrics are {', '.join(METRICS)}"
+        hint = (
+            f"write {name}_p99={limit}" if name in METRICS else f"metrics are {', '.join(METRICS)}"
+        )
         raise SloError(f"SLO {text!r} names no percentile: {hint}, {_EXAMPLE}")
     if metric not in METRICS:
         allowed = ", ".join((*METRICS, ERROR_RATE))
-        raise SloError(f"SLO {text!r}: unknown metric {metric!r}: allowed are {allowed}, {_EXAMPLE}")
-    if not re.fullmatch(r"\d{2}(\.\d{1,3})?", percentile) or not 50 <= Decimal(percentile) <= Decimal("99.9"):
-        raise SloError(f"SLO {text!r}: percentile p{percentile} is not between p50 and p99.9, {_EXAMPLE}")
+        raise SloError(
+            f"SLO {text!r}: unknown metric {metric!r}: allowed are {allowed}, {_EXAMPLE}"
+        )
+    if not re.fullmatch(r"\d{2}(\.\d{1,3})?", percentile) or not 50 <= Decimal(
+        percentile
+    ) <= Decimal("99.9"):
+        raise SloError(
+            f"SLO {text!r}: percentile p{percentile} is not between p50 and p99.9, {_EXAMPLE}"
+        )
     quantile, where = float(Decimal(percentile) / 100), f"SLO {text!r}"
     if metric != "fluidity":
         return Slo(metric, quantile, parse_duration(limit, where))
@@ -172,7 +199,7 @@ def verdict_word(verdict: str | bool | None) -> str:
     """met | violated | inconclusive: what people read of an entry of ``slo_verdicts`` or of ``slo_met``."""
     if verdict in (True, "met"):
         return "met"
-    return "violated" if verdict in (False, "broken") else "inconclusive"
+    return "violated" if verdict in (False, "violated") else "inconclusive"
 
 
 def parse_slos(texts: Iterable[str]) -> list[Slo]:
@@ -181,7 +208,9 @@ def parse_slos(texts: Iterable[str]) -> list[Slo]:
     for slo in (slo for text in texts for slo in _expand(text)):
         known = slos.setdefault(slo.name, slo)
         if known != slo:
-            raise SloError(f"SLO {slo.name} is given as {known.limit_text} and as {slo.limit_text}: keep one")
+            raise SloError(
+                f"SLO {slo.name} is given as {known.limit_text} and as {slo.limit_text}: keep one"
+            )
     return list(slos.values())
 
 
@@ -190,7 +219,9 @@ def _expand(text: str) -> list[Slo]:
     if "=" in text or (name not in SLO_SETS and "_" in name):
         return [parse_slo(text)]
     if name not in SLO_SETS or (colon and not class_):
-        raise SloError(f"SLO {text!r} has no '=' and is no named set ({', '.join(SLO_SETS)}), {_EXAMPLE}")
+        raise SloError(
+            f"SLO {text!r} has no '=' and is no named set ({', '.join(SLO_SETS)}), {_EXAMPLE}"
+        )
     texts, source = SLO_SETS[name]
     return [replace(parse_slo(one), class_=class_ or None, source=source) for one in texts]
 
@@ -200,7 +231,9 @@ def slo_from_dict(value: Mapping[str, Any]) -> Slo:
     try:
         slo = replace(parse_slo(value["text"]), source=value.get("source"))
     except (KeyError, AttributeError, SloError) as error:
-        raise SloError(f"run.json: slos holds {value!r}, which has no SLO as its text: {error}") from error
+        raise SloError(
+            f"run.json: slos holds {value!r}, which has no SLO as its text: {error}"
+        ) from error
     if not slo.as_dict().items() <= value.items():
         raise SloError(
             f"run.json: slos holds {value!r}, whose text is another SLO: the file was changed or is damaged"

@@ -10,27 +10,28 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from analysis.burst import summarise_burst
-from analysis.capacity import find_capacity, met_by_all
-from analysis.caveats import find_caveats, repeated_undisturbed, users_missing
-from analysis.families import class_curves, describe_family, split_lengths
-from analysis.fleet import Traffic, carried_by, fleet_of
-from analysis.goodput import offline_throughput, peak_goodput
-from analysis.impossible import check_records
-from analysis.intervals import ASSUMPTION
-from analysis.knee import find_knee
-from analysis.lengths import cut_short, mean_tokens, output_deviation, realised
-from analysis.littles_law import against_server, summarise_gap
-from analysis.load_names import load_name, name_stages
-from analysis.network import network_share
-from analysis.search import summarise_search
-from analysis.server import server_figures
-from analysis.sessions import NO_SESSIONS, summarise_sessions
-from analysis.slo import Slo, slo_from_dict
-from analysis.stages import RunRecords, analyse_stage, read_records
-from analysis.traffic import compare_sharing, summarise_traffic
-from analysis.verdict import write_verdict
-from loadgen.rundir import Run
+from ampacity.analysis.burst.recovery import summarise_burst
+from ampacity.analysis.capacity.families import class_curves, describe_family, split_lengths
+from ampacity.analysis.capacity.fleet import Traffic, carried_by, fleet_of
+from ampacity.analysis.capacity.goodput_peak import peak_goodput
+from ampacity.analysis.capacity.knee import find_knee
+from ampacity.analysis.capacity.search import summarise_search
+from ampacity.analysis.capacity.usable import find_capacity, met_by_all
+from ampacity.analysis.load_names import load_name, name_stages
+from ampacity.analysis.metrics.impossible import check_records
+from ampacity.analysis.metrics.lengths import cut_short, mean_tokens, output_deviation, realised
+from ampacity.analysis.network import network_share
+from ampacity.analysis.sessions import NO_SESSIONS, summarise_sessions
+from ampacity.analysis.slo import Slo, slo_from_dict
+from ampacity.analysis.stage.analyse import RunRecords, analyse_stage, read_records
+from ampacity.analysis.stage.goodput import offline_throughput
+from ampacity.analysis.stage.littles_law import against_server, summarise_gap
+from ampacity.analysis.stage.server import server_figures
+from ampacity.analysis.stats.intervals import ASSUMPTION
+from ampacity.analysis.traffic import compare_sharing, summarise_traffic
+from ampacity.analysis.verdict import write_verdict
+from ampacity.analysis.warnings import find_warnings, repeated_undisturbed, users_missing
+from ampacity.loadgen.rundir.files import Run
 
 SCHEMA_VERSION = 1
 
@@ -94,14 +95,16 @@ def summarise(run: Run, labels: Mapping[int, bool] | None = None) -> dict[str, A
         inputs.get("gpu_hour_usd"),
     )
     if meta.get("burst") and metas:
-        summary["burst"] = summarise_burst(meta["burst"], _undisturbed(metas), records, slos, run.server)
+        summary["burst"] = summarise_burst(
+            meta["burst"], _undisturbed(metas), records, slos, run.server
+        )
     if meta.get("next_command"):
         summary["next_command"] = str(meta["next_command"])
     if meta.get("search"):
         summary["search"] = summarise_search(meta["search"], stages, slos)
     if summary["diagnosis"] is None:
         summary["diagnosis_reason"] = "no probe's diagnosis is in run.json"
-    summary["warnings"] = find_caveats(
+    summary["warnings"] = find_warnings(
         summary, output_deviation(records.requests), cut_short(run.requests, records.requests)
     )
     summary["verdict"] = write_verdict(summary)
@@ -116,7 +119,9 @@ def _workload(described: Mapping[str, Any], came: dict[str, Any]) -> dict[str, A
     return {**described, "realised": came}
 
 
-def _capacity(meta: Mapping[str, Any], stages: list[dict[str, Any]], slos: list[Slo]) -> dict[str, Any]:
+def _capacity(
+    meta: Mapping[str, Any], stages: list[dict[str, Any]], slos: list[Slo]
+) -> dict[str, Any]:
     if meta.get("burst"):
         why = "a burst is no steady load, so it names no capacity: a search or a sweep does"
         return find_capacity([], slos) | {"reason": why}
@@ -141,7 +146,9 @@ def _judge_stages(
         metas = [_as_far_as_it_came(m, run.requests) for m in metas]
     prices = meta.get("fleet_inputs")
     stages = [
-        analyse_stage(records, m, slos, warmup, run_complete=run.complete, labels=labels, fleet_inputs=prices)
+        analyse_stage(
+            records, m, slos, warmup, run_complete=run.complete, labels=labels, fleet_inputs=prices
+        )
         for m in metas
     ]
     thinks = (meta.get("locked") or {}).get("think_s")
@@ -241,7 +248,9 @@ def _imported(meta: Mapping[str, Any]) -> dict[str, Any] | None:
     return held and {**held, "notes": meta.get("notes") or []}
 
 
-def _audit(metas: list[dict[str, Any]], stages: list[dict[str, Any]], *, imported: bool) -> dict[str, Any]:
+def _audit(
+    metas: list[dict[str, Any]], stages: list[dict[str, Any]], *, imported: bool
+) -> dict[str, Any]:
     """The client in the stages that count, which are those that it did not limit, or all where it limited each."""
     limited = [s["index"] for s in stages if s["client_limited"]]
     repeated = [s["index"] for s in repeated_undisturbed(stages)]
@@ -253,15 +262,29 @@ def _audit(metas: list[dict[str, Any]], stages: list[dict[str, Any]], *, importe
         return max((a[name] for a in of_counted if a.get(name) is not None), default=None)
 
     slips = [s["slip_s"]["p99"] for s in counted if s["slip_s"]["p99"] is not None]
-    busy = [a["cpu_fraction"] for i, a in audits.items() if i not in repeated and a.get("cpu_fraction") is not None]  # fmt: skip
+    busy = [
+        a["cpu_fraction"]
+        for i, a in audits.items()
+        if i not in repeated and a.get("cpu_fraction") is not None
+    ]
     return {
-        "slip_p99_s": max(slips, default=None), "loop_lag_p99_s": worst("loop_lag_p99_s"),
+        "slip_p99_s": max(slips, default=None),
+        "loop_lag_p99_s": worst("loop_lag_p99_s"),
         "receive_delay_p99_s": worst("receive_delay_p99_s"),
         "dated_by_kernel": bool(of_counted) and all(a.get("dated_by_kernel") for a in of_counted),
-        "coalesced_share": worst("coalesced_share"), "cpu_fraction": max(busy, default=None),
+        "coalesced_share": worst("coalesced_share"),
+        "cpu_fraction": max(busy, default=None),
         "client_limited": None if imported else len(limited) > len(repeated),
-        **({"client_limited_reason": "the other tool's files do not say whether its client kept up"} if imported else {}), "client_limited_stages": limited, "repeated_stages": repeated,
-    }  # fmt: skip
+        **(
+            {
+                "client_limited_reason": "the other tool's files do not say whether its client kept up"
+            }
+            if imported
+            else {}
+        ),
+        "client_limited_stages": limited,
+        "repeated_stages": repeated,
+    }
 
 
 def _plain(value: Any) -> Any:

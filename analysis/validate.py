@@ -13,12 +13,14 @@ from typing import Any
 
 import numpy as np
 
-from analysis.intervals import order_statistic_ranks
-from analysis.metrics import Floats
+from ampacity.analysis.metrics.requests import Floats
+from ampacity.analysis.stats.intervals import order_statistic_ranks
 
 TTFT_P99_FACTOR, TTFT_P95_FACTOR, ITL_P95_FACTOR = 1.3, 2.0, 3.0
 SHARE_POINTS = 0.20
-KS_DISTANCE = 0.15  # of distributions of lengths and of gaps; smaller ones do not matter to capacity
+KS_DISTANCE = (
+    0.15  # of distributions of lengths and of gaps; smaller ones do not matter to capacity
+)
 MEAN_SHARE = 0.1
 CV_FACTOR = 1.5
 LOAD_FACTOR = 1.2
@@ -58,14 +60,20 @@ class Histogram:
         inside = float(self.counts[self.bounds == high].sum())
         value = low + (high - low) * (q * self.n - below) / inside if math.isfinite(high) else None
         first, last = order_statistic_ranks(self.n, q)
-        return value, self.at_rank(first)[0] if first else 0.0, self.at_rank(last)[1] if last else math.inf
+        return (
+            value,
+            self.at_rank(first)[0] if first else 0.0,
+            self.at_rank(last)[1] if last else math.inf,
+        )
 
 
 def of_samples(counts: Floats) -> Histogram:
     """Whole numbers, each in a bucket of its own."""
     values, n = np.unique(counts, return_counts=True)
     bounds = np.append(np.column_stack([values - 0.5, values]).ravel(), np.inf)
-    return Histogram(bounds, np.append(np.column_stack([0 * n, n]).ravel(), 0.0), float(counts.sum()))
+    return Histogram(
+        bounds, np.append(np.column_stack([0 * n, n]).ravel(), 0.0), float(counts.sum())
+    )
 
 
 @dataclass(frozen=True)
@@ -92,29 +100,42 @@ class Benchmark:
     gaps_s: Floats  # between scheduled arrivals; empty in a closed loop
 
 
-def validate(benchmark: Benchmark, production: Production, instances: int = 1) -> list[dict[str, Any]]:
+def validate(
+    benchmark: Benchmark, production: Production, instances: int = 1
+) -> list[dict[str, Any]]:
     """One finding per assumption: ``verdict`` kept, broken or unknown, with both figures and the limit. Raises ValidateError."""
     stage = benchmark.stage
     found = [
         _load(stage, production.rps, instances),
         _latency("ttft", 0.99, TTFT_P99_FACTOR, stage["ttft_s"], production),
         _latency("ttft", 0.95, TTFT_P95_FACTOR, stage["ttft_s"], production),
-        _latency("itl", 0.95, ITL_P95_FACTOR, stage["itl_s"] if stage["itl_s"]["n"] else stage["icl_s"], production),
-        *(_share(name, stage.get("server") or {}, production) for name in ("gpu_utilization", "kv_cache_usage_max", "prefix_hit_rate")),
+        _latency(
+            "itl",
+            0.95,
+            ITL_P95_FACTOR,
+            stage["itl_s"] if stage["itl_s"]["n"] else stage["icl_s"],
+            production,
+        ),
+        *(
+            _share(name, stage.get("server") or {}, production)
+            for name in ("gpu_utilization", "kv_cache_usage_max", "prefix_hit_rate")
+        ),
         _lengths("input_tokens", benchmark.input_tokens, production),
         _lengths("output_tokens", benchmark.output_tokens, production),
         _arrivals(benchmark.gaps_s, production.gaps_s),
-    ]  # fmt: skip
-    if all(f["verdict"] == "unknown" for f in found):
+    ]
+    if all(f["verdict"] == "inconclusive" for f in found):
         reasons = "; ".join(f"{f['name']}: {f['reason']}" for f in found)
-        raise ValidateError(f"nothing of {production.source} can be compared with this run: {reasons}")
+        raise ValidateError(
+            f"nothing of {production.source} can be compared with this run: {reasons}"
+        )
     return found
 
 
 def choose_stage(
     stages: Sequence[dict[str, Any]], capacity: Mapping[str, Any], rps: float | None
 ) -> dict[str, Any]:
-    """The stage whose rate is nearest to production's per instance, else the one that stands for the usable rate. Raises ValidateError."""
+    """The stage whose rate is nearest to production's per instance, else the one that stands for the capacity. Raises ValidateError."""
     fit = [s for s in stages if s["ok"] and not s["client_limited"]]
     if not fit:
         raise ValidateError(
@@ -143,9 +164,15 @@ def _finding(name: str, verdict: str, reason: str, *figures: Any) -> dict[str, A
     """``figures``: of the benchmark, of production, the limit; those at the end that are not known may be left out."""
     benchmark, production, limit = (*figures, None, None, None)[:3]
     return {
-        "name": name, "assumption": ASSUMPTIONS[name], "verdict": verdict, "reason": reason,
-        "benchmark": benchmark, "production": production, "production_bounds": None, "limit": limit,
-    }  # fmt: skip
+        "name": name,
+        "assumption": ASSUMPTIONS[name],
+        "verdict": verdict,
+        "reason": reason,
+        "benchmark": benchmark,
+        "production": production,
+        "production_bounds": None,
+        "limit": limit,
+    }
 
 
 def _judge(
@@ -154,16 +181,18 @@ def _judge(
     """Broken where all of [low, high] is above the limit, kept where none of it is."""
     bounds = [low, high if math.isfinite(high) else None]
     if low >= limit:  # a bucket holds what is above its lower bound
-        verdict, reason = "broken", "above the limit"
+        verdict, reason = "violated", "above the limit"
     elif high <= limit:
-        verdict, reason = "kept", "within the limit"
+        verdict, reason = "met", "within the limit"
     else:
-        verdict = "unknown"
+        verdict = "inconclusive"
         reason = (
             f"production is between {low:.4g} and {high:.4g} s, on both sides of the limit of {limit:.4g} s: "
             "finer buckets or more requests would tell"
         )
-    return _finding(name, verdict, reason, benchmark, production, limit) | {"production_bounds": bounds}
+    return _finding(name, verdict, reason, benchmark, production, limit) | {
+        "production_bounds": bounds
+    }
 
 
 def _latency(
@@ -174,16 +203,18 @@ def _latency(
     base = held.get(level)
     if base is None:
         why = f"not in the benchmark: {held.get(f'{level}_reason') or held.get('reason')}"
-        return _finding(name, "unknown", why)
+        return _finding(name, "inconclusive", why)
     if histogram is None or histogram.n < FEWEST:
-        why = f"{histogram.n if histogram else 'no'} samples of it in production, {FEWEST} are needed"
-        return _finding(name, "unknown", why, base)
+        why = (
+            f"{histogram.n if histogram else 'no'} samples of it in production, {FEWEST} are needed"
+        )
+        return _finding(name, "inconclusive", why, base)
     value, low, high = histogram.quantile(q)
     finding = _judge(name, low, high, base, value, factor * base)
     worst = (held.get(f"{level}_ci") or [None, None])[1]
-    if finding["verdict"] == "broken" and worst and low < factor * worst:
+    if finding["verdict"] == "violated" and worst and low < factor * worst:
         why = f"the benchmark's own {level} may be as high as {worst:.4g} s: measure it longer"
-        return finding | {"verdict": "unknown", "reason": why}
+        return finding | {"verdict": "inconclusive", "reason": why}
     return finding
 
 
@@ -191,7 +222,7 @@ def _load(stage: Mapping[str, Any], rps: float | None, instances: int) -> dict[s
     base = stage["achieved_rps"]
     if rps is None:
         why = "a rate needs two scrapes of pages that count requests (--over), or a log"
-        return _finding("load", "unknown", why, base)
+        return _finding("load", "inconclusive", why, base)
     each = rps / instances
     return _judge("load", each, each, base, each, LOAD_FACTOR * base)
 
@@ -200,10 +231,10 @@ def _share(name: str, server: Mapping[str, Any], production: Production) -> dict
     base, value = server.get(name), production.shares.get(name)
     if base is None or value is None:
         why = f"not in the {'benchmark' if base is None else 'production figures'}"
-        return _finding(name, "unknown", why, base, value)
+        return _finding(name, "inconclusive", why, base, value)
     off = abs(value - base) > SHARE_POINTS + 1e-9
     reason = f"{round(100 * (value - base)) or 0:+} points, {100 * SHARE_POINTS:.0f} are allowed"
-    return _finding(name, "broken" if off else "kept", reason, base, value, SHARE_POINTS)
+    return _finding(name, "violated" if off else "met", reason, base, value, SHARE_POINTS)
 
 
 def _lengths(name: str, sent: Floats, production: Production) -> dict[str, Any]:
@@ -211,15 +242,15 @@ def _lengths(name: str, sent: Floats, production: Production) -> dict[str, Any]:
     m = histogram.n if histogram else 0
     if histogram is None or min(len(sent), m) < FEWEST:
         why = f"{len(sent)} in the benchmark, {m} in production: {FEWEST} are needed"
-        return _finding(name, "unknown", why)
+        return _finding(name, "inconclusive", why)
     base, mean = float(sent.mean()), None if histogram.total is None else histogram.total / m
     distance = ks_distance(sent, histogram)
     limit = max(KS_DISTANCE, _KS_AT_1_PERCENT * math.sqrt((len(sent) + m) / (len(sent) * m)))
     reason = f"KS distance {distance:.2f}, {limit:.2f} is allowed"
-    verdict = "broken" if distance > limit else "kept"
-    if verdict == "kept" and (mean is None or abs(mean / base - 1) > MEAN_SHARE):
+    verdict = "violated" if distance > limit else "met"
+    if verdict == "met" and (mean is None or abs(mean / base - 1) > MEAN_SHARE):
         means = "production's mean is not known" if mean is None else "the means differ"
-        verdict = "unknown"
+        verdict = "inconclusive"
         reason += f"; but {means}: the tails may differ, or what is inside a bucket"
     return _finding(name, verdict, reason, base, mean, limit)
 
@@ -233,11 +264,11 @@ def ks_distance(values: Floats, histogram: Histogram) -> float:
 def _arrivals(sent: Floats, gaps: Floats | None) -> dict[str, Any]:
     """The coefficient of variation of the gaps: 0 of a metronome, 1 of a Poisson process, more in bursts."""
     if gaps is None:
-        return _finding("arrivals", "unknown", "only a log has the times of arrivals")
+        return _finding("arrivals", "inconclusive", "only a log has the times of arrivals")
     if min(len(sent), len(gaps)) < FEWEST or not sent.mean() or not gaps.mean():
         why = f"{len(sent)} gaps in the benchmark's open loop, {len(gaps)} in production: {FEWEST} are needed"
-        return _finding("arrivals", "unknown", why)
+        return _finding("arrivals", "inconclusive", why)
     base, value = float(sent.std() / sent.mean()), float(gaps.std() / gaps.mean())
     limit = CV_FACTOR * max(base, 0.1)
     reason = f"coefficient of variation of the gaps {value:.2f}, {limit:.2f} is allowed"
-    return _finding("arrivals", "broken" if value > limit else "kept", reason, base, value, limit)
+    return _finding("arrivals", "violated" if value > limit else "met", reason, base, value, limit)

@@ -6,13 +6,13 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from analysis.capacity import DOWN_IN_EACH, number_text
-from analysis.caveats import LENGTHS_OFF_SHARE, TOO_LONG_SHARE, longer, off_text
-from analysis.fleet import instances_text
-from analysis.load_names import load_name
-from analysis.search import shortfall
-from analysis.slo import slo_from_dict, verdict_word
-from loadgen.records import FAILED_STATUSES
+from ampacity.analysis.capacity.fleet import instances_text
+from ampacity.analysis.capacity.search import shortfall
+from ampacity.analysis.capacity.usable import DOWN_IN_EACH, number_text
+from ampacity.analysis.load_names import load_name
+from ampacity.analysis.slo import slo_from_dict, verdict_word
+from ampacity.analysis.warnings import LENGTHS_OFF_SHARE, TOO_LONG_SHARE, longer, off_text
+from ampacity.loadgen.rundir.records import FAILED_STATUSES
 
 MANY_FAIL = 0.1  # of the requests of the lowest load
 STATUS_WORDS = {
@@ -67,7 +67,9 @@ def _failures(summary: Mapping[str, Any]) -> str:
     of_no_load = FAILED_STATUSES - {"timeout"}  # a server that has too much to do is slow
     counts = {kind: n for kind, n in lowest["errors"].items() if n and kind in of_no_load}
     failed = sum(counts.values())
-    if not MANY_FAIL * lowest["requests"] < failed < lowest["requests"]:  # all: there is no finding at all
+    if (
+        not MANY_FAIL * lowest["requests"] < failed < lowest["requests"]
+    ):  # all: there is no finding at all
         return ""
     kinds = ", ".join(f"{n} {kind}" for kind, n in sorted(counts.items(), key=lambda c: -c[1]))
     return f"{failed / lowest['requests']:.0%} of the requests failed at the lowest load ({kinds}): find out why before measuring."
@@ -78,7 +80,9 @@ def _outages(summary: Mapping[str, Any]) -> str:
     stages = [s for s in summary["stages"] if s["outage"] and not s["client_limited"]]
     said = []
     for stage in stages:
-        where = f"At {load_name(stage)} the endpoint was" if len(summary["stages"]) > 1 else "Endpoint"
+        where = (
+            f"At {load_name(stage)} the endpoint was" if len(summary["stages"]) > 1 else "Endpoint"
+        )
         sentence = f"{where} {stage['outage']['text']}"
         if summary["slos"] and not summary.get("burst"):
             sentence += f", {outage_verdict(stage)}"
@@ -119,7 +123,7 @@ def _of_the_load(summary: Mapping[str, Any]) -> str:
         tokens = best["output_tokens_per_s"]
         and_tokens = "" if tokens is None else f" and {number_text(tokens)} output tokens/s"
         return f"Up to {number_text(best['achieved_rps'])} requests/s{and_tokens} were carried; no SLO was given, so no capacity is named."
-    if capacity["usable_rps"] is None:
+    if capacity["capacity_rps"] is None:
         return _nothing_usable(summary)
     return _usable(summary)
 
@@ -152,16 +156,24 @@ def _burst(burst: Mapping[str, Any]) -> str:
     if harm["base"]:
         sentence += f"; the base load alone was not carried: {harm['base']['reason']}"
     if burst["slo_misses"] is not None:
-        sentence += f"; {burst['slo_misses']} requests broke an SLO"
+        sentence += f"; {burst['slo_misses']} requests violated an SLO"
         if burst["slo_misses_of_base"] >= 0.5:
-            sentence += f" ({number_text(burst['slo_misses_of_base'])} would at the base load's share)"
+            sentence += (
+                f" ({number_text(burst['slo_misses_of_base'])} would at the base load's share)"
+            )
     sentence += f"; {burst['lost'] or 'none'} {'was' if burst['lost'] < 2 else 'were'} lost"
     if burst["unfinished"]:
         sentence += f", {burst['unfinished']} cut off unfinished"
     if burst["max_recovery"]:
         held = burst["max_recovery"]
-        sentence += f"; the limit of {number_text(held['limit_s'])} s to get over it is {held['verdict']}"
-    end = "" if until_s is None else f"; nothing is known from {number_text(until_s)} s after the start on"
+        sentence += (
+            f"; the limit of {number_text(held['limit_s'])} s to get over it is {held['verdict']}"
+        )
+    end = (
+        ""
+        if until_s is None
+        else f"; nothing is known from {number_text(until_s)} s after the start on"
+    )
     return f"{sentence}{end}."
 
 
@@ -175,9 +187,7 @@ def _nothing_answered(summary: Mapping[str, Any]) -> str:
     lost = sum(s["missing"] for s in summary["stages"])
     answered = total - sum(errors.values())
     if not summary["stages"]:
-        return (
-            f"Nothing is judged: of {total} requests there are records, and of no stage to which they belong."
-        )
+        return f"Nothing is judged: of {total} requests there are records, and of no stage to which they belong."
     errors["unfinished"] = max(0, errors["unfinished"] - lost)
     status, worst = max(errors.items(), key=lambda item: item[1])
     ended = f"{worst} of {total} {STATUS_WORDS.get(status, f'ended as {status}')}"
@@ -196,29 +206,37 @@ def _nothing_answered(summary: Mapping[str, Any]) -> str:
 
 
 def _usable(summary: Mapping[str, Any]) -> str:
-    """The three figures that a buyer reads, each with its interval: usable rate, C_max and fleet."""
+    """The three figures that a buyer reads, each with its interval: capacity, C_max and fleet."""
     capacity = summary["capacity"]
     parts = [_carries(summary), _c_max(capacity)]
     if capacity["c_max_basis"] == "closed":
-        parts.append("users wait for the server there: open arrivals break the SLO at a lower rate")
+        parts.append(
+            "users wait for the server there: open arrivals violate the SLO at a lower rate"
+        )
     fleet = summary["fleet"]
     if fleet["instances"] is not None:
         need = "needs" if fleet["peak_rps"] == 1 else "need"
         gpus = f", {fleet['gpus']:,} GPUs," if fleet["tensor_parallel"] > 1 else ""
-        reserve = f" with a safety factor of {fleet['safety_factor']:g}" if fleet["safety_factor"] > 1 else ""
-        parts.append(f"{_peak(fleet['peak_rps'])} req/s {need} {instances_text(fleet)}{gpus}{reserve}")
+        reserve = (
+            f" with a safety factor of {fleet['safety_factor']:g}"
+            if fleet["safety_factor"] > 1
+            else ""
+        )
+        parts.append(
+            f"{_peak(fleet['peak_rps'])} req/s {need} {instances_text(fleet)}{gpus}{reserve}"
+        )
     return "; ".join(parts) + "."
 
 
 def _carries(summary: Mapping[str, Any]) -> str:
     capacity = summary["capacity"]
-    low, high = capacity["usable_rps_ci"] or (None, None)
+    low, high = capacity["capacity_rps_ci"] or (None, None)
     crossing, closed = capacity["crossing"], capacity["c_max_basis"] == "closed"
     verified = capacity.get("verified_rps")
-    rate = f"{number_text(capacity['usable_rps'])} req/s"
+    rate = f"{number_text(capacity['capacity_rps'])} req/s"
     if crossing == "lower_bound":
         loop = " in a closed loop" if closed else ""
-        return f"One instance carries at least {rate}{loop} with {_limits(summary['slos'])}; no stage broke the SLO"
+        return f"One instance carries at least {rate}{loop} with {_limits(summary['slos'])}; no stage violated the SLO"
     least = {"saturated": "at most ", "measured": ""}.get(crossing, "an estimated ")
     loop = " in a closed loop" if closed and crossing != "saturated" else ""
     known = [f"between {_between(low, high, 'and')}"]
@@ -263,17 +281,15 @@ def _peak(rate_rps: float) -> str:
 def _nothing_usable(summary: Mapping[str, Any]) -> str:
     capacity = summary["capacity"]
     limits = _limits(summary["slos"])
-    if capacity["usable_rps_ci"] is None:
+    if capacity["capacity_rps_ci"] is None:
         return f"No verdict on {limits}: {capacity['reason']}."
-    low, high = capacity["usable_rps_ci"]
+    low, high = capacity["capacity_rps_ci"]
     said = (
         f"is below {number_text(high)}"
         if not low
         else f"lies between {number_text(low)} and {number_text(high)} (95 %)"
     )
-    return (
-        f"No stage alone was shown to meet {limits}; the usable rate {said} requests/s: {capacity['reason']}."
-    )
+    return f"No stage alone was shown to meet {limits}; the capacity {said} requests/s: {capacity['reason']}."
 
 
 def _limits(slos: list[dict[str, Any]]) -> str:

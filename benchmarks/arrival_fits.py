@@ -13,23 +13,33 @@ from collections import Counter
 
 import numpy as np
 
-from workloads.arrivals import arrival_times
-from workloads.fit import FEWEST
-from workloads.fit_process import choose_process
-from workloads.fit_traffic import count_windows
+from ampacity.workloads.arrivals.processes import arrival_times
+from ampacity.workloads.fit.process import choose_process
+from ampacity.workloads.fit.profile import FEWEST
+from ampacity.workloads.fit.traffic import count_windows
 
 RATE_RPS = 2.0
 WINDOWS_S = (1, 10, 60)
 LAWS = (
-    "poisson", "gamma:cv=1.5", "gamma:cv=3", "weibull:cv=3", "onoff:on=10s,off=50s", "onoff:on=60s,off=240s",
-    "mmpp:rates=1/8,stay=60s/5s", "mmpp:rates=1/2,stay=60s/60s", "diurnal",
-)  # fmt: skip
+    "poisson",
+    "gamma:cv=1.5",
+    "gamma:cv=3",
+    "weibull:cv=3",
+    "onoff:on=10s,off=50s",
+    "onoff:on=60s,off=240s",
+    "mmpp:rates=1/8,stay=60s/5s",
+    "mmpp:rates=1/2,stay=60s/60s",
+    "diurnal",
+)
 
 
 def log_of(law: str, requests: int, rng: np.random.Generator) -> np.ndarray:
     """Sorted times from 0; of ``diurnal`` three days, at as low a rate as that takes; 100 requests at least, as a fit wants."""
     if law == "diurnal":
-        days = [arrival_times(law, requests / 3 / 86_400, 86_400, rng) + day * 86_400 for day in range(3)]
+        days = [
+            arrival_times(law, requests / 3 / 86_400, 86_400, rng) + day * 86_400
+            for day in range(3)
+        ]
         times = np.concatenate(days)
     else:
         times = arrival_times(law, RATE_RPS, requests / RATE_RPS, rng)
@@ -47,9 +57,13 @@ def main() -> None:
     parser.add_argument("--runs", type=int, default=600)
     parser.add_argument("--requests", type=int, default=2000)
     parser.add_argument("--seed", type=int, default=100_000)
-    parser.add_argument("--laws", default=",".join(map(str, range(len(LAWS)))), help="numbers of the laws")
+    parser.add_argument(
+        "--laws", default=",".join(map(str, range(len(LAWS)))), help="numbers of the laws"
+    )
     args = parser.parse_args()
-    print("law | kinds chosen | dispersion over 10 s, fitted / true, p10 p50 p90 | same of independent gaps")
+    print(
+        "law | kinds chosen | dispersion over 10 s, fitted / true, p10 p50 p90 | same of independent gaps"
+    )
     for law in (LAWS[int(k)] for k in args.laws.split(",")):
         kinds: Counter[str] = Counter()
         ratio: list[float] = []
@@ -67,11 +81,14 @@ def main() -> None:
             kinds[found[0].text.partition(":")[0]] += 1
             if true is not None and run < 100:
                 gaps = next(
-                    p.text for p in found if p.text.partition(":")[0] in ("poisson", "gamma", "constant")
+                    p.text
+                    for p in found
+                    if p.text.partition(":")[0] in ("poisson", "gamma", "constant")
                 )
                 for text, held in ((found[0].text, ratio), (gaps, plain)):
                     held.append(
-                        count_windows(arrival_times(text, RATE_RPS, 50_000, rng), 10).dispersion() / true
+                        count_windows(arrival_times(text, RATE_RPS, 50_000, rng), 10).dispersion()
+                        / true
                     )
         shown = ", ".join(f"{kind} {count / args.runs:.1%}" for kind, count in kinds.most_common())
         spread = [

@@ -42,24 +42,64 @@ _EVERY = {"never_arrived": 0, "arrived_twice": 0, "tokens_differ": 0}
 
 SCENARIOS = (
     Scenario("20", Load(20, 20), {**_EVERY, "client_limited": False}, {}),
-    Scenario("190", Load(190, 60), {
-        **_EVERY, "cpu_ms_per_1000_load": 12, "cpu_ms_per_1000": 16, "ttft_error_ms_p50": 0.15,
-        "ttft_error_ms_p99": 0.5, "itl_error_ms_p99": 0.4, "rss_load_mb": 150, "client_limited": False,
-    }, {}),
-    Scenario("190-usage", Load(190, 60, running_usage=True), _EVERY | {"client_limited": False}, {}),
-    Scenario("190-read", Load(190, 60, timestamps="read"), {
-        **_EVERY, "ttft_error_ms_p50": 0.15, "ttft_error_ms_p99": 0.5, "itl_error_ms_p99": 0.4, "client_limited": False,
-    }, {}),
-    Scenario("600", Load(600, 20), {
-        **_EVERY, "client_limited": False, "ttft_error_ms_p99": 1.5, "itl_error_ms_p99": 2.0, "arrival_late_ms_p99": 2.0,
-    }, {}),
+    Scenario(
+        "190",
+        Load(190, 60),
+        {
+            **_EVERY,
+            "cpu_ms_per_1000_load": 12,
+            "cpu_ms_per_1000": 16,
+            "ttft_error_ms_p50": 0.15,
+            "ttft_error_ms_p99": 0.5,
+            "itl_error_ms_p99": 0.4,
+            "rss_load_mb": 150,
+            "client_limited": False,
+        },
+        {},
+    ),
+    Scenario(
+        "190-usage", Load(190, 60, running_usage=True), _EVERY | {"client_limited": False}, {}
+    ),
+    Scenario(
+        "190-read",
+        Load(190, 60, timestamps="read"),
+        {
+            **_EVERY,
+            "ttft_error_ms_p50": 0.15,
+            "ttft_error_ms_p99": 0.5,
+            "itl_error_ms_p99": 0.4,
+            "client_limited": False,
+        },
+        {},
+    ),
+    Scenario(
+        "600",
+        Load(600, 20),
+        {
+            **_EVERY,
+            "client_limited": False,
+            "ttft_error_ms_p99": 1.5,
+            "itl_error_ms_p99": 2.0,
+            "arrival_late_ms_p99": 2.0,
+        },
+        {},
+    ),
     Scenario("beyond", Load(900, 10), {"client_limited": True}, {}),
-    Scenario("pacing", Load(500, 10), {**_EVERY, "slip_p99_ms": 1.0, "arrival_late_ms_p99": 2.0}, {}),
-    Scenario("stall", Load(50, 10), {**_EVERY, "arrival_late_ms_p99": 2.0}, {"stall_after_requests": 150, "stall_s": 3.0}),
-)  # fmt: skip
+    Scenario(
+        "pacing", Load(500, 10), {**_EVERY, "slip_p99_ms": 1.0, "arrival_late_ms_p99": 2.0}, {}
+    ),
+    Scenario(
+        "stall",
+        Load(50, 10),
+        {**_EVERY, "arrival_late_ms_p99": 2.0},
+        {"stall_after_requests": 150, "stall_s": 3.0},
+    ),
+)
 
 
-def measure(client: Client, scenario: Scenario, cores: tuple[int, int] | None, ahead: bool) -> dict[str, Any]:
+def measure(
+    client: Client, scenario: Scenario, cores: tuple[int, int] | None, ahead: bool
+) -> dict[str, Any]:
     """Run one client on one scenario; every figure that could be had."""
     server_core, client_core = cores or (None, None)
     load = scenario.load
@@ -68,21 +108,31 @@ def measure(client: Client, scenario: Scenario, cores: tuple[int, int] | None, a
         options = {"ttft_ms": TTFT_S * 1e3, "itl_ms": ITL_S * 1e3, **scenario.server}
         with mock_server(server_core, ahead, **options) as mock:
             metered = run_metered(
-                client.command(mock.url, load, out), core=client_core, ahead=ahead, cwd=ROOT,
+                client.command(mock.url, load, out),
+                core=client_core,
+                ahead=ahead,
+                cwd=ROOT,
                 timeout_s=load.duration_s + 180,
-            )  # fmt: skip
+            )
         result: dict[str, Any] = {"client": client.name, "scenario": scenario.name}
         if metered.returncode:
-            return {**result, "failed": f"exit {metered.returncode}: {metered.stderr.strip()[-300:]}"}
+            return {
+                **result,
+                "failed": f"exit {metered.returncode}: {metered.stderr.strip()[-300:]}",
+            }
         account = client.read(out) if client.read else None
     everything = [s for found in mock.served.values() for s in found]
-    ours = everything if account is None else [s for n in account.seen for s in mock.served.get(n, [])]
+    ours = (
+        everything if account is None else [s for n in account.seen for s in mock.served.get(n, [])]
+    )
     at_server = load_seen_by_server(ours, TTFT_S + load.output_tokens * ITL_S)
     if not ours:
         return {**result, "failed": "no request of the load arrived"}
     first_ns, last_ns = at_server.pop("first_arrival_ns"), at_server.pop("last_token_ns")
     tokens = at_server["tokens"]
-    all_tokens = sum(len(s.token_ns) for s in everything)  # with probes, and stages that were repeated
+    all_tokens = sum(
+        len(s.token_ns) for s in everything
+    )  # with probes, and stages that were repeated
     load_cpu_s = metered.cpu_between_s(first_ns, last_ns)
     result |= {
         **at_server,
@@ -133,14 +183,26 @@ def carried_share(results: list[dict[str, Any]], scenario: str) -> float:
 
 
 COLUMNS = (
-    ("scenario", "scenario", "{}"), ("client", "client", "{}"), ("tokens_per_s", "tokens/s", "{:,.0f}"),
-    ("core_share", "core", "{:.2f}"), ("cpu_ms_per_1000_load", "CPU load", "{:.1f}"), ("cpu_ms_per_1000", "CPU all", "{:.1f}"),
-    ("ttft_error_ms_p50", "TTFT p50", "{:.3f}"), ("ttft_error_ms_p99", "p99", "{:.3f}"), ("itl_error_ms_p99", "ITL p99", "{:.3f}"),
-    ("token_lag_ms_p99", "lag p99", "{:.3f}"), ("arrivals_per_s", "arr/s", "{:.1f}"), ("arrival_gap_cv", "CV", "{:.2f}"),
-    ("arrival_late_ms_p99", "late p99", "{:.3f}"), ("slip_p99_ms", "slip p99", "{:.3f}"), ("never_arrived", "lost", "{}"),
-    ("first_request_s", "start s", "{:.2f}"), ("rss_load_mb", "RSS load", "{:.0f}"), ("rss_mb", "RSS", "{:.0f}"),
+    ("scenario", "scenario", "{}"),
+    ("client", "client", "{}"),
+    ("tokens_per_s", "tokens/s", "{:,.0f}"),
+    ("core_share", "core", "{:.2f}"),
+    ("cpu_ms_per_1000_load", "CPU load", "{:.1f}"),
+    ("cpu_ms_per_1000", "CPU all", "{:.1f}"),
+    ("ttft_error_ms_p50", "TTFT p50", "{:.3f}"),
+    ("ttft_error_ms_p99", "p99", "{:.3f}"),
+    ("itl_error_ms_p99", "ITL p99", "{:.3f}"),
+    ("token_lag_ms_p99", "lag p99", "{:.3f}"),
+    ("arrivals_per_s", "arr/s", "{:.1f}"),
+    ("arrival_gap_cv", "CV", "{:.2f}"),
+    ("arrival_late_ms_p99", "late p99", "{:.3f}"),
+    ("slip_p99_ms", "slip p99", "{:.3f}"),
+    ("never_arrived", "lost", "{}"),
+    ("first_request_s", "start s", "{:.2f}"),
+    ("rss_load_mb", "RSS load", "{:.0f}"),
+    ("rss_mb", "RSS", "{:.0f}"),
     ("client_limited", "limited", "{}"),
-)  # fmt: skip
+)
 
 
 def row(result: dict[str, Any]) -> list[str]:
@@ -154,7 +216,11 @@ def print_table(results: list[dict[str, Any]]) -> None:
     widths = [max(len(r[i]) for r in rows) for i in range(len(COLUMNS))]
     rows.insert(1, ["-" * width for width in widths])
     for cells in rows:
-        print("| " + " | ".join(cell.rjust(width) for cell, width in zip(cells, widths, strict=True)) + " |")
+        print(
+            "| "
+            + " | ".join(cell.rjust(width) for cell, width in zip(cells, widths, strict=True))
+            + " |"
+        )
 
 
 def main() -> int:
@@ -168,7 +234,9 @@ def main() -> int:
     clients += [] if options.no_raw else [raw()]
     clients += [peer(*text.split("=", 1)) for text in options.peer]
     cores = (
-        None if options.no_pin or (os.cpu_count() or 1) < 2 else (options.server_core, options.client_core)
+        None
+        if options.no_pin or (os.cpu_count() or 1) < 2
+        else (options.server_core, options.client_core)
     )
     if cores:
         os.sched_setaffinity(0, {cores[0]})  # we sit beside the server, not beside what is measured
@@ -194,14 +262,17 @@ def _tell(client: Client, scenario: Scenario, result: dict[str, Any]) -> int:
     head = f"{scenario.name}, {client.name}:"
     if "server" in result and result["server"]["late_p99_ms"] > SERVER_LATE_MAX_MS:
         print(
-            f"{head} the server itself was {result['server']['late_p99_ms']} ms late at p99", file=sys.stderr
+            f"{head} the server itself was {result['server']['late_p99_ms']} ms late at p99",
+            file=sys.stderr,
         )
     if client.name != "ampacity":
         if "failed" in result:
             print(f"{head} {result['failed']}", file=sys.stderr)
         return 0
     broken = broken_bars(scenario, result)
-    print(f"{head} " + ("; ".join(f"BROKEN {b}" for b in broken) or "all bars kept"), file=sys.stderr)
+    print(
+        f"{head} " + ("; ".join(f"BROKEN {b}" for b in broken) or "all bars kept"), file=sys.stderr
+    )
     return len(broken)
 
 
@@ -216,7 +287,11 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--duration", type=float, help="seconds, instead of each scenario's own")
     parser.add_argument("--repeat", type=int, default=1)
     parser.add_argument(
-        "--peer", action="append", default=[], metavar="NAME=COMMAND", help="another tool; repeatable"
+        "--peer",
+        action="append",
+        default=[],
+        metavar="NAME=COMMAND",
+        help="another tool; repeatable",
     )
     parser.add_argument("--no-raw", action="store_true", help="leave the raw limit out")
     parser.add_argument(

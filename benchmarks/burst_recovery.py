@@ -21,10 +21,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from ampacity.analysis.burst.recovery import judge_recovery, summarise_burst
+from ampacity.analysis.slo import parse_slo
+from ampacity.analysis.stage.analyse import read_records
 from ampacity.experiments.burst import BurstPlan
-from analysis.burst import judge_recovery, summarise_burst
-from analysis.slo import parse_slo
-from analysis.stages import read_records
 from benchmarks.servers import ORIGIN_NS, SERVERS, Floats, Sent, table_of
 
 NAMES = ("mm1", "mg1", "mm8", "batch")
@@ -115,10 +115,16 @@ def judged(case: Case, run: Played) -> dict[str, Any]:
     plan = case.plan
     seen = run.at < plan.duration_s
     sent = Sent(
-        plan.mean_rps, plan.duration_s, run.at[seen], run.ttft[seen], np.maximum(run.e2e, run.ttft)[seen]
+        plan.mean_rps,
+        plan.duration_s,
+        run.at[seen],
+        run.ttft[seen],
+        np.maximum(run.e2e, run.ttft)[seen],
     )
     table, metas = table_of([sent])
-    return summarise_burst(vars(plan), metas[0], read_records(table, ORIGIN_NS), [parse_slo("ttft_p95=2s")], None)  # fmt: skip
+    return summarise_burst(
+        vars(plan), metas[0], read_records(table, ORIGIN_NS), [parse_slo("ttft_p95=2s")], None
+    )
 
 
 def row(case: Case, runs: int, seed: int) -> str:
@@ -128,7 +134,11 @@ def row(case: Case, runs: int, seed: int) -> str:
     for number in range(seed, seed + runs):
         run = play(case, number)
         found, true_s = judged(case, run), true_recovery_s(case, run)
-        said_s, (low_s, _), bin_s = found["recovery_s"], found["recovery_ci_s"], found["resolution_s"]
+        said_s, (low_s, _), bin_s = (
+            found["recovery_s"],
+            found["recovery_ci_s"],
+            found["resolution_s"],
+        )
         truths.append(true_s)
         drained_s = found["backlog"]["drained_s"]
         if said_s is not None:
@@ -164,7 +174,9 @@ def rest(case: Case, runs: int, seed: int) -> str:
         if backlog["drains"]:
             left = np.sort(run.at + run.ttft)
             after = left[left > end_s]
-            waiting = np.searchsorted(run.at, after, "right") - np.searchsorted(left, after, "right")
+            waiting = np.searchsorted(run.at, after, "right") - np.searchsorted(
+                left, after, "right"
+            )
             gone = after[waiting <= backlog["base_waiting"]]
             gone_s = float(gone[0]) - end_s if len(gone) else np.inf
             low, high = backlog["further_s_ci"]

@@ -18,7 +18,7 @@ from collections.abc import Callable
 import numpy as np
 import numpy.typing as npt
 
-from workloads.busy_hour import CELLS, busy_rate
+from ampacity.workloads.fit.busy_hour import CELLS, busy_rate
 
 Floats = npt.NDArray[np.float64]
 CELL_S = 60.0
@@ -111,7 +111,14 @@ def main() -> None:
                     rng = np.random.default_rng(seed)
                     counts = minutes(kind, mean * per_minute, rng)
                     rps, (low, high) = busy_rate(counts, CELL_S)
-                    rows.append((rps, low <= truth <= high, (high - low) / 2, windows(counts).max() / CELL_S))
+                    rows.append(
+                        (
+                            rps,
+                            low <= truth <= high,
+                            (high - low) / 2,
+                            windows(counts).max() / CELL_S,
+                        )
+                    )
                 rps, held, half, largest = np.array(rows).T
                 print(
                     f"{shape:5}  {kind:8} {mean:6g}  {truth:7.4g}  {100 * (rps.mean() / truth - 1):+5.1f} % "

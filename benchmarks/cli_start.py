@@ -31,7 +31,9 @@ Waited = tuple[float, float]  # wall time and CPU, seconds from the launch
 def watched(command: list[str]) -> tuple[int, list[int], list[float]]:
     """Run a command to its end: its launch, and samples of its CPU seconds so far. Times monotonic ns."""
     began_ns = time.monotonic_ns()
-    process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    process = subprocess.Popen(
+        command, cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+    )
     at_ns, cpu_s = [began_ns], [0.0]
     while process.poll() is None:
         with contextlib.suppress(OSError):  # it has just ended
@@ -61,7 +63,9 @@ def first_request_s(start: list[str]) -> tuple[Waited, Waited]:
             command = ampacity(start).command(mock.url, Load(20, 0.5, output_tokens=8), out)
             began_ns, at_ns, cpu_s = watched(command)
     arrived_ns = {name: found[0].arrival_ns for name, found in mock.served.items()}
-    of_load = [at for name, at in arrived_ns.items() if "-probe-" not in name and not name.endswith("--1")]
+    of_load = [
+        at for name, at in arrived_ns.items() if "-probe-" not in name and not name.endswith("--1")
+    ]
 
     def waited(until_ns: int) -> Waited:
         return (until_ns - began_ns) / 1e9, cpu_s[bisect.bisect_left(at_ns, until_ns)]
@@ -74,7 +78,9 @@ def main() -> int:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--repeat", type=int, default=5)
-    parser.add_argument("--check", action="store_true", help=f"exit 1 beyond {FIRST_REQUEST_MAX_S} s")
+    parser.add_argument(
+        "--check", action="store_true", help=f"exit 1 beyond {FIRST_REQUEST_MAX_S} s"
+    )
     options = parser.parse_args()
     start = [str(Path(sys.executable).with_name("ampacity"))]
     with tempfile.TemporaryDirectory(prefix="ampacity-byte-code-") as byte_code:
@@ -90,7 +96,9 @@ def main() -> int:
         ("first request of the load", loads),
     ):
         for kind, values in zip(("time", "CPU"), zip(*waits, strict=True), strict=True):
-            print(f"{name:26} {kind:4} median {statistics.median(values):.2f} s, best {min(values):.2f} s")
+            print(
+                f"{name:26} {kind:4} median {statistics.median(values):.2f} s, best {min(values):.2f} s"
+            )
     median_s = statistics.median(wall_s for wall_s, _ in firsts)
     return 1 if options.check and median_s > FIRST_REQUEST_MAX_S else 0
 

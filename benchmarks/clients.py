@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import pyarrow.parquet as pq
 
-from benchmarks.matching import Seen
+from benchmarks.matching import DoctorResult
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -30,7 +30,9 @@ class Load:
     duration_s: float
     input_tokens: int = 16
     output_tokens: int = 128
-    running_usage: bool = False  # the server counts tokens in every chunk, which makes it longer by a third
+    running_usage: bool = (
+        False  # the server counts tokens in every chunk, which makes it longer by a third
+    )
     timestamps: str = "kernel"  # of ampacity
 
 
@@ -38,7 +40,7 @@ class Load:
 class Account:
     """What a client recorded: requests by X-Request-Id, and what it says about itself."""
 
-    seen: dict[str, Seen]
+    seen: dict[str, DoctorResult]
     about: dict[str, Any]
 
 
@@ -58,12 +60,27 @@ def ampacity(words: list[str] | None = None, workers: int = 1) -> Client:
     def command(url: str, load: Load, out: Path) -> list[str]:
         stream_options = {"include_usage": True, "continuous_usage_stats": load.running_usage}
         return [
-            *start, "run", url, "--rates", f"{load.rate_rps:g}", "--duration", f"{load.duration_s:g}s",
-            "--arrivals", "poisson", "--input-tokens", str(load.input_tokens),
-            "--output-tokens", str(load.output_tokens), "--out", str(out),
-            "--extra-body", json.dumps({"stream_options": stream_options}), "--timestamps", load.timestamps,
+            *start,
+            "run",
+            url,
+            "--rates",
+            f"{load.rate_rps:g}",
+            "--duration",
+            f"{load.duration_s:g}s",
+            "--arrivals",
+            "poisson",
+            "--input-tokens",
+            str(load.input_tokens),
+            "--output-tokens",
+            str(load.output_tokens),
+            "--out",
+            str(out),
+            "--extra-body",
+            json.dumps({"stream_options": stream_options}),
+            "--timestamps",
+            load.timestamps,
             *(["--workers", str(workers)] if workers > 1 else []),
-        ]  # fmt: skip
+        ]
 
     return Client("ampacity" if workers == 1 else f"{workers} workers", command, read_run)
 
@@ -73,10 +90,20 @@ def raw() -> Client:
 
     def command(url: str, load: Load, out: Path) -> list[str]:
         return [
-            sys.executable, "-m", "benchmarks.raw_protocol", url, "--rate", f"{load.rate_rps:g}",
-            "--duration", f"{load.duration_s:g}", "--output-tokens", str(load.output_tokens), "--out", f"{out}.npz",
+            sys.executable,
+            "-m",
+            "benchmarks.raw_protocol",
+            url,
+            "--rate",
+            f"{load.rate_rps:g}",
+            "--duration",
+            f"{load.duration_s:g}",
+            "--output-tokens",
+            str(load.output_tokens),
+            "--out",
+            f"{out}.npz",
             *(["--running-usage"] if load.running_usage else []),
-        ]  # fmt: skip
+        ]
 
     return Client("raw", command, read_raw)
 
@@ -87,10 +114,15 @@ def peer(name: str, template: str) -> Client:
 
     def command(url: str, load: Load, out: Path) -> list[str]:
         filled = template.format(
-            url=url, root=url.removesuffix("/v1"), rate=f"{load.rate_rps:g}", duration=f"{load.duration_s:g}",
-            requests=round(load.rate_rps * load.duration_s), input_tokens=load.input_tokens,
-            output_tokens=load.output_tokens, out=out,
-        )  # fmt: skip
+            url=url,
+            root=url.removesuffix("/v1"),
+            rate=f"{load.rate_rps:g}",
+            duration=f"{load.duration_s:g}",
+            requests=round(load.rate_rps * load.duration_s),
+            input_tokens=load.input_tokens,
+            output_tokens=load.output_tokens,
+            out=out,
+        )
         return shlex.split(filled)
 
     return Client(name, command, None)
@@ -112,16 +144,24 @@ def read_run(path: Path) -> Account:
         if row["chunk_tokens"]:
             at_ns = np.repeat(at_ns, row["chunk_tokens"])
         started_ns = row["started_ns"] or row["scheduled_ns"]
-        seen[f"{meta['run_id']}-{row['request_id']}"] = Seen(started_ns, at_ns, row["scheduled_ns"])
+        seen[f"{meta['run_id']}-{row['request_id']}"] = DoctorResult(
+            started_ns, at_ns, row["scheduled_ns"]
+        )
     audit = stage["audit"]
     slip_s = audit["slip_p99_s"]
-    return Account(seen, {
-        "statuses": statuses, "scheduled": stage["scheduled_requests"], "stages_run": len(meta["stages"]),
-        "load_ns": (stage["start_ns"], stage["drained_ns"]),
-        "slip_p99_ms": None if slip_s is None else slip_s * 1e3,
-        "client_limited": audit["client_limited"], "client_limited_reason": audit["client_limited_reason"],
-        "audit": audit,
-    })  # fmt: skip
+    return Account(
+        seen,
+        {
+            "statuses": statuses,
+            "scheduled": stage["scheduled_requests"],
+            "stages_run": len(meta["stages"]),
+            "load_ns": (stage["start_ns"], stage["drained_ns"]),
+            "slip_p99_ms": None if slip_s is None else slip_s * 1e3,
+            "client_limited": audit["client_limited"],
+            "client_limited_reason": audit["client_limited_reason"],
+            "audit": audit,
+        },
+    )
 
 
 def read_raw(path: Path) -> Account:
@@ -130,7 +170,7 @@ def read_raw(path: Path) -> Account:
         requests, token_ns = stamps["requests"], stamps["token_ns"]
     pieces = np.split(token_ns, np.cumsum(requests[:, 3])[:-1]) if len(requests) else []
     seen = {
-        f"raw-{number}": Seen(int(started), at_ns, int(scheduled))
+        f"raw-{number}": DoctorResult(int(started), at_ns, int(scheduled))
         for (number, scheduled, started, _), at_ns in zip(requests, pieces, strict=True)
     }
     return Account(seen, {"scheduled": len(seen)})

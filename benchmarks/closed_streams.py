@@ -53,10 +53,14 @@ def lateness_ms(port: int) -> dict[str, float]:
 
 
 async def measure(options: argparse.Namespace) -> None:
-    payload = {"messages": [{"role": "user", "content": "hello there"}], "max_tokens": options.output_tokens}
+    payload = {
+        "messages": [{"role": "user", "content": "hello there"}],
+        "max_tokens": options.output_tokens,
+    }
     body = json.dumps(payload | {"stream": True}).encode()
     request = (
-        b"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n" % len(body) + body
+        b"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n" % len(body)
+        + body
     )
     loop = asyncio.get_running_loop()
     for number in range(options.streams):
@@ -64,14 +68,22 @@ async def measure(options: argparse.Namespace) -> None:
         if number % 50 == 0:  # not all at once: their answers shall not end together
             await asyncio.sleep(0.02)
     await asyncio.sleep(2)
-    tokens, used_s, start_s = Stream.tokens, cpu_s(options.pid) if options.pid else 0.0, time.monotonic()
+    tokens, used_s, start_s = (
+        Stream.tokens,
+        cpu_s(options.pid) if options.pid else 0.0,
+        time.monotonic(),
+    )
     await asyncio.sleep(options.duration)
     wall_s = time.monotonic() - start_s
     line = f"{options.streams} streams: {(Stream.tokens - tokens) / wall_s:,.0f} tokens/s"
     if options.pid:
         line += f", {(cpu_s(options.pid) - used_s) / wall_s:.2f} of a core"
     late = await loop.run_in_executor(None, lateness_ms, options.port)
-    print(line + ", lateness " + ", ".join(f"p{float(q) * 100:g} {ms:.1f} ms" for q, ms in late.items()))
+    print(
+        line
+        + ", lateness "
+        + ", ".join(f"p{float(q) * 100:g} {ms:.1f} ms" for q, ms in late.items())
+    )
 
 
 def main() -> None:

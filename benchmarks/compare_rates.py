@@ -5,7 +5,7 @@
 
 Servers of benchmarks.servers, in virtual time. Every run is slower or faster as a whole by --noise (s.d.) and
 has 3 % of noise of its own in each request's time. ``same``: both runs sent the same requests at the same times; ``other``: nothing but
-the workload is the same. A sweep has three loads, the last of which breaks the SLO.
+the workload is the same. A sweep has three loads, the last of which violates the SLO.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from analysis.arms import Arm
-from analysis.comparable import prepare
-from analysis.compare import compare
-from analysis.slo import Slo, parse_slo
+from ampacity.analysis.change.arms import Arm
+from ampacity.analysis.change.comparable import prepare
+from ampacity.analysis.change.scorecard import compare
+from ampacity.analysis.slo import Slo, parse_slo
 from benchmarks.servers import SERVERS, Sent, Server, run_of, truth_at
 
 JITTER = 0.03
@@ -50,17 +50,28 @@ def arm(name: str, stages: Sequence[Sent], slos: Sequence[Slo], seed: int) -> Ar
     run = run_of(stages, slos, seed=seed, run_id=name)
     n = run.requests.num_rows
     lengths = pa.array(
-        np.clip(np.random.default_rng([seed, 4]).lognormal(np.log(100), 0.6, n), 5, 2000).astype(int)
+        np.clip(np.random.default_rng([seed, 4]).lognormal(np.log(100), 0.6, n), 5, 2000).astype(
+            int
+        )
     )
     table = run.requests
     for column in ("output_tokens", "output_tokens_planned"):
         at = table.schema.get_field_index(column)
-        table = table.set_column(at, table.schema.field(at), lengths.cast(table.schema.field(at).type))
-    return Arm(name, prepare(replace(run, path=Path(name), requests=table), limited_too=True), 1, 2.0)
+        table = table.set_column(
+            at, table.schema.field(at), lengths.cast(table.schema.field(at).type)
+        )
+    return Arm(
+        name, prepare(replace(run, path=Path(name), requests=table), limited_too=True), 1, 2.0
+    )
 
 
 def pair(
-    server: Server, slos: Sequence[Slo], rates: Sequence[float], seed: int, options: Any, other: bool
+    server: Server,
+    slos: Sequence[Slo],
+    rates: Sequence[float],
+    seed: int,
+    options: Any,
+    other: bool,
 ) -> dict[str, Any]:
     """The comparison of two runs; B is slower by --slower."""
     arms = []
@@ -86,11 +97,22 @@ def kept_below(name: str, load: float) -> Slo:
 def told(result: dict[str, Any]) -> set[str]:
     """What the comparison says differs: each line with a winner, each latency."""
     lines = {r["name"] for r in result["scorecard"] if r["winner"]}
-    moved = {s["metric"] for s in result["shift"] for q in s["quantiles"] if q["verdict"] == "differs"}
-    slower = {
-        "slower" for s in result["shift"] for q in s["quantiles"] if q["verdict"] == "differs" and q["slower"]
+    moved = {
+        s["metric"] for s in result["shift"] for q in s["quantiles"] if q["verdict"] == "differs"
     }
-    return lines | moved | slower | ({"ANY line"} if lines else set()) | ({"ANY latency"} if moved else set())
+    slower = {
+        "slower"
+        for s in result["shift"]
+        for q in s["quantiles"]
+        if q["verdict"] == "differs" and q["slower"]
+    }
+    return (
+        lines
+        | moved
+        | slower
+        | ({"ANY line"} if lines else set())
+        | ({"ANY latency"} if moved else set())
+    )
 
 
 def main() -> None:
@@ -102,7 +124,9 @@ def main() -> None:
     parser.add_argument("--runs", type=int, default=100, help="comparisons per cell")
     parser.add_argument("--requests", type=int, default=2000, help="in each stage")
     parser.add_argument("--noise", type=float, default=0.005, help="of a run's speed")
-    parser.add_argument("--slower", type=float, default=0.0, help="B's times are longer by this share")
+    parser.add_argument(
+        "--slower", type=float, default=0.0, help="B's times are longer by this share"
+    )
     parser.add_argument("--kinds", default="single,sweep")
     parser.add_argument("--first-seed", type=int, default=100_000)
     options = parser.parse_args()
@@ -111,13 +135,15 @@ def main() -> None:
         for load in map(float, options.loads.split(",")):
             rate = load * server.most_rps
             for kind in options.kinds.split(","):
-                # a sweep breaks its SLO above the load; a single stage keeps an easy one
+                # a sweep violates its SLO above the load; a single stage keeps an easy one
                 slos = [parse_slo("ttft_p90=60s")] if kind == "single" else [kept_below(name, load)]
                 rates = [rate] if kind == "single" else [x * rate for x in SWEEP if x * load < 0.98]
                 for other in (False, True):
                     found: Counter[str] = Counter()
                     for k in range(options.runs):
-                        found.update(told(pair(server, slos, rates, options.first_seed + k, options, other)))
+                        found.update(
+                            told(pair(server, slos, rates, options.first_seed + k, options, other))
+                        )
                     print(
                         json.dumps(
                             {

@@ -15,10 +15,10 @@ from functools import cache
 import numpy as np
 import numpy.typing as npt
 
-from analysis.attainment import judge_slo
-from analysis.observations import Observations
-from analysis.slo import Slo
-from analysis.stages import read_records, stage_records
+from ampacity.analysis.metrics.observations import Observations
+from ampacity.analysis.slo import Slo
+from ampacity.analysis.stage.analyse import read_records, stage_records
+from ampacity.analysis.stage.attainment import judge_slo
 from benchmarks.servers import ORIGIN_NS, SERVERS, Server, stage_of, table_of
 
 Floats = npt.NDArray[np.float64]
@@ -92,12 +92,12 @@ def cover(server: Server, load: float, n: int, runs: int, true_s: float, seed: i
 def verdicts(
     server: Server, load: float, limit_s: float, n: int, runs: int, seed: int = 2
 ) -> dict[str, float]:
-    """Shares of met, broken and undecided at a load; a stage without a steady state is broken."""
-    counts = dict.fromkeys(("met", "broken", "undecided"), 0)
+    """Shares of met, broken and inconclusive at a load; a stage without a steady state is broken."""
+    counts = dict.fromkeys(("met", "violated", "inconclusive"), 0)
     for run in range(runs):
         o, stable = measure(server, load, n, seed * 10_000 + run)
         verdict = judge_slo(o, Slo("ttft", QUANTILE, limit_s))["verdict"]
-        counts["broken" if stable is False else verdict] += 1
+        counts["violated" if stable is False else verdict] += 1
     return {name: count / runs for name, count in counts.items()}
 
 
@@ -107,9 +107,12 @@ def main() -> None:
     parser.add_argument("--runs", type=int, default=125, help="at each load")
     parser.add_argument("--requests", type=int, default=20_000, help="of a run")
     parser.add_argument(
-        "--capacity", type=float, default=0.8, help="share of saturation at which the SLO's limit is put"
+        "--capacity",
+        type=float,
+        default=0.8,
+        help="share of saturation at which the SLO's limit is put",
     )
-    args = parser.parse_args()  # fmt: skip
+    args = parser.parse_args()
     server = SERVERS[args.server]()
     size = TRUE_REQUESTS if args.server != "preset" else 500_000
     known = cache(lambda load: truth(server, load, size))
@@ -119,13 +122,18 @@ def main() -> None:
     print("load   truth s  right  covered  refused  width  oracle")
     for load in LOADS:
         c = cover(server, load, args.requests, args.runs, known(load))
-        print(f"{load:4.2f} {c.truth_s:9.4g}  {c.right:5.3f}  {c.covered:7.3f}  {c.refused:7.3f}  {c.width:5.2f}  {c.oracle_width:5.2f}",
-              flush=True)  # fmt: skip
+        print(
+            f"{load:4.2f} {c.truth_s:9.4g}  {c.right:5.3f}  {c.covered:7.3f}  {c.refused:7.3f}  {c.width:5.2f}  {c.oracle_width:5.2f}",
+            flush=True,
+        )
     limit_s = known(args.capacity)
     print(f"SLO ttft_p99 = {limit_s:.4g} s: capacity at {args.capacity:.2f} of saturation")
     for share in VERDICT_LOADS:
         found = verdicts(server, share * args.capacity, limit_s, args.requests, args.runs)
-        print(f"{share:4.2f} of capacity: " + ", ".join(f"{k} {v:.3f}" for k, v in found.items()), flush=True)
+        print(
+            f"{share:4.2f} of capacity: " + ", ".join(f"{k} {v:.3f}" for k, v in found.items()),
+            flush=True,
+        )
 
 
 if __name__ == "__main__":

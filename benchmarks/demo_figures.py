@@ -2,8 +2,8 @@
 
     python -m benchmarks.demo_figures --runs 30 --first-seed 100000 [--duration 12s]
 
-The truth is the usable rate of the demo's engine and SLOs and the mean in flight at it, by bisection over runs of
-200,000 requests (``simulator.truth``). A line misses where its interval does not hold the truth: capacity, C_max,
+The truth is the capacity of the demo's engine and SLOs and the mean in flight at it, by bisection over runs of
+200,000 requests (``ampacity.simulator.engine.truth``). A line misses where its interval does not hold the truth: capacity, C_max,
 and the fleet for 1,000 requests/s.
 """
 
@@ -20,17 +20,17 @@ from typing import Any
 import numpy as np
 from rich.console import Console
 
-from ampacity.cli.demo import DURATION, PRESET, SLOS, START_RPS, WORKLOAD
+from ampacity.analysis.slo import parse_slos
+from ampacity.analysis.summary import summarise
+from ampacity.cli.measure.demo import DURATION, PRESET, SLOS, START_RPS, WORKLOAD
 from ampacity.config import make_settings
-from ampacity.experiments import predict as virtual
 from ampacity.experiments.sweep import sweep
+from ampacity.experiments.virtual import predict as virtual
+from ampacity.loadgen.rundir.files import load_run
 from ampacity.progress import Progress
-from analysis.slo import parse_slos
-from analysis.summary import summarise
-from loadgen.rundir import load_run
-from simulator.hardware import find_deployment
-from simulator.truth import true_capacity
-from workloads.schedule import open_schedule
+from ampacity.simulator.engine.truth import true_capacity
+from ampacity.simulator.models.hardware import find_deployment
+from ampacity.workloads.schedule import open_schedule
 
 PEAK_RPS, SAFETY = 1000, 1.2
 TRUTH_REQUESTS, TRUTH_RUNS = 200_000, 4
@@ -48,7 +48,7 @@ def settings_of(seed: int, duration: str, out: Path | None = None) -> Any:
 
 
 def truth() -> tuple[float, float]:
-    """(usable rate in requests/s, mean in flight at it)."""
+    """(capacity in requests/s, mean in flight at it)."""
     settings = settings_of(1, DURATION)
 
     def make(rate_rps: float, seed: int) -> Any:
@@ -62,9 +62,13 @@ def truth() -> tuple[float, float]:
         return made.scheduled_s, made.input_tokens, made.output_tokens
 
     slos = [(slo.metric, slo.quantile, slo.limit_s) for slo in parse_slos(SLOS)]
-    found = true_capacity(find_deployment(PRESET), make, slos, replications=TRUTH_RUNS, warmup_share=0.05)
-    print(f"truth: {found.usable_rps:.4g} ± {found.usable_rps_se:.2g} req/s, C_max {found.c_max:.4g} ± {found.c_max_se:.2g}")  # fmt: skip
-    return found.usable_rps, found.c_max
+    found = true_capacity(
+        find_deployment(PRESET), make, slos, replications=TRUTH_RUNS, warmup_share=0.05
+    )
+    print(
+        f"truth: {found.capacity_rps:.4g} ± {found.usable_rps_se:.2g} req/s, C_max {found.c_max:.4g} ± {found.c_max_se:.2g}"
+    )
+    return found.capacity_rps, found.c_max
 
 
 def one_demo(seed: int, duration: str) -> dict[str, Any]:
@@ -74,7 +78,9 @@ def one_demo(seed: int, duration: str) -> dict[str, Any]:
         settings = settings_of(seed, duration, Path(folder) / "run")
         drive = partial(sweep, start_rps=START_RPS)
         progress = Progress(Console(quiet=True))
-        path = asyncio.run(virtual.predict(settings, find_deployment(PRESET), [], progress, drive, "demo"))
+        path = asyncio.run(
+            virtual.predict(settings, find_deployment(PRESET), [], progress, drive, "demo")
+        )
         found: dict[str, Any] = summarise(load_run(path))
     return found
 
@@ -95,19 +101,21 @@ def main() -> None:
         capacity, fleet = found["capacity"], found["fleet"]
 
         def holds(ends: list[float | None] | None, true: float) -> bool:
-            return bool(ends) and (ends[0] or 0) <= true <= (math.inf if ends[1] is None else ends[1])
+            return bool(ends) and (ends[0] or 0) <= true <= (
+                math.inf if ends[1] is None else ends[1]
+            )
 
         for name, ends, true in (
-            ("capacity", capacity["usable_rps_ci"], rate),
+            ("capacity", capacity["capacity_rps_ci"], rate),
             ("C_max", capacity["c_max_ci"], in_flight),
             ("fleet", fleet["instances_ci"], instances),
         ):
             missed[name] += not holds(ends, true)
-        low, high = capacity["usable_rps_ci"] or (math.nan, math.nan)
+        low, high = capacity["capacity_rps_ci"] or (math.nan, math.nan)
         load_s = sum(s["window"]["end_s"] for s in found["stages"])
         rows.append(
             [
-                capacity["usable_rps"] or math.nan,
+                capacity["capacity_rps"] or math.nan,
                 (high or math.nan) - low,
                 capacity["c_max"] or math.nan,
                 load_s,
@@ -116,7 +124,7 @@ def main() -> None:
         print(f"{seed}: {found['verdict']}", flush=True)
     usable, width, c_max, load_s = np.array(rows).T
     print(
-        f"{args.runs} demos: usable rate median {np.nanmedian(usable):.4g} ({np.isnan(usable).sum()} without one), half width median "
+        f"{args.runs} demos: capacity median {np.nanmedian(usable):.4g} ({np.isnan(usable).sum()} without one), half width median "
         f"{np.nanmedian(width / usable) / 2:.1%}, C_max median {np.nanmedian(c_max):.3g}; seconds of load {np.median(load_s):.0f} "
         f"(most {load_s.max():.0f}); missed the truth: {missed}"
     )

@@ -28,18 +28,18 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from analysis.baseline import make_baseline
-from analysis.baseline_file import write_baseline
-from analysis.comparable import CompareError, Judged, prepare
-from analysis.gate import judge_gate
+from ampacity.analysis.change.baseline import make_baseline
+from ampacity.analysis.change.baseline_file import write_baseline
+from ampacity.analysis.change.comparable import CompareError, Judged, prepare
+from ampacity.analysis.change.gate import judge_gate
+from ampacity.loadgen.rundir.files import Run
+from ampacity.loadgen.rundir.records import SCHEMA
+from ampacity.simulator.engine.outcome import simulate as simulate_engine
+from ampacity.simulator.engine.steptime import Roofline, StepTime
+from ampacity.simulator.models.hardware import find_config
+from ampacity.workloads.profile import load_workload
+from ampacity.workloads.schedule import open_schedule
 from benchmarks.step_server import STEP_SERVERS, step_run
-from loadgen.records import SCHEMA
-from loadgen.rundir import Run
-from simulator.hardware import find_config
-from simulator.outcome import simulate as simulate_engine
-from simulator.steptime import Roofline, StepTime
-from workloads.profile import load_workload
-from workloads.schedule import open_schedule
 
 KINDS = ("equal", "steps", "ttft")
 ORIGIN_NS = 1_000_000_000
@@ -49,7 +49,12 @@ class Unsteady:
     """A step time with noise of its own; ``speed`` 1.1 makes every step 10 % longer."""
 
     def __init__(self, inner: StepTime, speed: float, jitter: float, seed: int) -> None:
-        self._inner, self._speed, self._jitter, self._random = inner, speed, jitter, random.Random(seed)
+        self._inner, self._speed, self._jitter, self._random = (
+            inner,
+            speed,
+            jitter,
+            random.Random(seed),
+        )
 
     def seconds(
         self, sequences: int, tokens: int, kv_tokens: int, attended_pairs: float, prompts: int
@@ -58,7 +63,9 @@ class Unsteady:
         return factor * self._inner.seconds(sequences, tokens, kv_tokens, attended_pairs, prompts)
 
 
-def simulate(options: argparse.Namespace, seed: int, noise_seed: int, slower: str | None = None) -> Judged:
+def simulate(
+    options: argparse.Namespace, seed: int, noise_seed: int, slower: str | None = None
+) -> Judged:
     """One run, without a disk; ``slower``: "steps" (all of them by 10 %) or "prefill" (10 % less compute)."""
     config = find_config(options.preset)
     step = config.step_time
@@ -70,19 +77,37 @@ def simulate(options: argparse.Namespace, seed: int, noise_seed: int, slower: st
     config = replace(config, step_time=Unsteady(step, speed, options.jitter, noise_seed))
     duration_s = options.requests / options.rate
     workload = load_workload(options.workload)
-    schedule = open_schedule(workload, rate_rps=options.rate, duration_s=duration_s, seed=seed, stage=0)
+    schedule = open_schedule(
+        workload, rate_rps=options.rate, duration_s=duration_s, seed=seed, stage=0
+    )
     outputs = np.minimum(schedule.output_tokens, config.max_model_len // 2)
     inputs = np.minimum(schedule.input_tokens, config.max_model_len - outputs)
-    tokens = simulate_engine(replace(config, seed=noise_seed), schedule.scheduled_s, inputs, outputs)
+    tokens = simulate_engine(
+        replace(config, seed=noise_seed), schedule.scheduled_s, inputs, outputs
+    )
     stage = {
-        "index": 0, "kind": "open", "offered_rps": options.rate, "concurrency": None, "start_ns": ORIGIN_NS,
-        "end_ns": ORIGIN_NS + int(duration_s * 1e9), "scheduled_requests": len(schedule),
-        "drained_ns": int(_ns(tokens.finish_s).max()), "ended_early": None, "audit": None,
-    }  # fmt: skip
+        "index": 0,
+        "kind": "open",
+        "offered_rps": options.rate,
+        "concurrency": None,
+        "start_ns": ORIGIN_NS,
+        "end_ns": ORIGIN_NS + int(duration_s * 1e9),
+        "scheduled_requests": len(schedule),
+        "drained_ns": int(_ns(tokens.finish_s).max()),
+        "ended_early": None,
+        "audit": None,
+    }
     meta = {
-        "run_id": f"{seed}-{noise_seed}", "started_utc": "", "status": "complete", "predicted": True, "seed": seed,
-        "stages": [stage], "slos": [], "workload": workload.describe(), "warmup_requests": None,
-    }  # fmt: skip
+        "run_id": f"{seed}-{noise_seed}",
+        "started_utc": "",
+        "status": "complete",
+        "predicted": True,
+        "seed": seed,
+        "stages": [stage],
+        "slos": [],
+        "workload": workload.describe(),
+        "warmup_requests": None,
+    }
     return prepare(Run(Path(meta["run_id"]), meta, _table(tokens, inputs), None, True))
 
 
@@ -98,17 +123,38 @@ def _table(tokens: Any, inputs: Any) -> pa.Table:
     offsets = np.concatenate([[0], np.cumsum([len(t) for t in times])])
     at_us = (_ns(np.concatenate(times)) - np.repeat(due, np.diff(offsets))) // 1000
     known: dict[str, Any] = {
-        "request_id": np.arange(n), "stage": np.zeros(n, int), "attempt": np.zeros(n, int), "scheduled_ns": due,
-        "dispatched_ns": due, "started_ns": due, "first_token_ns": first, "first_answer_ns": first, "last_token_ns": last,
-        "ended_ns": last, "status": ["ok"] * n, "finish_reason": ["length"] * n, "token_source": ["usage"] * n,
-        "input_tokens_planned": inputs, "input_tokens": inputs, "cached_tokens": tokens.cached_tokens,
-        "output_tokens_planned": tokens.output_tokens, "output_tokens": tokens.output_tokens,
-        "chunk_at_us": pa.ListArray.from_arrays(pa.array(offsets, pa.int32()), pa.array(at_us, pa.uint32())),
-    }  # fmt: skip
+        "request_id": np.arange(n),
+        "stage": np.zeros(n, int),
+        "attempt": np.zeros(n, int),
+        "scheduled_ns": due,
+        "dispatched_ns": due,
+        "started_ns": due,
+        "first_token_ns": first,
+        "first_answer_ns": first,
+        "last_token_ns": last,
+        "ended_ns": last,
+        "status": ["ok"] * n,
+        "finish_reason": ["length"] * n,
+        "token_source": ["usage"] * n,
+        "input_tokens_planned": inputs,
+        "input_tokens": inputs,
+        "cached_tokens": tokens.cached_tokens,
+        "output_tokens_planned": tokens.output_tokens,
+        "output_tokens": tokens.output_tokens,
+        "chunk_at_us": pa.ListArray.from_arrays(
+            pa.array(offsets, pa.int32()), pa.array(at_us, pa.uint32())
+        ),
+    }
     columns = [
-        (known[f.name] if isinstance(known[f.name], pa.Array) else pa.array(known[f.name]).cast(f.type))
-        if f.name in known else pa.nulls(n, f.type) for f in SCHEMA
-    ]  # fmt: skip
+        (
+            known[f.name]
+            if isinstance(known[f.name], pa.Array)
+            else pa.array(known[f.name]).cast(f.type)
+        )
+        if f.name in known
+        else pa.nulls(n, f.type)
+        for f in SCHEMA
+    ]
     return pa.Table.from_arrays(columns, schema=SCHEMA)
 
 
@@ -121,7 +167,9 @@ def later_first_token(run: Run, share: float) -> Run:
         moved = pa.array(table[name].to_numpy() + 1000 * later)
         table = table.set_column(table.column_names.index(name), table.schema.field(name), moved)
     at = table["chunk_at_us"].combine_chunks()
-    moved_us = at.values.to_numpy().astype(np.int64) + np.repeat(later, np.diff(at.offsets.to_numpy()))
+    moved_us = at.values.to_numpy().astype(np.int64) + np.repeat(
+        later, np.diff(at.offsets.to_numpy())
+    )
     lists = pa.ListArray.from_arrays(at.offsets, pa.array(moved_us.astype(np.uint32)))
     index = table.column_names.index("chunk_at_us")
     table = table.set_column(index, table.schema.field("chunk_at_us"), lists)
@@ -139,7 +187,9 @@ def measure(options: argparse.Namespace, seed: int, noise_seed: int, kind: str =
         speed *= 1 + options.change if kind == "steps" else 1.0
         server = STEP_SERVERS[options.server]
         rate = options.load * server.most_rps
-        run = step_run(server, rate, options.requests, seed, noise_seed, jitter=options.jitter, speed=speed)
+        run = step_run(
+            server, rate, options.requests, seed, noise_seed, jitter=options.jitter, speed=speed
+        )
     return later_first_token(run, options.ttft_change) if kind == "ttft" else run
 
 
@@ -153,7 +203,9 @@ class Cell:
     by_check: Counter[str] = field(default_factory=Counter)
     tracked: int = 0
 
-    def add(self, base: dict[str, Any], sample: Callable[[int], Judged], looks: int, single: bool) -> None:
+    def add(
+        self, base: dict[str, Any], sample: Callable[[int], Judged], looks: int, single: bool
+    ) -> None:
         """The sequence of one candidate, whose samples are measured as they are asked for."""
         runs: list[Judged] = []
         try:
@@ -172,7 +224,9 @@ class Cell:
             return
         self.answers[found["verdict"]] += 1
         self.samples[len(runs)] += 1
-        self.by_check.update(f"{c['name']} {c['verdict']}" for c in found["checks"] if c["verdict"] != "pass")
+        self.by_check.update(
+            f"{c['name']} {c['verdict']}" for c in found["checks"] if c["verdict"] != "pass"
+        )
 
     def as_dict(self) -> dict[str, Any]:
         n, alone = sum(self.answers.values()), max(sum(self.first.values()), 1)
@@ -222,7 +276,9 @@ def study(options: argparse.Namespace) -> dict[str, Cell]:
             if kind != "equal" and pair % options.changed_every:
                 continue
             candidate, single = Candidate(options, seed, kind), kind == "equal"
-            cells.setdefault(f"{kind}, same seed", Cell()).add(base, candidate.same, options.looks, single)
+            cells.setdefault(f"{kind}, same seed", Cell()).add(
+                base, candidate.same, options.looks, single
+            )
             if last is not None:
                 other = cells.setdefault(f"{kind}, other seed", Cell())
                 other.add(last, candidate.other, options.looks, single)
@@ -245,7 +301,10 @@ def main() -> None:
     parser.add_argument("--requests", type=int, default=2000)
     parser.add_argument("--looks", type=int, default=3, help="samples of a candidate at most")
     parser.add_argument(
-        "--changed-every", type=int, default=1, help="pairs for each that has a changed candidate too"
+        "--changed-every",
+        type=int,
+        default=1,
+        help="pairs for each that has a changed candidate too",
     )
     parser.add_argument("--baseline-runs", type=int, default=1)
     parser.add_argument("--jitter", type=float, default=0.03)

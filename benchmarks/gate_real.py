@@ -20,7 +20,12 @@ from contextlib import contextmanager
 from pathlib import Path
 
 AMPACITY = str(Path(sys.executable).with_name("ampacity"))
-WORKLOAD = ["--input-tokens", "lognormal:p50=300,p99=2000", "--output-tokens", "lognormal:p50=60,p99=300"]
+WORKLOAD = [
+    "--input-tokens",
+    "lognormal:p50=300,p99=2000",
+    "--output-tokens",
+    "lognormal:p50=60,p99=300",
+]
 EQUAL = "llama3-8b@h100"
 SLOWER = "llama3-8b@h100,bandwidth_factor=0.7273,compute_factor=0.4545,overhead_s=0.0022"  # 0.8, 0.5 and 0.002, by 1.1
 
@@ -42,7 +47,14 @@ def engine(preset: str) -> Iterator[str]:
 
 
 def run(preset: str, options: argparse.Namespace, seed: int, out: Path) -> Path:
-    load = ["--rates", f"{options.rate}", "--duration", f"{options.duration_s}s", "--seed", f"{seed}"]
+    load = [
+        "--rates",
+        f"{options.rate}",
+        "--duration",
+        f"{options.duration_s}s",
+        "--seed",
+        f"{seed}",
+    ]
     with engine(preset) as url:
         command = [AMPACITY, "run", url, "--model", "m", *WORKLOAD, *load, "--out", str(out)]
         subprocess.run(command, check=True, capture_output=True)
@@ -61,11 +73,14 @@ def verdict(folder: Path, pair: int, options: argparse.Namespace, candidate: str
         done = subprocess.run([AMPACITY, *command], check=False, capture_output=True, text=True)
         if done.returncode == 2:
             print(
-                f"pair {pair + 1}: {done.stderr.strip()} (load average {os.getloadavg()[0]:.1f})", flush=True
+                f"pair {pair + 1}: {done.stderr.strip()} (load average {os.getloadavg()[0]:.1f})",
+                flush=True,
             )
             return "refused"
     found = json.loads(done.stdout)
-    print(f"pair {pair + 1}: {found['sentence']} (load average {os.getloadavg()[0]:.1f})", flush=True)
+    print(
+        f"pair {pair + 1}: {found['sentence']} (load average {os.getloadavg()[0]:.1f})", flush=True
+    )
     return str(found["verdict"])
 
 
@@ -74,7 +89,9 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--pairs", type=int, default=20)
-    parser.add_argument("--changed", type=int, default=0, help="so many pairs more with a slower candidate")
+    parser.add_argument(
+        "--changed", type=int, default=0, help="so many pairs more with a slower candidate"
+    )
     parser.add_argument(
         "--rate", type=float, default=34.0, help="requests/s; 60 %% of what the engine carries"
     )
@@ -85,7 +102,9 @@ def main() -> None:
             ("equal", EQUAL, 0, options.pairs),
             ("10 % slower", SLOWER, options.pairs, options.changed),
         ):
-            verdicts = Counter(verdict(Path(name), first + i, options, preset) for i in range(pairs))
+            verdicts = Counter(
+                verdict(Path(name), first + i, options, preset) for i in range(pairs)
+            )
             print(f"{kind}: {dict(verdicts)}", flush=True)
 
 

@@ -15,8 +15,8 @@ from typing import Any
 
 import numpy as np
 
-from analysis.knee import DIVERGENCE_FACTOR, find_knee
-from analysis.stages import analyse_stage, read_records
+from ampacity.analysis.capacity.knee import DIVERGENCE_FACTOR, find_knee
+from ampacity.analysis.stage.analyse import analyse_stage, read_records
 from benchmarks.servers import ORIGIN_NS, SERVERS, stage_of, table_of, truth_at
 
 LOADS = np.arange(0.5, 0.99, 0.02)
@@ -31,7 +31,9 @@ def true_knee(name: str, tail: float) -> tuple[float, float] | None:
         if ratio > DIVERGENCE_FACTOR * low:
             share = np.log(DIVERGENCE_FACTOR * low / at) / np.log(ratio / at)
             a, b = (truth_at(name, v, 400_000, 1) for v in (round(load - 0.02, 3), load))
-            return a.in_flight + share * (b.in_flight - a.in_flight), a.rate_rps + share * (b.rate_rps - a.rate_rps)  # fmt: skip
+            return a.in_flight + share * (b.in_flight - a.in_flight), a.rate_rps + share * (
+                b.rate_rps - a.rate_rps
+            )
         at = ratio
     return None
 
@@ -49,7 +51,9 @@ def sweep(
     within = np.linspace(rng.uniform(0.1, 0.3), rng.uniform(0.95, 1.1), n)
     loads = [*within, *np.sort(rng.uniform(1.1, 1.6, 3))]
     duration_s = longer * rng.uniform(30, 60)
-    table, metas = table_of([stage_of(server, load * server.most_rps, duration_s, rng) for load in loads])
+    table, metas = table_of(
+        [stage_of(server, load * server.most_rps, duration_s, rng) for load in loads]
+    )
     records = read_records(table, ORIGIN_NS)
     stages = [analyse_stage(records, meta, []) for meta in metas]
     return stages[:n], stages[n:]
@@ -69,7 +73,9 @@ def judge(name: str, sweeps: int, seed: int, longer: float = 1.0) -> dict[str, f
         found["named"] += 1
         definition = more["methods"]["p99_p50_divergence"]["definition"]
         truth = true_knee(name, 0.99 if definition.startswith("p99") else 0.95)
-        for i, (what, of) in enumerate((("wrong_in_flight", "region"), ("wrong_rps", "region_rps"))):
+        for i, (what, of) in enumerate(
+            (("wrong_in_flight", "region"), ("wrong_rps", "region_rps"))
+        ):
             low, high = more[of]
             found[what] += truth is None or not low <= truth[i] <= high
         widths.append([more[of][1] / more[of][0] for of in ("region", "region_rps")])
@@ -86,7 +92,11 @@ def main() -> None:
     args = parser.parse_args()
     for name in args.servers.split(","):
         found = judge(name, args.sweeps, args.seed, args.longer)
-        print(f"{name}, {args.sweeps} sweeps:", ", ".join(f"{k} {v:.3g}" for k, v in found.items()), flush=True)  # fmt: skip
+        print(
+            f"{name}, {args.sweeps} sweeps:",
+            ", ".join(f"{k} {v:.3g}" for k, v in found.items()),
+            flush=True,
+        )
 
 
 if __name__ == "__main__":

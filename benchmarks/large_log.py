@@ -31,7 +31,16 @@ def main() -> None:
         log = Path(folder) / "big.csv"
         write_log(log, rows)
         began = time.monotonic()
-        command = [sys.executable, "-m", "ampacity", "workload", "fit", str(log), "-o", f"{folder}/big.yaml"]
+        command = [
+            sys.executable,
+            "-m",
+            "ampacity",
+            "workload",
+            "fit",
+            str(log),
+            "-o",
+            f"{folder}/big.yaml",
+        ]
         subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
         used = resource.getrusage(resource.RUSAGE_CHILDREN)
         print(

@@ -10,9 +10,9 @@ from collections.abc import Callable
 
 import numpy as np
 
-from analysis.littles_law import consistency
-from analysis.metrics import Floats
-from analysis.steady import find_window, time_average_in_flight
+from ampacity.analysis.metrics.requests import Floats
+from ampacity.analysis.stage.littles_law import consistency
+from ampacity.analysis.stage.steady import find_window, time_average_in_flight
 from benchmarks.servers import SERVERS
 
 NAMES = ("mm1", "mg1", "mm8", "batch")
@@ -25,7 +25,13 @@ def is_off(begin: Floats, ttft: Floats, end: Floats, length_s: float) -> bool:
     return consistency(window.start_s, window.end_s, level, begin, end)["ok"] is False
 
 
-def open_stage(name: str, load: float, n: int, rng: np.random.Generator, late: Callable[..., Floats] | None = None) -> bool:  # fmt: skip
+def open_stage(
+    name: str,
+    load: float,
+    n: int,
+    rng: np.random.Generator,
+    late: Callable[..., Floats] | None = None,
+) -> bool:
     """One stage of about n requests; ``late(begin, e2e, length_s, rng)`` is added to the times of their ends."""
     server = SERVERS[name]()
     begin, ttft, e2e = server.run(load * server.most_rps, n, rng)
@@ -51,8 +57,10 @@ def closed_stage(users: int, n: int, fixed: bool, rng: np.random.Generator) -> b
 WRONG_TIMES: dict[str, Callable[..., Floats]] = {
     "ends ever later, by 5 % of the time since the start": lambda b, e, t, rng: 0.05 * b,
     "ends of the second half late by ten answers": lambda b, e, t, rng: 10 * e.mean() * (b > t / 2),
-    "a random half of the ends late by three answers": lambda b, e, t, rng: 3 * e.mean() * (rng.random(len(b)) < 0.5),
-}  # fmt: skip
+    "a random half of the ends late by three answers": lambda b, e, t, rng: (
+        3 * e.mean() * (rng.random(len(b)) < 0.5)
+    ),
+}
 
 
 def main() -> None:
@@ -62,17 +70,27 @@ def main() -> None:
     args = parser.parse_args()
 
     def share(one: Callable[[np.random.Generator], bool]) -> str:
-        return f"{np.mean([one(np.random.default_rng([args.seed, k])) for k in range(args.runs)]):.1%}"
+        return (
+            f"{np.mean([one(np.random.default_rng([args.seed, k])) for k in range(args.runs)]):.1%}"
+        )
 
     for name in NAMES:
         for load in (0.3, 0.6, 0.9, 1.2):
-            off = [share(lambda rng, at=load, n=n, of=name: open_stage(of, at, n, rng)) for n in (300, 1000, 3000, 20_000)]  # fmt: skip
+            off = [
+                share(lambda rng, at=load, n=n, of=name: open_stage(of, at, n, rng))
+                for n in (300, 1000, 3000, 20_000)
+            ]
             print(f"{name} at {load}, 300/1,000/3,000/20,000 requests: {' '.join(off)}", flush=True)
     for fixed in (True, False):
         off = [share(lambda rng, c=c, f=fixed: closed_stage(c, 3000, f, rng)) for c in (8, 64, 256)]
-        print(f"closed, 8/64/256 users, {'equal' if fixed else 'exponential'} answers: {' '.join(off)}", flush=True)  # fmt: skip
+        print(
+            f"closed, 8/64/256 users, {'equal' if fixed else 'exponential'} answers: {' '.join(off)}",
+            flush=True,
+        )
     for what, late in WRONG_TIMES.items():
-        off = [share(lambda rng, of=name, f=late: open_stage(of, 0.6, 3000, rng, f)) for name in NAMES]
+        off = [
+            share(lambda rng, of=name, f=late: open_stage(of, 0.6, 3000, rng, f)) for name in NAMES
+        ]
         print(f"{what}, {'/'.join(NAMES)} at 0.6, 3,000 requests: {' '.join(off)}", flush=True)
 
 

@@ -15,7 +15,7 @@ Floats = npt.NDArray[np.float64]
 
 
 @dataclass(frozen=True)
-class Seen:
+class DoctorResult:
     """What the client recorded of one request. Times are monotonic ns."""
 
     started_ns: int  # the first byte of the request was handed to the socket
@@ -23,7 +23,7 @@ class Seen:
     scheduled_ns: int | None = None
 
 
-def compare(seen: Mapping[str, Seen], served: Mapping[str, list[Served]]) -> dict[str, Any]:
+def compare(seen: Mapping[str, DoctorResult], served: Mapping[str, list[Served]]) -> dict[str, Any]:
     """Counts and errors in ms over the requests of ``seen``; errors are absolute, client minus server.
 
     TTFT: (first token read − started) against (first token sent − arrival). ITL: each gap between tokens

@@ -46,7 +46,9 @@ class Metered:
         return float(self.samples[inside, 2].max()) if inside.any() else None
 
 
-def run_metered(command: list[str], *, core: int | None, ahead: bool, cwd: Path, timeout_s: float) -> Metered:
+def run_metered(
+    command: list[str], *, core: int | None, ahead: bool, cwd: Path, timeout_s: float
+) -> Metered:
     """Run ``command`` to its end on ``core`` (None: anywhere). Raises TimeoutError when it takes too long.
 
     ``ahead`` puts it before whatever else uses the core, where that is allowed.
@@ -56,7 +58,12 @@ def run_metered(command: list[str], *, core: int | None, ahead: bool, cwd: Path,
     with tempfile.TemporaryFile("w+") as out, tempfile.TemporaryFile("w+") as err:
         launched_ns = time.monotonic_ns()
         process = subprocess.Popen(
-            command, stdout=out, stderr=err, cwd=cwd, stdin=subprocess.DEVNULL, start_new_session=ahead
+            command,
+            stdout=out,
+            stderr=err,
+            cwd=cwd,
+            stdin=subprocess.DEVNULL,
+            start_new_session=ahead,
         )
         if ahead:
             _put_ahead(process.pid)
@@ -77,10 +84,14 @@ def run_metered(command: list[str], *, core: int | None, ahead: bool, cwd: Path,
         out.seek(0)
         err.seek(0)
         return Metered(
-            launched_ns=launched_ns, exited_ns=exited_ns, returncode=process.returncode,
-            cpu_s=usage.ru_utime + usage.ru_stime, samples=np.array(samples).reshape(-1, 3),
-            stdout=out.read(), stderr=err.read(),
-        )  # fmt: skip
+            launched_ns=launched_ns,
+            exited_ns=exited_ns,
+            returncode=process.returncode,
+            cpu_s=usage.ru_utime + usage.ru_stime,
+            samples=np.array(samples).reshape(-1, 3),
+            stdout=out.read(),
+            stderr=err.read(),
+        )
 
 
 def _put_ahead(pid: int) -> None:
@@ -90,7 +101,9 @@ def _put_ahead(pid: int) -> None:
     """
     with contextlib.suppress(OSError):
         os.setpriority(os.PRIO_PGRP, pid, -20)
-    with contextlib.suppress(OSError):  # where the kernel groups by session, only the group's own nice counts
+    with contextlib.suppress(
+        OSError
+    ):  # where the kernel groups by session, only the group's own nice counts
         Path(f"/proc/{pid}/autogroup").write_text("-20")
 
 

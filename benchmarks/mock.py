@@ -40,7 +40,9 @@ class Mock:
 
     url: str
     pid: int
-    served: dict[str, list[Served]] = field(default_factory=dict)  # by X-Request-Id, one for each arrival
+    served: dict[str, list[Served]] = field(
+        default_factory=dict
+    )  # by X-Request-Id, one for each arrival
     stats: dict[str, Any] = field(default_factory=dict)  # the server about itself
 
 
@@ -71,7 +73,9 @@ def build(directory: Path) -> Path:
 
 
 @contextlib.contextmanager
-def mock_server(core: int | None = None, ahead: bool = False, **options: float | int) -> Iterator[Mock]:
+def mock_server(
+    core: int | None = None, ahead: bool = False, **options: float | int
+) -> Iterator[Mock]:
     """Run the server (``ttft_ms=50, itl_ms=10, stall_s=3, ...``) while the context lasts. Raises MockError.
 
     ``core`` pins it, ``ahead`` puts it before other work there. When the context has ended, ``served`` and ``stats``

@@ -19,7 +19,9 @@ from urllib.parse import urlsplit
 import numpy as np
 
 END = b"\r\n0\r\n\r\n"
-NOT_TOKENS = 3  # events after the last token: finish reason, usage, [DONE]; before the first: the role
+NOT_TOKENS = (
+    3  # events after the last token: finish reason, usage, [DONE]; before the first: the role
+)
 
 
 class Stream(asyncio.Protocol):
@@ -54,7 +56,11 @@ class Client:
 
     def __init__(self, url: str, output_tokens: int, running_usage: bool = False) -> None:
         parts = urlsplit(url)
-        self.host, self.port, self.path = parts.hostname or "127.0.0.1", parts.port or 80, parts.path
+        self.host, self.port, self.path = (
+            parts.hostname or "127.0.0.1",
+            parts.port or 80,
+            parts.path,
+        )
         self.output_tokens = output_tokens
         self.stream_options = {"include_usage": True, "continuous_usage_stats": running_usage}
         self.idle: list[Stream] = []
@@ -62,10 +68,15 @@ class Client:
         self.tasks: set[asyncio.Task[None]] = set()
 
     def request(self, number: int) -> bytes:
-        body = json.dumps({
-            "model": "mock", "messages": [{"role": "user", "content": f"{number} " + "a " * 15}], "stream": True,
-            "max_tokens": self.output_tokens, "stream_options": self.stream_options,
-        }).encode()  # fmt: skip
+        body = json.dumps(
+            {
+                "model": "mock",
+                "messages": [{"role": "user", "content": f"{number} " + "a " * 15}],
+                "stream": True,
+                "max_tokens": self.output_tokens,
+                "stream_options": self.stream_options,
+            }
+        ).encode()
         head = f"POST {self.path}/chat/completions HTTP/1.1\r\nHost: {self.host}:{self.port}\r\n"
         head += f"Content-Type: application/json\r\nX-Request-Id: raw-{number}\r\nContent-Length: {len(body)}\r\n\r\n"
         return head.encode() + body
@@ -84,7 +95,9 @@ class Client:
         stream.send(number, scheduled_ns, self.request(number))
 
     def ended(self, stream: Stream) -> None:
-        self.rows.append((stream.number, stream.scheduled_ns, stream.started_ns, stream.at_ns[1:-NOT_TOKENS]))
+        self.rows.append(
+            (stream.number, stream.scheduled_ns, stream.started_ns, stream.at_ns[1:-NOT_TOKENS])
+        )
         self.idle.append(stream)
 
     async def run(self, rate_rps: float, duration_s: float, seed: int) -> None:

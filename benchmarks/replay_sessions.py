@@ -28,7 +28,9 @@ import pyarrow.parquet as pq
 TRACE = Path(__file__).parents[1] / "tests" / "data" / "traces" / "agentic_coding_requests.csv.gz"
 FACE = {"prompt_tokens_details": True, "chunk_tokens": 32}
 BLOCK = 64  # of the trace's counts
-ENGINE = "linear:0.0005,0.000005,prefix_caching=on"  # no answer waits long, and no prefix is thrown out
+ENGINE = (
+    "linear:0.0005,0.000005,prefix_caching=on"  # no answer waits long, and no prefix is thrown out
+)
 
 
 def chosen(sessions: int, below: int) -> dict[str, list[dict[str, str]]]:
@@ -39,12 +41,18 @@ def chosen(sessions: int, below: int) -> dict[str, list[dict[str, str]]]:
         for row in csv.DictReader(file):
             if int(row["output_tokens"]) > 0:
                 held[row["session"]].append(row)
-    small = {s: rows for s, rows in held.items() if max(int(r["input_tokens"]) for r in rows) < below}
+    small = {
+        s: rows for s, rows in held.items() if max(int(r["input_tokens"]) for r in rows) < below
+    }
     return dict(list(small.items())[:sessions])
 
 
 def replay(
-    held: dict[str, list[dict[str, str]]], users: int, max_think_s: float, folder: Path, seed: int = 1
+    held: dict[str, list[dict[str, str]]],
+    users: int,
+    max_think_s: float,
+    folder: Path,
+    seed: int = 1,
 ) -> dict[str, Any]:
     """Play the sessions with ``ampacity run``; what came of it beside what the trace says.
 
@@ -53,7 +61,7 @@ def replay(
     from typer.main import get_command
 
     from ampacity.cli.app import app
-    from simulator.launch import start_in_process
+    from ampacity.simulator.server.launch import start_in_process
 
     path, out = folder / "sessions.csv", folder / "run"
     with path.open("w", newline="") as file:
@@ -62,15 +70,26 @@ def replay(
         writer.writerows(row for rows in held.values() for row in rows)
     began_s = time.monotonic()
     with start_in_process(ENGINE, face=FACE) as server:
-        arguments: list[object] = ["run", server.url, "--trace", path, "--concurrency", users, "--out", out]
+        arguments: list[object] = [
+            "run",
+            server.url,
+            "--trace",
+            path,
+            "--concurrency",
+            users,
+            "--out",
+            out,
+        ]
         arguments += ["--seed", seed, "--max-think", f"{max_think_s}s", "--workers", 1]
         with contextlib.redirect_stdout(io.StringIO()):
             get_command(app).main(list(map(str, arguments)), standalone_mode=False)
     run = json.loads((out / "run.json").read_text())
     rows = pq.read_table(out / "requests.parquet").to_pylist()
     return {
-        **compared(list(held.values()), rows, max_think_s), "took_s": time.monotonic() - began_s, "run": run
-    }  # fmt: skip
+        **compared(list(held.values()), rows, max_think_s),
+        "took_s": time.monotonic() - began_s,
+        "run": run,
+    }
 
 
 def compared(
@@ -100,7 +119,9 @@ def compared(
             cached, sent = cached + (got["cached_tokens"] or 0), sent + got["input_tokens"]
             asked += int(said["input_tokens"])
             if k:
-                own += min(int(said["blocks_shared_with_prev_turn"]) * BLOCK, int(said["input_tokens"]))
+                own += min(
+                    int(said["blocks_shared_with_prev_turn"]) * BLOCK, int(said["input_tokens"])
+                )
                 slip_ns.append(got["dispatched_ns"] - got["scheduled_ns"])
                 in_order &= got["dispatched_ns"] >= turns[k - 1]["ended_ns"]
                 if said["think_time_s"]:
@@ -108,12 +129,18 @@ def compared(
                     off_ns.append(got["scheduled_ns"] - turns[k - 1]["ended_ns"] - pause_ns)
     late = np.array(slip_ns or [0])
     return {
-        "sessions": len(held), "played_whole": whole, "requests": len(rows), "tokens": sent,
-        "own_share": own / max(asked, 1), "wire_share": cached / max(sent, 1), "in_order": in_order,
-        "pauses": len(off_ns), "pause_off_s": float(np.abs(off_ns).max(initial=0)) / 1e9,
+        "sessions": len(held),
+        "played_whole": whole,
+        "requests": len(rows),
+        "tokens": sent,
+        "own_share": own / max(asked, 1),
+        "wire_share": cached / max(sent, 1),
+        "in_order": in_order,
+        "pauses": len(off_ns),
+        "pause_off_s": float(np.abs(off_ns).max(initial=0)) / 1e9,
         "late_s": {f"p{q:g}": float(np.quantile(late, q / 100)) / 1e9 for q in (50, 90, 99)},
         "late_within_1ms": float(np.mean(late <= 1_000_000)),
-    }  # fmt: skip
+    }
 
 
 def main() -> None:
@@ -126,7 +153,9 @@ def main() -> None:
     parser.add_argument("--max-think", type=float, default=0.5)
     given = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
-        found = replay(chosen(given.sessions, given.below), given.users, given.max_think, Path(folder))
+        found = replay(
+            chosen(given.sessions, given.below), given.users, given.max_think, Path(folder)
+        )
     found.pop("run")
     print(json.dumps(found, indent=1))
 

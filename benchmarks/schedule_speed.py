@@ -8,8 +8,8 @@ import tempfile
 import time
 from pathlib import Path
 
-from workloads.profile import load_workload
-from workloads.schedule import open_schedule
+from ampacity.workloads.profile import load_workload
+from ampacity.workloads.schedule import open_schedule
 
 REQUESTS, DURATION_S = 1_000_000, 1000.0
 BAR_S, BAR_BYTES = 15.0, 2**30

@@ -6,7 +6,7 @@
     python -m benchmarks.search_cost --engine --seeds 20             # on the simulated engine; truth by its own bookkeeping
     python -m benchmarks.search_cost --engine --output-tokens gamma:mean=5,cv=1 --slo ttft_p90=100ms --precision 0.25 --seeds 40
 
-M/M/1: TTFT is the sojourn time, exponential with rate mu - lambda, so the usable rate is mu - ln(1/(1-q))/limit exactly,
+M/M/1: TTFT is the sojourn time, exponential with rate mu - lambda, so the capacity is mu - ln(1/(1-q))/limit exactly,
 and C_max = rho/(1-rho) + lambda x decoding time by Little's law. The fixed grid has ten loads, evenly spaced up to
 saturation, with as many requests each as it takes to be as accurate; both are judged by the same estimator.
 """
@@ -29,19 +29,19 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-import analysis.stages
+from ampacity.analysis.capacity.next_load import Goal, cut_short
+from ampacity.analysis.capacity.pooled import Estimate, estimate
+from ampacity.analysis.capacity.usable import find_capacity
+from ampacity.analysis.metrics.cohort import Cohort
+from ampacity.analysis.metrics.percentiles import percentiles
+from ampacity.analysis.slo import Slo, parse_slo
+from ampacity.analysis.stage import analyse
+from ampacity.analysis.stage.analyse import analyse_stage
 from ampacity.experiments.search import Search, SearchPlan
-from ampacity.experiments.stage_book import LOOKS, Enough
+from ampacity.experiments.stages.base_rig import LOOKS, Enough
 from ampacity.experiments.sweep import sweep
-from analysis.capacity import find_capacity
-from analysis.cohort import Cohort
-from analysis.next_load import Goal, cut_short
-from analysis.percentiles import percentiles
-from analysis.pooled import Estimate, estimate
-from analysis.slo import Slo, parse_slo
-from analysis.stages import analyse_stage
+from ampacity.workloads.profile import load_workload
 from benchmarks.servers import ORIGIN_NS, SERVERS, Sent, Server, stage_of, table_of
-from workloads.profile import load_workload
 
 MU = 10.0  # requests/s that the queue serves
 DECODE_S = 0.5  # as benchmarks.servers has it
@@ -70,9 +70,17 @@ class ServerRig:
 
     def __init__(self, server: Server, slo: Slo, seed: int, duration_s: float = 30.0) -> None:
         self.settings: Any = SimpleNamespace(
-            slos=(slo,), rates=None, concurrency=None, trace=None, lengths=(), workload=WORKLOAD,
-            seed=seed, duration_s=duration_s, max_requests=None, max_tokens=None,
-        )  # fmt: skip
+            slos=(slo,),
+            rates=None,
+            concurrency=None,
+            trace=None,
+            lengths=(),
+            workload=WORKLOAD,
+            seed=seed,
+            duration_s=duration_s,
+            max_requests=None,
+            max_tokens=None,
+        )
         self.stages: list[dict[str, Any]] = []
         self.ended: tuple[str, str] | None = None
         self.lengths: str | None = None
@@ -102,7 +110,10 @@ class ServerRig:
     ) -> dict[str, Any] | None:
         length_s = duration_s or self.stage_s(rate_rps)
         sent = stage_of(
-            self._server, rate_rps, length_s, np.random.default_rng([self.settings.seed, len(self.stages)])
+            self._server,
+            rate_rps,
+            length_s,
+            np.random.default_rng([self.settings.seed, len(self.stages)]),
         )
         for look in LOOKS if enough else ():
             now_s = look * length_s
@@ -126,7 +137,7 @@ class ServerRig:
         if now_s < math.inf:
             now_ns = ORIGIN_NS + round(now_s * 1e9)
             table, meta["drained_ns"] = as_of(table, now_ns), now_ns
-        with mock.patch.object(analysis.stages, "_latencies", only_ttft):
+        with mock.patch.object(analyse, "_latencies", only_ttft):
             return analyse_stage(table, meta, [self._slo], None)
 
 
@@ -146,10 +157,13 @@ def as_of(table: pa.Table, now_ns: int) -> pa.Table:
     """The records as they are while those that have not ended by ``now_ns`` are in flight."""
     first, ended = (table[name].to_numpy() for name in ("first_token_ns", "ended_ns"))
     for name, after in [("status", ended), ("ended_ns", ended), ("last_token_ns", ended)] + [
-        (name, first) for name in ("headers_ns", "first_event_ns", "first_token_ns", "first_answer_ns")
+        (name, first)
+        for name in ("headers_ns", "first_event_ns", "first_token_ns", "first_answer_ns")
     ]:
         field = table.schema.field(name)
-        late = {"status": pa.scalar("unfinished"), "ended_ns": pa.scalar(now_ns)}.get(name, pa.scalar(None))
+        late = {"status": pa.scalar("unfinished"), "ended_ns": pa.scalar(now_ns)}.get(
+            name, pa.scalar(None)
+        )
         changed = pc.if_else(after > now_ns, late.cast(field.type), table[name].cast(field.type))
         table = table.set_column(table.schema.get_field_index(name), field, changed)
     return table
@@ -168,9 +182,14 @@ def put_at(
     if server is QUEUE:
         slo = Slo("ttft", quantile, math.log(1 / (1 - quantile)) / (MU - rate))
         return slo, queue_truth(slo)
-    runs = [server.run(rate, requests + 50_000, np.random.default_rng([98, part])) for part in range(4)]
+    runs = [
+        server.run(rate, requests + 50_000, np.random.default_rng([98, part])) for part in range(4)
+    ]
     limit_s = float(np.quantile(np.concatenate([ttft[50_000:] for _, ttft, _ in runs]), quantile))
-    return Slo("ttft", quantile, limit_s), (rate, rate * float(np.mean([e2e[50_000:] for *_, e2e in runs])))
+    return Slo("ttft", quantile, limit_s), (
+        rate,
+        rate * float(np.mean([e2e[50_000:] for *_, e2e in runs])),
+    )
 
 
 def search_server(server: Server, slo: Slo, precision: float, seed: int) -> Found:
@@ -180,10 +199,12 @@ def search_server(server: Server, slo: Slo, precision: float, seed: int) -> Foun
     return estimate(rig.stages, [slo]), rig.sent, bool(rig.noted["search"]["reached"]), rig.stages
 
 
-def search_engine(slo: Slo, precision: float, seed: int, output_tokens: str = OUTPUT_TOKENS) -> Found:
+def search_engine(
+    slo: Slo, precision: float, seed: int, output_tokens: str = OUTPUT_TOKENS
+) -> Found:
     from rich.console import Console
 
-    from ampacity.experiments.predict import VirtualRig, predict
+    from ampacity.experiments.virtual.predict import VirtualRig, predict
     from ampacity.progress import Progress
 
     found: list[VirtualRig] = []
@@ -206,7 +227,7 @@ def search_engine(slo: Slo, precision: float, seed: int, output_tokens: str = OU
 
 def _engine(slo: Slo, output_tokens: str) -> tuple[Any, Any]:
     from ampacity.config import make_settings
-    from simulator.hardware import find_deployment
+    from ampacity.simulator.models.hardware import find_deployment
 
     raw = {
         "url": "http://x.invalid/v1",
@@ -220,24 +241,32 @@ def _engine(slo: Slo, output_tokens: str) -> tuple[Any, Any]:
 def engine_truth(
     slo: Slo, output_tokens: str, requests: int = 60_000, replications: int = 8
 ) -> tuple[float, float]:
-    from simulator.truth import true_capacity
-    from workloads.schedule import open_schedule
+    from ampacity.simulator.engine.truth import true_capacity
+    from ampacity.workloads.schedule import open_schedule
 
     settings, config = _engine(slo, output_tokens)
 
     def make(rate_rps: float, seed: int) -> Any:
         s = open_schedule(
-            settings.workload, rate_rps=rate_rps, duration_s=requests / rate_rps, seed=seed + 10_000, stage=0
+            settings.workload,
+            rate_rps=rate_rps,
+            duration_s=requests / rate_rps,
+            seed=seed + 10_000,
+            stage=0,
         )
         return s.scheduled_s, s.input_tokens, s.output_tokens
 
     found = true_capacity(
-        config, make, [(slo.metric, slo.quantile, slo.limit_s)], replications=replications, warmup_share=0.05
+        config,
+        make,
+        [(slo.metric, slo.quantile, slo.limit_s)],
+        replications=replications,
+        warmup_share=0.05,
     )
     print(
-        f"truth: {found.usable_rps:.4g} ± {found.usable_rps_se:.2g}, C_max {found.c_max:.4g} ± {found.c_max_se:.2g}"
+        f"truth: {found.capacity_rps:.4g} ± {found.usable_rps_se:.2g}, C_max {found.c_max:.4g} ± {found.c_max_se:.2g}"
     )
-    return found.usable_rps, found.c_max
+    return found.capacity_rps, found.c_max
 
 
 def told(stages: list[dict[str, Any]], slo: Slo, precision: float) -> list[float | None]:
@@ -267,10 +296,10 @@ def study(
         if found is None:
             continue
         said += told(stages, slo, precision) if reached else []
-        (low, high), (c_low, c_high) = found.usable_rps_ci, found.c_max_ci or (0.0, 0.0)
+        (low, high), (c_low, c_high) = found.capacity_rps_ci, found.c_max_ci or (0.0, 0.0)
         rows.append(
             (
-                found.usable_rps / truth[0] - 1,
+                found.capacity_rps / truth[0] - 1,
                 low <= truth[0] <= high,
                 c_low <= truth[1] <= c_high,
                 sent,
@@ -308,14 +337,16 @@ def grid(slo: Slo, seeds: int) -> None:
         errors = []
         for seed in range(seeds):
             found = estimate(_grid_stages(QUEUE, slo, 10_000 + seed, GRID, requests), [slo])
-            errors.append(1.0 if found is None else abs(found.usable_rps / truth - 1))
+            errors.append(1.0 if found is None else abs(found.capacity_rps / truth - 1))
         print(
             f"grid, 10 x {requests:,}: error p50 {np.median(errors):.2%}, p95 {np.quantile(errors, 0.95):.2%}",
             flush=True,
         )
 
 
-def _grid_stages(server: Server, slo: Slo, seed: int, loads: Any, requests: int) -> list[dict[str, Any]]:
+def _grid_stages(
+    server: Server, slo: Slo, seed: int, loads: Any, requests: int
+) -> list[dict[str, Any]]:
     rig = ServerRig(server, slo, seed)
     for rate in np.asarray(loads) * server.most_rps:
         asyncio.run(rig.open_stage(float(rate), requests / float(rate)))
@@ -337,8 +368,10 @@ def brackets(quantile: float, seeds: int, sweeps: int = 100) -> None:
                 found["sweep"] = swept.stages
             for name, stages in found.items():
                 capacity = find_capacity(stages, [slo])
-                low, high = capacity["usable_rps_ci"] or (math.nan, math.nan)
-                figure = capacity["usable_rps"] if capacity["crossing"] == "interpolated" else None
+                low, high = capacity["capacity_rps_ci"] or (math.nan, math.nan)
+                figure = (
+                    capacity["capacity_rps"] if capacity["crossing"] == "interpolated" else None
+                )
                 ends[name].append((low, math.inf if high is None else high, figure or math.nan))
         for name, rows in ends.items():
             low, high, figures = np.array(rows).T
@@ -393,7 +426,9 @@ def main() -> None:
     server = QUEUE if given.server == "mm1" else SERVERS[given.server]()
     put = (slo, queue_truth(slo)) if server is QUEUE else put_at(server, 0.85, slo.quantile)
     slo, truth = put_at(server, given.load, slo.quantile) if given.load else put
-    study(partial(search_server, server), truth, slo, given.precision, given.seeds, given.first_seed)
+    study(
+        partial(search_server, server), truth, slo, given.precision, given.seeds, given.first_seed
+    )
     if given.grid and server is QUEUE:
         grid(slo, given.grid)
 

@@ -1,7 +1,7 @@
 """Servers with a known law, none of them our simulator: what the studies of the analysis are run on.
 
 ``SERVERS[name]`` gives arrivals, TTFT and E2E of n requests in virtual time; ``run_of`` makes a ``Run`` of stages
-out of them, as ``load_run`` would give it back, so that ``analysis.summary.summarise`` judges what a user would see.
+out of them, as ``load_run`` would give it back, so that ``ampacity.analysis.summary.summarise`` judges what a user would see.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from analysis.slo import Slo, parse_slo
-from loadgen.records import SCHEMA
-from loadgen.rundir import Run
+from ampacity.analysis.slo import Slo, parse_slo
+from ampacity.loadgen.rundir.files import Run
+from ampacity.loadgen.rundir.records import SCHEMA
 
 Floats = npt.NDArray[np.float64]
 Times = tuple[Floats, Floats, Floats]
@@ -66,7 +66,9 @@ def many_servers(name: str, servers: int, mean_s: float, decode_s: float) -> Ser
     def serve(arrival: Floats, rng: np.random.Generator) -> tuple[Floats, Floats]:
         free = [0.0] * servers
         ttft = []
-        for at, takes in zip(arrival.tolist(), rng.exponential(mean_s, len(arrival)).tolist(), strict=True):
+        for at, takes in zip(
+            arrival.tolist(), rng.exponential(mean_s, len(arrival)).tolist(), strict=True
+        ):
             end = max(at, free[0]) + takes
             heapq.heapreplace(free, end)
             ttft.append(end - at)
@@ -94,7 +96,9 @@ def batch_server(name: str, slots: int, heavy: bool) -> Server:
     return Server(name, 1 / (100 * (0.010 / slots + 0.001)), serve)
 
 
-def _decode(arrival: Floats, tokens: Floats, slots: int, step_s: list[float]) -> tuple[Floats, Floats]:
+def _decode(
+    arrival: Floats, tokens: Floats, slots: int, step_s: list[float]
+) -> tuple[Floats, Floats]:
     """Start and end of each request; in flight they are known by the count of steps at which they end."""
     need = tokens.tolist()
     start, end = [0.0] * len(need), [0.0] * len(need)
@@ -129,12 +133,14 @@ def _decode(arrival: Floats, tokens: Floats, slots: int, step_s: list[float]) ->
 
 def preset_server() -> Server:
     """Llama 3 8B on an A100 as our simulator has it, prompts of 512 tokens and answers of 128 in the median."""
-    from simulator.hardware import find_config
-    from simulator.truth import saturation_rps, simulate
+    from ampacity.simulator.engine.truth import saturation_rps, simulate
+    from ampacity.simulator.models.hardware import find_config
 
     config = find_config("llama3-8b-a100")
 
-    def lengths(n: int, rng: np.random.Generator) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+    def lengths(
+        n: int, rng: np.random.Generator
+    ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
         inputs, outputs = rng.lognormal(np.log(512), 0.6, n), rng.lognormal(np.log(128), 0.6, n)
         return np.clip(inputs, 1, 4000).astype(np.int64), np.clip(outputs, 1, 2000).astype(np.int64)
 
@@ -142,7 +148,9 @@ def preset_server() -> Server:
         out = simulate(config, arrival, *lengths(len(arrival), rng))
         return out.ttft_s, out.e2e_s
 
-    def make(rate_rps: float, seed: int) -> tuple[Floats, npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+    def make(
+        rate_rps: float, seed: int
+    ) -> tuple[Floats, npt.NDArray[np.int64], npt.NDArray[np.int64]]:
         rng = np.random.default_rng(seed)
         return np.cumsum(rng.exponential(1 / rate_rps, 8000)), *lengths(8000, rng)
 
@@ -151,7 +159,9 @@ def preset_server() -> Server:
 
 SERVERS: dict[str, Callable[[], Server]] = {
     "mm1": lambda: one_server("mm1", lambda n, rng: rng.exponential(0.1, n), 0.1, 0.5),
-    "mg1": lambda: one_server("mg1", lambda n, rng: rng.lognormal(np.log(0.1) - 0.5, 1.0, n), 0.1, 0.5),
+    "mg1": lambda: one_server(
+        "mg1", lambda n, rng: rng.lognormal(np.log(0.1) - 0.5, 1.0, n), 0.1, 0.5
+    ),
     "mm8": lambda: many_servers("mm8", 8, 0.5, 0.5),
     "batch": lambda: batch_server("batch", 16, heavy=False),
     "heavy": lambda: batch_server("heavy", 32, heavy=True),
@@ -176,13 +186,22 @@ class Truth:
 
 
 @cache
-def truth_at(name: str, load: float, requests: int = TRUTH_REQUESTS, parts: int = TRUTH_PARTS) -> Truth:
+def truth_at(
+    name: str, load: float, requests: int = TRUTH_REQUESTS, parts: int = TRUTH_PARTS
+) -> Truth:
     """The steady state at ``load`` of saturation."""
     server = SERVERS[name]()
     rate = load * server.most_rps
-    runs = [server.run(rate, requests + TRUTH_SKIPPED, np.random.default_rng([98, part, round(load * 1e6)])) for part in range(parts)]  # fmt: skip
+    runs = [
+        server.run(
+            rate, requests + TRUTH_SKIPPED, np.random.default_rng([98, part, round(load * 1e6)])
+        )
+        for part in range(parts)
+    ]
     ttft = np.sort(np.concatenate([ttft[TRUTH_SKIPPED:] for _, ttft, _ in runs]))
-    return Truth(rate, rate * float(np.mean([e2e[TRUTH_SKIPPED:].mean() for *_, e2e in runs])), ttft)
+    return Truth(
+        rate, rate * float(np.mean([e2e[TRUTH_SKIPPED:].mean() for *_, e2e in runs])), ttft
+    )
 
 
 def limit_at(name: str, load: float, quantile: float) -> Slo:
@@ -224,27 +243,72 @@ def table_of(stages: Sequence[Sent]) -> tuple[pa.Table, list[dict[str, Any]]]:
         chunks = np.linspace(stage.ttft_s, stage.e2e_s, OUTPUT_TOKENS, axis=1) * 1e6
         offsets = np.arange(0, n * OUTPUT_TOKENS + 1, OUTPUT_TOKENS, dtype=np.int32)
         columns: dict[str, Any] = {
-            "request_id": first + np.arange(n), "stage": np.full(n, index), "attempt": np.zeros(n), "class": ["default"] * n,
-            "status": ["ok"] * n, "worker": np.zeros(n), "finish_reason": ["length"] * n, "token_source": ["usage"] * n,
-            "scheduled_ns": scheduled, "dispatched_ns": scheduled, "connected_ns": scheduled, "started_ns": scheduled,
-            "sent_ns": scheduled, "headers_ns": scheduled, "first_event_ns": token, "first_token_ns": token, "first_answer_ns": token,
-            "last_token_ns": ended, "ended_ns": ended, "http_status": np.full(n, 200), "input_tokens_planned": np.full(n, 100),
-            "input_tokens": np.full(n, 100), "output_tokens_planned": np.full(n, OUTPUT_TOKENS), "output_tokens": np.full(n, OUTPUT_TOKENS),
-            "chunk_at_us": pa.ListArray.from_arrays(offsets, pa.array(chunks.ravel().round().astype(np.uint32))),
-        }  # fmt: skip
-        tables.append(pa.table({
-            f.name: pa.nulls(n, f.type) if f.name not in columns
-            else columns[f.name] if isinstance(columns[f.name], pa.ListArray)
-            else pa.array(columns[f.name]).cast(f.type)
-            for f in SCHEMA
-        }, schema=SCHEMA))  # fmt: skip
-        drained_s = start_s + max(stage.duration_s, float((stage.arrival_s + stage.e2e_s).max(initial=0.0)))
-        audit = {"slip_p50_s": 1e-4, "slip_p99_s": 2e-4, "slip_max_s": 5e-4, "loop_lag_p99_s": 2e-4, "cpu_fraction": 0.1, "client_limited": False}  # fmt: skip
-        metas.append({
-            "index": index, "kind": "open", "offered_rps": stage.offered_rps, "concurrency": None,
-            "start_ns": ORIGIN_NS + round(start_s * 1e9), "end_ns": ORIGIN_NS + round((start_s + stage.duration_s) * 1e9),
-            "drained_ns": ORIGIN_NS + round(drained_s * 1e9), "scheduled_requests": n, "ended_early": None, "audit": audit,
-        })  # fmt: skip
+            "request_id": first + np.arange(n),
+            "stage": np.full(n, index),
+            "attempt": np.zeros(n),
+            "class": ["default"] * n,
+            "status": ["ok"] * n,
+            "worker": np.zeros(n),
+            "finish_reason": ["length"] * n,
+            "token_source": ["usage"] * n,
+            "scheduled_ns": scheduled,
+            "dispatched_ns": scheduled,
+            "connected_ns": scheduled,
+            "started_ns": scheduled,
+            "sent_ns": scheduled,
+            "headers_ns": scheduled,
+            "first_event_ns": token,
+            "first_token_ns": token,
+            "first_answer_ns": token,
+            "last_token_ns": ended,
+            "ended_ns": ended,
+            "http_status": np.full(n, 200),
+            "input_tokens_planned": np.full(n, 100),
+            "input_tokens": np.full(n, 100),
+            "output_tokens_planned": np.full(n, OUTPUT_TOKENS),
+            "output_tokens": np.full(n, OUTPUT_TOKENS),
+            "chunk_at_us": pa.ListArray.from_arrays(
+                offsets, pa.array(chunks.ravel().round().astype(np.uint32))
+            ),
+        }
+        tables.append(
+            pa.table(
+                {
+                    f.name: pa.nulls(n, f.type)
+                    if f.name not in columns
+                    else columns[f.name]
+                    if isinstance(columns[f.name], pa.ListArray)
+                    else pa.array(columns[f.name]).cast(f.type)
+                    for f in SCHEMA
+                },
+                schema=SCHEMA,
+            )
+        )
+        drained_s = start_s + max(
+            stage.duration_s, float((stage.arrival_s + stage.e2e_s).max(initial=0.0))
+        )
+        audit = {
+            "slip_p50_s": 1e-4,
+            "slip_p99_s": 2e-4,
+            "slip_max_s": 5e-4,
+            "loop_lag_p99_s": 2e-4,
+            "cpu_fraction": 0.1,
+            "client_limited": False,
+        }
+        metas.append(
+            {
+                "index": index,
+                "kind": "open",
+                "offered_rps": stage.offered_rps,
+                "concurrency": None,
+                "start_ns": ORIGIN_NS + round(start_s * 1e9),
+                "end_ns": ORIGIN_NS + round((start_s + stage.duration_s) * 1e9),
+                "drained_ns": ORIGIN_NS + round(drained_s * 1e9),
+                "scheduled_requests": n,
+                "ended_early": None,
+                "audit": audit,
+            }
+        )
         start_s, first = drained_s + 1.0, first + n
     return pa.concat_tables(tables) if tables else SCHEMA.empty_table(), metas
 
@@ -253,18 +317,36 @@ def run_of(stages: Sequence[Sent], slos: Sequence[Slo], **changes: Any) -> Run:
     """A complete run of these stages; ``changes`` override entries of run.json."""
     table, metas = table_of(stages)
     meta: dict[str, Any] = {
-        "run_id": "study", "name": "study", "experiment": "sweep", "status": "complete", "status_reason": None,
-        "tool": {"name": "ampacity", "version": "0"}, "command_line": [], "started_utc": "2026-01-01T00:00:00Z",
-        "ended_utc": "2026-01-01T00:10:00Z", "endpoint": {"url": "http://127.0.0.1:1/v1", "api": "chat", "model": "M", "server": None},
-        "locked": {}, "workload": {"name": "study", "arrivals": "poisson", "prompts": "unique"},
-        "slos": [slo.as_dict() for slo in slos], "seed": 1, "workers": 1, "warmup_requests": None, "stages": metas, "host": {},
-        "fleet_inputs": {"peak_rps": None, "tensor_parallel": 1, "safety_factor": None, "gpu_hour_usd": None},
-    }  # fmt: skip
+        "run_id": "study",
+        "name": "study",
+        "experiment": "sweep",
+        "status": "complete",
+        "status_reason": None,
+        "tool": {"name": "ampacity", "version": "0"},
+        "command_line": [],
+        "started_utc": "2026-01-01T00:00:00Z",
+        "ended_utc": "2026-01-01T00:10:00Z",
+        "endpoint": {"url": "http://127.0.0.1:1/v1", "api": "chat", "model": "M", "server": None},
+        "locked": {},
+        "workload": {"name": "study", "arrivals": "poisson", "prompts": "unique"},
+        "slos": [slo.as_dict() for slo in slos],
+        "seed": 1,
+        "workers": 1,
+        "warmup_requests": None,
+        "stages": metas,
+        "host": {},
+        "fleet_inputs": {
+            "peak_rps": None,
+            "tensor_parallel": 1,
+            "safety_factor": None,
+            "gpu_hour_usd": None,
+        },
+    }
     return Run(Path("study"), copy.deepcopy(meta) | changes, table, None, True)
 
 
 def judged(stages: Sequence[Sent], slos: Sequence[Slo]) -> Mapping[str, Any]:
     """The summary that a user would read."""
-    from analysis.summary import summarise
+    from ampacity.analysis.summary import summarise
 
     return summarise(run_of(stages, slos))

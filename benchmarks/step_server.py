@@ -18,8 +18,8 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from loadgen.records import SCHEMA
-from loadgen.rundir import Run
+from ampacity.loadgen.rundir.files import Run
+from ampacity.loadgen.rundir.records import SCHEMA
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
@@ -41,7 +41,10 @@ class StepServer:
 
     def lengths(self, n: int, rng: np.random.Generator) -> tuple[Ints, Ints]:
         drawn = (rng.lognormal(math.log(m), s, n) for m, s in (self.prompt, self.answer))
-        prompts, answers = (np.clip(np.round(x), 2, 20 * m) for x, (m, _) in zip(drawn, (self.prompt, self.answer), strict=True))  # fmt: skip
+        prompts, answers = (
+            np.clip(np.round(x), 2, 20 * m)
+            for x, (m, _) in zip(drawn, (self.prompt, self.answer), strict=True)
+        )
         return prompts.astype(np.int64), answers.astype(np.int64)
 
     @cached_property
@@ -52,7 +55,12 @@ class StepServer:
         return 1 / (decode_s + self.gamma_s * float(prompts.mean()))
 
     def serve(
-        self, arrival_s: Floats, prompts: Ints, answers: Ints, rng: np.random.Generator, jitter: float
+        self,
+        arrival_s: Floats,
+        prompts: Ints,
+        answers: Ints,
+        rng: np.random.Generator,
+        jitter: float,
     ) -> tuple[Floats, Ints]:
         """(end of each step in s, step in which each request gets its first token)."""
         joins = (arrival_s + self.first_s).tolist()
@@ -102,8 +110,15 @@ STEP_SERVERS = {
 
 
 def step_run(
-    server: StepServer, rate_rps: float, n: int, seed: int, noise_seed: int, *, jitter: float, speed: float = 1.0
-) -> Run:  # fmt: skip
+    server: StepServer,
+    rate_rps: float,
+    n: int,
+    seed: int,
+    noise_seed: int,
+    *,
+    jitter: float,
+    speed: float = 1.0,
+) -> Run:
     """One stage of n Poisson requests on an idle server, without a disk. ``seed`` fixes what is sent and when."""
     rng = np.random.default_rng([seed, 17])
     duration_s = n / rate_rps
@@ -111,35 +126,71 @@ def step_run(
     prompts, answers = server.lengths(n, rng)
     faster = {k: getattr(server, k) * speed for k in ("alpha_s", "beta_s", "gamma_s", "first_s")}
     quick = replace(server, **faster)
-    ends, first = quick.serve(arrival, prompts, answers, np.random.default_rng([noise_seed, 23]), jitter)
+    ends, first = quick.serve(
+        arrival, prompts, answers, np.random.default_rng([noise_seed, 23]), jitter
+    )
     offsets = np.concatenate([[0], np.cumsum(answers)])
     steps = np.arange(offsets[-1]) - np.repeat(offsets[:-1], answers) + np.repeat(first, answers)
     due, at = _ns(arrival), _ns(ends)[steps]
     last = at[offsets[1:] - 1]
     known: dict[str, Any] = {
-        "request_id": np.arange(n), "stage": np.zeros(n, int), "attempt": np.zeros(n, int), "scheduled_ns": due,
-        "dispatched_ns": due, "started_ns": due, "first_token_ns": at[offsets[:-1]], "first_answer_ns": at[offsets[:-1]],
-        "last_token_ns": last, "ended_ns": last, "status": ["ok"] * n, "finish_reason": ["length"] * n,
-        "token_source": ["usage"] * n, "input_tokens_planned": prompts, "input_tokens": prompts,
-        "output_tokens_planned": answers, "output_tokens": answers,
+        "request_id": np.arange(n),
+        "stage": np.zeros(n, int),
+        "attempt": np.zeros(n, int),
+        "scheduled_ns": due,
+        "dispatched_ns": due,
+        "started_ns": due,
+        "first_token_ns": at[offsets[:-1]],
+        "first_answer_ns": at[offsets[:-1]],
+        "last_token_ns": last,
+        "ended_ns": last,
+        "status": ["ok"] * n,
+        "finish_reason": ["length"] * n,
+        "token_source": ["usage"] * n,
+        "input_tokens_planned": prompts,
+        "input_tokens": prompts,
+        "output_tokens_planned": answers,
+        "output_tokens": answers,
         "chunk_at_us": pa.ListArray.from_arrays(
-            pa.array(offsets, pa.int32()), pa.array((at - np.repeat(due, answers)) // 1000, pa.uint32())
+            pa.array(offsets, pa.int32()),
+            pa.array((at - np.repeat(due, answers)) // 1000, pa.uint32()),
         ),
-    }  # fmt: skip
+    }
     columns = [
-        (known[f.name] if isinstance(known[f.name], pa.Array) else pa.array(known[f.name]).cast(f.type))
-        if f.name in known else pa.nulls(n, f.type) for f in SCHEMA
-    ]  # fmt: skip
+        (
+            known[f.name]
+            if isinstance(known[f.name], pa.Array)
+            else pa.array(known[f.name]).cast(f.type)
+        )
+        if f.name in known
+        else pa.nulls(n, f.type)
+        for f in SCHEMA
+    ]
     stage = {
-        "index": 0, "kind": "open", "offered_rps": rate_rps, "concurrency": None, "start_ns": ORIGIN_NS,
-        "end_ns": ORIGIN_NS + int(duration_s * 1e9), "scheduled_requests": n, "drained_ns": int(last.max()),
-        "ended_early": None, "audit": None,
-    }  # fmt: skip
+        "index": 0,
+        "kind": "open",
+        "offered_rps": rate_rps,
+        "concurrency": None,
+        "start_ns": ORIGIN_NS,
+        "end_ns": ORIGIN_NS + int(duration_s * 1e9),
+        "scheduled_requests": n,
+        "drained_ns": int(last.max()),
+        "ended_early": None,
+        "audit": None,
+    }
     meta = {
-        "run_id": f"{seed}-{noise_seed}", "started_utc": "", "status": "complete", "seed": seed, "stages": [stage], "slos": [],
-        "workload": {"name": "study", "arrivals": "poisson", "prompts": "unique"}, "warmup_requests": None,
-    }  # fmt: skip
-    return Run(Path(str(meta["run_id"])), meta, pa.Table.from_arrays(columns, schema=SCHEMA), None, True)
+        "run_id": f"{seed}-{noise_seed}",
+        "started_utc": "",
+        "status": "complete",
+        "seed": seed,
+        "stages": [stage],
+        "slos": [],
+        "workload": {"name": "study", "arrivals": "poisson", "prompts": "unique"},
+        "warmup_requests": None,
+    }
+    return Run(
+        Path(str(meta["run_id"])), meta, pa.Table.from_arrays(columns, schema=SCHEMA), None, True
+    )
 
 
 def _ns(seconds: Floats) -> Ints:

@@ -27,7 +27,11 @@ def resident_mb(rate_rps: float, duration_s: float) -> float:
         out = Path(directory) / "run"
         with mock_server(1, False, ttft_ms=TTFT_S * 1e3, itl_ms=ITL_S * 1e3) as mock:
             metered = run_metered(
-                client.command(mock.url, load, out), core=0, ahead=False, cwd=ROOT, timeout_s=duration_s + 180
+                client.command(mock.url, load, out),
+                core=0,
+                ahead=False,
+                cwd=ROOT,
+                timeout_s=duration_s + 180,
             )
         if metered.returncode:
             raise SystemExit(metered.stderr.strip()[-300:])

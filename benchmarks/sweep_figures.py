@@ -20,11 +20,11 @@ from typing import Any
 
 import numpy as np
 
+from ampacity.analysis.capacity.goodput_peak import peak_goodput
+from ampacity.analysis.capacity.pooled import judged_open, surely_violated
+from ampacity.analysis.capacity.usable import find_capacity
+from ampacity.analysis.slo import Slo
 from ampacity.experiments.sweep import MAX_DURATION_S, STAGE_SHARE, sweep
-from analysis.capacity import find_capacity
-from analysis.goodput import peak_goodput
-from analysis.pooled import judged_open, surely_violated
-from analysis.slo import Slo
 from benchmarks.search_cost import ServerRig
 from benchmarks.servers import SERVERS, Floats, limit_at, truth_at
 
@@ -54,11 +54,18 @@ def row_of(stages: list[dict[str, Any]], slos: list[Slo]) -> dict[str, float]:
     c, g = find_capacity(stages, slos), peak_goodput(stages, slos)
     none, violated = (None, None), surely_violated(judged_open(stages))
     row = {
-        "usable": c["usable_rps"], "low": (c["usable_rps_ci"] or none)[0], "high": (c["usable_rps_ci"] or none)[1],
-        "c_max": c["c_max"], "c_low": (c["c_max_ci"] or none)[0], "c_high": (c["c_max_ci"] or none)[1],
-        "verified": c.get("verified_rps"), "violated": violated and math.exp(violated), "peak": g["peak_rps"],
-        "p_low": (g.get("peak_rps_ci") or none)[0], "p_high": (g.get("peak_rps_ci") or none)[1],
-    }  # fmt: skip
+        "usable": c["capacity_rps"],
+        "low": (c["capacity_rps_ci"] or none)[0],
+        "high": (c["capacity_rps_ci"] or none)[1],
+        "c_max": c["c_max"],
+        "c_low": (c["c_max_ci"] or none)[0],
+        "c_high": (c["c_max_ci"] or none)[1],
+        "verified": c.get("verified_rps"),
+        "violated": violated and math.exp(violated),
+        "peak": g["peak_rps"],
+        "p_low": (g.get("peak_rps_ci") or none)[0],
+        "p_high": (g.get("peak_rps_ci") or none)[1],
+    }
     return {k: np.nan if v is None else float(v) for k, v in row.items()} | {
         "pooled": c["crossing"] == "pooled"
     }

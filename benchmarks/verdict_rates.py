@@ -16,9 +16,9 @@ from functools import cache
 
 import numpy as np
 
-from analysis.slo import Slo
-from analysis.stage_slos import slo_findings
-from analysis.stages import read_records, stage_records
+from ampacity.analysis.slo import Slo
+from ampacity.analysis.stage.analyse import read_records, stage_records
+from ampacity.analysis.stage.verdicts import slo_findings
 from benchmarks.servers import ORIGIN_NS, SERVERS, limit_at, stage_of, table_of, truth_at
 
 LIMITS = (0.5, 0.7, 0.85)
@@ -60,7 +60,9 @@ def judge(name: str, load: float, slo: Slo, requests: int, seed: int) -> Judged:
     """One stage, judged as the product judges it; one without a steady state violates."""
     server = SERVERS[name]()
     rate = load * server.most_rps
-    sent = stage_of(server, rate, requests / rate, np.random.default_rng([seed, requests, round(1e4 * load)]))
+    sent = stage_of(
+        server, rate, requests / rate, np.random.default_rng([seed, requests, round(1e4 * load)])
+    )
     table, metas = table_of([sent])
     found = stage_records(read_records(table, ORIGIN_NS), metas[0])
     result, _ = slo_findings(found.cohort, found.whole, [slo], 1.0, found.stability, False)
@@ -76,7 +78,9 @@ def main() -> None:
     parser.add_argument("--quantile", type=float, action="append")
     parser.add_argument("--limit", type=float, action="append", help="share of saturation")
     parser.add_argument("--requests", type=int, action="append")
-    parser.add_argument("--share", type=float, action="append", help="of misses, over what is allowed")
+    parser.add_argument(
+        "--share", type=float, action="append", help="of misses, over what is allowed"
+    )
     parser.add_argument("--runs", type=int, default=600)
     parser.add_argument("--first-seed", type=int, default=100_000)
     args = parser.parse_args()
@@ -95,7 +99,9 @@ def main() -> None:
                         seeds = range(args.first_seed, args.first_seed + args.runs)
                         at[times] = [judge(name, load, slo, requests, seed) for seed in seeds]
                         said = [j.verdict for j in at[times]]
-                        met, violated = (100 * said.count(word) / len(said) for word in ("met", "violated"))
+                        met, violated = (
+                            100 * said.count(word) / len(said) for word in ("met", "violated")
+                        )
                         row.append(f"{times:g}: {met:.1f} / {violated:.1f}")
                     if 1.0 in at:
                         few = sorted(j.misses for j in at[1.0])[int(0.05 * args.runs)] - 1
@@ -103,7 +109,10 @@ def main() -> None:
                             if times in at:
                                 met = 100 * np.mean([j.misses <= few for j in at[times]])
                                 row.append(f"oracle at {times:g}: {met:.1f}")
-                    print(f"{name:6} {quantile} {limit_load} {requests:6} | " + "   ".join(row), flush=True)
+                    print(
+                        f"{name:6} {quantile} {limit_load} {requests:6} | " + "   ".join(row),
+                        flush=True,
+                    )
 
 
 if __name__ == "__main__":

@@ -13,8 +13,8 @@ from typing import Any
 
 import numpy as np
 
-from loadgen.pacer import Sleeper
-from loadgen.records import RequestRecord
+from ampacity.loadgen.rundir.records import RequestRecord
+from ampacity.loadgen.sleeper import Sleeper
 
 _HEARTBEAT_NS = 20_000_000
 STALL_NS = 2_000_000  # what is noted of how late the loop was, with its time ...
@@ -46,9 +46,7 @@ class Audit:
         tuple[int, int, int]
     ]  # worker, when its loop should have looked at its clock and when it did, ns
     shortages: int  # connections that failed for want of descriptors or ports on this machine
-    resent: (
-        int  # requests that were sent twice: their kept-alive connection ended without a byte of the answer
-    )
+    resent: int  # requests that were sent twice: their kept-alive connection ended without a byte of the answer
     client_limited: bool
     client_limited_reason: str | None
 
@@ -97,7 +95,9 @@ def lateness_limit_s(limits_s: Iterable[float]) -> float:
     """How late the client may be at p99 before figures judged against these limits are no findings any more."""
     tightest_s = min(limits_s, default=None)
     return (
-        LATENESS_MAX_S if tightest_s is None else max(LATENESS_FLOOR_S, LATENESS_SHARE_OF_LIMIT * tightest_s)
+        LATENESS_MAX_S
+        if tightest_s is None
+        else max(LATENESS_FLOOR_S, LATENESS_SHARE_OF_LIMIT * tightest_s)
     )
 
 
@@ -112,7 +112,10 @@ class Tolerance:
     def for_limits(cls, limits_s: dict[str, list[float]]) -> Tolerance:
         """From the SLO limits by metric: a slip spoils what is counted from the schedule, a lag everything."""
         from_schedule = [limit for metric in ("ttft", "e2e") for limit in limits_s.get(metric, [])]
-        return cls(lateness_limit_s(from_schedule), lateness_limit_s(chain.from_iterable(limits_s.values())))
+        return cls(
+            lateness_limit_s(from_schedule),
+            lateness_limit_s(chain.from_iterable(limits_s.values())),
+        )
 
 
 def judge(measures: Measures, tolerance: Tolerance) -> Audit:
@@ -121,14 +124,23 @@ def judge(measures: Measures, tolerance: Tolerance) -> Audit:
     delay = _quantiles(measures.receive_delays_s, 0.5, 0.99)
     lag = _quantiles(measures.loop_lags_s, 0.99, 1.0)
     audit = Audit(
-        slip_p50_s=slip[0], slip_p99_s=slip[1], slip_max_s=slip[2], loop_lag_p99_s=lag[0], loop_lag_max_s=lag[1],
-        receive_delay_p50_s=delay[0], receive_delay_p99_s=delay[1],
+        slip_p50_s=slip[0],
+        slip_p99_s=slip[1],
+        slip_max_s=slip[2],
+        loop_lag_p99_s=lag[0],
+        loop_lag_max_s=lag[1],
+        receive_delay_p50_s=delay[0],
+        receive_delay_p99_s=delay[1],
         dated_by_kernel=measures.dated_by_kernel,
         stalls=sorted(sorted(measures.stalls, key=lambda s: s[1] - s[2])[:STALLS_MAX]),
         coalesced_share=measures.merged / measures.events if measures.events else None,
-        cpu_fraction=measures.cpu_fraction, gc_pause_max_s=measures.gc_pause_max_s,
-        shortages=measures.shortages, resent=measures.resent, client_limited=False, client_limited_reason=None,
-    )  # fmt: skip
+        cpu_fraction=measures.cpu_fraction,
+        gc_pause_max_s=measures.gc_pause_max_s,
+        shortages=measures.shortages,
+        resent=measures.resent,
+        client_limited=False,
+        client_limited_reason=None,
+    )
     reason = limited_reason(audit, tolerance)
     return replace(audit, client_limited=reason is not None, client_limited_reason=reason)
 
@@ -141,7 +153,7 @@ def _quantiles(values: array[float], *levels: float) -> list[float | None]:
 
 def limited_reason(audit: Audit, tolerance: Tolerance) -> str | None:
     """Why figures of a stage with this audit are no findings, or None where they are; what its stalls may have moved
-    ``analysis.client`` says."""
+    ``ampacity.analysis.stage.client`` says."""
     late_s, merged = audit.receive_delay_p99_s or 0.0, audit.coalesced_share or 0.0
     lag_s = max(audit.loop_lag_p99_s or 0.0, 0.0 if audit.dated_by_kernel else late_s)
     if audit.shortages:
@@ -175,7 +187,10 @@ class StageWatch:
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
     ) -> None:
         self._sleeper.close()
         gc.callbacks.remove(self._on_gc)

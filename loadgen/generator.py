@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from loadgen.http import Client
-from loadgen.plan import Live, StagePlan, StageResult
-from loadgen.worker import Setup, Sink
-from loadgen.workers import Workers
+from ampacity.loadgen.net.http import Client
+from ampacity.loadgen.plan import Live, StagePlan, StageResult
+from ampacity.loadgen.workers.pool import Workers
+from ampacity.loadgen.workers.worker import Setup, Sink
 
 
 class Generator:
@@ -45,7 +45,9 @@ class Generator:
         """Send nothing more in the stage that is going on: it has told enough."""
         (self._workers if self._many else self._runner).finish_stage(reason)
 
-    async def run(self, plan: StagePlan, workers: int, on_start: Callable[[int], None]) -> StageResult:
+    async def run(
+        self, plan: StagePlan, workers: int, on_start: Callable[[int], None]
+    ) -> StageResult:
         """Run one stage; ``on_start`` is told its start, monotonic ns, before the first deadline.
 
         Raises WorkerError when worker processes were asked for and none can be had.

@@ -11,7 +11,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from loadgen import hot_path
+from ampacity.loadgen.receive import hot_path
 
 if sys.platform != "win32":
     import fcntl
@@ -37,7 +37,8 @@ def host_facts() -> dict[str, Any]:
 
 
 _CHANGING = re.compile(
-    r"(ssl_cert_(file|dir)|openssl_conf|((https?|all|no)_proxy)|python.*|ld_preload|malloc_.*)", re.IGNORECASE
+    r"(ssl_cert_(file|dir)|openssl_conf|((https?|all|no)_proxy)|python.*|ld_preload|malloc_.*)",
+    re.IGNORECASE,
 )
 
 
@@ -51,7 +52,9 @@ def cpu_seconds() -> dict[tuple[int, str], float]:
     found: dict[tuple[int, str], float] = {}
     for folder in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError, ValueError, IndexError):
-            head, _, rest = (folder / "stat").read_text(encoding="utf-8", errors="replace").rpartition(")")
+            head, _, rest = (
+                (folder / "stat").read_text(encoding="utf-8", errors="replace").rpartition(")")
+            )
             fields, pid = rest.split(), int(folder.name)
             if os.getpid() not in (pid, int(fields[1])):
                 ticks = int(fields[11]) + int(fields[12])
@@ -63,9 +66,13 @@ def busiest(
     before: dict[tuple[int, str], float], after: dict[tuple[int, str], float], elapsed_s: float
 ) -> list[dict[str, Any]]:
     """The ``BUSIEST`` processes that took most of the CPU between two looks, with the cores that each took."""
-    took = {key: (total - before.get(key, 0.0)) / max(elapsed_s, 1e-9) for key, total in after.items()}
+    took = {
+        key: (total - before.get(key, 0.0)) / max(elapsed_s, 1e-9) for key, total in after.items()
+    }
     most = sorted(took.items(), key=lambda item: -item[1])[:BUSIEST]
-    return [{"name": name, "cores": round(cores, 2)} for (_, name), cores in most if cores >= BUSY_CORES]
+    return [
+        {"name": name, "cores": round(cores, 2)} for (_, name), cores in most if cores >= BUSY_CORES
+    ]
 
 
 def open_files_limit() -> int | None:

@@ -7,10 +7,10 @@ from dataclasses import dataclass, field
 from math import inf
 from typing import Any, Literal, Protocol
 
-from loadgen.audit import Measures
-from loadgen.records import FAILED_STATUSES, RequestRecord
-from loadgen.told import Told
-from workloads.schedule import Schedule
+from ampacity.loadgen.audit import Measures
+from ampacity.loadgen.rundir.records import FAILED_STATUSES, RequestRecord
+from ampacity.loadgen.send.retold import AnswerContent
+from ampacity.workloads.schedule import Schedule
 
 LIVE_TTFTS = 400  # first tokens that the live percentiles rest on
 RETRIED_HTTP = (429, 502, 503, 504)
@@ -30,7 +30,7 @@ class Requests(Protocol):
     def wanted(self, index: int) -> bool:
         """Whether the text of the answer will be told again."""
 
-    def answered(self, index: int, told: Told) -> None:
+    def answered(self, index: int, told: AnswerContent) -> None:
         """The request is over; ``text`` is what the server answered, if it was wanted."""
 
 
@@ -45,8 +45,12 @@ class StagePlan:
     offered_rps: float | None = None
     concurrency: int | None = None
     used_up: str = "the schedule is used up"  # closed loop: why it ends where no request is left
-    think_s: float = 0.0  # closed loop: a virtual user's pause between an answer and its next request
-    ramp_s: float = 0.0  # closed loop: the time over which the virtual users begin, at the start of the stage
+    think_s: float = (
+        0.0  # closed loop: a virtual user's pause between an answer and its next request
+    )
+    ramp_s: float = (
+        0.0  # closed loop: the time over which the virtual users begin, at the start of the stage
+    )
     users_begin_s: Sequence[float] | None = (
         None  # closed loop: of a share of a stage; None: as ``user_starts`` has it
     )
@@ -67,9 +71,13 @@ class StagePlan:
     def meta(self, start_ns: int) -> dict[str, Any]:
         """What is known of the stage's object in run.json when it starts."""
         known = {
-            "index": self.index, "kind": self.kind, "offered_rps": self.offered_rps, "concurrency": self.concurrency,
-            "start_ns": start_ns, "end_ns": start_ns + int(self.duration_s * 1e9),
-        }  # fmt: skip
+            "index": self.index,
+            "kind": self.kind,
+            "offered_rps": self.offered_rps,
+            "concurrency": self.concurrency,
+            "start_ns": start_ns,
+            "end_ns": start_ns + int(self.duration_s * 1e9),
+        }
         return known | ({"ramp_s": self.ramp_s} if self.ramp_s else {})
 
 
@@ -85,7 +93,9 @@ class Limits:
     total_s: float | None = None
     idle_s: float | None = 120.0  # without a single byte from the server
     in_flight: int | None = None  # more than so many at once are shed: recorded, never sent
-    retries: int = 0  # further attempts after 429, 502, 503, 504, no connection or a reset; each is a row
+    retries: int = (
+        0  # further attempts after 429, 502, 503, 504, no connection or a reset; each is a row
+    )
 
     def gives_up(self, began_ns: int, last_read_ns: int | None) -> tuple[float, str]:
         """When a request is given up that nothing more is read of, monotonic ns, and why; inf: never."""
@@ -162,10 +172,13 @@ def record_of(plan: StagePlan, index: int, scheduled_ns: int) -> RequestRecord:
     schedule = plan.schedule
     session = -1 if schedule.session is None else int(schedule.session[index])
     return RequestRecord(
-        request_id=schedule.request_id(index), stage=plan.index, scheduled_ns=scheduled_ns, status="unfinished",
+        request_id=schedule.request_id(index),
+        stage=plan.index,
+        scheduled_ns=scheduled_ns,
+        status="unfinished",
         class_=schedule.class_name(index),
         session_id=f"{plan.index}-{session}" if session >= 0 else None,
         turn=int(schedule.turn[index]) if session >= 0 and schedule.turn is not None else None,
         input_tokens_planned=int(schedule.input_tokens[index]),
         output_tokens_planned=int(schedule.output_tokens[index]),
-    )  # fmt: skip
+    )

@@ -15,8 +15,8 @@ from collections.abc import Mapping, Sequence
 
 import pyarrow as pa
 
-from loadgen.endpoint import EndpointError
-from loadgen.pages import PageError, Pages
+from ampacity.loadgen.net.pages import PageError, Pages
+from ampacity.loadgen.send.endpoint import EndpointError
 
 SCRAPE_EVERY_S = 1.0
 TIMEOUT_S = 2.0
@@ -24,22 +24,47 @@ TIMEOUT_S = 2.0
 # One set of names for what engines call differently: the first that a page has, with its labels and a factor.
 # Several samples of one name (replicas, engines, GPUs) are added up, but for shares: of those the mean counts.
 _NAMES: dict[str, tuple[str, ...]] = {
-    "running": ("vllm:num_requests_running", "sglang:num_running_reqs", "llamacpp:requests_processing", "tgi_batch_current_size",
-                'nv_trt_llm_request_metrics{request_type="scheduled"}'),
-    "waiting": ("vllm:num_requests_waiting", "sglang:num_queue_reqs", "llamacpp:requests_deferred", "tgi_queue_size",
-                'nv_trt_llm_request_metrics{request_type="waiting"}', "nv_inference_pending_request_count"),
-    "kv_cache_usage": ("vllm:kv_cache_usage_perc", "vllm:gpu_cache_usage_perc", "sglang:token_usage", "llamacpp:kv_cache_usage_ratio",
-                       'nv_trt_llm_kv_cache_block_metrics{kv_cache_block_type="fraction"}', "trtllm_kv_cache_utilization"),
+    "running": (
+        "vllm:num_requests_running",
+        "sglang:num_running_reqs",
+        "llamacpp:requests_processing",
+        "tgi_batch_current_size",
+        'nv_trt_llm_request_metrics{request_type="scheduled"}',
+    ),
+    "waiting": (
+        "vllm:num_requests_waiting",
+        "sglang:num_queue_reqs",
+        "llamacpp:requests_deferred",
+        "tgi_queue_size",
+        'nv_trt_llm_request_metrics{request_type="waiting"}',
+        "nv_inference_pending_request_count",
+    ),
+    "kv_cache_usage": (
+        "vllm:kv_cache_usage_perc",
+        "vllm:gpu_cache_usage_perc",
+        "sglang:token_usage",
+        "llamacpp:kv_cache_usage_ratio",
+        'nv_trt_llm_kv_cache_block_metrics{kv_cache_block_type="fraction"}',
+        "trtllm_kv_cache_utilization",
+    ),
     "preemptions_total": ("vllm:num_preemptions_total", "vllm:num_preemptions"),
-    "prefix_cache_queries_total": ("vllm:prefix_cache_queries_total", "vllm:gpu_prefix_cache_queries_total", "sglang:prompt_tokens_total"),
-    "prefix_cache_hits_total": ("vllm:prefix_cache_hits_total", "vllm:gpu_prefix_cache_hits_total", "sglang:cached_tokens_total"),
+    "prefix_cache_queries_total": (
+        "vllm:prefix_cache_queries_total",
+        "vllm:gpu_prefix_cache_queries_total",
+        "sglang:prompt_tokens_total",
+    ),
+    "prefix_cache_hits_total": (
+        "vllm:prefix_cache_hits_total",
+        "vllm:gpu_prefix_cache_hits_total",
+        "sglang:cached_tokens_total",
+    ),
     "prefix_hit_rate": ("sglang:cache_hit_rate", "trtllm_kv_cache_hit_rate"),
     "spec_draft_tokens_total": ("vllm:spec_decode_num_draft_tokens_total",),
     "spec_accepted_tokens_total": ("vllm:spec_decode_num_accepted_tokens_total",),
     "spec_acceptance_rate": ("sglang:spec_accept_rate", "vllm:spec_decode_draft_acceptance_rate"),
     "gpu_utilization": ("DCGM_FI_DEV_GPU_UTIL", "nv_gpu_utilization"),
     "gpu_memory_used_bytes": ("DCGM_FI_DEV_FB_USED", "nv_gpu_memory_used_bytes"),
-}  # fmt: skip
+}
 _FACTORS = {"DCGM_FI_DEV_GPU_UTIL": 0.01, "DCGM_FI_DEV_FB_USED": 2.0**20}  # percent and MiB
 _SHARES = {"prefix_hit_rate", "spec_acceptance_rate", "gpu_utilization"}  # their mean counts ...
 _FULLEST = {"kv_cache_usage"}  # ... and of these the largest: that replica is the one that preempts
@@ -128,12 +153,16 @@ class Telemetry:
         self._rows: list[dict[str, float | int]] = []
         self._task: asyncio.Task[None] | None = None
         self.available = False
-        self.silent: list[str] = []  # pages that had none of the names when they were first looked at
+        self.silent: list[
+            str
+        ] = []  # pages that had none of the names when they were first looked at
 
     async def start(self) -> None:
         """Look once whether there is anything to sample; then sample what there is until ``stop``."""
         answers = await asyncio.gather(*(self._page(*page) for page in self._pages.items()))
-        self.silent = [u for u, page in zip(self._pages, answers, strict=True) if not read_metrics([page])]
+        self.silent = [
+            u for u, page in zip(self._pages, answers, strict=True) if not read_metrics([page])
+        ]
         for url in self.silent:
             del self._pages[url]
         self._keep(answers)
@@ -143,7 +172,9 @@ class Telemetry:
 
     async def sample(self) -> dict[str, float]:
         """One scrape now; empty where no server answers in time or has any of the names."""
-        return self._keep(await asyncio.gather(*(self._page(*page) for page in self._pages.items())))
+        return self._keep(
+            await asyncio.gather(*(self._page(*page) for page in self._pages.items()))
+        )
 
     def _keep(self, pages: Sequence[bytes]) -> dict[str, float]:
         at_ns = time.monotonic_ns()

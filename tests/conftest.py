@@ -1,4 +1,4 @@
-"""Fixtures of several test files, and which tests need the machine to themselves: those that hold times to a limit."""
+"""Fixtures that several test files share."""
 
 from __future__ import annotations
 
@@ -25,22 +25,13 @@ CHROMIUM = next(
     (p for n in ("chromium", "chromium-browser", "google-chrome") if (p := shutil.which(n))), None
 )
 ARGUMENTS = [
-    "--no-sandbox", "--disable-gpu", "--disable-background-networking", "--disable-component-update",
-    "--disable-sync", "--no-first-run",
-]  # fmt: skip
-REAL_TIME = {
-    "test_ab", "test_benchmarks", "test_calibrate", "test_doctor", "test_experiments", "test_llamacpp", "test_loadgen_faults",
-    "test_loadgen_pacer", "test_loadgen_pages", "test_loadgen_probe", "test_loadgen_proxy", "test_loadgen_redirects",
-    "test_loadgen_retries", "test_loadgen_sessions", "test_loadgen_token_counts", "test_loadgen_users", "test_loadgen_workers", "test_search", "test_simulator_faults_server",
-    "test_simulator_launch", "test_simulator_server", "test_simulator_server_agreement", "test_simulator_server_answers",
-    "test_tokenizer_census", "test_vllm",
-}  # fmt: skip
-
-
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    for item in items:
-        if item.path.stem in REAL_TIME:
-            item.add_marker(pytest.mark.real_time)
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+    "--no-first-run",
+]
 
 
 @pytest.fixture
@@ -60,7 +51,7 @@ def ampacity(monkeypatch: pytest.MonkeyPatch) -> Callable[..., object]:
 @pytest.fixture(scope="module", params=["compiled", "Python"])
 def hot_path_either_way(request: pytest.FixtureRequest) -> Iterator[None]:
     """What is done for every token by what was compiled, and by the interpreter."""
-    from loadgen import hot_path
+    from ampacity.loadgen.receive import hot_path
 
     with pytest.MonkeyPatch.context() as patch:
         if request.param == "Python":
@@ -68,7 +59,7 @@ def hot_path_either_way(request: pytest.FixtureRequest) -> Iterator[None]:
             patch.setattr(hot_path, "repeats", hot_path.repeats_in_python)
             patch.setattr(hot_path, "counting", hot_path.counting_in_python)
         elif not hot_path.COMPILED:
-            pytest.skip("loadgen/_hot_path.c was not built: no C compiler, or no Linux")
+            pytest.skip("loadgen/receive/_hot_path.c was not built: no C compiler, or no Linux")
         yield
 
 

@@ -5,22 +5,42 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
-from workloads.archetypes import ARCHETYPES
-from workloads.arrivals import arrivals_text
-from workloads.classes import Cancel, Client, RequestClass, zipf_weights
-from workloads.errors import WorkloadError, check_keys, did_you_mean
-from workloads.lengths import number, parse_lengths, whole
+from ampacity.workloads.archetypes import ARCHETYPES
+from ampacity.workloads.arrivals.processes import arrivals_text
+from ampacity.workloads.classes import Cancel, Client, RequestClass, zipf_weights
+from ampacity.workloads.errors import WorkloadError, check_keys, did_you_mean
+from ampacity.workloads.lengths.parse import number, parse_lengths, whole
 
 CLASS_KEYS = (
-    "like", "input_tokens", "output_tokens", "correlation", "clients", "model", "models", "adapters", "extra_body",
-    "headers", "priority", "slo", "cancel",
-)  # fmt: skip
+    "like",
+    "input_tokens",
+    "output_tokens",
+    "correlation",
+    "clients",
+    "model",
+    "models",
+    "adapters",
+    "extra_body",
+    "headers",
+    "priority",
+    "slo",
+    "cancel",
+)
 """What a class may say; at the top of a file, what all its classes say."""
 
 RESERVED_FIELDS = ("messages", "prompt", "input", "stream", "model", "max_tokens", "priority")
-RESERVED_HEADERS = frozenset({
-    "host", "content-length", "transfer-encoding", "connection", "upgrade", "te", "trailer", "expect",
-})  # fmt: skip
+RESERVED_HEADERS = frozenset(
+    {
+        "host",
+        "content-length",
+        "transfer-encoding",
+        "connection",
+        "upgrade",
+        "te",
+        "trailer",
+        "expect",
+    }
+)
 """Those that frame a request; whoever sets them breaks it."""
 MANY = 10_000  # clients or adapters of a class
 
@@ -33,8 +53,11 @@ def parse_class(name: str, spec: object, defaults: Mapping[str, Any], where: str
         if given.get(key) is None:
             raise WorkloadError(f"{where}: key {key} is missing; write for example '{key}: 512'")
     readers: dict[str, Callable[[Any], Any]] = {
-        "extra_body": _extra_body, "headers": _headers, "priority": _priority, "cancel": _cancel,
-    }  # fmt: skip
+        "extra_body": _extra_body,
+        "headers": _headers,
+        "priority": _priority,
+        "cancel": _cancel,
+    }
     try:
         models, weights = _models(given)
         own = _client("", given)
@@ -49,7 +72,9 @@ def parse_class(name: str, spec: object, defaults: Mapping[str, Any], where: str
             models=models,
             model_weights=weights,
             slos=_slos(given.get("slo")),
-            **{key: read(given[key]) for key, read in readers.items() if given.get(key) is not None},
+            **{
+                key: read(given[key]) for key, read in readers.items() if given.get(key) is not None
+            },
         )
     except WorkloadError as error:
         raise WorkloadError(f"{where}: {error}") from None
@@ -131,11 +156,17 @@ def _models(given: Mapping[str, Any]) -> tuple[tuple[str, ...], tuple[float, ...
         n = _count("adapters: count", keys["count"])
         return tuple(pattern.replace("{}", str(i)) for i in range(n)), _zipf(keys, n)
     table = (
-        spec if isinstance(spec, Mapping) else dict.fromkeys(spec if isinstance(spec, list) else [spec], 1)
+        spec
+        if isinstance(spec, Mapping)
+        else dict.fromkeys(spec if isinstance(spec, list) else [spec], 1)
     )
-    if not table or not all(isinstance(name, str) and name and name.isprintable() for name in table):
+    if not table or not all(
+        isinstance(name, str) and name and name.isprintable() for name in table
+    ):
         raise WorkloadError(f"{key}: {spec!r:.60}: give names of models, as {{base: 3, lora-a: 1}}")
-    return tuple(table), tuple(_positive(f"{key}: {name}", weight) for name, weight in table.items())
+    return tuple(table), tuple(
+        _positive(f"{key}: {name}", weight) for name, weight in table.items()
+    )
 
 
 _CHOICES = (
@@ -147,7 +178,14 @@ _CHOICES = (
     "candidate_count",
     "candidateCount",
 )
-_HOLDERS = ("sampling_params", "parameters", "options", "generation_config", "generationConfig", "extra_body")
+_HOLDERS = (
+    "sampling_params",
+    "parameters",
+    "options",
+    "generation_config",
+    "generationConfig",
+    "extra_body",
+)
 
 
 def _several_choices(body: Mapping[str, Any]) -> str | None:
@@ -199,9 +237,18 @@ def _headers(spec: object) -> tuple[tuple[str, str], ...]:
         raise WorkloadError("headers: give names and values, as {X-Tenant: gold}")
     found = []
     for name, value in spec.items():
-        plain = isinstance(name, str) and name.isascii() and name.replace("-", "").replace("_", "").isalnum()
+        plain = (
+            isinstance(name, str)
+            and name.isascii()
+            and name.replace("-", "").replace("_", "").isalnum()
+        )
         text = str(value)
-        if not plain or isinstance(value, Mapping | list) or not text.isprintable() or not text.isascii():
+        if (
+            not plain
+            or isinstance(value, Mapping | list)
+            or not text.isprintable()
+            or not text.isascii()
+        ):
             raise WorkloadError(
                 f"headers: {name!r:.40} or its value cannot stand in a header: use plain ASCII"
             )
@@ -231,6 +278,8 @@ def _cancel(spec: object) -> Cancel:
         raise WorkloadError(f"cancel: share is {share:g}: give a number from 0 to 1")
     kinds = [key for key in ("after_ms", "after_tokens") if given.get(key) is not None]
     if len(kinds) != 1:
-        raise WorkloadError("cancel: give one of after_ms and after_tokens, as {share: 0.05, after_ms: 3000}")
+        raise WorkloadError(
+            "cancel: give one of after_ms and after_tokens, as {share: 0.05, after_ms: 3000}"
+        )
     unit = " of ms" if kinds[0] == "after_ms" else " of tokens"
     return Cancel(share, **{kinds[0]: parse_lengths(given[kinds[0]], f"cancel: {kinds[0]}", unit)})

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from workloads.lengths import Lengths, fit_copula
+from ampacity.workloads.lengths.parse import Lengths, fit_copula
 
 
 @dataclass(frozen=True)
@@ -21,7 +21,9 @@ class Cancel:
 
     def describe(self) -> dict[str, Any]:
         """JSON-able; one of the two distributions stands in it."""
-        name, given = ("after_ms", self.after_ms) if self.after_ms else ("after_tokens", self.after_tokens)
+        name, given = (
+            ("after_ms", self.after_ms) if self.after_ms else ("after_tokens", self.after_tokens)
+        )
         return {"share": self.share, name: given.describe() if given else None}
 
 
@@ -65,7 +67,9 @@ class RequestClass:
 
     def senders(self, share: float) -> list[tuple[float, Client]]:
         """The clients, or the class as the only one, with their parts of ``share``."""
-        clients = self.clients or (Client(1.0, self.input_tokens, self.output_tokens, self.arrivals),)
+        clients = self.clients or (
+            Client(1.0, self.input_tokens, self.output_tokens, self.arrivals),
+        )
         among = sum(client.weight for client in clients)
         return [(share * client.weight / among, client) for client in clients]
 
@@ -76,13 +80,20 @@ class RequestClass:
     def describe(self) -> dict[str, Any]:
         """JSON-able description, an item of ``workload.classes`` in run.json. ``weight`` as given."""
         return {
-            "name": self.name, "weight": self.weight,
-            "input_tokens": self.input_tokens.describe(), "output_tokens": self.output_tokens.describe(),
-            "correlation": self.correlation, "arrivals": self.arrivals, "clients": len(self.clients),
-            "models": list(self.models), "model_weights": list(self.model_weights), "extra_body": self.body(),
-            "headers": [name for name, _ in self.headers], "slos": list(self.slos),
+            "name": self.name,
+            "weight": self.weight,
+            "input_tokens": self.input_tokens.describe(),
+            "output_tokens": self.output_tokens.describe(),
+            "correlation": self.correlation,
+            "arrivals": self.arrivals,
+            "clients": len(self.clients),
+            "models": list(self.models),
+            "model_weights": list(self.model_weights),
+            "extra_body": self.body(),
+            "headers": [name for name, _ in self.headers],
+            "slos": list(self.slos),
             "cancel": self.cancel.describe() if self.cancel else None,
-        }  # fmt: skip
+        }
 
 
 def zipf_weights(n: int, exponent: float) -> tuple[float, ...]:
@@ -92,7 +103,9 @@ def zipf_weights(n: int, exponent: float) -> tuple[float, ...]:
     return tuple(w / total for w in weights)
 
 
-def draw_index(weights: Sequence[float] | NDArray[np.float64], u: NDArray[np.float64]) -> NDArray[np.int64]:
+def draw_index(
+    weights: Sequence[float] | NDArray[np.float64], u: NDArray[np.float64]
+) -> NDArray[np.int64]:
     """int64[n]: for each uniform number in ``u``, which of ``weights`` (relative) it falls to."""
     edges = np.cumsum(weights)
     found: NDArray[np.int64] = np.searchsorted(edges, u * edges[-1], side="right").astype(np.int64)

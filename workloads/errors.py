@@ -27,7 +27,9 @@ def check_keys(spec: object, known: tuple[str, ...], where: str) -> dict[str, An
     for key in spec:
         if key not in known:
             hint = did_you_mean(key, known)
-            raise WorkloadError(f"{where}: key {key!r} is not known{hint}: the keys are {', '.join(known)}")
+            raise WorkloadError(
+                f"{where}: key {key!r} is not known{hint}: the keys are {', '.join(known)}"
+            )
     return dict(spec)
 
 

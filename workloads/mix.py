@@ -10,10 +10,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from workloads.arrivals import arrival_times
-from workloads.classes import Client, RequestClass, draw_index
-from workloads.lengths import draw_pairs, fit_copula
-from workloads.profile import Workload
+from ampacity.workloads.arrivals.processes import arrival_times
+from ampacity.workloads.classes import Client, RequestClass, draw_index
+from ampacity.workloads.lengths.parse import draw_pairs, fit_copula
+from ampacity.workloads.profile import Workload
 
 RandomStream = Callable[..., np.random.Generator]
 """``stream(key, *parts)``: the random numbers for one purpose, and for one class or client of it."""
@@ -56,14 +56,18 @@ def draw_stage(
     return columns | class_columns(workload, class_of, stream)
 
 
-def class_columns(workload: Workload, class_of: NDArray[np.int16], stream: RandomStream) -> dict[str, Any]:
+def class_columns(
+    workload: Workload, class_of: NDArray[np.int16], stream: RandomStream
+) -> dict[str, Any]:
     """What belongs to the class of each request: its name, its model, and when it is given up."""
     if not workload.classes:
         return {}
     names = tuple(kind.name for kind in workload.classes)
     columns = {"class_names": names, "class_index": class_of}
     return (
-        columns | _models(workload.classes, class_of, stream) | _cancels(workload.classes, class_of, stream)
+        columns
+        | _models(workload.classes, class_of, stream)
+        | _cancels(workload.classes, class_of, stream)
     )
 
 
@@ -71,7 +75,12 @@ def _sources(workload: Workload) -> list[_Source]:
     """Classes, or their clients, with shares that add up to 1."""
     total = sum(kind.weight for kind in workload.kinds)
     return [
-        _Source(i, share, client, fit_copula(client.input_tokens, client.output_tokens, kind.correlation))
+        _Source(
+            i,
+            share,
+            client,
+            fit_copula(client.input_tokens, client.output_tokens, kind.correlation),
+        )
         for i, kind in enumerate(workload.kinds)
         for share, client in kind.senders(kind.weight / total)
     ]
@@ -98,9 +107,15 @@ def _members(index: NDArray[Any], count: int) -> list[NDArray[np.int64]]:
     return np.split(np.argsort(index, kind="stable"), ends[:-1])
 
 
-def _lengths(sources: list[_Source], source_of: NDArray[np.int64], stream: RandomStream) -> dict[str, Any]:
-    found = {name: np.empty(len(source_of), dtype=np.int64) for name in ("input_tokens", "output_tokens")}
-    for i, (source, mine) in enumerate(zip(sources, _members(source_of, len(sources)), strict=True)):
+def _lengths(
+    sources: list[_Source], source_of: NDArray[np.int64], stream: RandomStream
+) -> dict[str, Any]:
+    found = {
+        name: np.empty(len(source_of), dtype=np.int64) for name in ("input_tokens", "output_tokens")
+    }
+    for i, (source, mine) in enumerate(
+        zip(sources, _members(source_of, len(sources)), strict=True)
+    ):
         part = () if len(sources) == 1 else (i,)
         rng = stream(INPUT, *part), stream(OUTPUT, *part)
         sides = source.client.input_tokens, source.client.output_tokens
@@ -120,7 +135,9 @@ def _models(
     for i, (kind, mine) in enumerate(zip(classes, _members(class_of, len(classes)), strict=True)):
         if kind.models:
             numbers = np.array([number[name] for name in kind.models], dtype=np.int16)
-            index[mine] = numbers[draw_index(kind.model_weights, stream(MODEL, i).random(len(mine)))]
+            index[mine] = numbers[
+                draw_index(kind.model_weights, stream(MODEL, i).random(len(mine)))
+            ]
     return {"model_names": names, "model_index": index}
 
 
@@ -138,6 +155,10 @@ def _cancels(
             drawn_ms = cancel.after_ms.sample(stream(CANCEL, i, 1), len(mine))
             column[mine[leaves]] = drawn_ms[leaves] / 1e3
         elif cancel.after_tokens is not None:
-            column = found.setdefault("cancel_after_tokens", np.zeros(len(class_of), dtype=np.int64))
-            column[mine[leaves]] = cancel.after_tokens.sample(stream(CANCEL, i, 1), len(mine))[leaves]
+            column = found.setdefault(
+                "cancel_after_tokens", np.zeros(len(class_of), dtype=np.int64)
+            )
+            column[mine[leaves]] = cancel.after_tokens.sample(stream(CANCEL, i, 1), len(mine))[
+                leaves
+            ]
     return found

@@ -8,18 +8,28 @@ from typing import Any, Literal
 
 import yaml
 
-from workloads.archetypes import ARCHETYPES
-from workloads.arrivals import arrivals_text, parse_arrivals
-from workloads.class_spec import CLASS_KEYS, parse_class
-from workloads.classes import RequestClass
-from workloads.errors import WorkloadError, check_keys, did_you_mean
-from workloads.images import Images, parse_images
-from workloads.lengths import Fixed, Lengths, Mixture
-from workloads.prefixes import Prefixes, parse_prefixes
-from workloads.prompt_files import Prompts
-from workloads.sessions import Sessions, parse_sessions
+from ampacity.workloads.archetypes import ARCHETYPES
+from ampacity.workloads.arrivals.processes import arrivals_text, parse_arrivals
+from ampacity.workloads.class_spec import CLASS_KEYS, parse_class
+from ampacity.workloads.classes import RequestClass
+from ampacity.workloads.errors import WorkloadError, check_keys, did_you_mean
+from ampacity.workloads.lengths.parse import Fixed, Lengths, Mixture
+from ampacity.workloads.prompts.files import Prompts
+from ampacity.workloads.prompts.images import Images, parse_images
+from ampacity.workloads.prompts.prefixes import Prefixes, parse_prefixes
+from ampacity.workloads.sessions import Sessions, parse_sessions
 
-_KEYS = ("name", "source", "arrivals", "classes", "sessions", "prefixes", "images", "measured", *CLASS_KEYS)
+_KEYS = (
+    "name",
+    "source",
+    "arrivals",
+    "classes",
+    "sessions",
+    "prefixes",
+    "images",
+    "measured",
+    *CLASS_KEYS,
+)
 _SIDES = ("input_tokens", "output_tokens")
 CLASSES_MAX = 1000
 
@@ -38,14 +48,18 @@ class Workload:
     arrivals: str = "poisson"
     source: str = ""
     classes: tuple[RequestClass, ...] = ()
-    sessions: Sessions | None = None  # how requests form sessions; then the lengths here are of messages
+    sessions: Sessions | None = (
+        None  # how requests form sessions; then the lengths here are of messages
+    )
     prefixes: Prefixes | None = None  # what prompts have in common; None: nothing
     images: Images | None = None  # that prompts have beside their text
     prompts: Prompts | None = None  # real ones from a file; then their lengths are sent
 
     def __post_init__(self) -> None:
         parse_arrivals(self.arrivals)
-        if self.sessions and (len(self.classes) > 1 or any(k.clients or k.correlation for k in self.classes)):
+        if self.sessions and (
+            len(self.classes) > 1 or any(k.clients or k.correlation for k in self.classes)
+        ):
             raise WorkloadError(
                 "sessions do not go with several classes, clients or a correlation: drop one of them"
             )
@@ -71,16 +85,22 @@ class Workload:
         return tuple(dict.fromkeys(clock for kind in self.kinds for clock in self._clocks_of(kind)))
 
     def _clocks_of(self, kind: RequestClass) -> list[str]:
-        return list(dict.fromkeys(client.arrivals or self.arrivals for _, client in kind.senders(1.0)))
+        return list(
+            dict.fromkeys(client.arrivals or self.arrivals for _, client in kind.senders(1.0))
+        )
 
-    def with_lengths(self, side: Literal["input_tokens", "output_tokens"], lengths: Lengths) -> "Workload":
+    def with_lengths(
+        self, side: Literal["input_tokens", "output_tokens"], lengths: Lengths
+    ) -> "Workload":
         """The workload with one side of its lengths replaced. Raises WorkloadError where classes differ in it."""
         if len(self.classes) > 1 or any(kind.clients for kind in self.classes):
             raise WorkloadError(
                 f"workload {self.name} has classes or clients with lengths of their own: drop --{side.replace('_', '-')}"
             )
         changed: dict[str, Any] = {side: lengths}
-        return replace(self, classes=tuple(replace(kind, **changed) for kind in self.classes), **changed)
+        return replace(
+            self, classes=tuple(replace(kind, **changed) for kind in self.classes), **changed
+        )
 
     def at_quantile(self, q: float) -> "Workload":
         """The workload with every request at this quantile of its class's input and of its output tokens."""
@@ -99,7 +119,9 @@ class Workload:
                 f"workload {self.name} superposes clients with arrivals of their own: drop --arrivals"
             )
         return replace(
-            self, arrivals=spec, classes=tuple(replace(kind, arrivals=None) for kind in self.classes)
+            self,
+            arrivals=spec,
+            classes=tuple(replace(kind, arrivals=None) for kind in self.classes),
         )
 
     def describe(self) -> dict[str, Any]:
@@ -112,11 +134,16 @@ class Workload:
             "output_tokens": self.output_tokens.describe(),
         }
         for key, part in (
-            ("sessions", self.sessions), ("prefixes", self.prefixes), ("images", self.images), ("prompt_file", self.prompts),
-        ):  # fmt: skip
+            ("sessions", self.sessions),
+            ("prefixes", self.prefixes),
+            ("images", self.images),
+            ("prompt_file", self.prompts),
+        ):
             if part is not None:
                 described[key] = part.describe()
-        return described | ({"classes": [kind.describe() for kind in self.classes]} if self.classes else {})
+        return described | (
+            {"classes": [kind.describe() for kind in self.classes]} if self.classes else {}
+        )
 
     def _arrivals_text(self) -> str:
         if not self.own_clocks:
@@ -135,7 +162,11 @@ def load_workload(name_or_path: str) -> Workload:
     if name_or_path in ARCHETYPES:
         return _from_mapping(ARCHETYPES[name_or_path], name_or_path, f"workload {name_or_path}")
     path = Path(name_or_path)
-    if path.suffix.lower() not in (".yaml", ".yml") and "/" not in name_or_path and not path.is_file():
+    if (
+        path.suffix.lower() not in (".yaml", ".yml")
+        and "/" not in name_or_path
+        and not path.is_file()
+    ):
         raise WorkloadError(
             f"workload {name_or_path!r} is not known{did_you_mean(name_or_path, ARCHETYPES)}: use one of "
             f"{', '.join(ARCHETYPES)}, or the path of a YAML file"
@@ -154,7 +185,10 @@ def workload_text(name_or_path: str) -> tuple[str, list[str]]:
     headers = [name for spec in (held, *classes.values()) for name in spec.get("headers") or {}]
     held.pop("headers", None)
     if classes:
-        kept = {name: {k: v for k, v in spec.items() if k != "headers"} for name, spec in classes.items()}
+        kept = {
+            name: {k: v for k, v in spec.items() if k != "headers"}
+            for name, spec in classes.items()
+        }
         held["classes"] = kept
     return yaml.safe_dump(held, sort_keys=False), headers
 
@@ -179,7 +213,11 @@ def _from_mapping(value: object, default_name: str, where: str) -> Workload:
     else:
         kinds = _classes(given["classes"], defaults, where)
     plain = RequestClass("default", 1, kinds[0].input_tokens, kinds[0].output_tokens)
-    parsers: dict[str, Any] = {"sessions": parse_sessions, "prefixes": parse_prefixes, "images": parse_images}
+    parsers: dict[str, Any] = {
+        "sessions": parse_sessions,
+        "prefixes": parse_prefixes,
+        "images": parse_images,
+    }
     try:
         parts = {k: parse(given[k], k) for k, parse in parsers.items() if given.get(k) is not None}
         return Workload(
@@ -203,7 +241,9 @@ def _classes(spec: object, defaults: Mapping[str, Any], where: str) -> list[Requ
     for name in spec:
         if not isinstance(name, str) or not name.strip() or not name.isprintable():
             raise WorkloadError(f"{where}: classes: {name!r:.40} is no name: give printable text")
-    return [parse_class(name, item, defaults, f"{where}: class {name}") for name, item in spec.items()]
+    return [
+        parse_class(name, item, defaults, f"{where}: class {name}") for name, item in spec.items()
+    ]
 
 
 def _all(kinds: list[RequestClass], side: str) -> Lengths:
@@ -223,7 +263,9 @@ def read_yaml(path: Path) -> Any:
         raise WorkloadError(f"{path} cannot be read: {error.strerror or error}") from None
     except yaml.MarkedYAMLError as error:
         line = f":{error.problem_mark.line + 1}" if error.problem_mark else ""
-        raise WorkloadError(f"{path}{line}: this is no YAML: {error.problem or error.context}") from None
+        raise WorkloadError(
+            f"{path}{line}: this is no YAML: {error.problem or error.context}"
+        ) from None
     except (yaml.YAMLError, ValueError, RecursionError) as error:
         reason = str(error).splitlines()[0] if str(error) else "it is nested too deep"
         raise WorkloadError(f"{path}: this is no YAML text: {reason}") from None
@@ -250,8 +292,11 @@ class PlainYaml(yaml.SafeLoader):
         value: int | float = read(node)
         if ":" in node.value or re.fullmatch(r"[-+]?0[0-7_]+", node.value):
             raise yaml.constructor.ConstructorError(
-                None, None, f"{node.value} is {value:g} in YAML 1.1 and something else in 1.2: write the number that is meant, or quotes around a text", node.start_mark
-            )  # fmt: skip
+                None,
+                None,
+                f"{node.value} is {value:g} in YAML 1.1 and something else in 1.2: write the number that is meant, or quotes around a text",
+                node.start_mark,
+            )
         return value
 
 

@@ -11,12 +11,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from workloads.errors import WorkloadError
-from workloads.prefixes import block_size, in_time_order, odd_blocks
-from workloads.recorded import Recorded
-from workloads.recorded_turns import Prompts, earliest_s, prompts_of, roots, who_waits
-from workloads.schedule import WITH_START, Schedule
-from workloads.traces import Trace
+from ampacity.workloads.errors import WorkloadError
+from ampacity.workloads.prompts.prefixes import block_size, in_time_order, odd_blocks
+from ampacity.workloads.replay_turns import Prompts, earliest_s, prompts_of, roots, who_waits
+from ampacity.workloads.schedule import WITH_START, Schedule
+from ampacity.workloads.traces.read import Trace
+from ampacity.workloads.traces.recorded import Recorded
 
 _NAMED = 3  # rows that a note names
 _ODD_SESSION = 1000  # requests of a session that is doubted where it has most of the file
@@ -28,7 +28,9 @@ class Replay:
 
     from_s: float = 0.0
     to_s: float | None = None
-    keep: float = 1.0  # share of the requests (of whole sessions, where there are any) that is played
+    keep: float = (
+        1.0  # share of the requests (of whole sessions, where there are any) that is played
+    )
     loops: int = 1
     as_written: bool = False  # a coarse clock's bursts are kept
     time_scale: float = 1.0  # every gap and pause is divided by it
@@ -36,7 +38,9 @@ class Replay:
         None  # pauses within sessions are multiplied by it; None: as time_scale has it
     )
     max_think_s: float = math.inf  # no pause is longer
-    block_tokens: int | None = None  # of the ids in hash_ids; None: as the file says, else by the lengths
+    block_tokens: int | None = (
+        None  # of the ids in hash_ids; None: as the file says, else by the lengths
+    )
 
     def __post_init__(self) -> None:
         for name, factor in (("time", self.time_scale), ("think", self.think_scale)):
@@ -102,8 +106,10 @@ def replayed(trace: Trace, how: Replay, seed: int, rate_rps: float | None = None
         )
     waits.pause_s = np.where(long, how.max_think_s, pause_s)
     columns: dict[str, Any] = {
-        "scheduled_s": arrival_s, "input_tokens": prompts.input_tokens, "output_tokens": trace.output_tokens,
-    }  # fmt: skip
+        "scheduled_s": arrival_s,
+        "input_tokens": prompts.input_tokens,
+        "output_tokens": trace.output_tokens,
+    }
     told = {} if trace.entry is None else {"entry": trace.entry}
     if trace.session is not None:
         turn = np.empty(len(trace), dtype=np.int32)
@@ -111,9 +117,18 @@ def replayed(trace: Trace, how: Replay, seed: int, rate_rps: float | None = None
         order = np.lexsort((due_s, root))
         begins = np.flatnonzero(np.diff(root[order], prepend=-2))
         turn[order] = np.arange(len(order)) - np.repeat(begins, np.diff(begins, append=len(order)))
-        columns |= {"session": root, "turn": turn, "think_s": waits.pause_s, "counts_from": waits.counts_from}
+        columns |= {
+            "session": root,
+            "turn": turn,
+            "think_s": waits.pause_s,
+            "counts_from": waits.counts_from,
+        }
         columns |= {"scheduled_s": due_s, **told}
-        anew = prompts.continues if prompts.continues is not None else np.full(len(trace), -1, dtype=np.int64)
+        anew = (
+            prompts.continues
+            if prompts.continues is not None
+            else np.full(len(trace), -1, dtype=np.int64)
+        )
         if prompts.new_tokens is not None:
             columns["new_tokens"] = prompts.new_tokens
         columns = in_time_order(columns, anew, waits.after, prompts.shared)
@@ -125,15 +140,25 @@ def replayed(trace: Trace, how: Replay, seed: int, rate_rps: float | None = None
     paused = np.zeros(len(trace), dtype=bool) if trace.pause_s is None else trace.pause_s > 0
     idle = int(np.count_nonzero(first & paused))
     if lone := int(np.count_nonzero(paused & (root < 0))):
-        changes.append(f"{lone} requests without a session have a pause before them, which is not played")
+        changes.append(
+            f"{lone} requests without a session have a pause before them, which is not played"
+        )
     name = trace.source.partition(" (")[0]
-    notes = [*trace.notes, *(f"{name}: {text}" for text in (*changes, *_notes(trace, prompts, how, idle)))]
+    notes = [
+        *trace.notes,
+        *(f"{name}: {text}" for text in (*changes, *_notes(trace, prompts, how, idle))),
+    ]
     sessions = {} if trace.session is None else {"sessions": len(np.unique(root[root >= 0]))}
     recorded = 0 if trace.entry is None else int(np.count_nonzero(trace.entry >= 0))
     return Replayed(
-        Schedule(first_request_id=0, **columns), trace.source, tuple(notes), _prompts_text(trace, prompts, recorded),
-        trace.recorded, trace.says_arrivals, sessions | {"recorded_prompts": recorded},
-    )  # fmt: skip
+        Schedule(first_request_id=0, **columns),
+        trace.source,
+        tuple(notes),
+        _prompts_text(trace, prompts, recorded),
+        trace.recorded,
+        trace.says_arrivals,
+        sessions | {"recorded_prompts": recorded},
+    )
 
 
 def with_blocks(trace: Trace, given: int | None = None) -> Trace:
@@ -177,7 +202,9 @@ def _begun_at_random(
     if rate_rps is None:
         return np.zeros(len(root))
     begins = np.empty(len(first))
-    begins[np.argsort(first)] = np.cumsum(rng.exponential(len(root) / len(first) / rate_rps, len(first)))
+    begins[np.argsort(first)] = np.cumsum(
+        rng.exponential(len(root) / len(first) / rate_rps, len(first))
+    )
     return np.asarray(begins[unit], dtype=np.float64)
 
 
@@ -188,7 +215,9 @@ def _speed_notes(trace: Trace, how: Replay, pause_s: NDArray[np.float64]) -> Ite
         alone = how.think_scale is not None or trace.session is None
         what = "arrivals" if alone else "arrivals, and pauses within sessions,"
         lasts = (
-            f": arrivals over {span_s:.6g} s come within {span_s / how.time_scale:.6g} s" if span_s else ""
+            f": arrivals over {span_s:.6g} s come within {span_s / how.time_scale:.6g} s"
+            if span_s
+            else ""
         )
         yield f"{what} are played {how.time_scale:g} times as fast as recorded (--time-scale){lasts}"
     if how.think_scale not in (None, 1.0):
@@ -225,7 +254,9 @@ def _notes(trace: Trace, prompts: Prompts, how: Replay, idle: int) -> list[str]:
             "as recorded, and no earlier than its answer"
         )
     if trace.session is None and (how.think_scale is not None or how.max_think_s < math.inf):
-        found.append("the file has no sessions: --max-think and --think-scale have nothing to act on")
+        found.append(
+            "the file has no sessions: --max-think and --think-scale have nothing to act on"
+        )
     largest = (
         0
         if trace.session is None
@@ -237,7 +268,9 @@ def _notes(trace: Trace, prompts: Prompts, how: Replay, idle: int) -> list[str]:
             "name the column that holds sessions (--column session=NAME)"
         )
     if idle:
-        found.append(f"{idle} sessions have a pause before their first request, which is not played")
+        found.append(
+            f"{idle} sessions have a pause before their first request, which is not played"
+        )
     if prompts.begun_anew:
         found.append(
             f"{prompts.begun_anew} later turns are shorter than every turn before them: they begin anew, and share nothing"
@@ -278,7 +311,9 @@ def spread(trace: Trace, rng: np.random.Generator, *, as_written: bool = False) 
         return trace
     note = f"coarse clock: {len(np.unique(trace.arrival_s))} distinct arrival times, {step_s:.3g} s apart, for {len(trace)} requests; they are"
     if as_written:
-        return _noted(trace, f"{note} replayed as written, so requests of one time arrive as a burst")
+        return _noted(
+            trace, f"{note} replayed as written, so requests of one time arrive as a burst"
+        )
     ticks, of = np.unique(trace.arrival_s, return_inverse=True)
     widths = np.minimum(np.diff(ticks, append=ticks[-1] + step_s), 1.5 * step_s)
     root, share = roots(trace), rng.random(len(trace))
@@ -321,8 +356,12 @@ def thin(trace: Trace, keep: float, rng: np.random.Generator) -> Trace:
         kept = np.where(root >= 0, whole[root], kept)
     (index,) = np.nonzero(kept)
     if not len(index):
-        raise WorkloadError(f"{trace.source}: no request is left of {len(trace)} with a share of {keep:g}")
-    return _noted(trace.take(index), f"thinned to a share of {keep:g}: {len(index)} of {len(trace)} requests")
+        raise WorkloadError(
+            f"{trace.source}: no request is left of {len(trace)} with a share of {keep:g}"
+        )
+    return _noted(
+        trace.take(index), f"thinned to a share of {keep:g}: {len(index)} of {len(trace)} requests"
+    )
 
 
 def loop(trace: Trace, times: int) -> Trace:
@@ -341,8 +380,9 @@ def loop(trace: Trace, times: int) -> Trace:
         which = rounds[np.argsort(arrival_s, kind="stable")]
         numbers: dict[str, Any] = {
             name: np.where(column < 0, -1, column + which * count)
-            for name in ("session", "parent") if (column := getattr(looped, name)) is not None
-        }  # fmt: skip
+            for name in ("session", "parent")
+            if (column := getattr(looped, name)) is not None
+        }
         looped = replace(looped, **numbers)
     each = f", {period_s:.6g} s each" if trace.says_arrivals else ""
     return _noted(looped, f"played {times} times{each}")

@@ -7,12 +7,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from workloads.arrivals import arrival_times
-from workloads.errors import WorkloadError
-from workloads.mix import ARRIVALS, RandomStream, class_columns, draw_stage
-from workloads.prefixes import SharedPrefixes, infinite_cache, take_lists
-from workloads.profile import Workload
-from workloads.sessions import draw_sessions
+from ampacity.workloads.arrivals.processes import arrival_times
+from ampacity.workloads.errors import WorkloadError
+from ampacity.workloads.mix import ARRIVALS, RandomStream, class_columns, draw_stage
+from ampacity.workloads.profile import Workload
+from ampacity.workloads.prompts.prefixes import SharedPrefixes, infinite_cache, take_lists
+from ampacity.workloads.sessions import draw_sessions
 
 _PREFIXES, _PROMPTS = 31, 30  # those of sessions follow
 # What the pause of a request counts from.
@@ -23,9 +23,22 @@ WITH_START = 2  # the start of the one request that it names, whatever becomes o
 
 # The columns with one value for each request.
 _COLUMNS = (
-    "scheduled_s", "input_tokens", "output_tokens", "class_index", "model_index", "cancel_after_s", "cancel_after_tokens", "session", "turn",
-    "think_s", "counts_from", "continues", "new_tokens", "entry", "numbers",
-)  # fmt: skip
+    "scheduled_s",
+    "input_tokens",
+    "output_tokens",
+    "class_index",
+    "model_index",
+    "cancel_after_s",
+    "cancel_after_tokens",
+    "session",
+    "turn",
+    "think_s",
+    "counts_from",
+    "continues",
+    "new_tokens",
+    "entry",
+    "numbers",
+)
 
 
 @dataclass(frozen=True, eq=False)
@@ -44,22 +57,36 @@ class Schedule:
     class_names: tuple[str, ...] = ("default",)
     class_index: NDArray[np.int16] | None = None  # into class_names; None: all of the first class
     model_names: tuple[str, ...] = ()
-    model_index: NDArray[np.int16] | None = None  # into model_names, -1: the run's model; None: all the run's
-    cancel_after_s: NDArray[np.float64] | None = None  # the user leaves so long after the start; NaN: stays
+    model_index: NDArray[np.int16] | None = (
+        None  # into model_names, -1: the run's model; None: all the run's
+    )
+    cancel_after_s: NDArray[np.float64] | None = (
+        None  # the user leaves so long after the start; NaN: stays
+    )
     cancel_after_tokens: NDArray[np.int64] | None = None  # or after so many output tokens; 0: stays
     session: NDArray[np.int64] | None = None  # number of the session; -1: none
     turn: NDArray[np.int32] | None = None  # 0, 1, ... within the session
-    think_s: NDArray[np.float64] | None = None  # between the end of what it waits for and its scheduled time
-    counts_from: NDArray[np.int8] | None = None  # what that pause counts from; None: all from the end
+    think_s: NDArray[np.float64] | None = (
+        None  # between the end of what it waits for and its scheduled time
+    )
+    counts_from: NDArray[np.int8] | None = (
+        None  # what that pause counts from; None: all from the end
+    )
     after_start: NDArray[np.int64] | None = None  # int64[n + 1]: request i waits for the end of ...
     after: NDArray[np.int64] | None = (
         None  # ... the requests (by index) after[after_start[i]:after_start[i + 1]]
     )
-    continues: NDArray[np.int64] | None = None  # whose conversation (by index here) it goes on with; -1: none
-    new_tokens: NDArray[np.int64] | None = None  # of input_tokens, what comes behind that conversation
+    continues: NDArray[np.int64] | None = (
+        None  # whose conversation (by index here) it goes on with; -1: none
+    )
+    new_tokens: NDArray[np.int64] | None = (
+        None  # of input_tokens, what comes behind that conversation
+    )
     shared: SharedPrefixes | None = None  # what its prompt begins with that others begin with too
     entry: NDArray[np.int64] | None = None  # of the prompts of a file; -1: none
-    numbers: NDArray[np.int64] | None = None  # request i has the id first_request_id + numbers[i]; None: + i
+    numbers: NDArray[np.int64] | None = (
+        None  # request i has the id first_request_id + numbers[i]; None: + i
+    )
 
     def __post_init__(self) -> None:
         for name in _COLUMNS:
@@ -85,7 +112,9 @@ class Schedule:
         """The requests at these indices, in order; what they wait for must be among them."""
         new_index = np.full(len(self) + 1, -1, dtype=np.int64)  # the last one stands for "none"
         new_index[kept] = np.arange(len(kept))
-        columns = {name: column[kept] for name in _COLUMNS if (column := getattr(self, name)) is not None}
+        columns = {
+            name: column[kept] for name in _COLUMNS if (column := getattr(self, name)) is not None
+        }
         if self.continues is not None:
             columns["continues"] = new_index[self.continues[kept]]
         if self.after_start is not None and self.after is not None:
@@ -132,7 +161,9 @@ class Schedule:
             return np.arange(len(self), dtype=np.int64)
         return np.flatnonzero(np.diff(self.after_start) == 0)
 
-    def _whole_sessions(self, max_requests: int | None, max_tokens: int | None) -> NDArray[np.int64]:
+    def _whole_sessions(
+        self, max_requests: int | None, max_tokens: int | None
+    ) -> NDArray[np.int64]:
         """Indices of the sessions that fit as a whole, in the order of their beginnings; of the first at least a part."""
         unit = self.units()
         order = np.argsort(unit, kind="stable")  # session by session, each in its own order
@@ -177,7 +208,10 @@ class Schedule:
         if reason is None:
             return self, None
         cut = self.take(self._whole_sessions(max_requests, max_tokens))
-        return cut, f"{reason} leaves {len(cut)} of {len(self)} requests ({cut.planned_tokens()} tokens)"
+        return (
+            cut,
+            f"{reason} leaves {len(cut)} of {len(self)} requests ({cut.planned_tokens()} tokens)",
+        )
 
 
 def open_schedule(
@@ -200,7 +234,9 @@ def open_schedule(
         columns = draw_stage(workload, stream, rate_rps=rate_rps, duration_s=duration_s)
         columns |= _shared(workload, columns, stage, stream)
     else:
-        begin_s = arrival_times(workload.arrivals, rate_rps / per_arrival, duration_s, stream(ARRIVALS))
+        begin_s = arrival_times(
+            workload.arrivals, rate_rps / per_arrival, duration_s, stream(ARRIVALS)
+        )
         columns = _of_sessions(workload, begin_s, stage, stream)
     return Schedule(first_request_id=first_request_id, **columns)
 
@@ -222,7 +258,9 @@ def closed_schedule(
     return Schedule(first_request_id=first_request_id, **columns)
 
 
-def _shared(workload: Workload, columns: dict[str, Any], stage: int, stream: RandomStream) -> dict[str, Any]:
+def _shared(
+    workload: Workload, columns: dict[str, Any], stage: int, stream: RandomStream
+) -> dict[str, Any]:
     if workload.prefixes is None:
         return {}
     return {"shared": workload.prefixes.draw(columns["input_tokens"], stage, stream(_PREFIXES))}
@@ -239,7 +277,13 @@ def _of_sessions(
     else:
         assert sessions is not None
         columns = draw_sessions(
-            sessions, begin_s, workload.input_tokens, workload.output_tokens, workload.prefixes, stage, stream
+            sessions,
+            begin_s,
+            workload.input_tokens,
+            workload.output_tokens,
+            workload.prefixes,
+            stage,
+            stream,
         )
     class_of = np.zeros(len(columns["scheduled_s"]), dtype=np.int16)
     return columns | class_columns(workload, class_of, stream)
@@ -255,4 +299,6 @@ def _requests_per_arrival(workload: Workload) -> float | None:
 def _stream(seed: int, stage: int, *key: int) -> np.random.Generator:
     if seed < 0 or stage < 0:
         raise WorkloadError(f"seed {seed} or stage {stage} is negative: give 0 or more")
-    return np.random.Generator(np.random.PCG64(np.random.SeedSequence(seed, spawn_key=(stage, *key))))
+    return np.random.Generator(
+        np.random.PCG64(np.random.SeedSequence(seed, spawn_key=(stage, *key)))
+    )

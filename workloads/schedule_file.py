@@ -10,30 +10,46 @@ from typing import Any, TextIO
 import numpy as np
 from numpy.typing import NDArray
 
-from workloads.errors import WorkloadError
-from workloads.prefixes import SharedPrefixes
-from workloads.profile import Workload, workload_from_text
-from workloads.replay import Replayed
-from workloads.schedule import Schedule
-from workloads.text import mended
-from workloads.trace_fields import BadRow
-from workloads.trace_formats import open_records
-from workloads.traces import read_trace
+from ampacity.workloads.errors import WorkloadError
+from ampacity.workloads.profile import Workload, workload_from_text
+from ampacity.workloads.prompts.prefixes import SharedPrefixes
+from ampacity.workloads.replay import Replayed
+from ampacity.workloads.schedule import Schedule
+from ampacity.workloads.text import mended
+from ampacity.workloads.traces.fields import BadRow
+from ampacity.workloads.traces.formats import open_records
+from ampacity.workloads.traces.read import read_trace
 
 # Columns that a row holds where they are not as here: the type, and what is left out.
 _PER_REQUEST: dict[str, tuple[Any, Any]] = {
-    "cancel_after_s": (np.float64, np.nan), "cancel_after_tokens": (np.int64, 0), "session": (np.int64, -1),
-    "turn": (np.int32, 0), "think_s": (np.float64, 0.0), "continues": (np.int64, -1), "new_tokens": (np.int64, 0),
-}  # fmt: skip
-_KNOWN = frozenset({
-    *_PER_REQUEST, "scheduled_s", "input_tokens", "output_tokens", "class", "model", "shared", "after",
-})  # fmt: skip
+    "cancel_after_s": (np.float64, np.nan),
+    "cancel_after_tokens": (np.int64, 0),
+    "session": (np.int64, -1),
+    "turn": (np.int32, 0),
+    "think_s": (np.float64, 0.0),
+    "continues": (np.int64, -1),
+    "new_tokens": (np.int64, 0),
+}
+_KNOWN = frozenset(
+    {
+        *_PER_REQUEST,
+        "scheduled_s",
+        "input_tokens",
+        "output_tokens",
+        "class",
+        "model",
+        "shared",
+        "after",
+    }
+)
 _SHOWN = 12
 _HEAD = "schedule_of"  # the first line: the workload, as the text of its YAML file
 _HEADERS = "headers_left_out"
 
 
-def write_schedule(file: TextIO, schedule: Schedule, workload: tuple[str, list[str]] | None = None) -> None:
+def write_schedule(
+    file: TextIO, schedule: Schedule, workload: tuple[str, list[str]] | None = None
+) -> None:
     """One line a request: ``scheduled_s`` (to the nanosecond), lengths, and what else the schedule has of it.
 
     ``shared`` lists (id, tokens) of the segments that its prompt begins with, ``after`` the requests (by their
@@ -47,7 +63,9 @@ def write_schedule(file: TextIO, schedule: Schedule, workload: tuple[str, list[s
 
 
 def _rows(schedule: Schedule) -> Iterator[dict[str, Any]]:
-    columns = {name: column for name in _PER_REQUEST if (column := getattr(schedule, name)) is not None}
+    columns = {
+        name: column for name in _PER_REQUEST if (column := getattr(schedule, name)) is not None
+    }
     for i in range(len(schedule)):
         row: dict[str, Any] = {
             "scheduled_s": round(float(schedule.scheduled_s[i]), 9),
@@ -65,7 +83,9 @@ def _rows(schedule: Schedule) -> Iterator[dict[str, Any]]:
         if schedule.shared is not None:
             row["shared"] = schedule.shared.of(i)
         if schedule.after is not None and schedule.after_start is not None:
-            row["after"] = schedule.after[schedule.after_start[i] : schedule.after_start[i + 1]].tolist()
+            row["after"] = schedule.after[
+                schedule.after_start[i] : schedule.after_start[i + 1]
+            ].tolist()
         yield row
 
 
@@ -124,9 +144,10 @@ def read_schedule(path: Path, *, time_scale: float = 1.0, first_request_id: int 
             f"{path}: a request is scheduled at {trace.arrival_s[0]:g} s, before the stage begins"
         )
     columns: dict[str, Any] = {
-        name: np.array(held[name], dtype=kind) for name, (kind, missing) in _PER_REQUEST.items()
+        name: np.array(held[name], dtype=kind)
+        for name, (kind, missing) in _PER_REQUEST.items()
         if any(value == value and value != missing for value in held[name])
-    }  # fmt: skip
+    }
     columns |= _named(
         path, "class", classes, [kind.name for kind in workload.kinds] if workload else ["default"]
     )
@@ -143,12 +164,18 @@ def read_schedule(path: Path, *, time_scale: float = 1.0, first_request_id: int 
         columns.setdefault("new_tokens", trace.input_tokens)
     try:
         schedule = Schedule(
-            trace.arrival_s / time_scale, trace.input_tokens, trace.output_tokens, first_request_id, **columns
+            trace.arrival_s / time_scale,
+            trace.input_tokens,
+            trace.output_tokens,
+            first_request_id,
+            **columns,
         )
     except ValueError as error:
         raise WorkloadError(f"{path}: {error}") from None
     if schedule.shared is not None and (schedule.shared.totals() > trace.input_tokens).any():
-        raise WorkloadError(f"{path}: column shared: a request shares more tokens than its prompt has")
+        raise WorkloadError(
+            f"{path}: column shared: a request shares more tokens than its prompt has"
+        )
     prompts = [
         text
         for text, there in (
@@ -159,12 +186,16 @@ def read_schedule(path: Path, *, time_scale: float = 1.0, first_request_id: int 
     ]
     left_out = _head(path).get(_HEADERS) or []
     notes = (
-        [f"{path.name}: the values of {', '.join(map(str, left_out))} are not in a schedule: give --header"]
+        [
+            f"{path.name}: the values of {', '.join(map(str, left_out))} are not in a schedule: give --header"
+        ]
         if left_out
         else []
     )
     if unused:
-        named = ", ".join(f"{mended(name)} (of {count} rows)" for name, count in unused.most_common(_SHOWN))
+        named = ", ".join(
+            f"{mended(name)} (of {count} rows)" for name, count in unused.most_common(_SHOWN)
+        )
         more = f" and {len(unused) - _SHOWN} more" if len(unused) > _SHOWN else ""
         notes.append(f"{path.name}: columns that are not used: {named}{more}")
     if time_scale != 1:
@@ -193,7 +224,9 @@ def _waited_for(value: object, here: int, where: str) -> list[int]:
     """The earlier requests of a row's ``after``."""
     found = [] if value is None else value
     if not isinstance(found, list) or not all(isinstance(k, int) and 0 <= k < here for k in found):
-        raise WorkloadError(f"{where}: column after: write the numbers of earlier requests, as [0, 1]")
+        raise WorkloadError(
+            f"{where}: column after: write the numbers of earlier requests, as [0, 1]"
+        )
     return found
 
 
@@ -221,7 +254,8 @@ def _lists(held: list[list[Any]], width: int) -> tuple[NDArray[np.int64], ...]:
 def _segments(held: object, where: str) -> list[tuple[int, int]]:
     pairs = held if isinstance(held, list) else []
     if not all(
-        isinstance(p, list) and len(p) == 2 and all(isinstance(n, int) and n >= 0 for n in p) for p in pairs
+        isinstance(p, list) and len(p) == 2 and all(isinstance(n, int) and n >= 0 for n in p)
+        for p in pairs
     ):
         raise WorkloadError(f"{where}: column shared: write it as [[id, tokens], ...]")
     return [(p[0], p[1]) for p in pairs]

@@ -12,9 +12,9 @@ from typing import Any, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from workloads.errors import WorkloadError, check_keys, number_between, whole_between
-from workloads.lengths import MAX_TOKENS, Lengths, parse_lengths
-from workloads.prefixes import Prefixes, in_time_order
+from ampacity.workloads.errors import WorkloadError, check_keys, number_between, whole_between
+from ampacity.workloads.lengths.parse import MAX_TOKENS, Lengths, parse_lengths
+from ampacity.workloads.prompts.prefixes import Prefixes, in_time_order
 
 Stream = Callable[[int], np.random.Generator]
 Ints = NDArray[np.int64]
@@ -93,15 +93,23 @@ class Sessions:
     turns: Lengths  # messages of the user in a session
     user_tokens: Lengths | None = None  # of each message after the first; None: as the first
     think_ms: Lengths | None = None  # between an answer and the user's next message; None: no pause
-    history: str = "answers"  # "answers": what the server really said; "planned": text of the planned length
+    history: str = (
+        "answers"  # "answers": what the server really said; "planned": text of the planned length
+    )
     keep_reasoning: bool = False  # whether reasoning stays in the history
     on_failed_turn: str = "end"  # or "continue"
-    limit_tokens: int | None = None  # a longer conversation is compacted: it begins anew with a summary
+    limit_tokens: int | None = (
+        None  # a longer conversation is compacted: it begins anew with a summary
+    )
     summary_tokens: Lengths | None = None
-    message_tokens: int | None = None  # that the template adds to each message but the first; None: 0
+    message_tokens: int | None = (
+        None  # that the template adds to each message but the first; None: 0
+    )
     finish_s: float = 60.0  # how long after the stage sessions are played on
     steps: Steps | None = None
-    joint: Joint | None = None  # in place of turns and two messages; later ones are scaled to its mean
+    joint: Joint | None = (
+        None  # in place of turns and two messages; later ones are scaled to its mean
+    )
 
     def mean_requests(self) -> float:
         """Requests in a session, on average."""
@@ -129,7 +137,9 @@ class _Plan:
 
     session: list[int] = field(default_factory=list)
     turn: list[int] = field(default_factory=list)
-    user: list[int] = field(default_factory=list)  # which of the drawn user messages it says; -1: none
+    user: list[int] = field(
+        default_factory=list
+    )  # which of the drawn user messages it says; -1: none
     result: list[int] = field(default_factory=list)  # which tool result
     task: list[int] = field(default_factory=list)  # which task of a further agent
     delayed: list[bool] = field(default_factory=list)  # waits for a tool, not for a person
@@ -137,9 +147,16 @@ class _Plan:
     after: list[list[int]] = field(default_factory=list)
 
     def add(
-        self, session: int, continues: int, after: list[int], *, user: int = -1, result: int = -1, task: int = -1,
+        self,
+        session: int,
+        continues: int,
+        after: list[int],
+        *,
+        user: int = -1,
+        result: int = -1,
+        task: int = -1,
         delayed: bool = False,
-    ) -> int:  # fmt: skip
+    ) -> int:
         index = len(self.session)
         self.turn.append(self.turn[-1] + 1 if self.session and self.session[-1] == session else 0)
         self.session.append(session)
@@ -200,9 +217,14 @@ def _drawn(lengths: Lengths | None, which: list[int], rng: np.random.Generator) 
 
 
 def draw_sessions(
-    sessions: Sessions, arrivals_s: NDArray[np.float64], first_tokens: Lengths, output_tokens: Lengths,
-    prefixes: Prefixes | None, stage: int, stream: Stream,
-) -> dict[str, Any]:  # fmt: skip
+    sessions: Sessions,
+    arrivals_s: NDArray[np.float64],
+    first_tokens: Lengths,
+    output_tokens: Lengths,
+    prefixes: Prefixes | None,
+    stage: int,
+    stream: Stream,
+) -> dict[str, Any]:
     """Columns of a schedule in which session k begins at ``arrivals_s[k]`` (sorted).
 
     ``stream(key)`` is the random stream of that name. Requests stand in the order of their earliest possible times;
@@ -214,7 +236,9 @@ def draw_sessions(
     n, steps = len(plan.session), sessions.steps
     turn, user = np.asarray(plan.turn, dtype=np.int32), np.asarray(plan.user, dtype=np.int64)
     first = _drawn(first_tokens, plan.user, stream(_FIRST))
-    later = _drawn(sessions.user_tokens, plan.user, stream(_USER)) if sessions.user_tokens else first
+    later = (
+        _drawn(sessions.user_tokens, plan.user, stream(_USER)) if sessions.user_tokens else first
+    )
     new = np.where(turn == 0, first, later)
     if joint is not None:
         rows, mean = (
@@ -230,7 +254,9 @@ def draw_sessions(
     think_ms = _drawn(sessions.think_ms, np.where(turn > 0, user, -1).tolist(), stream(_THINK))
     if steps is not None and steps.delay_ms is not None:
         think_ms = think_ms + np.where(plan.delayed, steps.delay_ms.sample(stream(_DELAY), n), 0)
-    summaries = sessions.summary_tokens.sample(stream(_SUMMARY), n) if sessions.summary_tokens else None
+    summaries = (
+        sessions.summary_tokens.sample(stream(_SUMMARY), n) if sessions.summary_tokens else None
+    )
     shared = None
     if prefixes is not None:  # a session keeps its system prompt, its helpers have it too
         of_sessions = prefixes.first_turns(len(arrivals_s), stage, stream(_PREFIX))
@@ -239,9 +265,14 @@ def draw_sessions(
     inputs, continues, new = _histories(sessions, plan, new, outputs, system, summaries)
     due_s = _earliest(plan, arrivals_s, think_ms / 1e3)
     columns = {
-        "scheduled_s": due_s, "input_tokens": inputs, "output_tokens": outputs, "new_tokens": new,
-        "session": np.asarray(plan.session, dtype=np.int64), "turn": turn, "think_s": think_ms / 1e3,
-    }  # fmt: skip
+        "scheduled_s": due_s,
+        "input_tokens": inputs,
+        "output_tokens": outputs,
+        "new_tokens": new,
+        "session": np.asarray(plan.session, dtype=np.int64),
+        "turn": turn,
+        "think_s": think_ms / 1e3,
+    }
     return in_time_order(columns, continues, plan.after, shared)
 
 
@@ -260,13 +291,19 @@ def _histories(
     inputs, continues, said = [0] * len(new), list(plan.continues), new.tolist()
     fresh, answers = system.tolist(), outputs.tolist()
     for i, before in enumerate(continues):
-        if plan.user[i] < 0 and plan.result[i] < 0 and plan.task[i] < 0:  # the answers of its helpers
+        if (
+            plan.user[i] < 0 and plan.result[i] < 0 and plan.task[i] < 0
+        ):  # the answers of its helpers
             said[i] = sum(answers[k] + extra for k in plan.after[i]) - extra
         if before < 0:
             inputs[i] = fresh[i] + said[i]
             continue
         inputs[i] = inputs[before] + answers[before] + said[i] + _MESSAGES_PER_TURN * extra
-        if sessions.limit_tokens is not None and inputs[i] > sessions.limit_tokens and summaries is not None:
+        if (
+            sessions.limit_tokens is not None
+            and inputs[i] > sessions.limit_tokens
+            and summaries is not None
+        ):
             continues[i] = -1
             said[i] += int(summaries[i])
             inputs[i] = fresh[i] + said[i]
@@ -307,7 +344,9 @@ def _read(value: object, where: str, kind: type[T]) -> T:
     given = check_keys(value, tuple(f.name for f in known), where)
     for f in known:
         if f.default is MISSING and given.get(f.name) is None:
-            raise WorkloadError(f"{where}: key {f.name} is missing; write for example '{f.name}: 5'")
+            raise WorkloadError(
+                f"{where}: key {f.name} is missing; write for example '{f.name}: 5'"
+            )
     told = [f.name for f in known if given.get(f.name) is not None]
     return kind(**{name: _READ[name](given[name], f"{where}: {name}") for name in told})
 
@@ -340,7 +379,10 @@ def _joint(value: object, what: str) -> Joint:
                 f"{what}: give up to {JOINT_MAX} sessions as [turns, first tokens, second ones, mean of later ones], as [[5, 900, 300, 120]]"
             )
         found.append(
-            tuple(whole_between(n, what, low, MAX_TOKENS) for n, low in zip(row, (1, 1, 0, 0), strict=True))
+            tuple(
+                whole_between(n, what, low, MAX_TOKENS)
+                for n, low in zip(row, (1, 1, 0, 0), strict=True)
+            )
         )
     return Joint(tuple(found))
 
@@ -350,7 +392,9 @@ _READ: dict[str, Callable[[object, str], Any]] = {
     "turns": partial(parse_lengths, unit=" of turns"),
     "calls": partial(parse_lengths, unit=" of calls"),
     "width": partial(parse_lengths, unit=" of helpers"),
-    **dict.fromkeys(("user_tokens", "summary_tokens", "result_tokens", "task_tokens"), parse_lengths),
+    **dict.fromkeys(
+        ("user_tokens", "summary_tokens", "result_tokens", "task_tokens"), parse_lengths
+    ),
     **dict.fromkeys(("think_ms", "delay_ms"), _pause),
     **dict.fromkeys(("limit_tokens", "message_tokens"), _whole),
     "finish_s": lambda value, what: float(_whole(value, what)),

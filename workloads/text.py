@@ -6,9 +6,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 _NOT_TEXT = re.compile("[\ud800-\udfff]")
-DECODE_ERRORS = (
-    "surrogateescape"  # a byte that is no UTF-8 becomes one of U+DC80 to U+DCFF: its row can be named
-)
+DECODE_ERRORS = "surrogateescape"  # a byte that is no UTF-8 becomes one of U+DC80 to U+DCFF: its row can be named
 BROKEN_BYTES = "a byte that is no UTF-8"
 
 

@@ -35,9 +35,15 @@ def main() -> None:
     except usage_error as error:
         command = error.ctx.command_path if error.ctx else "ampacity"
         message = our_name(error) or " ".join(error.format_message().split())
-        if "unexpected extra" in message and "--header" in sys.argv:  # what is extra may be a secret
-            message = "unexpected arguments: put the value of --header into quotes, as 'Name: value'"
-        _refuse(f"{message.rstrip('.')}; see {command} --help" if message else f"see {command} --help")
+        if (
+            "unexpected extra" in message and "--header" in sys.argv
+        ):  # what is extra may be a secret
+            message = (
+                "unexpected arguments: put the value of --header into quotes, as 'Name: value'"
+            )
+        _refuse(
+            f"{message.rstrip('.')}; see {command} --help" if message else f"see {command} --help"
+        )
     except (KeyboardInterrupt, typer.Abort):
         print("ampacity: interrupted", file=sys.stderr)
         sys.exit(EXIT_INTERRUPTED)

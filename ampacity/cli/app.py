@@ -7,25 +7,9 @@ from typing import Annotated
 import typer
 
 from ampacity import __version__
-from ampacity.cli import (
-    ab,
-    baseline,
-    burst,
-    compare,
-    demo,
-    doctor,
-    gate,
-    import_,
-    plan,
-    predict,
-    report,
-    run,
-    search,
-    simulate,
-    sweep,
-    validate,
-    workload,
-)
+from ampacity.cli import predict, simulate, workload
+from ampacity.cli.judge import baseline, compare, gate, import_, plan, report, validate
+from ampacity.cli.measure import ab, burst, demo, doctor, run, search, sweep
 
 app = typer.Typer(
     name="ampacity",
@@ -46,15 +30,32 @@ def _version(wanted: bool) -> None:
 @app.callback()
 def _root(
     version: Annotated[
-        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version and leave.")
+        bool,
+        typer.Option(
+            "--version", callback=_version, is_eager=True, help="Print the version and leave."
+        ),
     ] = False,
 ) -> None:
     pass
 
 
 for command in (
-    demo.demo, doctor.doctor, sweep.sweep, search.search, burst.burst, run.run, report.report, plan.plan, compare.compare, ab.ab,
-    baseline.baseline, gate.gate, validate.validate, import_.import_, predict.predict, simulate.simulate,
-):  # fmt: skip
+    demo.demo,
+    doctor.doctor,
+    sweep.sweep,
+    search.search,
+    burst.burst,
+    run.run,
+    report.report,
+    plan.plan,
+    compare.compare,
+    ab.ab,
+    baseline.baseline,
+    gate.gate,
+    validate.validate,
+    import_.import_,
+    predict.predict,
+    simulate.simulate,
+):
     app.command(command.__name__.rstrip("_"))(command)
 app.add_typer(workload.app, name="workload")

@@ -8,8 +8,8 @@ import msgspec
 import typer
 
 from ampacity.cli.options import Command, flag, gathers, option
-from simulator.face import Face
-from simulator.options import DEPLOYED, SCHEDULING
+from ampacity.simulator.engine.options import DEPLOYED, SCHEDULING
+from ampacity.simulator.server.face import Face
 
 Preset = Annotated[
     str,
@@ -30,7 +30,9 @@ def with_engine(command: Command) -> Command:
                 options.append(option(name, bool, False, help=text, rich_help_panel=panel))
             else:
                 options.append(
-                    option(name, str | None, None, metavar=written, help=text, rich_help_panel=panel)
+                    option(
+                        name, str | None, None, metavar=written, help=text, rich_help_panel=panel
+                    )
                 )
     return gathers("engine", options)(command)
 
@@ -38,7 +40,9 @@ def with_engine(command: Command) -> Command:
 def full_preset(preset: str, engine: dict[str, Any]) -> str:
     """A preset with the settings that were given as options."""
     given = [
-        f"{name}={'on' if value is True else value}" for name, value in engine.items() if value is not False
+        f"{name}={'on' if value is True else value}"
+        for name, value in engine.items()
+        if value is not False
     ]
     return ",".join([preset, *given])
 
@@ -59,8 +63,16 @@ def with_face(command: Command) -> Command:
         panel = "How answers look and are cut into chunks"
         default = None if field.default == () else field.default
         options.append(
-            option(field.name, kind, default, flags=flags, metavar=metavar, help=meta.description, rich_help_panel=panel)
-        )  # fmt: skip
+            option(
+                field.name,
+                kind,
+                default,
+                flags=flags,
+                metavar=metavar,
+                help=meta.description,
+                rich_help_panel=panel,
+            )
+        )
     return gathers("face", options)(command)
 
 
@@ -68,8 +80,8 @@ def make_face(given: dict[str, Any]) -> Face:
     """Raises SimulatorError for values out of range."""
     from math import isfinite
 
-    from simulator import SimulatorError
-    from simulator.face import read_options
+    from ampacity.simulator import SimulatorError
+    from ampacity.simulator.server.face import read_options
 
     for name, value in given.items():
         if isinstance(value, float) and not isfinite(value):  # which JSON could not say

@@ -34,8 +34,8 @@ def run_experiment(
 
     from ampacity.cli.stub import no_stub
     from ampacity.config import check_steady, make_settings
-    from ampacity.experiments.conduct import conduct, run_event_loop
-    from ampacity.experiments.provenance import out_path
+    from ampacity.experiments.stages.conduct import conduct, run_event_loop
+    from ampacity.experiments.stages.provenance import out_path
     from ampacity.progress import Progress
     from ampacity.values import ConfigError
 
@@ -67,10 +67,10 @@ def finish(
     """Write summary.json and report.html of a run and print the findings (unless ``quiet``); gives (the run's status, its summary)."""
     from rich.console import Console
 
-    from analysis.summary import summarise
-    from loadgen.rundir import load_run, write_json
-    from reports.html import write_report
-    from reports.terminal import render_table
+    from ampacity.analysis.summary import summarise
+    from ampacity.loadgen.rundir.files import load_run, write_json
+    from ampacity.reports.pages.run_report import write_report
+    from ampacity.reports.pages.terminal import render_table
 
     run = load_run(path)
     summary = summarise(run, labels)
@@ -89,7 +89,7 @@ def finish(
 
 def read_labels(path: Path) -> dict[int, bool]:
     """request_id -> accepted. Raises LabelsError with one line."""
-    from analysis.goodput import LabelsError, parse_labels
+    from ampacity.analysis.stage.goodput import LabelsError, parse_labels
 
     try:
         return parse_labels(path.read_text(encoding="utf-8-sig").splitlines(), str(path))

@@ -15,8 +15,19 @@ import typer
 from ampacity.settings import OUT, REPLAY, SHARED
 
 Command = Callable[..., None]
-Url = Annotated[str, typer.Argument(help="Base URL of an OpenAI-compatible server, as http://127.0.0.1:8000/v1", show_default=False)]  # fmt: skip
-Json = Annotated[bool, typer.Option("--json", help="Print summary.json to stdout, and nothing else.", rich_help_panel=OUT)]  # fmt: skip
+Url = Annotated[
+    str,
+    typer.Argument(
+        help="Base URL of an OpenAI-compatible server, as http://127.0.0.1:8000/v1",
+        show_default=False,
+    ),
+]
+Json = Annotated[
+    bool,
+    typer.Option(
+        "--json", help="Print summary.json to stdout, and nothing else.", rich_help_panel=OUT
+    ),
+]
 
 
 def flag(name: str) -> str:
@@ -27,10 +38,14 @@ def flag(name: str) -> str:
 def option(name: str, kind: Any, default: Any, **shown: Any) -> Parameter:
     """An option as a parameter of a command."""
     shown_option = typer.Option(shown.pop("flags", flag(name)), **shown)
-    return Parameter(name, Parameter.KEYWORD_ONLY, annotation=Annotated[kind, shown_option], default=default)
+    return Parameter(
+        name, Parameter.KEYWORD_ONLY, annotation=Annotated[kind, shown_option], default=default
+    )
 
 
-def shares(names: Iterable[str] = SHARED, but: Collection[str] = ()) -> Callable[[Command], Command]:
+def shares(
+    names: Iterable[str] = SHARED, but: Collection[str] = ()
+) -> Callable[[Command], Command]:
     """Give a command the settings ``names``; its parameter ``raw`` gets all that were given.
 
     Without a default: those are of ``make_settings``, so that a flag beats a run file.
@@ -39,7 +54,9 @@ def shares(names: Iterable[str] = SHARED, but: Collection[str] = ()) -> Callable
     for name in names:
         if name not in but:
             panel, kind, metavar, text = (SHARED | REPLAY)[name]
-            options.append(option(name, kind | None, None, metavar=metavar, help=text, rich_help_panel=panel))
+            options.append(
+                option(name, kind | None, None, metavar=metavar, help=text, rich_help_panel=panel)
+            )
     return gathers("raw", options)
 
 

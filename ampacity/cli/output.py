@@ -16,7 +16,7 @@ def print_json(value: Any) -> None:
 @contextmanager
 def writing(path: Path) -> Iterator[None]:
     """Raises RunDirError where the block cannot write ``path``."""
-    from loadgen.rundir import RunDirError
+    from ampacity.loadgen.rundir.files import RunDirError
 
     try:
         yield

@@ -10,7 +10,7 @@ import typer
 from ampacity.cli import EXIT_INTERRUPTED
 from ampacity.cli import options as o
 from ampacity.cli.engine_options import Preset, full_preset, with_engine
-from ampacity.cli.search import Closed, Precision, make_search
+from ampacity.cli.measure.search import Closed, Precision, make_search
 from ampacity.settings import VIRTUAL
 
 
@@ -20,11 +20,17 @@ def predict(
     raw: dict[str, Any],
     engine: dict[str, Any],
     preset: Preset = "llama3-8b-a100",
-    search: Annotated[bool, typer.Option("--search", help="Search for the usable rate instead of sweeping, as 'ampacity search' does.")] = False,
+    search: Annotated[
+        bool,
+        typer.Option(
+            "--search",
+            help="Search for the capacity instead of sweeping, as 'ampacity search' does.",
+        ),
+    ] = False,
     precision: Precision = "10%",
     closed: Closed = False,
     json: o.Json = False,
-) -> None:  # fmt: skip
+) -> None:
     """Sweep a simulated engine without waiting for it; every figure of the report is marked as predicted.
 
     ampacity predict --preset llama3-70b-4xh100 --workload chat --slo ttft_p99=2s --slo itl_p99=50ms
@@ -35,16 +41,21 @@ def predict(
     from ampacity.cli.experiment import command_line, finish
     from ampacity.cli.stub import no_stub
     from ampacity.config import check_steady, gpus_named, make_settings
-    from ampacity.experiments.predict import predict as experiment
-    from ampacity.experiments.provenance import out_path
+    from ampacity.experiments.stages.provenance import out_path
+    from ampacity.experiments.virtual.predict import predict as experiment
     from ampacity.progress import Progress
+    from ampacity.simulator.models.hardware import find_deployment
     from ampacity.values import ConfigError
-    from simulator.hardware import find_deployment
 
     deployment = find_deployment(full_preset(preset, engine))
     ramp = raw.pop("ramp", None) if search else None
     settings = make_settings(
-        {"duration": "5m", "tp": gpus_named(preset) or 1, **raw, "url": "http://predicted.invalid/v1"}
+        {
+            "duration": "5m",
+            "tp": gpus_named(preset) or 1,
+            **raw,
+            "url": "http://predicted.invalid/v1",
+        }
     )
     check_steady(settings.workload, "predict")
     how: dict[str, Any] = {}
@@ -56,6 +67,8 @@ def predict(
         how = {"drive": asked.run, "experiment": "search"}
     settings = replace(settings, out=out_path(settings, how.get("experiment", "predict")))
     with no_stub(settings.out):
-        path = asyncio.run(experiment(settings, deployment, command_line(sys.argv), Progress(), **how))
+        path = asyncio.run(
+            experiment(settings, deployment, command_line(sys.argv), Progress(), **how)
+        )
     if finish(path, as_json=json)[0] == "interrupted":
         raise typer.Exit(EXIT_INTERRUPTED)

@@ -10,7 +10,7 @@ import typer
 from ampacity.cli.engine_options import Preset, full_preset, make_face, with_engine, with_face
 
 if TYPE_CHECKING:
-    from simulator.faults import Plan
+    from ampacity.simulator.server.faults import Plan
 
 
 @with_engine
@@ -19,15 +19,38 @@ def simulate(
     engine: dict[str, Any],
     face: dict[str, Any],
     preset: Preset = "llama3-8b-a100",
-    calibrate: Annotated[Path | None, typer.Option(metavar="RUN", help="Fit effective bandwidth, compute and overhead to a measured sweep, say how well, then serve.")] = None,
+    calibrate: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="RUN",
+            help="Fit effective bandwidth, compute and overhead to a measured sweep, say how well, then serve.",
+        ),
+    ] = None,
     host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(help="0 takes a free one.")] = 8000,
-    model: Annotated[str | None, typer.Option(help="Name that it answers to. Default: the preset's.")] = None,
-    api_key_env: Annotated[str | None, typer.Option(metavar="NAME", help="Environment variable with the key that requests must carry.")] = None,
-    seed: Annotated[int, typer.Option(help="Of words and lengths, where a request brings no seed.")] = 0,
-    faults: Annotated[str | None, typer.Option(metavar="JSON|FILE", help="Plan of faults, see docs/simulator.md; its times count from the start.")] = None,
-    error_rate: Annotated[float, typer.Option(help="Share of requests answered with status 500.", min=0, max=1)] = 0.0,
-) -> None:  # fmt: skip
+    model: Annotated[
+        str | None, typer.Option(help="Name that it answers to. Default: the preset's.")
+    ] = None,
+    api_key_env: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME", help="Environment variable with the key that requests must carry."
+        ),
+    ] = None,
+    seed: Annotated[
+        int, typer.Option(help="Of words and lengths, where a request brings no seed.")
+    ] = 0,
+    faults: Annotated[
+        str | None,
+        typer.Option(
+            metavar="JSON|FILE",
+            help="Plan of faults, see docs/simulator.md; its times count from the start.",
+        ),
+    ] = None,
+    error_rate: Annotated[
+        float, typer.Option(help="Share of requests answered with status 500.", min=0, max=1)
+    ] = 0.0,
+) -> None:
     """Serve a simulated engine at http://HOST:PORT/v1 until Ctrl-C; its metrics are at /metrics.
 
     A 70B on 4 H100: ampacity simulate --preset llama3-70b-4xh100
@@ -38,8 +61,8 @@ def simulate(
     """
     from dataclasses import replace
 
-    from simulator.hardware import PRESETS, find_deployment
-    from simulator.server import Start, serve
+    from ampacity.simulator.models.hardware import PRESETS, find_deployment
+    from ampacity.simulator.server.server import Start, serve
 
     if preset == "list":
         for name in PRESETS:
@@ -47,11 +70,18 @@ def simulate(
         return
     plan = _plan(faults, error_rate)
     start = Start(
-        full_preset(preset, engine), host, port, model or preset, api_key_env, make_face(face), plan, seed
+        full_preset(preset, engine),
+        host,
+        port,
+        model or preset,
+        api_key_env,
+        make_face(face),
+        plan,
+        seed,
     )
     deployment = find_deployment(start.preset)
     if calibrate is not None:
-        from ampacity.experiments.calibrate import calibrate_to_run
+        from ampacity.experiments.virtual.calibrate import calibrate_to_run
 
         config, lines = calibrate_to_run(calibrate, deployment.config)
         prefill = None if deployment.prefill is None else config
@@ -61,9 +91,9 @@ def simulate(
 
 
 def _plan(faults: str | None, error_rate: float) -> Plan:
-    from simulator import SimulatorError
-    from simulator.face import read_options
-    from simulator.faults import Plan
+    from ampacity.simulator import SimulatorError
+    from ampacity.simulator.server.face import read_options
+    from ampacity.simulator.server.faults import Plan
 
     if faults is None:
         return Plan(errors={"500": error_rate} if error_rate else {})
@@ -76,5 +106,7 @@ def _plan(faults: str | None, error_rate: float) -> Plan:
             else Path(faults).read_bytes()
         )
     except OSError as error:
-        raise SimulatorError(f"--faults {faults}: {error.strerror}; give a file or a JSON object") from error
+        raise SimulatorError(
+            f"--faults {faults}: {error.strerror}; give a file or a JSON object"
+        ) from error
     return read_options(text, Plan, "faults")

@@ -16,9 +16,19 @@ if TYPE_CHECKING:
 
 
 IN_ASCII = {
-    "≥": ">=", "≤": "<=", "×": "x", "÷": "/", "–": "-", "−": "-", "…": "...", "·": ".", "µ": "u", "λ": "lambda ",
-    "±": "+/-", "→": "->",
-}  # fmt: skip
+    "≥": ">=",
+    "≤": "<=",
+    "×": "x",
+    "÷": "/",
+    "–": "-",
+    "−": "-",
+    "…": "...",
+    "·": ".",
+    "µ": "u",
+    "λ": "lambda ",
+    "±": "+/-",
+    "→": "->",
+}
 """What a stream writes for a character that its encoding lacks; superscripts become ``^1``, all others ``?``."""
 
 
@@ -57,7 +67,9 @@ class _Outliving(io.FileIO):
             if not self._has_lost_its_reader(error):
                 raise
         nowhere = os.open(os.devnull, os.O_WRONLY)
-        os.dup2(nowhere, self.fileno())  # for what is still to come, and for processes yet to be started
+        os.dup2(
+            nowhere, self.fileno()
+        )  # for what is still to come, and for processes yet to be started
         os.close(nowhere)
         return memoryview(data).nbytes
 
@@ -80,6 +92,8 @@ def _outliving(stream: TextIO | None, original: TextIO | None) -> TextIO:
     ours = _Outliving(raw.fileno(), "w", closefd=False)
     return io.TextIOWrapper(
         ours if stream.write_through else io.BufferedWriter(ours),  # python -u buffers nothing
-        encoding=stream.encoding, errors="in_ascii" if stream.errors == "strict" else stream.errors,
-        line_buffering=stream.line_buffering, write_through=stream.write_through,
-    )  # fmt: skip
+        encoding=stream.encoding,
+        errors="in_ascii" if stream.errors == "strict" else stream.errors,
+        line_buffering=stream.line_buffering,
+        write_through=stream.write_through,
+    )

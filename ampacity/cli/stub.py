@@ -21,10 +21,12 @@ def no_stub(*outs: Path | None) -> Iterator[None]:
     Only what was new or empty before is touched, of it only what a run directory holds, and folders only where that
     leaves them empty: those that stood there before stay.
     """
-    from loadgen.rundir import RunDirError
+    from ampacity.loadgen.rundir.files import RunDirError
 
     wanted = [out for out in outs if out is not None and _is_new(out)]
-    made = dict.fromkeys(folder for out in wanted for folder in (out, *out.parents) if not folder.exists())
+    made = dict.fromkeys(
+        folder for out in wanted for folder in (out, *out.parents) if not folder.exists()
+    )
     try:
         yield
     except RunDirError:  # the directory is not ours, or cannot be written
@@ -39,7 +41,7 @@ def no_stub(*outs: Path | None) -> Iterator[None]:
 
 
 def _is_new(out: Path) -> bool:
-    from loadgen.rundir import RunDirError, check_new
+    from ampacity.loadgen.rundir.files import RunDirError, check_new
 
     try:
         check_new(out)

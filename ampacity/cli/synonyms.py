@@ -4,12 +4,36 @@ from typing import Any
 
 # what is set; our options, of which a command has the one or the other; what others call it
 _TABLE = (
-    ("the rate", "--rates --rate", "rate rates qps rps request-rate request-rates requests-per-second arrival-rate rate-type"),
-    ("the number in flight", "--concurrency", "concurrency max-concurrency concurrent num-concurrent parallel users u num-users vus clients concurrencies"),
-    ("the number of requests", "--max-requests", "num-prompts num-requests requests n max-num-requests request-count iterations"),
-    ("the length of a stage", "--duration --max-duration", "duration run-time max-seconds measurement-interval benchmark-duration max-duration"),
-    ("the prompts' length", "--input-tokens", "random-input-len input-len isl prompt-tokens mean-input-tokens synthetic-input-tokens-mean prompt-len"),
-    ("the answers' length", "--output-tokens", "random-output-len output-len osl mean-output-tokens output-tokens-mean max-new-tokens"),
+    (
+        "the rate",
+        "--rates --rate",
+        "rate rates qps rps request-rate request-rates requests-per-second arrival-rate rate-type",
+    ),
+    (
+        "the number in flight",
+        "--concurrency",
+        "concurrency max-concurrency concurrent num-concurrent parallel users u num-users vus clients concurrencies",
+    ),
+    (
+        "the number of requests",
+        "--max-requests",
+        "num-prompts num-requests requests n max-num-requests request-count iterations",
+    ),
+    (
+        "the length of a stage",
+        "--duration --max-duration",
+        "duration run-time max-seconds measurement-interval benchmark-duration max-duration",
+    ),
+    (
+        "the prompts' length",
+        "--input-tokens",
+        "random-input-len input-len isl prompt-tokens mean-input-tokens synthetic-input-tokens-mean prompt-len",
+    ),
+    (
+        "the answers' length",
+        "--output-tokens",
+        "random-output-len output-len osl mean-output-tokens output-tokens-mean max-new-tokens",
+    ),
     ("a file of prompts", "--prompts", "dataset dataset-name dataset-path data input-file"),
     ("the warm-up", "--warmup", "num-warmups warmup-requests warmup-request-count"),
     ("the users' slow begin", "--ramp", "ramp-up rampup spawn-rate"),
@@ -17,15 +41,21 @@ _TABLE = (
     ("the API", "--api", "backend endpoint-type"),
     ("the server", "URL", "url base-url host target"),
     ("the key", "--api-key-env", "api-key key token"),
-    ("the body's further fields", "--extra-body", "extra-inputs extra-request-body sampling-params"),
+    (
+        "the body's further fields",
+        "--extra-body",
+        "extra-inputs extra-request-body sampling-params",
+    ),
     ("the run directory", "--out", "output output-dir output-path result-dir artifact-dir"),
-)  # fmt: skip
+)
 
 
 def our_name(error: Any) -> str | None:
     """The message where a command that loads something lacks an option that other tools or commands have; else None."""
     asked = str(getattr(error, "option_name", "")).lstrip("-")
-    found = next(((what, ours.split()) for what, ours, theirs in _TABLE if asked in theirs.split()), None)
+    found = next(
+        ((what, ours.split()) for what, ours, theirs in _TABLE if asked in theirs.split()), None
+    )
     if not found or not hasattr(error, "possibilities"):  # as of an option that lacks its value
         return None
     what, ours = found
@@ -33,5 +63,8 @@ def our_name(error: Any) -> str | None:
     if not has & {"--extra-body", "--rates"}:
         return None
     has |= {"URL"} if "--extra-body" in has else set()
-    given = next((f"given by {name}" for name in ours if name in has), f"not given to {error.ctx.command_path} ({ours[0]} is of other commands)")  # fmt: skip
+    given = next(
+        (f"given by {name}" for name in ours if name in has),
+        f"not given to {error.ctx.command_path} ({ours[0]} is of other commands)",
+    )
     return f"no such option {error.option_name}; {what} is {given}"

@@ -10,16 +10,20 @@ import typer
 
 from ampacity.cli.output import writing
 
-app = typer.Typer(help="Look at workloads, fit one to a log, write down a schedule.", no_args_is_help=True)
+app = typer.Typer(
+    help="Look at workloads, fit one to a log, write down a schedule.", no_args_is_help=True
+)
 
-Name = Annotated[str, typer.Argument(help="Name of a built-in workload, or a YAML file.", show_default=False)]
+Name = Annotated[
+    str, typer.Argument(help="Name of a built-in workload, or a YAML file.", show_default=False)
+]
 
 
 @app.command("list")
 def list_() -> None:
     """The built-in workloads, one line each."""
-    from workloads.archetypes import ARCHETYPES
-    from workloads.profile import load_workload
+    from ampacity.workloads.archetypes import ARCHETYPES
+    from ampacity.workloads.profile import load_workload
 
     width = max(map(len, ARCHETYPES))
     for name in ARCHETYPES:
@@ -32,11 +36,13 @@ def list_() -> None:
 @app.command("show")
 def show(
     name: Name,
-    html: Annotated[Path | None, typer.Option("--html", metavar="OUT", help="Also as an HTML file.")] = None,
+    html: Annotated[
+        Path | None, typer.Option("--html", metavar="OUT", help="Also as an HTML file.")
+    ] = None,
 ) -> None:
     """Draw one workload: lengths, arrivals, source, and what a fit has measured."""
-    from workloads.profile import load_workload
-    from workloads.view import read_measured, view
+    from ampacity.workloads.fit.view import read_measured, view
+    from ampacity.workloads.profile import load_workload
 
     workload = load_workload(name)
     _draw(view(workload, read_measured(name)), html)
@@ -44,26 +50,60 @@ def show(
 
 @app.command("fit")
 def fit(
-    file: Annotated[Path, typer.Argument(help="Trace or log: .csv, .jsonl, .json, .parquet or .log, also .gz.", show_default=False)],
-    out: Annotated[Path | None, typer.Option("-o", "--out", metavar="FILE", help="Profile to write. Default: NAME.yaml here.", show_default=False)] = None,
-    column: Annotated[list[str] | None, typer.Option(metavar="ROLE=NAME", help="Column that holds time, input, output, session, client, cached or hash_ids, as time=ts or input=usage.in; repeatable.")] = None,
-    time_unit: Annotated[str | None, typer.Option(help="s, ms, us or ns. Default: by the name or the size of the numbers.")] = None,
-    context: Annotated[int | None, typer.Option(metavar="N", help="More tokens than this in a request are an error of its row.")] = None,
-    skip_bad_rows: Annotated[bool, typer.Option("--skip-bad-rows", help="Leave out rows that cannot be read, and count them.")] = False,
-    html: Annotated[Path | None, typer.Option(metavar="OUT", help="Also draw it as an HTML file.")] = None,
-) -> None:  # fmt: skip
+    file: Annotated[
+        Path,
+        typer.Argument(
+            help="Trace or log: .csv, .jsonl, .json, .parquet or .log, also .gz.",
+            show_default=False,
+        ),
+    ],
+    out: Annotated[
+        Path | None,
+        typer.Option(
+            "-o",
+            "--out",
+            metavar="FILE",
+            help="Profile to write. Default: NAME.yaml here.",
+            show_default=False,
+        ),
+    ] = None,
+    column: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="ROLE=NAME",
+            help="Column that holds time, input, output, session, client, cached or hash_ids, as time=ts or input=usage.in; repeatable.",
+        ),
+    ] = None,
+    time_unit: Annotated[
+        str | None,
+        typer.Option(help="s, ms, us or ns. Default: by the name or the size of the numbers."),
+    ] = None,
+    context: Annotated[
+        int | None,
+        typer.Option(
+            metavar="N", help="More tokens than this in a request are an error of its row."
+        ),
+    ] = None,
+    skip_bad_rows: Annotated[
+        bool,
+        typer.Option("--skip-bad-rows", help="Leave out rows that cannot be read, and count them."),
+    ] = False,
+    html: Annotated[
+        Path | None, typer.Option(metavar="OUT", help="Also draw it as an HTML file.")
+    ] = None,
+) -> None:
     """Make a shareable workload file from a trace or a log: no prompts, no names of users.
 
     ampacity workload fit gateway.csv --column time=ts --column input=tokens_in --column output=tokens_out
-    """  # fmt: skip
-    from workloads.errors import WorkloadError
-    from workloads.fit import fit as fit_trace
-    from workloads.fit import write_profile
-    from workloads.profile import load_workload
-    from workloads.servegen import fit_servegen, is_servegen
-    from workloads.trace_fields import parse_columns
-    from workloads.traces import read_trace
-    from workloads.view import view
+    """
+    from ampacity.workloads.errors import WorkloadError
+    from ampacity.workloads.fit.profile import fit as fit_trace
+    from ampacity.workloads.fit.profile import write_profile
+    from ampacity.workloads.fit.servegen import fit_servegen, is_servegen
+    from ampacity.workloads.fit.view import view
+    from ampacity.workloads.profile import load_workload
+    from ampacity.workloads.traces.fields import parse_columns
+    from ampacity.workloads.traces.read import read_trace
 
     columns = parse_columns(column or [])
     if time_unit is not None and time_unit not in ("s", "ms", "us", "ns"):
@@ -82,9 +122,14 @@ def fit(
         profile = fit_servegen(file)
     else:
         trace = read_trace(
-            file, columns=columns, time_unit=time_unit, context=context, skip_bad_rows=skip_bad_rows,
-            timed=False, progress=_progress(),
-        )  # fmt: skip
+            file,
+            columns=columns,
+            time_unit=time_unit,
+            context=context,
+            skip_bad_rows=skip_bad_rows,
+            timed=False,
+            progress=_progress(),
+        )
         profile = fit_trace(trace, stem)
         if not trace.clock:
             profile["measured"].setdefault("notes", []).append(
@@ -98,22 +143,30 @@ def fit(
 @app.command("sample")
 def sample(
     name: Name,
-    requests: Annotated[int | None, typer.Option("-n", "--requests", metavar="N", help="Write so many requests.")] = None,
-    rate: Annotated[float | None, typer.Option(metavar="R", help="Requests/s. Default: what a fit measured, else 1.")] = None,
+    requests: Annotated[
+        int | None, typer.Option("-n", "--requests", metavar="N", help="Write so many requests.")
+    ] = None,
+    rate: Annotated[
+        float | None,
+        typer.Option(metavar="R", help="Requests/s. Default: what a fit measured, else 1."),
+    ] = None,
     duration: Annotated[str | None, typer.Option(help="Length of the schedule, as 30s.")] = None,
     seed: Annotated[int, typer.Option(help="Fixes lengths and arrival times.")] = 1,
-    out: Annotated[Path | None, typer.Option("-o", "--out", metavar="FILE", help="JSONL file. Default: stdout.")] = None,
-) -> None:  # fmt: skip
+    out: Annotated[
+        Path | None,
+        typer.Option("-o", "--out", metavar="FILE", help="JSONL file. Default: stdout."),
+    ] = None,
+) -> None:
     """Write the schedule of a workload as JSONL, which 'ampacity run --trace FILE' plays exactly.
 
     ampacity workload sample chat --rate 5 --duration 2m -o schedule.jsonl
     """
     from ampacity.values import parse_duration
-    from workloads.errors import WorkloadError
-    from workloads.profile import load_workload, workload_text
-    from workloads.schedule import open_schedule
-    from workloads.schedule_file import write_schedule
-    from workloads.view import read_measured
+    from ampacity.workloads.errors import WorkloadError
+    from ampacity.workloads.fit.view import read_measured
+    from ampacity.workloads.profile import load_workload, workload_text
+    from ampacity.workloads.schedule import open_schedule
+    from ampacity.workloads.schedule_file import write_schedule
 
     if (requests is None) == (duration is None):
         raise WorkloadError("say how much: -n N requests, or --duration T (one of them)")
@@ -126,7 +179,9 @@ def sample(
         rate = float(held) if isinstance(held, int | float) else 1.0
     if not 0 < rate < float("inf"):
         raise WorkloadError(f"--rate {rate:g}: give requests/s above 0")
-    duration_s = (requests or 0) / rate if duration is None else parse_duration(duration, "--duration")
+    duration_s = (
+        (requests or 0) / rate if duration is None else parse_duration(duration, "--duration")
+    )
     schedule = open_schedule(workload, rate_rps=rate, duration_s=duration_s, seed=seed, stage=0)
     while len(schedule) < (requests or 0):  # the number in a given time is random
         duration_s *= 1.3
@@ -139,7 +194,8 @@ def sample(
         described = workload_text(name)
         for header in described[1]:
             typer.echo(
-                f"the value of the header {header} is left out: give it to run, with --header", err=True
+                f"the value of the header {header} is left out: give it to run, with --header",
+                err=True,
             )
     if out is None:
         write_schedule(sys.stdout, schedule, described)
@@ -153,8 +209,8 @@ def sample(
 def _draw(view: dict[str, Any], html: Path | None) -> None:
     from rich.console import Console
 
-    from reports.profile_page import facts, render_profile, write_profile_page
-    from workloads.errors import WorkloadError
+    from ampacity.reports.pages.profile import facts, render_profile, write_profile_page
+    from ampacity.workloads.errors import WorkloadError
 
     try:
         facts(view)

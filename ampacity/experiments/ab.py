@@ -7,10 +7,10 @@ from dataclasses import replace
 from pathlib import Path
 
 from ampacity.config import Settings
-from ampacity.experiments.conduct import conduct
-from ampacity.experiments.provenance import out_path
-from ampacity.experiments.rig import Rig
-from ampacity.experiments.stage_book import StageBook
+from ampacity.experiments.stages.base_rig import BaseRig
+from ampacity.experiments.stages.conduct import conduct
+from ampacity.experiments.stages.provenance import out_path
+from ampacity.experiments.stages.rig import Rig
 from ampacity.progress import Progress
 from ampacity.values import ConfigError
 
@@ -34,7 +34,7 @@ def arms(a: Settings, b: Settings) -> tuple[Settings, Settings]:
     return first, second
 
 
-async def interleave(rigs: tuple[StageBook, StageBook], rounds: int, *, aa: bool) -> None:
+async def interleave(rigs: tuple[BaseRig, BaseRig], rounds: int, *, aa: bool) -> None:
     """``rounds`` times A B B A. Stage k of both has the same lengths and arrivals; one that ends ends the other."""
     pair = secrets.token_hex(6)
     for rig, name in zip(rigs, NAMES, strict=True):
@@ -42,7 +42,9 @@ async def interleave(rigs: tuple[StageBook, StageBook], rounds: int, *, aa: bool
     for arm in ORDER * rounds:
         rig = rigs[arm]
         rates, concurrency = rig.settings.rates, rig.settings.concurrency
-        judged = await (rig.open_stage(rates[0]) if rates else rig.closed_stage((concurrency or (1,))[0]))
+        judged = await (
+            rig.open_stage(rates[0]) if rates else rig.closed_stage((concurrency or (1,))[0])
+        )
         ended = rig.ended
         if judged is None or ended:
             rigs[1 - arm].ended = ended
@@ -63,5 +65,7 @@ async def run_ab(
         how = {"experiment": "ab", "command_line": command_line, "progress": progress}
         await conduct(b, drive=lambda second: with_both(first, second), **how)  # type: ignore[arg-type]
 
-    path = await conduct(a, experiment="ab", drive=with_first, command_line=command_line, progress=progress)
+    path = await conduct(
+        a, experiment="ab", drive=with_first, command_line=command_line, progress=progress
+    )
     return path.parent

@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 from dataclasses import asdict, dataclass
 
-from ampacity.experiments.stage_book import StageBook
+from ampacity.analysis.slo import duration_text
+from ampacity.experiments.stages.base_rig import BaseRig
 from ampacity.values import ConfigError
-from analysis.slo import duration_text
 
 RAMP = (1 / 3, 2 / 3, 1.0, 2 / 3, 1 / 3)  # of the step's height
 SHAPES = ("step", "ramp")
@@ -52,7 +52,9 @@ class BurstPlan:
     def mean_rps(self) -> float:
         """Over the whole stage."""
         mean = sum(self.factors) / len(self.factors)
-        return self.base_rps * (self.base_s + mean * self.burst_s + self.recovery_s) / self.duration_s
+        return (
+            self.base_rps * (self.base_s + mean * self.burst_s + self.recovery_s) / self.duration_s
+        )
 
     @property
     def arrivals(self) -> str:
@@ -64,27 +66,37 @@ class BurstPlan:
     @property
     def settled_base(self) -> tuple[float, float]:
         """(requests that are expected in the part of the base phase that counts, its length in s)."""
-        from analysis.burst import SETTLE_SHARE  # heavy, and not needed for the help
+        from ampacity.analysis.burst.recovery import (
+            SETTLE_SHARE,  # heavy, and not needed for the help
+        )
 
         length_s = (1 - SETTLE_SHARE) * self.base_s
         return length_s * self.base_rps, length_s
 
     def too_short(self, answer_s: float = 0.0) -> str | None:
         """Why the base phase will not show what to come back to, and how long it should be; ``answer_s``: an answer, alone."""
-        from analysis.burst import BASE_ANSWERS_MIN, BASE_REQUESTS_MIN, SETTLE_SHARE
+        from ampacity.analysis.burst.recovery import (
+            BASE_ANSWERS_MIN,
+            BASE_REQUESTS_MIN,
+            SETTLE_SHARE,
+        )
 
         expected, length_s = self.settled_base
         needed_s = max(BASE_REQUESTS_MIN / self.base_rps, BASE_ANSWERS_MIN * answer_s)
         if length_s >= needed_s:
             return None
-        about = f", {length_s / answer_s:.1f} answers long" if length_s < BASE_ANSWERS_MIN * answer_s else ""
+        about = (
+            f", {length_s / answer_s:.1f} answers long"
+            if length_s < BASE_ANSWERS_MIN * answer_s
+            else ""
+        )
         return (
             f"--base-duration {duration_text(self.base_s)} is too short: about {expected:.0f} requests are due once it has settled{about}; "
             f"{BASE_REQUESTS_MIN} requests and {BASE_ANSWERS_MIN:.0f} answers are needed to know what to come back to: --base-duration "
             f"{math.ceil(BASE_MARGIN * needed_s / (1 - SETTLE_SHARE))}s"
         )
 
-    async def run(self, rig: StageBook) -> None:
+    async def run(self, rig: BaseRig) -> None:
         """The one stage."""
         if short := self.too_short(rig.typical_e2e_s):
             rig.tell(f"when the burst is got over will not be known: {short}")

@@ -9,26 +9,23 @@ import time
 from dataclasses import dataclass
 
 from ampacity.config import Settings
-from ampacity.experiments import conduct
+from ampacity.experiments.stages import conduct
+from ampacity.loadgen.host import busiest, cpu_seconds, raise_open_files_limit, room_for_connections
+from ampacity.loadgen.net.pages import Pages
+from ampacity.loadgen.probe.diagnosis import answer_facts, seconds_between, stream_verdict
+from ampacity.loadgen.probe.look import ProbeResult, ask
+from ampacity.loadgen.receive import hot_path
+from ampacity.loadgen.receive.exchange import Exchange
+from ampacity.loadgen.receive.thinking import InlineThinking
+from ampacity.loadgen.rundir.records import RequestRecord
+from ampacity.loadgen.send.endpoint import EndpointError, Proxy
+from ampacity.loadgen.send.protocols import printable
+from ampacity.loadgen.send.requests import RequestMaker
+from ampacity.loadgen.telemetry import Telemetry
 from ampacity.progress import Progress
-from loadgen import hot_path
-from loadgen.diagnosis import answer_facts, seconds_between, stream_verdict
-from loadgen.endpoint import EndpointError
-from loadgen.exchange import Exchange
-from loadgen.host import busiest, cpu_seconds, raise_open_files_limit, room_for_connections
-from loadgen.pages import Pages
-from loadgen.probe import Probe, ask
-from loadgen.protocols import printable
-from loadgen.proxy import Proxy
-from loadgen.records import RequestRecord
-from loadgen.requests import RequestMaker
-from loadgen.telemetry import Telemetry
-from loadgen.thinking import Thought
-from workloads.tokenizers import load_tokenizer
+from ampacity.workloads.prompts.tokenizers import load_tokenizer
 
-REQUESTS_MAX = (
-    31  # 21 of the probe (6 dialects, 15 lengths); ours 3 and REPEATS, each sent again where it fails
-)
+REQUESTS_MAX = 31  # 21 of the probe (6 dialects, 15 lengths); ours 3 and REPEATS, each sent again where it fails
 REPEATS = 2  # of the long answer, where its stream was not seen as it should be
 BUSY = 0.75  # of this machine's cores, that other processes took
 SHORT_TOKENS = 4  # of the answers to the prompt that is sent twice
@@ -36,15 +33,17 @@ ANSWER_TOKENS = (32, 256)  # the other answer has the workload's median, within 
 
 
 @dataclass(frozen=True)
-class Seen:
+class DoctorResult:
     """What came of it. Lengths are in tokens, as planned."""
 
     settings: Settings
-    probe: Probe
+    probe: ProbeResult
     answer: RequestRecord  # a prompt and an answer of the planned lengths, not seen before
     short: RequestRecord  # another prompt of that length, SHORT_TOKENS asked for
     again: RequestRecord  # the same as ``short``
-    failures: tuple[str, ...]  # of requests, the probe's among them; not what was refused for a field
+    failures: tuple[
+        str, ...
+    ]  # of requests, the probe's among them; not what was refused for a field
     asked: int  # requests in all
     kept_alive: bool
     closed_unannounced: bool  # where it is not kept alive: nothing had said so
@@ -52,14 +51,18 @@ class Seen:
     receive_delays_s: tuple[float, ...]  # read − kernel time; empty where the kernel cannot tell
     gauges: tuple[str, ...]  # known columns of /metrics
     room: int | None  # for connections in one process; None: no limit
-    thinks: Thought | None = None  # in the text of an answer
+    thinks: InlineThinking | None = None  # in the text of an answer
     answers: int = 1  # that ``answer`` is the last of ...
-    alike: int = 1  # ... and how many of them had a stream that was as it should be, or was not, as its is
-    busy_with: tuple[str, ...] = ()  # what else ran on this machine, where that took nearly all of it
+    alike: int = (
+        1  # ... and how many of them had a stream that was as it should be, or was not, as its is
+    )
+    busy_with: tuple[
+        str, ...
+    ] = ()  # what else ran on this machine, where that took nearly all of it
     compiled: bool = hot_path.COMPILED
 
 
-async def examine(settings: Settings, progress: Progress) -> Seen:
+async def examine(settings: Settings, progress: Progress) -> DoctorResult:
     """Probe the endpoint and ask it REQUESTS_MAX times at most. Raises EndpointError where it cannot be benchmarked."""
     settings = await conduct.followed(settings, progress)
     route = conduct.route_to(settings.endpoint)
@@ -106,15 +109,31 @@ async def examine(settings: Settings, progress: Progress) -> Seen:
             return stream_verdict(facts | {"ttft_grew_s": _ttft_s(record) - first_s}) == "ok"
 
         answers = [await asked(2, output_tokens)]
-        while not as_it_should_be(answers[-1]) and len(answers) <= REPEATS:  # chance does not do it again
+        while (
+            not as_it_should_be(answers[-1]) and len(answers) <= REPEATS
+        ):  # chance does not do it again
             answers.append(await asked(2 + len(answers), output_tokens))
         answer = answers[-1]
         alike = sum(as_it_should_be(record) is as_it_should_be(answer) for record in answers)
-        return Seen(
-            settings, probe, answer, short, again, tuple(client.asked_failed), client.asked, probe.keeps_alive is not False, client.closed_unsaid > client.closed_said, route.proxy,
-            tuple(client.receive_delays_s), tuple(gauges), room_for_connections(), thinks, len(answers), alike,
+        return DoctorResult(
+            settings,
+            probe,
+            answer,
+            short,
+            again,
+            tuple(client.asked_failed),
+            client.asked,
+            probe.keeps_alive is not False,
+            client.closed_unsaid > client.closed_said,
+            route.proxy,
+            tuple(client.receive_delays_s),
+            tuple(gauges),
+            room_for_connections(),
+            thinks,
+            len(answers),
+            alike,
             _busy_with(others, time.monotonic() - began_s),
-        )  # fmt: skip
+        )
     finally:
         await client.close()
 
@@ -133,7 +152,7 @@ def _busy_with(before: dict[tuple[int, str], float], elapsed_s: float) -> tuple[
     return tuple(f"{printable(process['name'])} {process['cores']:g} cores" for process in most)
 
 
-def _lengths(settings: Settings, probe: Probe) -> tuple[int, int]:
+def _lengths(settings: Settings, probe: ProbeResult) -> tuple[int, int]:
     """(input, output) tokens of the middling request, such that it fits into the model's context."""
     input_tokens, output_tokens = conduct.typical_lengths(settings, None)
     low, high = ANSWER_TOKENS

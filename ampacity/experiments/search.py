@@ -9,26 +9,26 @@ from typing import Any
 
 import numpy as np
 
-from ampacity.config import Settings
-from ampacity.experiments.stage_book import StageBook
-from ampacity.values import ConfigError, duration_text, rounded_up
-from analysis.next_load import (
+from ampacity.analysis.capacity.next_load import (
     Finished,
     Goal,
     Step,
     cut_short,
     expected_requests,
+    is_decided,
     next_step,
     so_far,
-    told_enough,
 )
-from analysis.pooled import estimate
+from ampacity.analysis.capacity.pooled import estimate
+from ampacity.config import Settings
+from ampacity.experiments.stages.base_rig import BaseRig
+from ampacity.values import ConfigError, duration_text, rounded_up
 
 START = 1.0  # requests in flight at the first load
-FILL_TIMES = 10.0  # a stage lasts at least so many times as long as one request, and has about so many
-BRACKET_SHARE = (
-    0.25  # of the time left: what a stage may take of it while one side of the limit is still to be found
+FILL_TIMES = (
+    10.0  # a stage lasts at least so many times as long as one request, and has about so many
 )
+BRACKET_SHARE = 0.25  # of the time left: what a stage may take of it while one side of the limit is still to be found
 MOST_TIMES = 3.0  # the announced requests, which is what is said at most
 CLOSED_SHARES = (0.5, 0.7, 0.85, 1.0, 1.2, 1.5)  # of C_max: the closed loop's levels
 
@@ -57,11 +57,15 @@ class Search:
     def check(settings: Settings) -> None:
         """Raises ConfigError for settings that no search can have: no SLO, or loads that are given."""
         if not settings.slos:
-            raise ConfigError("a search needs something to search for: give an SLO, as --slo ttft_p99=2s")
+            raise ConfigError(
+                "a search needs something to search for: give an SLO, as --slo ttft_p99=2s"
+            )
         if settings.rates or settings.concurrency or settings.trace:
-            raise ConfigError("a search finds its loads itself: drop --rates, --concurrency and --trace")
+            raise ConfigError(
+                "a search finds its loads itself: drop --rates, --concurrency and --trace"
+            )
 
-    async def run(self, rig: StageBook) -> None:
+    async def run(self, rig: BaseRig) -> None:
         """Bracket, narrow, repeat where that was asked for. Raises ConfigError as ``check`` does, and where no stage fits."""
         settings = rig.settings
         self.check(settings)
@@ -90,10 +94,12 @@ class Search:
             step.reached
             and (sent := sum(int(s["requests"]) for s in rig.stages)) < expected_requests(goal) / 2
         ):
-            rig.tell(f"done with {sent:,} requests, fewer than announced: the limit showed itself early")
+            rig.tell(
+                f"done with {sent:,} requests, fewer than announced: the limit showed itself early"
+            )
         self._note(rig, step)
 
-    async def _stage(self, rig: StageBook, goal: Goal, step: Step) -> str | None:
+    async def _stage(self, rig: BaseRig, goal: Goal, step: Step) -> str | None:
         """One stage; gives why it is the last one, where the run is over or no time is left."""
         apart_s, last = 1 / step.load_rps, rig.stages[-1:]
         fill_s = FILL_TIMES * max([apart_s, rig.typical_e2e_s, *(_mean_e2e_s(s) for s in last)])
@@ -115,7 +121,7 @@ class Search:
         self._tell_passed(rig)
         before, began_s = list(rig.stages), time.monotonic()
         judged = await rig.open_stage(
-            step.load_rps, duration_s, lambda partial: told_enough(before, partial, goal)
+            step.load_rps, duration_s, lambda partial: is_decided(before, partial, goal)
         )
         if judged is None:
             return rig.ended[1] if rig.ended else "the run is over"
@@ -124,7 +130,7 @@ class Search:
         self._note(rig, None)
         return rig.ended and rig.ended[1]
 
-    def _tell_passed(self, rig: StageBook) -> None:
+    def _tell_passed(self, rig: BaseRig) -> None:
         """Once: that more requests were sent than were announced, and what took them."""
         sent, unused = (
             sum(int(s["requests"]) for s in rig.stages),
@@ -132,29 +138,35 @@ class Search:
         )
         if not 0 < MOST_TIMES * self._expected < sent:
             return
-        why = f"{len(unused)} of {len(rig.stages)} stages tell nothing, this machine was the limit" if unused else (
-            "answers near the limit hang together more than those that the estimate was made from, or the interval is "
-            f"still wider than {100 * self._plan.precision:.2g} %"
-        )  # fmt: skip
+        why = (
+            f"{len(unused)} of {len(rig.stages)} stages tell nothing, this machine was the limit"
+            if unused
+            else (
+                "answers near the limit hang together more than those that the estimate was made from, or the interval is "
+                f"still wider than {100 * self._plan.precision:.2g} %"
+            )
+        )
         rig.tell(
             f"{sent:,} requests so far, more than {MOST_TIMES:g} times the {float(f'{self._expected:.2g}'):,.0f} that were announced: {why}; "
             "Ctrl-C ends the search with what is known"
         )
         self._expected = 0
 
-    async def _repeat(self, rig: StageBook, goal: Goal) -> None:
+    async def _repeat(self, rig: BaseRig, goal: Goal) -> None:
         """Both ends of the interval again, as often as was asked for, in an order that the seed draws."""
         found = estimate(rig.stages, goal.slos)
         if found is None or not self._plan.repeats:
             return
-        loads = [load for load in found.usable_rps_ci for _ in range(self._plan.repeats)]
+        loads = [load for load in found.capacity_rps_ci for _ in range(self._plan.repeats)]
         random.Random(rig.settings.seed).shuffle(loads)
         longest = max(int(s["requests"]) for s in rig.stages)
         for load in loads:
-            if await self._stage(rig, goal, Step(float(f"{load:.4g}"), longest, "repeat, in random order")):
+            if await self._stage(
+                rig, goal, Step(float(f"{load:.4g}"), longest, "repeat, in random order")
+            ):
                 return
 
-    async def _closed(self, rig: StageBook, goal: Goal) -> None:
+    async def _closed(self, rig: BaseRig, goal: Goal) -> None:
         """The closed view of C_max: set concurrencies around the one that the open loop found."""
         found = estimate(rig.stages, goal.slos)
         if found is None or found.c_max is None:
@@ -163,7 +175,10 @@ class Search:
             rig.settings = replace(rig.settings, ramp_s=self._plan.ramp_s)
         for users in sorted({max(1, round(share * found.c_max)) for share in CLOSED_SHARES}):
             limit_s, began_s = self._plan.max_duration_s, time.monotonic()
-            if limit_s is not None and limit_s - self._spent_s < rig.settings.duration_s + self._plan.ramp_s:
+            if (
+                limit_s is not None
+                and limit_s - self._spent_s < rig.settings.duration_s + self._plan.ramp_s
+            ):
                 rig.tell(
                     f"--max-duration {duration_text(limit_s)} leaves no time for a closed loop of {users} users"
                 )
@@ -177,19 +192,27 @@ class Search:
         """Engine time where it is virtual, else the clock's, drain included."""
         self._spent_s += max(judged["window"]["end_s"], time.monotonic() - began_s)
 
-    def _note(self, rig: StageBook, ended: Finished | None) -> None:
-        rig.note_down("search", {
-            "precision": self._plan.precision, "max_duration_s": self._plan.max_duration_s, "repeats": self._plan.repeats,
-            "path": self._path, "ended": ended and ended.why, "reached": bool(ended and ended.reached),
-            "more_requests": ended and ended.more_requests,
-        })  # fmt: skip
+    def _note(self, rig: BaseRig, ended: Finished | None) -> None:
+        rig.note_down(
+            "search",
+            {
+                "precision": self._plan.precision,
+                "max_duration_s": self._plan.max_duration_s,
+                "repeats": self._plan.repeats,
+                "path": self._path,
+                "ended": ended and ended.why,
+                "reached": bool(ended and ended.reached),
+                "more_requests": ended and ended.more_requests,
+            },
+        )
 
 
-def _expected(rig: StageBook, goal: Goal) -> str:
+def _expected(rig: BaseRig, goal: Goal) -> str:
     """Requests, tokens and time of the whole search, as searches of servers with a known law took them."""
     requests = expected_requests(goal)
     tokens = requests * sum(
-        _mean_tokens(getattr(rig.settings.workload, side)) for side in ("input_tokens", "output_tokens")
+        _mean_tokens(getattr(rig.settings.workload, side))
+        for side in ("input_tokens", "output_tokens")
     )
     at = [
         f"{duration_text(rounded_up(float(f'{requests / rps:.2g}')))} at {rps:g} req/s"

@@ -7,36 +7,48 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, Literal
 
-from ampacity.experiments.stage_book import Enough, StageBook
-from ampacity.values import duration_text, rounded_up
-from analysis.capacity import PUBLISHED, find_capacity
-from analysis.next_load import (
+from ampacity.analysis.capacity.next_load import (
     Finished,
     Goal,
     Step,
     fewest_requests,
+    is_decided,
     narrowing,
     near_requests,
     non_monotone,
     out_of_reach,
-    told_enough,
 )
-from analysis.pooled import estimate, is_over, judged_open, peak_goodput_rps, unseen
-from analysis.slo import Slo
+from ampacity.analysis.capacity.pooled import (
+    estimate,
+    is_over,
+    judged_open,
+    peak_goodput_rps,
+    unseen,
+)
+from ampacity.analysis.capacity.usable import PUBLISHED, find_capacity
+from ampacity.analysis.slo import Slo
+from ampacity.experiments.stages.base_rig import BaseRig, Enough
+from ampacity.values import duration_text, rounded_up
 
 MAX_DURATION_S = 600.0  # of a curve, where neither loads nor the length of a stage are given
 STAGE_SHARE = 0.05  # of that time: a stage of the grid
 START_IN_FLIGHT = 0.25  # the lowest rate of the grid: an idle endpoint most of the time
-SURELY_LOW = 0.5  # requests in flight at the first rate at most: one thread is busy half of the time
+SURELY_LOW = (
+    0.5  # requests in flight at the first rate at most: one thread is busy half of the time
+)
 FIRST_REQUESTS = 20  # that a stage has, if its time may be doubled for it
 GROWTH = 2.0
 STAGES_MAX = 16
-REFINE_STAGES = 3  # without an SLO: between the highest load that was carried and the lowest that was not
+REFINE_STAGES = (
+    3  # without an SLO: between the highest load that was carried and the lowest that was not
+)
 REFINE_UNTIL = 1.1  # their ratio at which the bracket is narrow enough
-REFINE_TIMES = 5.0  # with SLOs and no time given: stage lengths that the loads near the limit get in all
+REFINE_TIMES = (
+    5.0  # with SLOs and no time given: stage lengths that the loads near the limit get in all
+)
 PEAK_TIMES = 2.0  # of these, at the load that seems to have the highest goodput
 PROLONGED = 3.0  # and one of them at most
-PRECISION = 0.1  # of the usable rate, at which no more is asked for
+PRECISION = 0.1  # of the capacity, at which no more is asked for
 DOWN_STEPS = 6  # how often the grid is halved below a start that was too high already
 ROOM = 1.2  # over the fewest requests of a percentile: warm-up is cut, arrivals are random
 
@@ -44,7 +56,7 @@ ROOM = 1.2  # over the fewest requests of a percentile: warm-up is cut, arrivals
 class _Clock:
     """The time that is left of a curve's, if it has a limit. Engine time where it is virtual, else the clock's, drain included."""
 
-    def __init__(self, rig: StageBook, limit_s: float | None) -> None:
+    def __init__(self, rig: BaseRig, limit_s: float | None) -> None:
         self.limit_s = limit_s
         self.spent_s = 0.0
         self._rig = rig
@@ -64,7 +76,9 @@ class _Clock:
         return None if self._rig.ended else judged
 
 
-async def sweep(rig: StageBook, start_rps: float | None = None, max_duration_s: float | None = None) -> None:
+async def sweep(
+    rig: BaseRig, start_rps: float | None = None, max_duration_s: float | None = None
+) -> None:
     """Run the levels of the settings, or the grid that finds itself, within ``max_duration_s``; then again at each of the
     settings' ``lengths``, each curve in its share of that time. Without an answer it ends with the command that gets one."""
     if told := too_few(rig):
@@ -72,17 +86,21 @@ async def sweep(rig: StageBook, start_rps: float | None = None, max_duration_s: 
     settings = rig.settings
     limit_s = max_duration_s and max_duration_s / (1 + len(settings.lengths))
     if limit_s is not None:
-        rig.tell(f"at most {duration_text(limit_s)} of load (--max-duration), stages of {duration_text(settings.duration_s)}, longer near the limit")  # fmt: skip
+        rig.tell(
+            f"at most {duration_text(limit_s)} of load (--max-duration), stages of {duration_text(settings.duration_s)}, longer near the limit"
+        )
     await _curve(rig, start_rps, limit_s)
     for name in settings.lengths:
         if rig.ended:
             return
         rig.lengths = name
-        rig.settings = replace(settings, workload=settings.workload.at_quantile(float(name[1:]) / 100))
+        rig.settings = replace(
+            settings, workload=settings.workload.at_quantile(float(name[1:]) / 100)
+        )
         await _curve(rig, start_rps, limit_s)
 
 
-async def _curve(rig: StageBook, start_rps: float | None, limit_s: float | None) -> None:
+async def _curve(rig: BaseRig, start_rps: float | None, limit_s: float | None) -> None:
     settings = rig.settings
     for concurrency in settings.concurrency or ():
         if await rig.closed_stage(concurrency) is None or rig.ended:
@@ -102,17 +120,17 @@ async def _curve(rig: StageBook, start_rps: float | None, limit_s: float | None)
         _say_what_is_lacking(rig, clock)
 
 
-def _grid_s(rig: StageBook, rate_rps: float) -> float:
+def _grid_s(rig: BaseRig, rate_rps: float) -> float:
     """A stage of the grid lasts longer where it has few requests, up to twice as long."""
     length_s = rig.stage_s(rate_rps)
     return min(max(length_s, FIRST_REQUESTS / rate_rps), 2 * length_s)
 
 
-def _of_curve(rig: StageBook) -> list[dict[str, Any]]:
+def _of_curve(rig: BaseRig) -> list[dict[str, Any]]:
     return [s for s in rig.stages if s["lengths"] == rig.lengths]
 
 
-async def _near_the_limit(rig: StageBook, clock: _Clock) -> bool:
+async def _near_the_limit(rig: BaseRig, clock: _Clock) -> bool:
     """Loads on both sides of the limit that the stages so far tell of, as a search would take them, in the time that is
     left; False where the run is over."""
     goal = Goal(tuple(rig.settings.slos), PRECISION)
@@ -124,7 +142,9 @@ async def _near_the_limit(rig: StageBook, clock: _Clock) -> bool:
         if clock.left_s >= peak_s and await clock.stage(_round(peak[2]), peak_s) is None:
             return False
         left -= PEAK_TIMES
-    while len(rig.stages) < 2 * STAGES_MAX and isinstance(step := narrowing(stages := _of_curve(rig), goal), Step):  # fmt: skip
+    while len(rig.stages) < 2 * STAGES_MAX and isinstance(
+        step := narrowing(stages := _of_curve(rig), goal), Step
+    ):
         length_s = rig.stage_s(step.load_rps)
         longest = PROLONGED
         if clock.limit_s is not None:
@@ -135,31 +155,38 @@ async def _near_the_limit(rig: StageBook, clock: _Clock) -> bool:
         times = min(max(step.requests / step.load_rps / length_s, 1.0), longest, left)
         times = left if left - times < 1 else times  # too short a stage says nothing
         judged = await clock.stage(
-            _round(step.load_rps), times * length_s,
-            lambda partial, before=stages: told_enough(before, partial, goal),  # type: ignore[misc]
-        )  # fmt: skip
+            _round(step.load_rps),
+            times * length_s,
+            lambda partial, before=stages: is_decided(before, partial, goal),  # type: ignore[misc]
+        )
         if judged is None:
             return False
         left -= judged["window"]["end_s"] / length_s
     return True
 
 
-def _say_what_is_lacking(rig: StageBook, clock: _Clock) -> None:
+def _say_what_is_lacking(rig: BaseRig, clock: _Clock) -> None:
     """Where no load is named: the command that is likely to name one, in the run's verdict too."""
     lacking_s = _lacking_s(_of_curve(rig), rig.settings.slos)
     if lacking_s is None:
         return
-    enough_s = max(MAX_DURATION_S, 2 * (clock.limit_s or clock.spent_s), ROOM * (clock.spent_s + lacking_s))
+    enough_s = max(
+        MAX_DURATION_S, 2 * (clock.limit_s or clock.spent_s), ROOM * (clock.spent_s + lacking_s)
+    )
     command = rig.again("--max-duration", duration_text(rounded_up(enough_s)))
     rig.tell(f"no load is known yet at which the SLOs hold; this is likely to find one: {command}")
     rig.note_down("next_command", command)
 
 
 def _lacking_s(stages: Sequence[dict[str, Any]], slos: Sequence[Slo]) -> float | None:
-    """Seconds of load near the limit that a usable rate still takes; None where one is known, and where no time would help:
+    """Seconds of load near the limit that a capacity still takes; None where one is known, and where no time would help:
     no load meets the SLOs, they cannot be measured, or the client is the limit."""
     judged = judged_open(stages)
-    if find_capacity(stages, slos)["usable_rps"] is not None or not judged or unseen(judged, slos):
+    if (
+        find_capacity(stages, slos)["capacity_rps"] is not None
+        or not judged
+        or unseen(judged, slos)
+    ):
         return None
     lowest = float(judged[0]["offered_rps"])
     too_low = is_over(judged[0]) and lowest <= stages[0]["offered_rps"] / GROWTH**DOWN_STEPS
@@ -169,10 +196,10 @@ def _lacking_s(stages: Sequence[dict[str, Any]], slos: Sequence[Slo]) -> float |
     if found is None:
         return 0.0
     times = (found.relative_error / PUBLISHED) ** 2 - 1
-    return max(times, 0.0) * near_requests(judged, found.usable_rps) / found.usable_rps
+    return max(times, 0.0) * near_requests(judged, found.capacity_rps) / found.capacity_rps
 
 
-def too_few(rig: StageBook) -> str | None:
+def too_few(rig: BaseRig) -> str | None:
     """Which of the given loads have fewer requests in a stage than an SLO takes to be met, and what to do; None where none has.
 
     A closed loop is expected to send as many as an idle endpoint would answer.
@@ -194,14 +221,16 @@ def too_few(rig: StageBook) -> str | None:
     )
 
 
-def _least(rig: StageBook) -> tuple[int, str]:
+def _least(rig: BaseRig) -> tuple[int, str]:
     """Requests that a stage needs to show that it meets the SLOs, and the SLO that takes so many."""
     classes = rig.settings.workload.classes
     weights = sum(kind.weight for kind in classes)
-    return fewest_requests(rig.settings.slos, {kind.name: kind.weight / weights for kind in classes})
+    return fewest_requests(
+        rig.settings.slos, {kind.name: kind.weight / weights for kind in classes}
+    )
 
 
-def begin_rate(rig: StageBook, least: int) -> float:
+def begin_rate(rig: BaseRig, least: int) -> float:
     """Where the grid starts: where a stage has twice ``least`` requests (up to half of it may be cut as warm-up) and
     ``FIRST_REQUESTS``, but no higher than ``SURELY_LOW``."""
     idle_rps = START_IN_FLIGHT / rig.typical_e2e_s
@@ -212,18 +241,22 @@ def begin_rate(rig: StageBook, least: int) -> float:
 def next_rate(stages: Sequence[dict[str, Any]]) -> float | None:
     """The next offered rate of the grid given the judged stages so far, or None when it is done.
 
-    Goes down while even the lowest one seems to be over, then doubles until a stage is saturated (or two broke the SLO).
+    Goes down while even the lowest one seems to be over, then doubles until a stage is saturated (or two violated the SLO).
     Without SLOs it then halves (geometrically) the widest gap between the highest rate that was carried and the
     lowest that was not.
     """
-    if len(stages) >= STAGES_MAX or (stages[-1]["client_limited"] and stages[-1]["stable"] is not False):
+    if len(stages) >= STAGES_MAX or (
+        stages[-1]["client_limited"] and stages[-1]["stable"] is not False
+    ):
         return None  # beyond a limited client more load would only measure the client
     level = {float(s["offered_rps"]): _judge(s) for s in stages}
     rates = sorted(level)
     over = [rate for rate in rates if level[rate] in ("over", "saturated")]
     lowest = next(s for s in stages if s["offered_rps"] == rates[0])
     if rates[0] in over or (lowest["slo_verdicts"] and is_over(lowest)):
-        worth_a_look = rates[0] > stages[0]["offered_rps"] / GROWTH**DOWN_STEPS and not out_of_reach(stages)
+        worth_a_look = rates[0] > stages[0][
+            "offered_rps"
+        ] / GROWTH**DOWN_STEPS and not out_of_reach(stages)
         served_rps = lowest["achieved_rps"] if level[rates[0]] == "saturated" else rates[0]
         return _round(min(rates[0], served_rps or rates[0]) / GROWTH) if worth_a_look else None
     if "saturated" not in level.values() and len(over) < 2:
@@ -234,12 +267,12 @@ def next_rate(stages: Sequence[dict[str, Any]]) -> float | None:
     return _refine([within[-1], over[0]], _refined(stages))
 
 
-def _judge(stage: dict[str, Any]) -> Literal["within", "over", "saturated", "undecided"]:
+def _judge(stage: dict[str, Any]) -> Literal["within", "over", "saturated", "inconclusive"]:
     if stage["stable"] is False:
         return "saturated"
     if not stage["slo_verdicts"] or stage["slo_met"]:
         return "within"
-    return "over" if stage["slo_met"] is False else "undecided"
+    return "over" if stage["slo_met"] is False else "inconclusive"
 
 
 def _refined(stages: Sequence[dict[str, Any]]) -> int:

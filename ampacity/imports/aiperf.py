@@ -5,27 +5,51 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ampacity.imports.results import Fields, ImportedFileError, Request, Result, Stage, agree, failure_status
+from ampacity.imports.results import (
+    Fields,
+    ImportedFileError,
+    Request,
+    Result,
+    Stage,
+    agree,
+    failure_status,
+)
 
 TOOL = "aiperf"
 SETTINGS_NAME = "profile_export_aiperf.json"
 _TO_SECONDS = {"ns": 1e-9, "us": 1e-6, "ms": 1e-3, "s": 1.0, "sec": 1.0}
 _DEFINITIONS = [
-    ("ITL", "one mean per request: (latency - TTFT) / (output tokens - tokens of the first chunk)", "that is TPOT here; ITL is per token, over all gaps"),
-    ("Output tokens", "counted by the client's tokenizer unless told otherwise", "the server's usage where the file has it, as here"),
-]  # fmt: skip
+    (
+        "ITL",
+        "one mean per request: (latency - TTFT) / (output tokens - tokens of the first chunk)",
+        "that is TPOT here; ITL is per token, over all gaps",
+    ),
+    (
+        "Output tokens",
+        "counted by the client's tokenizer unless told otherwise",
+        "the server's usage where the file has it, as here",
+    ),
+]
 
 
 def recognises(records: Any) -> bool:
     """``records``: the rows of a JSONL file."""
     return (
-        isinstance(records, list) and bool(records)
-        and all(isinstance(r, Mapping) and isinstance(r.get("metadata"), Mapping) and isinstance(r.get("metrics"), Mapping) for r in records[:5])
+        isinstance(records, list)
+        and bool(records)
+        and all(
+            isinstance(r, Mapping)
+            and isinstance(r.get("metadata"), Mapping)
+            and isinstance(r.get("metrics"), Mapping)
+            for r in records[:5]
+        )
         and "request_start_ns" in records[0]["metadata"]
-    )  # fmt: skip
+    )
 
 
-def read(records: Sequence[Mapping[str, Any]], where: str, settings: Mapping[str, Any] | None) -> Result:
+def read(
+    records: Sequence[Mapping[str, Any]], where: str, settings: Mapping[str, Any] | None
+) -> Result:
     """``settings``: the summary file, where there is one. Raises ImportedFileError."""
     rows = [Fields(r, f"{where}record {i}: ") for i, r in enumerate(records, start=1)]
     kept = [r for r in rows if r.object("metadata").held.get("benchmark_phase") != "warmup"]
@@ -36,20 +60,30 @@ def read(records: Sequence[Mapping[str, Any]], where: str, settings: Mapping[str
     told = Fields(settings or {}, SETTINGS_NAME + ": ")
     agree(told.object("request_latency"), count=sum(r.status == "ok" for r in requests))
     rate, concurrency, facts = _load(told)
-    notes = [] if settings else [f"{SETTINGS_NAME} is not beside the file: the load asked for is not known"]
+    notes = (
+        []
+        if settings
+        else [f"{SETTINGS_NAME} is not beside the file: the load asked for is not known"]
+    )
     if len(kept) < len(rows):
         notes.append(f"{len(rows) - len(kept)} warm-up requests are left out")
     missing = {
         "dispatched_ns": "the schedule is not in the file, only when a request was let go: how late the client was cannot be told",
-        "chunk_tokens": "tokens per chunk are not in the file", "output_tokens_planned": "not in the file",
-    }  # fmt: skip
+        "chunk_tokens": "tokens per chunk are not in the file",
+        "output_tokens_planned": "not in the file",
+    }
     if all(r.gaps_s is None for r in requests):
         missing["chunk_at_us"] = "times of chunks are not in the file"
     closed = concurrency if rate is None else None
     return Result(
-        TOOL, [Stage(requests, rate, closed)], _DEFINITIONS, missing, notes=notes,
-        arrivals="closed loop" if closed else facts.pop("arrivals", None), **facts,
-    )  # fmt: skip
+        TOOL,
+        [Stage(requests, rate, closed)],
+        _DEFINITIONS,
+        missing,
+        notes=notes,
+        arrivals="closed loop" if closed else facts.pop("arrivals", None),
+        **facts,
+    )
 
 
 def _ns(metadata: Fields, name: str) -> int:
@@ -75,16 +109,27 @@ def _request(row: Fields, first_ns: int) -> Request:
         error = f"{failure.text('type') or ''} {failure.text('message') or ''}".strip()
         status = failure_status(error, code)
     good = status == "ok"
-    counted, usage = _tokens(metrics, "output_sequence_length"), _tokens(metrics, "usage_completion_tokens")
+    counted, usage = (
+        _tokens(metrics, "output_sequence_length"),
+        _tokens(metrics, "usage_completion_tokens"),
+    )
     return Request(
-        (start_ns - first_ns) / 1e9, status, None if scheduled is None else (scheduled - first_ns) / 1e9,
-        ttft_s=_seconds(metrics, "time_to_first_token"), e2e_s=_seconds(metrics, "request_latency") if good else None,
-        ended_s=(end_ns - start_ns) / 1e9, gaps_s=_gaps(metrics),
-        input_tokens=_tokens(metrics, "input_sequence_length" if usage is None else "usage_prompt_tokens"),
-        output_tokens=counted if usage is None else usage, token_source=None if not good else "tokenizer" if usage is None else "usage",
+        (start_ns - first_ns) / 1e9,
+        status,
+        None if scheduled is None else (scheduled - first_ns) / 1e9,
+        ttft_s=_seconds(metrics, "time_to_first_token"),
+        e2e_s=_seconds(metrics, "request_latency") if good else None,
+        ended_s=(end_ns - start_ns) / 1e9,
+        gaps_s=_gaps(metrics),
+        input_tokens=_tokens(
+            metrics, "input_sequence_length" if usage is None else "usage_prompt_tokens"
+        ),
+        output_tokens=counted if usage is None else usage,
+        token_source=None if not good else "tokenizer" if usage is None else "usage",
         reasoning_tokens=_tokens(metrics, "reasoning_token_count"),
-        http_status=code if code and code >= 400 else None, error=error and error[:300],
-    )  # fmt: skip
+        http_status=code if code and code >= 400 else None,
+        error=error and error[:300],
+    )
 
 
 def _seconds(metrics: Fields, name: str) -> float | None:
@@ -122,8 +167,15 @@ def _load(settings: Fields) -> tuple[float | None, int | None, dict[str, Any]]:
         names = [m.text("name") for m in given.object("models").objects("items")]
     arrivals = load.text("type") or load.text("arrival_pattern") or load.text("request_rate_mode")
     rate = load.number("rate") or load.number("request_rate") or None
-    return rate, load.tokens("concurrency") or None, {
-        "version": settings.text("aiperf_version"), "model": str(names[0]) if isinstance(names, list) and names else None,
-        "url": str(urls[0]) if isinstance(urls, list) and urls else endpoint.text("url"), "api": endpoint.text("type"),
-        "started_utc": settings.text("start_time"), "arrivals": arrivals,
-    }  # fmt: skip
+    return (
+        rate,
+        load.tokens("concurrency") or None,
+        {
+            "version": settings.text("aiperf_version"),
+            "model": str(names[0]) if isinstance(names, list) and names else None,
+            "url": str(urls[0]) if isinstance(urls, list) and urls else endpoint.text("url"),
+            "api": endpoint.text("type"),
+            "started_utc": settings.text("start_time"),
+            "arrivals": arrivals,
+        },
+    )

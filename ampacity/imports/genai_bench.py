@@ -6,14 +6,30 @@ import heapq
 from collections.abc import Mapping
 from typing import Any
 
-from ampacity.imports.results import Fields, ImportedFileError, Request, Result, Stage, agree, failure_status
+from ampacity.imports.results import (
+    Fields,
+    ImportedFileError,
+    Request,
+    Result,
+    Stage,
+    agree,
+    failure_status,
+)
 
 TOOL = "genai-bench"
 _DEFINITIONS = [
-    ("TPOT", "(end of the response - first token) / (output tokens - 1): the end includes usage and [DONE]", "to the last token"),
+    (
+        "TPOT",
+        "(end of the response - first token) / (output tokens - 1): the end includes usage and [DONE]",
+        "to the last token",
+    ),
     ("E2E", "to the end of the response", "to the last token"),
-    ("Output tokens", "the server's usage, else the client's tokenizer", "says which, for each request"),
-]  # fmt: skip
+    (
+        "Output tokens",
+        "the server's usage, else the client's tokenizer",
+        "says which, for each request",
+    ),
+]
 
 
 def recognises(document: Any) -> bool:
@@ -41,35 +57,58 @@ def read(document: Mapping[str, Any], where: str) -> Result:
         heapq.heappush(free, started + (request.ended_s or 0.0))
         requests.append(request)
     agree(total, num_completed_requests=sum(r.status == "ok" for r in requests))
-    agree(total.object("stats").object("num_output_tokens"), sum=sum(r.output_tokens or 0 for r in requests))
+    agree(
+        total.object("stats").object("num_output_tokens"),
+        sum=sum(r.output_tokens or 0 for r in requests),
+    )
     notes = [
         f"When a request began is not in the file: they are laid out in its order over {users} users who never pause. Percentiles are as "
         "measured; rates, steady state, drift and requests in flight are only as good as that. What genai-bench measured over all: "
         f"{total.number('requests_per_second') or 0:.4g} requests/s in {total.number('run_duration') or 0:.4g} s"
     ]
     return Result(
-        TOOL, [Stage(requests, None, users, total.number("run_duration"))], _DEFINITIONS, _MISSING, workload=total.text("scenario"),
-        arrivals="closed loop", notes=notes,
-    )  # fmt: skip
+        TOOL,
+        [Stage(requests, None, users, total.number("run_duration"))],
+        _DEFINITIONS,
+        _MISSING,
+        workload=total.text("scenario"),
+        arrivals="closed loop",
+        notes=notes,
+    )
 
 
 _MISSING = {
     "scheduled_ns": "no times in the file, only durations: laid out in order over the users",
-    "chunk_at_us": "times of chunks are not in the file", "chunk_tokens": "tokens per chunk are not in the file",
-    "last_token_ns": "taken as the end of the response", "output_tokens_planned": "not in the file",
+    "chunk_at_us": "times of chunks are not in the file",
+    "chunk_tokens": "tokens per chunk are not in the file",
+    "last_token_ns": "taken as the end of the response",
+    "output_tokens_planned": "not in the file",
     "token_source": "the server's usage or the client's tokenizer: the file does not say which",
-}  # fmt: skip
+}
 
 
 def _request(row: Fields, started_s: float, unit: float) -> Request:
     code, text = row.tokens("error_code"), row.text("error_message") or ""
     if code is not None:
         http = code if 400 <= code <= 599 else None
-        return Request(started_s, failure_status(text, http), ended_s=0.0, input_tokens=row.tokens("num_input_tokens"), http_status=http, error=text[:300])  # fmt: skip
+        return Request(
+            started_s,
+            failure_status(text, http),
+            ended_s=0.0,
+            input_tokens=row.tokens("num_input_tokens"),
+            http_status=http,
+            error=text[:300],
+        )
     ttft, e2e = row.needed("ttft") * unit, row.needed("e2e_latency") * unit
     if ttft > e2e:
         raise row.error("ttft", f"at most e2e_latency ({e2e:g} s)")
     return Request(
-        started_s, "ok", ttft_s=ttft, e2e_s=e2e, ended_s=e2e, input_tokens=row.tokens("num_input_tokens"),
-        output_tokens=row.tokens("num_output_tokens"), reasoning_tokens=row.tokens("num_reasoning_tokens"),
-    )  # fmt: skip
+        started_s,
+        "ok",
+        ttft_s=ttft,
+        e2e_s=e2e,
+        ended_s=e2e,
+        input_tokens=row.tokens("num_input_tokens"),
+        output_tokens=row.tokens("num_output_tokens"),
+        reasoning_tokens=row.tokens("num_reasoning_tokens"),
+    )

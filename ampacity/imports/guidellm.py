@@ -11,17 +11,32 @@ from ampacity.imports.results import Fields, Request, Result, Stage, agree, fail
 TOOL = "guidellm"
 _ENDS = {"successful": "ok", "incomplete": "unfinished", "errored": ""}
 _DEFINITIONS = [
-    ("ITL", "one mean per request: (last token - first token) / (output tokens - 1)", "that is TPOT here; ITL is per token, over all gaps"),
-    ("TPOT", "(last token - start) / output tokens: the first token's wait is inside", "without the first token"),
+    (
+        "ITL",
+        "one mean per request: (last token - first token) / (output tokens - 1)",
+        "that is TPOT here; ITL is per token, over all gaps",
+    ),
+    (
+        "TPOT",
+        "(last token - start) / output tokens: the first token's wait is inside",
+        "without the first token",
+    ),
     ("Clock", "wall clock (time.time): a step of it shifts latencies", "monotonic clock"),
-    ("Unfinished requests", "kept apart as incomplete, in no percentile", "slower than the age at which they were cut off"),
-]  # fmt: skip
+    (
+        "Unfinished requests",
+        "kept apart as incomplete, in no percentile",
+        "slower than the age at which they were cut off",
+    ),
+]
 
 
 def recognises(document: Any) -> bool:
     if not isinstance(document, Mapping) or not isinstance(document.get("benchmarks"), list):
         return False
-    return all(isinstance(b, Mapping) and "requests" in b and "metrics" in b for b in document["benchmarks"])
+    return all(
+        isinstance(b, Mapping) and "requests" in b and "metrics" in b
+        for b in document["benchmarks"]
+    )
 
 
 def read(document: Mapping[str, Any], where: str) -> Result:
@@ -33,38 +48,52 @@ def read(document: Mapping[str, Any], where: str) -> Result:
         strategy = benchmark.object("config").object("strategy")
         strategies.add(strategy.text("type_") or "not known")
         rows = [
-            (status, row) for name, status in _ENDS.items() if isinstance(benchmark.object("requests").held.get(name), list)
+            (status, row)
+            for name, status in _ENDS.items()
+            if isinstance(benchmark.object("requests").held.get(name), list)
             for row in benchmark.object("requests").objects(name)
-        ]  # fmt: skip
+        ]
         totals = benchmark.object("metrics").object("request_totals")
         for name, status in (("successful", "ok"), ("errored", "")):
             listed = sum(of == status for of, _ in rows)
             if listed < (totals.number(name) or 0):  # more: those of the warm-up
                 agree(totals, **{name: listed})
         arrives = strategy.text("type_") in ("constant", "poisson", "trace")
-        found = [r for r in (_request(status, row, arrives) for status, row in rows) if r is not None]
+        found = [
+            r for r in (_request(status, row, arrives) for status, row in rows) if r is not None
+        ]
         if len(found) < len(rows):
             notes.append(
                 f"{len(rows) - len(found)} requests of {strategy.text('type_')} were never sent and are left out"
             )
         if found:
             found.sort(key=lambda r: r.started_s)
-            lasted = sum(benchmark.number(f"{part}duration") or 0 for part in ("", "warmup_", "cooldown_"))
+            lasted = sum(
+                benchmark.number(f"{part}duration") or 0 for part in ("", "warmup_", "cooldown_")
+            )
             stages.append(_stage(strategy, found, lasted or None))
     backend = top.object("config").object("spec").object("backend")
     if not backend.held:  # before 0.6
         backend = top.object("args")
     return Result(
-        TOOL, stages, _DEFINITIONS, _MISSING, version=top.object("metadata").text("guidellm_version"), notes=notes,
-        model=backend.text("model"), url=backend.text("target"), arrivals=", ".join(sorted(strategies)),
-    )  # fmt: skip
+        TOOL,
+        stages,
+        _DEFINITIONS,
+        _MISSING,
+        version=top.object("metadata").text("guidellm_version"),
+        notes=notes,
+        model=backend.text("model"),
+        url=backend.text("target"),
+        arrivals=", ".join(sorted(strategies)),
+    )
 
 
 _MISSING = {
     "chunk_at_us": "only the first and the last token of an answer have times in the file",
-    "chunk_tokens": "tokens per chunk are not in the file", "output_tokens_planned": "not in the file",
+    "chunk_tokens": "tokens per chunk are not in the file",
+    "output_tokens_planned": "not in the file",
     "headers_ns": "not in the file",
-}  # fmt: skip
+}
 
 
 def _stage(strategy: Fields, requests: list[Request], duration_s: float | None) -> Stage:
@@ -72,7 +101,9 @@ def _stage(strategy: Fields, requests: list[Request], duration_s: float | None) 
     if kind in ("constant", "poisson", "trace"):
         return Stage(requests, rate or None, None, duration_s)
     streams = strategy.tokens("streams") or strategy.tokens("max_concurrency")
-    return Stage(requests, None, 1 if kind == "synchronous" else streams or len(requests), duration_s)
+    return Stage(
+        requests, None, 1 if kind == "synchronous" else streams or len(requests), duration_s
+    )
 
 
 def _request(status: str, row: Fields, arrives: bool) -> Request | None:
@@ -94,13 +125,20 @@ def _request(status: str, row: Fields, arrives: bool) -> Request | None:
     output = row.object("output_metrics")
     tokens = _total(output)
     return Request(
-        started, status or failure_status(error or "", http_status), min(t.number("targeted_start") or started, started) if arrives else None,
-        slip_known=arrives, ttft_s=None if first is None else first - started,
-        e2e_s=None if answer_end is None else answer_end - started, ended_s=None if ended is None else max(0.0, ended - started),
-        input_tokens=_total(row.object("input_metrics")), output_tokens=t.tokens("token_iterations") if tokens is None else tokens,
+        started,
+        status or failure_status(error or "", http_status),
+        min(t.number("targeted_start") or started, started) if arrives else None,
+        slip_known=arrives,
+        ttft_s=None if first is None else first - started,
+        e2e_s=None if answer_end is None else answer_end - started,
+        ended_s=None if ended is None else max(0.0, ended - started),
+        input_tokens=_total(row.object("input_metrics")),
+        output_tokens=t.tokens("token_iterations") if tokens is None else tokens,
         cached_tokens=row.object("input_metrics").tokens("cached_tokens"),
-        http_status=http_status, token_source="chunks" if tokens is None else "usage", error=error and error[-300:],
-    )  # fmt: skip
+        http_status=http_status,
+        token_source="chunks" if tokens is None else "usage",
+        error=error and error[-300:],
+    )
 
 
 def _total(metrics: Fields) -> int | None:

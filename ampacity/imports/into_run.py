@@ -13,14 +13,24 @@ from typing import Any
 
 import ampacity
 from ampacity.imports import aiperf, genai_bench, guidellm, sglang_bench, vllm_bench
-from ampacity.imports.results import CONNECTING, FAILURES_LEFT_OUT, ImportedFileError, Request, Result, Stage
-from loadgen.records import CHUNK_AT_MAX_US, RequestRecord
-from loadgen.rundir import RunWriter
+from ampacity.imports.results import (
+    CONNECTING,
+    FAILURES_LEFT_OUT,
+    ImportedFileError,
+    Request,
+    Result,
+    Stage,
+)
+from ampacity.loadgen.rundir.files import RunWriter
+from ampacity.loadgen.rundir.records import CHUNK_AT_MAX_US, RequestRecord
 
 FORMATS: dict[str, ModuleType] = {
-    "vllm": vllm_bench, "aiperf": aiperf, "guidellm": guidellm, "genai-bench": genai_bench,
+    "vllm": vllm_bench,
+    "aiperf": aiperf,
+    "guidellm": guidellm,
+    "genai-bench": genai_bench,
     "sglang": sglang_bench,
-}  # fmt: skip
+}
 LARGEST_BYTES = 2 * 2**30
 LONGEST_S = 1e7  # of a stage
 _ORIGIN_NS, _BETWEEN_NS = 1_000_000_000, 60_000_000_000  # of the clock that stages are laid out on
@@ -66,7 +76,9 @@ def _load(path: Path) -> Any:
                     rows.append(json.loads(line))
             except (ValueError, RecursionError) as error:
                 cause, at = (error, f" line {number}:") if rows else (whole, "")
-                raise ImportedFileError(f"{path}:{at} neither JSON nor JSON lines: {cause}") from None
+                raise ImportedFileError(
+                    f"{path}:{at} neither JSON nor JSON lines: {cause}"
+                ) from None
         return rows
 
 
@@ -76,7 +88,13 @@ def _settings(path: Path) -> dict[str, Any] | None:
     return found if isinstance(found, dict) else None
 
 
-def write_run(out: Path, paths: Sequence[Path], results: Sequence[Result], slos: list[dict[str, Any]], facts: dict[str, Any]) -> None:  # fmt: skip
+def write_run(
+    out: Path,
+    paths: Sequence[Path],
+    results: Sequence[Result],
+    slos: list[dict[str, Any]],
+    facts: dict[str, Any],
+) -> None:
     """Write a run directory with a stage for each stage of ``results``, all of one tool. Raises ImportedFileError, RunDirError.
 
     ``facts``: further entries of run.json.
@@ -134,17 +152,26 @@ def _lay_out(
     else:  # users that begin only once are busy until the end
         end_ns = last_ns + 1 if n > 2 * stage.concurrency else drained_ns
     return records, {
-        "index": index, "kind": "open" if stage.concurrency is None else "closed", "offered_rps": stage.offered_rps,
-        "concurrency": stage.concurrency, "start_ns": start_ns, "end_ns": end_ns, "scheduled_requests": n,
-        "drained_ns": max(end_ns, drained_ns), "ended_early": None, "audit": None,
-    }  # fmt: skip
+        "index": index,
+        "kind": "open" if stage.concurrency is None else "closed",
+        "offered_rps": stage.offered_rps,
+        "concurrency": stage.concurrency,
+        "start_ns": start_ns,
+        "end_ns": end_ns,
+        "scheduled_requests": n,
+        "drained_ns": max(end_ns, drained_ns),
+        "ended_early": None,
+        "audit": None,
+    }
 
 
 def _due(request: Request) -> float:
     return request.started_s if request.scheduled_s is None else request.scheduled_s
 
 
-def _record(r: Request, stage: int, request_id: int, origin_s: float, start_ns: int) -> RequestRecord:
+def _record(
+    r: Request, stage: int, request_id: int, origin_s: float, start_ns: int
+) -> RequestRecord:
     started_ns = start_ns + round((r.started_s - origin_s) * 1e9)
 
     def after(duration_s: float | None) -> int | None:
@@ -160,18 +187,35 @@ def _record(r: Request, stage: int, request_id: int, origin_s: float, start_ns: 
         at_us = [min(at, CHUNK_AT_MAX_US) for at in at_us]
     ended_s = r.ended_s if r.ended_s is not None else r.e2e_s
     return RequestRecord(
-        request_id, stage, start_ns + round((_due(r) - origin_s) * 1e9), r.status, worker=0,
-        dispatched_ns=started_ns if r.slip_known else None, started_ns=started_ns, first_token_ns=after(r.ttft_s),
-        first_answer_ns=after(r.ttft_s) if not r.reasoning_tokens else None, last_token_ns=after(r.e2e_s),
-        ended_ns=after(ended_s), http_status=r.http_status, error=r.error, input_tokens=r.input_tokens,
-        output_tokens=r.output_tokens, cached_tokens=r.cached_tokens, reasoning_tokens=r.reasoning_tokens,
-        token_source=r.token_source, chunk_at_us=at_us,
-    )  # fmt: skip
+        request_id,
+        stage,
+        start_ns + round((_due(r) - origin_s) * 1e9),
+        r.status,
+        worker=0,
+        dispatched_ns=started_ns if r.slip_known else None,
+        started_ns=started_ns,
+        first_token_ns=after(r.ttft_s),
+        first_answer_ns=after(r.ttft_s) if not r.reasoning_tokens else None,
+        last_token_ns=after(r.e2e_s),
+        ended_ns=after(ended_s),
+        http_status=r.http_status,
+        error=r.error,
+        input_tokens=r.input_tokens,
+        output_tokens=r.output_tokens,
+        cached_tokens=r.cached_tokens,
+        reasoning_tokens=r.reasoning_tokens,
+        token_source=r.token_source,
+        chunk_at_us=at_us,
+    )
 
 
 def _meta(
-    out: Path, paths: Sequence[Path], results: Sequence[Result], stages: list[dict[str, Any]], slos: list[dict[str, Any]]
-) -> dict[str, Any]:  # fmt: skip
+    out: Path,
+    paths: Sequence[Path],
+    results: Sequence[Result],
+    stages: list[dict[str, Any]],
+    slos: list[dict[str, Any]],
+) -> dict[str, Any]:
     """run.json; what no file of the tool can tell is null."""
     first = results[0]
     digests = [hashlib.sha256(p.read_bytes()).hexdigest() for p in paths]
@@ -179,22 +223,49 @@ def _meta(
     lengths = {"kind": "imported", "text": "as the other tool chose them"}
     notes = list(dict.fromkeys(note for r in results for note in r.notes))
     return {
-        "run_id": hashlib.sha256("".join(digests).encode()).hexdigest()[:16], "name": out.name, "experiment": "import",
-        "status": "complete", "status_reason": None, "tool": {"name": "ampacity", "version": ampacity.__version__},
-        "started_utc": first.started_utc, "ended_utc": None, "clock": None,
-        "endpoint": {"url": first.url and re.sub(r"//[^/@]*@", "//", first.url), "api": first.api, "model": first.model, "server": None},
+        "run_id": hashlib.sha256("".join(digests).encode()).hexdigest()[:16],
+        "name": out.name,
+        "experiment": "import",
+        "status": "complete",
+        "status_reason": None,
+        "tool": {"name": "ampacity", "version": ampacity.__version__},
+        "started_utc": first.started_utc,
+        "ended_utc": None,
+        "clock": None,
+        "endpoint": {
+            "url": first.url and re.sub(r"//[^/@]*@", "//", first.url),
+            "api": first.api,
+            "model": first.model,
+            "server": None,
+        },
         "locked": {"engine": None, "engine_version": None, "quantization": None, "hardware": None},
         "workload": {
-            "name": first.workload or "not known", "source": ", ".join(p.name for p in paths), "arrivals": first.arrivals, "trace": None,
-            "input_tokens": lengths, "output_tokens": lengths, "tokenizer": None, "prompts": "as the other tool made them",
+            "name": first.workload or "not known",
+            "source": ", ".join(p.name for p in paths),
+            "arrivals": first.arrivals,
+            "trace": None,
+            "input_tokens": lengths,
+            "output_tokens": lengths,
+            "tokenizer": None,
+            "prompts": "as the other tool made them",
         },
-        "slos": slos, "seed": None, "salt": None, "workers": None, "warmup_requests": None, "notes": notes,
+        "slos": slos,
+        "seed": None,
+        "salt": None,
+        "workers": None,
+        "warmup_requests": None,
+        "notes": notes,
         "imported": {
-            "tool": first.tool, "tool_version": first.version, "files": files,
+            "tool": first.tool,
+            "tool_version": first.version,
+            "files": files,
             "definitions": [
-                {"what": w, "theirs": t, "ours": o} for w, t, o in (CONNECTING, *first.definitions, FAILURES_LEFT_OUT)
+                {"what": w, "theirs": t, "ours": o}
+                for w, t, o in (CONNECTING, *first.definitions, FAILURES_LEFT_OUT)
             ],
             "missing": dict(first.missing),
         },
-        "stages": stages, "host": None, "fleet_inputs": None,
-    }  # fmt: skip
+        "stages": stages,
+        "host": None,
+        "fleet_inputs": None,
+    }

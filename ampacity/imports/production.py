@@ -13,18 +13,40 @@ from pathlib import Path
 
 import numpy as np
 
-from analysis.validate import Histogram, Production, ValidateError, of_samples
-from loadgen.pages import PAGE_MAX_BYTES
-from loadgen.telemetry import Lines, lines_of, number, read_metrics, samples, series
+from ampacity.analysis.validate import Histogram, Production, ValidateError, of_samples
+from ampacity.loadgen.net.pages import PAGE_MAX_BYTES
+from ampacity.loadgen.telemetry import Lines, lines_of, number, read_metrics, samples, series
 
 # The first that a page has: vLLM, SGLang, TGI, TensorRT-LLM. A per-request mean is no ITL, and is not taken for one.
 _NAMES: dict[str, tuple[str, ...]] = {
-    "ttft": ("vllm:time_to_first_token_seconds", "sglang:time_to_first_token_seconds", "trtllm_time_to_first_token_seconds"),
-    "itl": ("vllm:inter_token_latency_seconds", "vllm:time_per_output_token_seconds", "sglang:inter_token_latency_seconds", "sglang:time_per_output_token_seconds"),
-    "e2e": ("vllm:e2e_request_latency_seconds", "sglang:e2e_request_latency_seconds", "tgi_request_duration", "trtllm_e2e_request_latency_seconds"),
-    "input_tokens": ("vllm:request_prompt_tokens", "sglang:prompt_tokens_histogram", "tgi_request_input_length"),
-    "output_tokens": ("vllm:request_generation_tokens", "sglang:generation_tokens_histogram", "tgi_request_generated_tokens"),
-}  # fmt: skip
+    "ttft": (
+        "vllm:time_to_first_token_seconds",
+        "sglang:time_to_first_token_seconds",
+        "trtllm_time_to_first_token_seconds",
+    ),
+    "itl": (
+        "vllm:inter_token_latency_seconds",
+        "vllm:time_per_output_token_seconds",
+        "sglang:inter_token_latency_seconds",
+        "sglang:time_per_output_token_seconds",
+    ),
+    "e2e": (
+        "vllm:e2e_request_latency_seconds",
+        "sglang:e2e_request_latency_seconds",
+        "tgi_request_duration",
+        "trtllm_e2e_request_latency_seconds",
+    ),
+    "input_tokens": (
+        "vllm:request_prompt_tokens",
+        "sglang:prompt_tokens_histogram",
+        "tgi_request_input_length",
+    ),
+    "output_tokens": (
+        "vllm:request_generation_tokens",
+        "sglang:generation_tokens_histogram",
+        "tgi_request_generated_tokens",
+    ),
+}
 _LENGTHS = ("input_tokens", "output_tokens")
 _COUNTERS = ("prefix_cache_queries_total", "prefix_cache_hits_total")
 _TIMEOUT_S = 10.0
@@ -42,7 +64,9 @@ def read_page(text: str) -> PageFigures:
             found[figure] = _histograms(lines, name)
     for figure in _COUNTERS:
         if counted := series(lines, figure):
-            found[figure] = {k: Histogram(np.array([math.inf]), np.array([n])) for k, n in counted.items()}
+            found[figure] = {
+                k: Histogram(np.array([math.inf]), np.array([n])) for k, n in counted.items()
+            }
     return found
 
 
@@ -76,7 +100,12 @@ def between(before: PageFigures, after: PageFigures, place: str) -> PageFigures:
             old, new = early.get(labels), late.get(labels)
             if old is None and new is not None:  # a series is there from its first sample on
                 grown[labels] = new
-            elif old and new and np.array_equal(old.bounds, new.bounds) and (new.counts >= old.counts).all():
+            elif (
+                old
+                and new
+                and np.array_equal(old.bounds, new.bounds)
+                and (new.counts >= old.counts).all()
+            ):
                 total = None if new.total is None or old.total is None else new.total - old.total
                 grown[labels] = Histogram(new.bounds, new.counts - old.counts, total)
             else:
@@ -95,7 +124,9 @@ def add_up(pages: Sequence[PageFigures]) -> dict[str, Histogram]:
         cumulative = sum(np.cumsum(h.counts)[np.isin(h.bounds, bounds)] for h in parts)
         totals = [h.total for h in parts if h.total is not None]
         found[figure] = Histogram(
-            bounds, np.diff(cumulative, prepend=0.0), sum(totals) if len(totals) == len(parts) else None
+            bounds,
+            np.diff(cumulative, prepend=0.0),
+            sum(totals) if len(totals) == len(parts) else None,
         )
     return found
 
@@ -108,9 +139,14 @@ def from_pages(
     before = early or [""] * len(late)
     for place, page in zip(places, early or (), strict=bool(early)):
         if not read_page(page) and not read_metrics([page.encode()]):
-            raise ValidateError(f"the page before {place} has none of the metrics of vLLM, SGLang or TGI")
+            raise ValidateError(
+                f"the page before {place} has none of the metrics of vLLM, SGLang or TGI"
+            )
     figures = add_up(
-        [between(read_page(b), read_page(a), p) for b, a, p in zip(before, late, places, strict=True)]
+        [
+            between(read_page(b), read_page(a), p)
+            for b, a, p in zip(before, late, places, strict=True)
+        ]
     )
     queries, hits = (figures.pop(k).n if k in figures else 0 for k in _COUNTERS)
     if figures and not any(h.n for h in figures.values()):
@@ -130,14 +166,17 @@ def from_pages(
     if not figures and not gauges:
         raise ValidateError(f"{source} has none of the metrics of vLLM, SGLang or TGI")
     return Production(
-        source, {k: h for k, h in figures.items() if k not in _LENGTHS}, {k: h for k, h in figures.items() if k in _LENGTHS},
-        {k: v for k, v in shares.items() if v is not None}, served / over_s if served and over_s else None,
-    )  # fmt: skip
+        source,
+        {k: h for k, h in figures.items() if k not in _LENGTHS},
+        {k: h for k, h in figures.items() if k in _LENGTHS},
+        {k: v for k, v in shares.items() if v is not None},
+        served / over_s if served and over_s else None,
+    )
 
 
 def from_log(path: Path) -> Production:
-    """Production from a log or trace (workloads.traces). Raises WorkloadError."""
-    from workloads.traces import read_trace
+    """Production from a log or trace (ampacity.workloads.traces.read). Raises WorkloadError."""
+    from ampacity.workloads.traces.read import read_trace
 
     trace = read_trace(path)
     gaps, n = np.diff(trace.arrival_s), len(trace)
@@ -148,7 +187,11 @@ def from_log(path: Path) -> Production:
     span_s = float(trace.arrival_s[-1])
     rps = (n - 1) / span_s if span_s > 0 else None
     return Production(
-        str(path), lengths=lengths, rps=rps, gaps_s=None if trace.clock_step_s else gaps, notes=trace.notes
+        str(path),
+        lengths=lengths,
+        rps=rps,
+        gaps_s=None if trace.clock_step_s else gaps,
+        notes=trace.notes,
     )
 
 

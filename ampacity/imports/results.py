@@ -9,8 +9,16 @@ from typing import Any
 
 _LARGEST = 4e9  # seconds since 1970 until 2096
 # differences of definition that all four tools share: (what, theirs, ours)
-CONNECTING = ("TTFT begins", "when the client calls its HTTP library: waiting for a connection and connecting are inside", "when the first byte is handed to a connected socket")  # fmt: skip
-FAILURES_LEFT_OUT = ("Failed requests", "left out of every percentile", "infinitely slow in every percentile: the run directory keeps them as failed")  # fmt: skip
+CONNECTING = (
+    "TTFT begins",
+    "when the client calls its HTTP library: waiting for a connection and connecting are inside",
+    "when the first byte is handed to a connected socket",
+)
+FAILURES_LEFT_OUT = (
+    "Failed requests",
+    "left out of every percentile",
+    "infinitely slow in every percentile: the run directory keeps them as failed",
+)
 
 
 class ImportedFileError(ValueError):
@@ -22,13 +30,17 @@ class Request:
     """One request; seconds. ``scheduled_s`` and ``started_s`` count from any common moment."""
 
     started_s: float
-    status: str  # one of loadgen.records.STATUSES
+    status: str  # one of ampacity.loadgen.rundir.records.STATUSES
     scheduled_s: float | None = None  # None: the file does not say
-    slip_known: bool = False  # scheduled_s is the schedule: started - scheduled is the client's lateness
+    slip_known: bool = (
+        False  # scheduled_s is the schedule: started - scheduled is the client's lateness
+    )
     ttft_s: float | None = None
     e2e_s: float | None = None  # to the last token
     ended_s: float | None = None  # how long until the request ended, where that is another moment
-    gaps_s: Sequence[float] | None = None  # between chunks, the first one excepted; None: not in the file
+    gaps_s: Sequence[float] | None = (
+        None  # between chunks, the first one excepted; None: not in the file
+    )
     input_tokens: int | None = None
     output_tokens: int | None = None
     reasoning_tokens: int | None = None
@@ -74,14 +86,20 @@ class Fields:
     where: str
 
     def error(self, name: str, wanted: str) -> ImportedFileError:
-        return ImportedFileError(f"{self.where}{name} is {self.held.get(name)!r:.60}, not {wanted}: the file is damaged or of another version")  # fmt: skip
+        return ImportedFileError(
+            f"{self.where}{name} is {self.held.get(name)!r:.60}, not {wanted}: the file is damaged or of another version"
+        )
 
     def number(self, name: str) -> float | None:
         """A finite number of at least 0, or None where it is null or absent. Raises ImportedFileError."""
         value = self.held.get(name)
         if value is None:
             return None
-        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= _LARGEST:
+        if (
+            isinstance(value, bool)
+            or not isinstance(value, int | float)
+            or not 0 <= value <= _LARGEST
+        ):
             raise self.error(name, "a number of 0 or more")
         return float(value)
 
@@ -129,7 +147,10 @@ class Fields:
 def seconds(values: Sequence[Any], where: str) -> list[float]:
     """A list of durations, finite and at least 0. Raises ImportedFileError."""
     if not isinstance(values, list) or not all(
-        isinstance(v, int | float) and not isinstance(v, bool) and math.isfinite(v) and 0 <= v <= _LARGEST
+        isinstance(v, int | float)
+        and not isinstance(v, bool)
+        and math.isfinite(v)
+        and 0 <= v <= _LARGEST
         for v in values
     ):
         raise ImportedFileError(f"{where} is no list of durations: the file is damaged")
@@ -146,7 +167,9 @@ def agree(told: Fields, **listed: float) -> None:
     for name, value in listed.items():
         figure = told.number(name)
         if figure is not None and abs(value - figure) > 1e-6 * figure:
-            raise ImportedFileError(f"{told.where}{name} is {figure:.6g}, but {value:.6g} by the single requests: the file contradicts itself")  # fmt: skip
+            raise ImportedFileError(
+                f"{told.where}{name} is {figure:.6g}, but {value:.6g} by the single requests: the file contradicts itself"
+            )
 
 
 def failure_status(text: str, code: int | None = None) -> str:

@@ -24,8 +24,16 @@ from ampacity.imports.results import (
 
 TOOL = "SGLang bench_serving"
 _OWN = {"backend", "duration", "completed", "total_output_tokens_retokenized"}
-_ITL = ("ITL", "gap between messages with text; of its own API, a message's gap shared equally among its tokens", "per token; raw gaps are ICL")  # fmt: skip
-_TPOT = ("TPOT", "(end of the response - TTFT) / (output tokens - 1): the end includes usage and [DONE]", "to the last token")  # fmt: skip
+_ITL = (
+    "ITL",
+    "gap between messages with text; of its own API, a message's gap shared equally among its tokens",
+    "per token; raw gaps are ICL",
+)
+_TPOT = (
+    "TPOT",
+    "(end of the response - TTFT) / (output tokens - 1): the end includes usage and [DONE]",
+    "to the last token",
+)
 _E2E = ("E2E", "to the end of the response", "to the last token")
 _EACH_MS = "mean_ttft_ms", "median_ttft_ms", "p99_ttft_ms", "mean_itl_ms", "p99_itl_ms"
 
@@ -38,7 +46,10 @@ def recognises(document: Any) -> bool:
 def read(document: Mapping[str, Any] | list[Mapping[str, Any]], where: str) -> Result:
     """One stage for each run with details. Raises ImportedFileError."""
     held = document if isinstance(document, list) else [document]
-    runs = [Fields(run, where if len(held) == 1 else f"{where}run {i}: ") for i, run in enumerate(held, 1)]
+    runs = [
+        Fields(run, where if len(held) == 1 else f"{where}run {i}: ")
+        for i, run in enumerate(held, 1)
+    ]
     detailed = [run for run in runs if "ttfts" in run.held]
     if not detailed:
         told = "; ".join(_figures(run) for run in runs[:3])
@@ -55,20 +66,28 @@ def read(document: Mapping[str, Any] | list[Mapping[str, Any]], where: str) -> R
     backend, server = first.text("backend") or "", first.object("server_info")
     streamed = any(r.ttft_s is not None for stage in stages for r in stage.requests)
     return Result(
-        TOOL, stages, [_ITL, _TPOT, _E2E], _MISSING | ({} if streamed else _NOT_STREAMED), version=server.text("version"),
-        model=server.text("served_model_name") or server.text("model_path"), workload=first.text("dataset_name"),
-        api="chat" if backend.endswith("chat") else "completions", notes=list(dict.fromkeys(notes)),
+        TOOL,
+        stages,
+        [_ITL, _TPOT, _E2E],
+        _MISSING | ({} if streamed else _NOT_STREAMED),
+        version=server.text("version"),
+        model=server.text("served_model_name") or server.text("model_path"),
+        workload=first.text("dataset_name"),
+        api="chat" if backend.endswith("chat") else "completions",
+        notes=list(dict.fromkeys(notes)),
         arrivals=", ".join(dict.fromkeys(_arrivals(run) for run in detailed)),
-    )  # fmt: skip
+    )
 
 
 _MISSING = {
     "scheduled_ns": "no times in the file, only durations: laid out in the order of the file",
     "dispatched_ns": "the schedule is not in the file: how late the client was cannot be told",
-    "chunk_tokens": "tokens per message are not in the file", "output_tokens_planned": "not in the file",
-    "headers_ns": "not in the file", "last_token_ns": "first token and the gaps after it, added up",
+    "chunk_tokens": "tokens per message are not in the file",
+    "output_tokens_planned": "not in the file",
+    "headers_ns": "not in the file",
+    "last_token_ns": "first token and the gaps after it, added up",
     "token_source": "the server's usage, or the length asked for where it sent none: the file does not say which",
-}  # fmt: skip
+}
 _NOT_STREAMED = {
     "first_token_ns": "the answers were not streamed: what the file calls TTFT is the whole answer"
 }
@@ -107,8 +126,12 @@ def _stage(run: Fields, notes: list[str]) -> Stage:
         raise ImportedFileError(f"{run.where}there is no request in it")
     errors, inputs, outputs = columns
     rows = [
-        Fields({"input": inputs[i], "output": outputs[i], "cached": cached[i]}, f"{run.where}request {i}: ") for i in range(n)
-    ]  # fmt: skip
+        Fields(
+            {"input": inputs[i], "output": outputs[i], "cached": cached[i]},
+            f"{run.where}request {i}: ",
+        )
+        for i in range(n)
+    ]
     # an answer without a token: a success by its own count, or a failure without a word
     silent = "empty" if run.tokens("completed") == n - sum(map(bool, errors)) else "http_error"
     status = [
@@ -118,31 +141,44 @@ def _stage(run: Fields, notes: list[str]) -> Stage:
     done = [i for i in range(n) if status[i] == "ok"]
     counted = [i for i in range(n) if status[i] in ("ok", "empty")]
     agree(
-        run, completed=len(counted), total_output_tokens=sum(rows[i].tokens("output") or 0 for i in counted),
+        run,
+        completed=len(counted),
+        total_output_tokens=sum(rows[i].tokens("output") or 0 for i in counted),
         mean_ttft_ms=1e3 * mean([ttfts[i] for i in counted]) if counted else 0.0,
-    )  # fmt: skip
+    )
     if not (run.number("accept_length") or 0):  # with speculation its own ITL is by its tokenizer
         agree(run, mean_itl_ms=1e3 * mean([g for i in counted for g in gaps[i]] or [0.0]))
     streamed = any(gaps[i] for i in done) or all((rows[i].tokens("output") or 0) <= 1 for i in done)
     if not streamed:
         notes.append("The answers were not streamed: TTFT, ITL and TPOT are not known, E2E is")
     if len(counted) < n:
-        notes.append("When a failed request ended is not in the file: it is taken to end as it starts")
+        notes.append(
+            "When a failed request ended is not in the file: it is taken to end as it starts"
+        )
     e2es = [ttfts[i] + math.fsum(gaps[i]) for i in range(n)]
-    rate, limit, duration = _rate(run), run.tokens("max_concurrency") or None, run.number("duration")
+    rate, limit, duration = (
+        _rate(run),
+        run.tokens("max_concurrency") or None,
+        run.number("duration"),
+    )
     closed = rate is None and run.held.get("request_rate") != "trace"
     users = limit or n
     starts = _in_turn(e2es, users) if closed else _evenly(e2es, duration or 0.0)
     requests = [
         Request(
-            starts[i], status[i], ttft_s=ttfts[i] if status[i] == "ok" and streamed else None,
-            e2e_s=e2es[i] if status[i] == "ok" else None, ended_s=e2es[i] if status[i] == "ok" else 0.0,
-            gaps_s=gaps[i] if streamed else None, input_tokens=rows[i].tokens("input"),
-            output_tokens=rows[i].tokens("output") if status[i] == "ok" else None, cached_tokens=rows[i].tokens("cached"),
+            starts[i],
+            status[i],
+            ttft_s=ttfts[i] if status[i] == "ok" and streamed else None,
+            e2e_s=e2es[i] if status[i] == "ok" else None,
+            ended_s=e2es[i] if status[i] == "ok" else 0.0,
+            gaps_s=gaps[i] if streamed else None,
+            input_tokens=rows[i].tokens("input"),
+            output_tokens=rows[i].tokens("output") if status[i] == "ok" else None,
+            cached_tokens=rows[i].tokens("cached"),
             error=str(errors[i])[-300:] if errors[i] else None,
         )
         for i in range(n)
-    ]  # fmt: skip
+    ]
     notes.append(_laid_out(run, closed, users, limit))
     return Stage(requests, None if closed else rate, users if closed else None, duration)
 
@@ -164,7 +200,11 @@ def _evenly(e2es: Sequence[float], duration_s: float) -> list[float]:
 
 def _laid_out(run: Fields, closed: bool, users: int, limit: int | None) -> str:
     how = f"over {users} users who never pause" if closed else "at equal distances"
-    held = "" if closed or not limit else f"; held to {limit} in flight, and how long a request waited for its turn is not in the file"  # fmt: skip
+    held = (
+        ""
+        if closed or not limit
+        else f"; held to {limit} in flight, and how long a request waited for its turn is not in the file"
+    )
     return (
         f"When a request began is not in the file: they are laid out in its order, {how}{held}. Percentiles are as measured; rates, steady "
         f"state, drift and requests in flight are only as good as that. What {TOOL} measured over all: "

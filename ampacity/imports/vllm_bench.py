@@ -26,11 +26,19 @@ _CHAT_FIRST = (
     "the first message with text, reasoning or a tool call",
 )
 _ITL = ("ITL", "gap between messages, whatever tokens they hold", "per token; raw gaps are ICL")
-_TPOT = ("TPOT", "(latency - TTFT) / (output tokens - 1)", "divided by the tokens after the first chunk")
+_TPOT = (
+    "TPOT",
+    "(latency - TTFT) / (output tokens - 1)",
+    "divided by the tokens after the first chunk",
+)
 
 
 def recognises(document: Any) -> bool:
-    return isinstance(document, Mapping) and "total_token_throughput" in document and "duration" in document
+    return (
+        isinstance(document, Mapping)
+        and "total_token_throughput" in document
+        and "duration" in document
+    )
 
 
 def read(document: Mapping[str, Any], where: str) -> Result:
@@ -44,8 +52,16 @@ def read(document: Mapping[str, Any], where: str) -> Result:
     n = len(starts)
     ttfts = seconds(top.array("ttfts", n), f"{where}ttfts")
     lists = [seconds(g, f"{where}itls[{i}]") for i, g in enumerate(top.array("itls", n))]
-    errors, inputs, outputs = top.array("errors", n), top.array("input_lens", n), top.array("output_lens", n)
-    waits = seconds(top.array("queue_times", n), f"{where}queue_times") if "queue_times" in document else None
+    errors, inputs, outputs = (
+        top.array("errors", n),
+        top.array("input_lens", n),
+        top.array("output_lens", n),
+    )
+    waits = (
+        seconds(top.array("queue_times", n), f"{where}queue_times")
+        if "queue_times" in document
+        else None
+    )
     rate, limit = _rate(top), top.tokens("max_concurrency")
     closed = rate is None  # there, waiting for one's turn is no lateness
     requests = []
@@ -54,29 +70,56 @@ def read(document: Mapping[str, Any], where: str) -> Result:
         scheduled = None if waits is None or closed else starts[i] - waits[i]
         if errors[i]:
             text = str(errors[i])
-            requests.append(Request(starts[i], failure_status(text), scheduled, ended_s=0.0, gaps_s=[], input_tokens=row.tokens("input"), error=text[-300:]))  # fmt: skip
+            requests.append(
+                Request(
+                    starts[i],
+                    failure_status(text),
+                    scheduled,
+                    ended_s=0.0,
+                    gaps_s=[],
+                    input_tokens=row.tokens("input"),
+                    error=text[-300:],
+                )
+            )
             continue
         # a failure without a word, as of a status line without a reason, has no first chunk
         failed = ttfts[i] == 0 and not lists[i]
         e2e = None if failed else ttfts[i] + math.fsum(lists[i])
-        requests.append(Request(
-            starts[i], "http_error" if failed else "ok", scheduled, ttft_s=None if failed else ttfts[i], e2e_s=e2e,
-            ended_s=0.0 if failed else None, gaps_s=lists[i], input_tokens=row.tokens("input"),
-            output_tokens=None if failed else row.tokens("output"),
-        ))  # fmt: skip
+        requests.append(
+            Request(
+                starts[i],
+                "http_error" if failed else "ok",
+                scheduled,
+                ttft_s=None if failed else ttfts[i],
+                e2e_s=e2e,
+                ended_s=0.0 if failed else None,
+                gaps_s=lists[i],
+                input_tokens=row.tokens("input"),
+                output_tokens=None if failed else row.tokens("output"),
+            )
+        )
     done = [r for r in requests if r.status == "ok"]
     agree(
-        top, completed=len(done), total_output_tokens=sum(r.output_tokens or 0 for r in done),
-        mean_ttft_ms=1e3 * mean([r.ttft_s or 0.0 for r in done]), mean_itl_ms=1e3 * mean([g for r in done for g in r.gaps_s or ()]),
-    )  # fmt: skip
+        top,
+        completed=len(done),
+        total_output_tokens=sum(r.output_tokens or 0 for r in done),
+        mean_ttft_ms=1e3 * mean([r.ttft_s or 0.0 for r in done]),
+        mean_itl_ms=1e3 * mean([g for r in done for g in r.gaps_s or ()]),
+    )
     stage = Stage(requests, rate, (limit or n) if closed else None, top.number("duration"))
     backend = top.text("backend") or top.text("endpoint_type") or ""
     return Result(
-        TOOL, [stage], [*([_CHAT_FIRST] if "chat" in backend else []), _ITL, _TPOT],
-        _missing(waits is not None), model=top.text("model_id"), api="chat" if "chat" in backend else "completions",
-        started_utc=_utc(top.text("date")), workload=top.text("label"),
-        arrivals="closed loop" if closed else _arrivals(top), notes=_notes(requests, rate, limit, waits is not None),
-    )  # fmt: skip
+        TOOL,
+        [stage],
+        [*([_CHAT_FIRST] if "chat" in backend else []), _ITL, _TPOT],
+        _missing(waits is not None),
+        model=top.text("model_id"),
+        api="chat" if "chat" in backend else "completions",
+        started_utc=_utc(top.text("date")),
+        workload=top.text("label"),
+        arrivals="closed loop" if closed else _arrivals(top),
+        notes=_notes(requests, rate, limit, waits is not None),
+    )
 
 
 def _starts(top: Fields) -> list[float]:
@@ -109,15 +152,21 @@ def _missing(waits: bool) -> dict[str, str]:
     found = {
         "dispatched_ns": "the schedule is not in the file: how late the client was cannot be told",
         "chunk_tokens": "tokens per message are not in the file",
-        "output_tokens_planned": "not in the file", "cached_tokens": "not in the file",
-        "headers_ns": "not in the file", "token_source": "the server's usage or the client's tokenizer: the file does not say which",
-    }  # fmt: skip
+        "output_tokens_planned": "not in the file",
+        "cached_tokens": "not in the file",
+        "headers_ns": "not in the file",
+        "token_source": "the server's usage or the client's tokenizer: the file does not say which",
+    }
     return (
-        found if waits else {**found, "scheduled_ns": "taken as the start: this version has no queue_times"}
+        found
+        if waits
+        else {**found, "scheduled_ns": "taken as the start: this version has no queue_times"}
     )
 
 
-def _notes(requests: list[Request], rate: float | None, limit: int | None, waits: bool) -> list[str]:
+def _notes(
+    requests: list[Request], rate: float | None, limit: int | None, waits: bool
+) -> list[str]:
     notes = []
     answers = [r for r in requests if r.status == "ok" and r.output_tokens]
     extra = sum(len(r.gaps_s or ()) == r.output_tokens for r in answers)
@@ -127,14 +176,20 @@ def _notes(requests: list[Request], rate: float | None, limit: int | None, waits
             "earlier than the first token"
         )
     if rate is not None and limit:
-        told = "is counted from the schedule on" if waits else "is not in the file and hides the queue"
+        told = (
+            "is counted from the schedule on" if waits else "is not in the file and hides the queue"
+        )
         notes.append(
             f"An open loop held to {limit} in flight: the time that requests waited for their turn {told}"
         )
     if rate is None and not limit:
-        notes.append("Sent all at once (rate inf, no limit): shown as a closed loop of that many requests")
+        notes.append(
+            "Sent all at once (rate inf, no limit): shown as a closed loop of that many requests"
+        )
     if len(answers) < len(requests):
-        notes.append("When a failed request ended is not in the file: it is taken to end as it starts")
+        notes.append(
+            "When a failed request ended is not in the file: it is taken to end as it starts"
+        )
     return notes
 
 

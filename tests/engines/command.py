@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow.parquet as pq
-from relay import Relay, WireRequest
+
+from tests.engines.relay import Relay, WireRequest
 
 RUN_LIMIT_S = 100.0
 
@@ -57,11 +58,17 @@ def ampacity_command(*args: object) -> list[str]:
     return [str(Path(sys.executable).with_name("ampacity")), *map(str, args)]
 
 
-def ampacity(out: Path, command: str, *args: object, check: bool = True, limit_s: float = RUN_LIMIT_S) -> Run:
+def ampacity(
+    out: Path, command: str, *args: object, check: bool = True, limit_s: float = RUN_LIMIT_S
+) -> Run:
     """Run ``ampacity COMMAND ARGS --out OUT`` for at most ``limit_s``; with ``check`` it must succeed."""
     done = subprocess.run(
-        ampacity_command(command, *args, "--out", out), capture_output=True, text=True, timeout=limit_s, check=False
-    )  # fmt: skip
+        ampacity_command(command, *args, "--out", out),
+        capture_output=True,
+        text=True,
+        timeout=limit_s,
+        check=False,
+    )
     assert not check or done.returncode == 0, done.stderr
     return Run(out, done.returncode, done.stdout, done.stderr)
 
@@ -69,7 +76,11 @@ def ampacity(out: Path, command: str, *args: object, check: bool = True, limit_s
 def answered(run: Run, relay: Relay) -> dict[int, WireRequest]:
     """What was answered on the wire for each request_id of the run; probing requests are left out."""
     pattern = re.compile(re.escape(run.meta["run_id"]) + r"-(\d+)")
-    found = [(pattern.fullmatch(wire.id), wire) for wire in relay.requests() if wire.status is not None]
+    found = [
+        (pattern.fullmatch(wire.id), wire) for wire in relay.requests() if wire.status is not None
+    ]
     numbered = {int(match[1]): wire for match, wire in found if match}
-    assert len(numbered) == sum(match is not None for match, _ in found), "a request was answered twice"
+    assert len(numbered) == sum(match is not None for match, _ in found), (
+        "a request was answered twice"
+    )
     return numbered

@@ -7,14 +7,15 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from engine import MEAN_LENGTH_TOKENS, Engine, need, serve_llamacpp
+
+from tests.engines.engine import MEAN_LENGTH_TOKENS, Engine, need, serve_llamacpp
 
 
 @pytest.fixture(scope="session")
 def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A GGUF file whose natural answers have a mean of MEAN_LENGTH_TOKENS tokens."""
     need("tokenizers", "gguf")
-    from tiny_gguf import make_tiny_model, write_gguf
+    from tests.engines.tiny_gguf import make_tiny_model, write_gguf
 
     path = tmp_path_factory.mktemp("model") / "tiny.gguf"
     write_gguf(make_tiny_model(MEAN_LENGTH_TOKENS), path)

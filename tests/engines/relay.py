@@ -34,7 +34,9 @@ class WireRequest:
     @property
     def usage(self) -> dict[str, Any]:
         """The last usage that the server sent. Raises IndexError where there was none."""
-        usages: list[dict[str, Any]] = [event["usage"] for event in self.events if event.get("usage")]
+        usages: list[dict[str, Any]] = [
+            event["usage"] for event in self.events if event.get("usage")
+        ]
         return usages[-1]
 
     @property
@@ -148,7 +150,9 @@ def _read_connection(number: int, sent: bytes, received: bytes) -> Iterator[Wire
         except (http.client.HTTPException, ConnectionError):
             status, events, done = None, [], False
         if method == "POST":
-            yield WireRequest(headers.get("X-Request-Id", ""), json.loads(body), status, events, done, number)
+            yield WireRequest(
+                headers.get("X-Request-Id", ""), json.loads(body), status, events, done, number
+            )
 
 
 def _read_events(content: bytes) -> tuple[list[dict[str, Any]], bool]:

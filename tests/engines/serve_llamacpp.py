@@ -25,7 +25,9 @@ def main(model: str, alias: str, slots: int, by_hand: bool = False) -> None:
     params.model_alias = {alias}
     params.n_parallel = slots
     params.n_ctx = slots * CONTEXT_TOKENS_PER_SLOT
-    params.cpuparams.n_threads = 1  # more threads spin against whatever else runs on a small machine
+    params.cpuparams.n_threads = (
+        1  # more threads spin against whatever else runs on a small machine
+    )
     params.cpuparams_batch.n_threads = 1
     params.hostnames = ["127.0.0.1"]
     params.port = 8102 if by_hand else 0

@@ -17,9 +17,12 @@ from urllib.parse import urlsplit
 
 import numpy as np
 import pytest
-from command import RUN_LIMIT_S, Run, ampacity, ampacity_command, answered
-from engine import MEAN_LENGTH_TOKENS, Engine, serve_llamacpp
-from relay import Relay
+
+from tests.engines.command import RUN_LIMIT_S, Run, ampacity, ampacity_command, answered
+from tests.engines.engine import MEAN_LENGTH_TOKENS, Engine, serve_llamacpp
+from tests.engines.relay import Relay
+
+pytestmark = pytest.mark.real_time  # needs the machine to itself
 
 OUTPUT_CAP_TOKENS = 24
 INPUT_CAP_TOKENS = 128
@@ -32,7 +35,9 @@ def synthetic_rows(count: int = 40) -> Rows:
     rng = np.random.default_rng(7)
     at_s = np.cumsum(rng.gamma(0.5, 0.7, count))
     start_s = datetime(2023, 11, 16, 18, 15, 46).timestamp()
-    times = [datetime.fromtimestamp(start_s + s).strftime("%Y-%m-%d %H:%M:%S.%f") + "0" for s in at_s]
+    times = [
+        datetime.fromtimestamp(start_s + s).strftime("%Y-%m-%d %H:%M:%S.%f") + "0" for s in at_s
+    ]
     context = rng.lognormal(6, 1, count).astype(int) + 1
     generated = rng.lognormal(4.5, 1, count).astype(int) + 1
     return list(zip(times, context.tolist(), generated.tolist(), strict=True))
@@ -41,7 +46,9 @@ def synthetic_rows(count: int = 40) -> Rows:
 def write_capped(rows: Rows, path: Path) -> Path:
     """The trace with its lengths cut to what a tiny model and a short test carry; its times stay."""
     lines = [f"{t},{min(i, INPUT_CAP_TOKENS)},{min(o, OUTPUT_CAP_TOKENS)}" for t, i, o in rows]
-    path.write_text("\n".join(["TIMESTAMP,ContextTokens,GeneratedTokens", *lines, ""]), encoding="utf-8")
+    path.write_text(
+        "\n".join(["TIMESTAMP,ContextTokens,GeneratedTokens", *lines, ""]), encoding="utf-8"
+    )
     return path
 
 
@@ -72,9 +79,17 @@ def assert_counts_are_the_servers(run: Run, relay: Relay) -> None:
 def assert_times_are_in_order(rows: list[dict[str, Any]]) -> None:
     """What happens to a request happens in this order, and its stream was seen as a stream."""
     order = (
-        "scheduled_ns", "dispatched_ns", "connected_ns", "started_ns", "sent_ns", "headers_ns", "first_event_ns",
-        "first_token_ns", "last_token_ns", "ended_ns",
-    )  # fmt: skip
+        "scheduled_ns",
+        "dispatched_ns",
+        "connected_ns",
+        "started_ns",
+        "sent_ns",
+        "headers_ns",
+        "first_event_ns",
+        "first_token_ns",
+        "last_token_ns",
+        "ended_ns",
+    )
     for row in rows:
         for earlier, later in pairwise(order):
             assert row[earlier] <= row[later], (earlier, later, row)
@@ -98,7 +113,17 @@ def test_trace_replay_keeps_the_times_and_counts_of_every_row(
     time_scale = 10
     trace = write_capped(trace_rows, tmp_path / "trace.csv")
     with Relay(llamacpp.url) as relay:
-        run = ampacity(tmp_path / "run", "run", relay.url, "--trace", trace, "--time-scale", time_scale, "--slo", "ttft_p99=30s")  # fmt: skip
+        run = ampacity(
+            tmp_path / "run",
+            "run",
+            relay.url,
+            "--trace",
+            trace,
+            "--time-scale",
+            time_scale,
+            "--slo",
+            "ttft_p99=30s",
+        )
         rows = run.requests
         assert Counter(row["status"] for row in rows) == {"ok": len(trace_rows)}
         assert_counts_are_the_servers(run, relay)
@@ -126,13 +151,26 @@ def test_trace_replay_keeps_the_times_and_counts_of_every_row(
     assert run.server, "llama.cpp has /metrics, so it must have been sampled"
 
 
-def test_other_code_gets_the_same_usage_under_any_name_of_the_model(llamacpp: Engine, tmp_path: Path) -> None:
+def test_other_code_gets_the_same_usage_under_any_name_of_the_model(
+    llamacpp: Engine, tmp_path: Path
+) -> None:
     """llama.cpp ignores the name: a wrong one cannot be found out by asking."""
     with Relay(llamacpp.url) as relay:
         run = ampacity(
-            tmp_path / "run", "run", relay.url, "--model", "no-such-model", "--concurrency", 2, "--max-requests", 6,
-            "--input-tokens", 80, "--output-tokens", 9,
-        )  # fmt: skip
+            tmp_path / "run",
+            "run",
+            relay.url,
+            "--model",
+            "no-such-model",
+            "--concurrency",
+            2,
+            "--max-requests",
+            6,
+            "--input-tokens",
+            80,
+            "--output-tokens",
+            9,
+        )
         wires = answered(run, relay)
     assert Counter(row["status"] for row in run.requests) == {"ok": 6}
     assert run.meta["endpoint"]["model"] == "no-such-model"
@@ -141,7 +179,12 @@ def test_other_code_gets_the_same_usage_under_any_name_of_the_model(llamacpp: En
         connection = http.client.HTTPConnection(parts.netloc, timeout=30)
         body = wires[row["request_id"]].body
         assert body["model"] == "no-such-model"
-        connection.request("POST", f"{parts.path}/chat/completions", json.dumps(body), {"Content-Type": "application/json"})  # fmt: skip
+        connection.request(
+            "POST",
+            f"{parts.path}/chat/completions",
+            json.dumps(body),
+            {"Content-Type": "application/json"},
+        )
         lines = connection.getresponse().read().split(b"\n")
         connection.close()
         usages = [json.loads(line[6:])["usage"] for line in lines if b'"usage"' in line]
@@ -156,25 +199,53 @@ def test_nothing_is_lost_where_the_server_closes_connections_unannounced(
     """This llama.cpp promises "Keep-Alive: max=100" and closes after each stream: the next request may be too late."""
     with Relay(llamacpp.url) as relay:
         run = ampacity(
-            tmp_path / "run", "run", relay.url, "--concurrency", 1, "--max-requests", 250, "--duration", "60s",
-            "--input-tokens", 20, "--output-tokens", 2,
-        )  # fmt: skip
+            tmp_path / "run",
+            "run",
+            relay.url,
+            "--concurrency",
+            1,
+            "--max-requests",
+            250,
+            "--duration",
+            "60s",
+            "--input-tokens",
+            20,
+            "--output-tokens",
+            2,
+        )
         assert Counter(row["status"] for row in run.requests) == {"ok": 250}
         assert_counts_are_the_servers(run, relay)
         lost = [wire for wire in relay.requests() if wire.status is None]
     assert lost, "no request met a closed connection: this test has lost its object"
     # what is measured begins with the connection that was answered, after the connection that was not
-    assert all(row["dispatched_ns"] <= row["connected_ns"] <= row["started_ns"] for row in run.requests)
+    assert all(
+        row["dispatched_ns"] <= row["connected_ns"] <= row["started_ns"] for row in run.requests
+    )
     assert run.meta["status"] == "budget"
 
 
-def test_natural_ends_are_counted_as_the_server_counts_them(llamacpp: Engine, tmp_path: Path) -> None:
+def test_natural_ends_are_counted_as_the_server_counts_them(
+    llamacpp: Engine, tmp_path: Path
+) -> None:
     requests = 120
     with Relay(llamacpp.url) as relay:
         run = ampacity(
-            tmp_path / "run", "run", relay.url, "--concurrency", 8, "--max-requests", requests, "--duration", "60s",
-            "--input-tokens", 30, "--output-tokens", 1000, "--extra-body", '{"ignore_eos": false}',
-        )  # fmt: skip
+            tmp_path / "run",
+            "run",
+            relay.url,
+            "--concurrency",
+            8,
+            "--max-requests",
+            requests,
+            "--duration",
+            "60s",
+            "--input-tokens",
+            30,
+            "--output-tokens",
+            1000,
+            "--extra-body",
+            '{"ignore_eos": false}',
+        )
         rows = run.requests
         assert len(rows) == requests
         answers = [row for row in rows if row["status"] == "ok"]
@@ -192,9 +263,21 @@ def test_natural_ends_are_counted_as_the_server_counts_them(llamacpp: Engine, tm
 
 def test_closed_loop_sweep_prints_json_alone(llamacpp: Engine, tmp_path: Path) -> None:
     run = ampacity(
-        tmp_path / "run", "sweep", llamacpp.url, "--concurrency", "1,4", "--duration", "1500ms", "--input-tokens", 60,
-        "--output-tokens", 12, "--slo", "ttft_p99=5s", "--json",
-    )  # fmt: skip
+        tmp_path / "run",
+        "sweep",
+        llamacpp.url,
+        "--concurrency",
+        "1,4",
+        "--duration",
+        "1500ms",
+        "--input-tokens",
+        60,
+        "--output-tokens",
+        12,
+        "--slo",
+        "ttft_p99=5s",
+        "--json",
+    )
     summary = json.loads(run.stdout)
     assert summary == run.summary
     one, four = summary["stages"]
@@ -219,11 +302,24 @@ def test_a_server_that_dies_in_mid_run_leaves_a_row_for_every_request(
 ) -> None:
     out = tmp_path / "run"
     command = ampacity_command(
-        "run", "URL", "--rates", 30, "--duration", "3s", "--input-tokens", 40, "--output-tokens", 400, "--out", out
-    )  # fmt: skip
+        "run",
+        "URL",
+        "--rates",
+        30,
+        "--duration",
+        "3s",
+        "--input-tokens",
+        40,
+        "--output-tokens",
+        400,
+        "--out",
+        out,
+    )
     with serve_llamacpp(tiny_model, tmp_path / "log") as engine:
         command[2] = engine.url
-        with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True) as tool:
+        with subprocess.Popen(
+            command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
+        ) as tool:
             give_up_s = time.monotonic() + RUN_LIMIT_S
             # probing requests come one at a time
             while _requests_in_service(engine) < 4 and time.monotonic() < give_up_s:
@@ -233,7 +329,9 @@ def test_a_server_that_dies_in_mid_run_leaves_a_row_for_every_request(
     run = Run(out, tool.returncode, "", stderr)
     assert run.exit_status == 1, stderr  # an outage
     rows = run.requests
-    assert [row["request_id"] for row in rows] == list(range(run.meta["stages"][0]["scheduled_requests"]))
+    assert [row["request_id"] for row in rows] == list(
+        range(run.meta["stages"][0]["scheduled_requests"])
+    )
     statuses = Counter(row["status"] for row in rows)
     assert statuses["truncated"] >= 1  # streams that had begun
     assert statuses["connect_error"] >= 1  # requests that came later

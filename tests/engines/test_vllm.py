@@ -19,9 +19,10 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
-from command import ampacity, answered
-from engine import MEAN_LENGTH_TOKENS, Engine, need
-from relay import Relay
+
+from tests.engines.command import ampacity, answered
+from tests.engines.engine import MEAN_LENGTH_TOKENS, Engine, need
+from tests.engines.relay import Relay
 
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(900)]
 
@@ -37,7 +38,7 @@ def vllm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine]:
     if not venv:
         pytest.skip("VLLM_VENV names no virtual environment with vLLM: see docs/engines.md")
     need("tokenizers")
-    from tiny_gguf import make_tiny_model, write_hugging_face
+    from tests.engines.tiny_gguf import make_tiny_model, write_hugging_face
 
     folder = tmp_path_factory.mktemp("vllm")
     write_hugging_face(make_tiny_model(MEAN_LENGTH_TOKENS), folder / "tiny")
@@ -51,9 +52,23 @@ def serve_vllm(venv: Path, model: Path, log: Path) -> Iterator[Engine]:
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
     command = [
-        str(venv / "bin" / "vllm"), "serve", str(model), "--served-model-name", "tiny", "--host", "127.0.0.1",
-        "--port", str(port), "--dtype", "bfloat16", "--max-model-len", "2048", "--max-num-seqs", "32", "--enforce-eager",
-    ]  # fmt: skip
+        str(venv / "bin" / "vllm"),
+        "serve",
+        str(model),
+        "--served-model-name",
+        "tiny",
+        "--host",
+        "127.0.0.1",
+        "--port",
+        str(port),
+        "--dtype",
+        "bfloat16",
+        "--max-model-len",
+        "2048",
+        "--max-num-seqs",
+        "32",
+        "--enforce-eager",
+    ]
     settings = {
         "VLLM_CPU_KVCACHE_SPACE": "1",  # GiB
         "OMP_NUM_THREADS": "1",  # more threads spin against whatever else runs on a small machine
@@ -64,10 +79,15 @@ def serve_vllm(venv: Path, model: Path, log: Path) -> Iterator[Engine]:
     with (
         log.open("w") as output,
         subprocess.Popen(
-            command, env=os.environ | settings, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT,
-            start_new_session=True, text=True,
+            command,
+            env=os.environ | settings,
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+            text=True,
         ) as process,
-    ):  # fmt: skip
+    ):
         try:
             _wait_until_healthy(process, f"http://127.0.0.1:{port}", log)
             yield Engine(root=f"http://127.0.0.1:{port}", model="tiny", process=process)
@@ -92,9 +112,21 @@ def _wait_until_healthy(process: subprocess.Popen[str], root: str, log: Path) ->
 def test_counts_chunks_and_telemetry_are_the_servers(vllm: Engine, tmp_path: Path) -> None:
     with Relay(vllm.url) as relay:
         run = ampacity(
-            tmp_path / "run", "run", relay.url, "--rates", 3, "--duration", "10s", "--input-tokens", "lognormal:p50=60,p99=300",
-            "--output-tokens", "lognormal:p50=12,p99=40", "--slo", "e2e_p99=200s", limit_s=RUN_LIMIT_S,
-        )  # fmt: skip
+            tmp_path / "run",
+            "run",
+            relay.url,
+            "--rates",
+            3,
+            "--duration",
+            "10s",
+            "--input-tokens",
+            "lognormal:p50=60,p99=300",
+            "--output-tokens",
+            "lognormal:p50=12,p99=40",
+            "--slo",
+            "e2e_p99=200s",
+            limit_s=RUN_LIMIT_S,
+        )
         wires = answered(run, relay)
     rows = run.requests
     assert len(rows) == run.meta["stages"][0]["scheduled_requests"] == len(wires) > 10
@@ -102,9 +134,14 @@ def test_counts_chunks_and_telemetry_are_the_servers(vllm: Engine, tmp_path: Pat
     for row in rows:
         wire = wires[row["request_id"]]
         assert wire.done
-        assert wire.body["stream_options"] == {"include_usage": True, "continuous_usage_stats": True}
+        assert wire.body["stream_options"] == {
+            "include_usage": True,
+            "continuous_usage_stats": True,
+        }
         assert row["input_tokens"] == wire.usage["prompt_tokens"]
-        assert row["output_tokens"] == wire.usage["completion_tokens"] == row["output_tokens_planned"]
+        assert (
+            row["output_tokens"] == wire.usage["completion_tokens"] == row["output_tokens_planned"]
+        )
         assert row["finish_reason"] == "length"
         # vLLM says with every chunk how many tokens there were, so merged and hidden tokens are known
         assert row["token_source"] == "usage_per_chunk"
@@ -119,16 +156,34 @@ def test_counts_chunks_and_telemetry_are_the_servers(vllm: Engine, tmp_path: Pat
     assert run.meta["locked"]["max_model_len"] == 2048
     samples = run.server
     assert max(sample["running"] for sample in samples) >= 1
-    assert all(sample["waiting"] is not None and 0 <= sample["kv_cache_usage"] <= 1 for sample in samples)
+    assert all(
+        sample["waiting"] is not None and 0 <= sample["kv_cache_usage"] <= 1 for sample in samples
+    )
     assert run.summary["workload"]["realised"]["token_source"] == {"usage_per_chunk": len(rows)}
 
 
 def test_natural_ends_are_counted_as_the_server_counts_them(vllm: Engine, tmp_path: Path) -> None:
     with Relay(vllm.url) as relay:
         run = ampacity(
-            tmp_path / "run", "run", relay.url, "--concurrency", 8, "--max-requests", 24, "--duration", "300s",
-            "--input-tokens", 30, "--output-tokens", 500, "--extra-body", '{"ignore_eos": false}', "--slo", "e2e_p99=200s", limit_s=RUN_LIMIT_S,
-        )  # fmt: skip
+            tmp_path / "run",
+            "run",
+            relay.url,
+            "--concurrency",
+            8,
+            "--max-requests",
+            24,
+            "--duration",
+            "300s",
+            "--input-tokens",
+            30,
+            "--output-tokens",
+            500,
+            "--extra-body",
+            '{"ignore_eos": false}',
+            "--slo",
+            "e2e_p99=200s",
+            limit_s=RUN_LIMIT_S,
+        )
         wires = answered(run, relay)
     rows = run.requests
     assert len(rows) == 24
@@ -142,8 +197,17 @@ def test_natural_ends_are_counted_as_the_server_counts_them(vllm: Engine, tmp_pa
 
 def test_a_wrong_name_of_the_model_is_refused_before_the_load(vllm: Engine, tmp_path: Path) -> None:
     run = ampacity(
-        tmp_path / "run", "run", vllm.url, "--model", "no-such-model", "--rates", 1, "--duration", "1s", check=False
-    )  # fmt: skip
+        tmp_path / "run",
+        "run",
+        vllm.url,
+        "--model",
+        "no-such-model",
+        "--rates",
+        1,
+        "--duration",
+        "1s",
+        check=False,
+    )
     assert run.exit_status == 2
     assert run.stderr.startswith("ampacity: --model no-such-model:")
     assert "it serves: tiny" in run.stderr

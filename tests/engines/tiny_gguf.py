@@ -55,7 +55,9 @@ class TinyModel:
 def make_tiny_model(mean_length: float = 128, seed: int = 0) -> TinyModel:
     """Natural answers have ``mean_length`` tokens on average, the end token included; above 1."""
     tokenizer = _train_tokenizer()
-    drawable = [i for i in range(len(SPECIAL), VOCABULARY) if _is_printable(tokenizer.id_to_token(i) or "")]
+    drawable = [
+        i for i in range(len(SPECIAL), VOCABULARY) if _is_printable(tokenizer.id_to_token(i) or "")
+    ]
     return TinyModel(tokenizer, _draw_weights(np.random.default_rng(seed), drawable, mean_length))
 
 
@@ -75,7 +77,9 @@ def _train_tokenizer() -> Tokenizer:
     )
     tokenizer.train_from_iterator(topics.values(), trainer)
     if tokenizer.get_vocab_size() != VOCABULARY:
-        raise ValueError(f"the vocabulary has {tokenizer.get_vocab_size()} tokens, not {VOCABULARY}")
+        raise ValueError(
+            f"the vocabulary has {tokenizer.get_vocab_size()} tokens, not {VOCABULARY}"
+        )
     return tokenizer
 
 
@@ -167,7 +171,9 @@ def _add_vocabulary(writer: Any, tokenizer: Tokenizer) -> None:
     writer.add_token_list([tokenizer.id_to_token(i) for i in range(VOCABULARY)])
     kinds = [gguf.TokenType.CONTROL] * len(SPECIAL)
     writer.add_token_types(kinds + [gguf.TokenType.NORMAL] * (VOCABULARY - len(SPECIAL)))
-    writer.add_token_merges([merge if isinstance(merge, str) else " ".join(merge) for merge in merges])
+    writer.add_token_merges(
+        [merge if isinstance(merge, str) else " ".join(merge) for merge in merges]
+    )
     writer.add_bos_token_id(START)
     writer.add_eos_token_id(END)
     writer.add_pad_token_id(START)
@@ -204,18 +210,34 @@ def write_hugging_face(model: TinyModel, folder: Path) -> None:
     model.tokenizer.save(str(folder / "tokenizer.json"))
     ids = {"bos_token_id": START, "eos_token_id": END, "pad_token_id": START}
     config = {
-        "architectures": ["LlamaForCausalLM"], "model_type": "llama", "torch_dtype": "float32",
-        "vocab_size": VOCABULARY, "max_position_embeddings": CONTEXT_TOKENS, "hidden_act": "silu",
-        "hidden_size": WIDTH, "intermediate_size": INNER_WIDTH, "num_hidden_layers": LAYERS,
-        "num_attention_heads": HEADS, "num_key_value_heads": KV_HEADS, "head_dim": HEAD_WIDTH,
-        "rms_norm_eps": NORM_EPSILON, "rope_theta": ROPE_BASE, "tie_word_embeddings": False,
-        "attention_bias": False, "mlp_bias": False, **ids,
-    }  # fmt: skip
+        "architectures": ["LlamaForCausalLM"],
+        "model_type": "llama",
+        "torch_dtype": "float32",
+        "vocab_size": VOCABULARY,
+        "max_position_embeddings": CONTEXT_TOKENS,
+        "hidden_act": "silu",
+        "hidden_size": WIDTH,
+        "intermediate_size": INNER_WIDTH,
+        "num_hidden_layers": LAYERS,
+        "num_attention_heads": HEADS,
+        "num_key_value_heads": KV_HEADS,
+        "head_dim": HEAD_WIDTH,
+        "rms_norm_eps": NORM_EPSILON,
+        "rope_theta": ROPE_BASE,
+        "tie_word_embeddings": False,
+        "attention_bias": False,
+        "mlp_bias": False,
+        **ids,
+    }
     tokenizer_config = {
-        "tokenizer_class": "PreTrainedTokenizerFast", "model_max_length": CONTEXT_TOKENS,
-        "bos_token": SPECIAL[START], "eos_token": SPECIAL[END], "pad_token": SPECIAL[START],
-        "clean_up_tokenization_spaces": False, "chat_template": CHAT_TEMPLATE,
-    }  # fmt: skip
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "model_max_length": CONTEXT_TOKENS,
+        "bos_token": SPECIAL[START],
+        "eos_token": SPECIAL[END],
+        "pad_token": SPECIAL[START],
+        "clean_up_tokenization_spaces": False,
+        "chat_template": CHAT_TEMPLATE,
+    }
     generation_config = {"do_sample": True, "temperature": 1.0, **ids}
     for name, content in (
         ("config.json", config),

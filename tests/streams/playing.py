@@ -6,8 +6,8 @@ from collections.abc import Iterable
 from itertools import pairwise
 from pathlib import Path
 
-from loadgen.exchange import Exchange
-from loadgen.records import RequestRecord
+from ampacity.loadgen.receive.exchange import Exchange
+from ampacity.loadgen.rundir.records import RequestRecord
 
 FOLDER = Path(__file__).parent
 NAMES = sorted(path.stem for path in FOLDER.glob("*.http"))
@@ -19,7 +19,9 @@ def raw(name: str) -> bytes:
     return (FOLDER / f"{name}.http").read_bytes()
 
 
-def play(reads: Iterable[tuple[int, bytes]], *, started_ns: int = 0, closed: bool = True) -> RequestRecord:
+def play(
+    reads: Iterable[tuple[int, bytes]], *, started_ns: int = 0, closed: bool = True
+) -> RequestRecord:
     """The record after ``reads`` of (ns, bytes); then the peer closes, at the time of the last read."""
     record = RequestRecord(
         request_id=0, stage=0, scheduled_ns=started_ns, status="unfinished", started_ns=started_ns

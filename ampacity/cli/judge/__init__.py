@@ -1,0 +1,1 @@
+"""Commands that read runs and judge them."""

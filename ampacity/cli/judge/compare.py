@@ -1,0 +1,218 @@
+"""``ampacity compare``: two or more runs side by side, if they can be compared at all."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
+
+import typer
+
+from ampacity.cli import EXIT_USAGE
+from ampacity.cli.output import print_json, write_text, writing
+
+if TYPE_CHECKING:
+    from ampacity.analysis.change.arms import Arm
+
+T = TypeVar("T")
+
+
+def compare(
+    runs: Annotated[
+        list[Path], typer.Argument(help="Run directories: A, B, C ...", show_default=False)
+    ],
+    anyway: Annotated[
+        bool,
+        typer.Option(
+            "--anyway",
+            help="Go on where the runs are not comparable; what differs stands in the result.",
+        ),
+    ] = False,
+    gpus: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--gpus",
+            metavar="RUN=N",
+            help="GPUs of one instance, as B=4 or N for all. Default: --tp of the run.",
+        ),
+    ] = None,
+    gpu_hour: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--gpu-hour",
+            metavar="RUN=USD",
+            help="Price of a GPU hour, as A=2.5 or USD for all. Default: that of the run.",
+        ),
+    ] = None,
+    labels: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--labels",
+            metavar="RUN=FILE",
+            help="What a checker accepted, as for 'ampacity report --labels'.",
+        ),
+    ] = None,
+    html: Annotated[
+        Path | None,
+        typer.Option(
+            "--html",
+            metavar="FILE",
+            help="Write one HTML page with the curves.",
+            show_default=False,
+        ),
+    ] = None,
+    markdown: Annotated[
+        Path | None,
+        typer.Option(
+            "--markdown", metavar="FILE", help="Write the tables as Markdown.", show_default=False
+        ),
+    ] = None,
+    csv: Annotated[
+        Path | None,
+        typer.Option(
+            "--csv", metavar="FILE", help="Write every figure as CSV.", show_default=False
+        ),
+    ] = None,
+    json: Annotated[
+        bool, typer.Option("--json", help="Print the comparison as JSON, and nothing else.")
+    ] = False,
+) -> None:
+    """Compare runs: capacity, cost, latency by quantile. A run wins a line only where the difference is real.
+
+    ampacity compare runs/vllm runs/sglang --gpu-hour 2.5 --gpus B=2 --html compare.html
+    """
+    from ampacity.analysis.change import scorecard as judge
+
+    names = [chr(ord("A") + i) for i in range(len(runs))]
+    options = (gpus, "--gpus", int), (gpu_hour, "--gpu-hour", float), (labels, "--labels", Path)
+    given: list[dict[str, Any]] = [
+        per_run(texts, names, runs, flag, kind) for texts, flag, kind in options
+    ]
+    arms = [
+        load_arm(name, path, *(g.get(name) for g in given))
+        for name, path in zip(names, runs, strict=True)
+    ]
+    unlike = judge.differences(arms)
+    if unlike and not anyway:
+        _refuse(unlike, names)
+    show(judge.compare(arms), html, markdown, csv, as_json=json)
+
+
+def _refuse(unlike: Sequence[dict[str, Any]], names: Sequence[str]) -> None:
+    """All that differs on stderr where it is more than one thing, and one line that says so."""
+    import sys
+
+    from ampacity.analysis.change.comparable import CompareError, in_words
+
+    said = {
+        option: f"{option}: {'; '.join(f'{name} {value}' for name, value in zip(names, values, strict=True))}"
+        for option, values in in_words(unlike).items()
+    }
+    if len(said) > 1:
+        print(*(f"  {line}" for line in said.values()), sep="\n", file=sys.stderr)
+    one = (
+        "; one model under two names: serve it under one (vLLM's --served-model-name M, ampacity simulate --model M)"
+        if "--model" in said
+        else ""
+    )
+    raise CompareError(
+        f"the runs are not comparable, they differ in {', '.join(said if len(said) > 1 else said.values())} (--anyway compares them all the same){one}"
+    )
+
+
+def load_arm(
+    name: str,
+    path: Path,
+    gpus: int | None = None,
+    gpu_hour: float | None = None,
+    labels: Path | None = None,
+) -> Arm:
+    """A run directory, judged; what is not given is as the run has it. Raises a ValueError of one line."""
+    from dataclasses import replace
+
+    from ampacity.analysis.change.arms import Arm
+    from ampacity.analysis.change.comparable import prepare
+    from ampacity.analysis.summary import summarise
+    from ampacity.cli.experiment import read_labels
+    from ampacity.loadgen.rundir.files import load_run
+
+    judged = prepare(load_run(path), limited_too=True)
+    inputs = judged.run.meta.get("fleet_inputs") or {}
+    found = None if labels is None else read_labels(labels)
+    if found is not None:
+        judged = replace(judged, summary=summarise(judged.run, found))
+    return Arm(
+        name,
+        judged,
+        gpus or int(inputs.get("tensor_parallel") or 1),
+        gpu_hour or inputs.get("gpu_hour_usd"),
+        found,
+    )
+
+
+def per_run(
+    texts: Sequence[str] | None,
+    names: Sequence[str],
+    runs: Sequence[Path],
+    flag: str,
+    convert: Callable[[str], T],
+) -> dict[str, T]:
+    """``B=4``, ``vllm=4`` (the directory's name) or ``4`` for all, as name to value. Raises CompareError."""
+    from ampacity.analysis.change.comparable import CompareError
+    from ampacity.values import LARGEST
+
+    found: dict[str, T] = {}
+    for text in texts or []:
+        which, equals, content = text.rpartition("=")
+        targets = [
+            n
+            for n, run in zip(names, runs, strict=True)
+            if not equals or which in (n, run.name, str(run))
+        ]
+        try:
+            value = convert(content)
+            if not targets or (
+                not isinstance(value, Path) and not 0 < float(str(value)) <= LARGEST
+            ):
+                raise ValueError
+        except ValueError:
+            raise CompareError(
+                f"{flag} {text}: write RUN=VALUE with a run of {', '.join(names)} or a directory's name, and a value above 0, at most {LARGEST:g}"
+            ) from None
+        found |= dict.fromkeys(targets, value)
+    return found
+
+
+def show(
+    result: dict[str, Any],
+    html: Path | None,
+    markdown: Path | None,
+    csv: Path | None,
+    *,
+    as_json: bool,
+) -> None:
+    """Write the files that are wanted, print the comparison and where they are; an A/B of which nothing can be compared exits 2.
+
+    Raises RunDirError where a file cannot be written.
+    """
+    from rich.console import Console
+
+    from ampacity.reports.pages import compare as written
+
+    if markdown:
+        write_text(markdown, written.comparison_markdown(result))
+    if csv:
+        write_text(csv, written.comparison_csv(result))
+    if html:
+        with writing(html):
+            written.write_comparison_page(html, result)
+    if as_json:
+        print_json(result)
+    else:
+        written.render_comparison(result, Console(highlight=False))
+        files = {"comparison": html, "Markdown": markdown, "CSV": csv}
+        for what, path in files.items():
+            if path:
+                print(f"{what}: {path}")
+    if result["interleaved_pairs"] is not None and not result["compared"]:
+        raise typer.Exit(EXIT_USAGE)

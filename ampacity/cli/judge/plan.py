@@ -1,0 +1,189 @@
+"""``ampacity plan``: from a measured run to a number of instances and GPUs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from ampacity.cli import options as o
+from ampacity.cli.output import print_json
+
+
+@o.shares(("peak_rps", "tp", "gpu_hour"))
+def plan(
+    raw: dict[str, Any],
+    run: Annotated[
+        Path, typer.Argument(help="Run directory of a search or a sweep.", show_default=False)
+    ],
+    mean_rps: Annotated[
+        float | None,
+        typer.Option(
+            metavar="R", help="Mean load, for the utilisation and what a token really costs."
+        ),
+    ] = None,
+    profile: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="Profile of 'ampacity workload fit': busiest hour, mean and variance of the traffic.",
+        ),
+    ] = None,
+    safety: Annotated[
+        float | None,
+        typer.Option(
+            metavar="F",
+            help="Safety factor. Default: that of the run, else 1.2 or 1.5, as the traffic's variance asks for.",
+        ),
+    ] = None,
+    json: Annotated[bool, typer.Option("--json", help="Print the plan as JSON.")] = False,
+) -> None:
+    """Size a fleet for a peak load from what one instance carried.
+
+    ampacity plan runs/search --profile traffic.yaml --gpu-hour 2.50
+    """
+    from ampacity.analysis.capacity.fleet import FleetError, carried_by, fleet_of, use_of_fleet
+    from ampacity.analysis.summary import summarise
+    from ampacity.config import fleet_inputs
+    from ampacity.loadgen.rundir.files import load_run
+
+    loaded = load_run(run)
+    of_run = loaded.meta.get("fleet_inputs") or {}
+    measured = _gpus_measured(loaded.meta)
+    held = {FLAGS[n]: v for n in FLAGS if (v := of_run.get(n)) is not None} | {"tp": measured}
+    named = raw if safety is None else {**raw, "safety": safety}
+    if profile is not None:  # its peak, not that of the run
+        held.pop("peak_rps", None)
+    inputs = fleet_inputs({**held, **named})
+    traffic = _traffic(inputs["peak_rps"], mean_rps, profile)
+    summary = summarise(loaded)
+    carried = carried_by(summary["capacity"], summary["stages"], summary["fleet"])
+    if carried is None:
+        raise FleetError(
+            f"{run}: no fleet can be sized from this run: {summary['capacity']['reason']}"
+        )
+    fleet = fleet_of(
+        traffic, carried, inputs["tensor_parallel"], inputs["safety_factor"], inputs["gpu_hour_usd"]
+    )
+    if fleet["instances"] is None:
+        raise FleetError(fleet["reason"])
+    fleet |= use_of_fleet(fleet, traffic, carried)
+    fleet |= {name: summary["capacity"][name] for name in ("capacity_rps", "capacity_rps_ci")}
+    fleet["from_run"] = sorted(
+        name for name in FLAGS if FLAGS[name] in held.keys() - named.keys() - {"tp"}
+    )
+    fleet["warnings"] = [*summary["warnings"], *_own_warnings(fleet, traffic, measured)]
+    if json:
+        print_json(fleet)
+        return
+    for line in [*_lines(fleet, summary), *(f"Warning: {w['text']}" for w in fleet["warnings"])]:
+        typer.echo(line)
+
+
+FLAGS = {"peak_rps": "peak_rps", "safety_factor": "safety", "gpu_hour_usd": "gpu_hour"}
+"""run.json's ``fleet_inputs`` that a plan takes over, by the name of the flag; ``_gpus_measured`` has the fourth."""
+
+
+def _own_warnings(fleet: Mapping[str, Any], traffic: Any, measured: int) -> list[dict[str, str]]:
+    found = {}
+    if fleet["tensor_parallel"] != measured:
+        found["other_instance"] = (
+            f"By what the run says (--tp, --lock hardware=) an instance of {measured} GPU{'s' if measured > 1 else ''} was measured; the plan "
+            f"takes its rate for one of {fleet['tensor_parallel']}, which carries another. Measure such an instance, or drop --tp."
+        )
+    if traffic.peak_rps_ci and traffic.crowded_rps > traffic.peak_rps_ci[1]:
+        found["crowded"] = (
+            f"Arrivals are burstier than Poisson: within a minute they crowd as Poisson arrivals of {traffic.crowded_rps:.3g} requests/s do, "
+            f"more than the busiest hour's {traffic.peak_rps:.3g}. Measure the capacity with them (--workload with this profile, or --trace)."
+        )
+    return [{"code": code, "text": text} for code, text in found.items()]
+
+
+def _gpus_measured(meta: Mapping[str, Any]) -> int:
+    """GPUs of the instance that was measured: by --tp of the run, what was locked, or the preset of a prediction."""
+    from ampacity.config import SAYS_GPUS, gpus_named
+
+    given = int((meta.get("fleet_inputs") or {}).get("tensor_parallel") or 1)
+    texts = [(meta.get("locked") or {}).get(name) for name in SAYS_GPUS]
+    texts += [(meta.get("endpoint") or {}).get("model")] if meta.get("predicted") else []
+    return given if given > 1 else gpus_named(*texts) or 1
+
+
+def _traffic(peak_rps: float | None, mean_rps: float | None, profile: Path | None) -> Any:
+    from dataclasses import replace
+
+    from ampacity.analysis.capacity.fleet import FleetError, Traffic, traffic_of_profile
+    from ampacity.values import ConfigError
+    from ampacity.workloads.profile import read_yaml
+
+    if profile is None:
+        if peak_rps is None:
+            raise ConfigError(
+                "say what the fleet has to carry: --peak-rps R, or --profile FILE of 'ampacity workload fit'"
+            )
+        traffic = Traffic(peak_rps)
+    else:
+        try:
+            traffic = traffic_of_profile(read_yaml(profile), peak_rps)
+        except FleetError as error:
+            raise ConfigError(f"--profile {profile}: {error}") from error
+    if mean_rps is None:
+        return traffic
+    if not 0 < mean_rps <= traffic.peak_rps:
+        raise ConfigError(
+            f"--mean-rps {mean_rps:g}: give a number above 0 and at most the peak of {traffic.peak_rps:g}"
+        )
+    return replace(traffic, mean_rps=mean_rps)
+
+
+def _lines(fleet: dict[str, Any], summary: Mapping[str, Any]) -> list[str]:
+    """The plan in words, with the arithmetic shown."""
+    from ampacity.analysis.capacity.fleet import instances_text
+    from ampacity.reports.pages.findings import usable_rate
+    from ampacity.reports.render.figures import counted, gpu_price, significant
+
+    usable = usable_rate(summary)
+    between = f" ({usable.interval})" if usable.interval else ""
+    before, down = fleet["instances_before_safety"], fleet["one_replica_down"]
+    fleet_peak = f"{fleet['peak_rps']:.4g} requests/s"
+    lines = [
+        f"{instances_text(fleet)}, {counted(fleet['gpus'], 'GPU')} for {fleet_peak}",
+        f"  one instance {'is predicted to carry' if summary['predicted'] else 'carries'} {usable.value}{between}; {usable.note}",
+        f"  peak {fleet_peak}: {_from_run(fleet, 'peak_rps') or fleet['peak_reason']}",
+        f"  instances that carry the peak: {fleet['instances_before_safety']}, × {fleet['safety_factor']:g} safety = {fleet['instances']}"
+        f"; GPUs: × {fleet['tensor_parallel']} = {fleet['gpus']}",
+        f"  safety {_from_run(fleet, 'safety_factor') or fleet['safety_reason']}",
+        f"  of these {_spare(fleet['instances'], before)}; to carry the peak while one is down, have {counted(down, 'instance')} "
+        f"({counted(fleet['one_replica_down_gpus'], 'GPU')}): {_spare(down, before)}",
+        f"  {fleet['gpu_hours_per_day']} GPU-hours a day, utilisation {100 * fleet['utilisation']:.0f} % at {fleet['utilisation_at']}",
+    ]
+    if fleet["cost_per_hour"] is not None:
+        given = f" ({price})" if (price := _from_run(fleet, "gpu_hour_usd")) else ""
+        lines.append(
+            f"  {gpu_price(fleet['gpus'], fleet['gpu_hour_usd'])}{given} = ${fleet['cost_per_hour']:,.2f} an hour; of the whole fleet at that utilisation, each of these bears all of it:"
+        )
+        names = {
+            "fleet_cost_per_million_output_tokens": "a million output tokens",
+            "fleet_cost_per_million_input_tokens": "a million input tokens",
+            "fleet_cost_per_million_tokens": "a million tokens of both",
+            "fleet_cost_per_thousand_good_requests": "1,000 good requests",
+        }
+        lines += [
+            f"    ${significant(fleet[key])} for {what}"
+            for key, what in names.items()
+            if fleet[key] is not None
+        ]
+    return lines
+
+
+def _spare(instances: int, before: int) -> str:
+    """``13 serve the peak, 2 are spare``."""
+    spare = instances - before
+    are = "is" if spare == 1 else "are"
+    return f"{before} serve{'s' if before == 1 else ''} the peak, {spare or 'none'} {are if spare else 'is'} spare"
+
+
+def _from_run(fleet: Mapping[str, Any], name: str) -> str:
+    return "as given at the run" if name in fleet["from_run"] else ""

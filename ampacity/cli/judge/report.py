@@ -1,0 +1,44 @@
+"""``ampacity report``: write summary.json and report.html of a run anew, also of one that was killed or is going on."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from ampacity.cli import options as o
+
+
+def report(
+    run: Annotated[Path, typer.Argument(help="Run directory.", show_default=False)],
+    labels: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="What a checker said of the answers: JSONL or CSV with request_id and accepted. Goodput then counts accepted answers.",
+        ),
+    ] = None,
+    checker: Annotated[
+        str | None,
+        typer.Option(
+            metavar="COMMAND",
+            help="Your own check of the answers that --keep-answers kept: it reads JSON lines (request_id, answer) and prints JSON lines (request_id, accepted).",
+        ),
+    ] = None,
+    checker_timeout: Annotated[
+        str, typer.Option(metavar="T", help="The checker's time limit.")
+    ] = "10m",
+    json: o.Json = False,
+) -> None:
+    """(Re)write summary.json and report.html of a run directory, and print the findings."""
+    from ampacity.checker import check_answers
+    from ampacity.cli.experiment import finish, read_labels
+    from ampacity.values import ConfigError, parse_duration
+
+    if labels is not None and checker is not None:
+        raise ConfigError("--labels and --checker exclude each other: give one of them")
+    found = None if labels is None else read_labels(labels)
+    if checker is not None:
+        found = check_answers(run, checker, parse_duration(checker_timeout, "--checker-timeout"))
+    finish(run, as_json=json, labels=found)

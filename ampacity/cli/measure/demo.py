@@ -1,0 +1,36 @@
+"""``ampacity demo``: a sweep of the embedded simulator, from start to report."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+from ampacity.cli import options as o
+
+# Limits and length of the stages: three stages up to saturation leave most of the time for loads near the limit.
+PRESET, WORKLOAD, DURATION, START_RPS = "demo", "chat-short", "13.5s", 50.0
+SLOS = ["ttft_p95=250ms", "itl_p99=100ms"]
+
+
+@o.shares(("out",))
+def demo(raw: dict[str, Any], json: o.Json = False) -> None:
+    """Start the embedded simulator, find its operating point, and write the report. Takes about 100 s."""
+    from ampacity.cli.experiment import run_experiment
+    from ampacity.experiments.sweep import sweep
+    from ampacity.simulator.server.launch import start_in_process
+
+    with start_in_process(PRESET) as server:
+        raw = {
+            "url": server.url,
+            "model": server.model,
+            "workload": WORKLOAD,
+            "duration": DURATION,
+            "slo": SLOS,
+            **raw,
+            "lock": ["hardware=simulated L4", "engine=ampacity simulator"],
+            "peak_rps": 1000,
+            "gpu_hour": 0.8,
+        }
+        run_experiment(
+            raw, experiment="demo", drive=partial(sweep, start_rps=START_RPS), as_json=json
+        )

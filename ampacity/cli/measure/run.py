@@ -1,0 +1,59 @@
+"""``ampacity run``: one load level, a trace replay, or whatever a run file describes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from ampacity.cli import options as o
+from ampacity.settings import REPLAY, SHARED
+
+
+@o.shares(REPLAY | SHARED)
+def run(
+    raw: dict[str, Any],
+    url: Annotated[
+        str | None,
+        typer.Argument(
+            help="Base URL, as http://127.0.0.1:8000/v1 (or 'url' in the run file)",
+            show_default=False,
+        ),
+    ] = None,
+    config: Annotated[
+        Path | None,
+        typer.Option(
+            "-c",
+            "--config",
+            metavar="FILE",
+            help="YAML run file: the options' own names; flags win.",
+        ),
+    ] = None,
+    json: o.Json = False,
+) -> None:
+    """Run one load level (--rates 5), a trace (--trace FILE), or the experiment of a run file (-c bench.yaml).
+
+    ampacity run http://127.0.0.1:8000/v1 --model M --trace azure_conv.csv --time-scale 0.5
+    """
+    from functools import partial
+
+    from ampacity.cli.experiment import run_experiment
+    from ampacity.cli.measure.sweep import timed_sweep
+    from ampacity.config import in_run_file, read_run_file
+    from ampacity.experiments.stages.rig import Rig
+    from ampacity.values import ConfigError
+
+    if url is not None:
+        raw["url"] = url
+    located: Callable[[str], str] = str
+    if config is not None:
+        located = partial(in_run_file, config, frozenset(raw))
+        raw = {**read_run_file(config), **raw}
+    elif not {"trace", "rates", "concurrency"} & raw.keys():
+        raise ConfigError(
+            "say what to run: --rates R, --concurrency N, --trace FILE or -c FILE ('ampacity sweep' finds the rates itself)"
+        )
+    raw, drive = (raw, Rig.trace_stage) if raw.get("trace") else timed_sweep(raw)
+    run_experiment(raw, experiment="run", drive=drive, as_json=json, located=located)

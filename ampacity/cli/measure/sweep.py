@@ -1,0 +1,58 @@
+"""``ampacity sweep``: the latency-throughput curve of an endpoint, and what it means."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+import typer
+
+from ampacity.cli import options as o
+
+MaxDuration = Annotated[
+    str | None,
+    typer.Option(
+        metavar="T",
+        help="Find the loads, and the limit among them, within this time, as 30m. Default: 10m where neither --rates nor --concurrency nor --duration is given.",
+    ),
+]
+
+
+@o.shares()
+def sweep(
+    url: o.Url, raw: dict[str, Any], max_duration: MaxDuration = None, json: o.Json = False
+) -> None:
+    """Load an endpoint stage by stage, from low load to past saturation, and find its operating point.
+
+    ampacity sweep http://127.0.0.1:8000/v1 --model M --workload chat --slo ttft_p99=2s --slo itl_p99=50ms
+    """
+    from ampacity.cli.experiment import run_experiment
+
+    raw, drive = timed_sweep({"url": url, **raw}, max_duration)
+    run_experiment(raw, experiment="sweep", drive=drive, as_json=json)
+
+
+def timed_sweep(raw: dict[str, Any], max_duration: str | None = None) -> tuple[dict[str, Any], Any]:
+    """(the settings, the sweep to drive) of a sweep that lasts so long at most. Raises ConfigError."""
+    from contextlib import suppress
+    from functools import partial
+
+    from ampacity.experiments.sweep import MAX_DURATION_S, STAGE_SHARE, sweep
+    from ampacity.values import ConfigError, parse_duration, quantile_names
+
+    curves = 1
+    with suppress(ConfigError):  # refused, with file and line, where all settings are read
+        curves += len(quantile_names(raw.get("lengths", ())))
+    given = {"rates", "concurrency", "duration"} & raw.keys()
+    if max_duration is None:
+        if given:
+            return raw, sweep
+        limit_s = MAX_DURATION_S * curves
+    elif given - {"duration"}:
+        raise ConfigError(
+            f"--max-duration goes with a sweep that finds its loads: drop --{min(given)}"
+        )
+    else:
+        limit_s = parse_duration(max_duration, "--max-duration")
+    return {"duration": f"{STAGE_SHARE * limit_s / curves:g}s", **raw}, partial(
+        sweep, max_duration_s=limit_s
+    )

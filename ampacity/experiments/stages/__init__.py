@@ -1,0 +1,1 @@
+"""Set an experiment up and run its stages on an endpoint."""

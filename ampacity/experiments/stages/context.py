@@ -1,0 +1,140 @@
+"""What fits the model's context: what does not is shortened or left out, and said before the run."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ampacity.analysis.warnings import BEYOND_CONTEXT_SHARE
+from ampacity.config import Settings
+from ampacity.loadgen.probe.look import ProbeResult
+from ampacity.values import ConfigError
+from ampacity.workloads.replay import Replayed
+from ampacity.workloads.schedule import Schedule, open_schedule
+
+SAMPLE_REQUESTS = 1000  # of the workload, that are looked at before the run
+CLIPPED, BEYOND = "clipped_to_context", "turns_beyond_context"  # counts in run.json
+
+
+def fit_context(
+    schedule: Schedule,
+    context: int,
+    spare: NDArray[np.float64] | float = 0,
+    *,
+    begin_shorter: bool = False,
+) -> tuple[Schedule, dict[str, int]]:
+    """(what fits ``context`` tokens but for ``spare`` of them, how many requests were shortened or left out).
+
+    Lone requests are shortened, first the answer to half of the context; a text from a file is as long as it is, and is
+    left out. A conversation ends before the turn that would not fit; with ``begin_shorter`` its first turn is
+    shortened as a lone request is, so that every one begins.
+    """
+    clipped = np.zeros(len(schedule), dtype=bool)
+    if schedule.session is None or begin_shorter:
+        schedule, clipped = _shortened(schedule, context, spare)
+    beyond = schedule.input_tokens + schedule.output_tokens + spare > context
+    if schedule.session is None:
+        beyond &= _has_text(schedule)
+    fitting = schedule.without(beyond)
+    return fitting, {CLIPPED: int((clipped & ~beyond).sum()), BEYOND: len(schedule) - len(fitting)}
+
+
+def _has_text(schedule: Schedule) -> NDArray[np.bool_]:
+    """bool[n]: whose prompt is in a file."""
+    return np.zeros(len(schedule), dtype=bool) if schedule.entry is None else schedule.entry >= 0
+
+
+def _shortened(
+    schedule: Schedule, context: int, spare: NDArray[np.float64] | float
+) -> tuple[Schedule, NDArray[np.bool_]]:
+    """(lone requests and first turns cut to the context, which ones); a later turn is shorter by what its history lost."""
+    outputs = np.minimum(schedule.output_tokens, max(context // 2, 1))
+    room = np.maximum(np.floor(context - outputs - spare), 1).astype(np.int64)
+    inputs = np.where(
+        _has_text(schedule), schedule.input_tokens, np.minimum(schedule.input_tokens, room)
+    )
+    clipped = (inputs < schedule.input_tokens) | (outputs < schedule.output_tokens)
+    new = schedule.new_tokens
+    if schedule.continues is not None:
+        later = schedule.continues >= 0
+        lost = np.where(later, 0, schedule.input_tokens - inputs)
+        if new is not None:
+            new = np.where(later, new, np.maximum(new - lost, 1))
+        gone = schedule.output_tokens - outputs
+        for i in np.flatnonzero(later).tolist():  # each stands behind what it continues
+            before = schedule.continues[i]
+            lost[i] = lost[before] + gone[before]
+        inputs = schedule.input_tokens - lost
+        clipped = (lost > 0) | (gone > 0)
+    found = replace(schedule, input_tokens=inputs, output_tokens=outputs, new_tokens=new)
+    return found, clipped
+
+
+def check_context(settings: Settings, probe: ProbeResult, trace: Replayed | None) -> str | None:
+    """What is to be said before the run of requests that do not fit the model's context; None: nothing.
+
+    Raises ConfigError where they are more than BEYOND_CONTEXT_SHARE of a workload's and ``--fit-context`` is not given,
+    and where no request of a trace can be sent as it is.
+    """
+    context = probe.served.max_model_len
+    if context is None:
+        return None
+    sample = _sample(settings) if trace is None else trace.schedule
+    spare = probe.calibration.margin_tokens(sample.input_tokens)
+    shorter = settings.fit_context and trace is None  # what was recorded has the length that it has
+    fitting, counts = fit_context(sample, context, spare, begin_shorter=shorter)
+    lengths = sample.input_tokens + sample.output_tokens
+    nothing = not len(fitting) or (
+        not settings.fit_context and not (lengths + spare <= context).any()
+    )
+    if trace is not None and nothing:
+        offer = (
+            "" if not len(fitting) else ", or give --fit-context, which shortens every one of them"
+        )
+        raise ConfigError(
+            f"the trace: not one of its {len(sample):,} requests can be sent as it is, within the model's context of {context:,} "
+            f"tokens: they begin with {int(lengths[_begins(sample)].min()):,} and more, with their answers. "
+            f"Serve the model with a longer context, take another trace{offer}"
+        )
+    share = sum(counts.values()) / max(len(sample), 1)
+    if share <= (
+        BEYOND_CONTEXT_SHARE if trace is None else 0
+    ):  # whatever is left out of a trace is said
+        return None
+    name = "the trace" if trace is not None else f"workload {settings.workload.name}"
+    said = f"{name}: {_said(counts, len(sample))}, to fit the model's context of {context:,} tokens"
+    if settings.fit_context or trace is not None:
+        return said
+    longest = int(np.quantile(lengths, 0.99))
+    raise ConfigError(
+        f"{name} does not fit the model's context of {context:,} tokens: 99 % of its requests have up to {longest:,}. "
+        f"Serve the model with a longer context, take another workload, or give --fit-context: {_offer(sample, context, spare)}"
+    )
+
+
+def _begins(schedule: Schedule) -> NDArray[np.bool_]:
+    """bool[n]: which requests are lone ones, or the first of their session."""
+    return np.ones(len(schedule), dtype=bool) if schedule.turn is None else schedule.turn == 0
+
+
+def _offer(sample: Schedule, context: int, spare: Any) -> str:
+    return f"{_said(fit_context(sample, context, spare, begin_shorter=True)[1], len(sample))}"
+
+
+def _said(counts: dict[str, int], of: int) -> str:
+    words = ((CLIPPED, "of the requests are shortened"), (BEYOND, "of the turns are left out"))
+    return " and ".join(f"{counts[name] / of:.1%} {what}" for name, what in words if counts[name])
+
+
+def _sample(settings: Settings) -> Schedule:
+    """Some requests of the workload, drawn as the first stage's are."""
+    return open_schedule(
+        settings.workload,
+        rate_rps=1.0,
+        duration_s=float(SAMPLE_REQUESTS),
+        seed=settings.seed,
+        stage=0,
+    )

@@ -1,0 +1,192 @@
+"""What was run: the facts of run.json, and what is said before somebody else's machine is loaded."""
+
+from __future__ import annotations
+
+import math
+import time
+from dataclasses import asdict
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import ampacity
+from ampacity.config import Settings
+from ampacity.loadgen.host import host_facts
+from ampacity.loadgen.probe.diagnosis import as_dicts
+from ampacity.loadgen.probe.look import Calibration, ProbeResult
+from ampacity.workloads.arrivals.processes import arrivals_notes
+from ampacity.workloads.replay import Replayed
+from ampacity.workloads.schedule import open_schedule
+
+
+def announcement(settings: Settings, trace: Replayed | None) -> str:
+    """What is about to be sent to somebody else's machine."""
+    tokens = settings.workload.input_tokens.mean() + settings.workload.output_tokens.mean()
+    if trace is not None:
+        count, total = len(trace.schedule), float(trace.schedule.planned_tokens())
+    elif settings.rates:
+        count = round(sum(settings.rates) * settings.duration_s)
+        total = count * tokens
+        if (
+            settings.workload.sessions is not None or settings.workload.prompts is not None
+        ):  # histories grow
+            stages = (
+                open_schedule(
+                    settings.workload,
+                    rate_rps=rate,
+                    duration_s=settings.duration_s,
+                    seed=settings.seed,
+                    stage=k,
+                )
+                for k, rate in enumerate(settings.rates)
+            )
+            total = float(sum(stage.planned_tokens() for stage in stages))
+    else:
+        limit = (
+            f"--max-requests {settings.max_requests}"
+            if settings.max_requests
+            else "no --max-requests is set"
+        )
+        return f"{settings.endpoint.url} is not this machine: the load rises until the endpoint saturates, about {tokens:.0f} tokens a request; {limit}"
+    capped = [
+        f"--max-{n} {v}"
+        for n, v in (("requests", settings.max_requests), ("tokens", settings.max_tokens))
+        if v
+    ]
+    return (
+        f"{settings.endpoint.url} is not this machine: about {count} requests and {total:,.0f} tokens are planned"
+        + (f", at most {' and '.join(capped)}" if capped else "")
+    )
+
+
+def utc_now() -> str:
+    return f"{datetime.now(UTC):%Y-%m-%dT%H:%M:%SZ}"
+
+
+def run_meta(
+    settings: Settings,
+    probe: ProbeResult,
+    run_id: str,
+    salt: str,
+    experiment: str,
+    command_line: list[str],
+    trace: Replayed | None,
+) -> dict[str, Any]:
+    """run.json at the start of a run (docs/run-directory.md)."""
+    served, endpoint = probe.served, settings.endpoint
+    name = (
+        f"{experiment}-{settings.workload.name}"
+        if trace is None
+        else f"{experiment}-{Path(trace.source).stem}"
+    )
+    return {
+        "run_id": run_id,
+        "name": name,
+        "experiment": experiment,
+        "status": "running",
+        "status_reason": None,
+        "tool": {"name": "ampacity", "version": ampacity.__version__},
+        "command_line": command_line,
+        "started_utc": utc_now(),
+        "ended_utc": None,
+        "clock": {"monotonic_ns": time.monotonic_ns(), "utc": utc_now()},
+        "endpoint": {
+            "url": endpoint.with_query(endpoint.url),
+            "api": settings.api,
+            "model": probe.shape.model,
+            "server": served.server,
+            "gateway": served.gateway,
+            "keeps_alive": probe.keeps_alive,
+            **probe.network.as_dict(),
+        },
+        "locked": {
+            "engine": served.engine,
+            "engine_version": served.engine_version,
+            "max_model_len": served.max_model_len,
+            "quantization": None,
+            "hardware": None,
+            "tensor_parallel": None,
+            "prefix_caching": None,
+            **settings.locked,
+            "dialect": asdict(probe.shape.dialect),
+            "extra_body": settings.extra_body,
+            "limits": asdict(settings.limits),
+            "connections": settings.connections,
+            "timestamps": settings.timestamps,
+            "think_s": settings.think_s,
+        },
+        "workload": _workload_meta(settings, trace, probe.calibration),
+        "slos": [slo.as_dict() for slo in settings.slos],
+        "seed": settings.seed,
+        "salt": salt,
+        "workers": settings.workers or 1,
+        "warmup_requests": settings.warmup_requests,
+        "notes": [*probe.notes, *source_notes(settings, trace)],
+        "diagnosis": as_dicts(probe.diagnosis),
+        "stages": [],
+        "host": host_facts(),
+        "fleet_inputs": settings.fleet_inputs,
+    }
+
+
+def source_notes(settings: Settings, trace: Replayed | None) -> tuple[str, ...]:
+    """What of a trace, of a prompt file, or of a file of arrivals is not sent, or not as it stands in the file."""
+    if trace is not None:
+        return trace.notes
+    prompts = settings.workload.prompts
+    return (*(prompts.file.notes if prompts else ()), *arrivals_notes(settings.workload.clocks))
+
+
+def _workload_meta(
+    settings: Settings, trace: Replayed | None, calibration: Calibration
+) -> dict[str, Any]:
+    found: dict[str, Any] = settings.workload.describe()
+    if trace is not None:
+        lengths = {"kind": "trace", "text": f"as in {Path(trace.source).name}"}
+        found.update(
+            name=Path(trace.source).stem,
+            source=Path(trace.source).name,
+            arrivals="trace",
+            input_tokens=lengths,
+            output_tokens=lengths,
+            trace={
+                "file": Path(trace.source).name,
+                "requests": len(trace.schedule),
+                "time_scale": settings.replay.time_scale,
+                "think_scale": settings.replay.think_scale,
+                "max_think_s": settings.replay.max_think_s
+                if settings.replay.max_think_s < math.inf
+                else None,
+                **(trace.counts or {}),
+                "notes": list(trace.notes),
+            },
+        )
+    else:
+        found["trace"] = None
+    found["tokenizer"] = {"name": settings.tokenizer, **calibration.as_dict()}
+    found["prompts"] = _prompts_text(settings) if trace is None else trace.prompts
+    own_texts = settings.workload.prompts if trace is None else trace.recorded
+    found["input_plan"] = "requested" if own_texts is None else "estimated from the texts"
+    return found
+
+
+def _prompts_text(settings: Settings) -> str:
+    """What prompts have in common, in words; ``unique``: nothing."""
+    workload = settings.workload
+    if workload.prompts is not None:
+        text = f"{len(workload.prompts.file.entries)} from {Path(workload.prompts.file.path).name}"
+        if settings.rates:
+            begun = max(settings.rates) * settings.duration_s / workload.prompts.mean_turns
+            factor = workload.prompts.file.reuse_factor(round(begun))
+            text += f", each sent {factor:.1f} times in the largest stage" if factor > 1 else ""
+        return text
+    if workload.sessions is not None:
+        return "conversations that grow" + (", shared prefixes" if workload.prefixes else "")
+    return "shared prefixes by design" if workload.prefixes else "unique"
+
+
+def out_path(settings: Settings, experiment: str) -> Path:
+    """Where the run directory goes: the user's --out, or a name made of the time."""
+    if settings.out is not None:
+        return settings.out
+    return Path("runs") / f"{datetime.now(UTC):%Y%m%d-%H%M%S}-{experiment}"

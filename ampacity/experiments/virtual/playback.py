@@ -1,0 +1,149 @@
+"""A schedule played on a simulated engine in virtual time: sessions, shared prefixes, virtual users."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Hashable
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from ampacity.loadgen.drive.dependencies import SessionDependencies
+from ampacity.loadgen.plan import user_starts
+from ampacity.simulator.engine.deployment import Deployment, Run
+from ampacity.simulator.engine.engine import Request
+from ampacity.simulator.engine.outcome import Outcome, outcome_of, simulate
+from ampacity.workloads.schedule import Schedule
+
+
+@dataclass(frozen=True)
+class Played:
+    """What was sent of a schedule, with the times at which it was, and what became of it."""
+
+    schedule: Schedule
+    outcome: Outcome
+    begun: int = 0  # sessions
+    cut: tuple[int, ...] = ()  # sessions that were not over when nothing more was sent
+    used_up: bool = False  # the virtual users wanted more requests than there are
+
+
+def play(
+    deployment: Deployment,
+    schedule: Schedule,
+    *,
+    seed: int,
+    answers_told: bool = True,
+    until_s: float = math.inf,
+    users: int | None = None,
+    users_until_s: float = math.inf,
+    think_s: float = 0.0,
+    ramp_s: float = 0.0,
+) -> Played:
+    """Play a schedule on an engine that is idle before, up to the last answer to what is sent before ``until_s``.
+
+    A request that waits for others is sent ``think_s`` of the schedule after the end of the last of them. With
+    ``users`` the loop is closed: each begins a session (or lone request) ``think_s`` after the end of his last one,
+    before ``users_until_s``. ``answers_told``: conversations go on with the answers. Raises SimulatorError for requests
+    that cannot be served.
+    """
+    engine = deployment.seeded(seed)
+    requests = make_requests(deployment, schedule, answers_told)
+    if users is None and schedule.after_start is None:
+        sent = np.flatnonzero(schedule.scheduled_s < until_s)
+        schedule = schedule.take(sent)
+        return Played(
+            schedule, simulate(engine, schedule.scheduled_s, [requests[i] for i in sent.tolist()])
+        )
+    turns, place = SessionDependencies(schedule), {request: i for i, request in enumerate(requests)}
+    first = iter(schedule.first_requests().tolist())
+    used_up = False
+
+    def send(index: int, at_s: float) -> None:
+        run.arrive(requests[index], at_s)
+        for later, due_ns in turns.released(index, round(at_s * 1e9)):
+            send(later, due_ns / 1e9)
+
+    def begin(at_s: float) -> None:
+        nonlocal used_up
+        if at_s >= min(users_until_s, until_s):
+            return
+        index = next(first, None)
+        if index is None:
+            used_up = True
+        else:
+            send(index, at_s)
+
+    def ended(request: Request, at_s: float) -> None:
+        index = place[request]
+        for later, due_ns in turns.ended(index, round(at_s * 1e9), failed=False)[0]:
+            due_s = max(due_ns / 1e9, at_s)  # the rounding must not lead into the past
+            if due_s < until_s:
+                send(later, due_s)
+        if users is not None and turns.over(index):
+            begin(at_s + think_s)
+
+    run = Run(engine, on_finish=ended)
+    if users is None:
+        for index in first:
+            if schedule.scheduled_s[index] < until_s:
+                send(index, float(schedule.scheduled_s[index]))
+    else:
+        for begin_s in user_starts(users, ramp_s, think_s):
+            begin(begin_s)
+    run.advance()
+    sent = np.flatnonzero([request.finish_s is not None for request in requests])
+    outcome = outcome_of(run, [requests[i] for i in sent.tolist()])
+    schedule = replace(schedule.take(sent), scheduled_s=outcome.arrival_s)
+    return Played(schedule, outcome, turns.begun, tuple(turns.cut()), used_up)
+
+
+def make_requests(
+    deployment: Deployment, schedule: Schedule, answers_told: bool = True
+) -> list[Request]:
+    """The requests of a schedule; their blocks are named where a prefix cache or a router asks for names."""
+    engines = [e for e in (deployment.config, deployment.prefill) if e is not None]
+    named = deployment.routing == "prefix-hash" or any(engine.prefix_caching for engine in engines)
+    inputs, outputs = schedule.input_tokens.tolist(), schedule.output_tokens.tolist()
+    requests: list[Request] = []
+    for index, (prompt, output) in enumerate(zip(inputs, outputs, strict=True)):
+        request = Request(prompt, output)
+        if schedule.session is not None and schedule.session[index] >= 0:
+            request.session = int(schedule.session[index])
+        if named:
+            request.block_hashes = _names(
+                schedule, index, requests, deployment.config.block_tokens, answers_told
+            )
+        requests.append(request)
+    return requests
+
+
+def _names(
+    schedule: Schedule, index: int, requests: list[Request], block_tokens: int, answers_told: bool
+) -> list[Hashable]:
+    """Of all full blocks of a prompt and its answer. Equal names: equal text up to there.
+
+    A prompt that continues another's conversation begins with all of that, one that does not with its shared prefix.
+    """
+    prompt = int(schedule.input_tokens[index])
+    blocks = (prompt + int(schedule.output_tokens[index])) // block_tokens
+    before = -1 if schedule.continues is None else int(schedule.continues[index])
+    if before >= 0:
+        earlier = requests[before]
+        known = earlier.prompt_tokens + (earlier.output_tokens if answers_told else 0)
+        found = list(earlier.block_hashes[: min(known, prompt) // block_tokens])
+    else:
+        found = _shared_names(schedule, index, prompt, block_tokens)
+    return [*found, *((index, number) for number in range(len(found), blocks))]
+
+
+def _shared_names(schedule: Schedule, index: int, prompt: int, block_tokens: int) -> list[Hashable]:
+    """A block's name is the chain of segments up to its end, the last one as far as it goes."""
+    names: list[Hashable] = []
+    chain: Hashable = None
+    begin = 0
+    for segment, tokens in [] if schedule.shared is None else schedule.shared.of(index):
+        end = min(begin + tokens, prompt)
+        while (len(names) + 1) * block_tokens <= end:
+            names.append((chain, segment, (len(names) + 1) * block_tokens - begin))
+        chain, begin = (chain, segment, tokens), end
+    return names

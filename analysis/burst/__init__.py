@@ -1,0 +1,1 @@
+"""A burst: how high TTFT and the queue rose, and when it was over."""

@@ -1,0 +1,322 @@
+"""From usable requests/s to instances, GPUs and cost; rounding is exact."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from decimal import Decimal
+from fractions import Fraction
+from typing import Any
+
+from ampacity.analysis.capacity.usable import good_share_at
+
+AT_USABLE = "one instance at its capacity"  # what a cost is of; a plan's is of the whole fleet
+
+
+DAMAGED = "measured: arrivals: busy_hour is not as 'ampacity workload fit' wrote it: fit anew"
+
+
+class FleetError(ValueError):
+    """Inputs from which no fleet can be computed; the message is one line."""
+
+
+@dataclass(frozen=True)
+class Fleet:
+    """Whole instances, each of ``tensor_parallel`` GPUs."""
+
+    instances_before_safety: int
+    instances: int
+    gpus: int
+    one_replica_down: int
+
+
+def _exact(value: float) -> Fraction:
+    """The number as it is written: 1.1 is 11/10, so that 10 instances x 1.1 is 11 and not 12."""
+    return Fraction(Decimal(repr(value)))
+
+
+def size_fleet(
+    peak_rps: float, capacity_rps: float, safety_factor: float = 1.2, tensor_parallel: int = 1
+) -> Fleet:
+    """instances = ceil(ceil(peak / usable) x safety); one replica down = max(that, ceil(peak / usable) + 1).
+
+    Raises FleetError where an input is not positive or the safety factor is below 1.
+    """
+    for name, value in {
+        "--peak-rps": peak_rps,
+        "the capacity": capacity_rps,
+        "--tp": tensor_parallel,
+    }.items():
+        if not (math.isfinite(value) and value > 0):
+            raise FleetError(f"{name} is {value}: it must be above zero")
+    if not (math.isfinite(safety_factor) and safety_factor >= 1):
+        raise FleetError(f"--safety is {safety_factor}: it must be 1 or more (1.2 adds 20 %)")
+    before = math.ceil(_exact(peak_rps) / _exact(capacity_rps))
+    instances = math.ceil(before * _exact(safety_factor))
+    return Fleet(before, instances, instances * tensor_parallel, max(instances, before + 1))
+
+
+def cost_per_million_output_tokens(
+    gpu_hour_usd: float, gpus: int, output_tokens_per_s: float
+) -> float:
+    """Dollars per million output tokens of ``gpus`` GPUs that deliver that rate all the time. Raises FleetError."""
+    if not output_tokens_per_s > 0:
+        raise FleetError("no output tokens were delivered: no cost per token")
+    return gpu_hour_usd * gpus / (output_tokens_per_s * 3600) * 1e6
+
+
+def queue_depth(rate_rps: float, budget_s: float) -> int:
+    """Deepest queue that still empties within ``budget_s`` at ``rate_rps``: rate x budget. Raises FleetError."""
+    if not (rate_rps > 0 and budget_s > 0):
+        raise FleetError("rate and queue budget must be above zero")
+    return math.floor(_exact(rate_rps) * _exact(budget_s))
+
+
+STEADY, BURSTY = 1.2, 1.5
+STEADY_CV = 0.3  # of the requests/s of whole minutes
+HISTORY_S = 7 * 86_400.0  # less does not show a week's own rhythm
+PROFILE_REQUESTS = 100  # fewer show neither a rate nor how it varies
+PEAK_WINDOWS_S = (10, 60)  # a second is shorter than a request: what one second brings is no load
+
+
+@dataclass(frozen=True)
+class Traffic:
+    """What the fleet has to carry. Rates in requests/s; None: not known."""
+
+    peak_rps: float
+    mean_rps: float | None = None
+    rate_cv: float | None = (
+        None  # of the rate over whole minutes (or the longest windows that there are)
+    )
+    history_s: float | None = None
+    source: str = "given"
+    peak_reason: str = "as given"
+    peak_rps_ci: tuple[float, float] | None = (
+        None  # 95 %; None: the peak is a number that was given
+    )
+    crowded_rps: float | None = (
+        None  # Poisson arrivals that fill short windows as this traffic does
+    )
+
+
+def traffic_of_profile(profile: Mapping[str, Any], peak_rps: float | None = None) -> Traffic:
+    """Peak, mean and variance from a profile of ``workload fit``. Raises FleetError.
+
+    The peak is the rate of the busiest hour with its interval (``ampacity.workloads.fit.busy_hour``); of a profile without one
+    ``crowded_rps`` stands for it. With index of dispersion I = variance / mean of the counts in windows of w seconds,
+    the rate's own coefficient of variation is sqrt((I - 1) / (rate w)).
+    """
+    measured = profile.get("measured") if isinstance(profile, Mapping) else None
+    held = (measured or {}).get("arrivals") if isinstance(measured or {}, Mapping) else None
+    if not isinstance(held, Mapping) or not all(
+        _positive(held.get(k)) for k in ("mean_rps", "rps_p99")
+    ):
+        raise FleetError(
+            "the profile holds no measured arrivals (measured: arrivals: mean_rps, rps_p99): make one with 'ampacity workload fit'"
+        )
+    counted = (measured or {}).get("requests")
+    requests = float(counted or math.inf) if _positive(counted) else math.inf
+    if requests < PROFILE_REQUESTS:
+        raise FleetError(
+            f"the profile rests on {requests:g} requests, which show neither peak nor variance: fit at least "
+            f"{PROFILE_REQUESTS}, or give --peak-rps alone"
+        )
+    mean, dispersion, cv = float(held["mean_rps"]), held.get("dispersion") or {}, None
+    for name in ("1s", "10s", "60s"):
+        if isinstance(dispersion, Mapping) and _positive(dispersion.get(name)):
+            cv = math.sqrt(max(0.0, float(dispersion[name]) - 1) / (mean * float(name[:-1])))
+    span = held.get("span_s") or 0.0
+    history = float(span) if _positive(span) else None
+    crowded_rps, why = _crowded(held, mean)
+    known = Traffic(peak_rps or crowded_rps, mean, cv, history, "profile", crowded_rps=crowded_rps)
+    if peak_rps:
+        return known
+    busy = held.get("busy_hour")
+    if busy is None:
+        return replace(
+            known, peak_reason=f"the profile holds no busy hour (fit its log again): {why}"
+        )
+    try:
+        rps, window_s, (low, high) = (
+            float(busy["rps"]),
+            float(busy["window_s"]),
+            map(float, busy["rps_ci"]),
+        )
+    except (TypeError, ValueError, KeyError):
+        raise FleetError(DAMAGED) from None
+    if not (0 <= low <= rps <= high < math.inf and rps > 0 and window_s > 0):
+        raise FleetError(DAMAGED)
+    length = "hour" if window_s == 3600 else f"{window_s / 60:.3g} minutes"
+    why = f"the busiest {length} of the profile, 95 % interval {low:.4g} to {high:.4g}; its mean is {mean:.3g}"
+    return replace(known, peak_rps=rps, peak_rps_ci=(low, high), peak_reason=why)
+
+
+def _crowded(arrivals: Mapping[str, Any], mean_rps: float) -> tuple[float, str]:
+    """(Poisson arrivals with such a P99 of the rate over the higher of ``PEAK_WINDOWS_S``, the mean at least; why)."""
+    p99 = arrivals.get("p99_rps")
+    p99 = p99 if isinstance(p99, Mapping) else {}
+    seen = {w: float(p99[f"{w}s"]) for w in PEAK_WINDOWS_S if _positive(p99.get(f"{w}s"))}
+    seen = seen or {1: float(arrivals["rps_p99"])}
+    peaks = {w: max(mean_rps, poisson_rate_rps(at, w)) for w, at in seen.items()}
+    width = max(peaks, key=lambda w: peaks[w])
+    why = (
+        f"{peaks[width]:.3g} requests/s of Poisson arrivals have such a P99 of the rate over windows of {width} s "
+        f"as the profile: {seen[width]:.3g}; its mean is {mean_rps:.3g}"
+    )
+    return peaks[width], why
+
+
+def poisson_rate_rps(p99_rps: float, window_s: float) -> float:
+    """The rate of a Poisson process whose P99 of the rate over windows is ``p99_rps``: m with P[N <= p99 w; m w] = 0.99."""
+    from scipy.special import pdtri
+
+    return float(pdtri(round(p99_rps * window_s), 0.99)) / window_s
+
+
+def _positive(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and 0 < value < math.inf
+
+
+def choose_safety(traffic: Traffic | None) -> tuple[float, str]:
+    """(1.2 or 1.5, why): 20 % on top where a week of history shows a steady rate, 50 % where it does not."""
+    if traffic is None or (traffic.rate_cv is None and traffic.history_s is None):
+        return (
+            STEADY,
+            "20 %: nothing is known of the traffic's variance (--profile); take 1.5 where it comes in bursts",
+        )
+    if traffic.rate_cv is None:
+        return BURSTY, "50 %: the history is too short to show how much the rate varies"
+    varies = f"the rate varies by {100 * traffic.rate_cv:.0f} % (coefficient of variation over windows of up to a minute)"
+    if traffic.rate_cv > STEADY_CV:
+        return BURSTY, f"50 %: {varies}, more than {100 * STEADY_CV:.0f} %"
+    if traffic.history_s is None or traffic.history_s < HISTORY_S:
+        days = (traffic.history_s or 0.0) / 86_400
+        return BURSTY, f"50 %: {varies}, but {days:.2g} days of history do not show a week"
+    return STEADY, f"20 %: {varies}, over {traffic.history_s / 86_400:.3g} days of history"
+
+
+@dataclass(frozen=True)
+class Carried:
+    """What one instance carries at its capacity. Tokens are means of a request, ``good_share`` those within the SLOs."""
+
+    capacity_rps: float
+    capacity_rps_ci: tuple[float | None, float | None]  # an end that is None or 0 is not known
+    input_tokens: float | None
+    output_tokens: float | None
+    good_share: float | None
+
+
+def carried_by(
+    capacity: Mapping[str, Any],
+    stages: Sequence[Mapping[str, Any]],
+    tokens: Mapping[str, float | None],
+) -> Carried | None:
+    """From the ``capacity`` of a summary; None where there is no capacity. A saturated loop bounds it from above only."""
+    usable = capacity["capacity_rps"]
+    if not usable:
+        return None
+    low, high = capacity["capacity_rps_ci"] or (None, None)
+    return Carried(
+        usable,
+        (None, usable) if capacity["crossing"] == "saturated" else (low, high),
+        tokens["input_tokens_mean"],
+        tokens["output_tokens_mean"],
+        good_share_at(stages, capacity["c_max_basis"], usable),
+    )
+
+
+def fleet_of(
+    traffic: Traffic | None,
+    carried: Carried | None,
+    tensor_parallel: int = 1,
+    safety: float | None = None,
+    gpu_hour_usd: float | None = None,
+) -> dict[str, Any]:
+    """The ``fleet`` object of docs/summary.md; ``safety`` None: as the traffic asks for. What cannot be told is null with a reason.
+
+    The interval runs from the low end of the peak at the high end of the capacity to the high end at the low end.
+    """
+    factor, why = (safety, "as given") if safety is not None else choose_safety(traffic)
+    result: dict[str, Any] = {
+        "peak_rps": traffic and traffic.peak_rps,
+        "peak_rps_ci": traffic and traffic.peak_rps_ci and list(traffic.peak_rps_ci),
+        "peak_reason": traffic and traffic.peak_reason,
+        "safety_factor": factor,
+        "safety_reason": why,
+        **dict.fromkeys(
+            ("instances_before_safety", "instances", "instances_ci", "gpus", "one_replica_down")
+        ),
+        "tensor_parallel": tensor_parallel,
+        "gpu_hour_usd": gpu_hour_usd,
+        "cost_per_million_output_tokens": None,
+        "reason": None,
+    }
+    if carried is None:
+        return result | {"reason": "no capacity within the SLOs was found"}
+    try:
+        if gpu_hour_usd is not None and carried.output_tokens:
+            result["cost_per_million_output_tokens"] = cost_per_million_output_tokens(
+                gpu_hour_usd, tensor_parallel, carried.capacity_rps * carried.output_tokens
+            )
+        if traffic is None:
+            return result | {"reason": "no peak rate given (--peak-rps)"}
+        fleet = size_fleet(traffic.peak_rps, carried.capacity_rps, factor, tensor_parallel)
+        peaks = traffic.peak_rps_ci or (traffic.peak_rps, traffic.peak_rps)
+        ends = [
+            size_fleet(peak, usable, factor).instances if peak and usable else None
+            for peak, usable in zip(peaks, reversed(carried.capacity_rps_ci), strict=True)
+        ]
+    except FleetError as error:
+        return result | {"reason": str(error)}
+    return result | vars(fleet) | {"instances_ci": ends}
+
+
+def instances_text(fleet: Mapping[str, Any]) -> str:
+    """The instances with their range: ``10 instances (9 to 15)``, ``at most 10 instances``."""
+    number, (low, high) = fleet["instances"], fleet["instances_ci"]
+    said = f"{number:,} instance{'' if number == 1 else 's'}"
+    if low is None or high is None:
+        bound, end = ("at most", high) if low is None else ("at least", low)
+        if end is None:
+            return f"{said} (range unknown)"
+        return f"{bound} {said}" if end == number else f"{said} ({bound} {end:,})"
+    return f"{said} over the whole interval" if low == high else f"{said} ({low:,} to {high:,})"
+
+
+def use_of_fleet(fleet: Mapping[str, Any], traffic: Traffic, carried: Carried) -> dict[str, Any]:
+    """How a fleet of ``fleet_of`` is used at the mean load, and what a token then costs.
+
+    utilisation = mean load / (instances x capacity); the fleet is paid for whether it is used or not, so a cost
+    per token is hourly cost / tokens really served in an hour. Input, output and all tokens each bear the whole cost.
+    """
+    load = traffic.peak_rps if traffic.mean_rps is None else traffic.mean_rps
+    price = fleet["gpu_hour_usd"]
+    hourly = None if price is None else fleet["gpus"] * price
+    sides = (carried.input_tokens, carried.output_tokens)
+    both = None if None in sides else sum(side or 0.0 for side in sides)
+    per_million = {
+        f"fleet_cost_per_million_{name}": hourly / (3600 * load * each) * 1e6
+        if hourly and each
+        else None
+        for name, each in (
+            ("input_tokens", sides[0]),
+            ("output_tokens", sides[1]),
+            ("tokens", both),
+        )
+    }
+    good = carried.good_share
+    per_good = hourly / (3600 * load * good) * 1e3 if hourly and good else None
+    return {
+        "mean_rps": traffic.mean_rps,
+        "traffic": traffic.source,
+        "one_replica_down_gpus": fleet["one_replica_down"] * fleet["tensor_parallel"],
+        "gpu_hours_per_day": 24 * fleet["gpus"],
+        "utilisation": load / (fleet["instances"] * carried.capacity_rps),
+        "utilisation_at": "the peak: no mean load is known"
+        if traffic.mean_rps is None
+        else "the mean load",
+        "cost_per_hour": hourly,
+        **per_million,
+        "fleet_cost_per_thousand_good_requests": per_good,
+    }

@@ -1,0 +1,180 @@
+"""Where p99 parts from p50: the knee of a sweep, as a region between two of its loads.
+
+Beside it stands where the asymptotic bounds of throughput meet. The SLO crossing in ``ampacity.analysis.capacity.usable`` is the
+number to publish.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+
+from ampacity.analysis.capacity.usable import stage_rate
+from ampacity.analysis.stats.scalability import corner_of_bounds
+
+MIN_STAGES = 4
+DIVERGENCE_FACTOR = 2.0
+NOISE_FACTOR = 1.5  # a ratio nearer to the threshold than this may lie on either side of it
+QUIET_LOADS = {"p99": 1, "p95": 2}
+"""A stage near the knee may by chance hold no queue, the shorter the likelier: so many loads before it count as well."""
+BEFORE = {"p99": "p95", "p95": "p90"}
+LOW_STAGES = 3  # so many of the lowest loads give the low-load level
+METRICS = ("ttft_from_schedule_s", "e2e_from_schedule_s")
+
+
+@dataclass(frozen=True)
+class _Point:
+    """A steady or saturated load; ratios are over the median."""
+
+    concurrency: float
+    rps: float
+    arrived_rps: float  # by chance more or less than that
+    ratio: float  # of the tail percentile, inf where failures reach into it
+    least: float  # what it is at least, within its noise
+    most: float  # at most; inf where the stage is too short to say
+
+
+def find_knee(stages: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """The ``knee`` object, from stage objects in any order: open ones where there are any, else closed ones.
+
+    Client-limited stages are left out. The figures of the knee are those of the divergence.
+    """
+    kind = "open" if any(s["kind"] == "open" for s in stages) else "closed"
+    usable = sorted(
+        (s for s in stages if s["kind"] == kind and _is_usable(s)),
+        key=lambda s: (
+            s["offered_rps"] if kind == "open" else s["concurrency_set"] or s["concurrency"]
+        ),
+    )
+    if len(usable) < MIN_STAGES:
+        nothing = dict.fromkeys(("concurrency", "rps", "region", "region_rps"))
+        return nothing | {
+            "reason": f"needs {MIN_STAGES} usable stages, has {len(usable)}",
+            "methods": {},
+        }
+    divergence, bounds = _divergence(usable), _bounds(usable)
+    names = ("concurrency", "rps", "reason")
+    knee = {name: divergence[name] for name in names}
+    knee |= {"region": divergence["range"], "region_rps": divergence["range_rps"]}
+    return knee | {"methods": {"p99_p50_divergence": divergence, "bounds": bounds}}
+
+
+def _is_usable(stage: dict[str, Any]) -> bool:
+    return bool(
+        not stage["client_limited"] and stage["concurrency"] > 0 and stage["achieved_rps"] > 0
+    )
+
+
+def _divergence(stages: list[dict[str, Any]]) -> dict[str, Any]:
+    """Between which loads p99/p50 first exceeds ``DIVERGENCE_FACTOR`` times its low-load level; loads ascending.
+
+    Loads are read from the lowest upwards, up to the first that is shown to be above the threshold by ``NOISE_FACTOR``:
+    what lies beyond has no say. The range begins at the last load before it whose interval lies below the threshold, or
+    ``QUIET_LOADS`` before the last figure below it. In requests/s it spans what was offered and what arrived by chance. The level is the median of the ``LOW_STAGES`` lowest that are not
+    above. The percentile is the highest that the lowest load supports (p99, else p95).
+    """
+    found = next(
+        ((m, t) for m in METRICS for s in stages[:2] for t in ("p99", "p95") if _has(s[m], t)), None
+    )
+    if found is None:
+        return _null(
+            "the two lowest loads support neither p99 nor p95 of a latency: run them longer"
+        )
+    metric, tail = found
+    points = [p for s in stages if (p := _point(s, metric, tail)) is not None]
+    level, below, above = points[0].ratio, 0, 0
+    for k, point in enumerate(points):
+        threshold = DIVERGENCE_FACTOR * level
+        if point.least > NOISE_FACTOR * threshold:
+            above = k
+            break
+        if k < LOW_STAGES and point.ratio <= threshold:
+            level = float(np.median([p.ratio for p in points[: k + 1]]))
+            threshold = DIVERGENCE_FACTOR * level
+        if point.most < threshold:
+            below = k
+        elif point.ratio < threshold / NOISE_FACTOR:
+            below = max(below, k - QUIET_LOADS[tail])
+    threshold = DIVERGENCE_FACTOR * level
+    what = f"{tail}/p50 of {metric}, {DIVERGENCE_FACTOR:g} times its low-load level of {level:.2f}"
+    if not above:
+        return _null(f"never clearly reached: {what}")
+    between = points[below : above + 1]
+    a, b = next((a, b) for a, b in pairwise(between) if b.ratio > threshold)
+    share = _share(a.ratio, b.ratio, threshold)
+    return {
+        "concurrency": a.concurrency ** (1 - share) * b.concurrency**share,
+        "rps": a.rps ** (1 - share) * b.rps**share,
+        "range": [min(p.concurrency for p in between), max(p.concurrency for p in between)],
+        "range_rps": [
+            min(min(p.rps, p.arrived_rps) for p in between),
+            max(max(p.rps, p.arrived_rps) for p in between),
+        ],
+        "reason": None,
+        "definition": what,
+    }
+
+
+def _share(low: float, high: float, threshold: float) -> float:
+    """Part of the step from ``low`` to ``high`` at which the threshold lies, on a log scale; the middle of an infinite one."""
+    if not math.isfinite(high):
+        return 0.5
+    return max(math.log(threshold / low), 0.0) / math.log(high / min(low, threshold))
+
+
+def _has(figures: dict[str, Any], tail: str) -> bool:
+    return bool(figures.get("p50") and figures.get(tail))
+
+
+def _point(stage: dict[str, Any], metric: str, tail: str) -> _Point | None:
+    """None where the stage does not support the tail.
+
+    The tail is at least the lower end of p99's interval, or the percentile before it: of some hundred requests p90 is
+    about the lower end of p95's, p95 of p99's.
+    """
+    figures = stage[metric]
+    failed = figures.get("p50") and str(figures.get(f"{tail}_reason")).startswith("infinite")
+    if not failed and not _has(figures, tail):
+        return None
+    value = math.inf if failed else figures[tail]
+    low, high = (tail == "p99" and figures.get("p99_ci")) or (None, None)
+    least = max((v for v in (low, figures.get(BEFORE[tail])) if v), default=value)
+    p50 = figures["p50"]
+    rps = stage_rate(stage) or stage["achieved_rps"]
+    return _Point(
+        stage["concurrency"],
+        rps,
+        stage["arrived_rps"],
+        value / p50,
+        (value if failed else least) / p50,
+        (high or math.inf) / p50,
+    )
+
+
+def _bounds(stages: list[dict[str, Any]]) -> dict[str, Any]:
+    """Where the lines of the asymptotic bounds meet."""
+    x, y = (np.array([s[name] for s in stages]) for name in ("concurrency", "achieved_rps"))
+    corner = corner_of_bounds(x, y, any(s["stable"] is False for s in stages))
+    if corner is None:
+        return _null("throughput was still growing at the top: no ceiling is known")
+    at, ceiling_rps = corner
+    return {
+        "concurrency": at,
+        "rps": ceiling_rps,
+        "range": None,
+        "range_rps": None,
+        "reason": None,
+        "definition": "time in flight at low load x the highest throughput",
+    }
+
+
+def _null(reason: str) -> dict[str, Any]:
+    """A method without a finding."""
+    return dict.fromkeys(("concurrency", "rps", "range", "range_rps", "definition")) | {
+        "reason": reason
+    }

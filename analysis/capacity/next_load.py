@@ -1,0 +1,414 @@
+"""The search's decision: which load to run next, and for how long. Pure; what it knows is the judged stages."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import combinations
+from typing import Any
+
+import numpy as np
+
+from ampacity.analysis.capacity.pooled import (
+    FILLING,
+    LONE_TELLS,
+    NEAR,
+    NOT_ALL_SEEN,
+    WAITS,
+    Estimate,
+    blind,
+    clearly_violated,
+    estimate,
+    is_over,
+    judged_open,
+    unseen,
+    verdict_of,
+    violations_above_met,
+)
+from ampacity.analysis.capacity.search import TOO_EARLY, requests_in_all
+from ampacity.analysis.slo import GAP_METRICS, Slo, parse_slo
+from ampacity.analysis.stats.intervals import smallest_n
+
+GROWTH = 2.0
+DOWN_STEPS = 8  # how often the first load is halved
+STAGES_MAX = 60
+SAME_LOAD = 1.02  # loads closer than this are one load
+LATE_KNOWN = 300  # requests of which the p99 of how late they left is not about the worst
+CLEAR = (
+    0.001  # chance of being wrong at which a stage is ended early: it is looked at several times
+)
+APART = 0.7  # in log-odds of a miss: how far from the limit the loads are
+SPLIT = (
+    1.2  # loads on both sides of the limit that are further apart have the next one between them
+)
+TOLD = 2.0  # intervals up to so many times the precision asked for tell how many requests it takes (docs/search.md)
+WIDE = 2.0  # upper over lower end of an interval that says nothing yet of where the limit is not
+LASTS = 3.0  # a stage lasts so many times as long as an overload of its size takes to show
+BEYOND_NOISE = 2.0  # standard deviations
+EXPECTED = 8.0  # misses for each 1/precision^2, where the SLO is just kept: 5 to 11 on the servers of benchmarks/servers.py
+LEAST = 0.75  # of the requests that a precision takes in the mean, before which no interval counts as so narrow
+STEP_MAX = 1.0  # a stage takes at most this many times the requests of all stages near the limit
+
+
+@dataclass(frozen=True)
+class Goal:
+    """What the search is asked for. ``precision``: half the 95 % interval over the capacity."""
+
+    slos: tuple[Slo, ...]
+    precision: float = 0.05
+    first_rps: float = 1.0
+
+    @property
+    def few(self) -> int:
+        """Requests of a stage that only has to show on which side of the limit it is: three misses allowed."""
+        return math.ceil(3 / (1 - max(slo.quantile for slo in self.slos)))
+
+
+def expected_requests(goal: Goal) -> int:
+    """Requests that a search takes: EXPECTED misses in the mean for each 1/precision^2 (docs/search.md, measured)."""
+    return math.ceil(EXPECTED / (1 - max(slo.quantile for slo in goal.slos)) / goal.precision**2)
+
+
+def fewest_requests(slos: Sequence[Slo], shares: Mapping[str, float]) -> tuple[int, str]:
+    """(requests below which no stage can show that it meets all SLOs, the SLO that takes so many); (0, "") without one.
+
+    ``shares``: of all requests, by class. Gaps are not counted: a request has many.
+    """
+    taken = [
+        (math.ceil(smallest_n(slo.quantile) / shares.get(slo.class_ or "", 1.0)), slo.text)
+        for slo in slos
+        if slo.metric not in GAP_METRICS
+    ]
+    return max(taken, default=(0, ""))
+
+
+@dataclass(frozen=True)
+class Step:
+    """The next stage: its load, its requests, and why."""
+
+    load_rps: float
+    requests: int
+    why: str
+
+
+@dataclass(frozen=True)
+class Finished:
+    """Why the search ends; ``more_requests`` that would reach the precision, as far as can be said."""
+
+    why: str
+    reached: bool = False
+    more_requests: int | None = None
+
+
+def next_step(stages: Sequence[Mapping[str, Any]], goal: Goal) -> Step | Finished:
+    """The next stage, given all judged stages so far, or why there is none."""
+    if stages and stages[-1]["client_limited"] and stages[-1]["stable"] is not False:
+        load = _rate(stages[-1]["offered_rps"])
+        sent = stages[-1]["requests"] + stages[-1]["window"]["warmup_requests"]
+        if sent < LATE_KNOWN and len(stages) < STAGES_MAX:
+            return Step(load, 2 * LATE_KNOWN, "so few requests that a single late one counts")
+        return Finished(f"the client could not keep up with {load:g} requests/s")
+    judged = judged_open(stages)
+    if not judged:
+        return Step(_rate(goal.first_rps), goal.few, "start")
+    unknown, bracket = unseen(judged, goal.slos), _bracket(judged, goal)
+    if unknown and (bracket is None or sum(int(s["requests"]) for s in judged) >= goal.few):
+        return Finished(NOT_ALL_SEEN.format(unknown))
+    if bracket is not None:
+        return bracket
+    doubtful = non_monotone(judged)
+    if doubtful is not None:
+        return doubtful
+    found = estimate(judged, goal.slos)
+    assert found is not None  # loads on both sides have been tried
+    if reached(judged, found, goal):
+        text = f"{found.capacity_rps:.3g} requests/s to within {100 * found.relative_error:.2g} %"
+        return Finished(text, reached=True, more_requests=0)
+    if found.lone and near_requests(judged, found.capacity_rps) >= expected_requests(goal):
+        return Finished(LONE_TELLS.format(found.lone.text))
+    lacking = _lacking(judged, found, goal)
+    if len(stages) >= STAGES_MAX:
+        return _unfinished(f"{STAGES_MAX} stages are enough", judged, found, goal, 1)
+    return _narrow(judged, found, lacking, goal)
+
+
+def narrowing(stages: Sequence[Mapping[str, Any]], goal: Goal) -> Step | None:
+    """The next stage near the limit; None where there is no estimate of it, or one that is precise enough."""
+    judged = judged_open(stages)
+    found = estimate(judged, goal.slos)
+    if found is None or isinstance(non_monotone(judged), Finished) or reached(judged, found, goal):
+        return None
+    return _narrow(judged, found, _lacking(judged, found, goal), goal)
+
+
+def cut_short(stages: Sequence[Mapping[str, Any]], goal: Goal, why: str) -> Finished:
+    """The end of a search that something else ended, for the reason ``why``: what it would still have taken."""
+    end = next_step(stages, goal)
+    if isinstance(end, Finished):
+        return end
+    judged = judged_open(stages)
+    found = estimate(judged, goal.slos)
+    return _unfinished(why, judged, found, goal, end.requests) if found else Finished(why)
+
+
+def _unfinished(
+    why: str, judged: Sequence[Mapping[str, Any]], found: Estimate, goal: Goal, least: int
+) -> Finished:
+    """With the requests that it still takes, ``least`` at least, where the interval is so narrow that it tells them."""
+    if (
+        not reached(judged, found, goal, TOLD)
+        or found.capacity_rps_ci[1] > WIDE * found.capacity_rps_ci[0]
+    ):
+        return Finished(why + TOO_EARLY)
+    return Finished(why, more_requests=max(_lacking(judged, found, goal), least))
+
+
+def so_far(stages: Sequence[Mapping[str, Any]], goal: Goal) -> str | None:
+    """What is known of the capacity and of what it takes, in a line; None before both sides have been tried."""
+    found = estimate(judged_open(stages), goal.slos)
+    if found is None:
+        return None
+    low, high = found.capacity_rps_ci
+    more = cut_short(stages, goal, "").more_requests
+    sent = sum(int(s["requests"] + s["window"]["warmup_requests"]) for s in stages)
+    takes = f"; {requests_in_all(sent, more)} to {100 * goal.precision:.2g} %" if more else ""
+    return f"capacity so far {found.capacity_rps:.3g} req/s, 95 % interval {low:.3g} to {high:.3g}{takes}"
+
+
+def _lacking(judged: Sequence[Mapping[str, Any]], found: Estimate, goal: Goal) -> int:
+    """Requests near the limit that the precision still takes: the interval narrows with the square root."""
+    near = near_requests(judged, _centre(judged, found))
+    needed = math.ceil(near * (found.relative_error / goal.precision) ** 2)
+    return max(needed, math.ceil(LEAST * expected_requests(goal))) - near
+
+
+def _bracket(judged: Sequence[Mapping[str, Any]], goal: Goal) -> Step | Finished | None:
+    over = violations_above_met(judged)
+    top, bottom = float(judged[-1]["offered_rps"]), float(judged[0]["offered_rps"])
+    if not over:
+        filling = (
+            ", while the stage fills up," if judged[-1]["stable"] is False else ""
+        )  # else it were over
+        holds = "holds" if judged[-1]["slo_met"] else f"seems to hold{filling}"
+        return _step(
+            judged,
+            goal,
+            top * GROWTH,
+            goal.few,
+            1.0,
+            f"the SLO {holds} at {_rate(top):g} requests/s",
+        )
+    if len(over) == len(judged):
+        hopeless = out_of_reach(judged)
+        if hopeless:
+            return Finished(hopeless)
+        if bottom <= goal.first_rps / GROWTH**DOWN_STEPS:
+            return Finished(f"even {_rate(bottom):g} requests/s are too many")
+        seems = "are" if judged[0]["slo_met"] is False else "seem"
+        why = f"{_rate(bottom):g} requests/s {seems} too many"
+        return _step(judged, goal, bottom / GROWTH, goal.few, 1.0, why)
+    return None
+
+
+def non_monotone(judged: Sequence[Mapping[str, Any]]) -> Step | Finished | None:
+    """A load at which the SLO is shown to break below one at which it is shown to hold: each is run again.
+
+    Where both say the same a second time, or the misses do not come with the load at all, there is no limit to look for.
+    """
+    hopeless = None if any(s["slo_met"] for s in judged) else out_of_reach(judged)
+    if (
+        hopeless
+    ):  # a short stage without a miss, which shows nothing, does not make up for the others
+        return Finished(hopeless)
+    groups: list[list[Mapping[str, Any]]] = []
+    for stage in judged:
+        if groups and stage["offered_rps"] <= SAME_LOAD * groups[-1][0]["offered_rps"]:
+            groups[-1].append(stage)
+        else:
+            groups.append([stage])
+    for low, high in combinations(groups, 2):
+        if not (all(s["slo_met"] is False for s in low) and all(s["slo_met"] for s in high)):
+            continue
+        a, b = float(low[0]["offered_rps"]), float(high[0]["offered_rps"])
+        why = f"the SLO broke at {a:g} requests/s and held at {b:g}"
+        for group, load in ((low, a), (high, b)):
+            if len(group) < 2:
+                return Step(load, max(int(s["requests"]) for s in group), f"{why}: once more")
+        return Finished(
+            f"{why}, twice each: the answer does not fall with the load, so no limit is named"
+        )
+    return None
+
+
+def out_of_reach(stages: Sequence[Mapping[str, Any]]) -> str | None:
+    """Why no load can meet an SLO: its misses do not come with the load, or at the two lowest loads, both steady, the
+    median is over its limit, and would be at no load at all, on a line through both (queues are convex, so the truth
+    lies above it)."""
+    steady = [s for s in stages if s["stable"] and not s["client_limited"] and s["slo_verdicts"]]
+    lowest: dict[float, Mapping[str, Any]] = {}
+    for stage in steady:
+        lowest.setdefault(float(stage["offered_rps"] or stage["concurrency_set"]), stage)
+    for slo in [parse_slo(v["slo"]) for v in steady[0]["slo_verdicts"]] if len(lowest) > 1 else ():
+        regardless = _missed_at_any_load(lowest, slo)
+        if regardless:
+            return regardless
+        low, next_ = sorted(lowest)[:2]
+        low_s, next_s = (_median_s(lowest[load], slo) for load in (low, next_))
+        idle_s = low_s - max(0.0, next_s - low_s) * low / (next_ - low)
+        if slo.quantile >= 0.5 and idle_s > slo.limit_s:
+            return (
+                f"no load can meet {slo.text}: the median is {low_s:.3g} s at a load of {low:.3g} and {next_s:.3g} s at {next_:.3g}, "
+                f"so it is not the load that takes longer than {slo.limit_s:.3g} s; use a laxer limit, shorter requests or a "
+                "faster endpoint"
+            )
+    return None
+
+
+def _missed_at_any_load(stages: Mapping[float, Mapping[str, Any]], slo: Slo) -> str | None:
+    """Why an SLO would be broken at no load: the odds of a miss, on a weighted line over the load, are too high there.
+
+    Of what a server beyond its capacity c refuses the odds are (load - c) / c, such a line; those of a queue bend upwards.
+    """
+    seen = []
+    for load, stage in stages.items():
+        verdict = verdict_of(stage, slo)
+        n = (
+            verdict.get("requests_effective") or 0
+            if verdict and verdict["attainment"] is not None
+            else 0
+        )
+        filling = stage["kind"] == "open" and n and blind(stage, slo) > FILLING
+        if verdict and n >= 1 and verdict["attainment"] > 0 and not filling:
+            share = ((1 - verdict["attainment"]) * n + 0.5) / (n + 1)
+            seen.append(
+                (load, share / (1 - share), n * (1 - share) ** 3 / share, 1 - verdict["attainment"])
+            )
+    if len(seen) < 2:
+        return None
+    load, odds, weight, missed = np.array(sorted(seen)).T
+    middle = weight @ load / weight.sum()
+    spread = weight @ (load - middle) ** 2
+    idle = weight @ odds / weight.sum() - middle * (weight @ ((load - middle) * odds)) / spread
+    noise = BEYOND_NOISE * math.sqrt(1 / weight.sum() + middle**2 / spread)
+    if idle - noise <= (1 - slo.quantile) / slo.quantile:
+        return None
+    return (
+        f"no load can meet {slo.text}: {100 * missed[0]:.2g} % of the requests miss it at a load of {load[0]:.3g} and "
+        f"{100 * missed[-1]:.2g} % at {load[-1]:.3g}, so it is not the load that breaks it; see what failed or took long, or use a laxer limit"
+    )
+
+
+def _median_s(stage: Mapping[str, Any], slo: Slo) -> float:
+    """Median of an SLO's metric, from schedule where there is such a one; 0 where it is not known."""
+    figures = stage if slo.class_ is None else stage["classes"].get(slo.class_) or {}
+    held = figures.get(f"{slo.metric}_from_schedule_s") or figures.get(f"{slo.metric}_s") or {}
+    return float(held.get("p50") or 0.0)
+
+
+def near_requests(judged: Sequence[Mapping[str, Any]], rps: float) -> int:
+    """Requests of the stages near a load."""
+    return sum(int(s["requests"]) for s in judged if abs(math.log(s["offered_rps"] / rps)) <= NEAR)
+
+
+def _centre(judged: Sequence[Mapping[str, Any]], found: Estimate) -> float:
+    """The limit as far as it is known: by the loads tried on both sides while these say more than the interval."""
+    held = max(float(s["offered_rps"]) for s in judged if not is_over(s))
+    broke = min(float(s["offered_rps"]) for s in violations_above_met(judged))
+    low, high = found.capacity_rps_ci
+    if not low <= held < broke <= high:
+        return found.capacity_rps
+    return (
+        math.sqrt(held * broke)
+        if broke > SPLIT * held
+        else min(max(found.capacity_rps, held), broke)
+    )
+
+
+def reached(
+    judged: Sequence[Mapping[str, Any]], found: Estimate, goal: Goal, times: float = 1.0
+) -> bool:
+    """Whether the interval is narrow enough (``times`` the precision), and rests on at least two stages near the limit and
+    on ``LEAST`` of the requests that it takes in the mean: narrow before that it is by luck, as few jams were seen."""
+    near = [s for s in judged if abs(math.log(s["offered_rps"] / found.capacity_rps)) <= NEAR]
+    seen = sum(int(s["requests"]) for s in near)
+    enough = times > 1 or seen >= LEAST * expected_requests(goal)
+    return len(near) >= 2 and enough and found.relative_error <= times * goal.precision
+
+
+def _narrow(judged: Sequence[Mapping[str, Any]], found: Estimate, lacking: int, goal: Goal) -> Step:
+    """Where half or twice the allowed share would miss, on the side that has seen less, as long as the interval asks for.
+
+    Nearer to the limit the slope would not be learned, without which a share of misses says little about a load.
+    """
+    centre = _centre(judged, found)
+    near = near_requests(judged, centre)
+    below = near_requests([s for s in judged if s["offered_rps"] <= centre], centre)
+    apart = min(APART / found.slope, 0.75 * NEAR)
+    load = centre * (1 - apart if 2 * below <= near else 1 + apart / 2)
+    requests = min(
+        max(lacking, near // 10, 2 * goal.few), max(4 * goal.few, math.ceil(STEP_MAX * near))
+    )
+    return _step(
+        judged,
+        goal,
+        load,
+        requests,
+        found.relative_error,
+        f"the capacity is known {_known(found)}",
+    )
+
+
+def _step(
+    judged: Sequence[Mapping[str, Any]],
+    goal: Goal,
+    load: float,
+    requests: int,
+    overload: float,
+    why: str,
+) -> Step:
+    """Long enough that an ``overload`` (a share of the load) leaves a backlog which violates the SLO before the end."""
+    waits_s = [slo.limit_s for slo in goal.slos if slo.metric in WAITS]
+    steady = [s for s in judged if s["stable"] is not False and s["achieved_rps"]]
+    nearest = min(steady, key=lambda s: abs(math.log(s["offered_rps"] / load)), default=None)
+    stays_s = nearest["concurrency"] / nearest["achieved_rps"] if nearest else 0.0
+    lasting_s = (
+        LASTS * (min(waits_s, default=0.0) + stays_s) / min(max(overload, goal.precision), 1.0)
+    )
+    return Step(_rate(load), max(requests, math.ceil(load * lasting_s)), why)
+
+
+def _known(found: Estimate) -> str:
+    """How well, as people say it."""
+    low, high = found.capacity_rps_ci
+    if not low:
+        return "from above only"
+    if high > WIDE * low:
+        return f"to a factor of {high / low:.2g} only"
+    return f"to {100 * found.relative_error:.2g} %"
+
+
+def is_decided(
+    stages: Sequence[Mapping[str, Any]], partial: Mapping[str, Any], goal: Goal
+) -> str | None:
+    """Why a stage that is still going on need not go on: unstable, clearly met or broken, or precise enough."""
+    if partial["stable"] is False and is_over(partial):
+        return f"no steady state: {partial['stable_reason']}"
+    verdicts = [v for v in partial["slo_verdicts"] if v["attainment"] is not None]
+    if not verdicts:
+        return None
+    together = judged_open([*stages, partial])
+    found = estimate(together, goal.slos)
+    if found is None or found.capacity_rps_ci[1] > WIDE * found.capacity_rps_ci[0]:
+        broken = next((v["slo"] for v in verdicts if clearly_violated(v, CLEAR)), None)
+        return broken and f"{broken} is clearly broken"
+    load, (low, high) = float(partial["offered_rps"]), found.capacity_rps_ci
+    if reached(together, found, goal):
+        return f"the capacity is known {_known(found)}"
+    if not low / (1 + goal.precision) <= load <= high * (1 + goal.precision):
+        return f"the limit is elsewhere: between {low:.3g} and {high:.3g} requests/s"
+    return None
+
+
+def _rate(load_rps: float) -> float:
+    return float(f"{load_rps:.4g}")

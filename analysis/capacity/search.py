@@ -1,0 +1,57 @@
+"""What a search tells of itself: the path that it took, and what it lacks to its precision."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from ampacity.analysis.capacity.pooled import estimate
+from ampacity.analysis.slo import Slo
+
+TOO_EARLY = "; it is too early to say how many requests it takes"
+
+
+def summarise_search(
+    noted: Mapping[str, Any], stages: Sequence[Mapping[str, Any]], slos: Sequence[Slo]
+) -> dict[str, Any]:
+    """The ``search`` object: the path that was taken, with what was known after each stage."""
+    path = []
+    for step in noted.get("path") or []:
+        so_far = [s for s in stages if s["index"] <= step["stage"]]
+        stage = next((s for s in so_far if s["index"] == step["stage"]), None)
+        found = estimate(so_far, slos)
+        path.append(
+            {
+                **step,
+                "requests": stage and stage["requests"] + stage["window"]["warmup_requests"],
+                "slo_met": stage and stage["slo_met"],
+                "capacity_rps": found and found.capacity_rps,
+                "capacity_rps_ci": found and list(found.capacity_rps_ci),
+            }
+        )
+    return {
+        "precision": noted.get("precision"),
+        "reached": bool(noted.get("reached")),
+        "requests": sum(step["requests"] or 0 for step in path),
+        "more_requests": noted.get("more_requests"),
+        "reason": noted.get("ended") or "the search has not come to its end",
+        "path": path,
+    }
+
+
+def requests_in_all(sent: int, more: int) -> str:
+    """All that a search takes: of a whole one more is known than of what is left of it."""
+    return f"about {float(f'{sent + more:.2g}'):,.0f} requests in all"
+
+
+def shortfall(search: Mapping[str, Any], said: str) -> str | None:
+    """A sentence where the search did not reach its precision: why, unless ``said`` has it, and what it takes."""
+    if search["reached"]:
+        return None
+    reason = search["reason"].removesuffix(TOO_EARLY)
+    why, takes = "" if reason in said else f": {reason}", search["reason"].removeprefix(reason)
+    if more := search["more_requests"]:
+        takes = f"; {requests_in_all(search['requests'], more)} would reach it"
+    return (
+        f"The precision asked for, {100 * search['precision']:.2g} %, was not reached{why}{takes}."
+    )

@@ -1,0 +1,1 @@
+"""Between runs: baseline, gate, comparison."""

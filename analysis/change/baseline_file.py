@@ -1,0 +1,158 @@
+"""The baseline file: one line per field, keys sorted, a checksum over the content. docs/ci.md describes it."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import msgspec
+from msgspec import Meta
+
+from ampacity.analysis.change.blocks import BLOCKS, MARKS, METRICS, TRACKED
+from ampacity.analysis.change.comparable import CompareError, said
+from ampacity.analysis.change.expected import CELLS
+
+KIND, SCHEMA_VERSION = "ampacity baseline", 3
+
+
+def _object(**fields: Any) -> Any:
+    """A JSON object; an entry that may be missing is a pair, its type and a default."""
+    listed = [
+        (name, *kind) if isinstance(kind, tuple) else (name, kind) for name, kind in fields.items()
+    ]
+    return msgspec.defstruct("Object", listed)
+
+
+def _list(kind: Any, n: int) -> Any:
+    return Annotated[list[kind], Meta(min_length=n, max_length=n)]
+
+
+_AMOUNT: Any = Annotated[float, Meta(ge=0, le=2.0**62)]
+_SECONDS: Any = Annotated[float, Meta(gt=0, le=2.0**31)]
+_COUNT: Any = Annotated[int, Meta(ge=0, le=2 * 10**7)]  # of requests
+_TOLERANCE: Any = Annotated[float, Meta(gt=0, le=10)] | None
+_NAME: Any = Annotated[str, Meta(pattern=f"^({'|'.join(TRACKED)})$")]
+_COUNTED: Any = _object(
+    over=_list(float, BLOCKS), size=_list(_AMOUNT, BLOCKS), effective=_AMOUNT | None
+)
+_FOUND: Any = _object(now=float | None, longer=float | None, more_runs=float | None)
+_TABLE: Any = _list(Annotated[float, Meta(ge=-2, le=2)], CELLS)
+_QUANTILE: Any = _object(
+    value_s=_SECONDS,
+    marks_s=_list(_SECONDS, MARKS),
+    noise=Annotated[float, Meta(ge=0, le=1)],
+    amplified=Annotated[float, Meta(ge=1, le=1e9)],
+    runs=list[_COUNTED],
+    tolerance=_object(same_schedule=_TOLERANCE, other_schedule=_TOLERANCE),
+    finds=_object(same_schedule=_FOUND, other_schedule=_FOUND),
+    expected=list[_TABLE] | None,
+)
+_CELLS: Any = _object(
+    by=Literal["queue", "at_arrival", "in_flight", "output_tokens"],
+    edges=_list(_AMOUNT, CELLS - 1),
+    s_per_token=_SECONDS | None,
+)
+_LEVEL: Any = _object(
+    kind=Literal["open", "closed"],
+    offered_rps=_AMOUNT | None,
+    concurrency=_AMOUNT | None,
+    skipped=_COUNT,
+    requests=list[_COUNT],
+    schedules=list[str | None],
+    errors=list[_COUNTED],
+    rates=list[_COUNTED],
+    output_tokens_per_s=_AMOUNT | None,
+    client_delay_s=_AMOUNT,
+    quantiles=Annotated[dict[_NAME, _QUANTILE], Meta(min_length=1)],
+    untracked=dict[str, str],
+    cells=dict[Annotated[str, Meta(pattern=f"^({'|'.join(METRICS)})$")], list[_CELLS]],
+    slos=(dict[str, _AMOUNT], None),
+)
+_RUN: Any = _object(seed=int | str | None)
+_FILE = _object(  # what a gate reads of it
+    identity=dict[str, Any],
+    realised=dict[str, _AMOUNT | None],
+    slos=list[str],
+    runs=Annotated[list[_RUN], Meta(min_length=1)],
+    capacity_rps=_object(value=_SECONDS, bracket=tuple[_AMOUNT, _AMOUNT]) | None,
+    levels=Annotated[dict[str, _LEVEL], Meta(min_length=1)],
+)
+
+
+def write_baseline(content: Mapping[str, Any]) -> str:
+    """The text of the file; lists of numbers stand in one line."""
+    text = json.dumps(
+        {**content, "checksum": _checksum(content)}, indent=1, sort_keys=True, allow_nan=False
+    )
+    return (
+        re.sub(r"\[\s+([^\[\]{}\"]+?)\s+\]", lambda m: f"[{' '.join(m[1].split())}]", text) + "\n"
+    )
+
+
+def _checksum(content: Mapping[str, Any]) -> str:
+    plain = json.loads(json.dumps({k: v for k, v in content.items() if k != "checksum"}))
+    return hashlib.sha256(json.dumps(plain, sort_keys=True).encode()).hexdigest()
+
+
+def _fault(content: Mapping[str, Any]) -> str | None:
+    """What is not as a baseline has it: the shape, or a list without samples of each run; None where all is."""
+    try:
+        msgspec.convert(content, _FILE)
+    except msgspec.ValidationError as error:
+        return str(error)
+    runs = len(content["runs"])
+    for name, level in content["levels"].items():
+        lists = {k: level[k] for k in ("requests", "schedules", "errors", "rates")}
+        for what, held in (lists | {k: q["runs"] for k, q in level["quantiles"].items()}).items():
+            if len(held) != runs or any(isinstance(x, dict) and not sum(x["size"]) for x in held):
+                return f"{what} of {name} is not that of {runs} runs with samples"
+        for metric, held in level["cells"].items():
+            if any(cells["edges"] != sorted(cells["edges"]) for cells in held):
+                return f"cells of {metric} at {name} are not in order"
+        for metric, entry in level["quantiles"].items():
+            cells = level["cells"].get(metric.split("_")[0], [])
+            if entry["expected"] is not None and len(entry["expected"]) != len(cells):
+                return f"expected of {metric} at {name} is not that of its cells"
+    return None
+
+
+def _no_number(text: str) -> float:
+    raise ValueError(f"{text} is no number")
+
+
+def check_replaceable(path: Path) -> None:
+    """Raises CompareError where a file that is no baseline (of any version, whole or not) would be lost; OSError."""
+    held = path.read_bytes() if path.is_file() else b""
+    if held.strip() and f'"{KIND}"'.encode() not in held:
+        raise CompareError(f"{path} is no baseline and is not overwritten: give -o another file")
+
+
+def read_baseline(path: Path) -> dict[str, Any]:
+    """Raises CompareError with one line where the file is not one, is of another version, or was changed."""
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"), parse_constant=_no_number)
+    except FileNotFoundError as error:
+        raise CompareError(
+            f"{path} does not exist: make it with 'ampacity baseline RUN -o {path}'"
+        ) from error
+    except (OSError, ValueError, RecursionError) as error:
+        raise CompareError(f"{path} cannot be read, it may be cut off: {error}") from error
+    if not isinstance(found, dict) or found.get("kind") != KIND:
+        raise CompareError(
+            f"{path} is no baseline: make one with 'ampacity baseline RUN -o FILE', in another file"
+        )
+    if found.get("schema_version") != SCHEMA_VERSION:
+        raise CompareError(
+            f"{path} has schema_version {said(found.get('schema_version'))}, this ampacity reads {SCHEMA_VERSION}: make it anew"
+        )
+    if found.get("checksum") != _checksum(found):
+        raise CompareError(
+            f"{path} was changed by hand or is damaged (its checksum differs): make it anew"
+        )
+    if fault := _fault(found):
+        raise CompareError(f"{path} was changed by hand or is damaged: {fault}: make it anew")
+    return found

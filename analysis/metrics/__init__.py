@@ -1,0 +1,1 @@
+"""From records to the samples of each metric, and their percentiles."""

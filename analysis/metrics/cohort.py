@@ -1,0 +1,340 @@
+"""The requests that a stage is judged by, and the samples of each metric over them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+
+import numpy as np
+
+from ampacity.analysis.metrics.fluidity import needed_pace_s
+from ampacity.analysis.metrics.gaps import GapSeries
+from ampacity.analysis.metrics.observations import GapObservations, Observations
+from ampacity.analysis.metrics.requests import (
+    UNCOUNTED,
+    Bools,
+    Chunks,
+    Floats,
+    Requests,
+    e2e_s,
+    first_answer_s,
+    tpot_s,
+    ttft_s,
+    uncounted_share,
+    visible_tokens,
+    zero_ns,
+)
+from ampacity.analysis.slo import ERROR_RATE, GAP_METRICS, Slo
+
+MIN_KNOWN_SHARE = 0.99
+"""ITL is given when the tokens of each chunk are known for at least this share of the answers."""
+BUNCHED_SHARE = 0.9
+"""Of the chunks, in one read with the one before: so many, and a percentile of the gaps is 0 however long the others are. An
+engine that speculates and writes each token by itself stays below.
+"""
+READS_APART_US = 2000
+"""Where most reads are nearer than this they are those of a fast engine, not of something that holds tokens back."""
+READS_FEW = 3.0
+"""An answer in so few reads has no TPOT to speak of."""
+IN_ONE_PIECE = "answers came in one piece"
+ONE_PIECE_SHARE = 0.5
+"""Of the answers that have several tokens: where more come in one piece, the first token is not told from the last."""
+
+
+@dataclass(frozen=True)
+class Cohort:
+    """Requests scheduled in a window (attempt 0), their chunks, and how many rows were lost in a kill."""
+
+    requests: Requests
+    chunks: Chunks
+    missing: int
+    now_ns: float  # when the last thing that we know of happened, for ages
+    in_flight: Floats | None = None  # shape (n,): requests of the stage in flight when each was due
+    memory: float | None = (
+        None  # requests over which the in-flight count of an open stage stays alike
+    )
+    spoilt: Mapping[str, str] = field(
+        default_factory=dict
+    )  # metrics that nothing is judged by, and why
+
+    @cached_property
+    def cut_ns(self) -> Floats:
+        """When an unfinished request was given up."""
+        ended = self.requests.ended_ns
+        return np.where(np.isnan(ended), self.now_ns, ended)
+
+    def per_request(
+        self,
+        values: Floats,
+        zero_ns: Floats | None,
+        assumption: str | None = None,
+        memory: float | None = None,
+    ) -> Observations:
+        """Observations of a metric with one value per request; ages count from ``zero_ns``.
+
+        ``memory``: of the queue that it waited in, of a metric that counts the wait.
+        """
+        r = self.requests
+        failed, unfinished = r.failed, r.has_status("unfinished")
+        finite = ~np.isnan(values) & (r.has_status("ok") | unfinished)
+        age = np.zeros(len(r)) if zero_ns is None else np.nan_to_num((self.cut_ns - zero_ns) * 1e-9)
+        censored = np.where(unfinished & ~finite, np.maximum(age, 0.0), np.nan)
+        owner = np.flatnonzero(finite)
+        infinite, censored = self._with_lost(failed.astype(np.float64), censored)
+        return Observations(
+            "requests",
+            values[finite],
+            owner,
+            None,
+            infinite,
+            censored,
+            assumption=assumption,
+            memory=memory,
+        )
+
+    @cached_property
+    def observed(self) -> dict[str, Observations]:
+        """Every latency, by the name that its percentiles have in a stage."""
+        return {
+            "ttft_s": self.ttft(from_schedule=False),
+            "ttft_from_schedule_s": self.ttft(from_schedule=True),
+            "first_answer_s": self.first_answer(from_schedule=False),
+            "itl_s": self.itl,
+            "icl_s": self.icl,
+            "tpot_s": self.tpot,
+            "e2e_s": self.e2e(from_schedule=False),
+            "e2e_from_schedule_s": self.e2e(from_schedule=True),
+        }
+
+    @property
+    def in_flight_se(self) -> float | None:
+        """Standard error of the mean in flight of an open stage: looks that are ``memory`` requests apart are independent."""
+        if self.in_flight is None or self.memory is None or not len(self.in_flight):
+            return None
+        return float(np.sqrt(self.in_flight.var() * self.memory / len(self.in_flight)))
+
+    def of_class(self, name: str | None) -> Cohort:
+        """The requests of one class (None: all); records that were lost in a kill are of no known class."""
+        return self if name is None else self.part(self.in_class(name))
+
+    def part(self, which: Bools) -> Cohort:
+        """The requests under a mask, without the lost ones."""
+        share = float(np.count_nonzero(which)) / max(len(which), 1)
+        memory = None if self.memory is None else share * self.memory
+        in_flight = None if self.in_flight is None else self.in_flight[which]
+        requests, chunks = self.requests.take(which), self.chunks.take(which)
+        return replace(
+            self, requests=requests, chunks=chunks, missing=0, in_flight=in_flight, memory=memory
+        )
+
+    def in_class(self, name: str | None) -> Bools:
+        """Which requests are of a class (None: all), shape (n,)."""
+        return np.asarray((self.requests.class_ == name) | (name is None), dtype=np.bool_)
+
+    def errors(self) -> Observations:
+        """0 for every answer, infinite for every failure; what was cut off may still have been either."""
+        ok = self.requests.has_status("ok")
+        return self.per_request(np.where(ok, 0.0, np.nan), None)
+
+    def fluidity(self, first_s: float) -> Observations:
+        """Pace in s per token that each request kept (analysis/metrics/fluidity.py)."""
+        unknown = self._chunks_unknown()
+        if unknown:
+            return _unknown("requests", unknown)
+        pace = needed_pace_s(self.requests, self.chunks, first_s)
+        return self.per_request(np.where(self.requests.has_status("ok"), pace, np.nan), None)
+
+    def ttft(self, *, from_schedule: bool) -> Observations:
+        if self._in_one_piece:
+            return _unknown("requests", self._in_one_piece)
+        return self.per_request(
+            ttft_s(self.requests, from_schedule=from_schedule),
+            zero_ns(self.requests, from_schedule),
+            memory=self.memory,
+        )
+
+    def first_answer(self, *, from_schedule: bool) -> Observations:
+        if unknown := self._in_one_piece or self._still_thinking:
+            return _unknown("requests", unknown)
+        return self.per_request(
+            first_answer_s(self.requests, from_schedule=from_schedule),
+            zero_ns(self.requests, from_schedule),
+            memory=self.memory,
+        )
+
+    def e2e(self, *, from_schedule: bool) -> Observations:
+        values = e2e_s(self.requests, from_schedule=from_schedule)
+        # the last token of an unfinished one is not its last
+        values = np.where(self.requests.has_status("unfinished"), np.nan, values)
+        return self.per_request(values, zero_ns(self.requests, from_schedule), memory=self.memory)
+
+    @cached_property
+    def tpot(self) -> Observations:
+        values, estimated = tpot_s(self.requests, self.chunks)
+        ok = self.requests.has_status("ok")
+        n = int(np.count_nonzero(estimated & ok))
+        taken = "tokens of the first chunk taken as the mean tokens per chunk, or as one where no chunk has a time"
+        if uncounted_share(self.requests) > 1 - MIN_KNOWN_SHARE:
+            return _unknown("requests", UNCOUNTED)
+        coalesced, reads = self._coalesced
+        if unknown := (coalesced if reads < READS_FEW else None) or self._in_one_piece:
+            return _unknown("requests", unknown)
+        return self.per_request(
+            np.where(ok, values, np.nan), None, f"{n} answers: {taken}" if n else None
+        )
+
+    @cached_property
+    def icl(self) -> Observations:
+        unknown = self._without_chunk_times() or self._coalesced[0] or self._in_one_piece
+        return _unknown("gaps", unknown) if unknown else self._of_gaps(per_token=False)
+
+    @cached_property
+    def itl(self) -> Observations:
+        unknown = self._coalesced[0] or self._in_one_piece or self._chunks_unknown()
+        if unknown:
+            return _unknown("gaps", unknown)
+        if self.chunks.tokens is None and self.chunks.known.all():
+            return self.icl  # every chunk is one token: the same gaps, which are many
+        return self._of_gaps(per_token=True)
+
+    def _chunks_unknown(self) -> str | None:
+        """Why there are no figures per token."""
+        r, chunks = self.requests, self.chunks
+        untimed = self._without_chunk_times()
+        if untimed:
+            return untimed
+        answers = (
+            r.has_status("ok")
+            & (chunks.count > 0)
+            & ~((visible_tokens(r) == 1) & (chunks.count == 1))
+        )
+        n, known = int(np.count_nonzero(answers)), int(np.count_nonzero(answers & chunks.known))
+        if not n or known >= MIN_KNOWN_SHARE * n:
+            return None
+        return (
+            f"tokens per chunk unknown in {n - known} of {n} answers (the server sends chunks, not tokens, and "
+            f"does not say how many tokens each holds): see icl_s{' and tpot_s' if self.tpot.n else ''}"
+        )
+
+    def _without_chunk_times(self) -> str | None:
+        """Why there are no gaps at all: records of another tool may lack the times of chunks."""
+        r = self.requests
+        answers = (
+            r.has_status("ok") & ~np.isnan(r.first_token_ns) & (r.last_token_ns > r.first_token_ns)
+        )
+        untimed = int(np.count_nonzero(answers & (self.chunks.count == 0)))
+        n = int(np.count_nonzero(answers))
+        if not untimed or n - untimed >= MIN_KNOWN_SHARE * n:
+            return None
+        return f"{untimed} of {n} answers have no times of their chunks, only of the first and the last token: see tpot_s"
+
+    @cached_property
+    def _still_thinking(self) -> str | None:
+        """Why the time to the first answer is not known: answers that ended while the model thought would be left out of it."""
+        r = self.requests
+        said = r.has_status("ok") & ~np.isnan(r.first_token_ns)
+        n, without = (
+            int(np.count_nonzero(said)),
+            int(np.count_nonzero(said & np.isnan(r.first_answer_ns))),
+        )
+        if n - without >= MIN_KNOWN_SHARE * n:
+            return None
+        return (
+            f"{without} of {n} answers ended while the model was still thinking, so how long a reader waits for its answer is not "
+            "known: plan longer answers"
+        )
+
+    @cached_property
+    def _in_one_piece(self) -> str | None:
+        """Why the first token of the answers is not told from their last."""
+        r = self.requests
+        one = np.where(r.uncounted, r.output_tokens_planned, visible_tokens(r)) == 1
+        several = r.has_status("ok") & ~np.isnan(r.first_token_ns) & ~one
+        lasted_us = (r.last_token_ns - r.started_ns)[several] / 1e3
+        n, whole = len(lasted_us), several & (r.first_token_ns == r.last_token_ns)
+        together = int(np.count_nonzero(whole))
+        if together <= ONE_PIECE_SHARE * n or np.median(lasted_us) < READS_APART_US:
+            return None
+        return (
+            f"{together} of {n} {IN_ONE_PIECE}: they were not streamed, or something on the way held them back, "
+            "and their first token is no earlier than the last: see e2e_s"
+        )
+
+    @cached_property
+    def _coalesced(self) -> tuple[str | None, float]:
+        """Why gaps say nothing of the engine where tokens come in bunches, and the reads of an answer with several chunks."""
+        together = apart = well_apart = answers = 0
+        apart_us = 0.0
+        for part, some in self.chunks.parts():
+            ok = self.requests.has_status("ok")[part]
+            later = np.repeat(ok, some.count)
+            later[some.starts[:-1][some.count > 0]] = False
+            gaps_us = np.diff(some.at_us.astype(np.int64), prepend=0)[later]
+            together += int(np.count_nonzero(gaps_us == 0))
+            apart += int(np.count_nonzero(gaps_us))
+            well_apart += int(np.count_nonzero(gaps_us >= READS_APART_US))
+            apart_us += float(gaps_us.sum())
+            answers += int(np.count_nonzero(ok & (some.count > 1)))
+        chunks, reads = together + apart, apart / answers + 1 if answers else 0.0
+        if together <= BUNCHED_SHARE * chunks or 2 * well_apart < apart:
+            return None, reads
+        how = f"{reads:.1f} reads an answer" + (
+            f", {apart_us / apart / 1e3:.3g} ms apart" if apart else ""
+        )
+        return (
+            f"{together / chunks:.1%} of the chunks came together with the one before ({how}): something on the way holds "
+            "them back, and these times are not the engine's (see: ampacity doctor)"
+        ), reads
+
+    def _of_gaps(self, *, per_token: bool) -> Observations:
+        r, chunks = self.requests, self.chunks
+        unfinished = r.has_status("unfinished")
+        counted = r.has_status("ok") | r.failed | unfinished
+        series = GapSeries(chunks, counted, per_token)
+        received = np.where(np.isnan(r.output_tokens), chunks.count, r.output_tokens)
+        missing = np.maximum(np.nan_to_num(r.output_tokens_planned) - received, 1.0)
+        has, last_us = chunks.count > 0, chunks.last_us()
+        since = np.where(np.isnan(r.started_ns), r.scheduled_ns, r.started_ns) + last_us * 1e3
+        waited = np.maximum((self.cut_ns - since) * 1e-9, 0.0)
+        # before the first token no gap has begun
+        censored = np.where(unfinished, np.where(has, waited, 0.0), np.nan)
+        values, weights = series.distinct()
+        infinite, censored = self._with_lost(np.where(r.failed, missing, 0.0), censored)
+        return GapObservations(
+            "gaps", values, np.empty(0, np.int64), weights, infinite, censored, series=series
+        )
+
+    def _with_lost(self, infinite: Floats, censored: Floats) -> tuple[Floats, Floats]:
+        """What was lost in a kill counts as unfinished at age zero."""
+        lost = np.zeros(self.missing)
+        return np.concatenate([infinite, lost]), np.concatenate([censored, lost])
+
+
+def _unknown(unit: str, reason: str) -> Observations:
+    empty = np.empty(0)
+    return Observations(
+        unit, empty, empty.astype(np.int64), None, np.zeros(0), np.zeros(0), reason=reason
+    )
+
+
+def observations_for_slo(cohort: Cohort, slo: Slo) -> Observations:
+    """What an SLO is judged by: TTFT, first answer, fluidity and E2E count from the schedule."""
+    cohort = cohort.of_class(slo.class_)
+    if slo.metric in cohort.spoilt:
+        return _unknown(
+            "gaps" if slo.metric in GAP_METRICS else "requests", cohort.spoilt[slo.metric]
+        )
+    if slo.metric == ERROR_RATE:
+        return cohort.errors()
+    if slo.metric == "fluidity":
+        return cohort.fluidity(slo.first_s or 0.0)
+    if slo.metric == "ttft":
+        return cohort.ttft(from_schedule=True)
+    if slo.metric == "first_answer":
+        return cohort.first_answer(from_schedule=True)
+    if slo.metric == "e2e":
+        return cohort.e2e(from_schedule=True)
+    if slo.metric == "tpot":
+        return cohort.tpot
+    return cohort.itl if slo.metric == "itl" else cohort.icl

@@ -1,0 +1,107 @@
+"""Records that no run writes: refused before anything is computed of them."""
+
+from __future__ import annotations
+
+import reprlib
+from collections.abc import Callable, Collection, Iterator
+from itertools import chain
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from ampacity.analysis.metrics.requests import Bools, RecordsError
+from ampacity.loadgen.rundir.files import Run
+
+_NEVER_NULL = ("request_id", "stage", "attempt", "scheduled_ns")
+_ORDER = (
+    ("scheduled_ns", "started_ns"),
+    ("started_ns", "first_token_ns"),
+    ("first_token_ns", "last_token_ns"),
+    ("last_token_ns", "ended_ns"),
+    ("started_ns", "ended_ns"),
+)
+_CLOCKS_APART_NS = 1_000_000  # one of two times may be the kernel's
+_Fault = tuple[str, Any, str]  # column, mask of the rows, what is wrong with its value
+
+
+def check_records(run: Run) -> None:
+    """Raises RecordsError, naming row, column and value, where a record is none that such a run writes."""
+    table, entries = run.requests, enumerate(run.meta.get("stages") or [])
+    stages = {i if (index := s.get("index")) is None else index for i, s in entries}
+    # a kill may come before a stage is noted down; other tools end their clocks in their own ways, as the import allows
+    known, times = (
+        stages if run.complete else set(),
+        () if run.meta.get("imported") else _times(table),
+    )
+    for column, mask, why in chain(_values(table, known), times, _chunks(table), _twice(table)):
+        rows: Bools = (
+            np.asarray(pc.fill_null(mask, False)) if isinstance(mask, pa.ChunkedArray) else mask
+        )
+        if rows.any():
+            row = int(np.argmax(rows))
+            held = {name: table[name][row].as_py() for name in table.column_names}
+            said = f"{column} is {reprlib.repr(held[column])}, {why.format_map(held)}"
+            raise RecordsError(
+                f"{run.path / 'requests.parquet'}: row {row}: {said}; no run writes that: the file was changed or is damaged"
+            )
+
+
+def _values(table: pa.Table, stages: Collection[int]) -> Iterator[_Fault]:
+    for name in _NEVER_NULL:
+        yield name, pc.is_null(table[name]), "which every record has"
+    if stages:
+        known = pa.array(sorted(stages), type=table["stage"].type)
+        yield (
+            "stage",
+            pc.invert(pc.is_in(table["stage"], value_set=known)),
+            "which run.json does not have",
+        )
+    for name in (
+        "request_id",
+        "attempt",
+        *(n for n in table.column_names if "_tokens" in n and n != "chunk_tokens"),
+    ):
+        yield name, pc.less(table[name], 0), "below zero"
+
+
+def _times(table: pa.Table) -> Iterator[_Fault]:
+    for earlier, later in _ORDER:
+        by = pc.add(table[later], _CLOCKS_APART_NS)
+        yield later, pc.less(by, table[earlier]), f"before {earlier}, {{{earlier}}}"
+
+
+def _chunks(table: pa.Table) -> Iterator[_Fault]:
+    at, counts = table["chunk_at_us"], table["chunk_tokens"]
+    apart = pc.not_equal(pc.list_value_length(at), pc.list_value_length(counts))
+    yield "chunk_tokens", apart, "of another length than chunk_at_us"
+    negative = _rows_with(counts, lambda count, _: np.flatnonzero(~(count >= 0)))
+    yield "chunk_tokens", negative, "a count below zero or none"
+    falls = _rows_with(
+        at, lambda us, ends: np.setdiff1d(np.flatnonzero(us[1:] < us[:-1]) + 1, ends)
+    )
+    yield "chunk_at_us", falls, "a time before the one ahead of it"
+
+
+def _rows_with(lists: pa.ChunkedArray, wrong: Callable[[Any, Any], Any]) -> Bools:
+    """Rows in whose list an element is ``wrong``: their indices, from all elements and where each row's end."""
+    rows = [np.zeros(0, dtype=np.bool_)]
+    for part in lists.chunks:
+        ends = np.cumsum(pc.fill_null(pc.list_value_length(part), 0))
+        found = wrong(part.flatten().to_numpy(zero_copy_only=False), ends)
+        rows.append(np.zeros(len(part), dtype=np.bool_))
+        rows[-1][np.searchsorted(ends, found, "right")] = True
+    return np.concatenate(rows)
+
+
+def _twice(table: pa.Table) -> Iterator[_Fault]:
+    keys = [table[name].to_numpy() for name in ("attempt", "request_id", "stage")]
+    again = np.zeros(table.num_rows, dtype=np.bool_)
+    step = np.diff(keys[1])
+    if not np.all(
+        (step > 0) | ((step == 0) & (np.diff(keys[0]) > 0))
+    ):  # as a run writes them, mostly
+        order = np.lexsort(keys)
+        again[order[1:]] = np.all([np.diff(key[order]) == 0 for key in keys], axis=0)
+    yield "request_id", again, "with attempt {attempt} of stage {stage} for the second time"

@@ -1,0 +1,116 @@
+"""The lengths that a run was measured at: planned, sent and received tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from ampacity.analysis.metrics.observations import quantile_rank
+from ampacity.analysis.metrics.requests import Floats, Requests, visible_tokens
+
+_LEVELS = {f"p{percent}": percent / 100 for percent in (1, 5, 10, 25, 50, 75, 90, 95, 99)}
+
+CUT_SHARE = 0.5
+"""Of the usual length: an answer that is shorter, and of which nobody says why it ended, may have been cut off."""
+CUT_ALIKE = 0.1
+
+
+def describe(lengths: Floats) -> dict[str, Any]:
+    """A LENGTHS object: mean and percentiles of this sample (unknown ones left out), null where empty."""
+    known = np.sort(lengths[~np.isnan(lengths)])
+    result: dict[str, Any] = {"n": len(known), "mean": None, **dict.fromkeys(_LEVELS), "max": None}
+    if len(known):
+        result["mean"] = float(known.mean())
+        result |= {
+            name: float(known[quantile_rank(q, len(known)) - 1]) for name, q in _LEVELS.items()
+        }
+        result["max"] = float(known[-1])
+    else:
+        result["reason"] = "no request has a known length"
+    return result
+
+
+def spread(values: Floats) -> dict[str, Any]:
+    """Mean, median, p95 and most of a sample, null where it is empty."""
+    found = describe(values[np.isfinite(values)])
+    return {name: found[name] for name in ("n", "mean", "p50", "p95", "max")}
+
+
+def realised(table: pa.Table, requests: Requests) -> dict[str, Any]:
+    """``workload.realised``: over all stages, rows with attempt 0."""
+    first = requests.take(requests.attempt == 0)
+    ok = first.has_status("ok")
+    answers = first.take(ok)
+    sources = table["token_source"].take(pa.array(first.row))
+    return {
+        "input_tokens": {
+            "planned": describe(first.input_tokens_planned),
+            "sent": describe(first.input_tokens),
+        },
+        "output_tokens": {
+            "planned": describe(first.output_tokens_planned),
+            "received": describe(answers.output_tokens),
+        },
+        "input_deviation": _deviation(answers.input_tokens, answers.input_tokens_planned),
+        "cached_token_share": answers.cached_share(),
+        "tokens_per_chunk": _tokens_per_chunk(table, answers),
+        "token_source": {
+            str(c["values"]): int(c["counts"])
+            for c in pc.value_counts(sources).to_pylist()
+            if c["values"] is not None
+        },
+    }
+
+
+def _tokens_per_chunk(table: pa.Table, answers: Requests) -> float | None:
+    counts = pc.fill_null(pc.list_value_length(table["chunk_at_us"]), 0).to_numpy()[answers.row]
+    tokens = visible_tokens(answers)
+    known = (counts > 0) & (tokens > 0)
+    return float(tokens[known].sum() / counts[known].sum()) if known.any() else None
+
+
+def mean_tokens(requests: Requests, stages: Sequence[Mapping[str, Any]]) -> dict[str, float | None]:
+    """Tokens of a mean answered request: lengths do not depend on the load, so all stages that are findings count.
+
+    One without a steady state is left out: what it gave up on are the long answers.
+    """
+    held = [s["index"] for s in stages if not s["client_limited"] and s["stable"] is not False]
+    answers = requests.take(requests.has_status("ok") & np.isin(requests.stage, held))
+    sent = np.where(
+        np.isnan(answers.input_tokens), answers.input_tokens_planned, answers.input_tokens
+    )
+    sides = {"input_tokens_mean": sent, "output_tokens_mean": answers.output_tokens}
+    return {side: describe(tokens)["mean"] for side, tokens in sides.items()}
+
+
+def output_deviation(requests: Requests) -> float | None:
+    """Received over planned output tokens of the good answers, minus 1; None where unknown."""
+    ok = requests.has_status("ok")
+    return _deviation(requests.output_tokens[ok], requests.output_tokens_planned[ok])
+
+
+def cut_short(table: pa.Table, requests: Requests) -> tuple[int, int]:
+    """(good answers that no finish reason ended and that have less than half of the usual chunks for their plan, good answers).
+
+    Usual is the median of those that have a finish reason; where none has one, of all, if most of them are about as long.
+    """
+    good = requests.take(requests.has_status("ok") & (requests.output_tokens_planned > 0))
+    chunks = pc.fill_null(pc.list_value_length(table["chunk_at_us"]), 0).to_numpy()[good.row]
+    ended = pc.is_valid(table["finish_reason"]).to_numpy(zero_copy_only=False)[good.row]
+    share = chunks / good.output_tokens_planned
+    if not len(share) or ended.all():
+        return 0, len(share)
+    usual = float(np.median(share[ended] if ended.any() else share))
+    if not ended.any() and np.mean(np.abs(share - usual) <= CUT_ALIKE * usual) <= 0.5:
+        return 0, len(share)  # they end where the model ends them
+    return int(np.count_nonzero((chunks > 0) & ~ended & (share < CUT_SHARE * usual))), len(share)
+
+
+def _deviation(counted: Floats, planned: Floats) -> float | None:
+    """One sum over the other, minus 1, where both are known; None where nowhere."""
+    both = ~np.isnan(counted) & (planned > 0)
+    return float(counted[both].sum() / planned[both].sum() - 1) if both.any() else None

@@ -1,0 +1,261 @@
+"""Samples of one metric over a cohort, with what the status table says of failed and unfinished requests.
+
+Failed requests are infinitely slow; unfinished ones are censored: slower than the age at which they were
+cut off; cancelled ones are left out.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from ampacity.analysis.metrics.gaps import GapSeries
+from ampacity.analysis.metrics.requests import Floats
+from ampacity.analysis.stats.intervals import (
+    CONFIDENCE,
+    MEMORIES,
+    effective_size,
+    few_by_chance,
+    many_by_chance,
+)
+
+_MIN_EXCEEDANCES = 20.0  # fewer say nothing about how they cluster
+_NEAR = (0.2, 0.5, 1.0, 3.0)  # levels at which clustering is looked at, in shares 1 - q
+_COMMON = (10.0, 20.0)  # commoner levels, for samples of which no queue is known
+_RANKS_MAX = 256
+
+
+@dataclass(frozen=True)
+class Observations:
+    """Samples in scheduled order. ``owner`` is the request (0 .. n_owners-1) of each finite value."""
+
+    unit: str  # "requests", "sessions" or "gaps"
+    values: Floats  # seconds, finite
+    owner: npt.NDArray[np.integer[Any]]
+    weights: Floats | None  # samples per value; None: one each
+    infinite: Floats  # shape (n_owners,): infinitely slow samples of each request
+    censored: Floats  # shape (n_owners,): slower than this, NaN where not censored
+    reason: str | None = None  # why the metric is not known at all
+    assumption: str | None = None
+    memory: float | None = (
+        None  # samples over which the queue that they waited in stays alike, of waits of an open stage
+    )
+
+    @property
+    def n_owners(self) -> int:
+        return len(self.infinite)
+
+    @cached_property
+    def sizes(self) -> Floats:
+        """Samples of each request, shape (n_owners,)."""
+        return np.asarray(
+            self._finite_sizes() + self.infinite + ~np.isnan(self.censored), dtype=np.float64
+        )
+
+    @cached_property
+    def n(self) -> int:
+        """Samples in all, infinite and censored ones included."""
+        return round(float(self.sizes.sum()))
+
+    @cached_property
+    def n_infinite(self) -> int:
+        return round(float(self.infinite.sum()))
+
+    @cached_property
+    def n_censored(self) -> int:
+        return int(np.count_nonzero(~np.isnan(self.censored)))
+
+    def misses(self, limit_s: float) -> Floats:
+        """Samples above the limit per request; a censored one counts when its age is past it."""
+        return np.asarray(self.misses_each(np.array([limit_s]))[0])
+
+    def misses_each(self, limits_s: Floats) -> Floats:
+        """``misses`` for each of k limits, shape (k, n_owners)."""
+        with np.errstate(invalid="ignore"):
+            endless = self.infinite + (self.censored > limits_s[:, None])
+        return np.asarray(self._over(limits_s) + endless, dtype=np.float64)
+
+    def _over(self, limits_s: Floats) -> Floats:
+        """Finite samples above each limit, shape (k, n_owners)."""
+        found = np.zeros((len(limits_s), self.n_owners))
+        for row, limit_s in enumerate(limits_s):
+            over = self.values > limit_s
+            weights = None if self.weights is None else self.weights[over]
+            found[row] = np.bincount(self.owner[over], weights=weights, minlength=self.n_owners)
+        return found
+
+    def _finite_sizes(self) -> Floats:
+        """Finite samples of each request, shape (n_owners,)."""
+        found = np.bincount(self.owner, weights=self.weights, minlength=self.n_owners)
+        return np.asarray(found, dtype=np.float64)
+
+    def inconclusive(self, limit_s: float) -> int:
+        """Censored samples whose age is not past the limit: they may or may not be misses."""
+        with np.errstate(invalid="ignore"):
+            return int(np.count_nonzero(self.censored <= limit_s))
+
+    def shares_over(self, limits_s: Floats) -> Floats:
+        """Share of all samples above each of k limits, shape (k,): ``misses_each`` without regard to whose they are."""
+        values, cumulative = self._sorted
+        at_most = np.searchsorted(values, limits_s, side="right")
+        if cumulative is not None:
+            at_most = np.concatenate([[0.0], cumulative])[at_most]
+        ages = self.censored[~np.isnan(self.censored)]
+        return np.asarray(
+            1 - (at_most + (ages[:, None] <= limits_s).sum(axis=0)) / self.n, dtype=np.float64
+        )
+
+    def effective_size(self, limit_s: float) -> float:
+        """n_eff for the share above ``limit_s``.
+
+        Where fewer than twenty samples are on one side of the limit, their clustering cannot be seen; then
+        it is taken at the nearest level that has twenty.
+        """
+        floor = max(_MIN_EXCEEDANCES, 0.01 * self.n) if self.unit == "gaps" else _MIN_EXCEEDANCES
+        misses = self.misses(limit_s)
+        over = float(misses.sum())
+        wanted = min(max(over, floor), self.n - floor)
+        if wanted != over and 0 < wanted < self.n:
+            level = self.rank_bounds(round(self.n - wanted))[0]
+            if np.isfinite(level):
+                misses = self.misses(level)
+        return effective_size(misses, self.sizes)
+
+    def clustering(self, quantile: float) -> tuple[float, float]:
+        """tau of the samples around a quantile, how many of them tell as much as one independent sample: (seen, widest).
+
+        The largest over levels from rarer ones, whose slow samples cluster most, to commoner ones, where there are more to
+        see it by. ``widest`` looks at the commonest, too; so does ``seen`` where no queue says how rare ones cluster.
+        """
+        if quantile not in self._clusterings:
+            least = _MIN_EXCEEDANCES / max(self.n, 1)
+            near, common = (
+                sorted({min(max(k * (1 - quantile), least), 0.5) for k in of})
+                for of in (_NEAR, _COMMON)
+            )
+            everybody = self.n / max(float(np.count_nonzero(self.sizes)), 1.0)
+            sizes = self._sizes_at(near + common)
+            taus = [self.n / max(size, 1e-9) for size in sizes]
+            seen = max((tau for tau in taus[: len(near)] if tau > 0), default=everybody)
+            widest = max((tau for tau in taus if tau > 0), default=everybody)
+            self._clusterings[quantile] = (
+                max(1.0, seen if self.memory else widest),
+                max(1.0, widest),
+            )
+        return self._clusterings[quantile]
+
+    @cached_property
+    def _clusterings(self) -> dict[float, tuple[float, float]]:
+        return {}
+
+    def _sizes_at(self, shares: list[float]) -> list[float]:
+        """n_eff at the level that each share of the samples exceeds; inf where ties leave too few above it."""
+        levels = [self.rank_bounds(max(1, round(self.n * (1 - share))))[0] for share in shares]
+        found = []
+        for share, misses in zip(shares, self.misses_each(np.array(levels)), strict=True):
+            few = float(misses.sum()) < min(_MIN_EXCEEDANCES, 0.5 * share * self.n)
+            found.append(float("inf") if few else effective_size(misses, self.sizes))
+        return found
+
+    @property
+    def likely_cluster(self) -> float:
+        """Samples in a cluster, as the queue makes it likely; 1 where none is known or it has no memory."""
+        return 1.0 if self.memory is None else 1 + MEMORIES * (max(self.memory, 1.0) - 1)
+
+    def below_by_chance(self, quantile: float, levels_s: Floats) -> Floats:
+        """P[so few samples over each of k levels | the quantile is there], shape (k,); those cut off count as over."""
+        values, cumulative = self._sorted
+        at_most = np.searchsorted(values, levels_s, side="right")
+        within = at_most if cumulative is None else np.concatenate([[0.0], cumulative])[at_most]
+        tau, _ = self.clustering(quantile)
+        return few_by_chance(self.n - within, self.n, 1 - quantile, tau, self.likely_cluster)
+
+    @cached_property
+    def _sorted(self) -> tuple[Floats, Floats | None]:
+        if self.weights is None:
+            return np.sort(self.values), None
+        order = np.argsort(self.values, kind="stable")
+        return self.values[order], np.cumsum(self.weights[order])
+
+    @cached_property
+    def _merged(self) -> tuple[Floats, Floats | None]:
+        """Sorted values with each censored sample at its age, and the cumulative weights."""
+        values, cumulative = self._sorted
+        if not self.n_censored:
+            return values, cumulative
+        ages = self.censored[~np.isnan(self.censored)]
+        weights = np.ones(len(values)) if cumulative is None else np.diff(cumulative, prepend=0.0)
+        merged = np.concatenate([values, ages])
+        order = np.argsort(merged, kind="stable")
+        return merged[order], np.cumsum(np.concatenate([weights, np.ones(len(ages))])[order])
+
+    def rank_bounds(self, rank: int) -> tuple[float, float]:
+        """Least and greatest possible value of the sample of 1-based ``rank``; equal without censoring."""
+        return _at_rank(*self._merged, rank), _at_rank(*self._sorted, rank)
+
+    def quantile_bounds(self, quantile: float) -> tuple[float, float]:
+        """The smallest x with F(x) >= quantile, so that it is within a limit when that share is."""
+        return self.rank_bounds(quantile_rank(quantile, self.n))
+
+    def confidence_interval(self, quantile: float) -> tuple[float, float]:
+        """95 % interval of a quantile for clustered samples, each end by a test at 2.5 %; NaN where an end is unknown.
+
+        The upper end is the lowest level that would be shown to be within an SLO on this quantile, the lower end the
+        highest that would be shown to break one.
+        """
+        alpha, p, (seen, widest) = (1 - CONFIDENCE) / 2, 1 - quantile, self.clustering(quantile)
+        most = self.n - quantile_rank(quantile, self.n)  # samples over the quantile itself
+        over = np.unique(np.linspace(0, most, min(most + 1, _RANKS_MAX)).astype(np.int64))[::-1]
+        few = np.flatnonzero(few_by_chance(over, self.n, p, seen, self.likely_cluster) <= alpha)
+        over_low = np.unique(np.geomspace(most + 1, self.n, _RANKS_MAX).astype(np.int64))
+        many = np.flatnonzero(many_by_chance(over_low, self.n, p, widest) <= alpha)
+        high = self.rank_bounds(self.n - int(over[few[0]]))[1] if len(few) else float("nan")
+        low = (
+            self.rank_bounds(self.n + 1 - int(over_low[many[0]]))[0] if len(many) else float("nan")
+        )
+        return low, high
+
+    def mean(self) -> float:
+        """Mean of the finite values, NaN where there is none."""
+        return (
+            float(np.average(self.values, weights=self.weights))
+            if len(self.values)
+            else float("nan")
+        )
+
+
+@dataclass(frozen=True)
+class GapObservations(Observations):
+    """Observations whose ``values`` are the distinct gaps and ``weights`` how many have each, all ``n_owners`` taken together.
+
+    ``owner`` is empty: what is asked per request is worked out from ``series``, of the first of the n_owners.
+    """
+
+    series: GapSeries | None = None
+
+    def _over(self, limits_s: Floats) -> Floats:
+        return self._padded(self.series.over(limits_s)) if self.series else super()._over(limits_s)
+
+    def _finite_sizes(self) -> Floats:
+        return self._padded(self.series.sizes()) if self.series else super()._finite_sizes()
+
+    def _padded(self, found: Floats) -> Floats:
+        """With zeros for the requests whose records were lost."""
+        lost = self.n_owners - found.shape[-1]
+        if not lost:
+            return found
+        return np.concatenate([found, np.zeros((*found.shape[:-1], lost))], axis=-1)
+
+
+def quantile_rank(quantile: float, n: int) -> int:
+    """1-based rank of the quantile: the smallest k with k/n >= quantile."""
+    return max(1, int(np.ceil(quantile * n - 1e-9)))
+
+
+def _at_rank(values: Floats, cumulative: Floats | None, rank: int) -> float:
+    index = rank - 1 if cumulative is None else int(np.searchsorted(cumulative, rank - 0.5))
+    return float(values[index]) if 0 <= index < len(values) else float("inf")

@@ -1,0 +1,1 @@
+"""Judge one stage: its steady part, its SLOs, its verdict."""

@@ -1,0 +1,347 @@
+"""One stage: from its records to the stage object of docs/summary.md."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from ampacity.analysis.diagnosed import spoilt_by
+from ampacity.analysis.metrics.cohort import Cohort
+from ampacity.analysis.metrics.observations import quantile_rank
+from ampacity.analysis.metrics.percentiles import curve, percentiles
+from ampacity.analysis.metrics.requests import (
+    Bools,
+    Floats,
+    Requests,
+    e2e_s,
+    read_chunks,
+    read_requests,
+    ttft_s,
+)
+from ampacity.analysis.slo import Slo
+from ampacity.analysis.stage.client import Moved, what_moved, without_client
+from ampacity.analysis.stage.drift import tail_trend, two_modes
+from ampacity.analysis.stage.goodput import accepted_goodput, window_cost_usd
+from ampacity.analysis.stage.littles_law import consistency
+from ampacity.analysis.stage.outage import Outage, describe_outages, find_outages
+from ampacity.analysis.stage.steady import (
+    Stability,
+    Window,
+    find_window,
+    in_flight_at,
+    judge_stability,
+    time_average_in_flight,
+)
+from ampacity.analysis.stage.throughput import input_rate, output_rates, span_s, tokens_per_batch
+from ampacity.analysis.stage.verdicts import outside_findings, slo_findings, without_rate
+from ampacity.analysis.stats.intervals import memory_of
+
+_NS = 1e-9
+SLIP_MAX_S = 0.02  # as ampacity.loadgen.audit has it where no SLO says what matters
+
+
+@dataclass(frozen=True)
+class RunRecords:
+    """The records of a run, or of some of its stages, as vectors; read once, used for every stage."""
+
+    table: pa.Table
+    requests: Requests  # all rows, all attempts
+    origin_ns: int
+    spoilt: Mapping[str, str] = field(default_factory=dict)  # by the endpoint's diagnosis
+
+
+def read_records(
+    table: pa.Table, origin_ns: int, meta: Mapping[str, Any] | None = None
+) -> RunRecords:
+    """Vectors of the records; times count from ``origin_ns``; ``meta`` has the endpoint's diagnosis. Raises RecordsError."""
+    return RunRecords(table, read_requests(table, origin_ns), origin_ns, spoilt_by(meta or {}))
+
+
+@dataclass(frozen=True)
+class StageRecords:
+    """What of a run's records a stage is judged by. Times in seconds after the run's zero."""
+
+    rows: Requests  # of the stage, all attempts
+    scheduled: Requests  # its first attempts
+    window: Window
+    cohort: Cohort
+    whole: Cohort | None  # with the start-up that was cut, where the data showed one
+    tokens: Floats  # output tokens per batch of the window
+    stability: Stability
+    start_s: float
+    outages: list[Outage]  # over ``scheduled``
+
+    def in_cohort(self, which: Bools) -> Bools:
+        """A mask over ``scheduled`` as one over the requests of the cohort."""
+        return np.isin(self.cohort.requests.row, self.scheduled.row[which])
+
+
+def stage_records(
+    records: RunRecords,
+    meta: Mapping[str, Any],
+    warmup_requests: int | None = None,
+    *,
+    run_complete: bool = True,
+) -> StageRecords:
+    """The window of a stage and the requests in it, and whether it has a steady state; see ``analyse_stage``."""
+    everything = records.requests
+    cut_short = bool(meta.get("ended_early")) or not (run_complete or meta.get("drained_ns"))
+    rows = everything.take(everything.stage == meta["index"])
+    scheduled = rows.take(rows.attempt == 0)
+    missing = max(0, int(meta.get("scheduled_requests") or 0) - len(scheduled))
+    start_s, end_s, now_s = _span(meta, rows, records.origin_ns, cut_short)
+    outages = find_outages(scheduled)
+    if outages and warmup_requests is None:
+        warmup_requests = 0  # an outage is no start-up
+    window = find_window(
+        start_s,
+        end_s,
+        scheduled.scheduled_ns * _NS,
+        scheduled.ended_ns * _NS,
+        ttft_s(scheduled, from_schedule=True),
+        warmup_requests,
+        float(meta.get("ramp_s") or 0.0),
+    )
+    is_open = meta["kind"] == "open"
+    cohort, tokens = _cohort(records, rows, window, missing, now_s, is_open)
+    whole = None
+    if window.cut_s:
+        uncut = replace(window, start_s=window.start_s - window.cut_s)
+        whole = replace(
+            _cohort(records, rows, uncut, missing, now_s, is_open)[0], memory=cohort.memory
+        )
+    stability = _stability(meta, scheduled, start_s, end_s, now_s)
+    return StageRecords(rows, scheduled, window, cohort, whole, tokens, stability, start_s, outages)
+
+
+def analyse_stage(
+    table: pa.Table | RunRecords,
+    meta: Mapping[str, Any],
+    slos: Sequence[Slo],
+    warmup_requests: int | None = None,
+    *,
+    run_complete: bool = True,
+    labels: Mapping[int, bool] | None = None,
+    fleet_inputs: Mapping[str, Any] | None = None,
+) -> dict[str, Any]:
+    """The stage object of docs/summary.md; ``labels``: request_id -> accepted, for its ``accepted`` object.
+
+    ``table`` holds at least the rows of the stage, ``meta`` is the stage's entry in run.json (of a table that is no
+    ``RunRecords`` with the run's ``diagnosis``). Where the
+    stage ended early, or the run was killed before its end, the window ends with the last thing that happened.
+    """
+    records = (
+        table
+        if isinstance(table, RunRecords)
+        else read_records(table, int(meta.get("start_ns") or 0), meta)
+    )
+    found = stage_records(records, meta, warmup_requests, run_complete=run_complete)
+    cohort, window, stability, rows = found.cohort, found.window, found.stability, found.rows
+    result = _load(meta, cohort, window, found.start_s, rows, records.requests)
+    result |= output_rates(rows, found.tokens, window, found.start_s, meta["kind"] == "closed")
+    result["input_tokens_per_s"] = input_rate(rows, window)
+    result |= _latencies(cohort)
+    result |= {
+        "drift": tail_trend(cohort.ttft(from_schedule=True)),
+        "modes": two_modes(cohort.e2e(from_schedule=False)),
+    }
+    result |= {
+        "stable": stability.stable,
+        "stable_reason": stability.reason,
+        "growth_rps": stability.growth_rps,
+    }
+    result |= _client(meta, found.scheduled)
+    other = without_client(cohort, meta.get("audit") or {}, records.origin_ns)
+    if other is not None:
+        _leave_out_moved(result, what_moved(cohort, other, slos))
+    worth_s, limited = span_s(result, window), result["client_limited"]
+    down = (
+        found.in_cohort(np.any([o.failed for o in found.outages], axis=0))
+        if found.outages
+        else None
+    )
+    slo_part, meets = slo_findings(cohort, found.whole, slos, worth_s, stability, limited, down)
+    result |= slo_part | without_rate(slo_part, result["achieved_rps"])
+    result["accepted"] = accepted_goodput(
+        records.table["request_id"].to_numpy()[cohort.requests.row],
+        meets,
+        cohort.requests.output_tokens,
+        labels,
+        worth_s,
+        window_cost_usd(fleet_inputs or {}, worth_s),
+    )
+    result["outage"] = _outage(found, slos, limited)
+    return result
+
+
+def _leave_out_moved(result: dict[str, Any], moved: Moved) -> None:
+    """Take what the client's own lateness may have moved out of a stage's figures."""
+    for name, why in moved.figures.items():
+        for percentile, reason in why.items():
+            result[name] |= {percentile: None, f"{percentile}_reason": reason}
+            if percentile == "p99":
+                result[name] |= {"p99_ci": None, "p99_ci_reason": reason}
+    result["client_limited_metrics"] = moved.metrics
+    if moved.limited and not result["client_limited"]:
+        result |= {"client_limited": True, "client_limited_reason": "; ".join(moved.limited)}
+
+
+def _outage(found: StageRecords, slos: Sequence[Slo], limited: bool) -> dict[str, Any] | None:
+    """The ``outage`` object of a stage: when its endpoint was down, and what the load was judged to be outside of that."""
+    cohort, start_s = found.cohort, found.start_s
+    described = describe_outages(found.outages, found.scheduled, start_s, cohort.missing)
+    if described is None:
+        return None
+    touched = found.in_cohort(np.any([o.touched for o in found.outages], axis=0))
+    outside = cohort.part(~touched)
+    if outside.memory is not None and outside.in_flight is not None and len(outside.requests):
+        outside = replace(
+            outside, memory=memory_of(outside.in_flight)
+        )  # the queue's own, not the outage's
+    return described | {"outside": outside_findings(outside, slos, found.stability, limited)}
+
+
+def _span(
+    meta: Mapping[str, Any], rows: Requests, origin_ns: int, cut_short: bool
+) -> tuple[float, float, float]:
+    """Scheduled start and end of the stage, and the time of the last thing that we know of, in seconds."""
+    known = np.concatenate([rows.ended_ns, rows.last_token_ns, rows.dispatched_ns])
+    known = known[~np.isnan(known)]
+    scheduled = rows.scheduled_ns[~np.isnan(rows.scheduled_ns)]
+    start_ns, end_ns, drained_ns = (meta.get(k) for k in ("start_ns", "end_ns", "drained_ns"))
+    start = (
+        float(start_ns - origin_ns)
+        if start_ns is not None
+        else (scheduled.min() if len(scheduled) else 0.0)
+    )
+    last = float(known.max()) if len(known) else start
+    end = (
+        float(end_ns - origin_ns) if end_ns else (scheduled.max() + 1 if len(scheduled) else start)
+    )
+    if cut_short:
+        end = min(end, last)
+    now = max(last, float(drained_ns - origin_ns)) if drained_ns else last
+    return start * _NS, max(start, end) * _NS, max(now, start) * _NS
+
+
+def _cohort(
+    records: RunRecords, rows: Requests, window: Window, missing: int, now_s: float, is_open: bool
+) -> tuple[Cohort, Floats]:
+    """The cohort of the window, and the output tokens in each batch of it, by the time at which they came."""
+    table, chunks = records.table, read_chunks(records.table, rows)
+    tokens = tokens_per_batch(rows, chunks, window)
+    s = rows.scheduled_ns * _NS
+    which = np.flatnonzero((rows.attempt == 0) & (s >= window.start_s) & (s < window.end_s))
+    requests = rows if len(which) == len(rows) else rows.take(which)
+    if len(which) and len(which) == which[-1] - which[0] + 1:
+        low, high = int(which[0]), int(which[-1]) + 1
+        chunks = chunks.between(low, high)
+    elif len(which) < len(rows):
+        chunks = read_chunks(table, requests)
+    in_flight = in_flight_at(requests.scheduled_ns, rows.scheduled_ns, rows.ended_ns)
+    memory = memory_of(in_flight) if is_open and len(requests) else None
+    return Cohort(requests, chunks, missing, now_s / _NS, in_flight, memory, records.spoilt), tokens
+
+
+def _stability(
+    meta: Mapping[str, Any], scheduled: Requests, start_s: float, end_s: float, now_s: float
+) -> Stability:
+    if meta["kind"] == "closed":
+        return Stability(True, None)
+    e2e = e2e_s(scheduled, from_schedule=True)
+    unfinished = scheduled.has_status("unfinished")
+    ended = np.where(np.isnan(scheduled.ended_ns), now_s / _NS, scheduled.ended_ns)
+    age = np.maximum((ended - scheduled.scheduled_ns) * _NS, 0.0)
+    e2e = np.where(unfinished, age, np.where(scheduled.has_status("ok"), e2e, np.nan))
+    still = np.where(unfinished, np.nan, scheduled.ended_ns * _NS)
+    due = scheduled.scheduled_ns * _NS < end_s
+    return judge_stability(start_s, end_s, scheduled.scheduled_ns[due] * _NS, still[due], e2e[due])
+
+
+def _load(
+    meta: Mapping[str, Any],
+    cohort: Cohort,
+    window: Window,
+    start_s: float,
+    rows: Requests,
+    everything: Requests,
+) -> dict[str, Any]:
+    counts = cohort.requests.status_counts()
+    ok = counts.pop("ok")
+    counts["unfinished"] += cohort.missing
+    requests, length = len(cohort.requests) + cohort.missing, window.length_s
+    begin, finish = everything.started_ns * _NS, everything.ended_ns * _NS
+    finish = np.where(np.isnan(finish), cohort.now_ns * _NS, finish)
+    concurrency = time_average_in_flight(window.start_s, window.end_s, begin, finish)
+    within = begin[(begin >= window.start_s) & (begin < window.end_s)]
+    is_open = meta["kind"] == "open"
+    offered = meta.get("offered_rps") if is_open else None
+    if is_open and offered is None:  # a trace: what it asked for on average
+        n = int(meta.get("scheduled_requests") or 0) or len(rows)
+        offered = n / (window.end_s - start_s) if window.end_s > start_s else None
+    return {
+        "index": meta["index"],
+        "kind": meta["kind"],
+        "lengths": meta.get("lengths"),
+        "offered_rps": offered,
+        "concurrency_set": meta.get("concurrency"),
+        "arrived_rps": requests / length if length > 0 else 0.0,
+        "carried_rps": ok / length if length > 0 else 0.0,
+        "window": {
+            "start_s": window.start_s - start_s,
+            "end_s": window.end_s - start_s,
+            "warmup_requests": window.warmup_requests,
+            "method": window.method,
+            "settled": window.settled,
+            "reason": window.reason,
+        },
+        "requests": requests,
+        "ok": ok,
+        "errors": counts,
+        "missing": cohort.missing,
+        "concurrency": concurrency,
+        "concurrency_se": cohort.in_flight_se,
+        "concurrency_max": int(in_flight_at(within, begin, finish).max(initial=0.0)),
+        "littles_law": consistency(window.start_s, window.end_s, concurrency, begin, finish),
+        "ended_early": meta.get("ended_early"),
+    }
+
+
+def _latencies(cohort: Cohort) -> dict[str, Any]:
+    found = cohort.observed
+    result: dict[str, Any] = {name: percentiles(o) for name, o in found.items()}
+    pictured = ("ttft_s", "ttft_from_schedule_s", "itl_s", "icl_s", "tpot_s", "e2e_s")
+    result["curves"] = {name: curve(found[name]) for name in pictured}
+    return result
+
+
+def _client(meta: Mapping[str, Any], scheduled: Requests) -> dict[str, Any]:
+    """How well the client kept up over the whole stage, its warm-up too: by its own audit where it lived to make one."""
+    audit = meta.get("audit") or {}
+    slip = np.sort((scheduled.dispatched_ns - scheduled.scheduled_ns) * _NS)
+    slip = slip[~np.isnan(slip)]
+    known = {p: audit.get(f"slip_{p}_s") for p in ("p50", "p99")}
+    if None in known.values() and len(slip):
+        known = {
+            p: float(slip[quantile_rank(q, len(slip)) - 1])
+            for p, q in (("p50", 0.5), ("p99", 0.99))
+        }
+    reason = audit.get("client_limited_reason")
+    if (
+        meta.get("drained_ns") is None
+        and not audit
+        and (late_s := known["p99"] or 0.0) > SLIP_MAX_S
+    ):
+        reason = f"requests left {late_s * 1e3:.1f} ms late at p99, more than {SLIP_MAX_S * 1e3:.1f} ms; it was killed before its own account"
+    return {
+        "slip_s": known,
+        "resent": int(audit.get("resent") or 0),
+        "client_limited": reason is not None or bool(audit.get("client_limited", False)),
+        "client_limited_reason": reason,
+        "client_limited_metrics": {},
+        "busiest": audit.get("busiest") or [],
+    }

@@ -1,0 +1,148 @@
+"""Which requests, and which stage, meet the SLOs."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from ampacity.analysis.metrics.cohort import Cohort, observations_for_slo
+from ampacity.analysis.metrics.observations import Observations
+from ampacity.analysis.metrics.percentiles import between_bounds, finite
+from ampacity.analysis.metrics.requests import Bools
+from ampacity.analysis.slo import ERROR_RATE, GAP_METRICS, Slo
+from ampacity.analysis.stats.intervals import (
+    CONFIDENCE,
+    deciding_factor,
+    many_by_chance,
+    smallest_n,
+)
+
+EDGE_FACTOR = 20.0
+"""More times the requests that it has, and that its percentile needs at least: on the edge, not too short."""
+
+
+def judge_slo(
+    observations: Observations, slo: Slo, chance_violated: float = 1 - CONFIDENCE
+) -> dict[str, Any]:
+    """An entry of ``slo_verdicts``: is at least a share ``slo.quantile`` of the samples within the limit?
+
+    ``chance_violated``: of a false "violated". ``requests_effective`` is the effective sample size (of gaps, for ITL and ICL).
+    """
+    o = observations
+    result: dict[str, Any] = {
+        "slo": slo.text,
+        "verdict": "inconclusive",
+        "value_s": None,
+        "attainment": None,
+        "requests_effective": 0,
+        "more_requests": None,
+        "reason": o.reason,
+        "cause": None,
+    }
+    if not o.n:
+        reason = o.reason or "no request has a value"
+        return result | {"reason": reason, "cause": reason}
+    misses, inconclusive = float(o.misses(slo.limit_s).sum()), o.inconclusive(slo.limit_s)
+    tau, widest = o.clustering(slo.quantile)
+    few = float(o.below_by_chance(slo.quantile, np.array([slo.limit_s]))[0])
+    many = float(many_by_chance(misses, o.n, 1 - slo.quantile, widest))
+    low, high = o.quantile_bounds(slo.quantile)
+    rate = slo.metric == ERROR_RATE
+    result |= {
+        "verdict": "met"
+        if few <= 1 - CONFIDENCE
+        else "violated"
+        if many <= chance_violated
+        else "inconclusive",
+        "value_s": finite(low) if low == high and not rate else None,
+        **(
+            {}
+            if low == high or math.isinf(low) or rate
+            else {"value_s_reason": between_bounds(o, low, high)}
+        ),
+        "attainment": 1 - (misses + inconclusive) / o.n,
+        "requests_effective": math.floor(o.n / tau),
+    }
+    if result["verdict"] == "inconclusive":
+        return result | _why_inconclusive(o, slo, misses, inconclusive)
+    if rate:
+        result["reason"] = f"{misses:.0f} of {o.n} requests failed"
+    elif math.isinf(low):
+        late = f"the first token of {misses:.0f} of {o.n} requests was late or missing"
+        failed = f"infinite: {o.n_infinite} of {o.n} {o.unit} failed"
+        result["reason"] = late if slo.metric == "fluidity" else failed
+    return result
+
+
+def _why_inconclusive(
+    o: Observations, slo: Slo, misses: float, inconclusive: int
+) -> dict[str, Any]:
+    """Why a stage neither meets nor violates an SLO, and how many more requests would decide it."""
+    over = (misses + inconclusive) / o.n
+    few, (tau, widest) = over < 1 - slo.quantile, o.clustering(slo.quantile)
+    size = max(tau, o.likely_cluster) if few else widest
+    n_effective, needed = o.n / size, smallest_n(slo.quantile)
+    reason = f"{misses:.0f} of {o.n} {o.unit} over the limit"
+    if size >= 2:
+        reason += f"; slow ones come in clusters of about {size:.0f}"
+    cause = f"so near its limit that more {o.unit} are needed"
+    if n_effective < needed:
+        cause = (
+            f"too few {o.unit} to have seen its worst"
+            if size >= 2
+            else f"{slo.percentile} needs {needed} {o.unit}"
+        )
+        reason += f" ({cause})"
+    elif inconclusive:
+        cause = f"{o.unit} were cut off that may have met its limit or not"
+    if inconclusive:
+        reason += f"; {inconclusive} {'was' if inconclusive == 1 else 'were'} cut off unfinished before the limit"
+    factor = deciding_factor(over, o.n, 1 - slo.quantile, tau if few else widest, o.likely_cluster)
+    more = None
+    if factor is None and inconclusive:
+        reason += ": how they would have ended decides it"
+    elif factor is None or _on_the_edge(factor, n_effective, slo.quantile):
+        cause = "the share of misses is on the edge of the SLO: no length is likely to decide"
+        reason += f"; {cause}"
+    else:
+        more = max(1, math.ceil(o.n_owners * (factor - 1)))
+    return {"reason": reason, "cause": cause, "more_requests": more}
+
+
+def _on_the_edge(factor: float, n_effective: float, quantile: float) -> bool:
+    return factor > EDGE_FACTOR and factor * n_effective > EDGE_FACTOR * smallest_n(quantile)
+
+
+def requests_meeting(cohort: Cohort, observed: Sequence[tuple[Slo, Observations]]) -> Bools:
+    """Which requests of the cohort meet every SLO of their class, shape (n,). Failed and unfinished ones miss.
+
+    A request meets ``itl_p99=50ms`` when the p99 of its own gaps does. A metric that a good answer does
+    not have (no text, a single token) cannot be missed by it, nor one that this server's stream does not tell.
+    """
+    r = cohort.requests
+    meets = r.has_status("ok")
+    for slo, o in observed:
+        if o.reason and not o.n:  # of nobody is it known
+            continue
+        which = np.flatnonzero(cohort.in_class(slo.class_))
+        misses = o.misses(slo.limit_s)[: len(which)]
+        if slo.metric in GAP_METRICS:
+            sizes = o.sizes[: len(which)]
+            allowed = sizes - np.maximum(np.ceil(slo.quantile * sizes - 1e-9), 0)
+            meets[which] &= misses <= allowed
+        else:
+            meets[which] &= misses == 0
+    return meets
+
+
+def observe_slos(cohort: Cohort, slos: Sequence[Slo]) -> list[tuple[Slo, Observations]]:
+    """The observations that each SLO is judged by."""
+    cache: dict[tuple[Any, ...], Observations] = {}
+    for slo in slos:
+        key = slo.metric, slo.class_, slo.first_s
+        if key not in cache:
+            cache[key] = observations_for_slo(cohort, slo)
+    return [(slo, cache[slo.metric, slo.class_, slo.first_s]) for slo in slos]

@@ -1,0 +1,167 @@
+"""What the client itself may have added to the times of a stage, and which figures that could have moved.
+
+The event loop notes when it was held up (``audit.stalls`` of run.json). What came meanwhile was read at the end of that: where the
+kernel dates, tokens of one stream that waited together have the date of the last; elsewhere each has that of its read. And
+requests may leave late. Each figure is worked out a second time with all of that as early, and as evenly, as it may have been.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from ampacity.analysis.metrics.cohort import Cohort
+from ampacity.analysis.metrics.requests import Chunks, Floats
+from ampacity.analysis.slo import Slo, duration_text
+from ampacity.analysis.stage.attainment import judge_slo, observe_slos
+from ampacity.analysis.stats.intervals import smallest_n
+
+BEAT_NS = 20e6  # the loop looks at its clock so often: it may have been held up since it last did
+READING_NS = 5e6  # what waited is read within so long after that
+LATE_NS = 2e6  # a request that leaves later than this after its time is late
+SHARE_MIN = 1e-3  # of the requests or chunks: fewer move no p99
+MOVED, MOVED_S = (
+    0.1,
+    0.002,
+)  # a figure has moved by more than this share of it, and by more than this
+OF_LIMIT = 0.02  # of an SLO's limit
+QUANTILES = (0.5, 0.9, 0.95, 0.99)
+GAPS = ("itl_s", "icl_s")
+_APART_NS = 1e15  # between the clocks of two workers, so that all are searched at once
+
+
+def without_client(cohort: Cohort, audit: Mapping[str, Any], origin_ns: int) -> Cohort | None:
+    """The cohort as it may have been without the client's own lateness; None where that touches too little to matter.
+
+    ``audit.stalls``: (worker, when the loop should have looked at its clock, when it did), monotonic ns.
+    """
+    requests, chunks, n = cohort.requests, cohort.chunks, len(cohort.requests)
+    late = requests.dispatched_ns - requests.scheduled_ns > LATE_NS
+    enough = bool(np.count_nonzero(late) > SHARE_MIN * n)
+    if enough:
+        requests = replace(
+            requests, scheduled_ns=np.where(late, requests.dispatched_ns, requests.scheduled_ns)
+        )
+    if stalls := audit.get("stalls"):
+        held = np.asarray(stalls, dtype=np.float64)
+        held[:, 1:] += held[:, :1] * _APART_NS - origin_ns
+        held = held[np.argsort(held[:, 1])]
+        by_kernel = bool(audit.get("dated_by_kernel"))
+        began_ns = requests.started_ns + requests.worker * _APART_NS
+        at_us = np.concatenate(
+            [
+                _earlier_us(some, began_ns[part], held[:, 1], held[:, 2], by_kernel=by_kernel)
+                for part, some in chunks.parts()
+            ]
+            or [chunks.at_us]
+        )
+        moved = np.count_nonzero(at_us != chunks.at_us)
+        has = chunks.count > 0
+        first = np.zeros(n)
+        first[has] = chunks.at_us[chunks.starts[:-1][has]] - at_us[chunks.starts[:-1][has]].astype(
+            np.float64
+        )
+        if np.count_nonzero(first) > SHARE_MIN * n:
+            enough = True
+            of_first = requests.first_answer_ns == requests.first_token_ns
+            requests = replace(
+                requests,
+                first_token_ns=requests.first_token_ns - first * 1e3,
+                first_answer_ns=requests.first_answer_ns - np.where(of_first, first * 1e3, 0.0),
+            )
+        if moved > SHARE_MIN * len(at_us):
+            enough, chunks = True, replace(chunks, at_us=at_us)
+    return replace(cohort, requests=requests, chunks=chunks) if enough else None
+
+
+def _earlier_us(
+    chunks: Chunks, began_ns: Floats, due_ns: Floats, looked_ns: Floats, *, by_kernel: bool
+) -> npt.NDArray[np.uint32]:
+    """``chunks.at_us`` with what was read late spread evenly from the chunk before it on, but not to before the stall.
+
+    By the kernel's dates only those are in doubt that share theirs with a later one of their stream, and its date is
+    right; elsewhere all that were read in or just after a stall, but the last of each stream.
+    """
+    if not len(chunks.at_us):
+        return chunks.at_us
+    has, owner = chunks.count > 0, chunks.owner
+    first, last = np.zeros((2, len(owner)), dtype=np.bool_)
+    first[chunks.starts[:-1][has]], last[chunks.starts[1:][has] - 1] = True, True
+    at = began_ns[owner] + chunks.at_us * 1e3
+    k = np.minimum(np.searchsorted(looked_ns + READING_NS, at), len(due_ns) - 1)
+    since = due_ns[k] - (BEAT_NS if by_kernel else 0.0)
+    late = (since <= at) & (at <= looked_ns[k] + READING_NS)
+    if by_kernel:
+        late[:-1] &= (chunks.at_us[1:] == chunks.at_us[:-1]) & ~last[:-1]
+        late[-1] = False
+    if not late.any():
+        return chunks.at_us
+    earliest = np.minimum(np.maximum(since, began_ns[owner]), at)
+    known = np.flatnonzero(~late | first | last)
+    spread = np.interp(np.arange(len(at)), known, np.where(late & first, earliest, at)[known])
+    new = np.where(late, np.clip(spread, earliest, at), at)
+    return np.rint((new - began_ns[owner]) / 1e3).astype(np.uint32)
+
+
+@dataclass(frozen=True)
+class Moved:
+    """What the client's lateness may have moved."""
+
+    metrics: dict[str, str]  # of which a figure or a verdict may be its doing, and why
+    figures: dict[
+        str, dict[str, str]
+    ]  # name of percentiles in a stage -> percentile -> between what it lies
+    limited: list[str]  # those of ``metrics`` by which the stage is no finding, in words
+
+
+def what_moved(cohort: Cohort, other: Cohort, slos: Sequence[Slo]) -> Moved:
+    """What differs between ``cohort`` and ``other`` (of ``without_client``).
+
+    The stage is no finding where a verdict differs or a figure moved by ``OF_LIMIT`` of an SLO on it; without an SLO where
+    any figure did.
+    """
+    metrics: dict[str, str] = {}
+    figures: dict[str, dict[str, str]] = {}
+    limited: dict[str, str] = {}
+    limits_s: dict[str, float] = {}
+    for slo in slos:
+        limits_s[slo.metric] = min(slo.limit_s, limits_s.get(slo.metric, slo.limit_s))
+    for name, o in cohort.observed.items():
+        if name in GAPS and other.chunks is cohort.chunks:
+            continue
+        new = other.observed[name]
+        for q in (q for q in QUANTILES if o.n >= smallest_n(q)):
+            (low, high), (value, _) = o.quantile_bounds(q), new.quantile_bounds(q)
+            if low == high and np.isfinite(low) and abs(low - value) > max(MOVED * low, MOVED_S):
+                said = f"{_text(min(low, value))} and {_text(max(low, value))}"
+                figures.setdefault(name, {})[f"p{100 * q:.0f}"] = (
+                    f"between {said}: the client was late"
+                )
+                metric = name.removesuffix("_s").removesuffix("_from_schedule")
+                metrics[metric] = (
+                    f"p{100 * q:.0f} of {metric} lies between {said}, by what the client itself may have added"
+                )
+                limit_s = limits_s.get(metric, math.inf if slos else 0.0)
+                if abs(low - value) > OF_LIMIT * limit_s:
+                    limited[metric] = metrics[metric]
+    for (slo, o), (_, new) in zip(
+        observe_slos(cohort, slos), observe_slos(other, slos), strict=True
+    ):
+        verdict, without = (judge_slo(one, slo)["verdict"] for one in (o, new))
+        if verdict != without and (
+            without == "met" or verdict == "violated"
+        ):  # it can only have made it look worse
+            metrics.setdefault(
+                slo.metric, f"what the client itself may have added decides {slo.text}"
+            )
+            limited[slo.metric] = metrics[slo.metric]
+    return Moved(metrics, figures, list(limited.values()))
+
+
+def _text(value_s: float) -> str:
+    return duration_text(float(f"{value_s:.3g}"))

@@ -1,0 +1,62 @@
+"""What the server said of itself during a stage: samples of its /metrics inside the window."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from ampacity.analysis.metrics.requests import Floats
+
+_GAUGES = ("running", "waiting", "prefix_hit_rate", "spec_acceptance_rate", "gpu_utilization")
+_RATES = {  # share of the first counter's growth in the second's
+    "prefix_hit_rate": ("prefix_cache_hits_total", "prefix_cache_queries_total"),
+    "spec_acceptance_rate": ("spec_accepted_tokens_total", "spec_draft_tokens_total"),
+}
+
+
+def server_figures(samples: pa.Table | None, start_ns: int, end_ns: int) -> dict[str, Any] | None:
+    """Figures over [``start_ns``, ``end_ns``), or None where there is no sample in it.
+
+    Gauges are means over the samples (an acceptance of 0 by a gauge alone is that of an engine that drafts nothing: None), ``kv_cache_usage_max`` and ``gpu_memory_used_bytes`` the largest, ``preemptions`` the
+    growth of the counter. A counter that went back (a restarted server) says nothing: None.
+    """
+    if samples is None or not len(samples):
+        return None
+    at_ns = samples["at_ns"].to_numpy()
+    inside = (at_ns >= start_ns) & (at_ns < end_ns)
+    if not inside.any():
+        return None
+
+    def column(name: str) -> Floats:
+        if name not in samples.column_names:  # a run directory of an older version
+            return np.full(int(inside.sum()), np.nan)
+        values: Floats = np.asarray(
+            samples[name].to_numpy(zero_copy_only=False)[inside], dtype=np.float64
+        )
+        return values
+
+    found: dict[str, Any] = {"samples": int(inside.sum())}
+    found |= {name: _fold(column(name), np.mean) for name in _GAUGES}
+    found["spec_acceptance_rate"] = found["spec_acceptance_rate"] or None
+    found["kv_cache_usage_max"] = _fold(column("kv_cache_usage"), np.max)
+    found["gpu_memory_used_bytes"] = _fold(column("gpu_memory_used_bytes"), np.max)
+    found["preemptions"] = _growth(column("preemptions_total"))
+    for name, (part, whole) in _RATES.items():
+        grown, of = _growth(column(part)), _growth(column(whole))
+        if grown is not None and of:
+            found[name] = grown / of
+    return found
+
+
+def _fold(values: Floats, how: Any) -> float | None:
+    values = values[~np.isnan(values)]
+    return float(how(values)) if len(values) else None
+
+
+def _growth(values: Floats) -> float | None:
+    values = values[~np.isnan(values)]
+    if len(values) < 2 or (np.diff(values) < 0).any():
+        return None
+    return float(values[-1] - values[0])

@@ -1,0 +1,192 @@
+"""Tokens and requests per second of a window, with intervals."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from ampacity.analysis.metrics.requests import (
+    UNCOUNTED,
+    Chunks,
+    Floats,
+    Requests,
+    uncounted_share,
+    visible_tokens,
+)
+from ampacity.analysis.stage.drift import RATE_BATCHES, events_per_batch, rate_interval
+from ampacity.analysis.stage.steady import Window
+
+REQUESTS_MIN = 100
+UNCOUNTED_MAX = 0.01  # of the answers, whose tokens nobody counted
+FIRST_ANSWERS = 5  # whose mean time is how long an idle endpoint takes to answer
+CHANCE_SD = (
+    3.0  # of a number of arrivals: nearer to what was offered, it is the draw of the schedule
+)
+NO_FIGURE = f"no stage has a steady state and {REQUESTS_MIN} requests with a client that kept up: its rates are no figures"
+_NS = 1e-9
+_DOWN = (
+    "http_error",
+    "stream_error",
+    "truncated",
+    "empty",
+    "connect_error",
+    "reset",
+    "protocol_error",
+)
+
+
+def is_figure(stage: Mapping[str, Any]) -> bool:
+    """Whether a stage's rates stand for the server at that load, so that the best of them may be named.
+
+    It has a steady state and REQUESTS_MIN requests in its window, and the client kept up. The highest rate of shorter
+    stages, as those by which a search brackets the limit, is that of the luckiest draw.
+    """
+    return bool(
+        stage["stable"] and stage["requests"] >= REQUESTS_MIN and not stage["client_limited"]
+    )
+
+
+def steady_state(stage: Mapping[str, Any]) -> tuple[str, str | None]:
+    """Whether a stage has a steady state (yes | no | not shown | unknown), and why not: what every output says of it.
+
+    No: its queue grew to the end. Not shown: it grew no further than chance allows, yet its start-up had no end, or the
+    number in flight kept moving one way. Unknown: too short to tell.
+    """
+    if stage.get("stable") is None:
+        return "unknown", str(stage.get("stable_reason"))
+    if not stage["stable"]:
+        return "no", str(stage.get("stable_reason"))
+    window, law = stage.get("window") or {}, stage.get("littles_law") or {}
+    if window.get("settled") is False:
+        return "not shown", str(window.get("reason"))
+    if law.get("ok") is False and is_figure(stage):
+        return (
+            "not shown",
+            f"the number in flight kept moving one way (L ÷ λW = {law['consistency']:.2f})",
+        )
+    return "yes", None
+
+
+def all_failed(stage: Mapping[str, Any]) -> bool:
+    """Whether every request failed, and not by its time limit: an endpoint that is down or refuses, which no lower load mends."""
+    errors = stage.get("errors") or {}
+    return (
+        bool(stage["requests"])
+        and sum(errors.get(status, 0) for status in _DOWN) >= stage["requests"]
+    )
+
+
+def span_s(stage: Mapping[str, Any], window: Window) -> float:
+    """Seconds of the stage's load that the requests due in its window are worth; the window's own at least.
+
+    Open: more than that where more arrived by chance than are offered in it (CHANCE_SD; beyond it is a rate that moves
+    by design). Closed: users who begin together, and answers that come after the window's end, make more
+    requests begin than end, so that the answers are worth the time in which the loop gives as many.
+    """
+    length_s, n = window.length_s, stage["requests"]
+    if stage["kind"] == "closed":
+        return (
+            max(length_s, stage["ok"] / stage["achieved_rps"])
+            if stage["achieved_rps"]
+            else length_s
+        )
+    offered = n if stage["offered_rps"] is None else stage["offered_rps"] * length_s
+    return (
+        float(length_s * n / offered)
+        if 0 < n - offered <= CHANCE_SD * n**0.5 and offered
+        else length_s
+    )
+
+
+def tokens_per_batch(rows: Requests, chunks: Chunks, window: Window) -> Floats:
+    """Output tokens that came in each of ``RATE_BATCHES`` equal spans; chunks of unknown size share the request's tokens evenly."""
+    found, batch_s = np.zeros(RATE_BATCHES), window.length_s / RATE_BATCHES
+    if batch_s <= 0:
+        return found
+    held, count = chunks.tokens_in(), chunks.count
+    sent = np.where(np.isnan(rows.output_tokens), count, visible_tokens(rows))
+    mean_chunk = np.divide(sent, count, out=np.zeros(len(rows)), where=count > 0)
+    held = np.where(chunks.known, held, mean_chunk * count)
+    silent = (count == 0) & rows.has_status("ok")
+    held = np.where(silent, np.nan_to_num(rows.output_tokens), held)
+    last_ns = np.where(silent, rows.ended_ns, rows.started_ns + chunks.last_us() * 1e3)
+
+    def batch_of(at_ns: Floats) -> Floats:
+        return np.asarray(np.floor((at_ns * _NS - window.start_s) / batch_s))
+
+    def add(batch: Floats, tokens: Floats) -> None:
+        inside = (batch >= 0) & (batch < RATE_BATCHES)
+        found[:] += np.bincount(batch[inside].astype(np.int64), tokens[inside], RATE_BATCHES)
+
+    first, last = batch_of(np.where(silent, rows.ended_ns, rows.started_ns)), batch_of(last_ns)
+    add(first[first == last], held[first == last])
+    crossing = (count > 0) & (first != last) & (last >= 0) & (first < RATE_BATCHES)
+    if crossing.any():
+        at = np.repeat(crossing, count)
+        owner = np.repeat(np.flatnonzero(crossing), count[crossing])
+        each = np.where(chunks.known, 1.0 if chunks.tokens is None else np.nan, mean_chunk)[owner]
+        if chunks.tokens is not None:
+            each = np.where(np.isnan(each), chunks.tokens[at], each)
+        add(batch_of(rows.started_ns[owner] + chunks.at_us[at] * 1e3), each)
+    return found
+
+
+def input_rate(rows: Requests, window: Window) -> float:
+    """Input tokens whose prefill ended (first token) in the window, per second."""
+    if window.length_s <= 0:
+        return 0.0
+    done = np.where(
+        np.isnan(rows.first_token_ns) & rows.has_status("ok"), rows.ended_ns, rows.first_token_ns
+    )
+    tokens = np.where(np.isnan(rows.input_tokens), rows.input_tokens_planned, rows.input_tokens)
+    return float(np.nansum(tokens[window.holds(done * _NS)]) / window.length_s)
+
+
+def output_rates(
+    rows: Requests, tokens: Floats, window: Window, start_s: float, closed: bool
+) -> dict[str, Any]:
+    """Answers/s of a stage that began at ``start_s``, output tokens/s from ``tokens_per_batch``, and their 95 % intervals
+    by batch means."""
+    answers, span_s = _answers_per_batch(rows, window, start_s, closed)
+    unknown = uncounted_share(rows) > UNCOUNTED_MAX
+    rate = float(tokens.sum()) / window.length_s if window.length_s > 0 else 0.0
+    return {
+        "achieved_rps": float(answers.mean()) / span_s if span_s > 0 else 0.0,
+        "output_tokens_per_s": None if unknown else rate,
+        "achieved_rps_ci": rate_interval(answers, span_s),
+        "output_tokens_per_s_ci": None
+        if unknown
+        else rate_interval(tokens, window.length_s / RATE_BATCHES),
+    } | ({"output_tokens_per_s_reason": UNCOUNTED} if unknown else {})
+
+
+def _answers_per_batch(
+    rows: Requests, window: Window, start_s: float, closed: bool
+) -> tuple[Floats, float]:
+    """(answers in each of some equal spans of the window, the length of a span in s).
+
+    Open: by the time at which they ended, from when the first requests have been answered in the mean (half of the window
+    at the latest): before that a server fills, and no answer can have ended. Closed: users wait for their answers, so
+    each request counts with the share of its time that lies in a span, whether or not it ends there (renewal-reward); a
+    span is two answers long at least, or its neighbours would share them.
+    """
+    ok = rows.has_status("ok") & np.isfinite(rows.started_ns) & np.isfinite(rows.ended_ns)
+    begin_s, end_s = (x[ok] * _NS for x in (rows.started_ns, rows.ended_ns))
+    took_s = np.maximum(end_s - begin_s, _NS)
+    if closed:
+        spans = (
+            int(np.clip(window.length_s / (2 * took_s.mean()), 1, RATE_BATCHES))
+            if len(took_s)
+            else 1
+        )
+        edges_s = np.linspace(window.start_s, window.end_s, spans + 1)
+        done = [float(np.clip((edge - begin_s) / took_s, 0.0, 1.0).sum()) for edge in edges_s]
+        return np.diff(done), window.length_s / spans
+    first_s = took_s[: max(FIRST_ANSWERS, len(took_s) // 10)]
+    filled_s = start_s + (float(first_s.mean()) if len(first_s) else 0.0)
+    from_s = min(max(window.start_s, filled_s), (window.start_s + window.end_s) / 2)
+    if window.end_s <= from_s:
+        return np.zeros(RATE_BATCHES), 0.0
+    return events_per_batch(end_s, from_s, window.end_s), (window.end_s - from_s) / RATE_BATCHES

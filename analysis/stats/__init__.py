@@ -1,0 +1,1 @@
+"""Statistics without I/O: intervals, tests, bounds."""

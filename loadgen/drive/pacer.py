@@ -1,0 +1,63 @@
+"""Open-loop pacing: absolute deadlines from a schedule made before the clock starts.
+
+``due_count`` is a pure function of the elapsed time; ``pace`` releases what is due.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from bisect import bisect_right
+from collections.abc import Callable
+
+import numpy as np
+import numpy.typing as npt
+
+from ampacity.loadgen.sleeper import Sleeper
+
+YIELD_EVERY = 16  # starts released in a row before the loop may read sockets again
+
+
+def due_count(scheduled_ns: npt.NDArray[np.int64] | memoryview, released: int, now_ns: int) -> int:
+    """How many of the sorted deadlines, beyond the first ``released``, are due at ``now_ns``."""
+    return bisect_right(scheduled_ns, now_ns, released) - released
+
+
+async def pace(
+    scheduled_ns: npt.NDArray[np.int64],
+    release: Callable[[int, int], None],
+    stop: Callable[[], bool],
+    sleeper: Sleeper,
+) -> int:
+    """Call ``release(index, now_ns)`` for every deadline as it comes due; never waits for an answer.
+
+    ``scheduled_ns`` int64[n], sorted, monotonic ns. Ends early when ``stop()`` says so, within 0.2 s.
+    Returns how many were released.
+    """
+    deadlines_ns = scheduled_ns.data  # a numpy array makes an object of its own of each number
+    released, total = 0, len(deadlines_ns)
+    ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+    def turn() -> (
+        None
+    ):  # called by the timer: waking a task would cost each request another turn of the loop
+        nonlocal released
+        now_ns = time.monotonic_ns()
+        try:
+            if not (ended.done() or stop()):
+                for _ in range(min(due_count(deadlines_ns, released, now_ns), YIELD_EVERY)):
+                    release(released, time.monotonic_ns())
+                    released += 1
+            if ended.done():
+                return
+            if released >= total or stop():
+                ended.set_result(None)
+                return
+        except Exception as error:
+            ended.set_exception(error)
+            return
+        sleeper.call_at(min(deadlines_ns[released], now_ns + 200_000_000), turn)
+
+    turn()
+    await ended
+    return released

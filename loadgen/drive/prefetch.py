@@ -1,0 +1,45 @@
+"""Requests made before their deadline, so that then they only have to be written; a bounded window of them."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ampacity.loadgen.receive.exchange import Exchange
+
+READY_MAX = 512  # requests that wait for their deadline ...
+READY_MAX_BYTES = 16 * 2**20  # ... and how much they may weigh
+
+
+class RequestPrefetcher:
+    """The next requests of a stage, in the order in which they will be sent."""
+
+    def __init__(self, make: Callable[[int], Exchange], order: NDArray[np.int64]) -> None:
+        """``make(index)`` gives a request that is not sent yet; the first window of them is made now."""
+        self._make, self._order = make, order
+        self._ready: deque[Exchange] = deque()
+        self._bytes = self._made = 0
+        while self.make_one():
+            pass
+
+    def make_one(self) -> bool:
+        """Make the next one, if there is room for it and there is one."""
+        room = len(self._ready) < READY_MAX and (self._bytes < READY_MAX_BYTES or not self._ready)
+        if not room or self._made == len(self._order):
+            return False
+        exchange = self._make(int(self._order[self._made]))
+        self._ready.append(exchange)
+        self._bytes += len(exchange.request)
+        self._made += 1
+        return True
+
+    def take(self) -> Exchange:
+        """The next one, made now if it is not ready."""
+        if not self._ready:
+            self.make_one()
+        exchange = self._ready.popleft()
+        self._bytes -= len(exchange.request)
+        return exchange

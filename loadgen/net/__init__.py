@@ -1,0 +1,1 @@
+"""Sockets: connections, time stamps of the kernel, proxies, and pages beside the load."""

@@ -1,0 +1,386 @@
+"""Sockets under the exchanges: a keep-alive pool without a limit, one exchange per connection at a time."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import os
+import socket
+import ssl
+import time
+from array import array
+from collections import deque
+from itertools import count
+from time import monotonic_ns
+from typing import Literal, Protocol, cast
+
+from ampacity.loadgen.net import kernel_connect, kernel_stamps
+from ampacity.loadgen.net.proxy import open_tunnel
+from ampacity.loadgen.receive.exchange import Exchange
+from ampacity.loadgen.send.endpoint import Endpoint, Proxy
+from ampacity.loadgen.sleeper import Sleeper
+
+IDLE_MAX_S = 4.0  # servers close idle connections after 5 s: do not race them
+CONNECT_TIMEOUT_S = 10.0
+ADDRESS_TIMEOUT_S = 2.0  # for an address that is not the host's last
+ANSWER_TIMEOUT_S = 120.0  # a first request may compile or load things
+CLOSED_SHARE = (
+    0.8  # of at least CLOSED_MIN answers that end their connection: such a server keeps none alive
+)
+CLOSED_MIN = 3
+AUDIT_EVERY = 32  # where reads are not dated by the kernel, one of so many connections is, to measure our own delay
+
+OWN_SHORTAGE = (errno.EMFILE, errno.ENFILE, errno.EADDRNOTAVAIL, errno.ENOBUFS, errno.ENOMEM)
+
+Stamps = Literal["read", "kernel"]
+Reuse = Literal["pool", "new"]
+
+
+class Wire(Protocol):
+    """What carries the bytes of one connection: an asyncio transport, or a socket of our own."""
+
+    def write(self, data: bytes) -> None:
+        """Hand ``data`` to the socket, or keep what does not fit."""
+
+    def get_write_buffer_size(self) -> int:
+        """Bytes not yet handed to the socket."""
+
+    def abort(self) -> None:
+        """Close at once."""
+
+
+class Connection(asyncio.Protocol):
+    """One socket. Its reads are stamped before anything else happens to them."""
+
+    __slots__ = ("_client", "_left", "_wire", "exchange", "idle_since_ns", "lost", "served")
+
+    def __init__(self, client: Client) -> None:
+        self._client = client
+        self._wire: Wire | None = None
+        self.exchange: Exchange | None = None
+        self.idle_since_ns = 0
+        self.served = 0
+        self.lost = False
+        self._left = False  # by us
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Connected through asyncio, TLS included."""
+        transport = cast(asyncio.Transport, transport)  # uvloop has a class of its own
+        transport.set_write_buffer_limits(high=0)  # so that resume_writing means: all handed over
+        self.attach(transport)
+
+    def attach(self, wire: Wire) -> None:
+        """Use ``wire`` from here on."""
+        self._wire = wire
+        self._client.connections_opened += 1
+        self._client.open.add(self)
+
+    def send(self, exchange: Exchange) -> None:
+        """Hand the whole request to the socket."""
+        assert self._wire is not None
+        self.exchange = exchange
+        record = exchange.record
+        record.started_ns = time.monotonic_ns()
+        self._wire.write(exchange.request)
+        if self._wire.get_write_buffer_size() == 0:
+            record.sent_ns = time.monotonic_ns()
+
+    def resume_writing(self) -> None:
+        """The rest of a large request is out."""
+        if self.exchange is not None and self.exchange.record.sent_ns is None:
+            self.exchange.record.sent_ns = time.monotonic_ns()
+
+    def data_received(self, data: bytes) -> None:
+        """The receive path: stamp, then hand on."""
+        at_ns = monotonic_ns()
+        exchange = self.exchange
+        if exchange is None:
+            self.close()  # nobody asked
+            return
+        feed = exchange.feed  # called as a method it would be looked up for long
+        if feed(at_ns, data):
+            self.over(exchange)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Closed by the peer, by an error or by us."""
+        at_ns = time.monotonic_ns()
+        self.lost, self._wire = (
+            True,
+            None,
+        )  # which holds us: nothing is left for the garbage collector
+        self._client.open.discard(self)
+        exchange, self.exchange = self.exchange, None
+        if exchange is None:
+            self._client.closed_unsaid += not self._left
+        elif self._idle_race(exchange):
+            self._client.closed_unsaid += 1
+            self._client.resent += 1
+            exchange.restart()
+            self._client.connect_and_send(exchange)
+        else:
+            if exchange.record.headers_ns is not None:  # a body that the close ends
+                self._client.answers += 1
+                self._client.closed_said += 1
+            exchange.eof(at_ns, None if exc is None else str(exc) or type(exc).__name__)
+
+    def _idle_race(self, exchange: Exchange) -> bool:
+        """Whether a connection that had served before was closed without a byte: the request met the end of its idle time.
+
+        It may as well have been read and dropped, which nobody can tell apart: so never twice, and it is counted.
+        """
+        return bool(self.served) and not (
+            exchange.last_read_ns or exchange.retried or exchange.ended
+        )
+
+    def over(self, exchange: Exchange) -> None:
+        """What was read has ended the exchange: keep the connection for the next one, or not."""
+        self.exchange = None
+        self.served += 1
+        self._client.answers += 1
+        if exchange.close_after or self.lost or not self._client.reuse:
+            self._client.closed_said += exchange.close_after
+            self.close()
+        else:
+            self.idle_since_ns = time.monotonic_ns()
+            self._client.idle.append(self)
+
+    def close(self) -> None:
+        """Give the socket up at once."""
+        self.exchange, self._left = None, True
+        if self._wire is not None:
+            self._wire.abort()
+
+
+class Client:
+    """Sends exchanges to one endpoint. Never waits for a connection slot: the loop stays open."""
+
+    def __init__(
+        self,
+        endpoint: Endpoint,
+        addresses: list[str],
+        context: ssl.SSLContext | None,
+        *,
+        stamps: Stamps = "read",
+        reuse: Reuse = "pool",
+        proxy: Proxy | None = None,
+    ) -> None:
+        """``stamps="kernel"`` dates every read by the kernel, where kernel_stamps can (plain TCP on Linux)."""
+        self._endpoint = endpoint
+        self.secrets = endpoint.secrets
+        self._addresses = addresses
+        self._context = context
+        self._loop = asyncio.get_running_loop()
+        self._connecting: dict[Exchange, asyncio.Task[None]] = {}
+        self._carrying: dict[Exchange, Connection] = {}
+        self._proxy = proxy
+        plain = kernel_stamps.AVAILABLE and context is None and proxy is None
+        self._kernel_stamps = plain
+        self._reader: kernel_stamps.KernelReader | None = None
+        self._patient = False
+        self._pacer: Sleeper | None = None
+        self.stamps: Stamps = stamps if plain else "read"
+        self.reuse = reuse == "pool"
+        self.open: set[Connection] = set()
+        self.idle: deque[Connection] = deque()
+        self.connections_opened = 0
+        self._numbers = count()
+        self.shortages = 0  # connections that failed because this machine ran out of something
+        self.resent = 0  # requests that a kept-alive connection was closed under
+        self.answers = 0  # that came whole ...
+        self.closed_said = self.closed_unsaid = (
+            0  # ... and connections that the server closed behind one
+        )
+        self.receive_delays_s: array[float] = array(
+            "d"
+        )  # read − kernel time, of the audited connections
+        self.asked, self.asked_failed = (
+            0,
+            list[str](),
+        )  # outside of a stage; "status: error" of each that failed
+        self.patience_s = ANSWER_TIMEOUT_S  # with an answer that is asked for outside of a stage
+
+    def dispatch(self, exchange: Exchange) -> None:
+        """Send now on a kept-alive connection, or open a new one; returns at once."""
+        connection = self._take_idle()
+        if connection is None:
+            self.connect_and_send(exchange)
+            return
+        exchange.record.connected_ns = time.monotonic_ns()
+        self._carrying[exchange] = connection
+        connection.send(exchange)
+
+    def connect_and_send(self, exchange: Exchange) -> None:
+        """Open a connection for this exchange alone; on one machine it is there at once."""
+        begun = None
+        if self.stamps == "kernel" and self._addresses:
+            address, connection = (self._addresses[0], self._endpoint.port), Connection(self)
+            try:
+                begun = kernel_connect.connect_at_once(self._kernel_reader(), address, connection)
+            except OSError:
+                pass  # what goes wrong here goes wrong below, which says so
+            else:
+                if begun is None:
+                    self._carry(exchange, connection)
+                    return
+        task = self._loop.create_task(self._connect(exchange, begun))
+        if begun is not None:  # a task that is cancelled before its first step closes nothing
+            task.add_done_callback(lambda task: begun.close() if task.cancelled() else None)
+        self._connecting[exchange] = task
+
+    def forget(self, exchange: Exchange) -> None:
+        """The exchange has ended: stop whatever is still done for it."""
+        task = self._connecting.pop(exchange, None)
+        if task is not None and task is not asyncio.current_task():
+            task.cancel()
+        connection = self._carrying.pop(exchange, None)
+        if connection is not None and connection.exchange is exchange and exchange.close_after:
+            connection.close()
+
+    async def close(self) -> None:
+        """Close every connection, whatever it carries, and let the sockets go."""
+        for task in list(self._connecting.values()):
+            task.cancel()
+        for connection in list(self.open):
+            connection.close()
+        self.idle.clear()
+        for _ in range(1000):  # each leaves in its connection_lost, in a turn of the loop or two
+            if not self.open:
+                break
+            await asyncio.sleep(0.001)
+        if self._reader is not None:
+            self._reader.close()
+            self._reader = None
+
+    def be_patient(self, patient: bool) -> None:
+        """Whether what is read may wait for 2 ms, as nobody does something because of it."""
+        self._patient = patient
+        if self._reader is not None:
+            self._reader.patient = patient
+
+    @property
+    def keeps_alive(self) -> bool | None:
+        """Whether the server keeps connections for another request, as far as its answers told; None: they did not."""
+        if self.answers < CLOSED_MIN or not self.reuse:
+            return None
+        return self.closed_said + self.closed_unsaid < CLOSED_SHARE * self.answers
+
+    @property
+    def behind(self) -> bool:
+        """Whether there was more to read than fitted into one turn."""
+        return self._reader is not None and self._reader.behind
+
+    async def catch_up(self) -> None:
+        """Read what has come, before somebody is said to be silent."""
+        if self._reader is not None:
+            self._reader.catch_up()
+        for _ in range(2):  # by asyncio, in a turn of the loop: the rest of this one, and the next
+            await asyncio.sleep(0)
+
+    def make_way(self, pacer: Sleeper) -> None:
+        """Read less where ``pacer`` is about to call."""
+        self._pacer = pacer
+        if self._reader is not None:
+            self._reader.pacer = pacer
+
+    def _note_delay(self, delay_s: float) -> None:
+        self.receive_delays_s.append(delay_s)  # each stage has its own
+
+    def _kernel_reader(self) -> kernel_stamps.KernelReader:
+        if self._reader is None:
+            self._reader = kernel_stamps.KernelReader(
+                date_by_kernel=self.stamps == "kernel", on_delay=self._note_delay
+            )
+            self._reader.patient, self._reader.pacer = self._patient, self._pacer
+        return self._reader
+
+    def _take_idle(self) -> Connection | None:
+        oldest_ns = time.monotonic_ns() - int(IDLE_MAX_S * 1e9)
+        while self.idle:
+            connection = self.idle.pop()  # the one used last is the least likely to be closed
+            if not connection.lost and connection.idle_since_ns >= oldest_ns:
+                return connection
+            connection.close()
+        return None
+
+    async def _connect(self, exchange: Exchange, begun: socket.socket | None) -> None:
+        try:
+            async with asyncio.timeout(CONNECT_TIMEOUT_S):
+                connection = await self._open(begun)
+        except TimeoutError:
+            exchange.fail(
+                "connect_error",
+                f"no connection within {CONNECT_TIMEOUT_S:g} s",
+                time.monotonic_ns(),
+            )
+            return
+        except OSError as error:  # ssl.SSLError is one
+            if error.errno in OWN_SHORTAGE:
+                self.shortages += 1
+            exchange.fail("connect_error", _why(error), time.monotonic_ns())
+            error.__traceback__ = None  # holds the frame that holds it
+            return
+        finally:
+            self._connecting.pop(exchange, None)
+        if exchange.ended:
+            connection.close()
+            return
+        if connection.lost:  # accepted and closed at once
+            exchange.fail(
+                "reset", "connection closed before the response headers", time.monotonic_ns()
+            )
+            return
+        self._carry(exchange, connection)
+
+    def _carry(self, exchange: Exchange, connection: Connection) -> None:
+        """Send on a connection that is new."""
+        exchange.record.connected_ns = time.monotonic_ns()
+        self._carrying[exchange] = connection
+        connection.send(exchange)
+
+    async def _open(self, begun: socket.socket | None = None) -> Connection:
+        """A connection to the endpoint, over the socket that is ``begun`` to its first address or over one of its own."""
+        audited = self._kernel_stamps and next(self._numbers) % AUDIT_EVERY == 0
+        connection = Connection(self)
+        if self._proxy is not None and self._context is not None:
+            connection.connection_made(
+                await open_tunnel(self._proxy, self._endpoint, self._context, connection)
+            )
+            return connection
+        host, port = self._endpoint.host, self._endpoint.port
+        addresses = self._addresses
+        if self._proxy is not None:
+            addresses, port = [self._proxy.host], self._proxy.port
+        last: OSError | None = None
+        for address in list(addresses):
+            try:
+                async with asyncio.timeout(None if address == addresses[-1] else ADDRESS_TIMEOUT_S):
+                    if audited or self.stamps == "kernel":
+                        first, begun = begun, None
+                        await kernel_connect.connect(
+                            self._kernel_reader(), (address, port), connection, first
+                        )
+                    else:
+                        await self._loop.create_connection(
+                            lambda: connection,
+                            address,
+                            port,
+                            ssl=self._context,
+                            server_hostname=host if self._context else None,
+                        )
+                if addresses[0] != address:  # as localhost, where nobody listens at 127.0.0.1
+                    addresses.remove(address)
+                    addresses.insert(0, address)
+                return connection
+            except OSError as error:
+                if (
+                    last is None or last.errno not in OWN_SHORTAGE
+                ):  # which is not the next one's doing
+                    last = error
+        raise last or OSError("no address")
+
+
+def _why(error: OSError) -> str:
+    """A refused connection in the system's plain words; a TLS error in OpenSSL's, a name's in the resolver's."""
+    if isinstance(error, ssl.SSLError | socket.gaierror) or not error.errno:
+        return str(error) or f"{type(error).__name__} while connecting"
+    return os.strerror(error.errno)

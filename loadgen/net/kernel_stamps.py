@@ -1,0 +1,288 @@
+"""Reads dated by the kernel: SO_TIMESTAMPNS with recvmsg, on plain TCP on Linux.
+
+The kernel notes when a segment arrived, so that the date stays right to some 10 µs while the event loop is busy
+with something else. Asyncio's transports hand out no ancillary data, hence bare sockets and a reader of our own.
+
+Dates that do not depend on when they are read allow reading in turns, where tokens are many and nobody waits for an
+answer: all sockets that have something are read together, 2 ms apart, which saves most wake-ups of the process.
+Segments of one stream that wait together are merged by the kernel and carry the stamp of the newest. So streams whose
+tokens are not well further apart than the turns are read at once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import select
+import socket
+import struct
+import sys
+import time
+from collections.abc import Callable
+from typing import Protocol
+
+from ampacity.loadgen.receive import hot_path
+from ampacity.loadgen.receive.exchange import Exchange
+from ampacity.loadgen.sleeper import Sleeper
+
+TURN_NS = 2_000_000  # from one turn to the next
+OFTEN_NS = (
+    125_000  # sockets that have something so soon after the latest read are read in turns ...
+)
+FEW = 4  # ... until a turn has fewer reads
+READS_MAX = 64  # of a turn, before requests may leave; fewer where one is due soon ...
+READS_MIN = 8  # ... but so many
+READ_NS = 7_000  # what one takes, at first ...
+READ_NS_MAX = 50_000  # ... and at most: more, and the process was interrupted
+NEAR_NS = 2 * TURN_NS  # between two reads of a stream: so near each other, turns might merge them
+NEAR_SHARE_MAX = 1 / 16  # of the latest reads that may be so; with more all are made at once ...
+LATEST = 256  # ... for so many
+LOOK_EVERY = (
+    64  # so many times as many are made at once all the same: what is merged is not seen to be near
+)
+AUDIT_EVERY = 31  # reads: the delay of one in so many is noted; turns have no such number of reads again and again
+_EDGES = (
+    select.EPOLLIN | select.EPOLLRDHUP | select.EPOLLET
+)  # a socket is told of once, when something comes
+
+AVAILABLE: bool = sys.platform.startswith("linux") and struct.calcsize("P") == 8
+
+
+class Receiver(Protocol):
+    """The connection above the socket."""
+
+    exchange: Exchange | None  # that the next read is for
+
+    def attach(self, wire: KernelWire) -> None:
+        """The socket is connected."""
+
+    def over(self, exchange: Exchange) -> None:
+        """The exchange has ended by what was read."""
+
+    def close(self) -> None:
+        """Give the socket up."""
+
+    def resume_writing(self) -> None:
+        """Everything has been handed to the socket."""
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Closed, by whom ever."""
+
+
+class KernelReader:
+    """Reads the sockets of one event loop, each as soon as it has something or all in turns."""
+
+    def __init__(self, *, date_by_kernel: bool, on_delay: Callable[[float], None]) -> None:
+        """``on_delay`` is told read time − kernel time, s; with ``date_by_kernel``, which is the date then, of a sample."""
+        self._loop = asyncio.get_running_loop()
+        self._by_kernel = date_by_kernel
+        self._on_delay = on_delay
+        self._wires: list[KernelWire | None] = []  # by their descriptors, which are small numbers
+        self._epoll = select.epoll()
+        self._sleeper = Sleeper()
+        self.patient = False  # whether reads may wait for their turn
+        self.pacer: Sleeper | None = None  # lets requests leave, which come first
+        self._read_ns = READ_NS  # of the latest turns
+        self.behind = False  # whether the latest turn had all the reads that it might have
+        self._more: asyncio.Handle | None = None
+        self._turn_ns = 0  # when the latest turn began
+        # of the latest reads, by how soon they came after the one before of their stream
+        self._near = self._far = 0
+        self._apart = False  # whether most were far
+        self._looks = 0
+        self._audit_at = 0  # which read of the next turn is audited, the first if it has several
+        self._loop.add_reader(self._epoll.fileno(), self._on_readable)
+
+    def add(self, wire: KernelWire) -> None:
+        """Read this socket from here on."""
+        self._wires += [None] * (wire.fd + 1 - len(self._wires))
+        self._wires[wire.fd] = wire
+        self._epoll.register(wire.fd, _EDGES)
+
+    def remove(self, wire: KernelWire) -> None:
+        """Read it no more."""
+        if wire.fd < len(self._wires) and self._wires[wire.fd] is wire:
+            self._wires[wire.fd] = None
+            self._epoll.unregister(wire.fd)
+
+    def close(self) -> None:
+        """Read nothing any more."""
+        self._wires.clear()
+        self._sleeper.close()
+        if self._more is not None:
+            self._more.cancel()
+        self._loop.remove_reader(self._epoll.fileno())
+        self._epoll.close()
+
+    def _on_readable(self) -> None:
+        before_ns = self._turn_ns
+        self.turn()
+        if self._turn_ns - before_ns < OFTEN_NS and self._may_wait():
+            self._loop.remove_reader(self._epoll.fileno())
+            self._sleeper.call_at(self._turn_ns + TURN_NS, self._on_time)
+        elif self.behind:  # if only to see that nothing is left
+            self._more = self._loop.call_soon(self._on_readable)
+
+    def _on_time(self) -> None:
+        reads = self.turn()
+        if self.behind:
+            self._more = self._loop.call_soon(self._on_time)
+        elif reads < FEW or not self._may_wait():
+            self._loop.add_reader(self._epoll.fileno(), self._on_readable)
+        else:
+            self._sleeper.call_at(self._turn_ns + TURN_NS, self._on_time)
+
+    def _may_wait(self) -> bool:
+        return self.patient and self._by_kernel and self._apart
+
+    def turn(self) -> int:
+        """Read what there is and hand it on. Says how many reads there were."""
+        wires = self._wires
+        self._turn_ns = time.monotonic_ns()
+        most = self._reads_now()
+        if self._by_kernel:
+            found = hot_path.read_ready(
+                self._epoll, wires, most, NEAR_NS, self._audit_at, AUDIT_EVERY
+            )
+        else:
+            found = hot_path.read_ready_in_python(
+                self._epoll, wires, most, NEAR_NS, 0, 1, by_kernel=False
+            )
+        ready, near, reads, again, delays_ns = found
+        self.behind = ready == most
+        self._audit_at = (self._audit_at - ready) % AUDIT_EVERY
+        for delay_ns in delays_ns:
+            self._on_delay(delay_ns / 1e9)
+        for wire, at_ns, data in reads:
+            if wires[wire.fd] is wire:  # not closed by a read of this turn
+                try:
+                    self._hand_on(wire, at_ns, data)
+                except Exception as error:  # one stream's, as in a callback of its own
+                    self._tell(error)
+        for wire in again:  # there may be more, or the end, and no new edge
+            if wires[wire.fd] is wire:
+                self._epoll.modify(wire.fd, _EDGES)
+        self._note_distances(near, ready - near)
+        if ready:
+            took_ns = (time.monotonic_ns() - self._turn_ns) // ready
+            self._read_ns += (min(took_ns, READ_NS_MAX) - self._read_ns) // 8
+        return ready
+
+    def _hand_on(self, wire: KernelWire, at_ns: int, data: bytes | OSError) -> None:
+        receiver = wire.receiver
+        exchange = receiver.exchange
+        if isinstance(data, OSError):
+            wire.lose(data)
+        elif not data:
+            wire.lose(None)
+        elif exchange is None:
+            receiver.close()  # nobody asked
+        elif exchange.feed(at_ns, data):
+            receiver.over(exchange)
+
+    def _reads_now(self) -> int:
+        """How many reads may be made before a request is due."""
+        if self.pacer is None:
+            return READS_MAX
+        left_ns = self.pacer.deadline_ns - self._turn_ns
+        if (
+            left_ns < -TURN_NS
+        ):  # too late for making way: answers that nobody reads would make it later still
+            return READS_MAX
+        return min(max(left_ns // self._read_ns, READS_MIN), READS_MAX)
+
+    def catch_up(self) -> None:
+        """Read all that waits by now: as many reads as there are sockets, for more is still coming where there is more."""
+        left = len(self._wires)
+        while left > 0:
+            left -= self.turn()
+            if not self.behind:
+                break
+
+    def _tell(self, error: Exception) -> None:
+        self._loop.call_exception_handler(
+            {"message": "a read could not be used", "exception": error}
+        )
+
+    def _note_distances(self, near: int, far: int) -> None:
+        self._near += near
+        self._far += far
+        if (latest := self._near + self._far) >= LATEST:
+            self._looks += 1
+            self._apart = self._near <= NEAR_SHARE_MAX * latest and self._looks % LOOK_EVERY != 0
+            self._near = self._far = 0
+
+
+class KernelWire:
+    """A connected non-blocking socket that a reader reads."""
+
+    __slots__ = ("_buffer", "_loop", "_reader", "_socket", "fd", "last_ns", "receiver", "recvmsg")
+
+    def __init__(self, reader: KernelReader, connected: socket.socket, receiver: Receiver) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._reader = reader
+        self._socket = connected
+        self._buffer = b""
+        self.recvmsg = connected.recvmsg
+        self.fd = connected.fileno()
+        self.receiver = receiver
+        self.last_ns = (
+            0  # before which nothing can be dated: the latest read, or the write that it answers
+        )
+        reader.add(self)
+
+    def write(self, data: bytes) -> None:
+        """Hand over what fits at once; the rest as the socket takes it."""
+        self.last_ns = time.monotonic_ns()
+        if self._buffer:
+            self._buffer += data
+            return
+        try:
+            sent = self._socket.send(data)
+        except (BlockingIOError, InterruptedError):
+            sent = 0
+        except OSError as error:
+            self._loop.call_soon(self.lose, error)  # not from within the caller's send
+            return
+        if sent < len(data):
+            self._buffer = data[sent:]
+            self._loop.add_writer(self.fd, self._on_writable)
+
+    def get_write_buffer_size(self) -> int:
+        """Bytes that the socket has not taken yet."""
+        return len(self._buffer)
+
+    def abort(self) -> None:
+        """Close at once; connection_lost follows in a later turn of the loop, as with asyncio's transports."""
+        if self._release():
+            self._loop.call_soon(self.receiver.connection_lost, None)
+
+    def lose(self, error: OSError | None) -> None:
+        """The peer closed or broke the connection."""
+        if self._release():
+            self.receiver.connection_lost(error)
+
+    def _on_writable(self) -> None:
+        try:
+            sent = self._socket.send(self._buffer)
+        except (BlockingIOError, InterruptedError):
+            return
+        except OSError as error:
+            self.lose(error)
+            return
+        self._buffer = self._buffer[sent:]
+        if not self._buffer:
+            self._loop.remove_writer(self.fd)
+            self.receiver.resume_writing()
+
+    def _release(self) -> bool:
+        """Let the socket go; whether it was still there."""
+        if self._socket.fileno() < 0:
+            return False
+        self._reader.remove(self)
+        if self._buffer:
+            self._loop.remove_writer(self.fd)
+            self._buffer = b""
+        with contextlib.suppress(OSError):
+            self._socket.close()
+        return True

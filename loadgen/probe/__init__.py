@@ -1,0 +1,1 @@
+"""Look at an endpoint before the load begins."""

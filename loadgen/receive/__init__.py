@@ -1,0 +1,1 @@
+"""Read answers: from bytes and their times to the record of a request."""

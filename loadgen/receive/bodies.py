@@ -1,0 +1,128 @@
+"""The body of one response: the pieces that HTTP's framing leaves in, events or one whole text out."""
+
+from __future__ import annotations
+
+import zlib
+
+from ampacity.loadgen.receive.sse import EventSplitter
+from ampacity.loadgen.send.protocols import printable
+
+WHOLE_BODY_BYTES = (
+    64 * 2**20
+)  # a body that is no stream may be so long, and one event of a stream too
+FRAMING_MAX_BYTES = (
+    65_536  # headers, trailers or sizes of chunks may be so long, without a byte of the body
+)
+FRAMING_TOO_LONG = f"more than {FRAMING_MAX_BYTES >> 10} KiB of headers"
+ERROR_BODY_BYTES = 65_536  # so much of an error body is read for its message
+
+
+class Inflater:
+    """Undoes gzip and deflate as it comes: of several members one after the other, and deflate with a header or, against the RFC, without."""
+
+    def __init__(self) -> None:
+        self._member = zlib.decompressobj(zlib.MAX_WBITS | 32)  # either header
+        self._head = b""  # of the body, while it may yet turn out to have no header
+        self._began = False
+
+    def __call__(self, data: bytes) -> bytes:
+        """What these further bytes hold. Raises zlib.error."""
+        if not self._began:
+            data = self._head + data
+            if len(data) < 2:
+                self._head = data
+                return b""
+            self._began = True
+            header = data[:2] == b"\x1f\x8b" or (
+                data[0] & 0x0F == 8 and int.from_bytes(data[:2]) % 31 == 0
+            )
+            if not header:
+                self._member = zlib.decompressobj(-zlib.MAX_WBITS)
+        plain = self._member.decompress(data)
+        while rest := self._member.unused_data:  # the next member of gzip
+            self._member = zlib.decompressobj(zlib.MAX_WBITS | 32)
+            plain += self._member.decompress(rest)
+        return plain
+
+
+class Body:
+    """Pieces are appended to ``pieces``; ``take`` uses them up."""
+
+    __slots__ = ("_bytes", "_foreign", "_inflate", "_kept", "_most_bytes", "pieces", "splitter")
+
+    def __init__(self) -> None:
+        self.pieces: list[bytes] = []
+        self.splitter: EventSplitter | None = None  # of an event stream
+        self._inflate: Inflater | None = None
+        self._foreign: str | None = None  # its content coding, where we cannot undo it
+        self._kept: list[bytes] = []  # of a body that is none
+        self._bytes = 0
+        self._most_bytes = WHOLE_BODY_BYTES
+
+    def begin(self, status: int, *, stream: bool) -> None:
+        """The headers are there."""
+        self._most_bytes = WHOLE_BODY_BYTES if status == 200 else ERROR_BODY_BYTES
+        if stream:
+            self.splitter = EventSplitter()
+
+    def encoded(self, name: bytes) -> None:
+        """It comes in this content coding, although none was asked for."""
+        coding = name.strip().lower()
+        if coding in (b"gzip", b"x-gzip", b"deflate"):
+            self._inflate = Inflater()
+        elif coding not in (b"", b"identity"):
+            self._foreign = printable(coding.decode("latin-1"), 40)
+
+    @property
+    def between_events(self) -> bool:
+        """Whether the next piece is plain text of an event stream and begins an event."""
+        return self._inflate is None and self.splitter is not None and self.splitter.between_events
+
+    def take(self, count: int | None) -> tuple[list[bytes], str | None]:
+        """The events of the first ``count`` pieces, which are all of the response; and what is wrong with them.
+
+        A body that is no event stream is only kept, for ``whole``.
+        """
+        pieces, wrong = self.pieces[:count], None
+        self.pieces.clear()
+        if self._foreign is not None:
+            return [], self._refused()
+        if self._inflate is not None:
+            pieces, wrong = self._decompressed(pieces, self._inflate)
+        if self.splitter is not None:
+            events = [event for piece in pieces for event in self.splitter.feed(piece)]
+            if self.splitter.waiting_bytes > WHOLE_BODY_BYTES:
+                self.splitter = EventSplitter()  # what waits is no event any more
+                wrong = f"an event of more than {WHOLE_BODY_BYTES >> 20} MiB"
+            return events, wrong
+        for piece in pieces:
+            self._bytes += len(piece)
+            if self._bytes <= self._most_bytes:
+                self._kept.append(piece)
+        if self._bytes > WHOLE_BODY_BYTES:
+            wrong = f"a body of more than {WHOLE_BODY_BYTES >> 20} MiB"
+        return [], wrong
+
+    def whole(self) -> bytes:
+        """A body that is no event stream, as far as it was taken; of an error only the beginning."""
+        return (
+            b"".join(self._kept) if self._foreign is None else f"a body in {self._foreign}".encode()
+        )
+
+    def _refused(self) -> str | None:
+        """Why an answer cannot be read; a refusal stays one."""
+        if self._most_bytes == ERROR_BODY_BYTES:
+            return None
+        return f"the answer comes in the content coding {self._foreign}, which was not asked for"
+
+    def _decompressed(
+        self, pieces: list[bytes], inflate: Inflater
+    ) -> tuple[list[bytes], str | None]:
+        """The pieces decompressed, up to one that is broken; and what is wrong with that."""
+        plain: list[bytes] = []
+        try:
+            for piece in pieces:
+                plain.append(inflate(piece))
+        except zlib.error as error:
+            return plain, f"broken compressed body: {error}"
+        return plain, None

@@ -1,0 +1,132 @@
+"""What run.json may hold, as far as anything reads it; an entry that is not named here may hold anything."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal
+
+import msgspec
+from msgspec import Meta
+
+
+def _object(needs: tuple[str, ...] = (), **fields: Any) -> Any:
+    """A JSON object in which ``needs`` must be there; the other ``fields`` may be missing or null."""
+    must = [(name, fields[name]) for name in needs]
+    can = [(name, kind | None, None) for name, kind in fields.items() if name not in needs]
+    return msgspec.defstruct("Object", [*must, *can])
+
+
+def _list(kind: Any) -> Any:
+    return list[kind]
+
+
+_AMOUNT: Any = Annotated[float, Meta(ge=0, le=2.0**62)]
+_COUNT: Any = Annotated[int, Meta(ge=0, le=2 * 10**7)]  # of requests
+_TIME_NS: Any = Annotated[int, Meta(ge=-(2**62), le=2**62)]
+_PART_S: Any = Annotated[float, Meta(ge=0.1, le=30 * 86_400.0)]
+_ANY_OBJECT: Any = dict[str, Any]
+_AUDIT = _object(
+    slip_p50_s=_AMOUNT,
+    slip_p99_s=_AMOUNT,
+    slip_max_s=_AMOUNT,
+    loop_lag_p99_s=_AMOUNT,
+    receive_delay_p99_s=_AMOUNT,
+    busiest=_list(_object(("name", "cores"), name=str, cores=_AMOUNT)),
+    stalls=_list(tuple[_COUNT, _TIME_NS, _TIME_NS]),
+    dated_by_kernel=bool,
+    coalesced_share=_AMOUNT,
+    cpu_fraction=_AMOUNT,
+    resent=_COUNT,
+    client_limited=bool,
+    client_limited_reason=str,
+)
+_STAGE = _object(
+    ("start_ns", "end_ns"),
+    index=_COUNT,
+    kind=Literal["open", "closed"],
+    schedule=_COUNT,
+    lengths=str,
+    offered_rps=_AMOUNT,
+    concurrency=_COUNT,
+    start_ns=_TIME_NS,
+    end_ns=_TIME_NS,
+    drained_ns=_TIME_NS,
+    ramp_s=_AMOUNT,
+    scheduled_requests=_COUNT,
+    sessions=_object(cut=list[str]),
+    cached_share_planned=_AMOUNT,
+    ended_early=str,
+    audit=_AUDIT,
+)
+_STEP = _object(("stage", "offered_rps", "why"), stage=_COUNT, offered_rps=_AMOUNT, why=str)
+_LENGTHS = _object(p50=_AMOUNT, text=str)
+_FINDING = _object(
+    ("name", "verdict", "found", "means"),
+    name=str,
+    verdict=Literal["ok", "note", "bad"],
+    found=str,
+    means=str,
+    spoils=list[str],
+)
+_DEFINITION = _object(("what", "theirs"), what=str, theirs=str, ours=str)
+_RUN_JSON = _object(
+    status=str,
+    status_reason=str,
+    predicted=bool,
+    started_utc=str,
+    tool=_ANY_OBJECT,
+    clock=_ANY_OBJECT,
+    endpoint=_ANY_OBJECT,
+    locked=_ANY_OBJECT,
+    host=_ANY_OBJECT,
+    slos=_list(_ANY_OBJECT),
+    notes=list[str],
+    diagnosis=_list(_FINDING),
+    warmup_requests=_COUNT,
+    command_line=list[str],
+    stages=_list(_STAGE),
+    workload=_object(
+        input_tokens=_LENGTHS,
+        output_tokens=_LENGTHS,
+        classes=_list(_object(name=str, weight=_AMOUNT)),
+        turns_beyond_context=_COUNT,
+        clipped_to_context=_COUNT,
+    ),
+    imported=_object(("tool",), tool=str, definitions=_list(_DEFINITION), missing=dict[str, str]),
+    search=_object(
+        ("precision",),
+        precision=_AMOUNT,
+        reached=bool,
+        ended=str,
+        more_requests=_COUNT,
+        path=_list(_STEP),
+    ),
+    burst=_object(
+        ("base_rps", "base_s", "burst_s", "recovery_s"),
+        base_rps=Annotated[float, Meta(gt=0, le=2.0**62)],
+        base_s=_PART_S,
+        burst_s=_PART_S,
+        recovery_s=_PART_S,
+        factor=_AMOUNT,
+        shape=str,
+    ),
+    ab=_object(("pair", "arm"), pair=str, arm=Literal["a", "b"], rounds=_COUNT, aa=bool),
+    fleet_inputs=_object(
+        peak_rps=_AMOUNT, tensor_parallel=_AMOUNT, safety_factor=_AMOUNT, gpu_hour_usd=_AMOUNT
+    ),
+)
+
+
+def fault_of(meta: Mapping[str, Any]) -> str | None:
+    """The first entry that no run writes, its name, value and what would be right, in one line; None where there is none."""
+    try:
+        msgspec.convert(meta, _RUN_JSON)
+    except msgspec.ValidationError as error:
+        expected, _, where = str(error).replace("`", "").partition(" - at $.")
+        value: Any = meta
+        for name, position in re.findall(r"(\w+)|\[(\d+)\]", where):
+            value = value[name] if name else value[int(position)]
+        said = f"{where} is {repr(value)[:60]}: {expected[0].lower()}{expected[1:]}"
+        return f"{said}; no run writes that: the file was changed or is damaged"
+    return None

@@ -1,0 +1,1 @@
+"""Make requests: messages, bodies and heads, by API."""

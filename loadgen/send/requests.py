@@ -1,0 +1,190 @@
+"""Bytes of whole requests: what is said, the JSON body, the head."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+
+from ampacity.loadgen.send.conversations import Conversations
+from ampacity.loadgen.send.endpoint import Endpoint, Proxy
+from ampacity.loadgen.send.protocols import RequestShape
+from ampacity.loadgen.send.retold import AnswerContent, message
+from ampacity.workloads.classes import RequestClass
+from ampacity.workloads.prompts.files import PromptFile
+from ampacity.workloads.prompts.images import Images
+from ampacity.workloads.prompts.synthetic import PromptMaker
+from ampacity.workloads.schedule import Schedule
+from ampacity.workloads.traces.recorded import Recorded
+
+_MESSAGES = ("chat", "messages", "responses")  # APIs that take a conversation
+
+
+def _proxy_header(endpoint: Endpoint, proxy: Proxy | None) -> str | None:
+    return proxy.header() if proxy is not None and endpoint.scheme == "http" else None
+
+
+def _whole(prefix: bytes, run_id: str, request_id: int, body: bytes) -> bytes:
+    return b"%bX-Request-Id: %b-%d\r\nContent-Length: %d\r\n\r\n%b" % (
+        prefix,
+        run_id.encode(),
+        request_id,
+        len(body),
+        body,
+    )
+
+
+class RequestMaker:
+    """Makes lone requests, as a probe sends them; ``run_id`` and the request's number go into X-Request-Id."""
+
+    def __init__(
+        self, endpoint: Endpoint, prompts: PromptMaker, run_id: str, proxy: Proxy | None = None
+    ) -> None:
+        self._endpoint = endpoint
+        self._through_proxy = _proxy_header(endpoint, proxy)
+        self._prompts = prompts
+        self._run_id = run_id
+        self._number = 0
+
+    def make(
+        self, shape: RequestShape, request_id: int, input_tokens: int, output_tokens: int
+    ) -> bytes:
+        """All bytes of one request; its prompt has ``input_tokens`` tokens as the server is expected to count."""
+        body = shape.body(self._prompts.make(max(request_id, 0), input_tokens), output_tokens)
+        return _whole(
+            self._endpoint.request_prefix(shape.api, self._through_proxy),
+            self._run_id,
+            request_id,
+            body,
+        )
+
+    def numbered(self, shape: RequestShape, input_tokens: int, output_tokens: int) -> bytes:
+        """A probing request, each with a prompt of its own."""
+        self._number += 1
+        return self.make(shape, self._number, input_tokens, output_tokens)
+
+    def saying(self, shape: RequestShape, text: str | msgspec.Raw, output_tokens: int) -> bytes:
+        """A probing request with this prompt."""
+        self._number += 1
+        prefix = self._endpoint.request_prefix(shape.api, self._through_proxy)
+        return _whole(prefix, self._run_id, self._number, shape.body(text, output_tokens))
+
+
+class ScheduledRequests:
+    """The requests of a run's schedules, for each of several endpoints. ``prepare`` comes before ``make``."""
+
+    def __init__(
+        self,
+        routes: Sequence[tuple[Endpoint, Proxy | None]],
+        shape: RequestShape,
+        prompts: PromptMaker,
+        run_id: str,
+        *,
+        classes: Sequence[RequestClass] = (),
+        planned_histories: bool = False,
+        file: PromptFile | Recorded | None = None,
+        images: Images | None = None,
+    ) -> None:
+        """``classes``: what the names in a schedule's ``class_names`` stand for; ``file``: its ``entry`` column."""
+        self._shape = shape
+        self._prompts = prompts
+        self._run_id = run_id
+        self._planned = planned_histories
+        self._file = file
+        self._system_apart = (
+            shape.api == "messages"
+        )  # of recorded messages: a field of the body there
+        self._images = images
+        self._classes = {c.name: c for c in classes}
+        self._prefixes = [
+            endpoint.request_prefix(shape.api, _proxy_header(endpoint, proxy))
+            for endpoint, proxy in routes
+        ]
+        self._shapes: dict[tuple[str, str, object], RequestShape] = {}
+        self._conversations: Conversations | None = None
+
+    def prepare(self, schedule: Schedule) -> None:
+        """The schedule that the next requests are of."""
+        self._schedule = schedule
+        self._conversations = None
+        if schedule.continues is not None:
+            self._conversations = Conversations(
+                self._prompts, schedule, planned=self._planned, api=self._shape.api, file=self._file
+            )
+
+    def make(self, index: int, target: int = 0) -> bytes:
+        """All bytes of the schedule's request ``index`` to endpoint ``target``."""
+        schedule = self._schedule
+        class_ = schedule.class_name(index)
+        body = self._shape_of(
+            class_, schedule.model_name(index), self._recorded_fields(index)
+        ).body(self._prompt(index), int(schedule.output_tokens[index]))
+        prefix = self._prefixes[target]
+        if class_ in self._classes:
+            lines = (f"{name}: {value}\r\n" for name, value in self._classes[class_].headers)
+            prefix += "".join(lines).encode("latin-1")
+        return _whole(prefix, self._run_id, schedule.request_id(index), body)
+
+    def wanted(self, index: int) -> bool:
+        """Whether the text of the answer will be told again."""
+        return self._conversations is not None and self._conversations.wanted(index)
+
+    def answered(self, index: int, told: AnswerContent) -> None:
+        """The request is over; ``told`` is what the server answered, if it was wanted."""
+        if self._conversations is not None:
+            self._conversations.answered(index, told)
+
+    def _recorded_fields(self, index: int) -> tuple[object, dict[str, Any]]:
+        """The further body fields of a recorded request, and a name for them."""
+        entry = -1 if self._schedule.entry is None else int(self._schedule.entry[index])
+        if entry < 0 or not isinstance(self._file, Recorded):
+            return None, {}
+        return self._file.body_fields(entry, system_apart=self._system_apart)
+
+    def _shape_of(
+        self, class_: str, model: str | None, recorded: tuple[object, dict[str, Any]]
+    ) -> RequestShape:
+        key = class_, model or "", recorded[0]
+        shape = self._shapes.get(key)
+        if shape is None:
+            extra = recorded[1] | dict(self._shape.extra)
+            if class_ in self._classes:
+                extra |= self._classes[class_].body()
+            shape = dataclasses.replace(self._shape, model=model or self._shape.model, extra=extra)
+            self._shapes[key] = shape
+        return shape
+
+    def _prompt(self, index: int) -> str | msgspec.Raw:
+        schedule, request_id = self._schedule, self._schedule.request_id(index)
+        entry = -1 if schedule.entry is None else int(schedule.entry[index])
+        if self._conversations is not None:
+            told = self._conversations.messages(index)
+        elif entry >= 0 and isinstance(self._file, Recorded):
+            told = b",".join(map(bytes, self._file.turn(entry, system_apart=self._system_apart)))
+        elif entry >= 0 and self._file is not None:
+            told = b",".join(msgspec.json.encode(m) for m in self._file.turn(entry, 0))
+        else:
+            shared = schedule.shared.of(index) if schedule.shared is not None else ()
+            tokens = int(schedule.input_tokens[index])
+            text = " ".join(
+                part for part in self._prompts.parts(request_id, tokens, shared) if part
+            )
+            if self._images is None:
+                return text
+            told = message(
+                "user", [{"type": "text", "text": text}, *self._images.parts(request_id)]
+            )
+        if self._shape.api in _MESSAGES:
+            return msgspec.Raw(b"[" + told + b"]")
+        return "\n".join(
+            _text_of(m.get("content")) for m in msgspec.json.decode(b"[" + told + b"]")
+        )
+
+
+def _text_of(content: Any) -> str:
+    """The text of a message's content, for an API without messages."""
+    if isinstance(content, list):
+        return " ".join(str(part.get("text", "")) for part in content if isinstance(part, dict))
+    return str(content or "")

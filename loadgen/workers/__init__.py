@@ -1,0 +1,1 @@
+"""Worker processes: a stage is dealt out and its records are merged."""

@@ -1,0 +1,341 @@
+"""Several worker processes behind the face of one: a stage is dealt out, its records are merged.
+
+The global schedule is dealt round-robin by session or lone request, so that every worker's share is the same
+process thinned. All workers are prepared before any of them starts, and start at one absolute time.
+A worker that dies is noticed: what it had flushed is kept, what it still owed becomes ``unfinished``, the others go on to the
+end of the stage. What a half load then means is up to the caller, who asks for ``lost``.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import dataclasses
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+import ampacity
+from ampacity.loadgen.audit import Measures
+from ampacity.loadgen.plan import Live, StagePlan, StageResult, record_of
+from ampacity.loadgen.rundir.files import read_stream
+from ampacity.loadgen.rundir.records import RequestRecord
+from ampacity.loadgen.workers.worker import Setup, pack_message, unpack_length, unpack_message
+
+START_TIMEOUT_S = 30.0
+LEAD_S = 0.1  # between the last "prepared" and the first deadline
+GRACE_S = 20.0  # how long a worker may be late with its answer before it is given up
+
+
+class WorkerError(ValueError):
+    """No worker process could be started, or none is left."""
+
+
+def _environment() -> dict[str, str]:
+    """The child finds the very packages that run here, wherever it is started."""
+    root = str(Path(ampacity.__file__).resolve().parent.parent)
+    paths = [root, os.environ["PYTHONPATH"]] if os.environ.get("PYTHONPATH") else [root]
+    return {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
+
+
+class _Worker:
+    """One child process and the pipe to it."""
+
+    def __init__(self, number: int, process: asyncio.subprocess.Process, stream: Path) -> None:
+        self.number = number
+        self.process = process
+        self.stream = stream
+        self.live: tuple[int, int, int, int, list[float]] = (0, 0, 0, 0, [])
+        self.died_ns: int | None = None  # or was given up
+
+    def tell(self, *message: Any) -> None:
+        assert self.process.stdin is not None
+        with contextlib.suppress(OSError):  # dead already: the wait for its answer will notice
+            if not self.process.stdin.is_closing():
+                self.process.stdin.write(pack_message(message))
+
+    async def hear(self, until: str, timeout_s: float) -> tuple[Any, ...] | None:
+        """The next answer of the kind ``until``; None when the worker died or is too late."""
+        assert self.process.stdout is not None
+        try:
+            async with asyncio.timeout(timeout_s):
+                while True:
+                    length = unpack_length(await self.process.stdout.readexactly(4))
+                    kind, *rest = unpack_message(await self.process.stdout.readexactly(length))
+                    if kind == until:
+                        return tuple(rest)
+                    if kind == "live":
+                        self.live = rest[0]
+        except (asyncio.IncompleteReadError, TimeoutError, ConnectionError):
+            self.died_ns = time.monotonic_ns()
+            return None
+
+
+class Workers:
+    """Runs stages over N processes; the same calls as a StageRunner."""
+
+    def __init__(
+        self,
+        setup: Setup,
+        stream_of: Callable[[int], Path],
+        on_record: Callable[[RequestRecord], None],
+    ) -> None:
+        """``stream_of(number)`` is a worker's stream file; ``on_record`` gets the rows that dead workers owe."""
+        self._setup = setup
+        self._stream_of = stream_of
+        self._on_record = on_record
+        self._workers: list[_Worker] = []
+        self._started = 0
+        self._stop_reason: str | None = None
+        self.lost: list[str] = []  # one line for each worker that died
+        self._plan: StagePlan | None = None
+        self._began_s = 0.0
+
+    async def grow(self, count: int) -> None:
+        """Have ``count`` living workers. Raises WorkerError when one does not come up."""
+        while len(self._workers) < count:
+            self._workers.append(await self._start())
+
+    async def _start(self) -> _Worker:
+        number, self._started = self._started, self._started + 1
+        process = await asyncio.create_subprocess_exec(
+            sys.executable,
+            "-P",
+            "-m",
+            "ampacity.loadgen.workers.worker",
+            stdin=asyncio.subprocess.PIPE,
+            stdout=asyncio.subprocess.PIPE,
+            env=_environment(),
+            limit=2**24,
+        )
+        worker = _Worker(number, process, self._stream_of(number))
+        worker.tell(self._setup, number, worker.stream)
+        if await worker.hear("ready", START_TIMEOUT_S) is None:
+            await self._end(worker)
+            raise WorkerError(f"worker process {number} did not start")
+        return worker
+
+    @property
+    def live(self) -> Live:
+        """The sum of the workers' counters, as of their latest message."""
+        if self._plan is None:
+            return Live()
+        live = Live.of(self._plan, self._began_s)
+        for worker in self._workers:
+            released, ended, failed, tokens, ttft_s = worker.live
+            live.released += released
+            live.ended += ended
+            live.failed += failed
+            live.tokens += tokens
+            live.ttft_s += ttft_s
+        return live
+
+    def stop(self, reason: str) -> None:
+        """End the stage that is going on in every worker."""
+        self._stop_reason = self._stop_reason or reason
+        for worker in self._workers:
+            worker.tell("stop", reason)
+
+    def finish_stage(self, reason: str) -> None:
+        """Send nothing more in this stage, in any worker; what is in flight is waited for."""
+        for worker in self._workers:
+            worker.tell("finish_stage", reason)
+
+    @property
+    def stopped(self) -> str | None:
+        """Why ``stop`` was called, or None."""
+        return self._stop_reason
+
+    async def run(
+        self, plan: StagePlan, on_start: Callable[[int], None] | None = None
+    ) -> StageResult:
+        """Deal the stage out, run it, merge. Raises WorkerError when no worker is left."""
+        if not self._workers:
+            raise WorkerError("; ".join(self.lost) or "no worker process")
+        dealt = list(zip(self._workers, deal(plan, len(self._workers)), strict=True))
+        for worker, share in dealt:
+            worker.live = (0, 0, 0, 0, [])
+            worker.tell("prepare", share)
+        await asyncio.gather(*(worker.hear("prepared", START_TIMEOUT_S) for worker, _ in dealt))
+        start_ns = time.monotonic_ns() + int(LEAD_S * 1e9)
+        self._plan, self._began_s = plan, start_ns / 1e9
+        if on_start is not None:
+            on_start(start_ns)
+        for worker, _ in dealt:
+            worker.tell("go", start_ns)
+        playing_on_s = plan.finish_s if plan.schedule.session is not None else 0.0
+        patience_s = (
+            LEAD_S + plan.duration_s + playing_on_s + plan.drain_s + plan.answering_s + GRACE_S
+        )
+        answers = await asyncio.gather(*(worker.hear("done", patience_s) for worker, _ in dealt))
+        results = [
+            answer[0] if answer is not None else await self._bury(worker, share, start_ns)
+            for (worker, share), answer in zip(dealt, answers, strict=True)
+        ]
+        measures = Measures(dated_by_kernel=True)
+        for result in results:
+            measures.merge(result.measures)
+        most = max(result.ids_used for result in results)
+        return StageResult(_merge(plan, start_ns, [r.meta for r in results]), measures, most)
+
+    async def _bury(self, worker: _Worker, share: StagePlan, start_ns: int) -> StageResult:
+        """A worker is dead or does not answer: write down what it owes."""
+        self._workers.remove(worker)
+        await self._end(worker)
+        why = f"worker {worker.number} {_end_text(worker.process.returncode)}"
+        import pyarrow.compute as pc  # here: it is slow to import, and workers rarely die
+
+        table = read_stream(worker.stream)
+        here = table.filter(pc.equal(table["stage"], share.index))
+        recorded = dict(
+            zip(here["request_id"].to_pylist(), here["ended_ns"].to_pylist(), strict=True)
+        )
+        died_ns = worker.died_ns or time.monotonic_ns()
+        now_ns = max(
+            time.monotonic_ns(), start_ns + int(share.duration_s * 1e9)
+        )  # also where all died before
+        owed = _owed(share, start_ns, now_ns, recorded)
+        for record in owed:
+            record.error = why if record.scheduled_ns <= died_ns else f"not sent: {why}"
+            record.worker, record.target = worker.number, self._setup.targets[0]
+            self._on_record(record)
+        not_sent = sum(record.scheduled_ns > died_ns for record in owed)
+        self.lost.append(
+            f"{why} in stage {share.index}: {len(recorded)} of its requests are recorded, "
+            f"{len(owed) - not_sent} were under way or not yet written and are lost, {not_sent} were not sent"
+        )
+        schedule = share.schedule
+        meta: dict[str, Any] = {
+            "scheduled_requests": len(owed) + len(recorded),
+            "end_ns": start_ns + int(share.duration_s * 1e9),
+            "drained_ns": now_ns,
+            "ended_early": self._stop_reason,
+            "decided_early": None,
+        }
+        if schedule.session is not None:
+            meta["sessions"] = _sessions_of(share, recorded, owed)
+        used = (
+            schedule.request_id(len(schedule) - 1) - schedule.first_request_id + 1
+            if len(schedule)
+            else 0
+        )
+        return StageResult(meta, Measures(dated_by_kernel=True), used)  # it measured nothing
+
+    async def _end(self, worker: _Worker) -> None:
+        if worker.process.returncode is None:
+            worker.process.kill()
+        await worker.process.wait()
+
+    async def close(self) -> None:
+        """Let every worker end by itself; kill what does not."""
+        for worker in self._workers:
+            worker.tell("quit")
+        for worker in self._workers:
+            try:
+                async with asyncio.timeout(5.0):
+                    await worker.process.wait()
+            except TimeoutError:
+                await self._end(worker)
+
+
+def _end_text(status: int | None) -> str:
+    """How a process ended, by its exit status: ``died (SIGKILL)``."""
+    try:
+        how = signal.Signals(-(status or 0)).name
+    except ValueError:
+        how = f"exit status {status}"
+    return f"died ({how})"
+
+
+def deal(plan: StagePlan, workers: int) -> list[StagePlan]:
+    """Shares of a stage, one for each worker: the k-th session or lone request goes to worker k mod N, and so do users."""
+    schedule, shares = plan.schedule, []
+    units = schedule.units()
+    for k in range(workers):
+        shares.append(
+            dataclasses.replace(
+                plan,
+                schedule=schedule.take(np.flatnonzero(units % workers == k)),
+                offered_rps=None if plan.offered_rps is None else plan.offered_rps / workers,
+                concurrency=None if plan.concurrency is None else len(plan.starts_s()[k::workers]),
+                users_begin_s=plan.starts_s()[k::workers],
+            )
+        )
+    return shares
+
+
+def _owed(
+    share: StagePlan, start_ns: int, now_ns: int, recorded: dict[int, int]
+) -> list[RequestRecord]:
+    """Rows for every request of an open share that was due and has none; of a closed one nothing is known.
+
+    ``recorded``: the end of each request that has a row. One that waits for others was due when all of those have one.
+    """
+    schedule = share.schedule
+    rows: list[RequestRecord] = []
+    if share.kind == "closed":
+        return rows
+    scheduled_ns = start_ns + np.round(schedule.scheduled_s * 1e9).astype(np.int64)
+    for i, due_ns in enumerate(scheduled_ns.tolist()):
+        if schedule.request_id(i) in recorded:
+            continue
+        if (
+            schedule.after is not None
+            and schedule.after_start is not None
+            and schedule.think_s is not None
+        ):
+            waited = schedule.after[schedule.after_start[i] : schedule.after_start[i + 1]].tolist()
+            ends = [
+                recorded[number] for k in waited if (number := schedule.request_id(k)) in recorded
+            ]
+            if len(ends) < len(waited):
+                continue
+            due_ns = max(ends) + round(float(schedule.think_s[i]) * 1e9) if ends else due_ns
+        if due_ns <= now_ns:
+            record = record_of(share, i, due_ns)
+            record.ended_ns = now_ns
+            rows.append(record)
+    return rows
+
+
+def _sessions_of(
+    share: StagePlan, recorded: dict[int, int], owed: list[RequestRecord]
+) -> dict[str, Any]:
+    """A dead worker's part of the stage's ``sessions``: those that have begun and lack a row, or owe one, were cut."""
+    schedule = share.schedule
+    assert schedule.session is not None
+    has = np.array([schedule.request_id(i) in recorded for i in range(len(schedule))], dtype=bool)
+    begun = set(schedule.session[has].tolist())
+    lacking = set(schedule.session[~has].tolist())
+    begun_ids = {f"{share.index}-{session}" for session in begun} | {
+        str(r.session_id) for r in owed
+    }
+    return {
+        "begun": len(begun_ids),
+        "cut": sorted(name for name in begun_ids if int(name.split("-")[1]) in lacking),
+    }
+
+
+def _merge(plan: StagePlan, start_ns: int, metas: list[dict[str, Any]]) -> dict[str, Any]:
+    """The stage's object in run.json from those of its shares."""
+    merged: dict[str, Any] = {
+        **plan.meta(start_ns),
+        "end_ns": max(m["end_ns"] for m in metas),
+        "scheduled_requests": sum(m["scheduled_requests"] for m in metas),
+        "drained_ns": max(m["drained_ns"] for m in metas),
+        "ended_early": next((m["ended_early"] for m in metas if m["ended_early"]), None),
+        "decided_early": next((m["decided_early"] for m in metas if m["decided_early"]), None),
+    }
+    parts = [m["sessions"] for m in metas if "sessions" in m]
+    if parts:
+        merged["sessions"] = {
+            "begun": sum(p["begun"] for p in parts),
+            "cut": sorted(name for p in parts for name in p["cut"]),
+        }
+    return merged

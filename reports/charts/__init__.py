@@ -1,0 +1,1 @@
+"""Findings as Vega-Lite charts."""

@@ -1,0 +1,334 @@
+"""The parts that charts are made of: what a chart is, its axes, and its layers (lines, points, bands, rules); how a
+figure without an upper end is marked, in tables and text too.
+
+Charts carry no legend and no title of their own: the page sets both as text, which wraps, can be read out
+and is legible in every theme. Every figure a mark shows is in its description (the page makes it a tooltip).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from ampacity.analysis.stage.throughput import REQUESTS_MIN, steady_state
+from ampacity.reports.charts.palette import light
+
+FONT = "Helvetica Neue, Helvetica, Arial, Liberation Sans, sans-serif"
+WIDE, NARROW = 980, 380  # pixels of the plot itself
+SECONDS_LABEL = (
+    "datum.value < 1e-3 ? format(datum.value * 1e6, '.3~r') + ' µs' : datum.value < 1 ?"
+    " format(datum.value * 1e3, '.3~r') + ' ms' : format(datum.value, ',.3~r') + ' s'"
+)
+DASHED = [5, 4]
+SHAPES = {
+    "steady": "circle",
+    "growing": "diamond",
+    "unsettled": "triangle-down",
+    "client": "cross",
+    "short": "square",
+}
+STATES = {
+    "growing": "no steady state: requests in flight keep growing",
+    "unsettled": "no steady state shown",
+    "client": "limited by the load generator: no finding",
+    "short": "too short to be a figure: no part of the curve",
+}
+CURVE = ("steady", "growing", "unsettled")
+FAINT = 0.4
+FILLS = 10  # times as many requests must have ended as were in flight
+
+
+@dataclass(frozen=True)
+class Key:
+    """An entry of a chart's legend. ``shape``: see the macro ``swatch`` of the page."""
+
+    label: str
+    colour: str
+    shape: str
+
+
+@dataclass(frozen=True)
+class Chart:
+    """A Vega-Lite ``spec`` with its words: ``title`` says what is seen, ``alt`` says it to a reader's ear."""
+
+    name: str
+    title: str
+    alt: str
+    spec: dict[str, Any]
+    keys: list[Key] = field(default_factory=list)
+    caption: str = ""
+    narrow_spec: dict[str, Any] | None = None  # the same picture for small screens
+
+
+@dataclass(frozen=True)
+class Axis:
+    """One axis: ``log`` scales need a positive ``low``. ``labels`` is a Vega expression, or None for numbers."""
+
+    title: str
+    low: float
+    high: float
+    log: bool = False
+    labels: str | None = None
+    ticks: Sequence[float] | None = None
+
+    def at(self, share: float) -> float:
+        """The value at a share of the axis' length."""
+        if self.log:
+            return float(self.low * (self.high / self.low) ** share)
+        return self.low + share * (self.high - self.low)
+
+
+def log_ticks(low: float, high: float) -> list[float]:
+    """1, 2, 5 times powers of ten within [low, high]; only the powers where that would be too many."""
+    decades = range(math.floor(math.log10(low)) - 1, math.ceil(math.log10(high)) + 1)
+    for steps in ((1, 2, 5), (1,)):
+        ticks = [
+            float(f"{m}e{k}") for k in decades for m in steps if low <= float(f"{m}e{k}") <= high
+        ]
+        if len(ticks) <= 10:
+            break
+    return ticks
+
+
+def log_axis(title: str, values: Sequence[float], labels: str | None = None) -> Axis:
+    """A logarithmic axis with some air around the positive ones of ``values``."""
+    positive = [v for v in values if v > 0] or [1.0]
+    low, high = min(positive) / 1.25, max(positive) * 1.25
+    if high / low < 4:
+        low, high = low / 1.5, high * 1.5
+    return Axis(title, low, high, True, labels, log_ticks(low, high))
+
+
+def linear_axis(title: str, values: Sequence[float]) -> Axis:
+    """A linear axis from 0 to a little past the largest of ``values``."""
+    return Axis(title, 0.0, 1.06 * (max(values, default=0.0) or 1.0))
+
+
+def seconds_axis(title: str, values: Sequence[float]) -> Axis:
+    return log_axis(title, values, SECONDS_LABEL)
+
+
+def _channel(name: str, axis: Axis) -> dict[str, Any]:
+    scale = {
+        "type": "log" if axis.log else "linear",
+        "domain": [axis.low, axis.high],
+        "nice": False,
+        "zero": False,
+    }
+    labels = {"labelExpr": axis.labels} if axis.labels else {"format": ",~r"}
+    ticks = {"tickCount": 7} if axis.ticks is None else {"values": list(axis.ticks)}
+    return {
+        "field": name,
+        "type": "quantitative",
+        "title": axis.title,
+        "scale": scale,
+        "axis": labels | ticks,
+    }
+
+
+TOOLTIP = {"description": {"field": "text", "type": "nominal"}}  # the page makes it one
+TO_X2, TO_Y2 = {"x2": {"field": "x2"}}, {"y2": {"field": "y2"}}
+
+
+class Plot:
+    """Layers over one pair of axes: bands at the back, the rest in the order in which it is added."""
+
+    def __init__(self, x: Axis, y: Axis) -> None:
+        self.x, self.y = x, y
+        self._layers: list[dict[str, Any]] = []
+        self._bands: list[dict[str, Any]] = []  # drawn below everything else
+        self._datasets: dict[str, list[dict[str, Any]]] = {}
+        self.keys: list[Key] = []  # of the legend
+
+    def key(self, label: str, colour: str, shape: str) -> None:
+        self.keys.append(Key(label, colour, shape))
+
+    def curve(
+        self,
+        rows: list[dict[str, Any]],
+        colour: str,
+        label: str,
+        dashed: bool = False,
+        size: int = 52,
+        intervals: Sequence[dict[str, Any]] = (),
+    ) -> None:
+        """``rows`` (x, y, text and, if of a stage, its state) as a line with a symbol at each; dashed: with hollow ones."""
+        self.line(rows, colour, DASHED if dashed else None)
+        self.bars_between(list(intervals), colour)
+        for state, shape in SHAPES.items():
+            chosen = [r for r in rows if r.get("state", "steady") == state]
+            self.points(chosen, colour, shape, not dashed, size, FAINT if state == "short" else 1)
+        self.key(label, colour, "dash-ring" if dashed else "line-dot")
+
+    def state_keys(self, stages: Sequence[Mapping[str, Any]], summary: Mapping[str, Any]) -> None:
+        """The legend of the symbols that are not of a steady stage."""
+        seen = {stage_state(stage, summary) for stage in stages}
+        self.keys += [
+            Key(text, "muted", SHAPES[state]) for state, text in STATES.items() if state in seen
+        ]
+
+    def _layer(
+        self, rows: list[dict[str, Any]], mark: dict[str, Any], **channels: Any
+    ) -> dict[str, Any]:
+        name = f"layer{len(self._datasets)}"
+        self._datasets[name] = rows
+        encoding = {"x": _channel("x", self.x), "y": _channel("y", self.y), **channels}
+        return {"data": {"name": name}, "mark": mark, "encoding": encoding}
+
+    def line(
+        self,
+        rows: list[dict[str, Any]],
+        colour: str,
+        dash: list[int] | None = None,
+        width: float = 2,
+    ) -> None:
+        """A line through ``rows`` (x, y) in their own order, but for stages that measure nothing (by their state)."""
+        rows = [r for r in rows if r.get("state", "steady") in CURVE]
+        if len(rows) < 2:
+            return
+        rows = [{"x": r["x"], "y": r["y"], "order": i} for i, r in enumerate(rows)]
+        mark = {
+            "type": "line",
+            "color": light(colour),
+            "strokeWidth": width,
+            "strokeJoin": "round",
+            "clip": True,
+            "aria": False,
+        }
+        mark |= {"strokeDash": dash} if dash else {}
+        self._layers.append(
+            self._layer(rows, mark, order={"field": "order", "type": "quantitative"})
+        )
+
+    def points(
+        self,
+        rows: list[dict[str, Any]],
+        colour: str,
+        shape: str = "circle",
+        filled: bool = True,
+        size: int = 52,
+        opacity: float = 1,
+    ) -> None:
+        """A symbol at each of ``rows`` (x, y, text); ``text`` is its tooltip."""
+        mark = {
+            "type": "point",
+            "color": light(colour),
+            "shape": shape,
+            "filled": filled,
+            "size": size,
+            "opacity": opacity,
+            "strokeWidth": 1.8,
+        }
+        if rows:
+            self._layers.append(self._layer(rows, mark, **TOOLTIP))
+
+    def bars_between(self, rows: list[dict[str, Any]], colour: str) -> None:
+        """Vertical intervals: ``rows`` hold x, y and y2."""
+        mark = {
+            "type": "rule",
+            "color": light(colour),
+            "strokeWidth": 1.4,
+            "opacity": 0.75,
+            "clip": True,
+            "aria": False,
+        }
+        if rows:
+            self._layers.append(self._layer(rows, mark, **TO_Y2))
+
+    def x_band(self, bounds: Sequence[float | None] | None, colour: str, text: str) -> None:
+        """A vertical band; a side that is open reaches to the edge of the plot."""
+        self._rectangle(bounds, self.y.high, colour, 0.17, text)
+
+    def x_strip(self, bounds: Sequence[float | None] | None, colour: str, text: str) -> None:
+        """A strip along the lower edge, which a band over the same range does not hide."""
+        self._rectangle(bounds, self.y.at(0.03), colour, 1.0, text)
+
+    def _rectangle(
+        self,
+        bounds: Sequence[float | None] | None,
+        top: float,
+        colour: str,
+        opacity: float,
+        text: str,
+    ) -> None:
+        if not bounds or len(bounds) != 2 or (bounds[0] is None and bounds[1] is None):
+            return
+        low = self.x.low if bounds[0] is None else max(bounds[0], self.x.low)
+        high = self.x.high if bounds[1] is None else min(bounds[1], self.x.high)
+        rows = [{"x": low, "x2": high, "y": self.y.low, "y2": top, "text": text}]
+        mark = {"type": "rect", "color": light(colour), "opacity": opacity}
+        self._bands.append(self._layer(rows, mark, **TO_X2, **TO_Y2, **TOOLTIP))
+
+    def x_rule(self, value: float | None, colour: str, text: str) -> None:
+        """A vertical line through the whole plot."""
+        if value is None or not self.x.low <= value <= self.x.high:
+            return
+        rows = [{"x": value, "y": self.y.low, "y2": self.y.high, "text": text}]
+        mark = {"type": "rule", "color": light(colour), "strokeWidth": 2}
+        self._layers.append(self._layer(rows, mark, **TO_Y2, **TOOLTIP))
+
+    def slo(self, slo: Mapping[str, Any], colour: str) -> None:
+        """The limit of an SLO, with its key."""
+        self.y_rule(slo["limit_s"], colour, f"SLO {slo['text']}")
+        self.key(f"SLO {slo['text']}", colour, "dots")
+
+    def y_rule(self, value: float, colour: str, text: str) -> None:
+        """A horizontal dashed line through the whole plot: a limit."""
+        if not self.y.low <= value <= self.y.high:
+            return
+        rows = [{"x": self.x.low, "x2": self.x.high, "y": value, "text": text}]
+        mark = {"type": "rule", "color": light(colour), "strokeWidth": 1.8, "strokeDash": [2, 3]}
+        self._layers.append(self._layer(rows, mark, **TO_X2, **TOOLTIP))
+
+    def spec(self, width: int, height: int) -> dict[str, Any]:
+        """The Vega-Lite spec of all layers."""
+        layers = self._bands + self._layers or [self._layer([], {"type": "point"})]
+        return with_look({"layer": layers, "width": width, "height": height}, self._datasets)
+
+
+def with_look(chart: dict[str, Any], datasets: dict[str, list[dict[str, Any]]]) -> dict[str, Any]:
+    """``chart`` as a spec with its named data and the report's type and lines."""
+    axis = {
+        "labelFont": FONT,
+        "titleFont": FONT,
+        "labelFontSize": 12,
+        "titleFontSize": 12.5,
+        "labelColor": light("muted"),
+        "titleColor": light("ink"),
+        "titleFontWeight": "normal",
+        "titlePadding": 10,
+        "labelPadding": 5,
+        "gridColor": light("grid"),
+        "domainColor": light("axis"),
+        "tickColor": light("axis"),
+        "tickSize": 4,
+        "labelOverlap": "greedy",
+        "labelFlush": False,
+    }
+    config = {
+        "background": "transparent",
+        "view": {"stroke": None},
+        "axis": axis,
+        "padding": 4,
+        "font": FONT,
+    }
+    return {**chart, "datasets": datasets, "config": config}
+
+
+def stage_state(stage: Mapping[str, Any], summary: Mapping[str, Any]) -> str:
+    """A name of SHAPES. A search brackets with stages that tell a side of the limit and no figure: too few requests, or
+    hardly more than were in flight, which hides what the rate is."""
+    few = False
+    if stage.get("client_limited"):
+        return "client"
+    if "search" in summary:
+        window_s = stage["window"]["end_s"] - stage["window"]["start_s"]
+        few = (
+            stage["requests"] < REQUESTS_MIN
+            or stage["achieved_rps"] * window_s < FILLS * stage["concurrency"]
+        )
+    if few or stage.get("stable", True) is None or stage.get("ended_early"):
+        return "short"
+    return {"no": "growing", "not shown": "unsettled"}.get(steady_state(stage)[0], "steady")

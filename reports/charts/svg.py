@@ -1,0 +1,111 @@
+"""Vega-Lite specs as inline SVG: static, themable by CSS, with tooltips, small."""
+
+from __future__ import annotations
+
+import json
+import re
+import signal
+import subprocess
+import sys
+import xml.etree.ElementTree as ET
+from collections.abc import Sequence
+from typing import Any
+
+SVG = "http://www.w3.org/2000/svg"
+KEPT_DECIMALS = 2
+DRAW_TIMEOUT_S = 120.0
+_DRAW = (
+    "import json, sys, vl_convert\n"
+    "json.dump([vl_convert.vegalite_to_svg(spec) for spec in json.load(sys.stdin)], sys.stdout)"
+)
+_NUMBER = re.compile(r"-?\d+\.\d{3,}")
+_DROPPED = ("aria-roledescription", "aria-hidden", "class", "pointer-events", "role", "font-family")
+
+
+def draw(specs: Sequence[dict[str, Any]]) -> list[str] | None:
+    """The specs as SVG documents; None, with a line on stderr, where they cannot be drawn.
+
+    A process of its own draws: where memory is short the engine ends its process, which must not be the one that has
+    the findings.
+    """
+    if not specs:
+        return []
+    texts = [json.dumps(spec, allow_nan=False) for spec in specs]
+    try:
+        done = subprocess.run(
+            [sys.executable, "-P", "-c", _DRAW],
+            input=json.dumps(texts),
+            capture_output=True,
+            encoding="utf-8",
+            errors="replace",
+            timeout=DRAW_TIMEOUT_S,
+            check=True,
+        )
+        return list(json.loads(done.stdout))
+    except (subprocess.SubprocessError, OSError, ValueError) as error:
+        why = _reason(error)
+        print(
+            f"the charts could not be drawn, every figure is in the tables: {why}", file=sys.stderr
+        )
+        return None
+
+
+def _reason(error: Exception) -> str:
+    if not isinstance(error, subprocess.CalledProcessError):
+        return str(error)
+    if error.returncode < 0:
+        return f"the drawing process ended by {signal.Signals(-error.returncode).name} (too little memory?)"
+    return " ".join(error.stderr.strip().splitlines()[-1:]) or f"exit status {error.returncode}"
+
+
+def to_svg(drawn: str, alt: str, prefix: str) -> str:
+    """A document of ``draw`` as an ``<svg>`` element to put into a page.
+
+    Text fits any theme (colours are recoloured by the page's style sheet), mark descriptions become
+    ``<title>`` tooltips, ``alt`` is what a screen reader says, and ids start with ``prefix``, so that
+    several pictures can share a page.
+    """
+    ET.register_namespace("", SVG)
+    root = ET.fromstring(drawn)
+    _drop_empty(root)
+    for element in root.iter():
+        _tidy(element, prefix)
+    width, height = root.get("width", "0"), root.get("height", "0")
+    root.attrib.clear()
+    root.attrib.update({"viewBox": f"0 0 {width} {height}", "role": "img", "aria-label": alt})
+    root.set("style", f"max-width:{1.15 * float(width):.0f}px")
+    return ET.tostring(root, encoding="unicode")
+
+
+def _tidy(element: ET.Element, prefix: str) -> None:
+    described = element.attrib.pop("aria-label", None)
+    if described and element.get("role") == "graphics-symbol" and element.tag != f"{{{SVG}}}g":
+        title = ET.SubElement(element, f"{{{SVG}}}title")
+        title.text = described
+    for name in _DROPPED:
+        element.attrib.pop(name, None)
+    for name, value in element.attrib.items():
+        if name == "id":
+            element.set(name, prefix + value)
+        elif value.startswith("url(#"):
+            element.set(name, value.replace("url(#", f"url(#{prefix}"))
+        elif name in ("d", "transform"):
+            element.set(
+                name, _NUMBER.sub(lambda found: f"{float(found[0]):.{KEPT_DECIMALS}f}", value)
+            )
+
+
+def _drop_empty(element: ET.Element) -> None:
+    """Remove what draws nothing: hidden labels, backgrounds and foregrounds without a line."""
+    for child in list(element):
+        _drop_empty(child)
+        kind = child.tag.rpartition("}")[2]
+        hidden = child.get("opacity") == "0" or child.get("display") == "none"
+        nothing = (
+            (kind == "text" and not (child.text or "").strip())
+            or (kind == "path" and child.get("class") == "background" and not child.get("stroke"))
+            or (kind == "g" and len(child) == 0)
+            or child.get("fill") == "transparent"
+        )
+        if hidden or nothing:
+            element.remove(child)

@@ -1,0 +1,220 @@
+"""The gate's answer: for a terminal, as Markdown, as JUnit XML, as annotations of a CI service; a chart of the changes."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any
+from xml.etree import ElementTree
+
+from ampacity.reports.render.figures import signed_per_cent
+
+_WIDTH = 41
+_WORDS = {
+    "pass": "pass",
+    "regression": "REGRESSION",
+    "violated": "BROKEN",
+    "inconclusive": "inconclusive",
+}
+_SIGNS = {
+    "pass": "✅ pass",
+    "regression": "❌ regression",
+    "violated": "❌ broken",
+    "inconclusive": "❔ inconclusive",
+}
+_FORBIDDEN = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")  # in XML 1.0
+
+
+def title(check: Mapping[str, Any]) -> str:
+    return f"{check['name']} at {check['level']}" if check["level"] else str(check["name"])
+
+
+def figure(check: Mapping[str, Any], side: str) -> str:
+    """``412 ms``, ``3.2 %``, ``80.1``; a dash where there is none. Four digits, so that the change beside them is theirs."""
+    value = check[side]
+    if value is None:
+        return "–"
+    if check["name"] in ("error_rate", "errors"):
+        return f"{value:.2%}"
+    if check["name"] in ("output_tokens_per_s", "capacity_rps"):
+        return f"{value:.4g}"
+    return f"{value:.4g} s" if value >= 1 else f"{value * 1e3:.4g} ms"
+
+
+def change(check: Mapping[str, Any]) -> str:
+    """``+4.1 % (1.0 to 7.3)``."""
+    if check["change"] is None:
+        return "–"
+    points = " points" if check["name"] == "error_rate" else " %"
+    text = f"{signed_per_cent(check['change'])}{points}"
+    if check["change_ci"]:
+        low, high = (signed_per_cent(x) for x in check["change_ci"])
+        text += f" ({low} to {high})"
+    return text
+
+
+def chart(result: Mapping[str, Any]) -> list[str]:
+    """One line per latency: its change and 95 % interval around 0, with the tolerance marked ``!``.
+
+    What is beyond three times the largest change or the least tolerance is cut off, so that the changes stay legible.
+    """
+    checks = [c for c in result["checks"] if c["change_ci"] and c["change"] is not None]
+    if not checks:
+        return []
+    ends = [abs(x) for c in checks for x in (*c["change_ci"], c["tolerance"]) if x is not None]
+    near = 3 * max(*(abs(c["change"]) for c in checks), min(c["tolerance"] for c in checks))
+    reach = min(max(*ends, 0.05), max(near, 0.05), 1.0)
+    width = max(len(title(c)) for c in checks)
+
+    def column(value: float | None) -> int:
+        share = 1.0 if value is None else max(-1.0, min(1.0, value / reach))
+        return round((_WIDTH - 1) * (share + 1) / 2)
+
+    lines = []
+    for c in checks:
+        row = [" "] * _WIDTH
+        low, high = column(c["change_ci"][0]), column(c["change_ci"][1])
+        row[low : high + 1] = "-" * (high - low + 1)
+        row[column(0.0)], row[column(c["tolerance"])] = "|", "!" if c["tolerance"] <= reach else ">"
+        row[column(c["change"])] = "o"
+        lines.append(f"{title(c):<{width}} {''.join(row)} {signed_per_cent(c['change']):>6} %")
+    axis = (
+        f"{-reach * 100:.0f} %".ljust(_WIDTH // 2)
+        + "0".ljust(_WIDTH - _WIDTH // 2 - 6)
+        + f"{reach * 100:+.0f} %".rjust(6)
+    )
+    return [*lines, f"{'':<{width}} {axis}   o change, - 95 % interval, ! tolerance, > further out"]
+
+
+def _cells(check: Mapping[str, Any], words: Mapping[str, str]) -> tuple[str, ...]:
+    """A check as a row of a table: name, both figures, change, tolerance, verdict in ``words``."""
+    figures = figure(check, "baseline"), figure(check, "candidate"), change(check)
+    return title(check), *figures, _tolerance(check), words[check["verdict"]]
+
+
+def _tolerance(check: Mapping[str, Any]) -> str:
+    return "" if check["tolerance"] is None else f"{check['tolerance'] * 100:.3g} %"
+
+
+def lines(result: Mapping[str, Any]) -> list[str]:
+    """For a terminal."""
+    found = [result["sentence"], ""]
+    rows: list[tuple[str, ...]] = [("", "baseline", "candidate", "change (95 %)", "tolerance", "")]
+    rows += [_cells(c, _WORDS) for c in result["checks"]]
+    widths = [max(len(row[i]) for row in rows) for i in range(5)]
+    found += [
+        "  ".join(cell.ljust(w) for cell, w in zip(row, (*widths, 0), strict=True)).rstrip()
+        for row in rows
+    ]
+    found += ["", *chart(result), ""]
+    found += [f"{title(c)}: {c['reason']}" for c in result["checks"] if c["reason"]]
+    found += [f"{name} is not tracked: {reason}" for name, reason in result["untracked"].items()]
+    return found + list(result["notes"])
+
+
+def workflow_commands(result: Mapping[str, Any]) -> list[str]:
+    """GitHub's workflow commands: an error per regression, a warning per open question."""
+    found = []
+    for c in result["checks"]:
+        if c["verdict"] == "pass":
+            continue
+        level = "warning" if c["verdict"] == "inconclusive" else "error"
+        text = f"{title(c)} {_WORDS[c['verdict']]}: {sentence(c)}"
+        found.append(f"::{level} title=ampacity gate::{_escaped(text)}")
+    if result["verdict"] == "cannot_compare":
+        found.append(f"::error title=ampacity gate::{_escaped(result['sentence'])}")
+    return found
+
+
+def sentence(check: Mapping[str, Any]) -> str:
+    """What happened, in one line."""
+    parts = []
+    if check["change"] is not None:
+        parts.append(f"{figure(check, 'baseline')} → {figure(check, 'candidate')}, {change(check)}")
+    if check["tolerance"] is not None:
+        parts.append(f"tolerance {_tolerance(check)}")
+    if check["reason"]:
+        parts.append(str(check["reason"]))
+    if not parts and check["candidate"] is not None:
+        parts.append(figure(check, "candidate"))
+    return "; ".join(parts) or "no figure"
+
+
+def _escaped(text: str) -> str:
+    return text.replace("%", "%25").replace("\r", "%0D").replace("\n", "%0A")
+
+
+def gate_markdown(result: Mapping[str, Any]) -> str:
+    """Verdict, table, the changes drawn as text, and what to know about them."""
+    sign = {"pass": "✅", "inconclusive": "❔"}.get(result["verdict"], "❌")
+    found = [f"## {sign} ampacity gate", "", escaped(result["sentence"]), ""]
+    if result["checks"]:
+        found += [
+            "| check | baseline | candidate | change (95 % interval) | tolerance | verdict |",
+            "|---|---|---|---|---|---|",
+        ]
+    for c in result["checks"]:
+        cells = _cells(c, _SIGNS)
+        found.append(f"| {' | '.join(escaped(cell) for cell in cells)} |")
+    drawn = chart(result)
+    if drawn:
+        found += ["", "```text", *drawn, "```"]
+    said = [
+        f"{title(c)}: {c['reason']}"
+        for c in result["checks"]
+        if c["reason"] and c["verdict"] != "pass"
+    ]
+    said += [f"Not tracked: {name}, {reason}" for name, reason in result["untracked"].items()]
+    notes = [f"- {escaped(text)}" for text in [*said, *result["notes"]]]
+    return "\n".join([*found, *([""] if notes else []), *notes]) + "\n"
+
+
+def escaped(text: str) -> str:
+    """Text that cannot end a table cell, open a tag or start a link."""
+    for sign in "\\|<[`*":
+        text = text.replace(sign, f"\\{sign}")
+    return " ".join(text.split())
+
+
+def junit_xml(result: Mapping[str, Any]) -> str:
+    """A regression is a failure, an open question an error, what is not judged is skipped."""
+    suite = ElementTree.Element("testsuite", name="ampacity gate")
+    counts = {"failures": 0, "errors": 0, "skipped": 0}
+
+    def case(name: str, level: str | None, tag: str | None, kind: str, message: str) -> None:
+        element = ElementTree.SubElement(
+            suite,
+            "testcase",
+            classname=_clean(f"gate.{level or 'run'}"),
+            name=_clean(name),
+            time="0",
+        )
+        if tag:
+            counts[{"failure": "failures", "error": "errors", "skipped": "skipped"}[tag]] += 1
+            attributes = {"message": _clean(message)} | ({} if tag == "skipped" else {"type": kind})
+            ElementTree.SubElement(element, tag, attributes).text = _clean(message)
+        else:
+            ElementTree.SubElement(element, "system-out").text = _clean(message)
+
+    for c in result["checks"]:
+        tag = {"pass": None, "inconclusive": "error"}.get(c["verdict"], "failure")
+        case(c["name"], c["level"], tag, c["verdict"], sentence(c))
+    for name, reason in result["untracked"].items():
+        metric, _, level = name.partition(" at ")
+        case(metric, level, "skipped", "untracked", reason)
+    if result["verdict"] == "cannot_compare":
+        case("comparable", None, "error", "cannot_compare", result["sentence"])
+    totals = {"tests": str(len(suite)), **{k: str(n) for k, n in counts.items()}, "time": "0"}
+    suite.attrib.update(totals)
+    root = ElementTree.Element("testsuites", {"name": "ampacity", **totals})
+    root.append(suite)
+    ElementTree.indent(root)
+    return (
+        '<?xml version="1.0" encoding="UTF-8"?>\n'
+        + ElementTree.tostring(root, encoding="unicode")
+        + "\n"
+    )
+
+
+def _clean(text: str) -> str:
+    return _FORBIDDEN.sub("\N{REPLACEMENT CHARACTER}", text)

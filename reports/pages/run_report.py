@@ -1,0 +1,251 @@
+"""The report as one HTML file that needs no network: static SVG, CSS and the summary itself.
+
+Static SVG (10 to 30 kB a chart) was chosen over Vega's JavaScript (0.9 MB a file, seconds of start-up):
+it opens at once and in years, prints, needs no script (the page forbids any) and keeps tooltips.
+"""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from ampacity.reports.charts.burst import phases_table
+from ampacity.reports.charts.curves import charts
+from ampacity.reports.charts.families import curve_tables
+from ampacity.reports.pages.findings import error_bound, findings
+from ampacity.reports.pages.page import embedded_json, render_page, write_page
+from ampacity.reports.render.figures import (
+    NO_FAILURES,
+    by_load,
+    count,
+    ended_otherwise,
+    exact,
+    failures,
+    share,
+    significant,
+)
+from ampacity.reports.render.sessions import session_findings, session_tables
+from ampacity.reports.render.tables import (
+    accepted_table,
+    all_percentiles,
+    imported_tables,
+    lengths_table,
+    server_table,
+    slo_table,
+    stages_table,
+    windows_table,
+)
+from ampacity.reports.render.traffic import side_title, traffic_table, workload_facts
+
+NOT_GIVEN = "not given"
+STATUS_WORDS = {
+    "running": "The run was still going, or was killed, when this report was written.",
+    "interrupted": "The run was interrupted.",
+    "budget": "The run ended at its budget.",
+    "aborted": "The run was aborted.",
+}
+
+
+def render_report(summary: dict[str, Any], meta: dict[str, Any]) -> str:
+    """The whole page. ``summary`` is summary.json, ``meta`` is run.json; both are shown escaped.
+
+    Raises ValueError where the summary holds NaN or infinity, which JSON has not.
+    """
+    return render_page(
+        "report.html.j2",
+        charts(summary),
+        title=f"{meta.get('name') or 'run'} – ampacity",
+        verdict=str(summary.get("verdict") or "no verdict"),
+        predicted=bool(summary.get("predicted")),
+        warnings=summary.get("warnings") or [],
+        subject=_subject(summary, meta),
+        partial=partial_reason(summary, meta),
+        findings=[*findings(summary), *session_findings(summary)],
+        phases=phases_table(summary["burst"]) if summary.get("burst") else None,
+        stages=stages_table(summary),
+        bound=error_bound(summary),
+        slos=slo_table(summary),
+        accepted=accepted_table(summary),
+        curves=curve_tables(summary),
+        families=[
+            (f["lengths"], stages_table({**summary, "stages": f["stages"]}))
+            for f in summary.get("families") or []
+        ],
+        percentiles=all_percentiles(summary),
+        assumption=str(summary.get("interval_assumption") or ""),
+        lengths=lengths_table(summary),
+        traffic=traffic_table(summary),
+        windows=windows_table(summary, meta),
+        server=server_table(summary),
+        sessions=session_tables(summary),
+        itl_reason=_itl_reason(summary),
+        errors=_errors_sentence(summary),
+        workload=_workload_facts(summary),
+        provenance=_provenance(meta),
+        imported=imported_tables(summary.get("imported")),
+        embedded=embedded_json(summary),
+    )
+
+
+def write_report(path: Path, summary: dict[str, Any], meta: dict[str, Any]) -> Path:
+    """Write the report to ``path``, which is returned; a reader sees the old file or the whole new one."""
+    write_page(path, render_report(summary, meta))
+    return path
+
+
+def partial_reason(summary: Mapping[str, Any], meta: Mapping[str, Any]) -> str | None:
+    """Why the run is not whole, in a line; None for a complete run."""
+    status = str(meta.get("status", "complete"))
+    said = summary.get("partial") or (meta.get("status_reason") if status != "complete" else None)
+    if said:
+        text = str(said).strip().rstrip(".")
+        return f"{text[:1].upper()}{text[1:]}."
+    return (
+        None if status == "complete" else STATUS_WORDS.get(status, f"The run's status is {status}.")
+    )
+
+
+def _subject(summary: Mapping[str, Any], meta: Mapping[str, Any]) -> list[str]:
+    """What was measured, where and when: the line under the verdict."""
+    endpoint = meta.get("endpoint") or {}
+    slos = ", ".join(str(slo.get("text")) for slo in summary.get("slos") or [])
+    started = str(meta.get("started_utc") or "").replace("T", " ").replace("Z", " UTC")
+    parts = [
+        meta.get("name"),
+        endpoint.get("model"),
+        endpoint.get("url"),
+        started,
+        slos and f"SLO {slos}",
+    ]
+    return [str(part) for part in parts if part]
+
+
+def _itl_reason(summary: Mapping[str, Any]) -> str:
+    held = [stage.get("itl_s") or {} for stage in by_load(summary)]
+    reasons = dict.fromkeys(str(h["reason"]) for h in held if h.get("reason"))
+    return f": {'; '.join(reasons)}" if reasons else ""
+
+
+def _errors_sentence(summary: Mapping[str, Any]) -> str:
+    errors, total = summary.get("errors") or {}, summary.get("requests") or 0
+    failed = failures(errors)
+    if not total:
+        return "No request was recorded."
+    causes = ", ".join(
+        f"{name} {count(n)}" for name, n in errors.items() if n and name not in NO_FAILURES
+    )
+    said = f"{count(failed)} of {count(total)} requests of the whole run failed: {causes}"
+    said = said if failed else f"None of the {count(total)} requests failed"
+    return "; ".join([said, *ended_otherwise(errors)]) + "."
+
+
+def _workload_facts(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
+    workload = summary.get("workload") or {}
+    realised = workload.get("realised") or {}
+    return [
+        ("Workload", _plain(workload.get("name"))),
+        ("Source", _plain(workload.get("source"))),
+        ("Arrivals", _plain(workload.get("arrivals"))),
+        ("Trace", _plain(workload.get("trace"), "none")),
+        (
+            side_title(workload, "input", ", planned"),
+            _plain((workload.get("input_tokens") or {}).get("text")),
+        ),
+        ("Output tokens, planned", _plain((workload.get("output_tokens") or {}).get("text"))),
+        *workload_facts(workload),
+        ("Prompts", _plain(workload.get("prompts"))),
+        ("Tokenizer", _plain(workload.get("tokenizer"))),
+        ("Cached share of input tokens", _known(realised, "cached_token_share", share)),
+        ("Tokens per chunk", _known(realised, "tokens_per_chunk", significant)),
+        ("Tokens counted by", _plain(realised.get("token_source"), "nothing")),
+    ]
+
+
+def _known(holder: Mapping[str, Any], name: str, text: Any) -> str:
+    if holder.get(name) is None:
+        return f"not known: {holder.get(f'{name}_reason') or 'the server does not say'}"
+    return str(text(holder[name]))
+
+
+def _plain(value: Any, empty: str = NOT_GIVEN) -> str:
+    """A value of run.json as words."""
+    if value is None or value == {} or value == []:
+        return empty
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, float):
+        return exact(value)
+    if isinstance(value, Mapping):
+        return ", ".join(f"{key} {_plain(inner)}" for key, inner in value.items())
+    return ", ".join(_plain(v) for v in value) if isinstance(value, list) else str(value)
+
+
+def _provenance(meta: Mapping[str, Any]) -> list[tuple[str, list[tuple[str, str]]]]:
+    """Groups of facts that repeat the run, or let it be doubted."""
+    tool, clock, host = (
+        meta.get("tool") or {},
+        meta.get("clock") or {},
+        dict(meta.get("host") or {}),
+    )
+    memory = host.pop("memory_bytes", None)
+    run = [
+        ("Run", f"{_plain(meta.get('name'))} ({_plain(meta.get('run_id'))})"),
+        ("Experiment", _plain(meta.get("experiment"))),
+        ("Status", _plain(meta.get("status"))),
+        ("Tool", f"{_plain(tool.get('name'))} {_plain(tool.get('version'))}"),
+        ("Command line", _command(meta.get("command_line"))),
+        ("Started (UTC)", _plain(meta.get("started_utc"))),
+        ("Ended (UTC)", _plain(meta.get("ended_utc"))),
+        ("Seed", _plain(meta.get("seed"))),
+        ("Salt", _plain(meta.get("salt"))),
+        ("Workers", _plain(meta.get("workers"))),
+        ("Warm-up requests", _plain(meta.get("warmup_requests"), "found from the data")),
+        ("Notes", "; ".join(map(str, meta.get("notes") or [])) or "none"),
+        ("SLOs", ", ".join(str(s.get("text")) for s in meta.get("slos") or []) or "none"),
+        (
+            "Clock",
+            f"CLOCK_MONOTONIC {_plain(clock.get('monotonic_ns'))} ns was {_plain(clock.get('utc'))}",
+        ),
+    ]
+    host_facts = _facts(host)
+    if isinstance(memory, int | float):
+        host_facts.append(("Memory", f"{memory / 2**30:.1f} GiB"))
+    return [
+        ("Locked variables", _facts(meta.get("locked"))),
+        ("Endpoint", _facts(meta.get("endpoint"))),
+        ("Seen of the endpoint before the load", _diagnosis(meta.get("diagnosis"))),
+        ("Run", run),
+        ("Load generator's host", host_facts),
+        ("Inputs of the fleet size", _facts(meta.get("fleet_inputs"))),
+    ]
+
+
+def _diagnosis(findings: Sequence[Mapping[str, Any]] | None) -> list[tuple[str, str]]:
+    """The probe's diagnosis, a line for each finding."""
+    if findings is None:
+        return [("Diagnosis", NOT_GIVEN)]
+    return [
+        (_words(str(f["name"])), f"{f['verdict']}: {f['found']} → {f['means']}") for f in findings
+    ]
+
+
+def _facts(held: Mapping[str, Any] | None) -> list[tuple[str, str]]:
+    return [(_words(name), _plain(value)) for name, value in (held or {}).items()]
+
+
+def _command(parts: Any) -> str:
+    return shlex.join(map(str, parts)) if isinstance(parts, list) and parts else _plain(parts)
+
+
+def _words(name: str) -> str:
+    special = {
+        "url": "URL",
+        "api": "API",
+        "cpus": "CPUs",
+        "cpu_model": "CPU model",
+        "uvloop": "uvloop",
+    }
+    special |= {"gpu_hour_usd": "GPU hour (USD)", "peak_rps": "Peak (requests/s)"}
+    return special.get(name, name.replace("_", " ").capitalize())

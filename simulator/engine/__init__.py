@@ -1,0 +1,1 @@
+"""Continuous batching as a discrete-event core, without I/O."""

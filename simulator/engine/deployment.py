@@ -1,0 +1,230 @@
+"""Several engines in virtual time: replicas behind a router, and prefill apart from decoding."""
+
+import heapq
+import math
+import zlib
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass, replace
+from itertools import count
+
+from ampacity.simulator import SimulatorError
+from ampacity.simulator.engine.engine import Engine, EngineConfig, Request, StepResult
+from ampacity.simulator.engine.options import ROUTINGS
+
+
+@dataclass(frozen=True, slots=True)
+class Transfer:
+    """How KV entries get from a prefill engine to a decode engine; all of a prompt's after its prefill."""
+
+    kv_bytes_per_token: float
+    bytes_s: float
+    latency_s: float = 0.0
+
+    def seconds(self, tokens: int) -> float:
+        return self.latency_s + tokens * self.kv_bytes_per_token / self.bytes_s
+
+
+@dataclass(frozen=True, slots=True)
+class Deployment:
+    """`replicas` engines of one configuration behind a `Router`.
+
+    With `prefill`, prompts are computed by `prefill_replicas` engines of that configuration, behind a router of
+    the same kind: the first token comes from there, and the request goes on here when its KV entries are over.
+    """
+
+    config: EngineConfig
+    replicas: int = 1
+    routing: str = "round-robin"
+    prefill: EngineConfig | None = None
+    prefill_replicas: int = 1
+    transfer: Transfer | None = None
+
+    def __post_init__(self) -> None:
+        if self.routing not in ROUTINGS:
+            raise SimulatorError(f"unknown routing {self.routing!r}; known: {', '.join(ROUTINGS)}")
+        if min(self.replicas, self.prefill_replicas) < 1:
+            raise SimulatorError(
+                f"replicas must be at least 1, got {self.replicas} and {self.prefill_replicas} for prompts"
+            )
+        if (self.prefill is None) != (self.transfer is None):
+            raise SimulatorError(
+                "deployment: prefill and transfer go together; give both or neither"
+            )
+
+    def seeded(self, seed: int) -> "Deployment":
+        """The same with another seed of what the engines draw."""
+        return replace(self, config=replace(self.config, seed=seed))
+
+    @property
+    def engines(self) -> int:
+        """How many there are, with those for prompts."""
+        return self.replicas + (self.prefill_replicas if self.prefill is not None else 0)
+
+
+class Router:
+    """round-robin: in turn. least-request: fewest running and waiting, in turn among equals.
+
+    prefix-hash: by a hash of the name of the prompt's first block,
+    session-sticky: by a hash of the session; both in turn for requests that have none.
+    """
+
+    def __init__(self, routing: str, replicas: int) -> None:
+        self._routing = routing
+        self._replicas = replicas
+        self._turn = -1
+
+    def choose(self, request: Request, engines: Sequence[Engine]) -> int:
+        """The number of the replica."""
+        if self._routing == "prefix-hash" and request.block_hashes:
+            return self._hashed(request.block_hashes[0])
+        if self._routing == "session-sticky" and request.session is not None:
+            return self._hashed(request.session)
+        self._turn = (self._turn + 1) % self._replicas
+        if self._routing != "least-request":
+            return self._turn
+        order = [(self._turn + n) % self._replicas for n in range(self._replicas)]
+        return min(order, key=lambda n: engines[n].running + engines[n].waiting)
+
+    def _hashed(self, key: Hashable) -> int:
+        return zlib.crc32(repr(key).encode()) % self._replicas
+
+
+class Run:
+    """A deployment at work in virtual time: what happens when, in order of time.
+
+    `engines` are those that decode, then those that only compute prompts; `ticks` has the end of each tick of
+    each, in s. A request's `place` is the number of the engine that decodes it.
+    """
+
+    def __init__(
+        self, deployment: Deployment, on_finish: Callable[[Request, float], None] | None = None
+    ) -> None:
+        """on_finish(request, time in s) is called whenever a request has got its last token."""
+        configs = [
+            replace(deployment.config, seed=deployment.config.seed + n)
+            for n in range(deployment.replicas)
+        ]
+        if deployment.prefill is not None:
+            configs += [deployment.prefill] * deployment.prefill_replicas
+        self.engines = [Engine(config) for config in configs]
+        self.ticks: list[list[float]] = [[] for _ in self.engines]
+        self._decoders = deployment.replicas
+        self._router = Router(deployment.routing, deployment.replicas)
+        self._prefill_router = Router(deployment.routing, deployment.prefill_replicas)
+        self._transfer = deployment.transfer
+        self._busy = [False] * len(self.engines)
+        # (when, order of entry, engine, what): a request arrives, a step of the engine ends, or begins (its start).
+        self._events: list[tuple[float, int, int, Request | StepResult | float]] = []
+        self._numbers = count()
+        self._on_finish = on_finish
+
+    def arrive(self, request: Request, at_s: float) -> None:
+        """Let a request arrive at an instant that has not passed yet."""
+        self._push(at_s, -1, request)
+
+    def advance(self, until_s: float = math.inf) -> None:
+        """Let happen what is due by then. Raises SimulatorError for a request that cannot be served."""
+        events = self._events
+        while events and events[0][0] <= until_s:
+            now_s = events[0][0]
+            touched: dict[int, None] = {}
+            while events and events[0][0] == now_s:  # all of an instant, so that they share a step
+                _, _, number, what = heapq.heappop(events)
+                if isinstance(what, float):
+                    self._plan(number, what)
+                elif isinstance(what, StepResult):
+                    self._busy[number] = False
+                    self._end(number, what, now_s)
+                    touched[number] = None
+                elif not (what.whole or what).aborted:
+                    touched[self._route(what, now_s)] = None
+            for number in touched:
+                if not self._busy[number]:
+                    self._start(number, now_s)
+
+    def _push(self, at_s: float, number: int, what: Request | StepResult | float) -> None:
+        heapq.heappush(self._events, (at_s, next(self._numbers), number, what))
+
+    def _start(self, number: int, now_s: float) -> None:
+        """An engine may begin its next step."""
+        self._plan(number, now_s)
+
+    def _plan(self, number: int, start_s: float) -> None:
+        result = self.engines[number].step(start_s)
+        self._busy[number] = result is not None
+        if result is not None:
+            self._push(self._step_end_s(result), number, result)
+
+    def _step_end_s(self, result: StepResult) -> float:
+        return result.end_s
+
+    def _route(self, request: Request, now_s: float) -> int:
+        """Give a request, or its prompt alone, to an engine; returns the engine's number."""
+        decoders, prefill = self.engines[: self._decoders], self.engines[self._decoders :]
+        if prefill and request.whole is None:
+            request.arrival_s = now_s
+            request = request.split(request.prompt_tokens, 1)
+            request.place = self._decoders + self._prefill_router.choose(request, prefill)
+        else:
+            request.place = self._router.choose(request, decoders)
+        self.engines[request.place].submit(request, now_s)
+        return request.place
+
+    def _end(self, number: int, result: StepResult, at_s: float) -> None:
+        """A step ends now."""
+        if result.advanced:
+            self.ticks[number].append(at_s)
+        self._finish(number, result, at_s)
+
+    def _finish(self, number: int, result: StepResult, at_s: float) -> None:
+        for request in result.finished:
+            whole = request.whole
+            if (
+                whole is not None
+                and number >= self._decoders
+                and self._hand_over(request, whole, at_s)
+            ):
+                continue
+            if whole is not None:
+                whole.finish_s = at_s
+            if self._on_finish is not None:
+                self._on_finish(whole or request, at_s)
+
+    def _hand_over(self, part: Request, whole: Request, at_s: float) -> bool:
+        """A prompt is computed and its first token is out: the rest goes on, if there is one, when the KV entries
+        are there."""
+        whole.first_token_s = at_s
+        whole.cached_tokens = part.cached_tokens
+        if whole.output_tokens == 1 or self._transfer is None:
+            return False
+        if not whole.aborted:
+            # The first token is part of the context now; its own KV entry is computed with the second token.
+            rest = whole.split(
+                whole.prompt_tokens + 1, whole.output_tokens - 1, ready_tokens=whole.prompt_tokens
+            )
+            self.arrive(rest, at_s + self._transfer.seconds(whole.prompt_tokens))
+        return True
+
+
+def drive_one(
+    deployment: Deployment, requests: Sequence[Request], arrivals_s: Sequence[float]
+) -> Run:
+    """The same as a `Run` of one engine, in a loop that is twice as fast. Arrivals must be sorted."""
+    run = Run(deployment)
+    engine, ticks = run.engines[0], run.ticks[0]
+    now_s = -math.inf
+    submitted, total = 0, len(requests)
+    step, submit = engine.step, engine.submit
+    while True:
+        while submitted < total and arrivals_s[submitted] <= now_s:
+            submit(requests[submitted], arrivals_s[submitted])
+            submitted += 1
+        result = step(now_s)
+        if result is not None:
+            now_s = result.end_s
+            if result.advanced:
+                ticks.append(now_s)
+        elif submitted < total:
+            now_s = arrivals_s[submitted]
+        else:
+            return run

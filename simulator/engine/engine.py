@@ -1,0 +1,340 @@
+"""Continuous batching as a discrete-event core: no I/O, no clock, deterministic.
+
+One `step` is one iteration: every decoding request gets one token (several under speculative decoding), prompts
+are computed in chunks under the token budget, waiting requests are admitted as the policy says. Tokens appear
+at the end of the step.
+"""
+
+import math
+
+from ampacity.simulator import SimulatorError
+from ampacity.simulator.engine.adapters import AdapterSlots
+from ampacity.simulator.engine.batch import LockstepBatch, SpeculativeBatch
+from ampacity.simulator.engine.options import EngineConfig, Speculation
+from ampacity.simulator.engine.prefix_cache import BlockCache
+from ampacity.simulator.engine.queues import WaitingQueue
+from ampacity.simulator.engine.request import NOT_JOINED, Request, StepResult
+
+__all__ = ["Engine", "EngineConfig", "Request", "Speculation", "StepResult"]
+
+UNBOUNDED_BLOCKS = 1 << 60
+
+
+# What a step does for prompts: tokens computed, KV entries touched, attended pairs, seconds to load adapters.
+_Prefill = tuple[int, int, float, float]
+_NO_PREFILL: _Prefill = (0, 0, 0.0, 0.0)
+
+
+class Engine:
+    """An engine of one replica. Drive it with `submit`, `step` and `abort`; time is the caller's."""
+
+    def __init__(self, config: EngineConfig) -> None:
+        self.config = config
+        self.steps = 0
+        self.preemptions = 0
+        self.prefix_queries = 0  # prompt tokens looked up in the prefix cache
+        self.prefix_hits = 0  # and found
+        self.kv_blocks = config.kv_blocks if config.kv_blocks is not None else UNBOUNDED_BLOCKS
+        self.free_blocks = self.kv_blocks
+        self.adapters = AdapterSlots(config.max_loras or math.inf, config.adapter_load_s)
+        self._cache = BlockCache(config.block_tokens) if config.prefix_caching else None
+        self._queue = WaitingQueue(by_deadline=config.policy == "deadline")
+        self.batch = LockstepBatch(config.block_tokens)
+        if config.speculation is not None:
+            self.batch = SpeculativeBatch(config.block_tokens, config.speculation, config.seed)
+        self._step_seconds = config.step_time.seconds
+        self._draft_s = 0.0 if config.speculation is None else config.speculation.draft_s
+        self._running: dict[Request, None] = {}  # in order of admission
+        self._partial: Request | None = (
+            None  # the one request whose prefill goes on in the next step
+        )
+        self._partial_done = 0
+        # Prompts and decoding take turns instead of sharing steps:
+        self._takes_turns = config.static_batching or config.policy in (
+            "prefill-priority",
+            "decode-priority",
+        )
+        self._forming = False  # under decode-priority: the batch is being filled
+        self._batch_start_s = 0.0  # with what had arrived by then
+        self._padding = 0  # under static batching: places of the batch whose requests have finished
+
+    @property
+    def running(self) -> int:
+        return len(self._running)
+
+    @property
+    def waiting(self) -> int:
+        return len(self._queue)
+
+    @property
+    def kv_usage(self) -> float:
+        """Share of KV blocks in use, 0 to 1."""
+        return 1.0 - self.free_blocks / self.kv_blocks
+
+    def submit(self, request: Request, now_s: float) -> None:
+        """Queue a request that arrives at now_s. Raises SimulatorError when it could never be served."""
+        self.check(request)
+        request.arrival_s = now_s
+        self._queue.push(request)
+
+    def check(self, request: Request) -> None:
+        """Raises SimulatorError when the request could never be served."""
+        total = request.prompt_tokens + request.output_tokens
+        if request.prompt_tokens < 1 or request.output_tokens < 1:
+            raise SimulatorError("a request needs at least one prompt token and one output token")
+        if total > self.config.max_model_len:
+            raise SimulatorError(
+                f"prompt and output have {total} tokens, more than max_model_len {self.config.max_model_len}"
+            )
+
+    def abort(self, request: Request) -> None:
+        """Drop a request, wherever it is, and free what it holds. A finished one is left alone."""
+        if request.aborted or request.finish_s is not None:
+            return
+        request.aborted = True
+        if request in self._running:
+            self._release(request)
+        else:
+            self._queue.note_abort()
+
+    def step(self, now_s: float) -> StepResult | None:
+        """Plan one iteration that starts at now_s, or at the next queued arrival if that is later.
+
+        Only requests that have arrived by then are admitted. Returns None when there is nothing to do.
+        The state afterwards is that of the step's end: call it again with a time of at least `end_s`.
+        """
+        if not self._running:
+            arrival_s = self._queue.next_arrival_s()
+            if arrival_s is None:
+                return None
+            now_s = max(now_s, arrival_s)
+        batch = self.batch
+        prompts: list[Request] = []
+        finished: list[Request] = []
+        tokens = prompt_kv_tokens = decoding = context = padding = 0
+        pairs = load_s = 0.0
+        if self._takes_turns:
+            tokens, prompt_kv_tokens, pairs, load_s = self._turn_for_prompts(now_s, prompts)
+        advanced = tokens == 0
+        if advanced:
+            needed = batch.blocks_needed()
+            if needed:
+                self._allocate(self._make_room(needed))
+            decoding = batch.size
+            padding = self._padding
+            finished = batch.advance()
+            context = batch.context
+            if not self._takes_turns and (self._partial is not None or self._queue):
+                tokens, prompt_kv_tokens, pairs, load_s = self._prefill(
+                    now_s, decoding * batch.width, prompts
+                )
+        sequences = decoding + padding
+        end_s = now_s + load_s
+        end_s += self._step_seconds(
+            sequences + len(prompts) + (self._partial is not None),
+            sequences * batch.width + tokens,
+            context + prompt_kv_tokens,
+            context * batch.width + pairs,
+            len(prompts),
+        )
+        if decoding:
+            end_s += self._draft_s
+            batch.stamp(end_s)
+        number = self.steps
+        for request in finished:
+            self._complete(request, end_s)
+        if prompts:
+            self._join(prompts, number, end_s, finished)
+        if self.config.static_batching:
+            self._padding = self._padding + len(finished) if self._running else 0
+        self.steps = number + 1
+        return StepResult(number, now_s, end_s, decoding, tokens, prompts, finished, advanced)
+
+    def recipients(self, result: StepResult) -> list[Request]:
+        """Requests that get a token at the end of `result`, which must be the latest step; aborted ones not.
+
+        Under speculative decoding a request stands there once for each of its tokens.
+        """
+        if not result.decoding:
+            return [r for r in result.prompts if not r.aborted]
+        partial = self._partial
+        running = (
+            list(self._running)
+            if partial is None
+            else [r for r in self._running if r is not partial]
+        )
+        if result.finished:
+            running += result.finished
+        if self.batch.width == 1:
+            return running
+        return [request for request in running for _ in range(self.batch.given(request))]
+
+    def _allocate(self, blocks: int) -> None:
+        self.free_blocks -= blocks
+        if self._cache is not None and self._cache.idle > self.free_blocks:
+            self._cache.evict(self.free_blocks)
+
+    def _make_room(self, needed: int) -> int:
+        """Preempt, the latest admitted first, until the blocks that decoding needs are free; returns how many.
+
+        The victim's KV entries are dropped and it is queued first; prompt and output so far are prefilled anew.
+        """
+        while needed > self.free_blocks:
+            victim = next(reversed(self._running))
+            if self.config.policy == "deadline":
+                victim = max(self._running, key=lambda request: request.deadline_s)
+            if victim._join_tick != NOT_JOINED:
+                self.batch.interrupt(victim)
+            self._release(victim)
+            victim.ready_tokens = 0
+            victim.preemptions += 1
+            self.preemptions += 1
+            self._queue.push_front(victim)
+            needed = self.batch.blocks_needed()
+        return needed
+
+    def _turn_for_prompts(self, now_s: float, prompts: list[Request]) -> _Prefill:
+        """Under the policies that let prompts and decoding take turns: compute prompts, if it is their turn."""
+        if self.config.policy == "prefill-priority" and not self.config.static_batching:
+            return self._prefill(now_s, 0, prompts)
+        if not self._running:
+            self._forming = True
+            self._batch_start_s = now_s
+        if not self._forming:
+            return _NO_PREFILL
+        prefill = self._prefill(self._batch_start_s, 0, prompts)
+        self._forming = prefill[0] > 0
+        return prefill
+
+    def _prefill(self, now_s: float, decode_tokens: int, prompts: list[Request]) -> _Prefill:
+        """Spend what decoding leaves of the token budget. A request whose prompt is finished goes to prompts.
+
+        Blocks for the whole prompt are taken at admission (so what was preempted in this step never fits at
+        once).
+        """
+        budget = total_budget = self.config.max_num_batched_tokens - decode_tokens
+        kv_tokens = 0
+        pairs = load_s = 0.0
+        partial = self._partial
+        if partial is not None:
+            done = self._partial_done
+            chunk = min(partial.prompt_tokens + partial.generated_tokens - done, budget)
+            budget -= chunk
+            kv_tokens = done + chunk
+            pairs = chunk * (done + 0.5 * (chunk + 1))
+            if kv_tokens == partial.prompt_tokens + partial.generated_tokens:
+                prompts.append(partial)
+                self._partial = None
+            else:
+                self._partial_done = kv_tokens
+            if self._cache is not None:
+                self._cache.register(partial, kv_tokens)
+        queue = self._queue
+        running = self._running
+        max_num_seqs = self.config.max_num_seqs - self._padding
+        adapters = self.adapters
+        passed_over: list[Request] = []
+        while budget > 0 and len(running) < max_num_seqs:
+            request = queue.head(now_s)
+            if request is None:
+                break
+            adapter = request.adapter
+            if adapter is not None and not adapters.admits(adapter):
+                queue.pop()
+                passed_over.append(request)
+                continue
+            length = request.prompt_tokens + request.generated_tokens
+            start = self._admit(request, length)
+            if start is None:
+                break
+            queue.pop()
+            running[request] = None
+            if adapter is not None:
+                load_s += adapters.acquire(adapter)
+            chunk = length - start
+            if chunk > budget:
+                chunk = budget
+                self._partial_done = start + chunk
+                self._partial = request
+            else:
+                prompts.append(request)
+            budget -= chunk
+            kv_tokens += start + chunk
+            pairs += chunk * (start + 0.5 * (chunk + 1))
+            if self._cache is not None:
+                self._cache.register(request, start + chunk)
+        for request in reversed(passed_over):
+            queue.push_front(request)
+        return total_budget - budget, kv_tokens, pairs, load_s
+
+    def _admit(self, request: Request, length: int) -> int | None:
+        """Take the blocks of a prompt; returns its tokens that need no computing, or None when it does not fit."""
+        blocks = -(-length // self.config.block_tokens)
+        cache = self._cache
+        start = 0
+        if cache is None:
+            if blocks > self.free_blocks:
+                return None
+            self.free_blocks -= blocks
+        else:
+            found, idle = cache.match(request.block_hashes, length)
+            if blocks - found + idle > self.free_blocks:
+                return None
+            cache.take(request, found)
+            self._allocate(blocks - found + idle)
+            start = found * self.config.block_tokens
+            self.prefix_queries += length
+            self.prefix_hits += start
+            if not request.preemptions:
+                request.cached_tokens = start
+        if request.ready_tokens > start:
+            return min(request.ready_tokens, length - 1)
+        return start
+
+    def _complete(self, request: Request, end_s: float) -> None:
+        if request.segments is not None:
+            request.segments.append((request._join_s, request._join_tick, self.batch.tick - 1))
+        request.finish_s = end_s
+        request.last_tick = self.batch.tick - 1
+        self._release(request)
+        request.generated_tokens = request.output_tokens
+
+    def _join(
+        self, prompts: list[Request], number: int, end_s: float, finished: list[Request]
+    ) -> None:
+        """Give each finished prefill its token and let it decode from the next step on."""
+        batch = self.batch
+        for request in prompts:
+            kv_tokens = request.prompt_tokens + request.generated_tokens
+            request.generated_tokens += 1
+            if request.first_token_s is None:
+                request.first_token_s = end_s
+                request.first_step = number
+                request.first_tick = batch.tick - 1
+            left = request.output_tokens - request.generated_tokens
+            batch.join(request, kv_tokens, left, end_s)
+            if not left:
+                self._complete(request, end_s)
+                finished.append(request)
+
+    def _release(self, request: Request) -> None:
+        """Free what a running request holds."""
+        del self._running[request]
+        if request._join_tick == NOT_JOINED:
+            # Still in prefill (the partial request, or one admitted in the step that is under way).
+            kv_tokens = request.prompt_tokens + request.generated_tokens
+            computed = 0
+            if request is self._partial:
+                self._partial = None
+        else:
+            kv_tokens = computed = self.batch.leave(request)
+        blocks = -(-kv_tokens // self.config.block_tokens)
+        cache = self._cache
+        if cache is None:
+            self.free_blocks += blocks
+        else:
+            cache.register(request, computed)
+            named, released = cache.release(request)
+            self.free_blocks += blocks - named + released
+        if request.adapter is not None:
+            self.adapters.release(request.adapter)

@@ -1,0 +1,1 @@
+"""Accelerators and models, and the engines made of them."""

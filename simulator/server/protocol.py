@@ -1,0 +1,261 @@
+"""What a request to the OpenAI-compatible endpoints asks for, checked as vLLM checks it. No I/O.
+
+A token is one word: a prompt has as many tokens as white-space separated words, and CHAT_OVERHEAD_TOKENS
+more for a chat's template. What is not simulated is refused, not ignored.
+"""
+
+import re
+import zlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import msgspec
+
+from ampacity.simulator.server.apierrors import ApiError, bad_json, bad_value, invalid
+from ampacity.simulator.server.sampling import MAX_CHOICES, Sampling, flag, output_limit, sampling
+from ampacity.simulator.server.text import Ending, characters, ending
+
+Api = Literal["chat", "completions", "responses", "messages", "embeddings"]
+CONVERSATIONS = ("chat", "responses", "messages")
+_ID_PREFIX = {"chat": "chatcmpl-", "completions": "cmpl-", "messages": "msg_"}
+CHAT_OVERHEAD_TOKENS = 8
+_REQUEST_ID = re.compile(r"[A-Za-z0-9_.:-]{1,128}")
+_CHOICE_STRIDE = 7919  # the seeds of the choices of one request lie this far apart
+# Fields that would change the answer in a way that is not simulated, with the values that ask for nothing.
+_NOT_SIMULATED: dict[str, tuple[Any, ...]] = {
+    "best_of": (None, 1),
+    "prompt_logprobs": (None,),
+    "echo": (None, False),
+    "suffix": (None, ""),
+    "stop_token_ids": (None, []),
+    "tools": (None, []),
+    "functions": (None, []),
+    "response_format": (None, {"type": "text"}),
+    "structured_outputs": (None,),
+    "use_beam_search": (None, False),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """One answer: its text is fixed by the seed and the ending."""
+
+    index: int
+    seed: int
+    prompt: int  # which of the request's prompts it answers
+    ending: Ending
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """One validated request for tokens."""
+
+    api: Api
+    request_id: str
+    model: str
+    prompts: tuple[
+        Sequence[Any], ...
+    ]  # the words or token ids of each prompt, a chat's template included
+    choices: tuple[Choice, ...]
+    limit_tokens: int  # of each choice
+    stream: bool
+    include_usage: bool
+    continuous_usage: bool
+    top_logprobs: int | None  # None: no log-probabilities
+    held_characters: int  # of a stream, which could be the beginning of a stop string
+
+    @property
+    def chat(self) -> bool:
+        """Whether it is a conversation, with a chat's template."""
+        return self.api in CONVERSATIONS
+
+    @property
+    def prompt_tokens(self) -> int:
+        return sum(map(len, self.prompts))
+
+    @property
+    def output_tokens(self) -> int:
+        return sum(choice.ending.tokens for choice in self.choices)
+
+
+def block_hashes(call: Call, choice: Choice, block_tokens: int) -> list[int]:
+    """Names of the full KV blocks of a prompt and its answer: each stands for all that is in and before it.
+
+    The answer's words are in, so that the next turn of a conversation finds them.
+    """
+    answered = characters(choice.seed, 0, choice.ending.characters).split()
+    words = [*call.prompts[choice.prompt], *answered]
+    hashes = []
+    name = hash(call.model)
+    for start in range(0, len(words) - block_tokens + 1, block_tokens):
+        name = hash((name, *words[start : start + block_tokens]))
+        hashes.append(name)
+    return hashes
+
+
+def decode(body: bytes) -> dict[str, Any]:
+    """The JSON object in a body. Raises ApiError."""
+    try:
+        value = msgspec.json.decode(body)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, ValueError) as error:
+        raise bad_json(body, error) from error
+    if not isinstance(value, dict):
+        raise invalid(
+            "body", "Input should be a valid dictionary or object to extract fields from", value
+        )
+    return value
+
+
+def words_of(body: Mapping[str, Any]) -> Sequence[Any]:
+    """The words of a body with `messages` or `prompt`. Raises ApiError."""
+    if "messages" in body:
+        return _chat_words(body["messages"])
+    return _one_prompt("body.prompt", body.get("prompt"))
+
+
+def _chat_words(messages: object) -> list[str]:
+    if not isinstance(messages, list):
+        raise invalid("body.messages", "Input should be a valid list", messages, kind="list_type")
+    if not messages:
+        raise invalid(
+            "body.messages", "List should have at least 1 item", messages, kind="too_short"
+        )
+    words = ["<template>"] * CHAT_OVERHEAD_TOKENS
+    for index, message in enumerate(messages):
+        if not isinstance(message, dict) or not isinstance(message.get("role"), str):
+            raise invalid(
+                f"body.messages.{index}", "Input should be an object with a role", message
+            )
+        content = message.get("content")
+        for part in content if isinstance(content, list) else [content]:
+            text = (
+                part.get("text") if isinstance(part, dict) and part.get("type") == "text" else part
+            )
+            if isinstance(text, str):
+                words += text.split()
+            elif text is not None:
+                raise invalid(f"body.messages.{index}.content", "Only text is simulated", text)
+    return words
+
+
+def _prompts(prompt: object) -> list[Sequence[Any]]:
+    """vLLM takes a string, token ids, or a list of either."""
+    if prompt is None:
+        raise invalid("body.prompt", "Field required", kind="missing")
+    if isinstance(prompt, list) and prompt and isinstance(prompt[0], str | list):
+        return [_one_prompt(f"body.prompt.{index}", one) for index, one in enumerate(prompt)]
+    return [_one_prompt("body.prompt", prompt)]
+
+
+def _one_prompt(field: str, prompt: object) -> Sequence[Any]:
+    if isinstance(prompt, str):
+        return prompt.split() or [""]
+    if isinstance(prompt, list) and prompt and all(type(token) is int for token in prompt):
+        return prompt
+    raise invalid(field, "Input should be a string or a list of token ids, not empty", prompt)
+
+
+def parse(
+    body: Mapping[str, Any],
+    *,
+    api: Api,
+    models: Sequence[str],
+    max_model_len: int,
+    default_id: str,
+    header_id: str | None,
+    natural_tokens: float | None = None,
+) -> Call:
+    """Check a request as vLLM does. Raises ApiError: 400 for bad fields and lengths, 404 for another model.
+
+    models: the names that are served, the default first. natural_tokens: see Face. Of an ``api`` but chat and completions
+    the body is one that ``ampacity.simulator.server.other_apis`` has put down to these.
+    """
+    chat = api in CONVERSATIONS
+    required = "messages" if chat else "prompt"
+    if required not in body:
+        raise invalid(f"body.{required}", "Field required", body, kind="missing")
+    prompts = [_chat_words(body["messages"])] if chat else _prompts(body["prompt"])
+    stream, include_usage, continuous_usage = _stream_options(body)
+    asked = sampling(body, chat)
+    model = _model(body, models)
+    for field, neutral in _NOT_SIMULATED.items():
+        if field in body and not any(
+            type(body[field]) is type(value) and body[field] == value for value in neutral
+        ):
+            raise bad_value(field, body[field], f"{field} is not simulated; leave it out.")
+    limit = output_limit(body, chat, max(map(len, prompts)), max_model_len)
+    if len(prompts) * asked.n > MAX_CHOICES:
+        raise bad_value(
+            "n", asked.n, f"at most {MAX_CHOICES} answers in one request are simulated."
+        )
+    seed = zlib.crc32(default_id.encode()) if asked.seed is None else asked.seed
+    name = header_id if header_id and _REQUEST_ID.fullmatch(header_id) else default_id
+    held = 0 if asked.include_stop else max(map(len, asked.stop), default=1) - 1  # as vLLM
+    return Call(
+        api=api,
+        request_id=_ID_PREFIX.get(api, "") + name,
+        model=model,
+        prompts=tuple(prompts),
+        choices=_choices(prompts, asked, seed, limit, natural_tokens),
+        limit_tokens=limit,
+        stream=stream,
+        include_usage=include_usage,
+        continuous_usage=continuous_usage,
+        top_logprobs=asked.top_logprobs,
+        held_characters=held,
+    )
+
+
+def _choices(
+    prompts: Sequence[Sequence[Any]],
+    asked: Sampling,
+    seed: int,
+    limit: int,
+    natural_tokens: float | None,
+) -> tuple[Choice, ...]:
+    choices = []
+    for number, prompt in enumerate(prompts):
+        # Other prompts have other answers, also with the same seed.
+        own_seed = seed + zlib.crc32(" ".join(map(str, prompt)).encode("utf-8", "replace"))
+        for index in range(number * asked.n, (number + 1) * asked.n):
+            choice_seed = own_seed + (index - number * asked.n) * _CHOICE_STRIDE
+            end = ending(
+                choice_seed,
+                limit,
+                min_tokens=asked.min_tokens,
+                stop=asked.stop,
+                include_stop=asked.include_stop,
+                mean_tokens=None if asked.ignore_eos else natural_tokens,
+            )
+            choices.append(Choice(index, choice_seed, number, end))
+    return tuple(choices)
+
+
+def _stream_options(body: Mapping[str, Any]) -> tuple[bool, bool, bool]:
+    """(stream, include_usage, continuous_usage_stats)"""
+    stream = flag(body, "stream")
+    options = body.get("stream_options")
+    if options is not None and not isinstance(options, dict):
+        raise invalid(
+            "body.stream_options", "Input should be a valid dictionary", options, kind="dict_type"
+        )
+    if options and not stream:
+        raise invalid(
+            "body.stream_options", "Stream options can only be defined when `stream=True`.", options
+        )
+    include_usage = flag(options or {}, "include_usage", "body.stream_options.")
+    continuous = flag(options or {}, "continuous_usage_stats", "body.stream_options.")
+    return stream, include_usage, include_usage and continuous
+
+
+def _model(body: Mapping[str, Any], models: Sequence[str]) -> str:
+    asked = body.get("model")
+    if asked is None:
+        return models[0]
+    if not isinstance(asked, str):
+        raise invalid("body.model", "Input should be a valid string", asked, kind="string_type")
+    if asked not in models:
+        message = f"The model `{asked}` does not exist. Valid aliases: {', '.join(models)}."
+        raise ApiError(404, message, "NotFoundError", "model")
+    return asked

@@ -1,0 +1,462 @@
+"""From a capacity to instances and cost: worked values."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from ampacity.analysis.capacity.fleet import (
+    Carried,
+    FleetError,
+    Traffic,
+    choose_safety,
+    fleet_of,
+    instances_text,
+    traffic_of_profile,
+    use_of_fleet,
+)
+from ampacity.analysis.summary import summarise
+from ampacity.cli import main
+from ampacity.config import make_settings
+from ampacity.workloads.fit.traffic import fit_arrivals
+from tests.support.synthetic import Stage, make_run, request
+
+WEEK_S = 7 * 86_400.0
+
+
+def carried(usable: float = 10.0, low: float | None = 9.0, high: float | None = 12.0) -> Carried:
+    return Carried(usable, (low, high), input_tokens=1000.0, output_tokens=200.0, good_share=0.99)
+
+
+def plan_fleet(traffic: Traffic, carried: Carried, *how: Any, **named: Any) -> dict[str, Any]:
+    fleet = fleet_of(traffic, carried, *how, **named)
+    return fleet | use_of_fleet(fleet, traffic, carried)
+
+
+def test_the_interval_is_carried_through_to_instances() -> None:
+    plan = plan_fleet(Traffic(120.0), carried(), tensor_parallel=4, safety=1.2)
+    # 120/10 = 12, x 1.2 = 14.4 -> 15; at 9/s: 14 x 1.2 = 16.8 -> 17; at 12/s: 10 x 1.2 = 12
+    assert (plan["instances_before_safety"], plan["instances"], plan["gpus"]) == (12, 15, 60)
+    assert plan["instances_ci"] == [12, 17]
+    assert (plan["one_replica_down"], plan["one_replica_down_gpus"]) == (15, 60)
+    assert plan["gpu_hours_per_day"] == 24 * 60
+    assert plan_fleet(Traffic(120.0), carried(high=None), safety=1.2)["instances_ci"] == [None, 17]
+    assert plan_fleet(Traffic(20.0), carried(), safety=1.0)["one_replica_down"] == 3
+    # both intervals: 96/12 = 8 x 1.2 = 9.6 -> 10; 150/9 -> 17 x 1.2 = 20.4 -> 21
+    both = plan_fleet(Traffic(120.0, peak_rps_ci=(96.0, 150.0)), carried(), safety=1.2)
+    assert both["instances_ci"] == [10, 21]
+
+
+@pytest.mark.parametrize(
+    ("ends", "text"),
+    [
+        ([9, 15], "10 instances (9 to 15)"),
+        ([10, 10], "10 instances over the whole interval"),
+        ([None, 10], "at most 10 instances"),
+        ([None, 12], "10 instances (at most 12)"),
+        ([10, None], "at least 10 instances"),
+        ([9, None], "10 instances (at least 9)"),
+        ([None, None], "10 instances (range unknown)"),
+    ],
+)
+def test_a_fleet_is_said_with_its_range(ends: list[int | None], text: str) -> None:
+    assert instances_text({"instances": 10, "instances_ci": ends}) == text
+
+
+def test_half_the_utilisation_is_twice_the_cost_of_a_token() -> None:
+    # five instances at 10/s carry 50/s: 20/s is 40 %, 40/s is 80 %
+    at = {
+        mean: plan_fleet(Traffic(50.0, mean_rps=mean), carried(), 2, safety=1.0, gpu_hour_usd=3.0)
+        for mean in (20.0, 40.0)
+    }
+    assert [at[m]["utilisation"] for m in (20.0, 40.0)] == pytest.approx([0.4, 0.8])
+    for name in (
+        "fleet_cost_per_million_output_tokens",
+        "fleet_cost_per_million_input_tokens",
+        "fleet_cost_per_million_tokens",
+        "fleet_cost_per_thousand_good_requests",
+    ):
+        assert at[20.0][name] == pytest.approx(2 * at[40.0][name])
+    # 10 GPUs x $3 = $30 an hour; 40/s x 200 tokens x 3600 s = 28.8 million output tokens
+    assert at[40.0]["fleet_cost_per_million_output_tokens"] == pytest.approx(30 / 28.8)
+    assert at[40.0]["fleet_cost_per_million_input_tokens"] == pytest.approx(30 / 144)
+    assert at[40.0]["fleet_cost_per_million_tokens"] == pytest.approx(30 / 172.8)
+    assert at[40.0]["fleet_cost_per_thousand_good_requests"] == pytest.approx(
+        1000 * 30 / (40 * 3600 * 0.99)
+    )
+
+
+def test_safety_follows_variance_and_history_and_says_why() -> None:
+    steady = Traffic(120.0, 100.0, rate_cv=0.1, history_s=2 * WEEK_S)
+    assert choose_safety(steady) == (
+        1.2,
+        "20 %: the rate varies by 10 % (coefficient of variation over windows of up to a minute), over 14 days of history",
+    )
+    factor, why = choose_safety(Traffic(120.0, 100.0, rate_cv=0.6, history_s=2 * WEEK_S))
+    assert factor == 1.5
+    assert "60 %" in why
+    factor, why = choose_safety(Traffic(120.0, 100.0, rate_cv=0.1, history_s=3 * 3600.0))
+    assert factor == 1.5
+    assert "do not show a week" in why
+    factor, why = choose_safety(Traffic(120.0))
+    assert factor == 1.2
+    assert "nothing is known" in why
+    assert plan_fleet(Traffic(120.0), carried(), safety=1.37)["safety_factor"] == 1.37
+
+
+def test_a_profile_gives_peak_mean_and_variance() -> None:
+    held = {
+        "mean_rps": 4.0,
+        "rps_p99": 11.0,
+        "span_s": WEEK_S,
+        "dispersion": {"1s": 2.0, "60s": 9.6},
+    }
+    traffic = traffic_of_profile({"measured": {"arrivals": held}})
+    # 11 is the P99 of Poisson(m) with 2 m = 10.856, the 1 % point of chi-squared with 24 degrees of freedom
+    assert traffic.peak_rps == pytest.approx(10.856 / 2, abs=1e-3)
+    assert (traffic.mean_rps, traffic.history_s) == (4.0, WEEK_S)
+    # variance of the counts 9.6 x 240, of which 240 are chance, over 240^2
+    assert traffic.rate_cv == pytest.approx(math.sqrt(8.6 / 240))
+    assert traffic_of_profile({"measured": {"arrivals": held}}, 20.0).peak_rps == 20.0
+    for bad in (
+        {},
+        {"measured": {}},
+        {"measured": {"arrivals": {"mean_rps": 0, "rps_p99": 1}}},
+        [],
+        None,
+    ):
+        with pytest.raises(FleetError, match="no measured arrivals"):
+            traffic_of_profile(bad)  # type: ignore[arg-type]
+
+
+def test_chance_is_not_counted_twice() -> None:
+    # P99 of a second of Poisson(1.46) is 5, which an instance that carries a mean of 1.94 contains
+    held: dict[str, Any] = {
+        "mean_rps": 1.46,
+        "rps_p99": 5.0,
+        "span_s": WEEK_S,
+        "dispersion": {"60s": 1.0},
+    }
+    traffic = traffic_of_profile({"measured": {"arrivals": held}})
+    assert traffic.peak_rps == pytest.approx(
+        3.571 / 2, abs=1e-3
+    )  # chi-squared with 12 degrees of freedom, 1 % point
+    assert traffic.rate_cv == 0.0
+    assert plan_fleet(traffic, carried(1.94))["instances"] == 2  # 1 x 1.2
+    held |= {"p99_rps": {"1s": 9.0, "10s": 3.4, "60s": 1.9}}  # 34 in 10 s: 70 degrees of freedom
+    bursty = traffic_of_profile({"measured": {"arrivals": held}})
+    assert bursty.peak_rps == pytest.approx(45.442 / 20, abs=1e-4)
+    assert "windows of 10 s as the profile: 3.4; its mean is 1.46" in bursty.peak_reason
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_a_fitted_poisson_log_needs_no_fleet_for_its_chance(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    fitted = fit_arrivals(np.sort(rng.uniform(0, 7200, 10_512)))  # 1.46 requests/s for two hours
+    traffic = traffic_of_profile({"measured": {"requests": 10_512, "arrivals": fitted}})
+    assert 1.455 < traffic.peak_rps < 1.94
+    slow = np.repeat([1.0, 3.0], 3600)  # an hour at 1/s, an hour at 3/s: P99 of the rate is 3
+    seconds = np.repeat(np.arange(7200), rng.poisson(slow))
+    fitted = fit_arrivals(np.sort(seconds + rng.random(len(seconds))))
+    assert traffic_of_profile({"measured": {"arrivals": fitted}}).peak_rps == pytest.approx(
+        3, abs=0.2
+    )
+
+
+def test_a_profile_of_three_requests_is_refused() -> None:
+    held = {"mean_rps": 4.0, "rps_p99": 11.0, "span_s": 0.5}
+    with pytest.raises(FleetError, match="rests on 3 requests"):
+        traffic_of_profile({"measured": {"requests": 3, "arrivals": held}})
+
+
+def test_a_closed_loop_is_no_plan_without_a_warning(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    # 10 users wait 0.5 s and think 0.5 s: 10/s, 5 in flight; 40 users get the same 10/s, and wait 3.5 s
+    stages = []
+    for number, (users, takes_s) in enumerate([(10, 0.5), (40, 3.5)]):
+        records = [
+            request(1000 * number + i, 200 * number + i * 0.1, stage=number, ttft_s=takes_s)
+            for i in range(1000)
+        ]
+        stages.append(Stage(records, 100.0, 200.0 * number, concurrency=users))
+    run = make_run(
+        tmp_path / "run", stages, ["ttft_p90=1s"], warmup_requests=0, locked={"think_s": 0.5}
+    )
+    summary = summarise(run)
+    capacity = summary["capacity"]
+    assert (capacity["c_max"], capacity["users"], capacity["crossing"]) == (
+        pytest.approx(5, rel=0.01),
+        10,
+        "saturated",
+    )
+    assert summary["littles_law"]["gap"] is None
+    assert "the closed loop is saturated" in summary["littles_law"]["reason"]
+    assert summary["verdict"].startswith("One instance carries at most 9.9")
+    assert "C_max 4.99 in flight (10 users); users wait for the server" in summary["verdict"]
+    monkeypatch.setattr(
+        sys, "argv", ["ampacity", "plan", str(tmp_path / "run"), "--peak-rps", "35"]
+    )
+    with pytest.raises(SystemExit):
+        main()
+    out = capsys.readouterr().out
+    assert out.startswith("at least 5 instances")  # 4 x 1.2
+    assert "between" not in out
+    assert "Warning: The capacity was found with a closed loop" in out
+    unpaused = summarise(make_run(tmp_path / "same", stages, ["ttft_p90=1s"], warmup_requests=0))
+    # users without a pause that are not in flight: what was measured counts
+    assert (unpaused["capacity"]["c_max"], unpaused["capacity"]["users"]) == (
+        pytest.approx(5, rel=0.01),
+        10,
+    )
+
+
+def test_plan_reads_a_run_and_a_profile(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    stage = Stage([request(i, i * 0.1) for i in range(1200)], 120.0, offered_rps=10.0)
+    make_run(tmp_path / "run", [stage], ["ttft_p99=1s"], warmup_requests=0)
+    profile = tmp_path / "traffic.yaml"
+    profile.write_text(
+        "measured: {arrivals: {mean_rps: 20, rps_p99: 39, span_s: 1000000, dispersion: {60s: 1.0}}}\n",
+        encoding="utf-8",
+    )
+
+    def plan(*arguments: str) -> int:
+        run = [] if arguments and not arguments[0].startswith("-") else [str(tmp_path / "run")]
+        monkeypatch.setattr(sys, "argv", ["ampacity", "plan", *run, *arguments])
+        with pytest.raises(SystemExit) as ended:
+            main()
+        return int(ended.value.code or 0)
+
+    assert plan("--profile", str(profile), "--gpu-hour", "2", "--json") == 0
+    found: dict[str, Any] = json.loads(capsys.readouterr().out)
+    assert (found["peak_rps"], found["instances_before_safety"], found["instances"]) == (
+        pytest.approx(53.540 / 2, abs=1e-3),
+        3,
+        4,
+    )
+    assert found["utilisation"] == pytest.approx(20 / 40, rel=0.01)
+    # one token a request in the synthetic run, and 100 of input
+    assert found["fleet_cost_per_million_output_tokens"] == pytest.approx(
+        8 / (20 * 3600) * 1e6, rel=0.01
+    )
+    assert found["fleet_cost_per_million_input_tokens"] == pytest.approx(
+        8 / (20 * 3600 * 100) * 1e6, rel=0.01
+    )
+    assert (
+        plan("--profile", str(profile), "--gpu-hour", "0.002") == 0
+    )  # a thousandth of $8 / (20 x 3.6)
+    told = capsys.readouterr().out
+    assert re.search(r"\$0\.000111 for 1,000 good requests\n", told)
+    assert "pooled" not in told
+    assert plan("--profile", str(profile)) == 0
+    assert "20 %: the rate varies by" in capsys.readouterr().out
+    assert plan() == 2
+    assert "--peak-rps" in capsys.readouterr().err
+    assert plan("--peak-rps", "10", "--mean-rps", "11") == 2
+    assert capsys.readouterr().err.count("\n") == 1
+    assert np.isfinite(found["fleet_cost_per_thousand_good_requests"])
+    for flag in ("--peak-rps", "--safety", "--gpu-hour"):  # what is wrong is the flag, not the run
+        assert plan("--peak-rps", "10", flag, "1e300") == 2
+        assert capsys.readouterr().err == f"ampacity: {flag} 1e+300: at most 1e+12\n"
+    plan_of_a_burst = {
+        "base_rps": 10.0,
+        "factor": 1.0,
+        "base_s": 60.0,
+        "burst_s": 20.0,
+        "recovery_s": 40.0,
+    }
+    make_run(tmp_path / "burst", [stage], ["ttft_p99=1s"], warmup_requests=0, burst=plan_of_a_burst)
+    assert plan(str(tmp_path / "burst"), "--peak-rps", "10") == 2
+    assert "a burst is no steady load, so it names no capacity" in capsys.readouterr().err
+
+
+def test_tokens_are_a_mean_over_all_answers_not_of_the_stage_at_the_limit(tmp_path: Path) -> None:
+    # 10/s met with 1 token an answer; a short stage at 12/s of 4 tokens; one at which the client was the limit of 50
+    def stage(number: int, n: int, rps: float, tokens: int, start_s: float, **how: Any) -> Stage:
+        rows = [
+            request(
+                2000 * number + i, start_s + i / rps, stage=number, gaps_s=[0.001] * (tokens - 1)
+            )
+            for i in range(n)
+        ]
+        return Stage(rows, n / rps, start_s, **how)
+
+    stages = [
+        stage(0, 1200, 10.0, 1, 0.0),
+        stage(1, 300, 12.0, 4, 200.0),
+        stage(2, 100, 20.0, 50, 400.0, client_limited=True),
+    ]
+    inputs = {"peak_rps": 100, "tensor_parallel": 2, "safety_factor": 1.2, "gpu_hour_usd": 3.0}
+    summary = summarise(
+        make_run(tmp_path / "run", stages, ["ttft_p99=1s"], warmup_requests=0, fleet_inputs=inputs)
+    )
+    fleet = summary["fleet"]
+    assert (summary["capacity"]["capacity_rps"], summary["capacity"]["stage"]) == (
+        pytest.approx(12),
+        1,
+    )
+    assert (fleet["input_tokens_mean"], fleet["output_tokens_mean"]) == (
+        100,
+        pytest.approx((1200 + 4 * 300) / 1500),
+    )
+    # 2 GPUs x $3 = $6 an hour for 12/s x 1.6 tokens x 3600 s
+    assert fleet["cost_per_million_output_tokens"] == pytest.approx(6 / (12 * 1.6 * 3600) * 1e6)
+
+
+@pytest.mark.parametrize(
+    ("facts", "gpus"),
+    [
+        ({}, 1),
+        ({"locked": {"hardware": "4xH100"}}, 4),
+        ({"locked": {"hardware": "8x7B", "tensor_parallel": "2"}}, 2),
+        ({"locked": {"hardware": "4xH100"}, "fleet_inputs": {"tensor_parallel": 2}}, 2),
+        ({"predicted": True, "endpoint": {"model": "llama3-70b@4xa100-80"}}, 4),
+        ({"predicted": True, "endpoint": {"model": "llama3-8b-a100-80"}}, 1),
+    ],
+)
+def test_a_plan_for_other_instances_than_the_one_measured_warns(
+    facts: dict[str, Any],
+    gpus: int,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    stage = Stage([request(i, i * 0.1) for i in range(1200)], 120.0, offered_rps=10.0)
+    make_run(tmp_path / "run", [stage], ["ttft_p99=1s"], warmup_requests=0, **facts)
+    for tp, warned in ((None, False), (gpus, False), (gpus + 3, True)):
+        given = [] if tp is None else ["--tp", str(tp)]
+        monkeypatch.setattr(
+            sys,
+            "argv",
+            ["ampacity", "plan", str(tmp_path / "run"), "--peak-rps", "25", "--json", *given],
+        )
+        with pytest.raises(SystemExit):
+            main()
+        plan = json.loads(capsys.readouterr().out)
+        assert (plan["gpu_hour_usd"], plan["cost_per_hour"]) == (None, None)
+        assert (plan["instances"], plan["gpus"]) == (4, 4 * (tp or gpus))  # ceil(3 x 1.2)
+        assert ("other_instance" in [w["code"] for w in plan["warnings"]]) == warned
+
+
+def test_the_gpus_of_an_instance_are_those_that_were_locked() -> None:
+    settings = {"url": "http://127.0.0.1:1/v1", "lock": ["hardware=4xH100"]}
+    assert make_settings(settings).fleet_inputs["tensor_parallel"] == 4
+    assert make_settings(settings | {"tp": 2}).fleet_inputs["tensor_parallel"] == 2
+    assert (
+        make_settings(settings | {"lock": ["hardware=simulated L4"]}).fleet_inputs[
+            "tensor_parallel"
+        ]
+        == 1
+    )
+
+
+def test_a_plan_says_which_price_its_costs_rest_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    stage = Stage([request(i, i * 0.1) for i in range(1200)], 120.0, offered_rps=10.0)
+    make_run(tmp_path / "run", [stage], ["ttft_p99=1s"], warmup_requests=0)
+    words = [
+        "ampacity",
+        "plan",
+        str(tmp_path / "run"),
+        "--peak-rps",
+        "25",
+        "--tp",
+        "2",
+        "--gpu-hour",
+        "2.5",
+    ]
+    monkeypatch.setattr(sys, "argv", words)
+    with pytest.raises(SystemExit):
+        main()
+    # ceil(ceil(25 / 10) x 1.2) = 4 instances of 2 GPUs
+    told = capsys.readouterr().out
+    assert "  8 GPUs × $2.5/h = $20.00 an hour; of the whole fleet at that utilisation, " in told
+
+
+def test_a_plan_takes_the_price_that_the_run_was_given_unless_another_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    stage = Stage([request(i, i * 0.1) for i in range(1200)], 120.0, offered_rps=10.0)
+    make_run(
+        tmp_path / "run",
+        [stage],
+        ["ttft_p99=1s"],
+        warmup_requests=0,
+        fleet_inputs={
+            "peak_rps": None,
+            "tensor_parallel": 1,
+            "safety_factor": 1.2,
+            "gpu_hour_usd": 3.0,
+        },
+    )
+    for given, hourly in (([], 12.0), (["--gpu-hour", "2"], 8.0)):  # ceil(3 x 1.2) = 4 GPUs
+        words = ["ampacity", "plan", str(tmp_path / "run"), "--peak-rps", "25", "--json", *given]
+        monkeypatch.setattr(sys, "argv", words)
+        with pytest.raises(SystemExit):
+            main()
+        assert json.loads(capsys.readouterr().out)["cost_per_hour"] == hourly
+
+
+def test_a_plan_holds_to_what_the_run_was_given_and_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    stage = Stage([request(i, i * 0.1) for i in range(1200)], 120.0, offered_rps=10.0)
+    inputs = {"peak_rps": 95.0, "tensor_parallel": 2, "safety_factor": 1.5, "gpu_hour_usd": 3.0}
+    run = make_run(
+        tmp_path / "run", [stage], ["ttft_p99=1s"], warmup_requests=0, fleet_inputs=inputs
+    )
+    summary = summarise(run)
+
+    def plan(*words: str) -> str:
+        monkeypatch.setattr(sys, "argv", ["ampacity", "plan", str(tmp_path / "run"), *words])
+        with pytest.raises(SystemExit):
+            main()
+        return capsys.readouterr().out
+
+    told = plan()
+    # no stage broke: 10/s is the least that one carries, ceil(95 / 10) x 1.5 = 15 the most that are needed
+    assert told.startswith("at most 15 instances, 30 GPUs for 95 requests/s\n")
+    assert "  peak 95 requests/s: as given at the run\n" in told
+    assert "  safety as given at the run\n" in told
+    assert "30 GPUs × $3/h (as given at the run) = $90.00 an hour" in told
+    assert summary["verdict"].endswith(
+        "; 95 req/s need at most 15 instances, 30 GPUs, with a safety factor of 1.5."
+    )
+    found = json.loads(plan("--json"))
+    assert found["from_run"] == ["gpu_hour_usd", "peak_rps", "safety_factor"]
+    same = summary["fleet"]
+    assert {k: found[k] for k in found.keys() & same.keys()} == {
+        k: same[k] for k in found.keys() & same.keys()
+    }
+    other = plan("--peak-rps", "20", "--safety", "1", "--gpu-hour", "2")
+    assert other.startswith("at most 2 instances, 4 GPUs for 20 requests/s\n")
+    assert "as given at the run" not in other
+
+
+def test_arrivals_that_crowd_within_a_minute_are_said(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    stage = Stage([request(i, i * 0.1) for i in range(1200)], 120.0, offered_rps=10.0)
+    make_run(tmp_path / "run", [stage], ["ttft_p99=1s"], warmup_requests=0)
+    profile = tmp_path / "traffic.yaml"
+    # 3.4/s over 10 s: 2.27/s of Poisson arrivals, see above
+    held = "{mean_rps: 1.46, rps_p99: 9, p99_rps: {10s: 3.4}, busy_hour: {rps: 1.9, rps_ci: [1.7, 2.1], window_s: 3600}}"
+    profile.write_text("measured: {arrivals: " + held + "}", encoding="utf-8")
+    words = ["ampacity", "plan", str(tmp_path / "run"), "--profile", str(profile), "--json"]
+    monkeypatch.setattr(sys, "argv", words)
+    with pytest.raises(SystemExit):
+        main()
+    found = json.loads(capsys.readouterr().out)
+    assert (found["peak_rps"], found["peak_rps_ci"]) == (1.9, [1.7, 2.1])
+    (crowded,) = [w["text"] for w in found["warnings"] if w["code"] == "crowded"]
+    assert "as Poisson arrivals of 2.27 requests/s do, more than the busiest hour's 1.9" in crowded

@@ -1,0 +1,110 @@
+"""Headlines and advice that misled a user, each with its smallest case."""
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from ampacity.analysis.summary import summarise
+from ampacity.experiments.stages.base_rig import BaseRig
+from tests.support.synthetic import Stage, make_run, request
+
+
+def failing(share: float, status: str) -> Stage:
+    """200 requests at 8/s, of which every so many fails; the answers take 10 ms."""
+    every = round(1 / share)
+    rows = [
+        request(
+            i,
+            i / 8,
+            ttft_s=None if i % every == 0 else 0.01,
+            status=status if i % every == 0 else "ok",
+        )
+        for i in range(200)
+    ]
+    return Stage(rows, 25.0, 0.0, 8.0)
+
+
+def test_failures_that_no_load_explains_are_said_first(tmp_path: Path) -> None:
+    run = make_run(
+        tmp_path / "run", [failing(0.5, "http_error")], ["ttft_p95=300ms"], warmup_requests=0
+    )
+    verdict = summarise(run)["verdict"]
+    assert verdict.startswith("50% of the requests failed at the lowest load (")
+    assert "http_error): find out why before measuring." in verdict
+
+
+@pytest.mark.parametrize(("share", "status"), [(0.05, "http_error"), (0.5, "timeout")])
+def test_few_failures_and_those_of_a_slow_server_are_no_headline(
+    tmp_path: Path, share: float, status: str
+) -> None:
+    run = make_run(
+        tmp_path / "run", [failing(share, status)], ["ttft_p95=300ms"], warmup_requests=0
+    )
+    assert "find out why before measuring" not in summarise(run)["verdict"]
+
+
+@pytest.mark.parametrize(
+    ("plan", "deviation"), [("requested", 8.0), ("estimated from the texts", None)]
+)
+def test_given_texts_miss_no_plan(tmp_path: Path, plan: str, deviation: float | None) -> None:
+    """One word of a prompt file is 9 tokens with the chat template: that is the load that was asked for."""
+    rows = [request(i, i / 8, input_tokens_planned=1, input_tokens=9) for i in range(100)]
+    workload = {"name": "x", "input_plan": plan}
+    summary = summarise(
+        make_run(tmp_path / "run", [Stage(rows, 12.5, 0.0, 8.0)], [], workload=workload)
+    )
+    assert summary["workload"]["realised"]["input_deviation"] == deviation
+    assert ("Not the load that was planned" in summary["verdict"]) == (deviation is not None)
+    assert ("inputs_off" in {w["code"] for w in summary["warnings"]}) == (deviation is not None)
+
+
+def test_a_proposed_command_writes_to_a_new_directory() -> None:
+    words: list[Any] = [
+        "ampacity",
+        "sweep",
+        "URL",
+        "--out",
+        "runs/a",
+        "--max-duration",
+        "1m",
+        "--seed",
+        3,
+    ]
+    book: Any = SimpleNamespace(_writer=SimpleNamespace(meta={"command_line": words}))
+    assert (
+        BaseRig.again(book, "--max-duration", "10m")
+        == "ampacity sweep URL --seed 3 --max-duration 10m"
+    )
+
+
+@pytest.mark.parametrize(
+    ("answers", "cut"),
+    [
+        ([(8, "length")] * 97 + [(3, None)] * 3, 3),  # [DONE] alone after 3 tokens of 8
+        (
+            [(8, None)] * 97 + [(3, None)] * 3,
+            3,
+        ),  # a server that gives no reasons, and keeps to the plan
+        ([(8, "length")] * 97 + [(8, None)] * 3, 0),  # whole
+        ([(8, "length")] * 97 + [(3, "stop")] * 3, 0),  # the model ended them
+        ([(4, "stop")] * 97 + [(3, None)] * 3, 0),  # as long as the others
+        ([(n % 8 + 1, None) for n in range(100)], 0),  # all of them end where the model ends
+    ],
+)
+def test_answers_cut_off_without_a_reason_are_said(
+    tmp_path: Path, answers: list[tuple[int, str | None]], cut: int
+) -> None:
+    rows = [
+        request(i, i / 8, gaps_s=[0.01] * (n - 1), finish_reason=reason, output_tokens_planned=8)
+        for i, (n, reason) in enumerate(answers)
+    ]
+    summary = summarise(
+        make_run(tmp_path / "run", [Stage(rows, 12.5, 0.0, 8.0)], [], warmup_requests=0)
+    )
+    said = [w["text"] for w in summary["warnings"] if w["code"] == "cut_short"]
+    assert len(said) == bool(cut)
+    assert all(
+        text.startswith(f"{cut} of 100 answers ended without a finish reason") for text in said
+    )

@@ -1,0 +1,153 @@
+"""Samples of the server's metrics, hand-worked."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+
+from ampacity.analysis.stage.server import server_figures
+from ampacity.analysis.summary import summarise
+from ampacity.loadgen.telemetry import SCHEMA
+from tests.support.synthetic import ORIGIN_NS, Stage, make_run, request
+
+S = 1_000_000_000
+
+
+def samples(rows: list[dict[str, float]]) -> pa.Table:
+    return pa.Table.from_pylist(
+        [{"at_ns": i * S, **row} for i, row in enumerate(rows)], schema=SCHEMA
+    )
+
+
+def test_gauges_are_means_counters_are_growth_inside_the_window() -> None:
+    table = samples(
+        [
+            {"running": 100, "waiting": 100, "preemptions_total": 0},  # before the window
+            {
+                "running": 2,
+                "waiting": 0,
+                "kv_cache_usage": 0.1,
+                "preemptions_total": 3,
+                "prefix_cache_hits_total": 100,
+                "prefix_cache_queries_total": 400,
+            },
+            {
+                "running": 4,
+                "waiting": 3,
+                "kv_cache_usage": 0.9,
+                "preemptions_total": 5,
+                "prefix_cache_hits_total": 150,
+                "prefix_cache_queries_total": 500,
+            },
+            {
+                "running": 6,
+                "waiting": 0,
+                "kv_cache_usage": 0.5,
+                "preemptions_total": 8,
+                "prefix_cache_hits_total": 190,
+                "prefix_cache_queries_total": 600,
+            },
+            {"running": 100, "waiting": 100, "preemptions_total": 100},  # after it
+        ]
+    )
+    assert server_figures(table, 1 * S, 4 * S) == {
+        "samples": 3,
+        "running": 4,
+        "waiting": 1,
+        "kv_cache_usage_max": 0.9,
+        "preemptions": 5,
+        "prefix_hit_rate": pytest.approx(90 / 200),
+        "spec_acceptance_rate": None,
+        "gpu_utilization": None,
+        "gpu_memory_used_bytes": None,
+    }
+
+
+def test_a_counter_that_went_back_says_nothing_and_the_engines_own_rate_stands() -> None:
+    table = samples(
+        [
+            {"running": 1, "preemptions_total": 9, "prefix_hit_rate": 0.25},
+            {"running": 1, "preemptions_total": 0, "prefix_hit_rate": 0.75},
+        ]
+    )
+    found = server_figures(table, 0, 2 * S)
+    assert found is not None
+    assert (found["preemptions"], found["prefix_hit_rate"]) == (None, 0.5)
+
+
+def test_no_sample_no_figures() -> None:
+    assert server_figures(None, 0, S) is None
+    assert server_figures(samples([]), 0, S) is None
+    assert server_figures(samples([{"running": 1}]), 5 * S, 6 * S) is None
+
+
+def test_the_columns_of_an_older_version_may_be_fewer() -> None:
+    table = samples([{"running": 2}]).select(["at_ns", "running"])
+    found = server_figures(table, 0, S)
+    assert found is not None
+    assert (found["running"], found["gpu_utilization"]) == (2, None)
+
+
+# -- speculation -----------------------------------------------------------------------------------
+
+DRAFTS = "spec_draft_tokens_total"
+ACCEPTED = "spec_accepted_tokens_total"
+
+
+@pytest.mark.parametrize(
+    ("rows", "workload", "said"),
+    [
+        # 40 of 100 drafted tokens were accepted
+        ([{DRAFTS: 0, ACCEPTED: 0}, {DRAFTS: 100, ACCEPTED: 40}], {}, "accepted 40% of them"),
+        (
+            [{"spec_acceptance_rate": 0.25}, {"spec_acceptance_rate": 0.35}],
+            {},
+            "accepted 30% of them",
+        ),
+        # random words that no draft guesses: spoilt as much as can be
+        ([{DRAFTS: 0, ACCEPTED: 0}, {DRAFTS: 100, ACCEPTED: 0}], {}, "accepted 0% of them"),
+        (
+            [{DRAFTS: 0, ACCEPTED: 0}, {DRAFTS: 100, ACCEPTED: 40}],
+            {"prompt_file": {"file": "p.jsonl"}},
+            None,
+        ),
+        (
+            [{DRAFTS: 0, ACCEPTED: 0}, {DRAFTS: 100, ACCEPTED: 40}],
+            {"trace": {"recorded_prompts": 7}},
+            None,
+        ),
+        (
+            [{DRAFTS: 0, ACCEPTED: 0}, {DRAFTS: 100, ACCEPTED: 40}],
+            {"trace": {"recorded_prompts": 0}},
+            "40%",
+        ),
+        ([{DRAFTS: 5, ACCEPTED: 1}, {DRAFTS: 5, ACCEPTED: 1}], {}, None),  # it can, and did not
+        (
+            [{"spec_acceptance_rate": 0.0}, {"spec_acceptance_rate": 0.0}],
+            {},
+            None,
+        ),  # a gauge of no drafts
+        ([{"running": 1}, {"running": 2}], {}, None),
+    ],
+)
+def test_a_server_that_speculates_on_made_up_words_is_said_to(
+    rows: list[dict[str, float]], workload: dict[str, object], said: str | None, tmp_path: Path
+) -> None:
+    records = [request(i, i * 0.05, gaps_s=[0.01] * 7) for i in range(200)]
+    run = make_run(
+        tmp_path / "run",
+        [Stage(records, 10.0)],
+        workload={"name": "w", "prompts": "unique", **workload},
+    )
+    table = pa.Table.from_pylist(
+        [{"at_ns": ORIGIN_NS + (8 + i) * S, **row} for i, row in enumerate(rows)], schema=SCHEMA
+    )
+    summary = summarise(replace(run, server=table))
+    found = next((w["text"] for w in summary["warnings"] if w["code"] == "speculation"), None)
+    assert (found is None) is (said is None)
+    if said is not None and found is not None:
+        assert said in found
+        assert "--prompts FILE" in found

@@ -1,0 +1,429 @@
+"""``ampacity baseline`` and ``ampacity gate``: exit states, CI outputs, and the examples of docs/ci.md."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree
+
+import numpy as np
+import pytest
+import yaml
+
+from ampacity.cli.judge.gate import Budget
+from ampacity.reports.pages.gate import chart, gate_markdown, junit_xml, workflow_commands
+from tests.support.synthetic import Stage, make_run, request
+
+ROOT = Path(__file__).parents[2]
+RATE = 20.0
+
+
+def made(path: Path, scale: float = 1.0, n: int = 1000, draw: int = 1, **meta: Any) -> Path:
+    values = scale * np.random.default_rng(draw).lognormal(np.log(0.1), 0.3, n)
+    records = [
+        request(i, i / RATE, ttft_s=float(t), gaps_s=[0.01] * 4) for i, t in enumerate(values)
+    ]
+    make_run(path, [Stage(records, n / RATE, offered_rps=RATE)], **({"run_id": path.name} | meta))
+    return path
+
+
+@pytest.fixture
+def base(tmp_path: Path, ampacity: Any, capsys: pytest.CaptureFixture[str]) -> Path:
+    assert ampacity("baseline", made(tmp_path / "base"), "-o", tmp_path / "base.json") == 0
+    assert capsys.readouterr().out.splitlines()[-1] == str(tmp_path / "base.json")
+    return tmp_path / "base.json"
+
+
+def test_exit_status_says_the_answer(
+    tmp_path: Path, base: Path, ampacity: Any, capsys: Any
+) -> None:
+    assert ampacity("gate", made(tmp_path / "same"), "--baseline", base) == 0
+    assert ampacity("gate", made(tmp_path / "slow", 1.1), "--baseline", base) == 1
+    assert capsys.readouterr().out.count("REGRESSION") >= 2
+    other = made(tmp_path / "other", n=600, seed=2)
+    assert ampacity("gate", other, "--baseline", base, "--tolerance", "ttft_p50=0.1%") == 3
+    assert (
+        ampacity("gate", made(tmp_path / "slo"), "--baseline", base, "--slo", "ttft_p50=50ms") == 1
+    )
+
+
+def test_a_baseline_replaces_no_other_file(
+    tmp_path: Path, base: Path, ampacity: Any, capsys: Any
+) -> None:
+    run, summary = made(tmp_path / "run"), tmp_path / "run" / "summary.json"
+    summary.write_text('{"schema_version": 1}')
+    assert ampacity("gate", run, "--baseline", summary) == 2
+    said = capsys.readouterr().err
+    assert "is no baseline: make one with" in said
+    assert f"-o {summary}" not in said  # who obeys loses nothing
+    for held in ('{"schema_version": 1}', "not JSON"):
+        summary.write_text(held)
+        assert ampacity("baseline", run, "-o", summary) == 2
+        assert (
+            capsys.readouterr().err
+            == f"ampacity: {summary} is no baseline and is not overwritten: give -o another file\n"
+        )
+        assert summary.read_text() == held
+    whole = base.read_text()
+    for held in (
+        "",
+        whole[: len(whole) // 2],
+        whole.replace('"schema_version": 3', '"schema_version": 1'),
+    ):
+        base.write_text(held)
+        assert ampacity("baseline", tmp_path / "base", "-o", base) == 0
+        assert base.read_text() == whole
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        ({"schema_version": 2}, "schema_version 2"),
+        ({"status": "aborted"}, "is aborted"),
+        ({"endpoint": {"model": "N", "api": "chat"}}, "--model is N, in the baseline M"),
+    ],
+)
+def test_what_cannot_be_compared_is_one_line_and_stands_in_the_files_too(
+    tmp_path: Path, base: Path, ampacity: Any, capsys: Any, change: dict[str, Any], says: str
+) -> None:
+    run = made(tmp_path / "run")
+    meta = json.loads((run / "run.json").read_text())
+    (run / "run.json").write_text(json.dumps(meta | change))
+    junit, summary = tmp_path / "gate.xml", tmp_path / "gate.md"
+    assert ampacity("gate", run, "--baseline", base, "--junit", junit, "--summary", summary) == 2
+    err = capsys.readouterr().err
+    assert err.count("\n") == 1
+    assert says in err
+    assert ElementTree.parse(junit).getroot().get("errors") == "1"
+    assert "Cannot compare" in summary.read_text()
+
+
+def test_a_candidate_that_was_never_written_is_no_pass(
+    tmp_path: Path, base: Path, ampacity: Any, capsys: Any
+) -> None:
+    assert ampacity("gate", tmp_path / "none", "--baseline", base) == 2
+    assert "no run directory" in capsys.readouterr().err
+    assert ampacity("gate", tmp_path / "base", "--baseline", tmp_path / "none.json") == 2
+    assert "ampacity baseline RUN" in capsys.readouterr().err
+
+
+def test_a_truncated_requests_file_cannot_be_compared(
+    tmp_path: Path, base: Path, ampacity: Any, capsys: Any
+) -> None:
+    run = made(tmp_path / "run")
+    whole = (run / "requests.parquet").read_bytes()
+    (run / "requests.parquet").write_bytes(whole[: len(whole) // 2])
+    assert ampacity("gate", run, "--baseline", base) == 2
+    assert capsys.readouterr().err.count("\n") == 1
+
+
+def test_self_test_proves_that_the_gate_turns_red(
+    tmp_path: Path, base: Path, ampacity: Any, capsys: Any
+) -> None:
+    assert ampacity("gate", tmp_path / "base", "--baseline", base, "--self-test") == 0
+    assert "twice as slow is found" in capsys.readouterr().err
+    blind = [a for m in ("ttft", "itl", "tpot", "e2e") for a in ("--tolerance", f"{m}=300%")]
+    assert ampacity("gate", tmp_path / "base", "--baseline", base, "--self-test", *blind) == 1
+    assert "FAILED" in capsys.readouterr().err
+
+
+def test_a_fault_of_our_own_is_no_regression(
+    tmp_path: Path, base: Path, ampacity: Any, capsys: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Exit 1 is a regression; anything unexpected is 2, with its traceback, and stands in the CI's file."""
+
+    def fail(*_: Any, **__: Any) -> None:
+        raise KeyError("edges_s")
+
+    monkeypatch.setattr("ampacity.analysis.change.gate.judge_gate", fail)
+    junit = tmp_path / "g.xml"
+    assert ampacity("gate", made(tmp_path / "same"), "--baseline", base, "--junit", junit) == 2
+    assert "KeyError: 'edges_s'" in capsys.readouterr().err
+    assert ElementTree.parse(junit).getroot().get("errors") == "1"
+
+
+def test_json_is_the_whole_answer(tmp_path: Path, base: Path, ampacity: Any, capsys: Any) -> None:
+    assert ampacity("gate", made(tmp_path / "slow", 1.1), "--baseline", base, "--json") == 1
+    found = json.loads(capsys.readouterr().out)
+    assert found["verdict"] == "regression"
+    assert found["alpha"] == 0.05
+    assert found["same_schedule"] is True
+    worst = next(c for c in found["checks"] if c["name"] == "ttft_p50")
+    assert worst["change"] == pytest.approx(0.1, abs=5e-3)
+    low, high = worst["change_ci"]
+    assert low < 0.1 < high
+
+
+def test_further_samples_run_the_recorded_command_again(
+    tmp_path: Path, ampacity: Any, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    predict = (
+        "predict",
+        "--preset",
+        "linear:0.01,0.001",
+        "--input-tokens",
+        "10",
+        "--output-tokens",
+        "20",
+    )
+    assert (
+        ampacity(*predict, "--rates", "20", "--max-requests", "400", "--seed", "5", "--out", "run")
+        == 0
+    )
+    assert ampacity("baseline", "run", "-o", "base.json") == 0
+    capsys.readouterr()
+    tight = ("--tolerance", "ttft=0.01%")  # less than the noise that is assumed from run to run
+    assert (
+        ampacity("gate", "run", "--baseline", "base.json", *tight, "--max-samples", "2", "--json")
+        == 3
+    )
+    found = json.loads(capsys.readouterr().out)
+    assert (found["look"], found["looks"]) == (2, 2)
+    assert found["candidate_runs"] == 2
+    again = json.loads((tmp_path / "run-sample-2" / "run.json").read_text())
+    assert again["seed"] == 6  # with the same one virtual time would repeat itself
+    assert again["command_line"][1:4] == ["predict", "--preset", "linear:0.01,0.001"]
+
+
+def test_what_cannot_be_repeated_is_inconclusive_and_the_command_is_printed(
+    tmp_path: Path, base: Path, ampacity: Any, capsys: Any
+) -> None:
+    words = ["ampacity", "run", "URL", "--header", "X: ***"]
+    secret = made(tmp_path / "h", n=600, seed=2, command_line=words)
+    tight = ("--tolerance", "ttft_p50=0.1%", "--max-samples", "3")
+    assert ampacity("gate", secret, "--baseline", base, *tight) == 3
+    said = capsys.readouterr().out
+    assert (
+        f"ampacity run URL --header 'X: ***' --seed 3 --out {secret}-sample-2 && ampacity gate"
+        in said
+    )
+    strange = made(tmp_path / "s", n=600, draw=2, seed=2, command_line=["rm", "-rf", "x"])
+    assert ampacity("gate", strange, "--baseline", base, *tight) == 3
+    assert "no command that can be repeated" in capsys.readouterr().out
+    assert (
+        ampacity(
+            "gate",
+            secret,
+            strange,
+            "--baseline",
+            base,
+            "--max-samples",
+            "2",
+            "--tolerance",
+            "ttft_p50=0.1%",
+            "--json",
+        )
+        == 3
+    )
+    found = json.loads(capsys.readouterr().out)
+    assert (found["look"], found["looks"], found["candidate_runs"]) == (2, 2, 2)
+
+
+def test_the_budget_says_how_many_samples_there_can_be() -> None:
+    """A run of 60 s and 1,000 tokens, one given: 200 s make 3 more, 2,500 tokens 2 more."""
+    assert Budget(None, None, None).looks(1, 60.0, 1000) == 1
+    assert Budget(None, 200.0, None).looks(1, 60.0, 1000) == 4
+    assert Budget(None, 200.0, 2500).looks(1, 60.0, 1000) == 3
+    assert Budget(2, 200.0, 2500).looks(1, 60.0, 1000) == 2
+    assert Budget(None, 30.0, None).looks(1, 60.0, 1000) == 1
+
+
+# --- what CI services read -------------------------------------------------------------------------------------
+
+CHECK = {
+    "name": "ttft_p99",
+    "level": "4/s",
+    "kind": "change",
+    "verdict": "regression",
+    "baseline": 0.4,
+    "candidate": 0.5,
+    "change": 0.25,
+    "change_ci": [0.1, None],
+    "tolerance": 0.1,
+    "more_requests": None,
+    "reason": "a | b <c> \x00 50 %\nx",
+}
+RESULT = {
+    "verdict": "regression",
+    "sentence": "Regression: ttft_p99.",
+    "notes": ["one note"],
+    "untracked": {"itl at 4/s": "unknown"},
+    "checks": [
+        CHECK,
+        {**CHECK, "name": "itl_p50", "verdict": "pass"},
+        {**CHECK, "name": "e2e_p50", "verdict": "inconclusive"},
+    ],
+}
+
+
+def test_junit_counts_and_is_valid_xml_whatever_the_text() -> None:
+    root = ElementTree.fromstring(junit_xml(RESULT))
+    suite = root[0]
+    assert root.tag == "testsuites"
+    assert [suite.get(k) for k in ("tests", "failures", "errors", "skipped")] == [
+        "4",
+        "1",
+        "1",
+        "1",
+    ]
+    assert [case[0].tag for case in suite] == ["failure", "system-out", "error", "skipped"]
+    assert suite[0].get("classname") == "gate.4/s"
+    assert "50 %" in str(suite[0][0].get("message"))
+
+
+def test_annotations_are_one_escaped_line_each() -> None:
+    error, warning = workflow_commands(RESULT)
+    assert error.startswith(
+        "::error title=ampacity gate::ttft_p99 at 4/s REGRESSION: 400 ms → 500 ms, +25.0 %25"
+    )
+    assert warning.startswith("::warning ")
+    assert "\n" not in error + warning
+    assert "%0Ax" in error
+
+
+def test_markdown_keeps_its_table_whatever_the_text() -> None:
+    text = gate_markdown(RESULT)
+    rows = [line for line in text.splitlines() if line.startswith("|")]
+    assert len(rows) == 5
+    assert {len(re.findall(r"(?<!\\)\|", row)) for row in rows} == {7}
+    assert "\\<c>" in text
+    assert "```text" in text
+
+
+def test_a_far_tolerance_does_not_squeeze_the_chart() -> None:
+    """Three times the largest change, 10 %, is the edge: 40 characters for 60 points, so 3 % are 2 of them, and 75 % are outside."""
+    checks = [
+        CHECK | {"name": name, "change": change, "change_ci": ci, "tolerance": tolerance}
+        for name, change, ci, tolerance in (
+            ("ttft_p50", 0.03, [0.0, 0.06], 0.09),
+            ("ttft_p99", 0.1, [-0.5, 0.5], 0.75),
+        )
+    ]
+    p50, p99, axis = chart(RESULT | {"checks": checks})
+    assert p50 == "ttft_p50 at 4/s" + " " * 21 + "|-o-- !" + " " * 14 + "   +3.0 %"
+    assert p99 == "ttft_p99 at 4/s " + "-" * 20 + "|------o------------>  +10.0 %"
+    assert axis.split()[:5] == ["-30", "%", "0", "+30", "%"]
+    assert axis.endswith("! tolerance, > further out")
+    assert chart(RESULT | {"checks": checks[:1]})[1].split()[:2] == ["-9", "%"]  # all of it fits
+
+
+# --- docs/ci.md ------------------------------------------------------------------------------------------------
+
+SHIM = """#!/bin/sh
+# in place of a server: the same command in virtual time, with short answers; or what that gave before
+if [ "$1" = run ]; then
+  if [ -d "$MEASURED" ]; then
+    for out; do :; done  # the last word
+    mkdir -p "$(dirname "$out")" && exec cp -r "$MEASURED" "$out"
+  fi
+  shift 4
+  set -- predict --preset linear:0.01,0 $(echo "$@" | sed 's/--workload chat/--input-tokens 10 --output-tokens 20/')
+fi
+exec {python} -m ampacity "$@"
+"""
+
+
+def _block(language: str, number: int = 0) -> str:
+    return str(
+        re.findall(rf"^```{language}\n(.*?)^```", (ROOT / "docs/ci.md").read_text(), re.S | re.M)[
+            number
+        ]
+    )
+
+
+def _job(text: str, name: str) -> Any:
+    found = yaml.safe_load(text)
+    return found.get("jobs", found)[name]
+
+
+@pytest.fixture(scope="module")
+def workplace(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A checkout with base.json, and an ``ampacity`` that needs no server."""
+    folder = tmp_path_factory.mktemp("ci")
+    (folder / "bin").mkdir()
+    shim = folder / "bin" / "ampacity"
+    shim.write_text(SHIM.format(python=sys.executable))
+    shim.chmod(0o755)
+    measure = next(
+        s["run"] for s in _job(_block("yaml"), "gate")["steps"] if s.get("name") == "measure"
+    )
+    made = _shell(
+        folder,
+        measure.replace("runs/candidate", "first") + " && ampacity baseline first -o base.json",
+    )
+    assert made.returncode == 0, made.stderr
+    return folder
+
+
+def _shell(folder: Path, script: str, **env: str) -> subprocess.CompletedProcess[str]:
+    env = {
+        **os.environ,
+        "PATH": f"{folder / 'bin'}:{os.environ['PATH']}",
+        "PYTHONPATH": str(ROOT),
+        "ENDPOINT": "U",
+        "MODEL": "M",
+        **env,
+    }
+    done = subprocess.run(
+        ["bash", "-e", "-c", script],
+        cwd=folder,
+        env=env,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=100,
+    )
+    assert "Traceback" not in done.stderr
+    return done
+
+
+def test_github_example_with_the_action(workplace: Path) -> None:
+    gate = next(s for s in _job(_block("yaml"), "gate")["steps"] if s.get("name") == "gate")
+    action = yaml.safe_load((ROOT / "action.yml").read_text())
+    step = action["runs"]["steps"][0]
+    given = {name: str(spec.get("default", "")) for name, spec in action["inputs"].items()} | gate[
+        "with"
+    ]
+    assert set(gate["with"]) <= set(action["inputs"])
+    env = {
+        name: given[re.fullmatch(r"\$\{\{ inputs\.([\w-]+) \}\}", value)[1]]  # type: ignore[index]
+        for name, value in step["env"].items()
+    } | {
+        "RUN": "first",
+        "GITHUB_ACTIONS": "true",
+        "GITHUB_STEP_SUMMARY": "step.md",
+        "GITHUB_OUTPUT": "output",
+    }
+    done = _shell(workplace, step["run"], **env)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert (workplace / "output").read_text() == "status=0\n"
+    assert "ampacity gate" in (workplace / "step.md").read_text()
+    assert ElementTree.parse(workplace / "ampacity-gate.xml").getroot().get("failures") == "0"
+    broken = _shell(workplace, step["run"], **{**env, "SLO": "ttft_p50=1ms", "MAX_SAMPLES": "1"})
+    assert broken.returncode == 1
+    assert "::error title=ampacity gate::ttft_p50=1ms" in broken.stdout
+
+
+def test_gitlab_example(workplace: Path) -> None:
+    job = _job(_block("yaml", 1), "gate")
+    script = "\n".join(job["script"]).replace("runs/", "gitlab/")
+    done = _shell(workplace, script, MEASURED="first")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert (
+        ElementTree.parse(workplace / job["artifacts"]["reports"]["junit"]).getroot().tag
+        == "testsuites"
+    )
+
+
+def test_shell_example(workplace: Path) -> None:
+    done = _shell(workplace, _block("sh").replace("runs/", "shell/"), MEASURED="first")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stdout.splitlines()[-1] == "pass"
+    assert json.loads((workplace / "gate.json").read_text())["verdict"] == "pass"

@@ -1,0 +1,656 @@
+"""Lying servers, broken disks and secrets that come back: through records and files as a user gets them."""
+
+import asyncio
+import errno
+import json
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Callable
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet as pq
+import pytest
+
+from ampacity.cli.experiment import command_line
+from ampacity.config import make_settings, read_run_file
+from ampacity.loadgen.audit import Measures, Tolerance, judge
+from ampacity.loadgen.receive.completions import Answer
+from ampacity.loadgen.receive.exchange import Exchange
+from ampacity.loadgen.rundir.files import (
+    FLUSH_ROWS,
+    RunDirError,
+    StreamWriter,
+    load_run,
+    read_stream,
+)
+from ampacity.loadgen.rundir.records import RequestRecord
+from ampacity.loadgen.send.protocols import error_text
+from ampacity.loadgen.send.secrets import redact
+
+KEY, TENANT = "sk-right-4711-0815", "hush-hush-tenant"
+COMMAND = [sys.executable, "-c", "from ampacity.cli import main; main()"]
+
+
+def ampacity(
+    *arguments: str | Path, shell_prefix: str = "", timeout_s: float = 60
+) -> "subprocess.CompletedProcess[str]":
+    command: Any = [*COMMAND, *map(str, arguments)]
+    if shell_prefix:
+        command = ["bash", "-c", f'{shell_prefix} exec "$@"', "_", *command]
+    return subprocess.run(
+        command,
+        capture_output=True,
+        text=True,
+        timeout=timeout_s,
+        check=False,
+        env={**os.environ, "AMPACITY_KEY": KEY},
+    )
+
+
+class Server:
+    """Answers /v1/models and streams; ``answer(handler, number)`` writes the n-th answer, the probe's first."""
+
+    def __init__(
+        self,
+        answer: Callable[[BaseHTTPRequestHandler, int], None],
+        models: bytes = b'{"data":[{"id":"m"}]}',
+    ) -> None:
+        count = iter(range(10**6))
+        lock = threading.Lock()
+
+        class Handler(BaseHTTPRequestHandler):
+            def do_GET(self) -> None:
+                found = models if self.path.endswith("/models") else b"{}"
+                found = found.replace(b"TENANT", str(self.headers["X-Tenant"]).encode())
+                self.send_response(200 if self.path.endswith("/models") else 404)
+                self.send_header("Content-Length", str(len(found)))
+                self.end_headers()
+                self.wfile.write(found)
+
+            def do_POST(self) -> None:
+                self.body = self.rfile.read(int(self.headers["Content-Length"]))
+                with lock:
+                    number = next(count)
+                answer(self, number)
+
+            def log_message(self, *_: object) -> None:
+                pass
+
+        self.http = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self.http.daemon_threads = True
+        self.url = f"http://127.0.0.1:{self.http.server_address[1]}/v1"
+
+    def __enter__(self) -> "Server":
+        threading.Thread(target=self.http.serve_forever, daemon=True).start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.http.shutdown()
+        self.http.server_close()
+
+
+def stream(
+    handler: BaseHTTPRequestHandler, *events: bytes, headers: dict[str, str] | None = None
+) -> None:
+    handler.send_response(200)
+    handler.send_header("Content-Type", "text/event-stream")
+    for name, value in (headers or {}).items():
+        handler.send_header(name, value)
+    handler.end_headers()
+    for event in (*events, b"[DONE]"):
+        handler.wfile.write(b"data: " + event + b"\n\n")
+
+
+TOKEN = b'{"choices":[{"delta":{"content":"x"}}]}'
+LAST = b'{"choices":[{"delta":{"content":"x"},"finish_reason":"stop"}]}'
+
+
+def usage(completion: str, prompt: str = "5") -> bytes:
+    return f'{{"choices":[],"usage":{{"prompt_tokens":{prompt},"completion_tokens":{completion}}}}}'.encode()
+
+
+@pytest.mark.parametrize(
+    "lie",
+    [
+        "1e18",
+        "1000000000000000000",
+        "3000000000",
+        "1" + "0" * 25,
+        "-4",
+        "true",
+        '"7"',
+        "2.5",
+        "[1]",
+    ],
+)
+def test_a_lying_usage_is_not_believed_and_costs_no_record(lie: str) -> None:
+    answer = Answer()
+    for event in (TOKEN, LAST, usage(lie, lie)):
+        answer.on_event(1, event)
+    answer.finish()
+    assert answer.output_tokens() == (2, "chunks")
+    assert answer.input_tokens is None
+
+
+def test_a_run_survives_lies_in_any_answer(tmp_path: Path) -> None:
+    lies = ["1000000000000000000", "1" + "0" * 25, "3000000000"]
+
+    def answer(handler: BaseHTTPRequestHandler, number: int) -> None:
+        stream(handler, TOKEN, LAST, usage(lies[number % 3] if number > 4 else "2"))
+
+    with Server(answer) as server:
+        result = ampacity(
+            *f"run {server.url} --rates 20 --duration 1s --input-tokens 5 --output-tokens 2 --out".split(),
+            tmp_path / "r",
+        )
+    assert result.returncode == 0, result.stderr
+    rows = pq.read_table(tmp_path / "r" / "requests.parquet").to_pylist()
+    assert rows
+    assert {(r["status"], r["output_tokens"]) for r in rows} == {("ok", 2)}
+
+
+def test_deep_json_is_one_protocol_error_and_no_traceback() -> None:
+    deep = b'{"choices":[{"delta":{"content":' + b"[" * 100_000 + b"]" * 100_000 + b"}}]}"
+    ended: list[Exchange] = []
+    exchange = Exchange(RequestRecord(0, 0, 0, "unfinished", started_ns=0), b"", ended.append)
+    body = b"data: " + deep + b"\n\ndata: [DONE]\n\n"
+    exchange.feed(
+        1,
+        b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nContent-Length: %d\r\n\r\n%b"
+        % (len(body), body),
+    )
+    assert exchange.record.status == "protocol_error"
+
+
+@pytest.mark.parametrize("kind", ["application/json", "text/event-stream"])
+def test_a_body_without_end_is_given_up(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ampacity.loadgen.receive.bodies.WHOLE_BODY_BYTES", 1 << 20)
+    exchange = Exchange(RequestRecord(0, 0, 0, "unfinished", started_ns=0), b"", lambda _: None)
+    exchange.feed(1, f"HTTP/1.1 200 OK\r\nContent-Type: {kind}\r\n\r\n".encode())
+    for i in range(100):
+        exchange.feed(i + 2, b"x" * 65_536)
+        if exchange.ended:
+            break
+    assert exchange.record.status == "protocol_error"
+    assert i < 40
+    assert "1 MiB" in (exchange.record.error or "")
+
+
+@pytest.mark.parametrize(
+    "models",
+    [
+        b"[" * 200_000,
+        b'{"data":[{"id":"m","max_model_len":' + b"1" + b"0" * 30 + b"}]}",
+        b'{"data":[{"id":"m","max_model_len":0}]}',
+        b'{"data":[{"id":"m","max_model_len":true}]}',
+        b'{"data":[{"id":"\\ud800"}]}',
+        b'{"data":[{"id":"m\\u001b[31m\\nx"}]}',
+        b"<html>",
+        b"",
+    ],
+)
+def test_a_lying_models_list(models: bytes, tmp_path: Path) -> None:
+    with Server(lambda handler, _: stream(handler, TOKEN, LAST), models) as server:
+        result = ampacity(
+            *f"run {server.url} --model m --rates 5 --duration 1s --input-tokens 5 --output-tokens 2 --out".split(),
+            tmp_path / "r",
+        )
+    assert result.returncode == 0, result.stderr
+    assert "Traceback" not in result.stderr
+    assert "\x1b" not in result.stderr + result.stdout
+
+
+def test_what_a_server_says_is_no_command_to_the_terminal(tmp_path: Path) -> None:
+    names = json.dumps({"data": [{"id": "a\x1b[31m\x07\nb" * 1000}, {"id": "c"}]}).encode()
+    with Server(lambda handler, _: handler.send_error(404, "x"), names) as server:
+        result = ampacity("run", server.url, "--model", "nope", "--rates", "5")
+    assert result.returncode == 2
+    assert result.stderr.count("\n") == 1
+    assert len(result.stderr) < 1000
+    assert "\x1b" not in result.stderr
+
+
+def test_secrets_that_come_back_are_written_nowhere(tmp_path: Path) -> None:
+    def answer(handler: BaseHTTPRequestHandler, number: int) -> None:
+        key, tenant = handler.headers["Authorization"], handler.headers["X-Tenant"]
+        if number % 3 == 0 and number > 4:
+            handler.send_response(500)
+            body = f'{{"error": "{"y" * 180} {key} {tenant}"}}'.encode()
+            handler.send_header("Content-Length", str(len(body)))
+            handler.end_headers()
+            handler.wfile.write(body)
+            return
+        last = json.dumps({"choices": [{"delta": {"content": "x"}, "finish_reason": key}]}).encode()
+        stream(handler, TOKEN, last, headers={"X-Request-Id": f"{key} {tenant}"})
+
+    with Server(answer, b'{"data":[{"id":"TENANT","owned_by":"TENANT"}]}') as server:
+        result = ampacity(
+            "run",
+            server.url,
+            "--model",
+            "m",
+            "--rates",
+            "20",
+            "--duration",
+            "1s",
+            "--input-tokens",
+            "5",
+            "--output-tokens",
+            "2",
+            "--out",
+            tmp_path / "r",
+            "--api-key-env",
+            "AMPACITY_KEY",
+            "--header",
+            f"X-Tenant: {TENANT}",
+        )
+    assert result.returncode == 0, result.stderr
+    rows = pq.read_table(
+        tmp_path / "r" / "requests.parquet"
+    ).to_pylist()  # parquet is compressed: look at the values
+    everything = repr(rows) + result.stdout + result.stderr
+    everything += "".join(
+        (tmp_path / "r" / name).read_text() for name in ("run.json", "summary.json", "report.html")
+    )
+    assert any("***" in (r["server_request_id"] or "") for r in rows)
+    assert '"engine": "***"' in everything
+    for secret in (KEY, TENANT, KEY[:9], TENANT[:9]):
+        assert secret not in everything
+
+
+def test_a_secret_that_is_cut_off_is_hidden_too() -> None:
+    assert redact("the key sk-right-4711-0815 is wrong", (KEY,)) == "the key *** is wrong"
+    assert redact("the key sk-right-47…", (KEY,)) == "the key ***…"
+    assert redact("the key sk-r…", (KEY,)) == "the key ***"
+    assert redact("****", ("****",)) == "***"
+    assert redact("risk", (KEY,)) == "risk"
+
+
+@pytest.mark.parametrize(
+    "written",
+    [
+        "sk-SECRET%2F12345%2B67890%3D99",
+        "c2stU0VDUkVULzEyMzQ1KzY3ODkwPTk5",
+        "QmVhcmVyIHNrLVNFQ1JFVC8xMjM0NSs2Nzg5MD05OQ==",
+        "SK-SECRET/12345+67890=99",
+        "sk-SECRET/12345+67...",
+        "sk-SECRET/12345+67890=99",
+    ],
+)
+def test_a_secret_is_hidden_in_every_usual_form(written: str) -> None:
+    assert redact(f"key <{written}> is wrong", ("sk-SECRET/12345+67890=99",)).startswith("key <***")
+    assert "12345" not in redact(f"key <{written}> is wrong", ("sk-SECRET/12345+67890=99",))
+
+
+def test_the_query_of_a_url_is_not_written_down() -> None:
+    argv = [
+        "ampacity",
+        "run",
+        "http://h/v1",
+        "--metrics-url",
+        "http://h/m?token=T",
+        "--metrics-url=https://h/m?a=b&c=T",
+    ]
+    assert command_line(argv)[2:] == [
+        "http://h/v1",
+        "--metrics-url",
+        "http://h/m?***",
+        "--metrics-url=https://h/m?***",
+    ]
+
+
+@pytest.mark.parametrize(
+    "secret",
+    ['pass"word', "back\\slash", "tab\tand  spaces", "caf\xe9\xa0cr\xe8me", "\x80\x85contr"],
+)
+def test_a_secret_is_hidden_however_a_server_writes_it(secret: str) -> None:
+    """Plainly, in JSON that is shown as it came or encoded anew, and made printable."""
+    nested = json.dumps({"error": {"reason": {"header": f"<{secret}>"}}}).encode()
+    broken = json.dumps({"sent": f"<{secret}>"}, ensure_ascii=False).encode() + b"}"
+    said = json.dumps({"error": {"message": f"<{secret}>"}}).encode()
+    for body in (nested, broken, broken + nested, said):
+        assert "<***>" in redact(error_text(body), (secret,))
+    assert redact(f"<{secret}>", (secret,)) == "<***>"
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "http://u:secret@127.0.0.1:abc/v1",
+        "ftp://u:secret@h/v1",
+        "http://h/v1?key=secret",
+        "http://h/v1#secret",
+    ],
+)
+def test_a_secret_in_a_url_is_not_repeated(url: str) -> None:
+    result = ampacity("run", url, "--rates", "1")
+    assert result.returncode == 2
+    assert "secret" not in result.stderr.replace("give secrets", "")
+    assert result.stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["http://a..b/v1"],
+        ["http://[::1/v1"],
+        ["http://[zz]/v1"],
+        ["http://127.0.0.1:9/ü€"],
+        ["http://127.0.0.1:9/v1", "--header", "X: €"],
+        ["http://127.0.0.1:9/v1", "--header", "X: a\x1bb"],
+        ["http://127.0.0.1:9/v1", "--header", "Transfer-Encoding: chunked"],
+        ["http://127.0.0.1:9/v1", "--extra-body", '{"a":NaN}'],
+        ["http://127.0.0.1:9/v1", "--extra-body", '{"a":1e999}'],
+        ["http://127.0.0.1:9/v1", "--extra-body", '{"a":"\\ud800"}'],
+        ["http://127.0.0.1:9/v1", "--extra-body", "[" * 5000],
+        ["http://127.0.0.1:9/v1", "--concurrency", "100000000"],
+        ["http://127.0.0.1:9/v1", "--workers", "100000"],
+        ["http://127.0.0.1:9/v1", "--duration", "99999999999999h"],
+        ["http://127.0.0.1:9/v1", "--duration", "0s"],
+        ["http://127.0.0.1:9/v1", "--slo", "ttft_p99=1s", "--slo", "ttft_p99=2s"],
+        ["http://127.0.0.1:9/v1", "--lock", "a=1", "--lock", "a=2"],
+        ["http://127.0.0.1:9/v1", "--model", "\x1b[31m"],
+    ],
+)
+def test_odd_input_is_one_line(arguments: list[str]) -> None:
+    extra = [] if "--concurrency" in arguments else ["--rates", "1"]
+    result = ampacity("run", *arguments, *extra)
+    assert result.returncode == 2, result.stderr
+    assert result.stderr.count("\n") == 1, result.stderr
+    assert "Traceback" not in result.stderr
+    assert "\x1b" not in result.stderr
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "trace: 5",
+        "trace: [a]",
+        "out: 3",
+        "out: [x]",
+        "api_key_env: 5",
+        "model: [1]",
+        "rates: 1\nrates: 2",
+        "idle-timeout: 1s\nidle_timeout: 2s",
+        "extra_body: {a: .nan}",
+        "lock: {a: {b: c}}",
+        "[" * 2000,
+        "url: 5",
+    ],
+)
+def test_odd_run_files_are_one_line(text: str, tmp_path: Path) -> None:
+    file = tmp_path / "bench.yaml"
+    file.write_text(
+        ("" if "url" in text or text.startswith("[") else "url: http://127.0.0.1:9/v1\n")
+        + text
+        + "\n"
+    )
+    with pytest.raises(ValueError) as caught:
+        make_settings(read_run_file(file))
+    assert type(caught.value).__module__.split(".")[0] in (
+        "ampacity",
+        "loadgen",
+        "analysis",
+        "workloads",
+    )
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("lines", "flags", "message"),
+    [
+        ("ramp: -5", [], ":3: ramp -5: write a duration with its unit"),
+        ("rampp: 5", [], ":3: unknown setting 'rampp'; did you mean 'ramp'?"),
+        ('seed: 1\nlengths: "p50,,p99"', [], ":4: lengths 'p50,,p99': write quantiles"),
+        (
+            "slo:\n  - ttft_p99=2s\n  - ttft_p9x=2s",
+            [],
+            ":5: slo: SLO 'ttft_p9x=2s': percentile p9x",
+        ),
+        ("idle-timeout: soon", [], ":3: idle_timeout soon: write a duration"),
+        ("rates: 3", [], ":3: this is no YAML: 'rates' stands there twice"),
+        ("seed: 010", [], ":3: this is no YAML: 010 is 8 in YAML 1.1"),
+        ("ramp: 5s", ["--ramp", "-5"], "--ramp -5: write a duration"),
+    ],
+)
+def test_a_wrong_setting_of_a_run_file_is_said_with_file_line_and_field(
+    lines: str, flags: list[str], message: str, tmp_path: Path
+) -> None:
+    file = tmp_path / "bench.yaml"
+    file.write_text(f"url: http://127.0.0.1:9/v1\nrates: [2]\n{lines}\n")
+    result = ampacity("run", "-c", str(file), *flags)
+    assert result.returncode == 2
+    assert result.stderr.startswith(f"ampacity: {'' if flags else file}{message}"), result.stderr
+    assert result.stderr.count("\n") == 1
+
+
+def test_a_flag_beats_the_run_file_even_with_the_default_value(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from ampacity.cli import experiment, main
+
+    seen: dict[str, Any] = {}
+    monkeypatch.setattr(experiment, "run_experiment", lambda raw, **_: seen.update(raw))
+    file = tmp_path / "bench.yaml"
+    file.write_text("url: http://127.0.0.1:9/v1\napi: completions\nseed: 7\ntp: 4\nrates: 3\n")
+    monkeypatch.setattr(
+        sys,
+        "argv",
+        ["ampacity", "run", "-c", str(file), "--api", "chat", "--seed", "1", "--tp", "1"],
+    )
+    with pytest.raises(SystemExit):
+        main()
+    assert (seen["api"], seen["seed"], seen["tp"], seen["rates"]) == ("chat", 1, 1, 3)
+
+
+@pytest.mark.real_time
+def test_records_reach_the_disk_within_a_second(tmp_path: Path) -> None:
+    """A kill takes a second's records at most, also from a slow endpoint."""
+    with Server(lambda handler, _: stream(handler, TOKEN, LAST)) as server:
+        process = subprocess.Popen(
+            [
+                *COMMAND,
+                "run",
+                server.url,
+                "--rates",
+                "4",
+                "--duration",
+                "60s",
+                "--input-tokens",
+                "5",
+                "--output-tokens",
+                "2",
+                "--out",
+                str(tmp_path / "r"),
+            ],
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+        )
+        try:
+            path = tmp_path / "r" / "requests.arrows"
+            for _ in range(600):
+                if path.exists() and read_stream(path).num_rows >= 5:
+                    break
+                threading.Event().wait(0.1)
+        finally:
+            process.kill()
+            process.wait()
+    assert read_stream(path).num_rows >= 5
+
+
+def test_a_full_disk_stops_the_run_with_one_line_and_keeps_what_was_written(tmp_path: Path) -> None:
+    writer = StreamWriter(tmp_path / "requests.arrows")
+    writer.append(RequestRecord(0, 0, 0, "ok"))
+    writer.flush()
+
+    class Full:
+        closed = False
+
+        def flush(self) -> None:
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+        def close(self) -> None:
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+    kept = writer._file
+    writer._file = Full()
+    for i in range(FLUSH_ROWS + 1):
+        writer.append(RequestRecord(i + 1, 0, 0, "ok"))  # in the receive path nothing may be raised
+    assert "No space left" in (writer.failed or "")
+    writer.close()
+    kept.close()
+    assert read_stream(tmp_path / "requests.arrows").num_rows >= 1
+
+
+def test_out_of_descriptors_is_the_clients_own_fault() -> None:
+    measures = Measures(shortages=3)
+    audit = judge(measures, Tolerance())
+    assert audit.client_limited
+    assert "file descriptors" in (audit.client_limited_reason or "")
+
+
+@pytest.mark.parametrize("closed", [">&-", "2>&-", "<&-"])
+def test_closed_standard_streams_harm_nothing(closed: str, tmp_path: Path) -> None:
+    with Server(lambda handler, _: stream(handler, TOKEN, LAST)) as server:
+        result = ampacity(
+            "run",
+            server.url,
+            "--rates",
+            "5",
+            "--duration",
+            "1s",
+            "--input-tokens",
+            "5",
+            "--output-tokens",
+            "2",
+            "--out",
+            tmp_path / "r",
+            shell_prefix=f"exec {closed};",
+        )
+    assert result.returncode == 0, result.stderr
+    assert (tmp_path / "r" / "report.html").is_file()
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"stages": 5},
+        {"slos": 5},
+        {"workload": 5},
+        {"tool": []},
+        {"clock": "x"},
+        {"endpoint": 1},
+        {"locked": 2},
+        {"host": 3},
+        {"stages": [5]},
+        {"stages": [{"start_ns": "x"}]},
+        {"stages": [{"audit": 7}]},
+    ],
+)
+def test_a_tampered_run_json_is_one_line(change: dict[str, Any], tmp_path: Path) -> None:
+    (tmp_path / "run.json").write_text(json.dumps({"schema_version": 1, **change}))
+    with pytest.raises(RunDirError) as caught:
+        load_run(tmp_path)
+    assert "\n" not in str(caught.value)
+    assert "run.json" in str(caught.value)
+
+
+def test_a_url_without_v1_gets_a_hint() -> None:
+    class Gone(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_error(404)
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    http = ThreadingHTTPServer(("127.0.0.1", 0), Gone)
+    threading.Thread(target=http.serve_forever, daemon=True).start()
+    try:
+        result = ampacity("run", f"http://127.0.0.1:{http.server_address[1]}", "--rates", "1")
+    finally:
+        http.shutdown()
+        http.server_close()
+    assert result.returncode == 2
+    assert "/v1?" in result.stderr
+
+
+def test_metrics_redirects_are_not_followed() -> None:
+    """The headers of a request hold secrets; another origin must not get them."""
+    from ampacity.loadgen.net.pages import Pages
+    from ampacity.loadgen.telemetry import Telemetry
+
+    stolen: list[str] = []
+
+    class Thief(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            stolen.append(self.path)
+            self.send_response(200)
+            self.end_headers()
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    thief = ThreadingHTTPServer(("127.0.0.1", 0), Thief)
+
+    class Sender(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_response(302)
+            self.send_header("Location", f"http://127.0.0.1:{thief.server_address[1]}/steal")
+            self.end_headers()
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    sender = ThreadingHTTPServer(("127.0.0.1", 0), Sender)
+    for http in (thief, sender):
+        threading.Thread(target=http.serve_forever, daemon=True).start()
+
+    async def main() -> dict[str, float]:
+        async with Pages() as pages:
+            return await Telemetry(
+                pages, {f"http://127.0.0.1:{sender.server_address[1]}/metrics": {"X-Secret": "s"}}
+            ).sample()
+
+    try:
+        assert asyncio.run(main()) == {}
+    finally:
+        for http in (thief, sender):
+            http.shutdown()
+            http.server_close()
+    assert stolen == []
+
+
+def test_the_first_answer_is_waited_for_as_long_as_the_timeout_says_and_no_longer(
+    tmp_path: Path,
+) -> None:
+    silent = threading.Event()
+
+    class Silent(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            body = b'{"data":[{"id":"m"}]}'
+            self.send_response(200)
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        def do_POST(self) -> None:
+            silent.wait(30)
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    http = ThreadingHTTPServer(("127.0.0.1", 0), Silent)
+    threading.Thread(target=http.serve_forever, daemon=True).start()
+    url = f"http://127.0.0.1:{http.server_address[1]}/v1"
+    try:
+        result = ampacity("run", url, "--rates", "1", "--timeout", "1s", "--out", tmp_path / "run")
+    finally:
+        silent.set()
+        http.shutdown()
+        http.server_close()
+    assert result.returncode == 2
+    assert "no complete answer within 1 s" in result.stderr

@@ -1,0 +1,159 @@
+"""What is refused leaves no run directory: not where the settings say so, nor where only the endpoint or the engine does."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from ampacity.cli.stub import no_stub
+from ampacity.config import make_settings
+from ampacity.values import ConfigError
+from tests.support.fault_server import FaultServer
+
+Ampacity = Callable[..., object]
+SLO = ("--slo", "ttft_p99=2s")
+
+
+@pytest.fixture(autouse=True)
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An empty folder of its own, in which a command without --out would make ``runs``."""
+    monkeypatch.chdir(tmp_path)
+
+
+def test_a_search_without_an_slo_is_refused_before_anything_is_asked(
+    ampacity: Ampacity, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    with FaultServer() as server:
+        assert ampacity("search", server.url, "--workload", "chat-short") == 2
+        assert not server.requests
+    assert "give an SLO, as --slo ttft_p99=2s" in capsys.readouterr().err
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("out", [(), ("--out", "new/er"), ("--out", "empty")])
+def test_what_only_the_endpoint_says_is_refused_and_leaves_nothing(
+    ampacity: Ampacity, capsys: pytest.CaptureFixture[str], tmp_path: Path, out: tuple[str, ...]
+) -> None:
+    """Ten requests of 1 ms at least take more than 1 ms. A folder that stood there empty stays."""
+    if "empty" in out:
+        (tmp_path / "empty").mkdir()
+    with FaultServer() as server:
+        assert ampacity("search", server.url, *SLO, "--max-duration", "1ms", *out) == 2
+        assert server.requests
+    assert "not even one stage fits" in capsys.readouterr().err
+    assert [path.name for path in tmp_path.rglob("*")] == (["empty"] if "empty" in out else [])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("--search",), "give an SLO"),
+        (("--search", *SLO, "--rates", "3"), "drop --rates"),
+        (
+            ("--preset", "llama3-8b@h100,max_model_len=64", "--workload", "agentic"),
+            "fits the context of 64 tokens",
+        ),
+    ],
+)
+def test_a_prediction_that_is_refused_leaves_nothing(
+    ampacity: Ampacity,
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
+    arguments: tuple[str, ...],
+    said: str,
+) -> None:
+    assert ampacity("predict", *arguments) == 2
+    assert said in capsys.readouterr().err
+    assert not list(tmp_path.iterdir())
+
+
+def test_an_arm_that_cannot_be_reached_takes_the_other_ones_directory_with_it(
+    ampacity: Ampacity, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    with FaultServer() as server:
+        assert ampacity("ab", server.url, "http://127.0.0.1:9/v1", "--rate", "2", "--out", "x") == 2
+    assert "127.0.0.1:9" in capsys.readouterr().err
+    assert not list(tmp_path.iterdir())
+
+
+def test_what_was_measured_or_is_not_ours_stays(tmp_path: Path) -> None:
+    """With a stage a run directory is kept; without one a file of the user is, and what was there before is not touched."""
+
+    def made(name: str, stages: list[int], *files: str) -> Path:
+        (tmp_path / name).mkdir()
+        for file in files:
+            (tmp_path / name / file).touch()
+        (tmp_path / name / "run.json").write_text(json.dumps({"stages": stages}))
+        return tmp_path / name
+
+    def refuse() -> None:
+        before = made("before", [], "requests.arrows")
+        with no_stub(before, tmp_path / "measured", tmp_path / "notes", tmp_path / "stub"):
+            made("measured", [0], "requests.arrows")
+            made("notes", [], "requests.arrows", "precious")
+            made("stub", [], "requests.arrows", "requests-1.arrows", "answers-0.jsonl")
+            raise ConfigError("no")
+
+    with pytest.raises(ConfigError):
+        refuse()
+    left = {path.relative_to(tmp_path).as_posix() for path in tmp_path.glob("*/*")}
+    kept = (
+        "before/run.json",
+        "before/requests.arrows",
+        "measured/run.json",
+        "measured/requests.arrows",
+        "notes/precious",
+    )
+    assert left == set(kept)
+    assert not (tmp_path / "stub").exists()
+
+
+@pytest.mark.parametrize(
+    ("body", "asked"),
+    [
+        ({"n": 3}, "n = 3"),
+        ({"best_of": 2, "n": 1}, "best_of = 2"),
+        ({"use_beam_search": True, "n": 1}, "use_beam_search = true"),
+        ({"n": "2"}, 'n = "2"'),  # vLLM takes that for a number
+        ({"sampling_params": {"n": 4}}, "sampling_params: n = 4"),  # SGLang's own
+        (
+            {"generationConfig": {"candidateCount": 2}},
+            "generationConfig: candidateCount = 2",
+        ),  # Gemini
+    ],
+)
+def test_several_choices_are_refused(body: dict[str, object], asked: str) -> None:
+    """Three choices every 10 ms in one stream: merged, their ITL would be 0 and 10 ms, and their TPOT 3.3 ms."""
+    with pytest.raises(
+        ValueError, match=re.escape(f"--extra-body asks for several choices ({asked}): ")
+    ) as found:
+        make_settings({"url": "http://127.0.0.1:9/v1", "extra_body": json.dumps(body)})
+    assert "\n" not in str(found.value)
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        {"n": 1},
+        {"n": None},
+        {"best_of": 1, "use_beam_search": False},
+        {"temperature": 2.0},
+        {
+            "response_format": {
+                "json_schema": {
+                    "schema": {"properties": {"n": {"type": "integer"}, "best_of": {"default": 5}}}
+                }
+            }
+        },
+        {"tools": [{"function": {"parameters": {"n": 5}}}]},
+    ],
+)
+def test_one_choice_is_none_of_several(body: dict[str, object]) -> None:
+    assert (
+        make_settings({"url": "http://127.0.0.1:9/v1", "extra_body": json.dumps(body)}).extra_body
+        == body
+    )

@@ -1,0 +1,337 @@
+"""``ampacity predict``: the same sweep and the same report, in virtual time."""
+
+import json
+import signal
+import sys
+import threading
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+from rich.console import Console
+
+from ampacity.analysis.summary import summarise
+from ampacity.cli import main
+from ampacity.experiments.virtual import playback as virtual
+from ampacity.loadgen.rundir.files import load_run
+from ampacity.progress import Progress
+from ampacity.simulator.engine.truth import true_capacity
+from ampacity.simulator.models.hardware import find_config
+
+
+def predict(monkeypatch: pytest.MonkeyPatch, *arguments: str | Path) -> object:
+    monkeypatch.setattr(sys, "argv", ["ampacity", "predict", *map(str, arguments)])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    return ended.value.code
+
+
+def test_finds_the_capacity_of_the_batching_server(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Step time 10 ms + 1 ms × b, 16 slots, 100 tokens: saturates at 1/(100 (0.01/16 + 0.001)) = 6.154 requests/s."""
+    run = tmp_path / "run"
+    code = predict(
+        monkeypatch,
+        "--preset",
+        "linear:0.01,0.001",
+        "--max-num-seqs",
+        "16",
+        "--input-tokens",
+        "10",
+        "--output-tokens",
+        "100",
+        "--slo",
+        "ttft_p95=1s",
+        "--duration",
+        "10m",
+        "--out",
+        run,
+    )
+    assert code == 0
+    found: dict[str, Any] = json.loads((run / "summary.json").read_text())
+    assert found["predicted"] is True
+    assert found["verdict"].startswith("Predicted: ")
+    assert "redicted" in (run / "report.html").read_text()
+
+    def requests_at(rate_rps: float, seed: int) -> Any:
+        rng = np.random.default_rng(seed)
+        arrivals = np.cumsum(rng.exponential(1 / rate_rps, int(2000 * rate_rps)))
+        return arrivals, np.full(len(arrivals), 10), np.full(len(arrivals), 100)
+
+    truth = true_capacity(
+        replace(find_config("linear:0.01,0.001"), max_num_seqs=16),
+        requests_at,
+        [("ttft", 0.95, 1.0)],
+    )
+    capacity = found["capacity"]
+    assert truth.capacity_rps < 6.154
+    assert capacity["capacity_rps"] == pytest.approx(truth.capacity_rps, rel=0.08)
+    low, high = capacity["capacity_rps_ci"]
+    assert low <= truth.capacity_rps <= high
+    past = max(found["stages"], key=lambda s: s["offered_rps"])
+    assert past["achieved_rps"] == pytest.approx(
+        6.154, rel=0.02
+    )  # beyond saturation it serves its saturation rate
+
+
+def test_token_times_are_whole_steps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = tmp_path / "run"
+    assert (
+        predict(
+            monkeypatch,
+            "--preset",
+            "linear:0.02,0",
+            "--input-tokens",
+            "10",
+            "--output-tokens",
+            "5",
+            "--rates",
+            "1",
+            "--max-requests",
+            "50",
+            "--out",
+            run,
+        )
+        == 0
+    )
+    rows = pq.read_table(run / "requests.parquet").to_pylist()
+    assert len(rows) == 50
+    for row in rows:
+        assert row["output_tokens"] == len(row["chunk_at_us"]) == 5
+        gaps = np.diff(row["chunk_at_us"])
+        assert np.all(np.abs(gaps - 20_000) <= 1)  # every step takes 20 ms, whatever the batch
+    assert json.loads((run / "run.json").read_text())["status"] == "budget"
+
+
+def test_closed_loop_is_the_closed_form(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """C users without think time, C ≤ slots: X = C / (m (α + β C)) exactly (fixed lengths)."""
+    run = tmp_path / "run"
+    assert (
+        predict(
+            monkeypatch,
+            "--preset",
+            "linear:0.01,0.001",
+            "--max-num-seqs",
+            "16",
+            "--input-tokens",
+            "10",
+            "--output-tokens",
+            "100",
+            "--concurrency",
+            "1,4,16",
+            "--duration",
+            "2m",
+            "--warmup",
+            "0",
+            "--out",
+            run,
+        )
+        == 0
+    )
+    found: dict[str, Any] = json.loads((run / "summary.json").read_text())
+    for stage, users in zip(found["stages"], (1, 4, 16), strict=True):
+        assert stage["concurrency_set"] == users
+        assert stage["achieved_rps"] == pytest.approx(
+            users / (100 * (0.01 + 0.001 * users)), rel=0.02
+        )
+        assert stage["tpot_s"]["p50"] == pytest.approx(0.01 + 0.001 * users, rel=0.01)
+
+
+def test_a_ramp_comes_before_the_duration_and_does_not_count(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Five steps of 20 ms a request and 0.4 s of thought: 2 requests/s and user. Four begin at 0, 2.5, 5 and 7.5 s."""
+    run = tmp_path / "run"
+    assert (
+        predict(
+            monkeypatch,
+            "--preset",
+            "linear:0.02,0",
+            "--max-num-seqs",
+            "16",
+            "--input-tokens",
+            "10",
+            "--output-tokens",
+            "5",
+            "--concurrency",
+            "4",
+            "--think-time",
+            "400ms",
+            "--ramp",
+            "10s",
+            "--duration",
+            "20s",
+            "--out",
+            run,
+        )
+        == 0
+    )
+    told = json.loads((run / "run.json").read_text())
+    assert told["locked"]["think_s"] == 0.4
+    meta = told["stages"][0]
+    assert (meta["ramp_s"], meta["end_ns"] - meta["start_ns"]) == (10.0, 30_000_000_000)
+    rows = pq.read_table(run / "requests.parquet").to_pylist()
+    begun_s = np.array([row["scheduled_ns"] - meta["start_ns"] for row in rows]) / 1e9
+    counts = np.histogram(begun_s, [0, 2.5, 5, 7.5, 10, 30])[0].tolist()
+    assert counts == pytest.approx([5, 10, 15, 20, 160], abs=4)  # one more or less of each user
+    stage = json.loads((run / "summary.json").read_text())["stages"][0]
+    assert stage["window"]["start_s"] == pytest.approx(10.0, abs=0.5)
+    assert stage["requests"] == pytest.approx(160, abs=4)
+    assert stage["window"]["warmup_requests"] == pytest.approx(50, abs=4)
+    assert stage["achieved_rps"] == pytest.approx(8.0, rel=0.02)
+    assert (stage["concurrency_set"], stage["concurrency"]) == (4, pytest.approx(0.8, rel=0.02))
+
+
+# -- a run that is stopped ------------------------------------------------------------------
+
+FIXED = [
+    "--preset",
+    "linear:0.02,0",
+    "--input-tokens",
+    "10",
+    "--output-tokens",
+    "5",
+    "--slo",
+    "itl_p99=50ms",
+    "--duration",
+    "2m",
+]
+"""Five steps of 20 ms, whatever the batch."""
+
+
+def stopped(
+    monkeypatch: pytest.MonkeyPatch, run: Path, by: Callable[..., object], *how_: object
+) -> None:
+    """Let ``by`` happen while the engine plays the second stage."""
+    play = virtual.play
+
+    def playing(*given: Any, **how: Any) -> Any:
+        if json.loads((run / "run.json").read_text())["stages"]:
+            by(*how_)
+        return play(*given, **how)
+
+    monkeypatch.setattr("ampacity.experiments.virtual.predict.play", playing)
+
+
+@pytest.mark.parametrize(
+    ("load", "named", "number", "name"),
+    [
+        (("--rates", "2,3,4"), "2 req/s", signal.SIGINT, "Ctrl-C"),
+        (("--concurrency", "2,3,4"), "2 users", signal.SIGTERM, "SIGTERM"),
+        (("--lengths", "p50,p90", "--rates", "2"), "2 req/s", signal.SIGTERM, "SIGTERM"),
+    ],
+)
+def test_a_signal_leaves_the_stages_that_were_finished(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    load: tuple[str, ...],
+    named: str,
+    number: int,
+    name: str,
+) -> None:
+    run, before = tmp_path / "run", signal.getsignal(number)
+    stopped(monkeypatch, run, signal.raise_signal, number)
+    assert predict(monkeypatch, *FIXED, *load, "--out", run) == 130
+    assert signal.getsignal(number) is before
+    meta, found = (json.loads((run / file).read_text()) for file in ("run.json", "summary.json"))
+    assert (meta["status"], meta["status_reason"]) == ("interrupted", f"interrupted by {name}")
+    assert [s["drained_ns"] is not None for s in meta["stages"]] == [True]
+    assert found["partial"] == f"interrupted after stage 0 ({named}) by {name}"
+    assert len(found["stages"]) == 1
+    assert found["stages"][0]["slo_met"] is True
+    assert found["requests"] == meta["stages"][0]["scheduled_requests"]
+    assert found["partial"] in found["verdict"]
+
+
+def test_a_stopped_search_says_what_it_lacks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = tmp_path / "run"
+    stopped(monkeypatch, run, signal.raise_signal, signal.SIGTERM)
+    assert predict(monkeypatch, *FIXED, "--search", "--out", run) == 130
+    found = json.loads((run / "summary.json").read_text())
+    assert [step["stage"] for step in found["search"]["path"]] == [0]
+    assert "interrupted after stage 0" in found["verdict"]
+    assert "was not reached" in found["verdict"]
+    assert found["search"]["reason"] == "interrupted by SIGTERM"
+
+
+def test_a_kill_leaves_the_stages_that_were_finished_as_they_were(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Killed at once in the second stage; the first is judged as in a run that has no other."""
+    whole, run = tmp_path / "whole", tmp_path / "killed"
+    assert predict(monkeypatch, *FIXED, "--rates", "2", "--out", whole) == 0
+
+    def interrupt() -> None:
+        raise KeyboardInterrupt
+
+    stopped(monkeypatch, run, interrupt)
+    assert predict(monkeypatch, *FIXED, "--rates", "2,3", "--out", run) == 130
+    loaded = load_run(run)
+    assert not loaded.complete
+    assert loaded.meta["status"] == "running"
+    found = json.loads(json.dumps(summarise(loaded)))
+    assert found["partial"] == "killed after stage 0 (2 req/s): only what had been recorded is here"
+    assert found["stages"] == json.loads((whole / "summary.json").read_text())["stages"]
+
+
+def test_a_stage_that_takes_long_says_that_it_is_at_work(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ampacity.progress.PLAIN_EVERY_S", 0.001)
+    said, twice = [], threading.Event()
+
+    class AnswerContent(Progress):
+        def note(self, text: str) -> None:
+            said.append(text)
+            if len(said) == 2:
+                twice.set()
+
+    with AnswerContent(Console(quiet=True)).at_work("stage 3"):
+        assert twice.wait(10)
+    assert said[0] == "stage 3: at work for 0 s"
+
+
+def test_unknown_preset_is_one_line(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert predict(monkeypatch, "--preset", "abacus") == 2
+    err = capsys.readouterr().err
+    assert err.count("\n") == 1
+    assert "abacus" in err
+
+
+def test_predictions_have_ids_of_their_own_and_the_same_one_twice_is_no_evidence_of_noise(
+    tmp_path: Path, ampacity: Any, capsys: Any
+) -> None:
+    """Two that begin in the same second are two runs; of one seed they are equal to the last digit."""
+    ids = []
+    for name, seed in (("a", 1), ("again", 1), ("other", 2)):
+        words = (
+            "--preset",
+            "linear:0.02,0",
+            "--input-tokens",
+            "10",
+            "--output-tokens",
+            "5",
+            "--rates",
+            "2",
+        )
+        assert (
+            ampacity(
+                "predict", *words, "--max-requests", "300", "--seed", seed, "--out", tmp_path / name
+            )
+            == 0
+        )
+        ids.append(json.loads((tmp_path / name / "run.json").read_text())["run_id"])
+    assert len(set(ids)) == 3
+    capsys.readouterr()
+    assert ampacity("baseline", tmp_path / "a", tmp_path / "again", "-o", tmp_path / "b.json") == 2
+    err = capsys.readouterr().err
+    assert err.count("\n") == 1
+    assert "they are one run and show no noise from run to run; give each its own --seed" in err
+    assert ampacity("baseline", tmp_path / "a", tmp_path / "other", "-o", tmp_path / "b.json") == 0

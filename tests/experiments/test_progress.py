@@ -1,0 +1,96 @@
+"""The lines that are printed while a run goes on."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from ampacity.loadgen.plan import Live
+from ampacity.progress import live_line, stage_line
+
+
+def live(ttfts: int) -> Live:
+    """1, 2 ... ms; of a stage of 100 s at 6 requests/s in the mean."""
+    first = [i / 1000 for i in range(1, ttfts + 1)]
+    return Live(3, "open", 6.0, 0.0, 100.0, released=90, ended=70, failed=2, ttft_s=first)
+
+
+@pytest.mark.parametrize(
+    ("ttfts", "said"),
+    [
+        (4, "TTFT p50 – p99 –"),
+        (5, "TTFT p50 3 ms p99 –"),  # 0.5^5 < 5 %: fewer do not prove a median
+        (298, "TTFT p50 149 ms p99 –"),
+        (299, "TTFT p50 150 ms p99 297 ms"),  # 0.99^299 < 5 %; the 297th of 299
+        (1000, "TTFT p50 800 ms p99 996 ms"),  # of the latest 400
+    ],
+)
+def test_a_percentile_of_the_live_line_needs_as_many_requests_as_a_stages(
+    ttfts: int, said: str
+) -> None:
+    assert f", {said}, 2 errors, 80 s left" in live_line(
+        live(ttfts), (20.0, 90, 70), (10.0, 60, 60)
+    )
+
+
+def test_the_live_line_says_what_is_sent_now_beside_the_mean() -> None:
+    """In a burst: 30 requests in 10 s sent, 10 ended."""
+    assert live_line(live(0), (20.0, 90, 70), (10.0, 60, 60)).startswith(
+        "stage 3: 6 req/s on average, 3.0 sent/s, 1.0 done/s, 20 in flight, "
+    )
+
+
+def stage(
+    verdicts: list[tuple[str, str | None]], met: bool | None = None, **more: Any
+) -> dict[str, Any]:
+    return {
+        "index": 0,
+        "kind": "open",
+        "offered_rps": 6.0,
+        "requests": 70,
+        "ttft_from_schedule_s": {"p50": 0.1},
+        "itl_s": {},
+        "errors": {},
+        "stable": True,
+        "client_limited": False,
+        "lengths": None,
+        "slo_met": met,
+        "slo_verdicts": [{"verdict": verdict, "cause": cause} for verdict, cause in verdicts],
+    } | more
+
+
+@pytest.mark.parametrize(
+    ("cause", "said"),
+    [
+        ("too few independent requests, p99 needs 299 at least", "too few requests"),
+        ("too few independent gaps, p99 needs 299 at least", "too few requests"),
+        ("too short to have seen its worst: slow requests come in clusters", "too short"),
+        ("so near its limit that more requests are needed", "near its limit"),
+        ("requests were cut off that may have met its limit or not", "cut off in flight"),
+        (
+            "the share of misses is on the edge of the SLO: no length is likely to decide",
+            "on the edge",
+        ),
+        ("no request has a value", "no value"),
+    ],
+)
+def test_the_line_of_a_stage_says_why_its_slo_is_inconclusive(cause: str, said: str) -> None:
+    line = stage_line(stage([("met", None), ("inconclusive", cause)]))
+    assert line == (
+        f"stage 0: 6 req/s, 70 requests, TTFT p50 100 ms p99 –, ITL p99 –, 0 errors, SLO inconclusive ({said})"
+    )
+
+
+def test_the_line_of_a_stage_without_a_finding() -> None:
+    assert stage_line(stage([("met", None)], client_limited=True)).endswith(
+        ", CLIENT LIMITED, no finding"
+    )
+    assert stage_line(stage([])).endswith(", no SLO")
+    assert stage_line(stage([("met", None)], met=True)).endswith(", SLO met")
+
+
+def test_the_line_of_a_burst_holds_no_verdict_of_one_load() -> None:
+    whole = stage([("inconclusive", "too few requests")])
+    assert "inconclusive" in stage_line(whole)
+    assert stage_line(whole, burst=True).endswith("ITL p99 –, 0 errors")

@@ -1,0 +1,30 @@
+"""Recorded agent sessions against the simulator with a prefix cache, over a real socket (benchmarks.replay_sessions has 200)."""
+
+from pathlib import Path
+
+import pytest
+
+from benchmarks.replay_sessions import chosen, replay
+
+pytestmark = pytest.mark.real_time  # needs the machine to itself
+
+
+def test_recorded_sessions_are_replayed_turn_for_turn(tmp_path: Path) -> None:
+    held = chosen(6, 16_000)
+    found = replay(held, users=6, max_think_s=0.05, folder=tmp_path)
+    assert found["played_whole"] == found["sessions"] == 6
+    assert found["requests"] == sum(map(len, held.values()))
+    assert abs(found["wire_share"] - found["own_share"]) < 0.01
+    assert found["own_share"] > 0.5
+    assert found["pauses"] > 10
+    assert (
+        found["pause_off_s"] == 0.0
+    )  # each pause is as recorded, to the nanosecond, from the end of the answer before
+    assert found["in_order"]
+    run = found["run"]
+    assert run["status"] == "complete"
+    assert run["stages"][0]["sessions"] == {"begun": 6, "cut": []}
+    assert run["workload"]["trace"]["sessions"] == 6
+    assert abs(run["stages"][0]["cached_share_planned"] - found["own_share"]) < 0.01
+    assert run["workload"]["prompts"].startswith("made-up text of the recorded lengths")
+    assert any("pauses within sessions are cut to 0.05 s" in note for note in run["notes"])

@@ -1,0 +1,104 @@
+"""What a run does about a server's connections: found out by the probe, written down, acted upon."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet as pq
+import pytest
+
+from ampacity.analysis.warnings import _resent
+from tests.support.fault_server import FaultServer
+
+COMMAND = [sys.executable, "-c", "from ampacity.cli import main; main()"]
+LOAD = (
+    "--rates",
+    "60",
+    "--duration",
+    "1s",
+    "--input-tokens",
+    "5",
+    "--output-tokens",
+    "4",
+    "--seed",
+    "1",
+)
+
+
+def played(
+    server: FaultServer, out: Path, *options: str
+) -> tuple[list[dict[str, Any]], dict[str, Any], int]:
+    """(rows, run.json, connections of the run's own requests) of a run against a server of one fault."""
+    done = subprocess.run(
+        [*COMMAND, "run", server.url, *LOAD, *options, "--out", str(out)],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    meta = json.loads((out / "run.json").read_text())
+    name = meta["run_id"] + "-"
+    own = [r for r in server.requests if r.headers.get("x-request-id", "").startswith(name)]
+    return (
+        pq.read_table(out / "requests.parquet").to_pylist(),
+        meta,
+        len({r.connection for r in own}),
+    )
+
+
+def statuses(rows: list[dict[str, Any]]) -> Mapping[str, int]:
+    return Counter(row["status"] for row in rows)
+
+
+@pytest.mark.parametrize("fault", ["close_after_answer", "says_close", "http_10"])
+@pytest.mark.parametrize("workers", ["1", "2"])
+def test_a_server_that_closes_after_each_answer_gets_a_connection_for_each_request(
+    fault: str, workers: str, tmp_path: Path
+) -> None:
+    """Closed without a word, with one, or because HTTP/1.0 has no other end of a body: nothing is sent twice."""
+    with FaultServer(models=(f"fault:{fault}",)) as server:
+        rows, meta, connections = played(server, tmp_path / "run", "--workers", workers)
+    assert statuses(rows) == {"ok": len(rows)}
+    assert len(rows) > 40
+    assert connections == len(rows)
+    assert meta["endpoint"]["keeps_alive"] is False
+    assert meta["stages"][0]["audit"]["resent"] == 0
+    assert any("each request gets one of its own" in note for note in meta["notes"])
+
+
+def test_a_server_that_keeps_connections_keeps_them(tmp_path: Path) -> None:
+    with FaultServer() as server:
+        rows, meta, connections = played(server, tmp_path / "run")
+    assert connections < len(rows)
+    assert meta["endpoint"]["keeps_alive"] is True
+    assert not any("connection" in note for note in meta["notes"])
+
+
+def test_a_connection_for_each_that_was_asked_for_says_nothing_of_the_server(
+    tmp_path: Path,
+) -> None:
+    with FaultServer() as server:
+        rows, meta, connections = played(server, tmp_path / "run", "--connections", "new")
+    assert connections == len(rows)
+    assert meta["endpoint"]["keeps_alive"] is None
+
+
+@pytest.mark.parametrize(
+    ("resent", "said"),
+    [(1, "was closing the connection just then"), (30, "the server drops connections")],
+)
+def test_many_dropped_connections_are_the_servers_doing_and_few_are_a_race(
+    resent: int, said: str
+) -> None:
+    text = _resent([{"resent": resent, "requests": 60}, {"resent": 0, "requests": 40}])
+    assert text is not None
+    assert said in text
+    assert f"{resent} of 100 requests ({resent / 100:.1%}) were sent a second time" in text
+    assert _resent([{"resent": 0, "requests": 60}]) is None

@@ -1,0 +1,348 @@
+"""What is compiled: it is there where it can be, does without where it cannot, and does as its twin in Python."""
+
+from __future__ import annotations
+
+import gc
+import select
+import shutil
+import socket
+import subprocess
+import sys
+import sysconfig
+import time
+import weakref
+from array import array
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from ampacity.loadgen.net.kernel_stamps import NEAR_NS
+from ampacity.loadgen.receive import hot_path
+from ampacity.loadgen.receive.repeats import READ_MAX_BYTES
+
+_SO_TIMESTAMPNS = 35
+CLOCKS_NS = 100_000  # how far apart two readings of different clocks may be, with room
+BEFORE, TEXT, BEHIND = b'data: {"text":"', b"one", b'"}\n\n\r\n'
+CHUNK = b"16\r\n" + BEFORE + TEXT + BEHIND  # 15 + 3 + 4 bytes of data: hexadecimal 16
+KNOWN = b"16\r\n" + TEXT + BEHIND
+
+linux = pytest.mark.skipif(
+    not sys.platform.startswith("linux"), reason="epoll and SO_TIMESTAMPNS are Linux's"
+)
+either_way = pytest.mark.usefixtures("hot_path_either_way")
+
+
+def a_compiler_is_there() -> bool:
+    headers = Path(sysconfig.get_path("include"), "Python.h").exists()
+    return sys.platform.startswith("linux") and headers and shutil.which("cc") is not None
+
+
+@pytest.mark.skipif(
+    not a_compiler_is_there(), reason="no C compiler, no Python headers, or no Linux"
+)
+def test_it_is_compiled_where_there_is_a_compiler() -> None:
+    assert hot_path.COMPILED
+
+
+@pytest.mark.parametrize(
+    "instead",
+    [
+        "sys.modules['ampacity.loadgen.receive._hot_path'] = None",
+        # of an older version, and of one that had no versions yet
+        "ampacity.loadgen.receive._hot_path = sys.modules['ampacity.loadgen.receive._hot_path'] = SimpleNamespace(VERSION=0)",
+        "ampacity.loadgen.receive._hot_path = sys.modules['ampacity.loadgen.receive._hot_path'] = SimpleNamespace()",
+    ],
+)
+def test_without_it_the_same_is_done_in_python(instead: str) -> None:
+    found = subprocess.run(
+        [
+            sys.executable,
+            "-c",
+            f"import sys, ampacity.loadgen.receive; from types import SimpleNamespace; {instead}\n"
+            "from ampacity.loadgen import host; from ampacity.loadgen.receive import hot_path; print(hot_path.COMPILED, hot_path.read_ready.__name__, hot_path.repeats.__name__)\n"
+            "print(host.host_facts()['compiled_receive_path'])",
+        ],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert found.stdout.split() == ["False", "read_ready_in_python", "repeats_in_python", "False"]
+
+
+@either_way
+@pytest.mark.parametrize(
+    ("read", "is_known"),
+    [
+        (CHUNK, True),
+        (b"", False),
+        (b"\n", False),
+        (b"16\r\n", False),
+        (CHUNK[:-1], False),
+        (CHUNK + b"0\r\n\r\n", False),
+        (CHUNK * 2, False),
+        (CHUNK.replace(b"16", b"17"), False),
+        (CHUNK.replace(b"text", b"TEXT"), False),
+        (CHUNK.replace(b"one", b"two"), False),
+        (CHUNK.replace(b"\r\n", b"\n"), False),
+        (b"\r\n" + CHUNK, False),
+        (CHUNK + bytes(70_000), False),
+    ],
+)
+def test_only_a_known_chunk_is_noted_and_all_else_goes_on(read: bytes, is_known: bool) -> None:
+    noted, others = array("q"), []
+
+    def otherwise(at_ns: int, data: bytes) -> bool:
+        others.append((at_ns, data))
+        return True
+
+    take = hot_path.repeats(BEFORE, {KNOWN}, noted.append, otherwise)
+    assert take(7, read) is not is_known
+    assert (noted.tolist(), others) == (([7], []) if is_known else ([], [(7, read)]))
+
+
+@either_way
+def test_what_goes_wrong_below_it_is_raised() -> None:
+    def wrong(at_ns: int, data: bytes = b"") -> bool:
+        raise LookupError(at_ns)
+
+    take = hot_path.repeats(BEFORE, {KNOWN}, wrong, wrong)
+    for read in (CHUNK, b"x"):
+        with pytest.raises(LookupError):
+            take(1, read)
+
+
+@either_way
+def test_a_taker_that_holds_itself_is_garbage() -> None:
+    class Holder:
+        take: Any
+
+        def otherwise(self, at_ns: int, data: bytes) -> bool:
+            return False
+
+    holder = Holder()
+    holder.take = hot_path.repeats(BEFORE, {KNOWN}, print, holder.otherwise)
+    gone = weakref.ref(holder)
+    del holder
+    gc.collect()
+    assert gone() is None
+
+
+LONG = b"x" * (READ_MAX_BYTES - 44)  # with 37 bytes around it and seven of HTTP
+
+
+def totals(total: int, text: bytes = TEXT, size: bytes = b"%x") -> bytes:
+    data = BEFORE + text + b'","sum":%d,"of":%d}\n\n' % (total + 90, total)
+    return size % len(data) + b"\r\n" + data + b"\r\n"
+
+
+@pytest.mark.parametrize(
+    ("read", "is_next"),
+    [
+        (totals(10), True),  # nine have come; nine was a digit less
+        (totals(10, b"another"), True),
+        (totals(9), False),
+        (totals(11), False),
+        (totals(10, b"new"), False),
+        (totals(10, b""), False),
+        (totals(10)[:-1], False),
+        (totals(10) + b"x", False),
+        (totals(10) + totals(11), False),
+        (b"0" + totals(10), False),
+        (totals(10, b"another", size=b"%X"), False),  # 2C, where 2c was learned
+        (totals(10).replace(b"\r\n", b"\n", 1), False),
+        (totals(10).replace(b"sum", b"Sum"), False),
+        (totals(10, LONG[:-1]), True),
+        (totals(10, LONG), False),  # which is parsed, as it is where nothing is compiled
+        (b"", False),
+    ],
+)
+def test_the_chunk_that_is_due_next_is_counted_and_no_other(read: bytes, is_next: bool) -> None:
+    noted, others, form = array("q"), [], SimpleNamespace(total=9)
+
+    def otherwise(at_ns: int, data: bytes) -> bool:
+        others.append((at_ns, data))
+        return True
+
+    compiled = pytest.importorskip(
+        "ampacity.loadgen.receive._hot_path",
+        reason="nothing was compiled: it knows such a chunk by itself",
+    )
+    fixed, known = (b'","sum":', b',"of":', b"}\n\n\r\n"), {TEXT, b"another", LONG, LONG[:-1]}
+    take = compiled.counting(form, BEFORE, fixed, (90, 0), False, known, noted.append, otherwise)
+    assert take(7, read) is not is_next
+    assert (noted.tolist(), others) == (([7], []) if is_next else ([], [(7, read)]))
+    assert form.total == (10 if is_next else 9)
+
+
+@pytest.mark.parametrize("total", [None, -1, 2**62, 2**80, "9"])
+def test_a_total_that_is_none_is_left_to_the_parsers_or_said(total: Any) -> None:
+    compiled = pytest.importorskip(
+        "ampacity.loadgen.receive._hot_path",
+        reason="nothing was compiled: it knows such a chunk by itself",
+    )
+    form = SimpleNamespace(total=total)
+    take = compiled.counting(
+        form, BEFORE, (b"}\n\n\r\n",), (), False, {TEXT}, print, lambda at_ns, data: True
+    )
+    if isinstance(total, str) or total == 2**80:
+        with pytest.raises((TypeError, OverflowError)):
+            take(7, CHUNK.replace(b'"}', b"}").replace(b"16", b"15"))
+    else:
+        assert take(7, CHUNK.replace(b'"}', b"}").replace(b"16", b"15"))
+
+
+# -- reads ---------------------------------------------------------------------------------------
+
+
+class Wire:
+    """A socket pair of TCP with stamps, and what its reads are handed to."""
+
+    def __init__(self, epoll: select.epoll, feed: Any) -> None:
+        with socket.create_server(("127.0.0.1", 0)) as server:
+            self.socket = socket.create_connection(server.getsockname())
+            self.peer, _ = server.accept()
+        self.socket.setblocking(False)
+        self.socket.setsockopt(socket.SOL_SOCKET, _SO_TIMESTAMPNS, 1)
+        self.peer.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self.recvmsg, self.fd, self.last_ns = self.socket.recvmsg, self.socket.fileno(), 0
+        self.receiver = SimpleNamespace(
+            exchange=None if feed is None else SimpleNamespace(feed=feed)
+        )
+        epoll.register(self.fd, select.EPOLLIN | select.EPOLLRDHUP | select.EPOLLET)
+
+    def close(self) -> None:
+        self.socket.close()
+        self.peer.close()
+
+
+def ready(
+    epoll: select.epoll, *wires: Wire, most: int = 64, audit: tuple[int, int] = (0, 1)
+) -> Any:
+    """The reads in the order of the wires, chunks that repeat noted by whoever reads."""
+    by_fd: list[Wire | None] = [None] * (max(w.fd for w in wires) + 1)
+    for wire in wires:
+        by_fd[wire.fd] = wire
+    select.select(
+        [epoll], [], [], 1.0
+    )  # until the first of them has come; sent on this machine, so have the others
+    count, near, reads, again, delays_ns = hot_path.read_ready(epoll, by_fd, most, NEAR_NS, *audit)
+    left = []
+    for wire, at_ns, data in reads:
+        feed = None if wire.receiver.exchange is None else wire.receiver.exchange.feed
+        if feed is None or isinstance(data, OSError) or not data or feed(at_ns, data):
+            left.append((wires.index(wire), data))
+    return (
+        count,
+        near,
+        sorted(left, key=lambda item: item[0]),
+        [wires.index(w) for w in again],
+        len(delays_ns),
+    )
+
+
+@linux
+@either_way
+def test_a_turn_notes_what_repeats_and_hands_on_the_rest() -> None:
+    """Six sockets: a known chunk, another one, one that nobody asked for, the end, a break, and one that is silent."""
+    noted = array("q")
+    with select.epoll() as epoll:
+        take = hot_path.repeats(BEFORE, {KNOWN}, noted.append, lambda at_ns, data: True)
+        wires = [
+            Wire(epoll, take),
+            Wire(epoll, take),
+            Wire(epoll, None),
+            Wire(epoll, take),
+            Wire(epoll, take),
+            Wire(epoll, take),
+        ]
+        for wire, sent in zip(wires[:3], (CHUNK, CHUNK[:-1], b"what?"), strict=True):
+            wire.peer.send(sent)
+        wires[3].peer.close()
+        wires[4].peer.setsockopt(
+            socket.SOL_SOCKET, socket.SO_LINGER, b"\1\0\0\0\0\0\0\0"
+        )  # closed at once, with a reset
+        wires[4].peer.close()
+        count, _, left, again, _ = ready(epoll, *wires)
+        for wire in wires:
+            wire.close()
+    assert count == 5
+    assert [
+        (i, type(data), bytes(data) if isinstance(data, bytes) else data.errno) for i, data in left
+    ] == [
+        (1, bytes, CHUNK[:-1]),
+        (2, bytes, b"what?"),
+        (3, bytes, b""),
+        (4, ConnectionResetError, 104),
+    ]
+    assert again == [3]  # there was more to tell than that it can be read
+    assert len(noted) == 1
+    assert 0 < noted[0] == wires[0].last_ns
+
+
+@linux
+@either_way
+def test_reads_are_dated_when_they_came_counted_as_near_and_audited_as_asked() -> None:
+    """Ten sockets. Seven of them were read after what is read now came: near, and no read goes back in time. Of ten reads
+    the third, sixth and ninth are audited.
+    """
+    dates: list[int] = []
+    with select.epoll() as epoll:
+        wires = [Wire(epoll, lambda at_ns, data: bool(dates.append(at_ns))) for _ in range(10)]
+        for wire in wires:
+            wire.peer.send(b"stamps begin with the first packets of a process")
+        time.sleep(0.05)
+        ready(epoll, *wires)
+        before_ns = time.monotonic_ns()
+        for wire in wires:
+            wire.peer.send(b"x")
+        after_ns = time.monotonic_ns()
+        for wire in wires[:3]:
+            wire.last_ns = 0
+        for wire in wires[3:]:
+            wire.last_ns = after_ns + CLOCKS_NS
+        time.sleep(0.005)
+        count, near, left, again, audited = ready(epoll, *wires, audit=(2, 3))
+        for wire in wires:
+            wire.close()
+    assert (count, near, left, again, audited) == (10, 7, [], [], 3)
+    assert all(before_ns - CLOCKS_NS <= at_ns <= after_ns + CLOCKS_NS for at_ns in dates[10:])
+    assert sorted(dates[10:])[3:] == [after_ns + CLOCKS_NS] * 7
+    assert [wire.last_ns for wire in wires].count(after_ns + CLOCKS_NS) == 7
+
+
+@linux
+@either_way
+def test_no_more_than_asked_for_are_read_and_what_is_gone_is_passed_by() -> None:
+    got: list[bytes] = []
+    with select.epoll() as epoll:
+        wires = [Wire(epoll, lambda at_ns, data: bool(got.append(data))) for _ in range(9)]
+        for wire in wires:
+            wire.peer.send(b"x")
+        assert ready(epoll, *wires, most=8)[0] == 8
+        assert ready(epoll, *wires, most=8)[0] == 1
+        assert len(got) == 9
+        wires[0].peer.send(b"y")
+        select.select([epoll], [], [], 1.0)
+        assert hot_path.read_ready(epoll, [], 8, NEAR_NS, 0, 1)[:3] == (1, 0, [])
+        for wire in wires:
+            wire.close()
+
+
+@linux
+@either_way
+def test_a_full_read_is_asked_for_again() -> None:
+    got: list[bytes] = []
+    with select.epoll() as epoll:
+        wire = Wire(epoll, lambda at_ns, data: bool(got.append(data)))
+        wire.peer.sendall(bytes(hot_path.READ_BYTES + 1))
+        again = []
+        for _ in range(50):
+            again.append(bool(ready(epoll, wire)[3]))
+            if sum(map(len, got)) > hot_path.READ_BYTES:
+                break
+            epoll.modify(wire.fd, select.EPOLLIN | select.EPOLLET)
+        wire.close()
+    assert again == [len(data) == hot_path.READ_BYTES for data in got]
+    assert b"".join(got) == bytes(hot_path.READ_BYTES + 1)

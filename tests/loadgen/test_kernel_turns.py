@@ -1,0 +1,162 @@
+"""What goes first where there is more to do than time: requests, then reads, and nobody is called silent for our own delay."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+
+import pytest
+
+from ampacity.loadgen.drive import stage
+from ampacity.loadgen.drive.stage import StageRunner
+from ampacity.loadgen.net import kernel_stamps
+from ampacity.loadgen.net.kernel_stamps import READS_MAX, TURN_NS, KernelReader
+from ampacity.loadgen.plan import Limits
+from ampacity.loadgen.receive.exchange import Exchange
+from ampacity.loadgen.rundir.records import RequestRecord
+from ampacity.loadgen.sleeper import Sleeper
+from tests.support.fault_server import FaultServer
+from tests.support.kernel_wires import Sink, connected, ended, listening
+from tests.support.stage_driving import Driven, Made, on_loop, run_stage, schedule_at
+
+pytestmark = [
+    pytest.mark.skipif(not kernel_stamps.AVAILABLE, reason="kernel time stamps need Linux"),
+    pytest.mark.usefixtures("hot_path_either_way"),
+]
+
+
+def test_reading_makes_way_for_a_request_that_is_due_and_goes_on_behind_it() -> None:
+    """64 sockets have something: 20 reads off a deadline 20 are made, at it eight; all where there is none, or it is long past."""
+
+    async def main() -> tuple[list[int], list[Sink]]:
+        reader = KernelReader(date_by_kernel=True, on_delay=lambda _: None)
+        asyncio.get_running_loop().remove_reader(
+            reader._epoll.fileno()
+        )  # turns when the test says so
+        reader.pacer = pacer = Sleeper()
+        with listening() as server:
+            sinks, peers = await connected(reader, server, 64)
+
+            def reads_of_turns() -> list[int]:
+                for peer in peers:
+                    peer.send(b"x")
+                reads = []
+                while not reads or reads[-1]:
+                    reader._read_ns = 50_000_000
+                    reads.append(reader.turn())
+                return reads
+
+            found = []
+            for due_in_ns in (40_000_000, 1_040_000_000, -1, -1 - TURN_NS):
+                pacer.call_at(time.monotonic_ns() + due_in_ns, lambda: None)
+                found.append(reads_of_turns()[0])
+            pacer.close()
+            found.append(reads_of_turns()[0])
+            await ended(reader, sinks, peers)
+        return found, sinks
+
+    found, sinks = on_loop("uvloop", main())
+    assert found == [8, 20, 8, 64, 64]
+    assert [sum(len(data) for _, data in sink.reads) for sink in sinks] == [5] * 64
+
+
+def test_catching_up_takes_as_many_reads_as_there_are_sockets() -> None:
+    """Where more is always there, as a turn after each says, that ends: 100 sockets are two turns of 64."""
+
+    async def main() -> int:
+        reader = KernelReader(date_by_kernel=True, on_delay=lambda _: None)
+        reader._wires = [None] * 100
+        turns = 0
+
+        def turn() -> int:
+            nonlocal turns
+            turns += 1
+            reader.behind = True
+            return READS_MAX
+
+        reader.turn = turn  # type: ignore[method-assign]
+        reader.catch_up()
+        reader.close()
+        return turns
+
+    assert on_loop("asyncio", main()) == 2
+
+
+@pytest.mark.parametrize(("waited", "status"), [(True, "unfinished"), (False, "timeout")])
+def test_what_had_waited_to_be_read_is_not_silence_however_old_it_is(
+    waited: bool, status: str
+) -> None:
+    """The last byte was read 9 s ago, and the limit is one: unless a byte that came 8 s ago had only not been read."""
+    began_ns = time.monotonic_ns() - 10_000_000_000
+    exchange = Exchange(
+        RequestRecord(0, 0, 0, "unfinished", dispatched_ns=began_ns), b"", lambda _: None
+    )
+    exchange.feed(
+        began_ns + 1_000_000_000, b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n"
+    )
+
+    class Late:
+        stamps = "kernel"
+
+        async def catch_up(self) -> None:
+            if waited:
+                exchange.feed(began_ns + 2_000_000_000, b"6\r\ndata: ")
+
+    async def main() -> None:
+        runner = StageRunner(
+            [Late()], Made(lambda *_: b""), lambda _: None, limits=Limits(idle_s=1.0)
+        )  # type: ignore[list-item]
+        runner._in_flight[exchange] = 0
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(runner._watch(), 1.5 * stage.WATCH_S)
+
+    asyncio.run(main())
+    assert exchange.record.status == status
+
+
+@pytest.mark.parametrize("patient", [False, True])
+def test_a_turn_that_was_full_and_left_nothing_is_not_behind_for_long(patient: bool) -> None:
+    """As many sockets have something as a turn has reads, and then none: other work need not give way any more."""
+
+    async def main() -> tuple[list[bool], list[Sink]]:
+        reader = KernelReader(date_by_kernel=True, on_delay=lambda _: None)
+        reader.patient, reader._apart = patient, patient
+        turns: list[bool] = []
+        real = reader.turn
+
+        def turn() -> int:
+            count = real()
+            turns.append(reader.behind)
+            return count
+
+        reader.turn = turn  # type: ignore[method-assign]
+        with listening() as server:
+            sinks, peers = await connected(reader, server, READS_MAX)
+            for peer in peers:
+                peer.send(b"x")
+            await asyncio.sleep(0.05)
+            assert not reader.behind
+            await ended(reader, sinks, peers)
+        return turns, sinks
+
+    turns, sinks = on_loop("uvloop", main())
+    assert True in turns
+    assert all(len(sink.reads) == 1 for sink in sinks)
+
+
+@pytest.mark.parametrize("loop", ["uvloop", "asyncio"])
+def test_a_busy_client_does_not_take_what_it_has_not_read_for_silence(loop: str) -> None:
+    """Something holds the event loop for 0.7 s, longer than the limit between tokens, which came all the while. There is more than a turn of reads."""
+
+    async def main() -> Driven:
+        asyncio.get_running_loop().call_later(0.4, time.sleep, 0.7)
+        return await run_stage(
+            server.url, schedule_at([0.0] * 100, output_tokens=60), limits=Limits(idle_s=0.5)
+        )
+
+    with FaultServer(gap_s=0.02) as server:
+        driven = on_loop(loop, main())
+    assert [(record.status, record.output_tokens) for record in driven.records] == [
+        ("ok", 60)
+    ] * 100

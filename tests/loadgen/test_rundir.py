@@ -1,0 +1,402 @@
+"""The run directory: what is written survives a kill, and what cannot be read is said in one line."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import random
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from ampacity.loadgen.rundir.files import (
+    FLUSH_ROWS,
+    STREAM_NAME,
+    RunDirError,
+    RunWriter,
+    load_run,
+    read_stream,
+    write_json,
+)
+from ampacity.loadgen.rundir.records import (
+    CHUNK_AT_MAX_US,
+    FAILED_STATUSES,
+    SCHEMA,
+    SCHEMA_VERSION,
+    STATUSES,
+    RequestRecord,
+    to_batch,
+)
+
+META: dict[str, Any] = {"run_id": "r", "status": "running", "stages": []}
+
+
+def record(i: int, **more: Any) -> RequestRecord:
+    return RequestRecord(
+        request_id=i,
+        stage=0,
+        scheduled_ns=i * 1000,
+        status="ok",
+        chunk_at_us=[i, i + 1],
+        chunk_tokens=[1, 2],
+        **more,
+    )
+
+
+# -- the columns --------------------------------------------------------------------------------
+
+
+def test_a_row_keeps_every_value_and_every_null() -> None:
+    full = RequestRecord(
+        request_id=2**40,
+        stage=1,
+        scheduled_ns=2**60,
+        status="timeout",
+        attempt=1,
+        class_="chat",
+        session_id="s",
+        turn=2,
+        worker=3,
+        target="http://t",
+        dispatched_ns=1,
+        connected_ns=2,
+        started_ns=3,
+        sent_ns=4,
+        headers_ns=5,
+        first_event_ns=6,
+        first_token_ns=7,
+        first_answer_ns=8,
+        last_token_ns=9,
+        ended_ns=10,
+        http_status=200,
+        error="é\n",
+        finish_reason="stop",
+        input_tokens_planned=11,
+        input_tokens=12,
+        cached_tokens=0,
+        output_tokens_planned=13,
+        output_tokens=14,
+        reasoning_tokens=15,
+        token_source="usage",
+        chunk_at_us=[0, CHUNK_AT_MAX_US],
+        chunk_tokens=[1, 1],
+        retry_after_s=0.5,
+        server_request_id="x",
+    )
+    least = RequestRecord(request_id=0, stage=0, scheduled_ns=0, status="shed")
+    rows = to_batch([full, least]).to_pylist()
+    assert rows[0] == {
+        "request_id": 2**40,
+        "stage": 1,
+        "scheduled_ns": 2**60,
+        "status": "timeout",
+        "attempt": 1,
+        "class": "chat",
+        "session_id": "s",
+        "turn": 2,
+        "worker": 3,
+        "target": "http://t",
+        "dispatched_ns": 1,
+        "connected_ns": 2,
+        "started_ns": 3,
+        "sent_ns": 4,
+        "headers_ns": 5,
+        "first_event_ns": 6,
+        "first_token_ns": 7,
+        "first_answer_ns": 8,
+        "last_token_ns": 9,
+        "ended_ns": 10,
+        "http_status": 200,
+        "error": "é\n",
+        "finish_reason": "stop",
+        "input_tokens_planned": 11,
+        "input_tokens": 12,
+        "cached_tokens": 0,
+        "output_tokens_planned": 13,
+        "output_tokens": 14,
+        "reasoning_tokens": 15,
+        "token_source": "usage",
+        "chunk_at_us": [0, CHUNK_AT_MAX_US],
+        "chunk_tokens": [1, 1],
+        "retry_after_s": 0.5,
+        "server_request_id": "x",
+    }
+    never = {
+        "attempt": 0,
+        "class": "default",
+        "worker": 0,
+        "chunk_at_us": [],
+        "request_id": 0,
+        "stage": 0,
+        "scheduled_ns": 0,
+    }
+    assert rows[1] == {**dict.fromkeys(rows[0]), **never, "status": "shed"}
+
+
+def test_what_counts_as_failed() -> None:
+    assert set(STATUSES) - FAILED_STATUSES == {"ok", "unfinished", "cancelled", "too_long"}
+    assert len(STATUSES) == len(set(STATUSES)) == 13
+
+
+# -- a run that ends well --------------------------------------------------------------------
+
+
+def test_finish_turns_the_stream_into_parquet_by_request_and_attempt(tmp_path: Path) -> None:
+    order = list(range(1300))  # more than two batches
+    random.Random(1).shuffle(order)
+    with RunWriter(tmp_path / "run", META) as writer:
+        for i in order:
+            writer.append(record(i))
+        writer.append(record(7, attempt=1))
+        writer.meta["status"] = "complete"
+        writer.finish(pa.table({"at_ns": pa.array([1], pa.int64()), "running": [2.0]}))
+    run = load_run(tmp_path / "run")
+    assert run.complete
+    assert run.meta["status"] == "complete"
+    assert run.meta["schema_version"] == SCHEMA_VERSION
+    assert run.requests.schema.equals(SCHEMA)
+    ids = run.requests["request_id"].to_pylist()
+    assert ids == sorted([*range(1300), 7])
+    assert run.requests["attempt"].to_pylist()[7:9] == [0, 1]
+    assert run.server is not None
+    assert run.server.to_pylist() == [{"at_ns": 1, "running": 2.0}]
+    assert sorted(p.name for p in (tmp_path / "run").iterdir()) == [
+        "requests.parquet",
+        "run.json",
+        "server.parquet",
+    ]
+
+
+def test_a_run_without_a_request_or_telemetry_is_a_run(tmp_path: Path) -> None:
+    with RunWriter(tmp_path / "run", META) as writer:
+        writer.finish()
+    run = load_run(tmp_path / "run")
+    assert (run.requests.num_rows, run.server, run.complete) == (0, None, True)
+
+
+def test_an_error_in_the_run_keeps_what_was_measured(tmp_path: Path) -> None:
+    def broken() -> None:
+        with RunWriter(tmp_path / "run", META) as writer:
+            writer.append(record(1))
+            raise RuntimeError("boom")
+
+    with pytest.raises(RuntimeError, match="boom"):
+        broken()
+    run = load_run(tmp_path / "run")
+    assert not run.complete
+    assert run.requests["request_id"].to_pylist() == [1]
+
+
+def test_an_existing_run_is_never_written_over(tmp_path: Path) -> None:
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "notes.txt").write_text("mine")
+    (tmp_path / "file").write_text("mine")
+    for name in ("run", "file"):
+        with pytest.raises(RunDirError, match="choose another --out"):
+            RunWriter(tmp_path / name, META)
+    (tmp_path / "empty").mkdir()
+    with RunWriter(tmp_path / "empty", META) as writer:
+        writer.finish()
+    assert (tmp_path / "run" / "notes.txt").read_text() == "mine"
+
+
+# -- a run that is killed -----------------------------------------------------------------
+
+_CHILD = """
+import os, signal, sys
+from pathlib import Path
+from ampacity.loadgen.rundir.records import RequestRecord
+from ampacity.loadgen.rundir.files import RunWriter
+writer = RunWriter(Path(sys.argv[1]), {"status": "running", "stages": []})
+for i in range(int(sys.argv[2])):
+    writer.append(RequestRecord(request_id=i, stage=0, scheduled_ns=i, status="ok", chunk_at_us=list(range(i % 50))))
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+@pytest.mark.parametrize(
+    ("appended", "kept"), [(10, 0), (FLUSH_ROWS, FLUSH_ROWS), (5 * FLUSH_ROWS + 17, 5 * FLUSH_ROWS)]
+)
+def test_after_kill_9_every_flushed_batch_is_read(tmp_path: Path, appended: int, kept: int) -> None:
+    path = tmp_path / "run"
+    done = subprocess.run(
+        [sys.executable, "-c", _CHILD, str(path), str(appended)], timeout=60, check=False
+    )
+    assert done.returncode == -9
+    run = load_run(path)
+    assert (run.complete, run.going_s) == (False, None)
+    assert run.requests["request_id"].to_pylist() == list(range(kept))
+    assert run.requests["chunk_at_us"].to_pylist() == [list(range(i % 50)) for i in range(kept)]
+
+
+def test_a_run_that_is_going_on_is_told_from_one_that_was_killed(tmp_path: Path) -> None:
+    """By the lock of its writer, whatever the age of its files, also while it finishes; a kill lets go of the lock."""
+    path = tmp_path / "run"
+    with RunWriter(path, META) as writer:
+        for file in path.iterdir():
+            os.utime(file, (time.time() - 90, time.time() - 90))
+        assert load_run(path).going_s == pytest.approx(90, abs=30)
+        assert load_run(path).going_s is not None  # the reader took nothing from the writer
+        writer.finish()
+        assert load_run(path).going_s is None
+    with RunWriter(tmp_path / "other", META) as writer:
+        writer.append(record(1))
+    assert (load_run(tmp_path / "other").going_s, load_run(tmp_path / "other").complete) == (
+        None,
+        False,
+    )
+
+
+def test_a_stream_torn_at_any_byte_gives_whole_batches_only(tmp_path: Path) -> None:
+    """Three batches of two rows; wherever the file ends, 0, 2, 4 or 6 rows are read, never an error."""
+    with RunWriter(tmp_path / "run", META) as writer:
+        for batch in range(3):
+            for row in range(2):
+                writer.append(record(2 * batch + row))
+            writer.flush()
+    stream = tmp_path / "run" / STREAM_NAME
+    data = stream.read_bytes()
+    seen = set()
+    for length in range(0, len(data), 7):
+        stream.write_bytes(data[:length])
+        ids = load_run(tmp_path / "run").requests["request_id"].to_pylist()
+        assert ids == list(range(len(ids)))
+        assert len(ids) % 2 == 0
+        seen.add(len(ids))
+    assert seen == {0, 2, 4, 6}
+    stream.write_bytes(data)
+    assert load_run(tmp_path / "run").requests.num_rows == 6
+
+
+def test_a_torn_tail_of_garbage_is_left_out(tmp_path: Path) -> None:
+    with RunWriter(tmp_path / "run", META) as writer:
+        writer.append(record(1))
+        writer.flush()
+        stream = tmp_path / "run" / STREAM_NAME
+        with stream.open("ab") as file:
+            file.write(b"\xff\xff\xff\xff\x10\x00\x00\x00garbage!garbage!")
+        assert read_stream(stream)["request_id"].to_pylist() == [1]
+
+
+# -- what cannot be read ---------------------------------------------------------------------
+
+
+def _good(path: Path) -> Path:
+    with RunWriter(path, META) as writer:
+        writer.append(record(1))
+        writer.finish()
+    return path
+
+
+def _fails(path: Path, *words: str) -> None:
+    with pytest.raises(RunDirError) as caught:
+        load_run(path)
+    message = str(caught.value)
+    assert "\n" not in message, message
+    for word in (str(path), *words):
+        assert word in message
+
+
+def test_no_such_directory(tmp_path: Path) -> None:
+    _fails(tmp_path / "nowhere", "no run.json")
+    _fails(tmp_path, "no run.json")
+
+
+@pytest.mark.parametrize(
+    ("content", "word"),
+    [
+        (b"", "cannot be read"),
+        (b'{"schema_version": 1', "cannot be read"),
+        (b"\xff\xfe\x00", "cannot be read"),
+        (b"[]", "schema_version None"),
+        (b'"x"', "schema_version None"),
+        (b"{}", "schema_version None"),
+        (b'{"schema_version": 2}', "schema_version 2"),
+        (b'{"schema_version": "1"}', "schema_version '1'"),
+    ],
+)
+def test_a_run_json_that_is_none(tmp_path: Path, content: bytes, word: str) -> None:
+    path = _good(tmp_path / "run")
+    (path / "run.json").write_bytes(content)
+    _fails(path, "run.json", word)
+
+
+def test_nothing_recorded(tmp_path: Path) -> None:
+    path = _good(tmp_path / "run")
+    (path / "requests.parquet").unlink()
+    _fails(path, "neither requests.parquet nor requests.arrows")
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"",
+        b"PAR1",
+        b"not a parquet file at all",
+        pytest.param(
+            b"PAR1" + b"\x00" * 100 + b"PAR1",
+        ),
+    ],
+)
+@pytest.mark.parametrize("name", ["requests.parquet", "server.parquet"])
+def test_garbage_instead_of_parquet(tmp_path: Path, name: str, content: bytes) -> None:
+    path = _good(tmp_path / "run")
+    (path / name).write_bytes(content)
+    _fails(path, name, "cannot be read")
+
+
+def test_parquet_cut_short(tmp_path: Path) -> None:
+    path = _good(tmp_path / "run")
+    data = (path / "requests.parquet").read_bytes()
+    (path / "requests.parquet").write_bytes(data[: len(data) // 2])
+    _fails(path, "requests.parquet", "cannot be read")
+
+
+def test_a_missing_column_is_named(tmp_path: Path) -> None:
+    path = _good(tmp_path / "run")
+    table = pq.read_table(path / "requests.parquet").drop_columns(["last_token_ns"])
+    pq.write_table(table, path / "requests.parquet")
+    _fails(path, "requests.parquet", "'last_token_ns'")
+
+
+def test_a_column_of_another_type_is_an_error_of_one_line(tmp_path: Path) -> None:
+    path = _good(tmp_path / "run")
+    table = pq.read_table(path / "requests.parquet")
+    index = table.column_names.index("stage")
+    table = table.set_column(index, "stage", pa.array(["zero"] * table.num_rows))
+    pq.write_table(table, path / "requests.parquet")
+    _fails(path, "requests.parquet")
+
+
+def test_further_columns_are_ignored(tmp_path: Path) -> None:
+    path = _good(tmp_path / "run")
+    table = pq.read_table(path / "requests.parquet").append_column("new", pa.array([1]))
+    pq.write_table(table, path / "requests.parquet")
+    assert load_run(path).requests.schema.equals(SCHEMA)
+
+
+# -- JSON -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
+def test_json_never_holds_nan_and_the_old_file_stays(tmp_path: Path, value: float) -> None:
+    path = tmp_path / "run.json"
+    write_json(path, {"a": 1})
+    with pytest.raises(ValueError, match="JSON"):
+        write_json(path, {"a": [{"b": value}]})
+    assert json.loads(path.read_text()) == {"a": 1}
+    assert [p.name for p in tmp_path.iterdir()] == ["run.json"]
+
+
+def test_json_is_utf_8_and_ends_with_a_line_end(tmp_path: Path) -> None:
+    write_json(tmp_path / "x.json", {"name": "é→\N{CRAB}"})
+    text = (tmp_path / "x.json").read_bytes()
+    assert text.endswith(b"}\n")
+    assert "é→\N{CRAB}".encode() in text

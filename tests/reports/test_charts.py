@@ -1,0 +1,488 @@
+"""Chart specs: what is drawn, from the summary alone; every spec passes Altair's own schema."""
+
+from functools import cache
+from typing import Any
+
+import altair as alt
+import pytest
+
+from ampacity.analysis.load_names import name_stages
+from ampacity.reports.charts.curves import (
+    achieved_by_offered,
+    charts,
+    errors_by_stage,
+    goodput_by_load,
+    latency_by_concurrency,
+    latency_by_rate,
+)
+from ampacity.reports.charts.distributions import (
+    chosen,
+    input_lengths,
+    itl_percentiles,
+    output_lengths,
+    ttft_percentiles,
+)
+from ampacity.reports.charts.marks import Chart, linear_axis, log_axis, log_ticks
+from ampacity.reports.charts.palette import COLOURS, light, style_sheet
+from tests.support.sample_summary import (
+    ALL,
+    all_failed,
+    closed_sweep,
+    no_slos,
+    one_stage,
+    open_sweep,
+)
+
+EVERY = [
+    "latency-rate",
+    "latency-concurrency",
+    "achieved",
+    "ttft-percentiles",
+    "itl-percentiles",
+    "goodput",
+    "errors",
+    "input-tokens",
+    "output-tokens",
+]
+
+
+@cache
+def drawn(name: str) -> list[Chart]:
+    return charts(ALL[name]())
+
+
+def layers(chart: Chart | None, mark: str) -> list[tuple[dict[str, Any], list[dict[str, Any]]]]:
+    """The layers of a mark type: the mark and its rows."""
+    assert chart is not None
+    data = chart.spec["datasets"]
+    return [
+        (x["mark"], data[x["data"]["name"]])
+        for x in chart.spec["layer"]
+        if x["mark"]["type"] == mark
+    ]
+
+
+def texts(chart: Chart | None, mark: str) -> list[str]:
+    return [row["text"] for _, rows in layers(chart, mark) for row in rows if "text" in row]
+
+
+@pytest.mark.parametrize(
+    ("name", "missing"),
+    [
+        ("open_sweep", set()),
+        ("closed_sweep", {"achieved", "errors"}),
+        ("no_slos", {"goodput"}),
+        (
+            "one_stage",
+            {
+                "latency-rate",
+                "latency-concurrency",
+                "achieved",
+                "itl-percentiles",
+                "goodput",
+                "errors",
+            },
+        ),
+        (
+            "all_failed",
+            {"latency-rate", "latency-concurrency", "ttft-percentiles", "itl-percentiles"},
+        ),
+    ],
+)
+def test_what_the_summary_lacks_is_left_out(name: str, missing: set[str]) -> None:
+    assert [chart.name for chart in drawn(name)] == [n for n in EVERY if n not in missing]
+
+
+@pytest.mark.parametrize("name", ["open_sweep", "all_failed"])
+def test_every_spec_is_valid_and_has_words(name: str) -> None:
+    for chart in drawn(name):
+        spec = chart.spec | {"datasets": {}}  # the rows are free of rules, and slow to walk through
+        (alt.LayerChart if "layer" in spec else alt.Chart).from_dict(spec, validate=True)
+        assert chart.title
+        assert len(chart.alt) > 30
+        assert chart.keys
+
+
+def test_an_empty_summary_has_no_charts() -> None:
+    assert charts({"stages": []}) == []
+
+
+def test_the_curve_draws_ttft_and_e2e_where_they_are_known() -> None:
+    chart = latency_by_rate(open_sweep())
+    lines = layers(chart, "line")
+    assert [len(rows) for _, rows in lines] == [
+        8,
+        6,
+        8,
+        6,
+    ]  # p99 lacks stage 0 (few) and stage 7 (infinite)
+    assert [row["x"] for row in lines[0][1]] == [1.0, 2.0, 3.0, 4.0, 5.0, 5.98, 6.9, 7.02]
+    assert lines[0][1][0]["y"] == pytest.approx(0.101)
+    assert [bool(mark.get("strokeDash")) for mark, _ in lines] == [True, False, True, False]
+    assert {mark["color"] for mark, _ in lines} == {light("ttft"), light("e2e")}
+
+
+def test_the_curve_marks_knee_usable_rate_limit_and_infinite_p99() -> None:
+    chart = latency_by_rate(open_sweep())
+    bands = [rows[0] for _, rows in layers(chart, "rect")]
+    assert [(b["x"], b["x2"]) for b in bands] == [(5.4, 6.7), (6.0, 7.0)]
+    rules = [rows[0] for _, rows in layers(chart, "rule") if "text" in rows[0]]
+    assert [r["text"] for r in rules] == [
+        "SLO ttft_p99=2s",
+        "capacity 6.40 req/s (6.00 to 7.00)",
+    ]
+    assert (rules[0]["y"], rules[1]["x"]) == (2.0, 6.4)
+    assert "9 req/s: TTFT p99 infinite: 27 of 600 requests failed" in texts(chart, "point")
+    assert chart is not None
+    assert chart.title == "The SLOs hold up to 6.40 requests/s"
+    labels = [key.label for key in chart.keys]
+    assert "knee region 5.40 to 6.70 req/s" in labels
+    assert "no steady state: requests in flight keep growing" in labels
+
+
+def test_p99_bars_are_the_interval_of_the_summary() -> None:
+    summary = open_sweep()
+    bars = [rows for _, rows in layers(latency_by_rate(summary), "rule") if "text" not in rows[0]]
+    low, high = summary["stages"][1]["ttft_from_schedule_s"]["p99_ci"]
+    assert bars[0][0] == {"x": 2.0, "y": low, "y2": high}
+
+
+def test_an_interval_with_an_open_side_reaches_the_edge() -> None:
+    summary = open_sweep()
+    summary["capacity"]["capacity_rps_ci"] = [6.0, None]
+    summary["stages"][3]["ttft_from_schedule_s"]["p99_ci"] = [0.4, None]
+    chart = latency_by_rate(summary)
+    band = layers(chart, "rect")[1][1][0]
+    assert band["x"] == 6.0
+    assert band["x2"] > 7.02
+    bars = [rows for _, rows in layers(chart, "rule") if "text" not in rows[0]]
+    p99 = summary["stages"][3]["ttft_from_schedule_s"]["p99"]
+    assert bars[0][2] == {"x": 4.0, "y": 0.4, "y2": p99}  # the known half only
+
+
+@pytest.mark.parametrize(
+    ("slo", "quantile", "drawn_tail"),
+    [
+        ("ttft_p95=2s", 0.95, "p95"),
+        ("ttft_p90=2s", 0.9, "p90"),
+        ("ttft_p50=2s", 0.5, "p99"),
+    ],
+)
+def test_the_curve_draws_the_percentile_that_is_judged(
+    slo: str, quantile: float, drawn_tail: str
+) -> None:
+    summary = open_sweep()
+    summary["slos"] = [{"metric": "ttft", "quantile": quantile, "limit_s": 2.0, "text": slo}]
+    chart = latency_by_rate(summary)
+    assert chart is not None
+    labels = [key.label for key in chart.keys]
+    assert [
+        label
+        for label in labels
+        if label.startswith(("TTFT p", "E2E p")) and "infinite" not in label
+    ] == [
+        "TTFT p50",
+        f"TTFT {drawn_tail}",
+        "E2E p50",
+        "E2E p99",
+    ]
+    held = summary["stages"][2]["ttft_from_schedule_s"]
+    assert held[drawn_tail] in [row["y"] for row in layers(chart, "line")[1][1]]
+    assert f"TTFT p50 {round(1e3 * 0.101)} ms and {drawn_tail}" in chart.alt
+    summary["slos"].append(
+        {"metric": "ttft", "quantile": 0.99, "limit_s": 3.0, "text": "ttft_p99=3s"}
+    )
+    both = latency_by_rate(summary)
+    assert both is not None
+    assert "TTFT p99" in [key.label for key in both.keys]
+
+
+def test_a_stage_without_a_percentile_is_named_in_the_caption() -> None:
+    for chart in (latency_by_rate(open_sweep()), latency_by_concurrency(open_sweep())):
+        assert chart is not None
+        assert (
+            "Not drawn: TTFT p99 at 1 req/s, 9 req/s (reasons in the tables); E2E p99 at"
+            in chart.caption
+        )
+    summary = open_sweep()
+    summary["stages"] = summary["stages"][1:7]
+    summary["stages"][0]["ttft_from_schedule_s"] |= {
+        "p99": None,
+        "p99_reason": "needs 299 requests, has 40",
+    }
+    chart = latency_by_rate(summary)
+    assert chart is not None
+    assert chart.caption.endswith("Not drawn: TTFT p99 at 2 req/s (needs 299 requests, has 40).")
+
+
+def test_the_knee_is_a_strip_below_the_band_of_the_usable_rate() -> None:
+    chart = latency_by_rate(open_sweep())
+    (knee_look, (knee,)), (usable_look, (usable,)) = layers(chart, "rect")
+    assert knee["y"] == usable["y"]
+    # 3 % of the logarithmic axis
+    assert knee["y2"] == pytest.approx(usable["y"] * (usable["y2"] / usable["y"]) ** 0.03)
+    assert (knee_look["opacity"], usable_look["opacity"]) == (1, 0.17)
+    assert knee_look["color"] != usable_look["color"]
+    assert chart is not None
+    assert {key.label.split()[0]: key.shape for key in chart.keys}["knee"] == "strip"
+
+
+def test_bands_lie_below_the_data() -> None:
+    chart = latency_by_rate(open_sweep())
+    assert chart is not None
+    kinds = [layer["mark"]["type"] for layer in chart.spec["layer"]]
+    assert kinds[:2] == ["rect", "rect"]
+    assert "rect" not in kinds[2:]
+
+
+def test_a_stage_that_achieves_less_than_offered_is_said_to_stand_left_of_it() -> None:
+    summary = open_sweep()
+    for stage in summary["stages"]:
+        stage["achieved_rps"] = stage["offered_rps"]
+    said = "a stage that achieves less stands left of what it was offered"
+    all_carried = latency_by_rate(summary)
+    assert all_carried is not None
+    assert said not in all_carried.caption
+    summary["stages"][-1]["achieved_rps"] /= 1.04
+    short = latency_by_rate(summary)
+    assert short is not None
+    assert said in short.caption
+
+
+def test_c_max_is_marked_over_concurrency() -> None:
+    chart = latency_by_concurrency(closed_sweep())
+    assert "C_max 16.0 in flight (16.0 to 32.0)" in texts(chart, "rule")
+    assert chart is not None
+    assert chart.title == "The SLOs hold up to 16.0 requests in flight"
+
+
+def test_titles_without_capacity_claim_nothing() -> None:
+    chart = latency_by_rate(no_slos())
+    assert chart is not None
+    assert chart.title == "Latency against the achieved rate"
+
+
+def test_titles_say_where_a_bound_is_only_a_bound() -> None:
+    summary = open_sweep()
+    summary["capacity"]["crossing"] = "lower_bound"
+    summary["slos"] = summary["slos"][:1]
+    chart = latency_by_rate(summary)
+    assert chart is not None
+    assert chart.title == "The SLO holds up to at least 6.40 requests/s"
+
+
+def test_achieved_says_what_the_endpoint_keeps_up_with() -> None:
+    chart, dead = achieved_by_offered(open_sweep()), achieved_by_offered(all_failed())
+    assert chart is not None
+    assert dead is not None
+    assert chart.title == "Keeps up with 7 requests/s offered, not with 9"
+    assert dead.title == "Achieved against offered rate"
+    summary = open_sweep()
+    summary["stages"] = summary["stages"][:4]
+    kept = achieved_by_offered(summary)
+    assert kept is not None
+    assert kept.title == "The achieved rate follows every rate offered"
+
+
+def test_client_limited_stages_are_crosses() -> None:
+    summary = open_sweep()
+    summary["stages"][7]["client_limited"] = True
+    crosses = [
+        rows
+        for mark, rows in layers(achieved_by_offered(summary), "point")
+        if mark["shape"] == "cross"
+    ]
+    assert [row["x"] for rows in crosses for row in rows] == [9.0]
+
+
+def test_goodput_over_offered_rate_has_the_diagonal_and_the_peak() -> None:
+    chart = goodput_by_load(open_sweep())
+    diagonal, curve = (rows for _, rows in layers(chart, "line"))
+    assert all(row["x"] == row["y"] for row in diagonal)
+    assert curve[7]["y"] == pytest.approx(0.05 * 7.02)
+    assert chart is not None
+    assert chart.title == "Goodput peaks at 6.56 requests/s, at 7 offered"
+    closed = goodput_by_load(closed_sweep())
+    assert closed is not None
+    assert len(layers(closed, "line")) == 1
+
+
+def test_quantile_curves_use_one_over_one_minus_q() -> None:
+    summary = open_sweep()
+    curve = {"q": [0.0, 0.5, 0.9, 0.99, 0.995, 1.0], "value": [0.1, 0.2, 0.3, 0.4, None, 9.0]}
+    summary["stages"] = [summary["stages"][0] | {"curves": {"ttft_from_schedule_s": curve}}]
+    ((_, rows),) = layers(ttft_percentiles(summary), "line")
+    assert [row["x"] for row in rows] == pytest.approx(
+        [1, 2, 10, 100]
+    )  # null and q = 1 are left out
+    assert [row["y"] for row in rows] == [0.1, 0.2, 0.3, 0.4]
+    assert "SLO ttft_p99=2s: at most 2.00 s at p99" in texts(ttft_percentiles(summary), "point")
+
+
+def test_itl_names_each_stage_and_dashes_the_unsteady_one() -> None:
+    chart = itl_percentiles(open_sweep())
+    assert chart is not None
+    assert [k.label for k in chart.keys] == [
+        "SLO itl_p99=100ms",
+        *(f"{n} req/s" for n in range(1, 8)),
+        "9 req/s, no steady state",
+    ]
+    assert [bool(mark.get("strokeDash")) for mark, _ in layers(chart, "line")] == [False] * 7 + [
+        True
+    ]
+
+
+def test_at_most_eight_curves_with_the_first_and_the_last() -> None:
+    assert chosen(list(range(12))) == [0, 2, 3, 5, 6, 8, 9, 11]
+    assert chosen([1, 2]) == [1, 2]
+
+
+def test_errors_are_stacked_by_cause() -> None:
+    summary = open_sweep()
+    summary["stages"][7]["errors"] |= {"http_error": 3, "something_new": 2}
+    chart = errors_by_stage(summary)
+    assert chart is not None
+    rows = chart.spec["datasets"]["errors"]
+    assert [(r["stage"], r["x"], r["x2"]) for r in rows] == [
+        ("9 req/s", 0, 3),
+        ("9 req/s", 3, 30),
+        ("9 req/s", 30, 32),
+    ]
+    assert chart.title == "32 of 4,320 requests in the windows failed"
+    assert [key.label for key in chart.keys] == ["http_error", "timeout", "something_new"]
+
+
+def test_what_was_cut_off_is_no_error() -> None:
+    summary = open_sweep()
+    summary["stages"][7]["errors"] |= {"unfinished": 12, "cancelled": 1}
+    chart = errors_by_stage(summary)
+    assert chart is not None
+    assert chart.title == (
+        "27 of 4,320 requests in the windows failed; 12 cut off unfinished; 1 cancelled by the workload"
+    )
+    assert [key.label for key in chart.keys] == [
+        "timeout",
+        "cut off unfinished",
+        "cancelled by the workload",
+    ]
+    summary["stages"][7]["errors"] = {"unfinished": 12}
+    cut = errors_by_stage(summary)
+    assert cut is not None
+    assert cut.title == "No request in the windows failed; of 4,320, 12 cut off unfinished"
+
+
+def test_two_stages_of_the_same_load_keep_a_bar_each() -> None:
+    summary = all_failed()
+    summary["stages"][1]["offered_rps"] = 1.0
+    name_stages(summary["stages"])
+    chart = errors_by_stage(summary)
+    assert chart is not None
+    assert [r["stage"] for r in chart.spec["datasets"]["errors"]] == [
+        "1 req/s (stage 0)",
+        "1 req/s (stage 1)",
+    ]
+
+
+def test_lengths_planned_and_realised() -> None:
+    chart = output_lengths(open_sweep())
+    planned, received = (rows for _, rows in layers(chart, "point"))
+    assert [row["name"] for row in planned] == [
+        "p1",
+        "p5",
+        "p10",
+        "p25",
+        "p50",
+        "p75",
+        "p90",
+        "p95",
+        "p99",
+    ]
+    assert (planned[4]["x"], received[4]["x"]) == (160, 151)
+    gone = input_lengths(all_failed())
+    assert gone is not None
+    assert gone.title == "Input lengths: planned, none counted by the server"
+    assert input_lengths(one_stage() | {"workload": {}}) is None
+
+
+def test_axes() -> None:
+    assert log_ticks(0.08, 3) == [0.1, 0.2, 0.5, 1.0, 2.0]
+    assert log_ticks(0.001, 10000) == [0.001, 0.01, 0.1, 1, 10, 100, 1000, 10000]
+    axis = log_axis("t", [0.0, 5.0])
+    assert axis.low < 5 < axis.high
+    assert axis.high / axis.low > 3
+    assert (linear_axis("t", [0.0]).low, linear_axis("t", [0.0]).high) == (0.0, 1.06)
+
+
+def luminance(colour: str) -> float:
+    channels = [int(colour[i : i + 2], 16) / 255 for i in (1, 3, 5)]
+    linear = [c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in channels]
+    return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
+
+
+def contrast(a: str, b: str) -> float:
+    """WCAG 2 contrast ratio."""
+    dark, bright = sorted([luminance(a), luminance(b)])
+    return (bright + 0.05) / (dark + 0.05)
+
+
+def test_colours_are_unique_and_legible_on_both_papers() -> None:
+    assert contrast("#000000", "#ffffff") == pytest.approx(21)
+    hexes = [pair[0] for pair in COLOURS.values()]
+    assert len(set(hexes)) == len(hexes)
+    text = ("ink", "muted", "good", "bad", "unsure")  # WCAG AA for text, on cards as well
+    assert min(contrast(COLOURS[n][0], "#f6f7f9") for n in text) > 4.5
+    assert min(contrast(COLOURS[n][1], "#1c2127") for n in text) > 4.5
+    lines = ("ttft", "e2e", "usable", "planned", "knee", *(f"step{i}" for i in range(1, 8)))
+    assert min(contrast(COLOURS[n][0], "#ffffff") for n in lines) > 3  # WCAG AA for graphics
+    assert min(contrast(COLOURS[n][1], "#14171b") for n in lines) > 3
+
+
+def test_the_style_sheet_recolours_every_colour() -> None:
+    css = style_sheet()
+    for name, (bright, dark) in COLOURS.items():
+        assert f"--{name}:{bright};" in css
+        assert f"--{name}:{dark};" in css
+        assert f'svg [stroke="{bright}"]{{stroke:var(--{name})}}' in css
+
+
+def test_the_curves_of_a_search_leave_the_stages_out_that_only_bracket() -> None:
+    """Of 43 requests, cut by the budget, and of 60 s in which 4.8 ended a second while 100 were in flight."""
+    summary = open_sweep() | {"search": {"path": []}}
+    for stage in summary["stages"]:
+        stage["concurrency"] = 5.0
+    assert len(curve_of(summary)) == 8
+    summary["stages"][2]["requests"] = 43
+    summary["stages"][3]["ended_early"] = "--max-requests 5000 is used up"
+    summary["stages"][4] |= {"concurrency": 100.0, "achieved_rps": 4.8}
+    left_out = [summary["stages"][i]["offered_rps"] for i in (2, 3, 4)]
+    loads = [row["x"] for row in curve_of(summary)]
+    assert loads == sorted(
+        s["offered_rps"] for s in summary["stages"] if s["offered_rps"] not in left_out
+    )
+    chart = achieved_by_offered(summary)
+    faint = [
+        (mark, [row["x"] for row in rows])
+        for mark, rows in layers(chart, "point")
+        if mark["shape"] == "square"
+    ]
+    assert [(mark["opacity"], xs) for mark, xs in faint] == [(0.4, left_out)]
+    assert chart is not None
+    assert "too short to be a figure: no part of the curve" in [key.label for key in chart.keys]
+    summary["stages"] = [s for s in summary["stages"] if s["stable"]]
+    shorter = achieved_by_offered(summary)
+    assert shorter is not None
+    assert shorter.title == "The achieved rate follows every rate offered up to 7 requests/s"
+
+
+def curve_of(summary: dict[str, Any]) -> list[dict[str, Any]]:
+    """The points that are joined, but for the diagonal's."""
+    return layers(achieved_by_offered(summary), "line")[1][1]
+
+
+def test_a_sweep_of_short_stages_keeps_its_curve() -> None:
+    summary = open_sweep()
+    for stage in summary["stages"]:
+        stage["requests"] = 43
+    assert len(curve_of(summary)) == 8
+    summary["stages"][0]["stable"] = None  # too short to tell
+    assert len(curve_of(summary)) == 7

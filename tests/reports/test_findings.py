@@ -1,0 +1,110 @@
+"""Worked cases of what users misread: coordinated omission, users against requests in flight, stages' own lengths."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from ampacity.analysis.load_names import load_name
+from ampacity.analysis.metrics.observations import Observations
+from ampacity.analysis.metrics.percentiles import percentiles
+from ampacity.analysis.stats.intervals import memory_of
+from ampacity.analysis.summary import summarise
+from tests.experiments.test_predict import predict
+from tests.support.synthetic import Stage, cohort, make_run, request
+
+
+def test_coordinated_omission_of_a_stall_of_100_seconds() -> None:
+    """Tene's example: 100 requests/s, 1 ms each for 100 s, then nothing for 100 s and the backlog at once."""
+    quick = [request(i, 0.01 * i, ttft_s=0.001) for i in range(10_000)]
+    # due 100.00 to 199.99 s; the answers come when the stall ends, at 200 s: latencies of 100, 99.99 ... 0.01 s
+    late = [
+        request(10_000 + i, 100 + 0.01 * i, ttft_s=0.001, start_delay_s=100 - 0.01 * i - 0.001)
+        for i in range(10_000)
+    ]
+    c = cohort(*quick, *late)
+    from_schedule, from_send = (percentiles(c.ttft(from_schedule=which)) for which in (True, False))
+    assert from_schedule["mean"] == pytest.approx(25.003, abs=1e-3)
+    assert [from_schedule[p] for p in ("p50", "p99")] == pytest.approx([0.001, 98.0], abs=0.0101)
+    assert c.ttft(from_schedule=True).quantile_bounds(0.75)[0] == pytest.approx(50.0, abs=0.0101)
+    assert from_send["p99"] == pytest.approx(0.001)  # what a closed loop would have told
+
+
+def test_fault_72_users_who_think_are_not_requests_in_flight(tmp_path: Path) -> None:
+    """1,000 users who think 0.75 s between answers of 0.25 s: 250 in flight, not 1,000."""
+    records, number = [], 0
+    for turn in range(8):
+        for user in range(1000):
+            records.append(
+                request(
+                    number,
+                    turn + user / 1000,
+                    ttft_s=0.125,
+                    gaps_s=[0.125],
+                    session_id=f"0-{user}",
+                    turn=turn,
+                )
+            )
+            number += 1
+    stage = Stage(records, 8.0, concurrency=1000, extra={"sessions": {"begun": 1000, "cut": []}})
+    found = summarise(make_run(tmp_path / "run", [stage], ["e2e_p90=1s"], warmup_requests=1000))
+    (figures,), (sessions,) = found["stages"], found["sessions"]["stages"]
+    assert figures["concurrency"] == pytest.approx(250, rel=0.01)
+    assert figures["concurrency_max"] == pytest.approx(250, abs=1)
+    assert sessions["concurrent"]["max"] == 1000
+    assert load_name(figures) == "1,000 users"  # and "in flight" is a column of its own
+
+
+def test_fault_32_each_stage_of_a_sweep_has_its_own_length(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = tmp_path / "run"
+    assert (
+        predict(
+            monkeypatch,
+            "--preset",
+            "linear:0.01,0.0001,max_num_seqs=64",
+            "--input-tokens",
+            "10",
+            "--output-tokens",
+            "20",
+            "--concurrency",
+            "1,64",
+            "--duration",
+            "30s",
+            "--warmup",
+            "0",
+            "--out",
+            run,
+        )
+        == 0
+    )
+    one, many = json.loads((run / "summary.json").read_text())["stages"]
+    assert [one["concurrency_set"], many["concurrency_set"]] == [1, 64]
+    for stage in (one, many):
+        assert stage["window"]["end_s"] == pytest.approx(30, rel=0.02)
+    # C users of a step of 10 + 0.1 C ms and 20 tokens: C/(0.2 + 0.002 C) requests/s
+    assert one["requests"] == pytest.approx(30 / 0.202, rel=0.02)
+    assert many["requests"] == pytest.approx(30 * 64 / 0.328, rel=0.02)
+
+
+def test_what_a_queue_remembers_bounds_what_a_run_has_seen() -> None:
+    """An in-flight count that changes every 200 requests: its memory is 200 requests, so 20,000 saw about 30 jams' worth."""
+    rng = np.random.default_rng(13)
+    memory = memory_of(np.repeat(rng.exponential(100, 4000), 200))
+    assert memory == pytest.approx(200, rel=0.1)
+    assert memory_of(rng.poisson(100.0, 20_000).astype(float)) == pytest.approx(1.0, abs=0.1)
+
+    def upper_end(n: int, memory: float | None) -> float:
+        values = rng.exponential(size=n)  # the latencies themselves show nothing of it
+        o = Observations(
+            "requests", values, np.arange(n), None, np.zeros(n), np.full(n, np.nan), memory=memory
+        )
+        return o.confidence_interval(0.99)[1]
+
+    assert np.isfinite(upper_end(5_000, None))
+    assert np.isnan(upper_end(5_000, memory))  # 50 slow ones to expect, in clusters of 600
+    assert np.isfinite(upper_end(100_000, memory))

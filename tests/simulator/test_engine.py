@@ -1,0 +1,325 @@
+"""The engine's rules, and its closed-form bookkeeping against a naive engine that counts token by token."""
+
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ampacity.simulator import SimulatorError
+from ampacity.simulator.engine.engine import Engine, EngineConfig, Request
+from ampacity.simulator.engine.steptime import Linear, Roofline
+from ampacity.simulator.engine.truth import simulate
+from ampacity.simulator.models.hardware import PRESETS, linear_config
+from tests.support.engine_runs import run_dry
+
+# Every term of the step time is different, so that a wrong count anywhere shows.
+TELLING = Roofline(1e3, 7.0, 11.0, 0.13, 1e5, 1e4, overhead_s=1e-3, communication_s_per_token=1e-4)
+
+
+def small(**changes: object) -> EngineConfig:
+    values: dict[str, object] = {
+        "name": "small",
+        "step_time": TELLING,
+        "max_num_seqs": 4,
+        "max_num_batched_tokens": 16,
+        "max_model_len": 64,
+        "kv_blocks": 16,
+        "block_tokens": 4,
+    }
+    return EngineConfig(**(values | changes))  # type: ignore[arg-type]
+
+
+def naive(
+    config: EngineConfig, arrivals: list[float], inputs: list[int], outputs: list[int]
+) -> list[list[float]]:
+    """Token times of each request, by explicit counting; the same rules, none of the bookkeeping."""
+    block = config.block_tokens
+    assert config.kv_blocks is not None
+    times: list[list[float]] = [[] for _ in arrivals]
+    waiting: list[int] = []
+    running: list[int] = []  # in order of admission
+    stored = [0] * len(arrivals)  # KV entries computed
+    reserved = [0] * len(arrivals)  # blocks held
+    now, coming = 0.0, 0
+
+    def goal(r: int) -> int:
+        """KV entries before the next token can be given by prefill."""
+        return inputs[r] + len(times[r])
+
+    decoding: set[int] = set()
+    while coming < len(arrivals) or waiting or running:
+        if not waiting and not running:
+            now = max(now, arrivals[coming])
+        while coming < len(arrivals) and arrivals[coming] <= now:
+            waiting.append(coming)
+            coming += 1
+        evicted = False
+
+        def free() -> int:
+            return (config.kv_blocks or 0) - sum(reserved[r] for r in running)
+
+        def growth() -> int:
+            return sum(math.ceil((stored[r] + 1) / block) - reserved[r] for r in decoding)
+
+        while growth() > free():
+            victim = running.pop()
+            decoding.discard(victim)
+            stored[victim] = reserved[victim] = 0
+            waiting.insert(0, victim)
+            evicted = True
+        batch = sorted(decoding, key=running.index)
+        for r in batch:
+            stored[r] += 1
+            reserved[r] = math.ceil(stored[r] / block)
+        budget = config.max_num_batched_tokens - len(batch)
+        kv, pairs, tokens = (
+            sum(stored[r] for r in batch),
+            float(sum(stored[r] for r in batch)),
+            len(batch),
+        )
+        prefilling = [r for r in running if r not in decoding]
+        while not evicted and waiting and len(running) < config.max_num_seqs:
+            spent = sum(goal(r) - stored[r] for r in prefilling)
+            need = math.ceil(goal(waiting[0]) / block)
+            if spent >= budget or need > free():
+                break
+            r = waiting.pop(0)
+            running.append(r)
+            prefilling.append(r)
+            reserved[r] = need
+        complete = []
+        for r in prefilling:
+            chunk = min(budget, goal(r) - stored[r])
+            pairs += sum(stored[r] + n for n in range(1, chunk + 1))
+            stored[r] += chunk
+            budget -= chunk
+            tokens += chunk
+            kv += stored[r]
+            if stored[r] == goal(r):
+                complete.append(r)
+        memory = (1e3 + 7.0 * kv) / 1e5
+        compute = (11.0 * tokens + 0.13 * pairs) / 1e4
+        now += max(memory, compute) + 1e-3 + 1e-4 * tokens
+        for r in batch + complete:
+            times[r].append(now)
+            decoding.add(r)
+            if len(times[r]) == outputs[r]:
+                decoding.discard(r)
+                running.remove(r)
+                stored[r] = reserved[r] = 0
+    return times
+
+
+lengths = st.lists(
+    st.tuples(st.floats(0, 0.05), st.integers(1, 32), st.integers(1, 32)), min_size=1, max_size=25
+)
+
+
+@settings(max_examples=100, deadline=None)
+@given(lengths, st.integers(1, 6), st.integers(6, 40), st.integers(16, 40))
+def test_same_token_times_as_a_naive_engine(
+    rows: list[tuple[float, int, int]], seqs: int, budget: int, blocks: int
+) -> None:
+    """Random loads with chunked prefill and preemption; every token of every request at the same time."""
+    config = small(max_num_seqs=seqs, max_num_batched_tokens=budget, kv_blocks=blocks)
+    arrivals = np.cumsum([row[0] for row in rows]).tolist()
+    inputs, outputs = [row[1] for row in rows], [row[2] for row in rows]
+    outcome = simulate(config, arrivals, inputs, outputs)
+    expected = naive(config, arrivals, inputs, outputs)
+    for number, times in enumerate(expected):
+        assert outcome.token_times_s(number) == pytest.approx(times)
+        assert outcome.finish_s[number] == pytest.approx(times[-1])
+    gaps, counts = outcome.gaps_s()
+    plain = np.concatenate([np.diff(times) for times in expected])
+    assert np.sort(np.repeat(gaps, counts)) == pytest.approx(np.sort(plain))
+
+
+def test_kv_exhaustion_preempts_the_latest_and_everyone_finishes() -> None:
+    # 16 blocks of 4 tokens; two requests of 4 + 44 tokens want 12 blocks each in the end
+    engine = Engine(small())
+    first, second = Request(4, 44), Request(4, 44)
+    engine.submit(first, 0.0)
+    engine.submit(second, 0.0)
+    assert run_dry(engine) == [first, second]
+    assert (first.preemptions, second.preemptions) == (0, 1)
+    assert engine.preemptions == 1
+    assert (engine.free_blocks, engine.running, engine.waiting) == (16, 0, 0)
+    # Both hold 8 blocks (32 tokens) when the pool is full; the next token preempts the second.
+    assert second.segments is not None
+    (_, start, stop), (_, again, end) = second.segments
+    assert (start, stop - start + 1 + end - again + 1) == (0, 44)
+    assert stop == 28  # step 0 stores the prompt's 4 entries, step n the (4 + n)th: 32 at step 28
+
+
+def test_conservation_under_pressure() -> None:
+    """Every request gives exactly its tokens, whatever is preempted; the pool is whole afterwards."""
+    rng = np.random.default_rng(5)
+    engine = Engine(small(max_num_seqs=8, kv_blocks=20))
+    requests = [Request(int(rng.integers(1, 30)), int(rng.integers(1, 34))) for _ in range(400)]
+    given_tokens = dict.fromkeys(requests, 0)
+    for request in requests:
+        engine.submit(request, 0.0)
+    now_s, order = 0.0, []
+    while (result := engine.step(now_s)) is not None:
+        for request in engine.recipients(result):
+            given_tokens[request] += 1
+        order += result.prompts
+        now_s = result.end_s
+    assert given_tokens == {request: request.output_tokens for request in requests}
+    assert engine.preemptions > 0
+    assert engine.free_blocks == 20
+    assert engine.kv_usage == 0.0
+
+
+def test_first_come_first_served() -> None:
+    """A short request behind a long one that does not fit waits: nobody overtakes."""
+    engine = Engine(small(max_num_batched_tokens=64))
+    big, huge, tiny = Request(40, 8), Request(48, 8), Request(1, 1)
+    for request in (big, huge, tiny):
+        engine.submit(request, 0.0)
+    result = engine.step(0.0)
+    assert result is not None
+    assert result.prompts == [big]
+    assert (engine.running, engine.waiting) == (1, 2)  # tiny would fit, but huge is first
+    assert run_dry(engine, result.end_s) == [big, tiny, huge]
+    assert huge.first_token_s == tiny.first_token_s
+
+
+def test_slots_limit_the_batch() -> None:
+    engine = Engine(small(max_num_seqs=2))
+    for _ in range(5):
+        engine.submit(Request(1, 3), 0.0)
+    result = engine.step(0.0)
+    assert result is not None
+    assert (engine.running, engine.waiting) == (2, 3)
+
+
+def test_chunked_prefill_shares_the_budget_with_decoding() -> None:
+    engine = Engine(small(max_num_batched_tokens=10, kv_blocks=32))
+    short, long = Request(4, 20), Request(25, 2)
+    engine.submit(short, 0.0)
+    engine.submit(long, 0.0)
+    seen = []
+    now_s = 0.0
+    while long.first_token_s is None:
+        result = engine.step(now_s)
+        assert result is not None
+        seen.append((result.decoding, result.prefill_tokens))
+        now_s = result.end_s
+    # 4 of short and 6 of long; then one decode token and 9; the last 10 need two steps
+    assert seen == [(0, 10), (1, 9), (1, 9), (1, 1)]
+
+
+def test_tokens_appear_at_the_end_of_the_step() -> None:
+    engine = Engine(linear_config(0.01, 0.001, 0.05))
+    request = Request(100, 3)
+    engine.submit(request, 1.0)
+    assert run_dry(engine, 0.0) == [request]
+    # The prompt's step takes 10 + 1 + 50 ms and gives a token; two more steps of 11 ms
+    assert request.first_token_s == pytest.approx(1.061)
+    assert request.finish_s == pytest.approx(1.083)
+
+
+def test_nobody_is_admitted_before_arriving() -> None:
+    engine = Engine(linear_config(1.0, 0.0))
+    early, late = Request(1, 2), Request(1, 1)
+    engine.submit(early, 0.0)
+    engine.submit(
+        late, 0.5
+    )  # the server learns of it before a step that is planned for an earlier time
+    run_dry(engine, 0.0)
+    assert early.finish_s == pytest.approx(2.0)
+    assert late.first_token_s == pytest.approx(2.0)
+
+
+@pytest.mark.parametrize("steps_before", [0, 1, 2, 5, 11])
+def test_abort_frees_what_is_held(steps_before: int) -> None:
+    """In the queue, in prefill, between chunks and while decoding; the others are not touched."""
+    engine = Engine(small(max_num_batched_tokens=8, kv_blocks=32))
+    other, dropped, last = Request(6, 12), Request(20, 12), Request(6, 12)
+    for request in (other, dropped, last):
+        engine.submit(request, 0.0)
+    now_s = 0.0
+    for _ in range(steps_before):
+        result = engine.step(now_s)
+        assert result is not None
+        now_s = result.end_s
+    engine.abort(dropped)
+    engine.abort(dropped)
+    assert dropped not in run_dry(engine, now_s)
+    assert other.finish_s is not None
+    assert last.finish_s is not None
+    assert dropped.finish_s is None
+    assert (engine.free_blocks, engine.running, engine.waiting) == (32, 0, 0)
+    assert engine.step(now_s) is None
+
+
+def test_abort_after_the_end_is_harmless() -> None:
+    engine = Engine(small())
+    request = Request(3, 3)
+    engine.submit(request, 0.0)
+    run_dry(engine)
+    engine.abort(request)
+    assert (engine.free_blocks, request.aborted) == (16, False)
+
+
+@pytest.mark.parametrize("clients", [1, 4, 16])
+def test_closed_loop_throughput_is_exact(clients: int) -> None:
+    """X = C / (m (alpha + beta C)): C clients without think time, m tokens each (asymptotic, fixed m)."""
+    alpha, beta, tokens, rounds = 0.01, 0.001, 100, 20
+    engine = Engine(linear_config(alpha, beta, max_num_seqs=16))
+    for _ in range(clients):
+        engine.submit(Request(1, tokens), 0.0)
+    now_s, completed = 0.0, 0
+    while completed < clients * rounds:
+        result = engine.step(now_s)
+        assert result is not None
+        now_s = result.end_s
+        completed += len(result.finished)
+        for _ in result.finished:
+            engine.submit(Request(1, tokens), now_s)
+    assert completed / now_s == pytest.approx(clients / (tokens * (alpha + beta * clients)))
+
+
+def test_chunked_prefill_lowers_gaps_and_raises_the_long_ttft() -> None:
+    """One long prompt among decoding requests, on the 70B preset."""
+    arrivals = [0.0] * 8 + [1.0]
+    inputs, outputs = [64] * 8 + [8000], [200] * 8 + [4]
+    worst, ttft = [], []
+    for budget in (512, 8192):
+        base = PRESETS["llama3-70b-4xh100"]
+        config = EngineConfig("x", base.step_time, 256, budget, 8192, base.kv_blocks)
+        outcome = simulate(config, arrivals, inputs, outputs)
+        worst.append(float(np.diff(outcome.token_times_s(0)).max()))
+        ttft.append(float(outcome.ttft_s[8]))
+    assert worst[0] < worst[1] / 3
+    assert ttft[0] > ttft[1]
+
+
+def test_what_can_never_be_served_is_refused() -> None:
+    engine = Engine(small())
+    with pytest.raises(SimulatorError, match="65 tokens, more than max_model_len 64"):
+        engine.submit(Request(60, 5), 0.0)
+    with pytest.raises(SimulatorError, match="at least one"):
+        engine.submit(Request(0, 5), 0.0)
+    assert engine.step(0.0) is None
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"max_num_seqs": 0}, "max_num_seqs must be at least 1"),
+        ({"max_num_batched_tokens": 3}, "at least max_num_seqs"),
+        ({"kv_blocks": 15}, "KV cache holds 60 tokens"),
+    ],
+)
+def test_bad_configurations(change: dict[str, object], words: str) -> None:
+    with pytest.raises(SimulatorError, match=words):
+        small(**change)
+
+
+def test_linear_step_time_must_be_positive() -> None:
+    with pytest.raises(SimulatorError):
+        Linear(0.0, 0.0, 1.0)

@@ -1,0 +1,684 @@
+"""Hand-made summaries and run.json dicts, as docs/summary.md and docs/run-directory.md describe them.
+
+Latencies follow simple formulas (log-normal around a queueing-like rise), so that pictures look like a
+real sweep; nothing here comes from `analysis`.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+from typing import Any
+
+from scipy.special import ndtri
+
+from ampacity.loadgen.rundir.records import STATUSES
+
+CURVE_Q = [0.0, *[i / 100 for i in range(1, 100)], 0.995, 0.999]
+LENGTH_Q = {
+    "p1": 0.01,
+    "p5": 0.05,
+    "p10": 0.1,
+    "p25": 0.25,
+    "p50": 0.5,
+    "p75": 0.75,
+    "p90": 0.9,
+    "p95": 0.95,
+    "p99": 0.99,
+    "max": 0.9995,
+}
+
+
+def errors(**counts: int) -> dict[str, int]:
+    return {status: counts.get(status, 0) for status in STATUSES if status != "ok"}
+
+
+def _quantile(median: float, sigma: float, q: float) -> float:
+    return float(median * math.exp(sigma * ndtri(min(max(q, 0.003), 0.9995))))
+
+
+def percentiles(median: float, sigma: float, n: int, failed: int = 0) -> dict[str, Any]:
+    out: dict[str, Any] = {
+        p: _quantile(median, sigma, int(p[1:]) / 100) for p in ("p50", "p90", "p95", "p99")
+    }
+    out |= {
+        "p99_ci": [out["p99"] * 0.86, out["p99"] * 1.21],
+        "mean": median * math.exp(sigma**2 / 2),
+    }
+    out |= {"n": n, "infinite": failed}
+    if n < 299:
+        out |= {"p99": None, "p99_ci": None, "p99_reason": f"needs 299 requests, has {n}"}
+    elif failed > 0.01 * n:
+        out |= {
+            "p99": None,
+            "p99_ci": None,
+            "p99_reason": f"infinite: {failed} of {n} requests failed",
+        }
+    return out
+
+
+def unknown(reason: str) -> dict[str, Any]:
+    nothing = dict.fromkeys(("p50", "p90", "p95", "p99", "p99_ci", "mean"))
+    return {**nothing, "n": 0, "infinite": 0, "reason": reason}
+
+
+def curve(median: float, sigma: float) -> dict[str, list[float]]:
+    return {"q": CURVE_Q, "value": [_quantile(median, sigma, q) for q in CURVE_Q]}
+
+
+def lengths(median: float, sigma: float, n: int) -> dict[str, float]:
+    return {
+        "n": n,
+        "mean": median * math.exp(sigma**2 / 2),
+        **{name: float(round(_quantile(median, sigma, q))) for name, q in LENGTH_Q.items()},
+    }
+
+
+def stage(
+    index: int, offered: float | None, ttft: float, concurrency: float, **changes: Any
+) -> dict[str, Any]:
+    """One stage with a median TTFT of ``ttft`` seconds; ``changes`` override what it would hold."""
+    n, failed = changes.pop("n", 600), changes.pop("failed", 0)
+    wide = changes.pop("sigma", 0.45)
+    achieved = changes.pop("achieved", offered)
+    itl = 0.011 + 0.0006 * concurrency
+    e2e = ttft + 190 * itl
+    good = changes.pop("good", 1.0)
+    base: dict[str, Any] = {
+        "index": index,
+        "kind": "open",
+        "offered_rps": offered,
+        "concurrency_set": None,
+        "achieved_rps": achieved,
+        "window": {
+            "start_s": 3.1,
+            "end_s": 63.1,
+            "warmup_requests": 12,
+            "method": "mser5",
+            "reason": None,
+        },
+        "requests": n,
+        "ok": n - failed,
+        "errors": errors(timeout=failed),
+        "concurrency": concurrency,
+        "ttft_s": percentiles(ttft * 0.98, wide, n, failed),
+        "ttft_from_schedule_s": percentiles(ttft, wide, n, failed),
+        "first_answer_s": percentiles(ttft, wide, n, failed),
+        "itl_s": percentiles(itl, 0.3, n * 190, 0),
+        "icl_s": percentiles(itl, 0.32, n * 188, 0),
+        "tpot_s": percentiles(itl * 1.02, 0.12, n, failed),
+        "e2e_s": percentiles(e2e, 0.5, n, failed),
+        "e2e_from_schedule_s": percentiles(e2e, 0.5, n, failed),
+        "curves": {
+            "ttft_from_schedule_s": curve(ttft, wide),
+            "itl_s": curve(itl, 0.3),
+            "e2e_s": curve(e2e, 0.5),
+        },
+        "output_tokens_per_s": 190.0 * (achieved or 0),
+        "input_tokens_per_s": 1155.0 * (achieved or 0),
+        "goodput_rps": good * (achieved or 0),
+        "slo_attainment": good,
+        "stable": True,
+        "stable_reason": None,
+        "slo_met": True,
+        "slo_verdicts": [
+            {
+                "slo": "ttft_p99=2s",
+                "verdict": "met",
+                "value_s": _quantile(ttft, wide, 0.99),
+                "attainment": good,
+                "requests_effective": n // 3,
+                "more_requests": None,
+                "reason": None,
+            },
+            {
+                "slo": "itl_p99=100ms",
+                "verdict": "met",
+                "value_s": _quantile(itl, 0.3, 0.99),
+                "attainment": 1.0,
+                "requests_effective": n,
+                "more_requests": None,
+                "reason": None,
+            },
+        ],
+        "slip_s": {"p50": 0.00008, "p99": 0.0007},
+        "client_limited": False,
+        "client_limited_reason": None,
+        "littles_law": {
+            "l": concurrency,
+            "lambda_w": concurrency * 0.996,
+            "consistency": 1.004,
+            "tolerance": 0.05,
+            "ok": True,
+        },
+    }
+    return base | changes
+
+
+def _verdicts(ttft_verdict: str, value_s: float | None, **more: Any) -> list[dict[str, Any]]:
+    first = {
+        "slo": "ttft_p99=2s",
+        "verdict": ttft_verdict,
+        "value_s": value_s,
+        "attainment": 0.05 if ttft_verdict == "violated" else 0.985,
+        "requests_effective": 80,
+        "more_requests": None,
+        "reason": None,
+    }
+    second = {
+        "slo": "itl_p99=100ms",
+        "verdict": "met",
+        "value_s": 0.061,
+        "attainment": 1.0,
+        "requests_effective": 600,
+        "more_requests": None,
+        "reason": None,
+    }
+    return [first | more, second]
+
+
+SLOS = [
+    {"metric": "ttft", "quantile": 0.99, "limit_s": 2.0, "text": "ttft_p99=2s"},
+    {"metric": "itl", "quantile": 0.99, "limit_s": 0.1, "text": "itl_p99=100ms"},
+]
+
+WORKLOAD: dict[str, Any] = {
+    "name": "chat",
+    "source": "archetype",
+    "arrivals": "poisson",
+    "trace": None,
+    "input_tokens": {
+        "kind": "lognormal",
+        "p50": 1020,
+        "p99": 4142,
+        "mean": 1226.0,
+        "text": "log-normal, p50 1020, p99 4142",
+    },
+    "output_tokens": {
+        "kind": "lognormal",
+        "p50": 160,
+        "p99": 610,
+        "mean": 188.0,
+        "text": "log-normal, p50 160, p99 610",
+    },
+    "tokenizer": {"name": "words", "tokens_per_word": 1.0, "overhead_tokens": 11},
+    "prompts": "unique",
+}
+
+
+def open_sweep() -> dict[str, Any]:
+    """Eight offered rates from 1 to 9 requests/s; the endpoint gives out between 6.8 and 7.4."""
+    stages = [
+        stage(
+            0,
+            1.0,
+            0.101,
+            2.7,
+            n=120,
+            slo_met=None,
+            slo_verdicts=_verdicts(
+                "inconclusive",
+                None,
+                value_s_reason="needs 299 requests, has 120",
+                attainment=1.0,
+                more_requests=179,
+                cause="too few independent requests, p99 needs 299 at least",
+            ),
+        ),
+        stage(1, 2.0, 0.112, 5.6),
+        stage(2, 3.0, 0.127, 9.1),
+        stage(3, 4.0, 0.150, 13.4),
+        stage(4, 5.0, 0.190, 19.2, sigma=0.6),
+        stage(5, 6.0, 0.310, 28.4, sigma=0.75, achieved=5.98, good=0.994),
+        stage(
+            6,
+            7.0,
+            0.640,
+            44.0,
+            sigma=0.51,
+            achieved=6.9,
+            good=0.951,
+            slo_met=None,
+            slo_verdicts=_verdicts(
+                "inconclusive",
+                2.10,
+                more_requests=900,
+                cause="too few independent requests, p99 needs 299 at least",
+            ),
+        ),
+        stage(
+            7,
+            9.0,
+            11.5,
+            118.0,
+            sigma=0.6,
+            achieved=7.02,
+            good=0.05,
+            failed=27,
+            stable=False,
+            stable_reason="requests in flight grow by 2.0 a second",
+            slo_met=False,
+            slo_verdicts=_verdicts("violated", 41.0, reason="in flight keeps growing"),
+        ),
+    ]
+    for each in stages[6:]:
+        each["curves"]["ttft_from_schedule_s"]["value"] = [
+            min(v, 60.0) for v in each["curves"]["ttft_from_schedule_s"]["value"]
+        ]
+    return {
+        "schema_version": 1,
+        "verdict": "The endpoint carries 6.4 requests/s (6.0 to 7.0) with ttft_p99=2s and itl_p99=100ms met: "
+        "34 requests in flight on average.",
+        "partial": None,
+        "predicted": False,
+        "warnings": [
+            {
+                "code": "undecided_stage",
+                "text": "The stage at 7 req/s is inconclusive: 900 more requests would "
+                "decide it. Run it again with --duration 190s.",
+            },
+            {
+                "code": "few_requests",
+                "text": "The stage at 1 req/s has 120 requests: its p99 is not reported. "
+                "Use a longer --duration.",
+            },
+        ],
+        "workload": WORKLOAD
+        | {
+            "realised": {
+                "input_tokens": {
+                    "planned": lengths(1020, 0.602, 4320),
+                    "sent": lengths(1031, 0.597, 4293),
+                },
+                "output_tokens": {
+                    "planned": lengths(160, 0.575, 4320),
+                    "received": lengths(151, 0.56, 4293),
+                },
+                "cached_token_share": 0.0,
+                "tokens_per_chunk": 1.02,
+                "token_source": {"usage": 4293, "chunks": 27},
+            }
+        },
+        "slos": copy.deepcopy(SLOS),
+        "requests": 4320,
+        "errors": errors(timeout=27),
+        "stages": stages,
+        "knee": {
+            "concurrency": 31.0,
+            "rps": 6.1,
+            "region": [24.0, 40.0],
+            "region_rps": [5.4, 6.7],
+            "reason": None,
+            "methods": {
+                "p99_p50_divergence": {"concurrency": 28.4, "rps": 5.98, "reason": None},
+                "bounds": {"concurrency": 33.0, "rps": 6.2, "reason": None, "range": None},
+            },
+        },
+        "capacity": {
+            "c_max": 34.2,
+            "c_max_ci": [28.0, 44.0],
+            "c_max_basis": "open",
+            "capacity_rps": 6.4,
+            "capacity_rps_ci": [6.0, 7.0],
+            "binding_slo": "ttft_p99=2s",
+            "crossing": "interpolated",
+            "assumption": "p99 rises steadily between the stages at 6 and 7 req/s; interval from "
+            "batches of 20 s",
+            "reason": None,
+        },
+        "littles_law": {
+            "ceiling_rps": None,
+            "limit_s": 2.0,
+            "limit_metric": "ttft",
+            "gap": None,
+            "representative": None,
+            "consistency": 0.99,
+            "reason": "void: ttft_p99=2s does not limit how long every request is in the system",
+        },
+        "goodput": {"peak_rps": 6.56, "at_offered_rps": 7.0},
+        "fleet": {
+            "peak_rps": 120.0,
+            "instances": 25,
+            "instances_ci": [24, 26],
+            "instances_before_safety": 19,
+            "gpus": 100,
+            "tensor_parallel": 4,
+            "safety_factor": 1.3,
+            "one_replica_down": 25,
+            "gpu_hour_usd": 2.5,
+            "cost_per_million_output_tokens": 2.31,
+            "reason": None,
+        },
+        "audit": {
+            "slip_p99_s": 0.0007,
+            "loop_lag_p99_s": 0.0004,
+            "cpu_fraction": 0.31,
+            "client_limited": False,
+            "client_limited_stages": [],
+        },
+    }
+
+
+def closed_sweep() -> dict[str, Any]:
+    """Concurrency 1, 2, 4, 8, 16, 32: rates level off near 6 requests/s."""
+    summary = open_sweep()
+    stages = []
+    for index, (users, rps, ttft) in enumerate(
+        [
+            (1, 0.42, 0.09),
+            (2, 0.82, 0.095),
+            (4, 1.55, 0.11),
+            (8, 2.8, 0.15),
+            (16, 4.5, 0.4),
+            (32, 5.9, 2.4),
+        ]
+    ):
+        last = users == 32
+        stages.append(
+            stage(
+                index,
+                None,
+                ttft,
+                float(users),
+                kind="closed",
+                concurrency_set=users,
+                achieved=rps,
+                good=0.2 if last else 1.0,
+                slo_met=not last,
+                slo_verdicts=_verdicts("violated" if last else "met", ttft * 2.8),
+            )
+        )
+    summary |= {
+        "verdict": "The SLO holds up to 16 requests in flight (closed loop), 4.5 requests/s.",
+        "warnings": [
+            {"code": "closed_loop", "text": "A closed loop hides queueing: confirm with --rates."}
+        ],
+        "stages": stages,
+        "errors": errors(),
+        "capacity": summary["capacity"]
+        | {
+            "c_max": 16.0,
+            "c_max_ci": [16.0, 32.0],
+            "c_max_basis": "closed",
+            "capacity_rps": 4.5,
+            "capacity_rps_ci": [4.3, 5.9],
+            "crossing": "measured",
+            "assumption": "the set concurrency was held",
+        },
+        "goodput": {"peak_rps": 4.5, "at_offered_rps": None},
+        "knee": {
+            "concurrency": 12.0,
+            "rps": 3.9,
+            "region": [8.0, 16.0],
+            "region_rps": [2.8, 4.5],
+            "reason": None,
+            "methods": {},
+        },
+        "fleet": {
+            "peak_rps": None,
+            "instances": None,
+            "instances_before_safety": None,
+            "gpus": None,
+            "tensor_parallel": 1,
+            "safety_factor": 1.2,
+            "one_replica_down": None,
+            "cost_per_million_output_tokens": None,
+            "reason": "no peak rate was given (--peak-rps)",
+        },
+    }
+    return summary
+
+
+def one_stage() -> dict[str, Any]:
+    """A single stage of 40 requests: no p99, no knee, no capacity; the ITL is not known."""
+    summary = open_sweep()
+    only = stage(0, 2.0, 0.12, 5.1, n=40, slo_met=None)
+    no_itl = "tokens of each chunk are not known"
+    only["itl_s"] = unknown(no_itl)
+    only["curves"]["itl_s"] = None
+    only["slo_verdicts"] = [
+        {
+            "slo": text,
+            "verdict": "inconclusive",
+            "value_s": None,
+            "attainment": 1.0,
+            "requests_effective": 40,
+            "more_requests": 259,
+            "reason": why,
+        }
+        for text, why in [("ttft_p99=2s", "needs 299 requests, has 40"), ("itl_p99=100ms", no_itl)]
+    ]
+    few = "one stage only: a knee needs at least four"
+    summary |= {
+        "verdict": "Inconclusive: 40 requests at 2 req/s are too few to judge ttft_p99=2s.",
+        "warnings": [],
+        "requests": 44,
+        "errors": errors(),
+        "stages": [only],
+        "knee": {
+            "concurrency": None,
+            "rps": None,
+            "region": None,
+            "region_rps": None,
+            "reason": few,
+            "methods": {},
+        },
+        "capacity": {
+            "c_max": None,
+            "c_max_ci": None,
+            "c_max_basis": None,
+            "capacity_rps": None,
+            "capacity_rps_ci": None,
+            "binding_slo": None,
+            "crossing": "none",
+            "assumption": None,
+            "reason": "no stage could be decided",
+        },
+        "littles_law": {
+            "ceiling_rps": None,
+            "limit_s": 2.0,
+            "limit_metric": "ttft",
+            "gap": None,
+            "representative": None,
+            "reason": "no C_max",
+            "consistency": 1.0,
+        },
+        "goodput": {"peak_rps": 2.0, "at_offered_rps": 2.0},
+        "fleet": closed_sweep()["fleet"],
+    }
+    return summary
+
+
+def all_failed() -> dict[str, Any]:
+    """Two stages at a wrong address: every request is a connect_error."""
+    summary = one_stage()
+    gone = "no request succeeded"
+    names = [
+        key for key in stage(0, 1.0, 0.1, 1.0) if key.endswith("_s") and key not in ("slip_s",)
+    ]
+    stages = []
+    for index, offered in enumerate([1.0, 2.0]):
+        dead = stage(
+            index,
+            offered,
+            0.1,
+            0.01,
+            n=30,
+            achieved=0.0,
+            slo_met=False,
+            ok=0,
+            slo_attainment=0.0,
+            errors=errors(connect_error=30),
+            curves={},
+        )
+        for name in names:
+            if isinstance(dead[name], dict):
+                dead[name] = unknown(gone)
+        dead["slo_verdicts"] = [
+            {
+                "slo": "ttft_p99=2s",
+                "verdict": "violated",
+                "value_s": None,
+                "attainment": 0.0,
+                "requests_effective": 30,
+                "more_requests": None,
+                "reason": gone,
+            }
+        ]
+        dead["littles_law"] = {
+            "l": 0.01,
+            "lambda_w": None,
+            "consistency": None,
+            "tolerance": None,
+            "ok": None,
+            "reason": gone,
+        }
+        stages.append(dead)
+    summary |= {
+        "verdict": "No request succeeded: all 60 ended as connect_error.",
+        "requests": 60,
+        "errors": errors(connect_error=60),
+        "stages": stages,
+        "warnings": [
+            {"code": "all_failed", "text": "Check the address and that the server listens."}
+        ],
+        "goodput": {"peak_rps": 0.0, "at_offered_rps": 1.0},
+        "capacity": summary["capacity"] | {"reason": gone},
+    }
+    realised = {
+        "planned": lengths(1020, 0.6, 60),
+        "sent": dict.fromkeys(["n", "mean", *LENGTH_Q]) | {"n": 0},
+    }
+    received = {
+        "planned": lengths(160, 0.57, 60),
+        "received": dict.fromkeys(["n", "mean", *LENGTH_Q]) | {"n": 0},
+    }
+    summary["workload"] = WORKLOAD | {
+        "realised": {
+            "input_tokens": realised,
+            "output_tokens": received,
+            "cached_token_share": None,
+            "cached_token_share_reason": gone,
+            "tokens_per_chunk": None,
+            "tokens_per_chunk_reason": gone,
+            "token_source": {},
+        }
+    }
+    return summary
+
+
+def no_slos() -> dict[str, Any]:
+    """The open sweep without an SLO: a knee, but neither C_max nor goodput."""
+    summary = open_sweep()
+    why = "no SLO was given (--slo)"
+    for each in summary["stages"]:
+        each |= {
+            "slo_met": None,
+            "slo_verdicts": [],
+            "goodput_rps": None,
+            "goodput_rps_reason": why,
+            "slo_attainment": None,
+            "slo_attainment_reason": why,
+        }
+    summary |= {
+        "verdict": "The knee lies at 5.4 to 6.7 requests/s; no SLO was given, so there is no C_max.",
+        "slos": [],
+        "warnings": [{"code": "no_slo", "text": "Give --slo ttft_p99=2s to get a C_max."}],
+        "capacity": dict.fromkeys(summary["capacity"]) | {"reason": why},
+        "littles_law": dict.fromkeys(summary["littles_law"]) | {"consistency": 0.99, "reason": why},
+        "goodput": {"peak_rps": None, "at_offered_rps": None, "reason": why},
+    }
+    return summary
+
+
+def meta(summary: dict[str, Any]) -> dict[str, Any]:
+    """A run.json that belongs to ``summary``."""
+    audit = {
+        "slip_p50_s": 0.00008,
+        "slip_p99_s": 0.0007,
+        "slip_max_s": 0.0021,
+        "loop_lag_p99_s": 0.0004,
+        "cpu_fraction": 0.31,
+        "client_limited": False,
+        "client_limited_reason": None,
+    }
+    stages = [
+        {
+            "index": s["index"],
+            "kind": s["kind"],
+            "offered_rps": s["offered_rps"],
+            "concurrency": s["concurrency_set"],
+            "start_ns": 70 * i * 10**9,
+            "end_ns": (70 * i + 65) * 10**9,
+            "scheduled_requests": s["requests"] + 12,
+            "drained_ns": (70 * i + 68) * 10**9,
+            "ended_early": None,
+            "audit": audit,
+        }
+        for i, s in enumerate(summary["stages"])
+    ]
+    return {
+        "schema_version": 1,
+        "run_id": "k3f9a2",
+        "name": "sweep-chat",
+        "experiment": "sweep",
+        "status": "complete",
+        "status_reason": None,
+        "tool": {"name": "ampacity", "version": "0.1.0"},
+        "command_line": [
+            "ampacity",
+            "sweep",
+            "http://127.0.0.1:8000/v1",
+            "--model",
+            "example/chat-8b",
+            "--workload",
+            "chat",
+            "--slo",
+            "ttft_p99=2s",
+            "--slo",
+            "itl_p99=100ms",
+        ],
+        "started_utc": "2026-11-27T22:00:00Z",
+        "ended_utc": "2026-11-27T22:09:31Z",
+        "clock": {"monotonic_ns": 1234, "utc": "2026-11-27T22:00:00Z"},
+        "endpoint": {
+            "url": "http://127.0.0.1:8000/v1",
+            "api": "chat",
+            "model": "example/chat-8b",
+            "server": "uvicorn",
+        },
+        "locked": {
+            "engine": "vllm",
+            "engine_version": "0.32.0",
+            "quantization": None,
+            "hardware": None,
+            "tensor_parallel": None,
+            "max_model_len": 8192,
+            "prefix_caching": None,
+            "extra_body": {"temperature": 0},
+        },
+        "workload": copy.deepcopy(WORKLOAD),
+        "slos": copy.deepcopy(SLOS),
+        "seed": 1,
+        "salt": "7f3a",
+        "workers": 1,
+        "warmup_requests": None,
+        "stages": stages,
+        "host": {
+            "python": "3.11.7",
+            "platform": "Linux-6.1-x86_64",
+            "cpus": 2,
+            "cpu_model": "Example CPU",
+            "memory_bytes": 8 * 2**30,
+            "uvloop": True,
+        },
+        "fleet_inputs": {
+            "peak_rps": 120,
+            "tensor_parallel": 4,
+            "safety_factor": 1.3,
+            "gpu_hour_usd": 2.5,
+        },
+    }
+
+
+ALL = {f.__name__: f for f in (open_sweep, closed_sweep, one_stage, all_failed, no_slos)}

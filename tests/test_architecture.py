@@ -1,0 +1,65 @@
+"""docs/architecture.md and the import contracts of pyproject.toml tell of the folders that there are."""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+TEXT = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
+CONTRACTS = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"][
+    "contracts"
+]
+PACKAGES = ("workloads", "loadgen", "analysis", "reports", "simulator")
+
+
+def _floors(package: str) -> list[set[str]]:
+    """Names of each layer of a package's contract, from the top."""
+    found = [c for c in CONTRACTS if c.get("containers") == [f"ampacity.{package}"]]
+    assert len(found) == 1, package
+    return [set(layer.split(" | ")) for layer in found[0]["layers"]]
+
+
+def _there(package: str) -> set[str]:
+    """Modules and folders with modules at the top of a package."""
+    modules = {p.stem for p in (ROOT / package).glob("*.py") if p.stem != "__init__"}
+    return modules | {p.parent.name for p in (ROOT / package).glob("*/__init__.py")}
+
+
+def test_the_contract_of_a_package_names_each_of_its_floors() -> None:
+    for package in PACKAGES:
+        assert set().union(*_floors(package)) == _there(package), package
+
+
+def test_the_document_lists_the_floors_in_the_order_of_the_contract() -> None:
+    for package in PACKAGES:
+        section = re.search(rf"\*\*{package}\*\*, from the top:\n\n((?:- .*\n)+)", TEXT)
+        assert section, package
+        told = [name.rstrip("/") for name in re.findall(r"- `([\w/]+)`", section[1])]
+        wanted = [name for layer in _floors(package) for name in sorted(layer)]
+        position = {name: i for i, layer in enumerate(_floors(package)) for name in layer}
+        assert sorted(told) == sorted(wanted), package
+        assert [position[n] for n in told] == sorted(position[n] for n in told), package
+
+
+def test_each_path_that_the_document_names_exists() -> None:
+    for path in re.findall(
+        r"`((?:workloads|loadgen|analysis|reports|simulator|ampacity)/[\w/.]*)`", TEXT
+    ):
+        assert (ROOT / path).exists(), path
+    for module, function in re.findall(r"`([\w/]+\.py)` \(`(\w+)`\)", TEXT):
+        assert re.search(
+            rf"^(async )?(def|class) {function}\b", (ROOT / module).read_text(), re.M
+        ), function
+
+
+def test_no_flat_folder_has_more_than_fifteen_modules() -> None:
+    """Of analysis/change 17: the change engine, until it is one."""
+    allowed = {"analysis/change": 17}
+    for package in (*PACKAGES, "ampacity"):
+        for folder in {p.parent for p in (ROOT / package).rglob("*.py")}:
+            name = str(folder.relative_to(ROOT))
+            modules = [p for p in folder.glob("*.py") if p.stem != "__init__"]
+            if not any(part in PACKAGES for part in folder.relative_to(ROOT).parts[1:]):
+                assert len(modules) <= allowed.get(name, 15), name

@@ -1,0 +1,1 @@
+"""When requests are due."""

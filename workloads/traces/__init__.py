@@ -1,0 +1,1 @@
+"""Recorded load: traces and logs."""

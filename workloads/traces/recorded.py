@@ -1,0 +1,372 @@
+"""The messages of recorded requests, as a trace holds them: read from many forms, kept once each, sent as they are."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import json
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from ampacity.workloads.prompts.files import CHARACTERS_PER_TOKEN, ROLES_OF_MESSAGES, is_part
+from ampacity.workloads.prompts.prefixes import SharedPrefixes, take_lists
+
+Ints = NDArray[np.int64]
+Message = dict[str, Any]
+SENT_FIELDS = (
+    "tools",
+    "tool_choice",
+    "parallel_tool_calls",
+    "response_format",
+    "functions",
+    "function_call",
+)
+"""Of a recorded request's body, what is sent with its messages."""
+_SENT_ROLES = (
+    "system",
+    "developer",
+    "user",
+    "assistant",
+    "tool",
+    "function",
+)  # others are named as these
+_ROLES = {**ROLES_OF_MESSAGES, "ai": "assistant", **{role: role for role in _SENT_ROLES}}
+_SEGMENTS = 1 << 61  # message k is the segment _SEGMENTS + k of the prompts that begin with it
+_SYSTEM = b'{"role":"system"'
+_encode = msgspec.json.Encoder(decimal_format="number").encode
+# how JSON of messages begins: a text that begins so and is no JSON was cut off, as by a limit on attributes
+_LIKE_MESSAGES = re.compile(
+    r'\s*(\[\s*)*\{\s*"(role|from|content|value|parts|messages|type|id|name|tool_calls)"\s*:'
+)
+CUT_OFF = "JSON that is cut off or damaged"
+
+
+@dataclass(frozen=True)
+class Unreadable:
+    """Stands for messages that a row has and nobody can read, and says why."""
+
+    reason: str
+
+
+@dataclass(frozen=True, eq=False)
+class Recorded:
+    """Messages of n requests: each distinct one once, as JSON; request r has those of
+    ``ids[start[r]:start[r + 1]]``, and the further body fields ``fields[field_of[r]]``.
+
+    ``is_text`` bool[n]: the file has one text, not a list of messages. ``tokens`` are estimates.
+    """
+
+    messages: Sequence[bytes]
+    tokens: Ints
+    start: Ints
+    ids: Ints
+    fields: tuple[dict[str, Any], ...]
+    field_of: Ints
+    is_text: NDArray[np.bool_]
+
+    def turn(self, entry: int, _turn: int = 0, *, system_apart: bool = False) -> list[msgspec.Raw]:
+        """The messages of one request; ``system_apart``: but for those of the system at its beginning."""
+        first = int(self.start[entry]) + (len(self._system(entry)) if system_apart else 0)
+        return [msgspec.Raw(self.messages[k]) for k in self.ids[first : self.start[entry + 1]]]
+
+    def body_fields(
+        self, entry: int, *, system_apart: bool = False
+    ) -> tuple[object, dict[str, Any]]:
+        """What stands in the body beside the messages, tools and the like, and a name by which it can be kept.
+
+        ``system_apart``: with what the system says, as Anthropic's API has it.
+        """
+        system = self._system(entry) if system_apart else ()
+        fields = self.fields[int(self.field_of[entry])]
+        if system:
+            said = [msgspec.json.decode(self.messages[k])["content"] for k in system]
+            text = (
+                said[0]
+                if len(said) == 1
+                else "\n".join(text_of({"content": content}) for content in said)
+            )
+            fields = {"system": text, **fields}
+        return (int(self.field_of[entry]), system), fields
+
+    def _system(self, entry: int) -> tuple[int, ...]:
+        held = self.ids[self.start[entry] : self.start[entry + 1]].tolist()
+        return tuple(itertools.takewhile(lambda k: self.messages[k].startswith(_SYSTEM), held))
+
+    def begins_with(self, entry: int, earlier: int) -> bool:
+        """Whether the messages, or the text, of a request begin with all of those of an earlier one."""
+        mine, theirs = (self.ids[self.start[e] : self.start[e + 1]] for e in (entry, earlier))
+        if self.is_text[entry]:  # one message each: behind the text stand a quote and a bracket
+            begun: bytes = self.messages[theirs[0]][:-2]
+            return bool(self.messages[mine[0]].startswith(begun))
+        return len(theirs) <= len(mine) and bool((mine[: len(theirs)] == theirs).all())
+
+    def shared(self, entry: Ints, input_tokens: Ints) -> SharedPrefixes:
+        """Each prompt (of the requests ``entry``; -1: of no message) as its messages, which add up to its tokens."""
+        known = np.flatnonzero(entry >= 0)
+        places, start = take_lists(self.start, entry[known])
+        length = np.zeros(len(entry), dtype=np.int64)
+        length[known] = np.diff(start)
+        ids = self.ids[places]
+        sums = np.maximum(np.diff(np.concatenate([[0], np.cumsum(self.tokens[ids])])[start]), 1)
+        scale = np.repeat(input_tokens[known] / sums, np.diff(start))
+        tokens = np.floor(self.tokens[ids] * scale).astype(np.int64)
+        return SharedPrefixes(np.concatenate([[0], np.cumsum(length)]), _SEGMENTS + ids, tokens)
+
+
+class Recording:
+    """Collects the messages of a trace's rows."""
+
+    def __init__(self, count: Callable[[str], int] | None = None) -> None:
+        """``count``: tokens of a text. Default: a token for four characters."""
+        self.count = count or (lambda text: max(1, -(-len(text) // CHARACTERS_PER_TOKEN)))
+        self.counted_by = (
+            "they are counted by the tokenizer"
+            if count
+            else f"a token is taken for {CHARACTERS_PER_TOKEN} characters (--tokenizer counts)"
+        )
+        self._number: dict[bytes, int] = {}
+        self._tokens: list[int] = []
+        self._ids: list[int] = []
+        self._start = [0]
+        self._fields: dict[bytes, int] = {}
+        self._field_of: list[int] = []
+        self._is_text: list[bool] = []
+
+    def add(
+        self, messages: Sequence[Message], fields: Mapping[str, Any], *, is_text: bool
+    ) -> tuple[int, int]:
+        """(its number, estimated tokens) of one request."""
+        first = len(self._ids)
+        for message in messages:
+            content = _encode(message)
+            number = self._number.setdefault(content, len(self._number))
+            if number == len(self._tokens):
+                self._tokens.append(self.count(text_of(message)))
+            self._ids.append(number)
+        self._start.append(len(self._ids))
+        held = _encode(dict(fields))
+        self._field_of.append(self._fields.setdefault(held, len(self._fields)))
+        self._is_text.append(is_text)
+        more = self.count(held.decode()) if fields else 0
+        return len(self._field_of) - 1, more + sum(self._tokens[k] for k in self._ids[first:])
+
+    def done(self) -> Recorded | None:
+        """All of them; None where there were none."""
+        if not self._field_of:
+            return None
+        ints = (np.array(held, dtype=np.int64) for held in (self._tokens, self._start, self._ids))
+        tokens, start, ids = ints
+        return Recorded(
+            tuple(self._number),
+            tokens,
+            start,
+            ids,
+            tuple(msgspec.json.decode(held) for held in self._fields),
+            np.array(self._field_of, dtype=np.int64),
+            np.array(self._is_text, dtype=bool),
+        )
+
+
+def text_of(message: Mapping[str, Any]) -> str:
+    """All text of a message: its content, and the calls of tools. Images have none."""
+    content = message.get("content")
+    parts = content if isinstance(content, list) else [content]
+    said = [
+        str(p.get("text") or p.get("content") or "") if isinstance(p, Mapping) else str(p or "")
+        for p in parts
+    ]
+    if message.get("tool_calls"):
+        said.append(_encode(message["tool_calls"]).decode())
+    return " ".join(text for text in said if text)
+
+
+def read_messages(value: Any, *, listed: bool = False) -> tuple[list[Message], bool] | None:
+    """(messages, whether they are one text) of a recorded prompt in any of its forms; None: there is none.
+
+    A text (unless ``listed``), a list of messages (OpenAI's, Anthropic's, or OpenTelemetry's with ``parts``), or
+    either as JSON in a text. Raises ValueError that says what it is instead.
+    """
+    if isinstance(value, Unreadable):
+        raise ValueError(value.reason)
+    if isinstance(value, str):
+        held = _json(value)
+        if held is None and not value.strip():
+            return None
+        if held is None and (
+            _LIKE_MESSAGES.match(value) or (listed and value.lstrip()[:1] in "[{")
+        ):
+            raise ValueError(CUT_OFF)
+        if held is None and listed:
+            raise ValueError("a text where a list of messages is due")
+        if held is None:
+            return [{"role": "user", "content": value}], True
+        value = held
+    if isinstance(value, Mapping):
+        value = value.get("messages", [value] if "role" in value else None)
+    if isinstance(value, list) and len(value) == 1 and isinstance(value[0], list):
+        value = value[0]
+    if value in (None, [], {}):
+        return None
+    if not isinstance(value, list) or not all(isinstance(item, Mapping) for item in value):
+        raise ValueError("neither a text nor a list of messages")
+    messages = [_message(item) for item in value]
+    if not any(map(_says_something, messages)):
+        raise ValueError("empty messages only")
+    return messages, False
+
+
+def read_system(told: Any) -> list[Message]:
+    """The message of what the system says in a field of its own, if anything. Raises ValueError."""
+    return [] if told in (None, "", []) else [_message({"role": "system", "content": told})]
+
+
+def _says_something(message: Message) -> bool:
+    """Whether a message has a text, a part that is none, or calls of tools."""
+    content = message.get("content")
+    parts = content if isinstance(content, list) else [{"type": "text", "text": content or ""}]
+    return any(part["type"] != "text" or part["text"].strip() for part in parts) or len(message) > 2
+
+
+def _json(text: str) -> Any:
+    """What a text holds as JSON of an object or a list; None: it is plain text."""
+    if text.lstrip()[:1] not in ("[", "{"):
+        return None
+    with contextlib.suppress(ValueError, RecursionError):
+        return json.loads(text)
+    return None
+
+
+def _whole_json(text: Any, what: str) -> Any:
+    """As ``_json``, of a text; None for anything else. Raises ValueError where JSON is cut off."""
+    if not isinstance(text, str):
+        return None
+    held = _json(text)
+    if held is None and text.lstrip()[:2] in ("[{", "[ ", "[\n", '{"', "{ ", "{\n"):
+        raise ValueError(f"{what}: {CUT_OFF}")
+    return held
+
+
+def _message(item: Mapping[str, Any]) -> Message:
+    said = item.get("role", item.get("from"))
+    if not isinstance(said, str):
+        raise ValueError("a message has no role")
+    role = _ROLES.get(said.lower(), "")
+    if not role:
+        raise ValueError(f"a message has the unknown role {said!r:.40}")
+    if isinstance(item.get("parts"), list):
+        return _of_parts(role, item["parts"])
+    message = {  # a column of a Parquet file has every key in every message
+        key: value
+        for key, value in item.items()
+        if key not in ("role", "from", "value") and (value is not None or key == "content")
+    }
+    if "content" not in message and "value" in item:
+        message["content"] = item["value"]
+    if not isinstance(message.get("content"), str | list) and not (
+        message.get("tool_calls") or message.get("function_call") or role == "assistant"
+    ):
+        raise ValueError(f"a message of the role {role} has no content")
+    if isinstance(message.get("content"), list) and not all(map(is_part, message["content"])):
+        raise ValueError(f"a message of the role {role} has a content that is no list of parts")
+    return {"role": role, **message}
+
+
+def _of_parts(role: str, parts: Sequence[Any]) -> Message:
+    """OpenTelemetry's form of a message in OpenAI's."""
+    texts, calls, message = [], [], {"role": role}
+    for part in parts:
+        kind = part.get("type") if isinstance(part, Mapping) else None
+        if kind == "text":
+            texts.append(str(part.get("content", "")))
+        elif kind == "tool_call":
+            arguments = part.get("arguments", "")
+            text = arguments if isinstance(arguments, str) else _encode(arguments).decode()
+            function = {"name": str(part.get("name", "")), "arguments": text}
+            calls.append({"id": str(part.get("id", "")), "type": "function", "function": function})
+        elif kind == "tool_call_response":
+            response = part.get("response", part.get("result", ""))
+            texts.append(response if isinstance(response, str) else _encode(response).decode())
+            message |= {"role": "tool", "tool_call_id": str(part.get("id", ""))}
+        else:
+            raise ValueError(f"a part of a message is of the type {kind!r:.40}, which is not known")
+    content = "\n".join(texts)
+    return message | (
+        {"content": content or None, "tool_calls": calls} if calls else {"content": content}
+    )
+
+
+def span_messages(held: Mapping[str, Any]) -> list[Message] | None:
+    """The messages in the attributes of a span (OpenTelemetry, OpenLLMetry, OpenInference); None: it has none.
+
+    Raises ValueError that says what they are instead.
+    """
+    listed = held.get("gen_ai.input.messages")
+    found = read_messages(listed, listed=True) if listed else read_messages(held.get("input.value"))
+    messages = found[0] if found else _numbered(held)
+    system = held.get("gen_ai.system_instructions")
+    if isinstance(system, str):
+        system = _whole_json(system, "system instructions") or [{"type": "text", "content": system}]
+    if messages and isinstance(system, list):
+        messages = [_of_parts("system", system), *messages]
+    return messages or None
+
+
+def _numbered(held: Mapping[str, Any]) -> list[Message]:
+    """Messages whose fields are attributes of their own: gen_ai.prompt.0.content, llm.input_messages.0.message.role."""
+    for prefix, between in (("gen_ai.prompt.", "."), ("llm.input_messages.", ".message.")):
+        found: list[Message] = []
+        while (role := held.get(f"{prefix}{len(found)}{between}role")) is not None:
+            at = f"{prefix}{len(found)}{between}"
+            message: Message = {"role": role, "content": held.get(f"{at}content")}
+            if f"{at}tool_call_id" in held:
+                message["tool_call_id"] = held[f"{at}tool_call_id"]
+            calls: list[Message] = []
+            while f"{at}tool_calls.{len(calls)}.name" in held:
+                here = f"{at}tool_calls.{len(calls)}."
+                arguments = held.get(f"{here}arguments", "")
+                _whole_json(arguments, "arguments of a tool")
+                function = {"name": held[f"{here}name"], "arguments": arguments}
+                calls.append(
+                    {"id": held.get(f"{here}id", ""), "type": "function", "function": function}
+                )
+            found.append(_message(message | ({"tool_calls": calls} if calls else {})))
+        numbers = {
+            name[len(prefix) :].partition(".")[0] for name in held if name.startswith(prefix)
+        }
+        if len({number for number in numbers if number.isdecimal()}) > len(found):
+            raise ValueError("some of the numbered messages are missing")
+        if found:
+            return found
+    return []
+
+
+def read_fields(record: Mapping[str, Any], prefix: str) -> dict[str, Any]:
+    """The further fields of a recorded body, whose names begin with ``prefix``. Raises ValueError."""
+    found = {name: record.get(prefix + name) for name in SENT_FIELDS}
+    parsed = {name: _whole_json(value, name) or value for name, value in found.items()}
+    for name in ("tools", "functions"):
+        held = parsed[name]
+        if held and not (
+            isinstance(held, list) and all(isinstance(item, Mapping) for item in held)
+        ):
+            raise ValueError(f"{name} that are no list of objects")
+    return {name: value for name, value in parsed.items() if value not in (None, "", [], {})}
+
+
+def span_tools(definitions: Any) -> Any:
+    """The tools of a span in OpenAI's form; None: it has none. Raises ValueError."""
+    held = _whole_json(definitions, "tools") if isinstance(definitions, str) else definitions
+    if not isinstance(held, list):
+        return None
+    return [
+        {"type": "function", "function": {k: v for k, v in tool.items() if k != "type"}}
+        if isinstance(tool, Mapping) and "name" in tool
+        else tool
+        for tool in held
+    ]
