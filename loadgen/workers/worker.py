@@ -20,6 +20,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, BinaryIO, Protocol
 
+from ampacity.loadgen.drive.options import RunnerOptions
 from ampacity.loadgen.drive.stage import StageRunner
 from ampacity.loadgen.net.http import Client, Reuse, Stamps
 from ampacity.loadgen.plan import Limits, StagePlan
@@ -151,14 +152,16 @@ class Setup:
             clients,
             requests,
             stream.append,
-            flush=lambda: _flushed(stream),
-            limits=self.limits,
-            targets=self.targets,
-            secrets=self.secrets,
-            worker=worker,
-            answer=partial(ANSWERS[self.shape.api], self.thinks_until),
-            keep=keep,
-            by_piece=tokenizer.by_piece if self.counts_tokens else None,
+            RunnerOptions(
+                limits=self.limits,
+                targets=self.targets,
+                secrets=self.secrets,
+                worker=worker,
+                flush=lambda: _flushed(stream),
+                answer=partial(ANSWERS[self.shape.api], self.thinks_until),
+                keep=keep,
+                by_piece=tokenizer.by_piece if self.counts_tokens else None,
+            ),
         )
 
 

@@ -18,6 +18,7 @@ from pathlib import Path
 import pytest
 
 from ampacity.analysis.summary import summarise
+from ampacity.loadgen.drive.options import RunnerOptions
 from ampacity.loadgen.drive.stage import StageRunner
 from ampacity.loadgen.net.http import Client, Connection, Stamps
 from ampacity.loadgen.plan import Limits, StagePlan
@@ -216,7 +217,7 @@ def test_endpoints_that_cannot_be_reached_are_connect_errors_and_harm_no_other(
         clients = [Client(end, [end.host], end.ssl_context()) for end in ends]
         made = Made(lambda number, tokens: request_bytes(ends[number % len(ends)], tokens))
         records: list[RequestRecord] = []
-        runner = StageRunner(clients, made, records.append, targets=tuple(urls))
+        runner = StageRunner(clients, made, records.append, RunnerOptions(targets=tuple(urls)))
         plan = StagePlan(
             0,
             "open",

@@ -259,7 +259,7 @@ def test_an_error_while_answers_are_judged_ends_the_stage_and_says_so(
         )
 
     meta = with_runner(use, on_record=refuse).meta
-    assert meta["ended_early"] == "an answer could not be judged or a request made: no room"
+    assert meta["ended_early"] == "an answer could not be parsed or a request built: no room"
     assert meta["scheduled_requests"] < 1000
 
 

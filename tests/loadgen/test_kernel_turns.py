@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import time
 
 import pytest
 
-from ampacity.loadgen.drive import stage
-from ampacity.loadgen.drive.stage import StageRunner
+from ampacity.loadgen.drive.timeouts import TimeoutMonitor
 from ampacity.loadgen.net import kernel_stamps
 from ampacity.loadgen.net.kernel_stamps import READS_MAX, TURN_NS, KernelReader
 from ampacity.loadgen.plan import Limits
@@ -18,7 +16,7 @@ from ampacity.loadgen.rundir.records import RequestRecord
 from ampacity.loadgen.sleeper import Sleeper
 from tests.support.fault_server import FaultServer
 from tests.support.kernel_wires import Sink, connected, ended, listening
-from tests.support.stage_driving import Driven, Made, on_loop, run_stage, schedule_at
+from tests.support.stage_driving import Driven, on_loop, run_stage, schedule_at
 
 pytestmark = [
     pytest.mark.skipif(not kernel_stamps.AVAILABLE, reason="kernel time stamps need Linux"),
@@ -104,12 +102,7 @@ def test_what_had_waited_to_be_read_is_not_silence_however_old_it_is(
                 exchange.feed(began_ns + 2_000_000_000, b"6\r\ndata: ")
 
     async def main() -> None:
-        runner = StageRunner(
-            [Late()], Made(lambda *_: b""), lambda _: None, limits=Limits(idle_s=1.0)
-        )  # type: ignore[list-item]
-        runner._in_flight[exchange] = 0
-        with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(runner._watch(), 1.5 * stage.WATCH_S)
+        await TimeoutMonitor(Limits(idle_s=1.0), [Late()], [exchange]).check()  # type: ignore[list-item]
 
     asyncio.run(main())
     assert exchange.record.status == status

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from ampacity.loadgen.drive.options import RunnerOptions
 from ampacity.loadgen.drive.stage import StageRunner
 from ampacity.loadgen.net.http import Client
 from ampacity.loadgen.plan import Limits, StagePlan
@@ -52,7 +53,7 @@ def drive(
             [client],
             Made(lambda *_: request_bytes(endpoint, 4)),
             records.append,
-            limits=Limits(**limits),
+            RunnerOptions(limits=Limits(**limits)),
         )
         if concurrency is None:
             plan = StagePlan(

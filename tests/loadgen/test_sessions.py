@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from ampacity.loadgen.drive.dependencies import SessionDependencies
+from ampacity.loadgen.drive.options import RunnerOptions
 from ampacity.loadgen.drive.stage import StageRunner
 from ampacity.loadgen.net.http import Client
 from ampacity.loadgen.plan import StagePlan
@@ -95,8 +96,7 @@ async def drive(
         clients,
         requests,
         records.append,
-        targets=[f"{e.host}:{e.port}" for e in endpoints],
-        answer=ANSWERS[shape.api],
+        RunnerOptions(targets=[f"{e.host}:{e.port}" for e in endpoints], answer=ANSWERS[shape.api]),
     )
     plan = {
         "kind": "open",

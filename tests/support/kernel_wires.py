@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
+from ampacity.loadgen.drive.options import RunnerOptions
 from ampacity.loadgen.drive.stage import StageRunner
 from ampacity.loadgen.net import kernel_connect
 from ampacity.loadgen.net.http import Client
@@ -101,7 +102,8 @@ def with_runner(
             client = Client(endpoint, endpoint.addresses(), None, stamps="kernel")
             made = Made(lambda number, tokens: request_bytes(endpoint, tokens))
             try:
-                return await use(StageRunner([client], made, on_record, limits=limits), client)
+                options = RunnerOptions(limits=limits or Limits())
+                return await use(StageRunner([client], made, on_record, options), client)
             finally:
                 await client.close()
 

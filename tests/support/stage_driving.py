@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from ampacity.loadgen.drive.options import RunnerOptions
 from ampacity.loadgen.drive.stage import StageRunner
 from ampacity.loadgen.net.http import Client, Stamps
 from ampacity.loadgen.plan import Limits, StagePlan
@@ -91,7 +92,7 @@ async def run_stage(
         [client],
         Made(lambda i, output: request_bytes(endpoint, output, faults(i) if faults else "ok")),
         emitted.append,
-        limits=limits or Limits(),
+        RunnerOptions(limits=limits or Limits()),
     )
     if "concurrency" not in plan:
         plan.setdefault("offered_rps", 1.0)

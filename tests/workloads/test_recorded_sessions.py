@@ -11,6 +11,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from ampacity.loadgen.drive.dependencies import SessionDependencies
+from ampacity.loadgen.drive.options import RunnerOptions
 from ampacity.loadgen.drive.stage import StageRunner
 from ampacity.loadgen.net.http import Client
 from ampacity.loadgen.plan import StagePlan
@@ -74,7 +75,10 @@ def drive(url: str, found: Replayed, api: Any = "chat", **plan: Any) -> Driven:
         )
         records: list[RequestRecord] = []
         runner = StageRunner(
-            [client], requests, records.append, targets=["t"], answer=ANSWERS[shape.api]
+            [client],
+            requests,
+            records.append,
+            RunnerOptions(targets=["t"], answer=ANSWERS[shape.api]),
         )
         known = {
             "kind": "open",

@@ -1,0 +1,25 @@
+"""How a stage runner sends requests and treats their answers; the same for all stages of a run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from ampacity.loadgen.plan import Limits
+from ampacity.loadgen.receive.completions import Answer
+from ampacity.loadgen.receive.exchange import Exchange
+from ampacity.loadgen.receive.token_counts import ByPiece
+
+
+@dataclass(frozen=True)
+class RunnerOptions:
+    """Options of a StageRunner that do not change between stages."""
+
+    limits: Limits = field(default_factory=Limits)
+    targets: Sequence[str | None] = (None,)  # names of the clients, for the records
+    secrets: tuple[str, ...] = ()  # removed from the records
+    worker: int = 0
+    flush: Callable[[], str | None] = lambda: None  # once a second; a returned reason ends the run
+    answer: Callable[[], Answer] = Answer  # the parser of an answer
+    keep: Callable[[Exchange], None] | None = None  # gets every exchange with its answer's text
+    by_piece: ByPiece | None = None  # counts tokens that the server does not report

@@ -1,0 +1,42 @@
+"""Time out requests that exceed the client's own limits."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Collection, Sequence
+
+from ampacity.loadgen.net.http import Client
+from ampacity.loadgen.plan import Limits
+from ampacity.loadgen.receive.exchange import Exchange
+
+CHECK_EVERY_S = 0.1
+
+
+class TimeoutMonitor:
+    """Checks the time limits of the requests in flight."""
+
+    def __init__(
+        self, limits: Limits, clients: Sequence[Client], in_flight: Collection[Exchange]
+    ) -> None:
+        self._limits, self._clients, self._in_flight = limits, clients, in_flight
+        self._next_ns = 0.0  # before this no request in flight can reach its limit
+
+    async def check(self) -> None:
+        """Fail the requests that are past their limit."""
+        if time.monotonic_ns() < self._next_ns:
+            return
+        seen_ns = {exchange: exchange.last_read_ns for exchange in self._in_flight}
+        for client in self._clients:  # unread bytes are the client's delay, not the server's
+            await client.catch_up()
+        now_ns = time.monotonic_ns()  # after catching up
+        self._next_ns, _ = self._limits.gives_up(now_ns, None)  # of requests sent from now on
+        for exchange in list(self._in_flight):
+            began_ns = exchange.record.dispatched_ns or exchange.record.scheduled_ns
+            last_ns = exchange.last_read_ns
+            if last_ns != seen_ns.get(exchange):  # was only just read, and may have waited long
+                last_ns = now_ns
+            limit_ns, why = self._limits.gives_up(began_ns, last_ns)
+            if limit_ns < now_ns:
+                exchange.fail("timeout", why, now_ns)
+            else:
+                self._next_ns = min(self._next_ns, limit_ns)
