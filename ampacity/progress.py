@@ -18,7 +18,7 @@ from ampacity.analysis.slo import verdict_word
 from ampacity.analysis.stats.intervals import smallest_n
 from ampacity.loadgen.generator import Generator
 from ampacity.loadgen.plan import LIVE_TTFTS, Live, StagePlan
-from ampacity.loadgen.probe.diagnosis_rules import duration_text as seconds
+from ampacity.loadgen.probe.diagnosis import duration_text as seconds
 from ampacity.loadgen.send.protocols import printable
 from ampacity.reports.render.figures import counted, exact, failures, percentile_text
 

@@ -8,12 +8,15 @@ from statistics import median
 from ampacity.analysis.warnings import LENGTHS_OFF_SHARE
 from ampacity.experiments.doctor import DoctorResult
 from ampacity.experiments.stages.conduct import typical_lengths
-from ampacity.loadgen.probe.diagnosis import Finding, answer_facts, choose, seconds_between
-from ampacity.loadgen.probe.diagnosis_rules import (
+from ampacity.loadgen.probe.diagnosis import (
     METRICS,
     Case,
     Facts,
+    Finding,
+    answer_facts,
+    choose,
     duration_text,
+    seconds_between,
     stream_cases,
     text_cases,
 )

@@ -20,7 +20,9 @@ from typing import Any
 
 from ampacity.loadgen.net.http import Client
 from ampacity.loadgen.net.pages import PageError, Pages
-from ampacity.loadgen.probe.look import SHORT_TOKENS, Calibration, ask
+from ampacity.loadgen.probe.ask import ask
+from ampacity.loadgen.probe.dialect import SHORT_TOKENS
+from ampacity.loadgen.probe.results import Calibration
 from ampacity.loadgen.rundir.records import RequestRecord
 from ampacity.loadgen.send.endpoint import Endpoint, EndpointError
 from ampacity.loadgen.send.protocols import RequestShape, error_text, printable

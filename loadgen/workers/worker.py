@@ -24,7 +24,7 @@ from ampacity.loadgen.drive.options import RunnerOptions
 from ampacity.loadgen.drive.stage import StageRunner
 from ampacity.loadgen.net.http import Client, Reuse, Stamps
 from ampacity.loadgen.plan import Limits, StagePlan
-from ampacity.loadgen.probe.look import Calibration
+from ampacity.loadgen.probe.results import Calibration
 from ampacity.loadgen.receive.answers import ANSWERS
 from ampacity.loadgen.receive.kept_answers import KeptAnswers
 from ampacity.loadgen.rundir.files import StreamWriter

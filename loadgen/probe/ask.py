@@ -1,0 +1,91 @@
+"""Send single requests outside of any stage."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+
+from ampacity.loadgen.net.http import Client
+from ampacity.loadgen.receive.answers import ANSWERS
+from ampacity.loadgen.receive.exchange import Exchange
+from ampacity.loadgen.rundir.records import RequestRecord
+from ampacity.loadgen.send.protocols import Api, RequestShape
+from ampacity.loadgen.send.secrets import redact_record
+
+REFUSED = (400, 422)  # statuses of a request with a field that the server does not accept
+
+
+class Asked(Exchange):
+    """A probing exchange, which keeps the headers of its answer."""
+
+    __slots__ = ("headers",)
+
+    def __init__(self, *arguments: Any) -> None:
+        self.headers: dict[str, str] = {}
+        super().__init__(*arguments)
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        """Keep a header; called by the parser."""
+        self.headers[name.decode("latin-1").lower()] = value.decode("latin-1")
+        super().on_header(name, value)
+
+
+async def ask(
+    client: Client, api: Api, request: bytes, heard: Callable[[Asked], None] | None = None
+) -> RequestRecord:
+    """Send one request outside of any stage; return its record, with secrets redacted.
+
+    ``heard`` gets the exchange when it is over; its text is then searched for thinking.
+    """
+    now_ns = time.monotonic_ns()
+    record = RequestRecord(
+        request_id=-1, stage=-1, scheduled_ns=now_ns, status="unfinished", dispatched_ns=now_ns
+    )
+    ended = asyncio.Event()
+
+    def on_end(exchange: Exchange) -> None:
+        client.forget(exchange)
+        ended.set()
+
+    exchange = Asked(record, request, on_end, ANSWERS[api])
+    if heard is not None:
+        exchange.watch()
+    client.dispatch(exchange)
+    try:
+        async with asyncio.timeout(client.patience_s):
+            await ended.wait()
+    except TimeoutError:
+        why = f"no complete answer within {client.patience_s:g} s"
+        exchange.fail("timeout", why, time.monotonic_ns())
+    redact_record(record, client.secrets)
+    client.asked += 1
+    if record.status != "ok" and record.http_status not in REFUSED:
+        client.asked_failed.append(f"{record.status}: {record.error}")
+    if heard is not None:
+        heard(exchange)
+    return record
+
+
+async def count_message_overhead(
+    client: Client,
+    shape: RequestShape,
+    send: Callable[[RequestShape, str | msgspec.Raw, int], bytes],
+) -> int:
+    """Return the tokens that the chat template adds to each message after the first; 0: unknown.
+
+    Sends the same words as one message and as three.
+    """
+    if shape.api not in ("chat", "messages", "responses"):
+        return 0
+    parts = ("please count these words", "there are four of them", "and how many are these")
+    roles = ("user", "assistant", "user")
+    messages = [{"role": role, "content": text} for role, text in zip(roles, parts, strict=True)]
+    one = await ask(client, shape.api, send(shape, " ".join(parts), 1))
+    three = await ask(client, shape.api, send(shape, msgspec.Raw(msgspec.json.encode(messages)), 1))
+    if one.input_tokens is None or three.input_tokens is None:
+        return 0
+    return max(round((three.input_tokens - one.input_tokens) / 2), 0)
