@@ -1,4 +1,4 @@
-"""The load generator as an experiment sees it: one runner in this process, or several workers."""
+"""The load generator: one runner in this process, or several worker processes."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ampacity.loadgen.workers.worker import Setup, Sink
 
 
 class Generator:
-    """Runs stages one after the other, each over as many processes as it is asked for."""
+    """Runs stages one after the other, each over the number of processes asked for."""
 
     def __init__(
         self,
@@ -21,38 +21,38 @@ class Generator:
         sink: Sink,
         stream_of: Callable[[int], Path],
     ) -> None:
-        """``sink`` gets the rows made in this process, ``stream_of(k)`` is the stream file of worker k."""
+        """``sink`` gets this process's records, ``stream_of(k)`` is the stream file of worker k."""
         self._runner = setup.runner(clients, sink)
         self._workers = Workers(setup, stream_of, sink.append)
         self._many = False
 
     @property
     def live(self) -> Live:
-        """Counters of the stage that is going on."""
+        """Return the counters of the current stage."""
         return self._workers.live if self._many else self._runner.live
 
     @property
     def stopped(self) -> str | None:
-        """Why ``stop`` was called, or None."""
+        """Return why ``stop`` was called, or None."""
         return self._runner.stopped
 
     def stop(self, reason: str) -> None:
-        """End the stage that is going on; no further one sends anything."""
+        """End the current stage; later stages send nothing."""
         self._runner.stop(reason)
         self._workers.stop(reason)
 
     def finish_stage(self, reason: str) -> None:
-        """Send nothing more in the stage that is going on: it has told enough."""
+        """Send nothing more in the current stage, but wait for the answers in flight."""
         (self._workers if self._many else self._runner).finish_stage(reason)
 
     async def run(
         self, plan: StagePlan, workers: int, on_start: Callable[[int], None]
     ) -> StageResult:
-        """Run one stage; ``on_start`` is told its start, monotonic ns, before the first deadline.
+        """Run one stage; ``on_start`` gets its start (monotonic ns) before the first deadline.
 
-        Raises WorkerError when worker processes were asked for and none can be had.
+        Raises WorkerError if worker processes were asked for and none can be started.
         """
-        workers = min(workers, plan.concurrency or workers)  # nobody is left without a virtual user
+        workers = min(workers, plan.concurrency or workers)  # each has at least one user
         self._many = workers > 1
         if not self._many:
             return await self._runner.run(plan, on_start)
@@ -60,7 +60,7 @@ class Generator:
         return await self._workers.run(plan, on_start)
 
     def take_lost(self) -> str | None:
-        """What there is to say about workers that died since the last call."""
+        """Return a message about workers that died since the last call, or None."""
         lost, self._workers.lost = "; ".join(self._workers.lost), []
         return lost or None
 

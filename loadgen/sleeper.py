@@ -1,7 +1,7 @@
-"""Sleep until an absolute monotonic time: the one place that sleeps.
+"""Sleep until an absolute monotonic time.
 
-The timers of an event loop are coarse (libuv's count in milliseconds), so on Linux the sleeper
-waits on a timerfd, which is exact to some tens of microseconds and costs nothing while it waits.
+The timers of an event loop are coarse (libuv: milliseconds), so on Linux the sleeper waits on a
+timerfd, which is exact to some tens of microseconds.
 """
 
 from __future__ import annotations
@@ -38,9 +38,9 @@ class Sleeper:
             self._loop.add_reader(self._fd, self._on_timer)
 
     def call_at(self, deadline_ns: int, call: Callable[[], None]) -> None:
-        """Call once, in a turn of the loop of its own, when it is ``deadline_ns`` (``time.monotonic_ns``) or later.
+        """Call once, from the event loop, at ``deadline_ns`` (``time.monotonic_ns``) or later.
 
-        Whatever was to be called before is not.
+        Replaces an earlier call that is still pending.
         """
         self._call, self.deadline_ns = call, deadline_ns
         if self._fd is not None:
@@ -51,7 +51,7 @@ class Sleeper:
         self._coarse = self._loop.call_soon(self._look)
 
     def _look(self) -> None:
-        """Without a timer that is exact: sleep to 2 ms before the deadline, then give way to the loop until it is there."""
+        """Without a timerfd: sleep until 2 ms before the deadline, then poll in the loop."""
         left_ns = self.deadline_ns - time.monotonic_ns()
         if left_ns <= 0:
             self._on_timer()
@@ -64,7 +64,7 @@ class Sleeper:
         call, self._call, self.deadline_ns = self._call, None, NEVER_NS
         if call is not None:
             call()
-        if self._call is None and self._fd is not None:  # not set anew, which silences it too
+        if self._call is None and self._fd is not None:  # setting it again would clear it too
             with contextlib.suppress(BlockingIOError):
                 os.read(self._fd, 8)
 
@@ -80,12 +80,12 @@ class Sleeper:
             self._waiter = None
 
     def wake(self) -> None:
-        """Let ``until`` return now: there may be an earlier deadline."""
+        """Let ``until`` return now."""
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(None)
 
     def close(self) -> None:
-        """Call nobody any more, and give the descriptor back."""
+        """Cancel the pending call and close the descriptor."""
         self._call, self.deadline_ns = None, NEVER_NS
         if self._coarse is not None:
             self._coarse.cancel()

@@ -1,4 +1,4 @@
-"""Who waits for whom in a stage: released requests in, those that their answers make due out. No clock, no I/O."""
+"""Track which requests depend on which, and when an answer makes another one due. Pure."""
 
 from __future__ import annotations
 
@@ -11,20 +11,16 @@ from ampacity.workloads.schedule import AFTER_START, WITH_START, Schedule
 
 @dataclass
 class SessionDependencies:
-    """The requests of one schedule that wait for others, and how far each session has come."""
+    """The dependent requests of one schedule, and the progress of its sessions."""
 
     schedule: Schedule
     end_on_failure: bool = True
-    _missing: list[int] = field(default_factory=list)  # answers that each request still waits for
-    _due_ns: dict[int, int] = field(default_factory=dict)  # when it is due by those that have ended
+    _missing: list[int] = field(default_factory=list)  # answers that a request still needs
+    _due_ns: dict[int, int] = field(default_factory=dict)  # by the answers that have ended
     _followers: dict[int, list[int]] = field(default_factory=dict)
-    _with: dict[int, list[int]] = field(
-        default_factory=dict
-    )  # those that go with a request's start
-    _began_ns: dict[int, int] = field(
-        default_factory=dict
-    )  # of requests from whose start a pause counts
-    _left: dict[int, int] = field(default_factory=dict)  # rows that a session still owes
+    _with: dict[int, list[int]] = field(default_factory=dict)  # due with a request's start
+    _began_ns: dict[int, int] = field(default_factory=dict)  # where a pause counts from the start
+    _left: dict[int, int] = field(default_factory=dict)  # records missing from a session
     _begun: set[int] = field(default_factory=set)
 
     def __post_init__(self) -> None:
@@ -47,12 +43,12 @@ class SessionDependencies:
             self._left = dict(zip(names.tolist(), counts.tolist(), strict=True))
 
     def session_of(self, index: int) -> int | None:
-        """The number of the session of a request; None: it is of none."""
+        """Return the number of a request's session, or None."""
         session = -1 if self.schedule.session is None else int(self.schedule.session[index])
         return session if session >= 0 else None
 
     def released(self, index: int, at_ns: int) -> list[tuple[int, int]]:
-        """A request of its session has been sent, due at ``at_ns``. [(request that goes with it, when it is due)]."""
+        """Note that a request due at ``at_ns`` was sent; return [(request due with it, when)]."""
         session = self.session_of(index)
         if session is not None:
             self._begun.add(session)
@@ -63,10 +59,10 @@ class SessionDependencies:
     def ended(
         self, index: int, end_ns: int, failed: bool
     ) -> tuple[list[tuple[int, int]], list[int]]:
-        """([(request, when it is due)], [requests that will never be sent]) because ``index`` has ended.
+        """Return ([(request, when it is due)], [cancelled requests]) after the end of ``index``.
 
-        A request is due ``think_s`` after the last end that it waits for, or after the last start and no
-        earlier than the last end, as the schedule's ``counts_from`` has it.
+        A request is due ``think_s`` after the last end that it depends on; with the schedule's
+        ``counts_from``, after the last start but no earlier than the last end.
         """
         self._count(index)
         followers = self._followers.get(index, [])
@@ -88,19 +84,16 @@ class SessionDependencies:
         return due, []
 
     def _pause_ns(self, index: int) -> int:
-        return (
-            0 if self.schedule.think_s is None else round(float(self.schedule.think_s[index]) * 1e9)
-        )
+        think_s = self.schedule.think_s
+        return 0 if think_s is None else round(float(think_s[index]) * 1e9)
 
     def _give_up(self, requests: list[int]) -> list[int]:
-        """These and all that wait for them, in their order; each is given up once."""
+        """Cancel these and all that depend on them; return them sorted, each once."""
         found, waiting = [], list(requests)
         while waiting:
             index = waiting.pop()
             if self._missing[index] >= 0:
-                self._missing[index] = -len(
-                    self.schedule
-                )  # whatever else ends, it never comes to 0
+                self._missing[index] = -len(self.schedule)  # can never reach 0 again
                 found.append(index)
                 self._count(index)
                 waiting += self._followers.get(index, []) + self._with.get(index, [])
@@ -112,19 +105,19 @@ class SessionDependencies:
             self._left[session] -= 1
 
     def followed(self, index: int) -> bool:
-        """Whether some request waits for this one."""
+        """Return whether a request depends on this one."""
         return index in self._followers or index in self._with
 
     def over(self, index: int) -> bool:
-        """Whether nothing more will come of the session of this request."""
+        """Return whether the session of this request is over."""
         session = self.session_of(index)
         return session is None or self._left[session] == 0
 
     @property
     def begun(self) -> int:
-        """Sessions that have begun."""
+        """Return the number of sessions that have begun."""
         return len(self._begun)
 
     def cut(self) -> list[int]:
-        """Sessions that have begun and are not over."""
+        """Return the sessions that have begun and are not over."""
         return sorted(session for session in self._begun if self._left[session] > 0)

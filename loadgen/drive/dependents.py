@@ -1,4 +1,4 @@
-"""Sends the requests that became due because answers came."""
+"""Send the requests that answers made due."""
 
 from __future__ import annotations
 
@@ -12,25 +12,27 @@ from ampacity.loadgen.drive.pacer import YIELD_EVERY
 from ampacity.loadgen.receive.exchange import Exchange
 from ampacity.loadgen.sleeper import Sleeper
 
-AHEAD_NS = 100_000_000  # a request is made ready up to so long before it is due: a long one takes some ms ...
-QUIET_NS = 20_000_000  # ... and not while another is to be sent within this, unless it is due as soon itself
+# A request is built up to AHEAD_NS before it is due, as a long one takes some ms; but only within
+# QUIET_NS of its time while another is due within QUIET_NS.
+AHEAD_NS = 100_000_000
+QUIET_NS = 20_000_000
 
 
 class DependentSender:
-    """Deadlines that come up while a stage goes on, in their order."""
+    """Sends requests whose deadlines become known during a stage, in order of deadline."""
 
     def __init__(
         self, make: Callable[[int], Exchange], send: Callable[[int, int, int, Exchange], None]
     ) -> None:
-        """``make(index)`` gives a request that is not sent yet, ``send(index, due_ns, now_ns, request)`` lets it go."""
+        """``make(index)`` builds a request, ``send(index, due_ns, now_ns, request)`` sends it."""
         self._make = make
         self._send = send
         self._due: list[tuple[int, int]] = []  # heap of (when, request)
-        self._unmade: list[tuple[int, int]] = []  # heap of those that are not made yet
+        self._unmade: list[tuple[int, int]] = []  # heap of those not built yet
         self._sleeper: Sleeper | None = None
 
     def push(self, due: Iterable[tuple[int, int]]) -> None:
-        """Requests and when they are due, monotonic ns."""
+        """Add (request, when it is due in monotonic ns)."""
         for index, due_ns in due:
             heapq.heappush(self._due, (due_ns, index))
             heapq.heappush(self._unmade, (due_ns, index))
@@ -38,7 +40,7 @@ class DependentSender:
                 self._sleeper.wake()
 
     def due_before(self, until_ns: int) -> bool:
-        """Whether anything is waiting to be sent before that."""
+        """Return whether a request is due before ``until_ns``."""
         return bool(self._due) and self._due[0][0] < until_ns
 
     async def run(self) -> None:
@@ -65,7 +67,7 @@ class DependentSender:
                     first_ns, first = heapq.heappop(self._unmade)
                     ready[first] = self._make(first)
                     if first_ns > now_ns:
-                        await asyncio.sleep(0)  # what has come meanwhile is read
+                        await asyncio.sleep(0)  # let the loop read sockets
                 else:
                     await sleeper.until(int(min(due_ns, make_ns)))
         finally:
@@ -73,7 +75,7 @@ class DependentSender:
             sleeper.close()
 
     def _make_from_ns(self, now_ns: int) -> float:
-        """From when on the next request may be made."""
+        """Return when the next request may be built."""
         if not self._unmade:
             return math.inf
         (first_ns, first), (due_ns, index) = self._unmade[0], self._due[0]

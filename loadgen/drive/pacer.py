@@ -19,7 +19,7 @@ YIELD_EVERY = 16  # starts released in a row before the loop may read sockets ag
 
 
 def due_count(scheduled_ns: npt.NDArray[np.int64] | memoryview, released: int, now_ns: int) -> int:
-    """How many of the sorted deadlines, beyond the first ``released``, are due at ``now_ns``."""
+    """Count the sorted deadlines after the first ``released`` that are due at ``now_ns``."""
     return bisect_right(scheduled_ns, now_ns, released) - released
 
 
@@ -29,18 +29,17 @@ async def pace(
     stop: Callable[[], bool],
     sleeper: Sleeper,
 ) -> int:
-    """Call ``release(index, now_ns)`` for every deadline as it comes due; never waits for an answer.
+    """Call ``release(index, now_ns)`` at every deadline; never wait for an answer.
 
-    ``scheduled_ns`` int64[n], sorted, monotonic ns. Ends early when ``stop()`` says so, within 0.2 s.
-    Returns how many were released.
+    ``scheduled_ns``: int64[n], sorted, monotonic ns. Ends within 0.2 s after ``stop()`` turns true.
+    Returns the number released.
     """
-    deadlines_ns = scheduled_ns.data  # a numpy array makes an object of its own of each number
+    deadlines_ns = scheduled_ns.data  # a numpy array would box each number
     released, total = 0, len(deadlines_ns)
     ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
-    def turn() -> (
-        None
-    ):  # called by the timer: waking a task would cost each request another turn of the loop
+    # called by the timer: waking a task would delay each request by a turn of the loop
+    def turn() -> None:
         nonlocal released
         now_ns = time.monotonic_ns()
         try:

@@ -1,4 +1,4 @@
-"""Requests made before their deadline, so that then they only have to be written; a bounded window of them."""
+"""Build requests before their deadline, within a bounded window."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from numpy.typing import NDArray
 
 from ampacity.loadgen.receive.exchange import Exchange
 
-READY_MAX = 512  # requests that wait for their deadline ...
-READY_MAX_BYTES = 16 * 2**20  # ... and how much they may weigh
+READY_MAX = 512  # requests built ahead ...
+READY_MAX_BYTES = 16 * 2**20  # ... and their size
 
 
 class RequestPrefetcher:
-    """The next requests of a stage, in the order in which they will be sent."""
+    """The next requests of a stage, in the order of sending."""
 
     def __init__(self, make: Callable[[int], Exchange], order: NDArray[np.int64]) -> None:
-        """``make(index)`` gives a request that is not sent yet; the first window of them is made now."""
+        """``make(index)`` builds a request; the first window of them is built now."""
         self._make, self._order = make, order
         self._ready: deque[Exchange] = deque()
         self._bytes = self._made = 0
@@ -26,7 +26,7 @@ class RequestPrefetcher:
             pass
 
     def make_one(self) -> bool:
-        """Make the next one, if there is room for it and there is one."""
+        """Build the next request; return False if there is no room or none left."""
         room = len(self._ready) < READY_MAX and (self._bytes < READY_MAX_BYTES or not self._ready)
         if not room or self._made == len(self._order):
             return False
@@ -37,7 +37,7 @@ class RequestPrefetcher:
         return True
 
     def take(self) -> Exchange:
-        """The next one, made now if it is not ready."""
+        """Return the next request; build it now if it is not ready."""
         if not self._ready:
             self.make_one()
         exchange = self._ready.popleft()

@@ -1,4 +1,4 @@
-"""Work that can wait, done many steps in a row: the first one costs as much as five that follow."""
+"""Do deferrable work in batches: the first step costs as much as five that follow it."""
 
 from __future__ import annotations
 
@@ -8,15 +8,13 @@ from collections.abc import Callable
 
 SLICE_NS = 250_000  # after which sockets are read again
 EVERY_S = 0.1
-GIVES_WAY_NS = (
-    2_000_000  # a slice, to reads that wait: so long at most, else what waits here would grow
-)
+GIVES_WAY_NS = 2_000_000  # longest wait of a slice for pending reads, else its backlog would grow
 
 
 async def in_slices(step: Callable[[], bool], reads_wait: Callable[[], bool]) -> None:
-    """Call ``step`` until it says that nothing is left to do, a slice at a time, and again after a while; until cancelled.
+    """Call ``step`` in slices until it returns False, and again every EVERY_S; until cancelled.
 
-    No slice begins while ``reads_wait``, for a while.
+    A slice waits up to GIVES_WAY_NS while ``reads_wait()``.
     """
     while True:
         waits_until_ns = time.monotonic_ns() + GIVES_WAY_NS

@@ -1,6 +1,6 @@
-"""The virtual users of a closed loop: each begins a session, or a lone request, when his last one is over.
+"""Virtual users of a closed loop: each begins a session or single request when the last is over.
 
-A request that begins one is scheduled at that very moment (plus think time), the first at its user's start.
+The first request of a session is scheduled at that moment plus think time.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from ampacity.loadgen.drive.pacer import pace
 from ampacity.loadgen.plan import StagePlan
 from ampacity.loadgen.sleeper import Sleeper
 
-DEAD_SERVER_PAUSE_S = 0.1  # of a user that found no server
-_LOOK_S = 0.05  # how often the end of the stage is looked for
+DEAD_SERVER_PAUSE_S = 0.1  # of a user after a connect_error
+_CHECK_EVERY_S = 0.05  # for the end of the stage
 
 
 class VirtualUsers:
-    """Those of one stage, and how far they have come in its schedule."""
+    """The virtual users of one stage, and their position in its schedule."""
 
     def __init__(
         self,
@@ -31,23 +31,23 @@ class VirtualUsers:
         send: Callable[[int, int, int], None],
         stop: Callable[[], bool],
     ) -> None:
-        """``first``: requests that wait for no other. ``send(index, scheduled_ns, now_ns)`` lets one go, none after ``stop()``."""
+        """``first``: requests that depend on no other. Nothing is sent after ``stop()``."""
         self._plan, self._send, self._stop = plan, send, stop
         self._next = iter(first.tolist())
         self._reason: str | None = None
 
     async def play(self, start_ns: int, sleeper: Sleeper) -> str | None:
-        """Let the users in, each at his time, and wait for the end of the stage; why it came early, or None."""
+        """Start each user at its time and wait for the end; return why it came early, or None."""
         self._end_ns = math.inf if self._plan.whole else start_ns + int(self._plan.duration_s * 1e9)
         starts_ns = start_ns + np.round(np.array(self._plan.starts_s()) * 1e9).astype(np.int64)
         await pace(starts_ns, lambda user, now_ns: self._begin(), self._over, sleeper)
         while not self._over():
-            await asyncio.sleep(min(_LOOK_S, (self._end_ns - time.monotonic_ns()) / 1e9))
+            await asyncio.sleep(min(_CHECK_EVERY_S, (self._end_ns - time.monotonic_ns()) / 1e9))
         return self._reason
 
     def finished(self, status: str) -> None:
-        """The session, or lone request, of some user is over; ``status`` is that of its last request."""
-        # later, not now: an error that ends at once must neither recurse nor spin on a dead server
+        """Let a user begin its next session; ``status``: of the last request of the old one."""
+        # later: an immediate error must neither recurse nor spin on a dead server
         pause_s = max(self._plan.think_s, DEAD_SERVER_PAUSE_S if status == "connect_error" else 0.0)
         asyncio.get_running_loop().call_later(pause_s, self._begin)
 

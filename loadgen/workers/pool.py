@@ -1,9 +1,9 @@
-"""Several worker processes behind the face of one: a stage is dealt out, its records are merged.
+"""Run stages over several worker processes.
 
-The global schedule is dealt round-robin by session or lone request, so that every worker's share is the same
-process thinned. All workers are prepared before any of them starts, and start at one absolute time.
-A worker that dies is noticed: what it had flushed is kept, what it still owed becomes ``unfinished``, the others go on to the
-end of the stage. What a half load then means is up to the caller, who asks for ``lost``.
+The schedule is dealt round-robin by session or single request, so that each share is the same
+process, thinned. All workers are prepared before any starts, and start at one absolute time. If a
+worker dies, the records it flushed are kept, its other requests become ``unfinished``, and the
+other workers finish the stage; the caller reads ``lost``.
 """
 
 from __future__ import annotations
@@ -30,15 +30,15 @@ from ampacity.loadgen.workers.worker import Setup, pack_message, unpack_length, 
 
 START_TIMEOUT_S = 30.0
 LEAD_S = 0.1  # between the last "prepared" and the first deadline
-GRACE_S = 20.0  # how long a worker may be late with its answer before it is given up
+GRACE_S = 20.0  # lateness of a result after which a worker is given up
 
 
 class WorkerError(ValueError):
-    """No worker process could be started, or none is left."""
+    """No worker process could be started or is left."""
 
 
 def _environment() -> dict[str, str]:
-    """The child finds the very packages that run here, wherever it is started."""
+    """Return an environment in which the child imports the packages that run here."""
     root = str(Path(ampacity.__file__).resolve().parent.parent)
     paths = [root, os.environ["PYTHONPATH"]] if os.environ.get("PYTHONPATH") else [root]
     return {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
@@ -61,7 +61,7 @@ class _Worker:
                 self.process.stdin.write(pack_message(message))
 
     async def hear(self, until: str, timeout_s: float) -> tuple[Any, ...] | None:
-        """The next answer of the kind ``until``; None when the worker died or is too late."""
+        """Return the next message of kind ``until``; None if the worker died or is too late."""
         assert self.process.stdout is not None
         try:
             async with asyncio.timeout(timeout_s):
@@ -86,7 +86,7 @@ class Workers:
         stream_of: Callable[[int], Path],
         on_record: Callable[[RequestRecord], None],
     ) -> None:
-        """``stream_of(number)`` is a worker's stream file; ``on_record`` gets the rows that dead workers owe."""
+        """``stream_of(k)``: the stream file of worker k; ``on_record`` gets the lost requests."""
         self._setup = setup
         self._stream_of = stream_of
         self._on_record = on_record
@@ -98,7 +98,7 @@ class Workers:
         self._began_s = 0.0
 
     async def grow(self, count: int) -> None:
-        """Have ``count`` living workers. Raises WorkerError when one does not come up."""
+        """Start workers up to ``count``. Raises WorkerError if one does not start."""
         while len(self._workers) < count:
             self._workers.append(await self._start())
 
@@ -123,7 +123,7 @@ class Workers:
 
     @property
     def live(self) -> Live:
-        """The sum of the workers' counters, as of their latest message."""
+        """Return the sum of the workers' counters as of their latest messages."""
         if self._plan is None:
             return Live()
         live = Live.of(self._plan, self._began_s)
@@ -137,25 +137,25 @@ class Workers:
         return live
 
     def stop(self, reason: str) -> None:
-        """End the stage that is going on in every worker."""
+        """End the current stage in every worker."""
         self._stop_reason = self._stop_reason or reason
         for worker in self._workers:
             worker.tell("stop", reason)
 
     def finish_stage(self, reason: str) -> None:
-        """Send nothing more in this stage, in any worker; what is in flight is waited for."""
+        """Send nothing more in this stage, but wait for the answers in flight."""
         for worker in self._workers:
             worker.tell("finish_stage", reason)
 
     @property
     def stopped(self) -> str | None:
-        """Why ``stop`` was called, or None."""
+        """Return why ``stop`` was called, or None."""
         return self._stop_reason
 
     async def run(
         self, plan: StagePlan, on_start: Callable[[int], None] | None = None
     ) -> StageResult:
-        """Deal the stage out, run it, merge. Raises WorkerError when no worker is left."""
+        """Run a stage over all workers. Raises WorkerError if none is left."""
         if not self._workers:
             raise WorkerError("; ".join(self.lost) or "no worker process")
         dealt = list(zip(self._workers, deal(plan, len(self._workers)), strict=True))
@@ -185,11 +185,11 @@ class Workers:
         return StageResult(_merge(plan, start_ns, [r.meta for r in results]), measures, most)
 
     async def _bury(self, worker: _Worker, share: StagePlan, start_ns: int) -> StageResult:
-        """A worker is dead or does not answer: write down what it owes."""
+        """Record the lost requests of a worker that died or does not answer."""
         self._workers.remove(worker)
         await self._end(worker)
         why = f"worker {worker.number} {_end_text(worker.process.returncode)}"
-        import pyarrow.compute as pc  # here: it is slow to import, and workers rarely die
+        import pyarrow.compute as pc  # slow to import, rarely needed
 
         table = read_stream(worker.stream)
         here = table.filter(pc.equal(table["stage"], share.index))
@@ -197,9 +197,8 @@ class Workers:
             zip(here["request_id"].to_pylist(), here["ended_ns"].to_pylist(), strict=True)
         )
         died_ns = worker.died_ns or time.monotonic_ns()
-        now_ns = max(
-            time.monotonic_ns(), start_ns + int(share.duration_s * 1e9)
-        )  # also where all died before
+        # the end of the stage, even if all workers died before
+        now_ns = max(time.monotonic_ns(), start_ns + int(share.duration_s * 1e9))
         owed = _owed(share, start_ns, now_ns, recorded)
         for record in owed:
             record.error = why if record.scheduled_ns <= died_ns else f"not sent: {why}"
@@ -208,7 +207,8 @@ class Workers:
         not_sent = sum(record.scheduled_ns > died_ns for record in owed)
         self.lost.append(
             f"{why} in stage {share.index}: {len(recorded)} of its requests are recorded, "
-            f"{len(owed) - not_sent} were under way or not yet written and are lost, {not_sent} were not sent"
+            f"{len(owed) - not_sent} were under way or not yet written and are lost, "
+            f"{not_sent} were not sent"
         )
         schedule = share.schedule
         meta: dict[str, Any] = {
@@ -225,7 +225,7 @@ class Workers:
             if len(schedule)
             else 0
         )
-        return StageResult(meta, Measures(dated_by_kernel=True), used)  # it measured nothing
+        return StageResult(meta, Measures(dated_by_kernel=True), used)  # no measurements
 
     async def _end(self, worker: _Worker) -> None:
         if worker.process.returncode is None:
@@ -233,7 +233,7 @@ class Workers:
         await worker.process.wait()
 
     async def close(self) -> None:
-        """Let every worker end by itself; kill what does not."""
+        """Ask every worker to quit; kill those that do not."""
         for worker in self._workers:
             worker.tell("quit")
         for worker in self._workers:
@@ -245,7 +245,7 @@ class Workers:
 
 
 def _end_text(status: int | None) -> str:
-    """How a process ended, by its exit status: ``died (SIGKILL)``."""
+    """Return how a process ended, by its exit status: ``died (SIGKILL)``."""
     try:
         how = signal.Signals(-(status or 0)).name
     except ValueError:
@@ -254,7 +254,7 @@ def _end_text(status: int | None) -> str:
 
 
 def deal(plan: StagePlan, workers: int) -> list[StagePlan]:
-    """Shares of a stage, one for each worker: the k-th session or lone request goes to worker k mod N, and so do users."""
+    """Split a stage: session or single request k, and user k, go to worker k mod N."""
     schedule, shares = plan.schedule, []
     units = schedule.units()
     for k in range(workers):
@@ -273,9 +273,10 @@ def deal(plan: StagePlan, workers: int) -> list[StagePlan]:
 def _owed(
     share: StagePlan, start_ns: int, now_ns: int, recorded: dict[int, int]
 ) -> list[RequestRecord]:
-    """Rows for every request of an open share that was due and has none; of a closed one nothing is known.
+    """Return records for the requests of an open share that were due and have none.
 
-    ``recorded``: the end of each request that has a row. One that waits for others was due when all of those have one.
+    ``recorded``: the end of each recorded request. A dependent request was due if all that it
+    depends on are recorded. Of a closed share nothing is known.
     """
     schedule = share.schedule
     rows: list[RequestRecord] = []
@@ -307,7 +308,7 @@ def _owed(
 def _sessions_of(
     share: StagePlan, recorded: dict[int, int], owed: list[RequestRecord]
 ) -> dict[str, Any]:
-    """A dead worker's part of the stage's ``sessions``: those that have begun and lack a row, or owe one, were cut."""
+    """Return a dead worker's part of the stage's ``sessions``; incomplete ones were cut."""
     schedule = share.schedule
     assert schedule.session is not None
     has = np.array([schedule.request_id(i) in recorded for i in range(len(schedule))], dtype=bool)
@@ -323,7 +324,7 @@ def _sessions_of(
 
 
 def _merge(plan: StagePlan, start_ns: int, metas: list[dict[str, Any]]) -> dict[str, Any]:
-    """The stage's object in run.json from those of its shares."""
+    """Merge the shares' objects to the stage's object in run.json."""
     merged: dict[str, Any] = {
         **plan.meta(start_ns),
         "end_ns": max(m["end_ns"] for m in metas),

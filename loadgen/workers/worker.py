@@ -1,7 +1,6 @@
-"""A worker process: runs its share of each stage and writes its records to a stream file of its own.
+"""A worker process: run its share of each stage and write the records to its own stream file.
 
-It talks to its parent over two pipes: pickled commands come in on stdin, pickled answers go out on
-stdout. Nothing but small answers crosses between the processes; records stay in the file.
+Pickled commands come in on stdin, pickled messages go out on stdout; records stay in the file.
 """
 
 from __future__ import annotations
@@ -44,17 +43,17 @@ _LENGTH = struct.Struct("<I")
 
 
 class Sink(Protocol):
-    """Where records go: a stream, or the writer of a run directory."""
+    """The destination of records: a stream, or the writer of a run directory."""
 
     def append(self, record: RequestRecord) -> None:
         """Add one finished request."""
 
     def flush(self) -> None:
-        """Hand what is pending to the operating system."""
+        """Write pending records to the operating system."""
 
     @property
     def failed(self) -> str | None:
-        """Why nothing can be written any more, or None."""
+        """Return why nothing can be written any more, or None."""
 
 
 def _flushed(sink: Sink) -> str | None:
@@ -64,7 +63,7 @@ def _flushed(sink: Sink) -> str | None:
 
 @dataclass(frozen=True)
 class Route:
-    """The way to one endpoint: its addresses, and the proxy on the way."""
+    """One endpoint with its addresses and proxy."""
 
     endpoint: Endpoint
     addresses: list[str]
@@ -73,9 +72,9 @@ class Route:
 
 @dataclass(frozen=True)
 class Setup:
-    """What every process of a run needs to send the same requests. Travels over a pipe, never to disk."""
+    """What each process of a run needs to send its requests. Has secrets: never written to disk."""
 
-    routes: tuple[Route, ...]  # one for each endpoint; of several, requests go round them
+    routes: tuple[Route, ...]  # one for each endpoint, used round-robin
     shape: RequestShape
     tokenizer: str
     salt: str
@@ -85,21 +84,17 @@ class Setup:
     stamps: Stamps
     reuse: Reuse
     classes: tuple[RequestClass, ...] = ()
-    planned_histories: bool = (
-        False  # of sessions: text of the planned length instead of what was answered
-    )
+    planned_histories: bool = False  # text of planned length in place of the answers of a session
     prompt_file: str | None = None
     recorded: Recorded | None = None  # the messages of a trace
     images: Images | None = None
-    answers_in: Path | None = None  # a folder, where the texts of answers are kept
-    answers_bytes: int = 0  # most of them, of each process
+    answers_in: Path | None = None  # folder for the texts of answers
+    answers_bytes: int = 0  # limit of each process
     counts_tokens: bool = False  # the tokenizer counts what the server does not
-    thinks_until: str | None = (
-        None  # the tag that ends the thinking with which answers begin, where none opens it
-    )
+    thinks_until: str | None = None  # closing tag of thinking that has no opening tag
 
     def clients(self) -> list[Client]:
-        """A client for each endpoint; call it on a running event loop."""
+        """Return a client for each endpoint; needs a running event loop."""
         return [
             Client(
                 route.endpoint,
@@ -114,18 +109,18 @@ class Setup:
 
     @property
     def secrets(self) -> tuple[str, ...]:
-        """What must never be written down."""
+        """Return the strings to redact, longest first."""
         found = {secret for route in self.routes for secret in route.endpoint.secrets}
         found |= {value for c in self.classes for _, value in c.headers if len(value) >= SECRET_MIN}
         return tuple(sorted(found, key=len, reverse=True))
 
     @property
     def targets(self) -> tuple[str, ...]:
-        """The endpoints as they stand in the records: host:port."""
+        """Return the names of the endpoints in the records: host:port."""
         return tuple(f"{route.endpoint.host}:{route.endpoint.port}" for route in self.routes)
 
     def runner(self, clients: Sequence[Client], stream: Sink, worker: int = 0) -> StageRunner:
-        """A stage runner that makes this run's requests."""
+        """Return a stage runner that sends this run's requests."""
         tokenizer = load_tokenizer(self.tokenizer)
         prompts = self.calibration.prompts(tokenizer, self.salt)
         requests = ScheduledRequests(
@@ -136,7 +131,7 @@ class Setup:
             classes=self.classes,
             planned_histories=self.planned_histories,
             images=self.images,
-            # what is bad in it was refused, or left out because it was asked for, before the run
+            # bad rows were refused, or skipped as asked, before the run
             file=self.recorded
             if self.prompt_file is None
             else read_prompts(Path(self.prompt_file), skip_bad_rows=True),
@@ -166,18 +161,18 @@ class Setup:
 
 
 def pack_message(message: Any) -> bytes:
-    """One pickled message with its length in front."""
+    """Return a pickled message after its length."""
     content = pickle.dumps(message, protocol=pickle.HIGHEST_PROTOCOL)
     return _LENGTH.pack(len(content)) + content
 
 
 def unpack_length(head: bytes) -> int:
-    """How many bytes the message behind these four has."""
+    """Return the length of the message that follows these four bytes."""
     return int(_LENGTH.unpack(head)[0])
 
 
 def unpack_message(content: bytes) -> Any:
-    """The message; both ends of the pipe are this very program."""
+    """Return the message; both ends of the pipe are this program."""
     return pickle.loads(content)
 
 
@@ -188,9 +183,9 @@ def write_message(pipe: BinaryIO, message: Any) -> None:
 
 
 def read_message(fd: int) -> Any:
-    """The next message. Raises EOFError when the other side is gone.
+    """Return the next message. Raises EOFError if the other side is gone.
 
-    From the bare descriptor: a buffered reader that a thread waits in cannot be closed at exit.
+    Reads the bare descriptor: a buffered reader that a thread waits in cannot be closed at exit.
     """
     return unpack_message(_read_exactly(fd, unpack_length(_read_exactly(fd, _LENGTH.size))))
 
@@ -236,7 +231,7 @@ async def _serve(setup: Setup, worker: int, stream_path: Path, answers: BinaryIO
                 runner.finish_stage(arguments[0])
             elif command == "quit":
                 break
-        if stage is not None and not stage.done():  # the parent is gone: keep what there is
+        if stage is not None and not stage.done():  # the parent is gone: keep the records
             runner.stop("the coordinating process is gone")
             if not go.done():
                 stage.cancel()
@@ -272,19 +267,20 @@ async def _tell(runner: StageRunner, answers: BinaryIO) -> None:
 
 
 def main() -> None:
-    """``python -m ampacity.loadgen.workers.worker``: the parent sends (setup, worker number, stream file) first."""
+    """Run a worker; the parent first sends (setup, worker number, stream file)."""
     gc.set_threshold(50_000, 20, 50)
     setup, worker, stream_path = read_message(0)
-    answers, sys.stdout = sys.stdout.buffer, sys.stderr  # a stray print must not garble the answers
+    answers, sys.stdout = (
+        sys.stdout.buffer,
+        sys.stderr,
+    )  # a stray print must not garble the messages
     factory: Callable[[], asyncio.AbstractEventLoop] | None = None
     if sys.platform != "win32":
         import signal
 
         import uvloop
 
-        signal.signal(
-            signal.SIGINT, signal.SIG_IGN
-        )  # Ctrl-C goes to the whole group: the parent decides
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # sent to the whole group: the parent decides
         factory = uvloop.new_event_loop
     with asyncio.Runner(loop_factory=factory) as loop:
         loop.run(_serve(setup, worker, stream_path, answers))
