@@ -1,4 +1,4 @@
-"""The generator watches itself, so that a busy client is never taken for a slow server."""
+"""Audit the load generator itself, so that a busy client is never taken for a slow server."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ from ampacity.loadgen.rundir.records import RequestRecord
 from ampacity.loadgen.sleeper import Sleeper
 
 _HEARTBEAT_NS = 20_000_000
-STALL_NS = 2_000_000  # what is noted of how late the loop was, with its time ...
+STALL_NS = 2_000_000  # event loop delays above this are kept with their time ...
 STALLS_MAX = 4000  # ... the longest of a stage
 CPU_FRACTION_MAX = 0.9  # of one core: beyond it the event loop has no slack left
-BUSY_CPU_FRACTION = 0.75  # from here on ...
-COALESCED_SHARE_MAX = 0.05  # ... so many merged reads mean that the client fell behind the tokens
-LATENESS_MAX_S = 0.02  # where no SLO says what matters
+BUSY_CPU_FRACTION = 0.75  # above this CPU fraction ...
+COALESCED_SHARE_MAX = 0.05  # ... this share of coalesced tokens means that the client fell behind
+LATENESS_MAX_S = 0.02  # without an SLO
 LATENESS_SHARE_OF_LIMIT = 0.1  # of the tightest SLO limit
 LATENESS_FLOOR_S = 0.002
 
 
 @dataclass(frozen=True)
 class Audit:
-    """What the client itself added during one stage. Seconds, and fractions of one core."""
+    """The client's own delays in one stage: seconds, and fractions of one core."""
 
     slip_p50_s: float | None
     slip_p99_s: float | None
@@ -38,22 +38,20 @@ class Audit:
     loop_lag_max_s: float | None
     receive_delay_p50_s: float | None  # read time − kernel time on the audited connections
     receive_delay_p99_s: float | None
-    dated_by_kernel: bool  # whether these delays are taken out of all times
+    dated_by_kernel: bool  # then all times exclude these delays
     coalesced_share: float | None  # token events that shared their read with the one before
     cpu_fraction: float
     gc_pause_max_s: float
-    stalls: list[
-        tuple[int, int, int]
-    ]  # worker, when its loop should have looked at its clock and when it did, ns
-    shortages: int  # connections that failed for want of descriptors or ports on this machine
-    resent: int  # requests that were sent twice: their kept-alive connection ended without a byte of the answer
+    stalls: list[tuple[int, int, int]]  # worker, due and actual time of its heartbeat, ns
+    shortages: int  # connections that failed for lack of descriptors or ports on this machine
+    resent: int  # requests sent twice: their reused connection was closed without an answer
     client_limited: bool
     client_limited_reason: str | None
 
 
 @dataclass
 class Measures:
-    """What one process measured about itself in one stage."""
+    """The measurements of one process about itself in one stage."""
 
     slips_s: array[float] = field(default_factory=lambda: array("d"))  # dispatched − scheduled
     receive_delays_s: array[float] = field(default_factory=lambda: array("d"))
@@ -63,13 +61,13 @@ class Measures:
     worker: int = 0
     cpu_fraction: float = 0.0
     gc_pause_max_s: float = 0.0
-    shortages: int = 0  # connections that failed for want of descriptors or ports on this machine
-    resent: int = 0  # requests that went out a second time
+    shortages: int = 0  # as in an Audit
+    resent: int = 0  # as in an Audit
     events: int = 0  # token events after the first of their request ...
-    merged: int = 0  # ... and those of them that shared a read with the one before
+    merged: int = 0  # ... and those that shared a read with the previous one
 
     def add(self, record: RequestRecord, merged_events: int) -> None:
-        """A request that has ended; ``merged_events`` of its tokens shared a read with the one before."""
+        """Add a request that has ended, and its number of coalesced token events."""
         if record.attempt == 0:
             slip_ns = (record.dispatched_ns or record.scheduled_ns) - record.scheduled_ns
             self.slips_s.append(slip_ns / 1e9)
@@ -77,7 +75,7 @@ class Measures:
         self.merged += merged_events
 
     def merge(self, other: Measures) -> None:
-        """Add another process: samples are pooled, of CPU and pauses the worst counts."""
+        """Add another process: pool its samples, keep the larger CPU fraction and pause."""
         self.slips_s.extend(other.slips_s)
         self.receive_delays_s.extend(other.receive_delays_s)
         self.loop_lags_s.extend(other.loop_lags_s)
@@ -92,25 +90,23 @@ class Measures:
 
 
 def lateness_limit_s(limits_s: Iterable[float]) -> float:
-    """How late the client may be at p99 before figures judged against these limits are no findings any more."""
+    """Return the largest p99 lateness of the client that still allows a verdict on these limits."""
     tightest_s = min(limits_s, default=None)
-    return (
-        LATENESS_MAX_S
-        if tightest_s is None
-        else max(LATENESS_FLOOR_S, LATENESS_SHARE_OF_LIMIT * tightest_s)
-    )
+    if tightest_s is None:
+        return LATENESS_MAX_S
+    return max(LATENESS_FLOOR_S, LATENESS_SHARE_OF_LIMIT * tightest_s)
 
 
 @dataclass(frozen=True)
 class Tolerance:
-    """How late requests may leave (it adds to TTFT and E2E) and how late the loop may read (to gaps too)."""
+    """Allowed lateness of sending (adds to TTFT, E2E) and of the loop's reads (to gaps too)."""
 
     slip_s: float = LATENESS_MAX_S
     lag_s: float = LATENESS_MAX_S
 
     @classmethod
     def for_limits(cls, limits_s: dict[str, list[float]]) -> Tolerance:
-        """From the SLO limits by metric: a slip spoils what is counted from the schedule, a lag everything."""
+        """Derive it from the SLO limits by metric: a slip affects TTFT and E2E, a lag all."""
         from_schedule = [limit for metric in ("ttft", "e2e") for limit in limits_s.get(metric, [])]
         return cls(
             lateness_limit_s(from_schedule),
@@ -119,7 +115,7 @@ class Tolerance:
 
 
 def judge(measures: Measures, tolerance: Tolerance) -> Audit:
-    """The audit of a stage from what its processes measured."""
+    """Return the audit of a stage from the measurements of its processes."""
     slip = _quantiles(measures.slips_s, 0.5, 0.99, 1.0)
     delay = _quantiles(measures.receive_delays_s, 0.5, 0.99)
     lag = _quantiles(measures.loop_lags_s, 0.99, 1.0)
@@ -152,20 +148,27 @@ def _quantiles(values: array[float], *levels: float) -> list[float | None]:
 
 
 def limited_reason(audit: Audit, tolerance: Tolerance) -> str | None:
-    """Why figures of a stage with this audit are no findings, or None where they are; what its stalls may have moved
-    ``ampacity.analysis.stage.client`` says."""
+    """Return why this stage's figures are invalid, or None if they are valid.
+
+    ``ampacity.analysis.stage.client`` judges the effect of stalls.
+    """
     late_s, merged = audit.receive_delay_p99_s or 0.0, audit.coalesced_share or 0.0
     lag_s = max(audit.loop_lag_p99_s or 0.0, 0.0 if audit.dated_by_kernel else late_s)
     if audit.shortages:
-        return f"{audit.shortages} connections failed for want of file descriptors or ports on this machine (see ulimit -n)"
+        return (
+            f"{audit.shortages} connections failed for want of file descriptors or ports "
+            "on this machine (see ulimit -n)"
+        )
     if audit.cpu_fraction >= CPU_FRACTION_MAX:
         return f"the generator used {audit.cpu_fraction:.0%} of its core"
     if audit.slip_p99_s is not None and audit.slip_p99_s > tolerance.slip_s:
-        return f"requests left {audit.slip_p99_s * 1e3:.1f} ms late at p99, more than {tolerance.slip_s * 1e3:.1f} ms"
-    # where the kernel dates, a late loop only lets requests leave late
+        late_ms, most_ms = audit.slip_p99_s * 1e3, tolerance.slip_s * 1e3
+        return f"requests left {late_ms:.1f} ms late at p99, more than {most_ms:.1f} ms"
+    # with kernel time stamps a late loop only delays requests
     lag_max_s = tolerance.slip_s if audit.dated_by_kernel else tolerance.lag_s
     if lag_s > lag_max_s:
-        return f"the event loop was {lag_s * 1e3:.1f} ms late at p99, more than {lag_max_s * 1e3:.1f} ms"
+        late_ms, most_ms = lag_s * 1e3, lag_max_s * 1e3
+        return f"the event loop was {late_ms:.1f} ms late at p99, more than {most_ms:.1f} ms"
     if audit.cpu_fraction >= BUSY_CPU_FRACTION and merged > COALESCED_SHARE_MAX:
         return f"{merged:.0%} of the token events were read together with others by a busy client"
     return None

@@ -1,4 +1,4 @@
-"""Facts about the machine that generates the load, and its limits."""
+"""Collect facts and limits of the machine that generates the load."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ if sys.platform != "win32":
     import resource
 
 BUSIEST = 3
-BUSY_CORES = 0.02  # less disturbs nobody
+BUSY_CORES = 0.02  # less is ignored
 
 
 def host_facts() -> dict[str, Any]:
-    """What of this machine may matter to a reader of the report."""
+    """Return the facts about this machine that may matter to a reader of the report."""
     return {
         "python": platform.python_version(),
         "platform": platform.platform(),
@@ -43,12 +43,12 @@ _CHANGING = re.compile(
 
 
 def changing_variables() -> list[str]:
-    """Names of the environment's variables that change what a run does; their values may be secret."""
+    """Return the names of set variables that change a run; their values may be secret."""
     return sorted(name for name, value in os.environ.items() if value and _CHANGING.fullmatch(name))
 
 
 def cpu_seconds() -> dict[tuple[int, str], float]:
-    """CPU time in s of every process but this one and its children, by (id, name); empty where there is no /proc."""
+    """Return {(pid, name): CPU s} of other processes, without children; {} without /proc."""
     found: dict[tuple[int, str], float] = {}
     for folder in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError, ValueError, IndexError):
@@ -65,7 +65,7 @@ def cpu_seconds() -> dict[tuple[int, str], float]:
 def busiest(
     before: dict[tuple[int, str], float], after: dict[tuple[int, str], float], elapsed_s: float
 ) -> list[dict[str, Any]]:
-    """The ``BUSIEST`` processes that took most of the CPU between two looks, with the cores that each took."""
+    """Return the ``BUSIEST`` processes between two samples, with the cores that each used."""
     took = {
         key: (total - before.get(key, 0.0)) / max(elapsed_s, 1e-9) for key, total in after.items()
     }
@@ -76,14 +76,14 @@ def busiest(
 
 
 def open_files_limit() -> int | None:
-    """Soft limit of file descriptors; None where there is no such thing."""
+    """Return the soft limit of file descriptors; None if the system has none."""
     if sys.platform == "win32":
         return None
     return resource.getrlimit(resource.RLIMIT_NOFILE)[0]
 
 
 def raise_open_files_limit() -> int | None:
-    """Raise the soft limit of file descriptors to the hard one; gives the limit that holds now."""
+    """Raise the soft limit of file descriptors to the hard one; return the new limit."""
     if sys.platform == "win32":
         return None
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -94,9 +94,9 @@ def raise_open_files_limit() -> int | None:
 
 
 def widen_descriptor_table() -> None:
-    """Let the kernel's table of this process's descriptors be large now, for ``TABLE_FILES`` or the limit.
+    """Grow the kernel's descriptor table of this process to ``TABLE_FILES`` or the limit.
 
-    Linux doubles it when descriptor 256, 512, ... is opened, and a process with threads waits 10 to 20 ms for that.
+    Linux doubles it at descriptor 256, 512, ..., which costs a process with threads 10 to 20 ms.
     """
     if sys.platform == "win32":
         return
@@ -110,7 +110,7 @@ OWN_FILES = 64  # libraries, records, telemetry, timers
 
 
 def room_for_connections() -> int | None:
-    """How many connections fit under the limit of file descriptors; None: there is no limit."""
+    """Return how many connections the limit of file descriptors allows; None: no limit."""
     limit = open_files_limit()
     unlimited = limit is None or limit == resource.RLIM_INFINITY
     return None if unlimited else max(int(limit or 0) - OWN_FILES, 0)

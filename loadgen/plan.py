@@ -1,4 +1,4 @@
-"""What a stage is and what it gives back: its plan, limits and counters, and the row of a request before it is sent."""
+"""Define a stage: its plan, limits, counters and result."""
 
 from __future__ import annotations
 
@@ -19,19 +19,19 @@ RETRY_PAUSE_MAX_S = 60.0
 
 
 class Requests(Protocol):
-    """Makes the bytes of a schedule's requests."""
+    """Builds the requests of a schedule."""
 
     def prepare(self, schedule: Schedule) -> None:
-        """The schedule that the next requests are of."""
+        """Set the schedule of the next requests."""
 
     def make(self, index: int, target: int) -> bytes:
-        """A whole request for endpoint ``target``."""
+        """Return a whole request for endpoint ``target``."""
 
     def wanted(self, index: int) -> bool:
-        """Whether the text of the answer will be told again."""
+        """Return whether a later request repeats the text of the answer."""
 
     def answered(self, index: int, told: AnswerContent) -> None:
-        """The request is over; ``text`` is what the server answered, if it was wanted."""
+        """Take the answer of a request, if its text was wanted."""
 
 
 @dataclass(frozen=True)
@@ -44,32 +44,26 @@ class StagePlan:
     duration_s: float  # the ramp included
     offered_rps: float | None = None
     concurrency: int | None = None
-    used_up: str = "the schedule is used up"  # closed loop: why it ends where no request is left
-    think_s: float = (
-        0.0  # closed loop: a virtual user's pause between an answer and its next request
-    )
-    ramp_s: float = (
-        0.0  # closed loop: the time over which the virtual users begin, at the start of the stage
-    )
-    users_begin_s: Sequence[float] | None = (
-        None  # closed loop: of a share of a stage; None: as ``user_starts`` has it
-    )
-    drain_s: float = 30.0  # how long answers are waited for after the last deadline
-    answering_s: float = 0.0  # and how much longer those that have begun, where most have
-    finish_s: float = 60.0  # how long after its end sessions are played on
-    whole: bool = False  # a replay: the stage lasts until all of the schedule has been sent
+    used_up: str = "the schedule is used up"  # closed loop: why it ends without requests left
+    think_s: float = 0.0  # closed loop: pause between an answer and the user's next request
+    ramp_s: float = 0.0  # closed loop: time over which the virtual users start
+    users_begin_s: Sequence[float] | None = None  # closed loop: of a worker's share of a stage
+    drain_s: float = 30.0  # time to wait for answers after the last deadline
+    answering_s: float = 0.0  # extra time for answers that have begun, if most have
+    finish_s: float = 60.0  # time after the end in which sessions are continued
+    whole: bool = False  # a replay: the stage lasts until the whole schedule is sent
     end_on_failure: bool = True  # a failed turn ends its session
     keep_reasoning: bool = False  # in the histories of sessions
     sticky: bool = False  # with several targets: a session stays with one of them
 
     def starts_s(self) -> Sequence[float]:
-        """When each virtual user begins, seconds from the start of the stage, ascending."""
+        """Return when each virtual user starts, s from the start of the stage, ascending."""
         if self.users_begin_s is not None:
             return self.users_begin_s
         return user_starts(self.concurrency or 0, self.ramp_s, self.think_s)
 
     def meta(self, start_ns: int) -> dict[str, Any]:
-        """What is known of the stage's object in run.json when it starts."""
+        """Return the stage's object in run.json as known at its start."""
         known = {
             "index": self.index,
             "kind": self.kind,
@@ -82,7 +76,7 @@ class StagePlan:
 
 
 def user_starts(users: int, ramp_s: float, think_s: float) -> list[float]:
-    """When each of ``users`` begins, s: evenly spread over the ramp, or else over one think time (all at once without)."""
+    """Return when each user starts, s: evenly over the ramp, or else over one think time."""
     return [(ramp_s or think_s) * user / users for user in range(users)]
 
 
@@ -92,13 +86,11 @@ class Limits:
 
     total_s: float | None = None
     idle_s: float | None = 120.0  # without a single byte from the server
-    in_flight: int | None = None  # more than so many at once are shed: recorded, never sent
-    retries: int = (
-        0  # further attempts after 429, 502, 503, 504, no connection or a reset; each is a row
-    )
+    in_flight: int | None = None  # requests beyond it are shed: recorded, never sent
+    retries: int = 0  # attempts after 429, 502-504, connect_error or reset; each is a record
 
     def gives_up(self, began_ns: int, last_read_ns: int | None) -> tuple[float, str]:
-        """When a request is given up that nothing more is read of, monotonic ns, and why; inf: never."""
+        """Return when a silent request times out (monotonic ns; inf: never), and why."""
         total_s, idle_s = self.total_s or inf, self.idle_s or inf
         return min(
             (began_ns + total_s * 1e9, f"no complete answer within {total_s:g} s"),
@@ -106,7 +98,7 @@ class Limits:
         )
 
     def retry_pause_s(self, failed: RequestRecord) -> float | None:
-        """How long to wait before a further attempt; None: there is none."""
+        """Return the pause before the next attempt; None: no further attempt."""
         passing = failed.status in ("connect_error", "reset") or failed.http_status in RETRIED_HTTP
         if not passing or failed.attempt >= self.retries:
             return None
@@ -118,7 +110,7 @@ class Limits:
 
 @dataclass
 class Live:
-    """Counters of the stage that is going on, for the progress line."""
+    """Counters of the current stage, for the progress line."""
 
     stage: int = 0
     kind: str = "open"
@@ -133,12 +125,12 @@ class Live:
 
     @classmethod
     def of(cls, plan: StagePlan, began_s: float) -> Live:
-        """Those of a stage that begins now."""
+        """Return the counters of a stage that begins now."""
         level = plan.offered_rps if plan.kind == "open" else plan.concurrency
         return cls(plan.index, plan.kind, float(level or 0), began_s, plan.duration_s)
 
     def count(self, record: RequestRecord) -> None:
-        """A request that has ended."""
+        """Count a request that has ended."""
         self.ended += 1
         self.tokens += record.output_tokens or 0
         self.failed += record.status in FAILED_STATUSES
@@ -146,20 +138,20 @@ class Live:
             self.ttft_s.append((record.first_token_ns - record.scheduled_ns) / 1e9)
 
     def counts(self) -> tuple[int, int, int, int, list[float]]:
-        """Released, ended, failed, tokens, and the latest TTFTs: what a worker tells its parent."""
+        """Return what a worker sends its parent: the counters and the latest TTFTs."""
         return self.released, self.ended, self.failed, self.tokens, self.ttft_s[-LIVE_TTFTS:]
 
     @property
     def in_flight(self) -> int:
-        """Requests released and not ended."""
+        """Return the number of requests released and not ended."""
         return self.released - self.ended
 
 
 @dataclass(frozen=True)
 class StageResult:
-    """``meta`` is the stage's object in run.json, but for its audit, which is judged from ``measures``.
+    """``meta``: the stage's object in run.json without its audit, which ``measures`` gives.
 
-    ``ids_used``: request ids from the schedule's first on that are taken now.
+    ``ids_used``: number of request ids used, from the schedule's first.
     """
 
     meta: dict[str, Any]
@@ -168,7 +160,7 @@ class StageResult:
 
 
 def record_of(plan: StagePlan, index: int, scheduled_ns: int) -> RequestRecord:
-    """The row of a request of the schedule, before anything has happened to it."""
+    """Return the record of a scheduled request before it is sent."""
     schedule = plan.schedule
     session = -1 if schedule.session is None else int(schedule.session[index])
     return RequestRecord(

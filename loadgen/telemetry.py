@@ -1,7 +1,7 @@
-"""Samples of the server's own /metrics through the run, on the clock of the records.
+"""Sample the server's /metrics during the run, on the clock of the records.
 
-The pages of engines run to thousands of lines, most of them histogram buckets: only the wanted
-names are searched for, so that a scrape costs the event loop well under a millisecond.
+The pages of engines have thousands of lines, mostly histogram buckets. Only the wanted names are
+parsed, so that a scrape costs the event loop well under a millisecond.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from ampacity.loadgen.send.endpoint import EndpointError
 SCRAPE_EVERY_S = 1.0
 TIMEOUT_S = 2.0
 
-# One set of names for what engines call differently: the first that a page has, with its labels and a factor.
-# Several samples of one name (replicas, engines, GPUs) are added up, but for shares: of those the mean counts.
+# Each engine's name of a metric: the first that a page has is used. Several samples of one name
+# (replicas, engines, GPUs) are added up; of shares the mean is taken.
 _NAMES: dict[str, tuple[str, ...]] = {
     "running": (
         "vllm:num_requests_running",
@@ -66,8 +66,8 @@ _NAMES: dict[str, tuple[str, ...]] = {
     "gpu_memory_used_bytes": ("DCGM_FI_DEV_FB_USED", "nv_gpu_memory_used_bytes"),
 }
 _FACTORS = {"DCGM_FI_DEV_GPU_UTIL": 0.01, "DCGM_FI_DEV_FB_USED": 2.0**20}  # percent and MiB
-_SHARES = {"prefix_hit_rate", "spec_acceptance_rate", "gpu_utilization"}  # their mean counts ...
-_FULLEST = {"kv_cache_usage"}  # ... and of these the largest: that replica is the one that preempts
+_SHARES = {"prefix_hit_rate", "spec_acceptance_rate", "gpu_utilization"}  # the mean is taken ...
+_FULLEST = {"kv_cache_usage"}  # ... and of these the largest: that replica preempts
 
 COLUMNS = tuple(_NAMES)
 SCHEMA: pa.Schema = pa.schema(
@@ -75,14 +75,14 @@ SCHEMA: pa.Schema = pa.schema(
 )
 
 
-Lines = dict[str, list[str]]  # of a page, by the names of the samples: what stands behind the name
+Lines = dict[str, list[str]]  # sample name -> rest of its lines
 _LINE = re.compile(r"^[ \t]*([A-Za-z_:][\w:]*)[ \t]*(.*)", re.M)
 _SAMPLE = re.compile(r'(?:\{((?:[^"{}]|"(?:[^"\\]|\\.)*")*)\})?[ \t]*([^\s{}]+)')
 _LABEL = re.compile(r'([A-Za-z_]\w*)[ \t]*=[ \t]*"((?:[^"\\]|\\.)*)"')
 
 
 def lines_of(page: str) -> Lines:
-    """The sample lines of a page in Prometheus' text format, for ``samples``, which parses only what is wanted."""
+    """Split a page in Prometheus' text format into its sample lines, for ``samples``."""
     found: Lines = {}
     for name, rest in _LINE.findall(page):
         found.setdefault(name, []).append(rest)
@@ -90,7 +90,7 @@ def lines_of(page: str) -> Lines:
 
 
 def samples(lines: Lines, name: str) -> list[tuple[dict[str, str], float]]:
-    """(labels, value) of the samples of one name; NaN where the line is damaged."""
+    """Return (labels, value) of the samples of a name; NaN for a damaged line."""
     matches = [_SAMPLE.match(line) for line in lines.get(name, ())]
     return [(_labels(m[1] or ""), number(m[2])) if m else ({}, math.nan) for m in matches]
 
@@ -103,7 +103,7 @@ def _labels(text: str) -> dict[str, str]:
 
 
 def number(text: str) -> float:
-    """NaN where it is none."""
+    """Parse a number; NaN if it is none."""
     try:
         return float(text)
     except ValueError:
@@ -111,10 +111,7 @@ def number(text: str) -> float:
 
 
 def read_metrics(pages: Sequence[bytes]) -> dict[str, float]:
-    """The known gauges and counters on Prometheus text pages; what they do not have is left out.
-
-    Each page is one engine or exporter: counts are added up over the pages.
-    """
+    """Return the known metrics on Prometheus text pages; counts are summed over the pages."""
     found: dict[str, list[float]] = {}
     for lines in (lines_of(page.decode("utf-8", "replace")) for page in pages):
         for column in COLUMNS:
@@ -123,7 +120,7 @@ def read_metrics(pages: Sequence[bytes]) -> dict[str, float]:
 
 
 def series(lines: Lines, column: str) -> dict[tuple[tuple[str, str], ...], float]:
-    """The samples of a column, by their labels, under the first of its names that the page has."""
+    """Return the samples of a column by their labels, under the first name that the page has."""
     for name in _NAMES[column]:
         bare, _, label = name.partition("{")
         wanted = _labels(label).items()
@@ -144,21 +141,19 @@ def _one(column: str, values: list[float]) -> float:
 
 
 class Telemetry:
-    """Scrapes pages while it runs. A server without metrics costs one request and is left alone."""
+    """Scrapes pages in the background. A server without metrics gets one request only."""
 
     def __init__(self, fetcher: Pages, pages: Mapping[str, dict[str, str]]) -> None:
-        """``pages``: the URL of each, and the headers that it is asked with."""
+        """``pages``: URL -> request headers."""
         self._fetcher = fetcher
         self._pages = dict(pages)
         self._rows: list[dict[str, float | int]] = []
         self._task: asyncio.Task[None] | None = None
         self.available = False
-        self.silent: list[
-            str
-        ] = []  # pages that had none of the names when they were first looked at
+        self.silent: list[str] = []  # pages without known metrics at the first scrape
 
     async def start(self) -> None:
-        """Look once whether there is anything to sample; then sample what there is until ``stop``."""
+        """Scrape once to find the pages with known metrics; then sample those until ``stop``."""
         answers = await asyncio.gather(*(self._page(*page) for page in self._pages.items()))
         self.silent = [
             u for u, page in zip(self._pages, answers, strict=True) if not read_metrics([page])
@@ -171,7 +166,7 @@ class Telemetry:
             self._task = asyncio.create_task(self._loop())
 
     async def sample(self) -> dict[str, float]:
-        """One scrape now; empty where no server answers in time or has any of the names."""
+        """Scrape now; return {} if no server answers in time with a known metric."""
         return self._keep(
             await asyncio.gather(*(self._page(*page) for page in self._pages.items()))
         )
@@ -196,7 +191,7 @@ class Telemetry:
             await self.sample()
 
     async def until_idle(self, timeout_s: float) -> bool:
-        """Wait until the server says that nothing runs or waits. False: it did not, or cannot say."""
+        """Wait until the server reports no running or waiting requests; False if it does not."""
         give_up_s = time.monotonic() + timeout_s
         while self.available and time.monotonic() < give_up_s:
             found = await self.sample()
@@ -213,5 +208,5 @@ class Telemetry:
                 await self._task
 
     def table(self) -> pa.Table:
-        """What was sampled: at_ns and one float column for each of ``COLUMNS``, null where absent."""
+        """Return the samples: at_ns and a float column for each of ``COLUMNS``, null if absent."""
         return pa.Table.from_pylist(self._rows, schema=SCHEMA)

@@ -242,7 +242,7 @@ class StageRunner:
             await asyncio.sleep(min(left_s, 0.1))
 
     async def _drain(self) -> None:
-        """Wait for answers; longer for streams that have begun, unless most requests still queue."""
+        """Wait for answers; longer for those that have begun, if most have."""
         plan, ended_s = self._plan, time.monotonic()
         await self._sleep_while(
             lambda: bool(self._in_flight or self._retrying), ended_s + plan.drain_s

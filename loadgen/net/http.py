@@ -1,4 +1,4 @@
-"""Sockets under the exchanges: a keep-alive pool without a limit, one exchange per connection at a time."""
+"""Send exchanges over a keep-alive pool without a limit; one exchange per connection at a time."""
 
 from __future__ import annotations
 
@@ -24,11 +24,9 @@ IDLE_MAX_S = 4.0  # servers close idle connections after 5 s: do not race them
 CONNECT_TIMEOUT_S = 10.0
 ADDRESS_TIMEOUT_S = 2.0  # for an address that is not the host's last
 ANSWER_TIMEOUT_S = 120.0  # a first request may compile or load things
-CLOSED_SHARE = (
-    0.8  # of at least CLOSED_MIN answers that end their connection: such a server keeps none alive
-)
+CLOSED_SHARE = 0.8  # of CLOSED_MIN or more answers: a server that closes these keeps none alive
 CLOSED_MIN = 3
-AUDIT_EVERY = 32  # where reads are not dated by the kernel, one of so many connections is, to measure our own delay
+AUDIT_EVERY = 32  # connections, of which one has kernel time stamps to measure the read delay
 
 OWN_SHORTAGE = (errno.EMFILE, errno.ENFILE, errno.EADDRNOTAVAIL, errno.ENOBUFS, errno.ENOMEM)
 
@@ -37,20 +35,20 @@ Reuse = Literal["pool", "new"]
 
 
 class Wire(Protocol):
-    """What carries the bytes of one connection: an asyncio transport, or a socket of our own."""
+    """The transport of one connection: asyncio's, or a socket with kernel time stamps."""
 
     def write(self, data: bytes) -> None:
-        """Hand ``data`` to the socket, or keep what does not fit."""
+        """Write ``data`` to the socket, and buffer what does not fit."""
 
     def get_write_buffer_size(self) -> int:
-        """Bytes not yet handed to the socket."""
+        """Return the number of buffered bytes."""
 
     def abort(self) -> None:
         """Close at once."""
 
 
 class Connection(asyncio.Protocol):
-    """One socket. Its reads are stamped before anything else happens to them."""
+    """One socket. Its reads get their time stamp before anything else."""
 
     __slots__ = ("_client", "_left", "_wire", "exchange", "idle_since_ns", "lost", "served")
 
@@ -64,19 +62,19 @@ class Connection(asyncio.Protocol):
         self._left = False  # by us
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Connected through asyncio, TLS included."""
-        transport = cast(asyncio.Transport, transport)  # uvloop has a class of its own
+        """Start to use an asyncio transport, with or without TLS."""
+        transport = cast(asyncio.Transport, transport)  # uvloop has its own class
         transport.set_write_buffer_limits(high=0)  # so that resume_writing means: all handed over
         self.attach(transport)
 
     def attach(self, wire: Wire) -> None:
-        """Use ``wire`` from here on."""
+        """Start to use ``wire``."""
         self._wire = wire
         self._client.connections_opened += 1
         self._client.open.add(self)
 
     def send(self, exchange: Exchange) -> None:
-        """Hand the whole request to the socket."""
+        """Write the request to the socket."""
         assert self._wire is not None
         self.exchange = exchange
         record = exchange.record
@@ -86,28 +84,25 @@ class Connection(asyncio.Protocol):
             record.sent_ns = time.monotonic_ns()
 
     def resume_writing(self) -> None:
-        """The rest of a large request is out."""
+        """Note that the rest of a large request is written."""
         if self.exchange is not None and self.exchange.record.sent_ns is None:
             self.exchange.record.sent_ns = time.monotonic_ns()
 
     def data_received(self, data: bytes) -> None:
-        """The receive path: stamp, then hand on."""
+        """Take the time, then feed the exchange."""
         at_ns = monotonic_ns()
         exchange = self.exchange
         if exchange is None:
-            self.close()  # nobody asked
+            self.close()  # unsolicited
             return
-        feed = exchange.feed  # called as a method it would be looked up for long
+        feed = exchange.feed  # as a method call the lookup costs more
         if feed(at_ns, data):
             self.over(exchange)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Closed by the peer, by an error or by us."""
+        """Handle a close by the peer, an error or this client."""
         at_ns = time.monotonic_ns()
-        self.lost, self._wire = (
-            True,
-            None,
-        )  # which holds us: nothing is left for the garbage collector
+        self.lost, self._wire = True, None  # breaks the reference cycle
         self._client.open.discard(self)
         exchange, self.exchange = self.exchange, None
         if exchange is None:
@@ -124,16 +119,16 @@ class Connection(asyncio.Protocol):
             exchange.eof(at_ns, None if exc is None else str(exc) or type(exc).__name__)
 
     def _idle_race(self, exchange: Exchange) -> bool:
-        """Whether a connection that had served before was closed without a byte: the request met the end of its idle time.
+        """Return whether a reused connection was closed without a byte, as when idle too long.
 
-        It may as well have been read and dropped, which nobody can tell apart: so never twice, and it is counted.
+        The server may have read the request and dropped it: so it is resent once, and counted.
         """
         return bool(self.served) and not (
             exchange.last_read_ns or exchange.retried or exchange.ended
         )
 
     def over(self, exchange: Exchange) -> None:
-        """What was read has ended the exchange: keep the connection for the next one, or not."""
+        """End an exchange: keep the connection for the next one, or close it."""
         self.exchange = None
         self.served += 1
         self._client.answers += 1
@@ -145,14 +140,14 @@ class Connection(asyncio.Protocol):
             self._client.idle.append(self)
 
     def close(self) -> None:
-        """Give the socket up at once."""
+        """Close the socket at once."""
         self.exchange, self._left = None, True
         if self._wire is not None:
             self._wire.abort()
 
 
 class Client:
-    """Sends exchanges to one endpoint. Never waits for a connection slot: the loop stays open."""
+    """Sends exchanges to one endpoint; never waits for a connection slot."""
 
     def __init__(
         self,
@@ -164,7 +159,7 @@ class Client:
         reuse: Reuse = "pool",
         proxy: Proxy | None = None,
     ) -> None:
-        """``stamps="kernel"`` dates every read by the kernel, where kernel_stamps can (plain TCP on Linux)."""
+        """``stamps="kernel"`` uses kernel time stamps where available (plain TCP on Linux)."""
         self._endpoint = endpoint
         self.secrets = endpoint.secrets
         self._addresses = addresses
@@ -184,9 +179,9 @@ class Client:
         self.idle: deque[Connection] = deque()
         self.connections_opened = 0
         self._numbers = count()
-        self.shortages = 0  # connections that failed because this machine ran out of something
-        self.resent = 0  # requests that a kept-alive connection was closed under
-        self.answers = 0  # that came whole ...
+        self.shortages = 0  # connections that failed for lack of local resources
+        self.resent = 0  # requests whose reused connection was closed
+        self.answers = 0  # complete answers ...
         self.closed_said = self.closed_unsaid = (
             0  # ... and connections that the server closed behind one
         )
@@ -210,14 +205,14 @@ class Client:
         connection.send(exchange)
 
     def connect_and_send(self, exchange: Exchange) -> None:
-        """Open a connection for this exchange alone; on one machine it is there at once."""
+        """Open a connection for this exchange; at once if the server is on this machine."""
         begun = None
         if self.stamps == "kernel" and self._addresses:
             address, connection = (self._addresses[0], self._endpoint.port), Connection(self)
             try:
                 begun = kernel_connect.connect_at_once(self._kernel_reader(), address, connection)
             except OSError:
-                pass  # what goes wrong here goes wrong below, which says so
+                pass  # fails again below, which reports it
             else:
                 if begun is None:
                     self._carry(exchange, connection)
@@ -228,7 +223,7 @@ class Client:
         self._connecting[exchange] = task
 
     def forget(self, exchange: Exchange) -> None:
-        """The exchange has ended: stop whatever is still done for it."""
+        """Stop all work for an exchange that has ended."""
         task = self._connecting.pop(exchange, None)
         if task is not None and task is not asyncio.current_task():
             task.cancel()
@@ -237,13 +232,15 @@ class Client:
             connection.close()
 
     async def close(self) -> None:
-        """Close every connection, whatever it carries, and let the sockets go."""
+        """Close every connection."""
         for task in list(self._connecting.values()):
             task.cancel()
         for connection in list(self.open):
             connection.close()
         self.idle.clear()
-        for _ in range(1000):  # each leaves in its connection_lost, in a turn of the loop or two
+        for _ in range(
+            1000
+        ):  # each is removed in its connection_lost, within two turns of the loop
             if not self.open:
                 break
             await asyncio.sleep(0.001)
@@ -252,32 +249,32 @@ class Client:
             self._reader = None
 
     def be_patient(self, patient: bool) -> None:
-        """Whether what is read may wait for 2 ms, as nobody does something because of it."""
+        """Set whether reads may be delayed by 2 ms, as no request depends on them."""
         self._patient = patient
         if self._reader is not None:
             self._reader.patient = patient
 
     @property
     def keeps_alive(self) -> bool | None:
-        """Whether the server keeps connections for another request, as far as its answers told; None: they did not."""
+        """Return whether the server keeps connections alive; None: not known."""
         if self.answers < CLOSED_MIN or not self.reuse:
             return None
         return self.closed_said + self.closed_unsaid < CLOSED_SHARE * self.answers
 
     @property
     def behind(self) -> bool:
-        """Whether there was more to read than fitted into one turn."""
+        """Return whether there was more to read than fits into one turn."""
         return self._reader is not None and self._reader.behind
 
     async def catch_up(self) -> None:
-        """Read what has come, before somebody is said to be silent."""
+        """Read what has arrived, before a request is timed out."""
         if self._reader is not None:
             self._reader.catch_up()
         for _ in range(2):  # by asyncio, in a turn of the loop: the rest of this one, and the next
             await asyncio.sleep(0)
 
     def make_way(self, pacer: Sleeper) -> None:
-        """Read less where ``pacer`` is about to call."""
+        """Read less when ``pacer`` is about to send."""
         self._pacer = pacer
         if self._reader is not None:
             self._reader.pacer = pacer
@@ -332,13 +329,13 @@ class Client:
         self._carry(exchange, connection)
 
     def _carry(self, exchange: Exchange, connection: Connection) -> None:
-        """Send on a connection that is new."""
+        """Send on a new connection."""
         exchange.record.connected_ns = time.monotonic_ns()
         self._carrying[exchange] = connection
         connection.send(exchange)
 
     async def _open(self, begun: socket.socket | None = None) -> Connection:
-        """A connection to the endpoint, over the socket that is ``begun`` to its first address or over one of its own."""
+        """Connect to the endpoint; ``begun``: a socket that is connecting to its first address."""
         audited = self._kernel_stamps and next(self._numbers) % AUDIT_EVERY == 0
         connection = Connection(self)
         if self._proxy is not None and self._context is not None:
@@ -367,20 +364,18 @@ class Client:
                             ssl=self._context,
                             server_hostname=host if self._context else None,
                         )
-                if addresses[0] != address:  # as localhost, where nobody listens at 127.0.0.1
+                if addresses[0] != address:  # the one that answers comes first
                     addresses.remove(address)
                     addresses.insert(0, address)
                 return connection
             except OSError as error:
-                if (
-                    last is None or last.errno not in OWN_SHORTAGE
-                ):  # which is not the next one's doing
+                if last is None or last.errno not in OWN_SHORTAGE:  # a shortage is the cause
                     last = error
         raise last or OSError("no address")
 
 
 def _why(error: OSError) -> str:
-    """A refused connection in the system's plain words; a TLS error in OpenSSL's, a name's in the resolver's."""
+    """Return the message of the system, of OpenSSL or of the resolver."""
     if isinstance(error, ssl.SSLError | socket.gaierror) or not error.errno:
         return str(error) or f"{type(error).__name__} while connecting"
     return os.strerror(error.errno)

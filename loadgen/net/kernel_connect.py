@@ -1,6 +1,6 @@
-"""Connects the sockets that the kernel dates. On one machine that takes no time: the request leaves in the same turn of the loop.
+"""Connect sockets with kernel time stamps, on one machine within the same turn of the event loop.
 
-A task for each connection would let the request wait for three turns, which are the longer the more there is to read.
+A task for each connection would delay its request by three turns.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _SO_TIMESTAMPNS = 35
 def connect_at_once(
     reader: KernelReader, address: tuple[str, int], receiver: Receiver
 ) -> socket.socket | None:
-    """As ``connect``, where it takes no time, as mostly on one machine; else the socket that is not connected yet.
+    """Connect and attach if that needs no waiting, else return the connecting socket.
 
     Raises OSError.
     """
@@ -35,7 +35,7 @@ async def connect(
     receiver: Receiver,
     begun: socket.socket | None = None,
 ) -> None:
-    """Connect to (IP address, port), where it is not ``begun``, and attach the wire to ``receiver``. Raises OSError."""
+    """Connect to (IP, port), or finish ``begun``; attach it to ``receiver``. Raises OSError."""
     connected = False
     if begun is None:
         begun, connected = begin_connect(address)
@@ -49,7 +49,7 @@ async def connect(
 
 
 def begin_connect(address: tuple[str, int]) -> tuple[socket.socket, bool]:
-    """A socket that connects to (IP address, port), and whether it has. Raises OSError."""
+    """Return a socket that connects to (IP, port), and whether it has. Raises OSError."""
     begun = socket.socket(
         socket.AF_INET6 if ":" in address[0] else socket.AF_INET, socket.SOCK_STREAM
     )
@@ -58,7 +58,7 @@ def begin_connect(address: tuple[str, int]) -> tuple[socket.socket, bool]:
         begun.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         begun.setsockopt(socket.SOL_SOCKET, _SO_TIMESTAMPNS, 1)
         error = begun.connect_ex(address)
-        if error == errno.EINPROGRESS:  # an answer that came at once is looked at on the way out
+        if error == errno.EINPROGRESS:  # a second call tells whether it has succeeded
             error = begun.connect_ex(address)
         if error not in (0, errno.EALREADY, errno.EINPROGRESS):
             raise OSError(error, os.strerror(error))

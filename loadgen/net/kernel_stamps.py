@@ -1,12 +1,12 @@
-"""Reads dated by the kernel: SO_TIMESTAMPNS with recvmsg, on plain TCP on Linux.
+"""Read with kernel time stamps: SO_TIMESTAMPNS and recvmsg, on plain TCP on Linux.
 
-The kernel notes when a segment arrived, so that the date stays right to some 10 µs while the event loop is busy
-with something else. Asyncio's transports hand out no ancillary data, hence bare sockets and a reader of our own.
+The kernel notes when a segment arrived, exact to some 10 µs even while the event loop is busy.
+Asyncio's transports give no ancillary data, hence bare sockets and our own reader.
 
-Dates that do not depend on when they are read allow reading in turns, where tokens are many and nobody waits for an
-answer: all sockets that have something are read together, 2 ms apart, which saves most wake-ups of the process.
-Segments of one stream that wait together are merged by the kernel and carry the stamp of the newest. So streams whose
-tokens are not well further apart than the turns are read at once.
+As the stamps do not depend on the time of reading, many streams can be read in turns, 2 ms apart,
+when no request depends on an answer; that saves most wake-ups of the process. The kernel merges
+segments of one stream that wait together and keeps the newest stamp, so streams whose tokens are
+not well further apart than the turns are read at once.
 """
 
 from __future__ import annotations
@@ -26,24 +26,18 @@ from ampacity.loadgen.receive.exchange import Exchange
 from ampacity.loadgen.sleeper import Sleeper
 
 TURN_NS = 2_000_000  # from one turn to the next
-OFTEN_NS = (
-    125_000  # sockets that have something so soon after the latest read are read in turns ...
-)
+OFTEN_NS = 125_000  # reads closer together than this change to reading in turns ...
 FEW = 4  # ... until a turn has fewer reads
-READS_MAX = 64  # of a turn, before requests may leave; fewer where one is due soon ...
-READS_MIN = 8  # ... but so many
-READ_NS = 7_000  # what one takes, at first ...
-READ_NS_MAX = 50_000  # ... and at most: more, and the process was interrupted
-NEAR_NS = 2 * TURN_NS  # between two reads of a stream: so near each other, turns might merge them
-NEAR_SHARE_MAX = 1 / 16  # of the latest reads that may be so; with more all are made at once ...
-LATEST = 256  # ... for so many
-LOOK_EVERY = (
-    64  # so many times as many are made at once all the same: what is merged is not seen to be near
-)
-AUDIT_EVERY = 31  # reads: the delay of one in so many is noted; turns have no such number of reads again and again
-_EDGES = (
-    select.EPOLLIN | select.EPOLLRDHUP | select.EPOLLET
-)  # a socket is told of once, when something comes
+READS_MAX = 64  # of a turn, before requests may be sent; fewer if one is due soon ...
+READS_MIN = 8  # ... but at least these
+READ_NS = 7_000  # first estimate of one read's time ...
+READ_NS_MAX = 50_000  # ... and its maximum: longer means the process was interrupted
+NEAR_NS = 2 * TURN_NS  # reads of a stream closer than this might be merged by turns
+NEAR_SHARE_MAX = 1 / 16  # of near reads among the LATEST; with more, the next are read at once
+LATEST = 256
+LOOK_EVERY = 64  # one in so many batches is read at once: merged reads are not seen to be near
+AUDIT_EVERY = 31  # reads, of which one's delay is noted; prime, so as not to follow the turns
+_EDGES = select.EPOLLIN | select.EPOLLRDHUP | select.EPOLLET  # edge-triggered
 
 AVAILABLE: bool = sys.platform.startswith("linux") and struct.calcsize("P") == 8
 
@@ -51,62 +45,62 @@ AVAILABLE: bool = sys.platform.startswith("linux") and struct.calcsize("P") == 8
 class Receiver(Protocol):
     """The connection above the socket."""
 
-    exchange: Exchange | None  # that the next read is for
+    exchange: Exchange | None  # that gets the next read
 
     def attach(self, wire: KernelWire) -> None:
-        """The socket is connected."""
+        """Start to use a connected socket."""
 
     def over(self, exchange: Exchange) -> None:
-        """The exchange has ended by what was read."""
+        """Handle the end of the exchange by what was read."""
 
     def close(self) -> None:
-        """Give the socket up."""
+        """Close the socket."""
 
     def resume_writing(self) -> None:
-        """Everything has been handed to the socket."""
+        """Note that all buffered data is written."""
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Closed, by whom ever."""
+        """Handle the end of the connection."""
 
 
 class KernelReader:
-    """Reads the sockets of one event loop, each as soon as it has something or all in turns."""
+    """Reads the sockets of one event loop, each at once or all in turns."""
 
     def __init__(self, *, date_by_kernel: bool, on_delay: Callable[[float], None]) -> None:
-        """``on_delay`` is told read time − kernel time, s; with ``date_by_kernel``, which is the date then, of a sample."""
+        """``on_delay`` gets read time − kernel time in s; with ``date_by_kernel`` of a sample."""
         self._loop = asyncio.get_running_loop()
         self._by_kernel = date_by_kernel
         self._on_delay = on_delay
-        self._wires: list[KernelWire | None] = []  # by their descriptors, which are small numbers
+        self._wires: list[KernelWire | None] = []  # by file descriptor
         self._epoll = select.epoll()
         self._sleeper = Sleeper()
-        self.patient = False  # whether reads may wait for their turn
-        self.pacer: Sleeper | None = None  # lets requests leave, which come first
+        self.patient = False  # whether reads may be delayed to a turn
+        self.pacer: Sleeper | None = None  # sends requests, which come first
         self._read_ns = READ_NS  # of the latest turns
-        self.behind = False  # whether the latest turn had all the reads that it might have
+        self.behind = False  # whether the latest turn reached its maximum of reads
         self._more: asyncio.Handle | None = None
-        self._turn_ns = 0  # when the latest turn began
-        # of the latest reads, by how soon they came after the one before of their stream
+        self._turn_ns = 0  # start of the latest turn
+        # the latest reads, by the time since the previous read of their stream
         self._near = self._far = 0
-        self._apart = False  # whether most were far
+        self._apart = False  # whether most reads were far apart
         self._looks = 0
-        self._audit_at = 0  # which read of the next turn is audited, the first if it has several
+        self._audit_at = 0  # index of the next turn's audited read
         self._loop.add_reader(self._epoll.fileno(), self._on_readable)
 
     def add(self, wire: KernelWire) -> None:
-        """Read this socket from here on."""
+        """Start to read a socket."""
         self._wires += [None] * (wire.fd + 1 - len(self._wires))
         self._wires[wire.fd] = wire
         self._epoll.register(wire.fd, _EDGES)
 
     def remove(self, wire: KernelWire) -> None:
-        """Read it no more."""
+        """Stop reading a socket."""
         if wire.fd < len(self._wires) and self._wires[wire.fd] is wire:
             self._wires[wire.fd] = None
             self._epoll.unregister(wire.fd)
 
     def close(self) -> None:
-        """Read nothing any more."""
+        """Stop reading."""
         self._wires.clear()
         self._sleeper.close()
         if self._more is not None:
@@ -120,7 +114,7 @@ class KernelReader:
         if self._turn_ns - before_ns < OFTEN_NS and self._may_wait():
             self._loop.remove_reader(self._epoll.fileno())
             self._sleeper.call_at(self._turn_ns + TURN_NS, self._on_time)
-        elif self.behind:  # if only to see that nothing is left
+        elif self.behind:  # to see whether anything is left
             self._more = self._loop.call_soon(self._on_readable)
 
     def _on_time(self) -> None:
@@ -136,7 +130,7 @@ class KernelReader:
         return self.patient and self._by_kernel and self._apart
 
     def turn(self) -> int:
-        """Read what there is and hand it on. Says how many reads there were."""
+        """Read what is available and return the number of reads."""
         wires = self._wires
         self._turn_ns = time.monotonic_ns()
         most = self._reads_now()
@@ -157,7 +151,7 @@ class KernelReader:
             if wires[wire.fd] is wire:  # not closed by a read of this turn
                 try:
                     self._hand_on(wire, at_ns, data)
-                except Exception as error:  # one stream's, as in a callback of its own
+                except Exception as error:  # affects one stream only
                     self._tell(error)
         for wire in again:  # there may be more, or the end, and no new edge
             if wires[wire.fd] is wire:
@@ -176,23 +170,21 @@ class KernelReader:
         elif not data:
             wire.lose(None)
         elif exchange is None:
-            receiver.close()  # nobody asked
+            receiver.close()  # unsolicited
         elif exchange.feed(at_ns, data):
             receiver.over(exchange)
 
     def _reads_now(self) -> int:
-        """How many reads may be made before a request is due."""
+        """Return how many reads fit before the next request is due."""
         if self.pacer is None:
             return READS_MAX
         left_ns = self.pacer.deadline_ns - self._turn_ns
-        if (
-            left_ns < -TURN_NS
-        ):  # too late for making way: answers that nobody reads would make it later still
+        if left_ns < -TURN_NS:  # behind: unread answers would delay requests further
             return READS_MAX
         return min(max(left_ns // self._read_ns, READS_MIN), READS_MAX)
 
     def catch_up(self) -> None:
-        """Read all that waits by now: as many reads as there are sockets, for more is still coming where there is more."""
+        """Read what waits now, at most one read per socket."""
         left = len(self._wires)
         while left > 0:
             left -= self.turn()
@@ -214,7 +206,7 @@ class KernelReader:
 
 
 class KernelWire:
-    """A connected non-blocking socket that a reader reads."""
+    """A connected non-blocking socket of a KernelReader."""
 
     __slots__ = ("_buffer", "_loop", "_reader", "_socket", "fd", "last_ns", "receiver", "recvmsg")
 
@@ -226,13 +218,11 @@ class KernelWire:
         self.recvmsg = connected.recvmsg
         self.fd = connected.fileno()
         self.receiver = receiver
-        self.last_ns = (
-            0  # before which nothing can be dated: the latest read, or the write that it answers
-        )
+        self.last_ns = 0  # latest read or write: the lower bound of the next time stamp
         reader.add(self)
 
     def write(self, data: bytes) -> None:
-        """Hand over what fits at once; the rest as the socket takes it."""
+        """Write what fits at once, the rest when the socket is writable."""
         self.last_ns = time.monotonic_ns()
         if self._buffer:
             self._buffer += data
@@ -242,23 +232,23 @@ class KernelWire:
         except (BlockingIOError, InterruptedError):
             sent = 0
         except OSError as error:
-            self._loop.call_soon(self.lose, error)  # not from within the caller's send
+            self._loop.call_soon(self.lose, error)  # not within the caller's send
             return
         if sent < len(data):
             self._buffer = data[sent:]
             self._loop.add_writer(self.fd, self._on_writable)
 
     def get_write_buffer_size(self) -> int:
-        """Bytes that the socket has not taken yet."""
+        """Return the number of buffered bytes."""
         return len(self._buffer)
 
     def abort(self) -> None:
-        """Close at once; connection_lost follows in a later turn of the loop, as with asyncio's transports."""
+        """Close at once; connection_lost follows in a later turn of the loop, as in asyncio."""
         if self._release():
             self._loop.call_soon(self.receiver.connection_lost, None)
 
     def lose(self, error: OSError | None) -> None:
-        """The peer closed or broke the connection."""
+        """Handle a connection closed or broken by the peer."""
         if self._release():
             self.receiver.connection_lost(error)
 
@@ -276,7 +266,7 @@ class KernelWire:
             self.receiver.resume_writing()
 
     def _release(self) -> bool:
-        """Let the socket go; whether it was still there."""
+        """Close the socket; return whether it was open."""
         if self._socket.fileno() < 0:
             return False
         self._reader.remove(self)

@@ -1,6 +1,6 @@
-"""Pages beside the load: lists of models, versions, metrics. A small HTTP client, on the routes that the load takes too.
+"""Fetch pages beside the load (models, version, metrics), over the same proxy and addresses.
 
-It is no general one, hence quick to import: a page is read whole, up to a size; nothing is followed.
+A small HTTP client that imports fast: it reads whole pages up to a size and follows no redirects.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ PAGE_MAX_BYTES = 8 * 2**20
 
 
 class PageError(OSError):
-    """No page: what came was no HTTP, or broke off. One line."""
+    """The answer was not HTTP or was incomplete. One line."""
 
 
 class NoConnectionError(PageError):
-    """Nobody to talk to; the system's or OpenSSL's plain words."""
+    """No connection, with the message of the system or of OpenSSL."""
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,7 @@ class Page:
 
 
 class Pages:
-    """Fetches pages, one connection for each server and each page that is asked for at the same time."""
+    """Fetches pages; concurrent requests to a server use a connection each."""
 
     def __init__(self) -> None:
         self._idle: dict[tuple[str, str, int], list[_Connection]] = {}
@@ -64,13 +64,13 @@ class Pages:
         await asyncio.sleep(0)  # the transports close in the next turn of the loop
 
     async def get(self, url: str, headers: Mapping[str, str], timeout_s: float) -> Page:
-        """Raises PageError, TimeoutError; EndpointError for a proxy in the environment that cannot be used."""
+        """Get a page. Raises PageError, TimeoutError; EndpointError for an unusable proxy."""
         return await self._fetch("GET", url, headers, b"", timeout_s)
 
     async def post(
         self, url: str, headers: Mapping[str, str], body: bytes, timeout_s: float
     ) -> Page:
-        """Raises as ``get`` does."""
+        """Post ``body`` and return the page. Raises as ``get`` does."""
         return await self._fetch("POST", url, headers, body, timeout_s)
 
     async def _fetch(
@@ -116,7 +116,7 @@ class Pages:
                         server_hostname=server.host if context else None,
                     )
                     return connection
-                except ConnectionRefusedError as error:  # perhaps not by the next address
+                except ConnectionRefusedError as error:  # the next address may accept
                     failed = error
             raise failed or OSError("no address")
         except TimeoutError:
@@ -126,11 +126,11 @@ class Pages:
 
     @cached_property
     def _context(self) -> ssl.SSLContext:
-        return ssl.create_default_context()  # reads a few hundred certificates: once
+        return ssl.create_default_context()  # slow: reads a few hundred certificates
 
 
 class _Connection(asyncio.Protocol):
-    """One socket, and the page that it is being asked for."""
+    """One socket, and the page that is being read from it."""
 
     def __init__(self) -> None:
         self._transport: asyncio.BaseTransport | None = None
@@ -138,7 +138,7 @@ class _Connection(asyncio.Protocol):
         self.reusable = False
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Ready to be asked."""
+        """Keep the transport."""
         self._transport = transport
 
     async def ask(self, request: bytes) -> Page:
@@ -161,14 +161,14 @@ class _Connection(asyncio.Protocol):
                 self.close()
 
     def close(self) -> None:
-        """Give the socket up."""
+        """Close the socket."""
         if self._transport is not None:
             self._transport.close()
 
     def data_received(self, data: bytes) -> None:
-        """Part of the answer."""
+        """Parse a part of the answer."""
         if self._answer is None or self._answer.done():
-            self.close()  # nobody asked
+            self.close()  # unsolicited
             return
         before = self._size
         try:
@@ -180,7 +180,7 @@ class _Connection(asyncio.Protocol):
             self._fail(PageError(FRAMING_TOO_LONG))
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """An answer that is neither chunked nor of a stated length ends so."""
+        """End the answer: one without length and chunks ends with its connection."""
         self.reusable = False
         self._transport = None
         if self._answer is None or self._answer.done():
@@ -189,9 +189,8 @@ class _Connection(asyncio.Protocol):
         if exc is None and self._headers_complete and not framed:
             self._finish()
         else:
-            self._fail(
-                PageError(str(exc or "the connection was closed before the whole answer was there"))
-            )
+            why = str(exc or "the connection was closed before the whole answer was there")
+            self._fail(PageError(why))
 
     def on_header(self, name: bytes, value: bytes) -> None:
         """Called by the parser."""
@@ -205,12 +204,12 @@ class _Connection(asyncio.Protocol):
         """Called by the parser."""
         self._body.append(data)
         self._size += len(data)
-        if self._size >= PAGE_MAX_BYTES:  # without end: what there is must do
+        if self._size >= PAGE_MAX_BYTES:  # perhaps endless: use what there is
             self._finish()
 
     def on_message_complete(self) -> None:
         """Called by the parser."""
-        if self._parser.get_status_code() < 200:  # "100 Continue" and the like: the answer follows
+        if self._parser.get_status_code() < 200:  # as 100 Continue: the answer follows
             self._headers = {}
             return
         self.reusable = self._parser.should_keep_alive()
@@ -220,11 +219,8 @@ class _Connection(asyncio.Protocol):
         if self._answer is None or self._answer.done():
             return
         body = b"".join(self._body)[:PAGE_MAX_BYTES]
-        if self._headers.get("content-encoding", "").lower() in (
-            "gzip",
-            "x-gzip",
-            "deflate",
-        ):  # unasked
+        encoding = self._headers.get("content-encoding", "").lower()
+        if encoding in ("gzip", "x-gzip", "deflate"):  # some servers compress unasked
             try:
                 body = Inflater()(body)[:PAGE_MAX_BYTES]
             except zlib.error as error:
@@ -238,7 +234,7 @@ class _Connection(asyncio.Protocol):
 
 
 def _server_of(url: str) -> tuple[Endpoint, str]:
-    """Whom to ask, and for what."""
+    """Return the server and the path of a URL."""
     parts = urlsplit(url)
     port = parts.port or (443 if parts.scheme == "https" else 80)
     path = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
@@ -248,15 +244,15 @@ def _server_of(url: str) -> tuple[Endpoint, str]:
 def _addresses_of(server: Endpoint) -> list[str]:
     try:
         return server.addresses()
-    except ValueError:  # the connection says so, too
+    except ValueError:  # reported when connecting
         return [server.host]
 
 
 def _proxy_of(server: Endpoint) -> Proxy | None:
-    """The proxy that the environment names, but for this very machine."""
+    """Return the proxy from the environment; none for this machine."""
     try:
         return proxy_for(server, server.addresses())
-    except ValueError:  # a name that only the proxy can look up
+    except ValueError:  # a name that only the proxy can resolve
         return proxy_for(server, [])
 
 

@@ -1,4 +1,4 @@
-"""A proxy named in the environment (HTTP_PROXY, HTTPS_PROXY, NO_PROXY), as other tools understand it."""
+"""Use the proxy of the environment (HTTP_PROXY, HTTPS_PROXY, NO_PROXY), as other tools do."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ ANSWER_MAX_BYTES = 16_384
 
 
 def proxy_for(endpoint: Endpoint, addresses: list[str]) -> Proxy | None:
-    """The proxy that the environment names for this endpoint; never one for this very machine. Raises EndpointError."""
+    """Return the proxy for an endpoint; none for this machine. Raises EndpointError."""
     if (addresses and is_loopback(addresses)) or proxy_bypass(endpoint.host):
         return None
     url = getproxies().get(endpoint.scheme) or getproxies().get("all")
@@ -23,7 +23,8 @@ def proxy_for(endpoint: Endpoint, addresses: list[str]) -> Proxy | None:
     parts = urlsplit(url if "://" in url else f"http://{url}")
     if parts.scheme != "http" or not parts.hostname:
         raise EndpointError(
-            f"the proxy for {endpoint.url} from the environment is no http:// proxy: mend it, or exempt the host in NO_PROXY"
+            f"the proxy for {endpoint.url} from the environment is no http:// proxy: "
+            "correct it, or exempt the host in NO_PROXY"
         )
     authorization = None
     if parts.username:
@@ -40,7 +41,7 @@ class _Tunnel(asyncio.Protocol):
         self._received = b""
 
     def data_received(self, data: bytes) -> None:
-        """Collect the head of the answer."""
+        """Collect the headers of the answer."""
         self._received += data
         if not self.answered.done() and (
             b"\r\n\r\n" in self._received or len(self._received) > ANSWER_MAX_BYTES
@@ -48,7 +49,7 @@ class _Tunnel(asyncio.Protocol):
             self.answered.set_result(self._received)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """The proxy hung up."""
+        """Fail if the proxy closed without an answer."""
         if not self.answered.done():
             self.answered.set_exception(OSError("the proxy closed the connection"))
 
@@ -56,7 +57,7 @@ class _Tunnel(asyncio.Protocol):
 async def open_tunnel(
     proxy: Proxy, endpoint: Endpoint, context: ssl.SSLContext, protocol: asyncio.Protocol
 ) -> asyncio.Transport:
-    """CONNECT through the proxy, then TLS with the endpoint; ``protocol`` gets what follows. Raises OSError."""
+    """CONNECT through the proxy, then start TLS; ``protocol`` gets the data. Raises OSError."""
     loop = asyncio.get_running_loop()
     transport, tunnel = await loop.create_connection(_Tunnel, proxy.host, proxy.port)
     host = f"[{endpoint.host}]" if ":" in endpoint.host else endpoint.host

@@ -1,7 +1,7 @@
-"""A base URL that redirects: the place is looked up once, before anything is sent under load.
+"""Resolve a base URL that redirects, once, before the load begins.
 
-A redirect costs a request of its own each time, and a POST may lose its body in one, so the load goes straight
-to the final URL. A redirect within the load stays an ``http_error``.
+A redirect costs an extra request each time, and a POST may lose its body, so the load goes to the
+final URL directly. A redirect during the load is an ``http_error``.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ _ASKED = "/models"
 
 
 async def final_endpoint(pages: Pages, endpoint: Endpoint) -> Endpoint:
-    """``endpoint``, or the one that its /models redirects to; what does not answer is left to the probe.
+    """Return the endpoint that /models redirects to, or ``endpoint`` if it does not.
 
-    Raises EndpointError where the redirect cannot be followed.
+    Raises EndpointError if the redirect cannot be followed. The probe reports missing answers.
     """
     try:
         page = await pages.get(endpoint.models_url, endpoint.all_headers(), LOOK_TIMEOUT_S)
@@ -33,10 +33,10 @@ async def final_endpoint(pages: Pages, endpoint: Endpoint) -> Endpoint:
 
 
 def moved(endpoint: Endpoint, location: str) -> Endpoint:
-    """The endpoint whose /models is at ``location``, with the same key and headers.
+    """Return the endpoint whose /models is at ``location``, with the same key and headers.
 
-    Raises EndpointError where that is no base URL, where a secret stands in it, or where secrets would go to another
-    server: another host or port (but for http to https on their own ports), or from https to http.
+    Raises EndpointError if that is no base URL, contains a secret, or if secrets would go to
+    another host or port (except from http:80 to https:443) or from https to http.
     """
     target = urljoin(endpoint.url + _ASKED, location)
     shown = f"{endpoint.url} redirects to {redact(printable(shown_url(target)), endpoint.secrets)}"
@@ -51,7 +51,7 @@ def moved(endpoint: Endpoint, location: str) -> Endpoint:
     unsaid = tuple(secret for secret in endpoint.secrets if secret not in endpoint.url)
     if redact(found.url, unsaid) != found.url:
         raise EndpointError(
-            f"{shown}: the key or the value of a --header stands in it; give the final base URL"
+            f"{shown}: it contains the key or the value of a --header; give the final base URL"
         )
     here, there = (endpoint.scheme, endpoint.port), (found.scheme, found.port)
     same = found.host == endpoint.host and (

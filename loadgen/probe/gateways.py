@@ -1,13 +1,13 @@
-"""Which gateway stands before the engine, by the headers of an answer."""
+"""Recognise the gateway in front of the engine by the headers of an answer."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Mapping
 
-# what the routers of vLLM and SGLang, which are of one stock, make of a request without an id
+# the request ids that the routers of vLLM and SGLang (one code base) generate
 _ROUTERS_ID = re.compile(r"(chatcmpl|cmpl|gnt|resp|req)-[A-Za-z0-9]{24}")
-_SERVERS = {  # the beginning of ``server`` or the end of ``via``: who writes it
+_SERVERS = {  # product name in ``server`` or ``via``
     "envoy": "Envoy",
     "istio-envoy": "Envoy (Istio)",
     "nginx": "nginx",
@@ -27,9 +27,10 @@ _NAMES = {
 
 
 def gateway_of(headers: Mapping[str, str], engine: str | None = None) -> str | None:
-    """The gateway with its version where that is said; None where none shows itself.
+    """Return the gateway, with its version if given; None if none is recognised.
 
-    ``headers``: their names in lower case; ``engine``: who owns the models, which tells the two routers apart.
+    ``headers``: names in lower case; ``engine``: the owner of the models, which tells the vLLM and
+    SGLang routers apart.
     """
     if any(name.startswith("x-litellm-") for name in headers):
         return " ".join(filter(None, ("LiteLLM", headers.get("x-litellm-version"))))

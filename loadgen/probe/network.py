@@ -1,4 +1,4 @@
-"""The network's part of every latency: how long a connection takes, and the smallest request with its answer."""
+"""Measure the network's part of latencies: a TCP connect, and a minimal request."""
 
 from __future__ import annotations
 
@@ -10,30 +10,31 @@ from dataclasses import asdict, dataclass
 from ampacity.loadgen.net.pages import Pages
 from ampacity.loadgen.send.endpoint import Endpoint, Proxy
 
-TRIES = 5  # of each, of which the quickest counts: the others waited for something
+TRIES = 5  # of each; the fastest is taken
 TIMEOUT_S = 5.0
 
 
 @dataclass(frozen=True)
 class RoundTrip:
-    """Seconds, None where it could not be measured.
+    """Times in s; None if not measured.
 
-    ``connect_s``: of TCP to the first that answers, perhaps a proxy, which is one round trip to that. ``request_s``: of
-    the list of models on an open connection, which goes all the way and has the server's handling of it: what every TTFT holds at most.
+    ``connect_s``: TCP connect to the server or its proxy, one round trip. ``request_s``: the list of
+    models on an open connection, with the server's handling: an upper bound of the network's share
+    of every TTFT.
     """
 
     connect_s: float | None = None
     request_s: float | None = None
 
     def as_dict(self) -> dict[str, float | None]:
-        """As it stands in run.json."""
+        """Return the entry of run.json."""
         return asdict(self)
 
 
 async def measure_round_trip(
     pages: Pages, endpoint: Endpoint, addresses: list[str], proxy: Proxy | None, *, kept_alive: bool
 ) -> RoundTrip:
-    """Connect and ask TRIES times, one after the other. Where connections are not ``kept_alive`` a connection's time is taken off the request."""
+    """Connect and request TRIES times each; without keep-alive, subtract the connect time."""
     host, port = (addresses[0] if addresses else endpoint.host), endpoint.port
     if proxy is not None:
         host, port = proxy.host, proxy.port

@@ -1,9 +1,9 @@
-"""How a server counts our prompts, so that each has the length that was planned: tokens = overhead + own × tokens_per_word.
+"""Calibrate prompts to planned lengths: tokens = overhead + own tokens × tokens_per_word.
 
-Two prompts of different lengths tell, where every word of ours is one token. Where words are cut into one to three, a
-line through two points is off by dozens of tokens, so the words are looked at one by one: through the server's own
-``/tokenize`` those are taken that all have equally many tokens; else each word is asked for once and ``usage`` read.
-The calibrating prompts are the same in every run, so the same server gives the same calibration.
+Two prompts of different lengths suffice if each word is one token of the server. If words have one
+to three tokens, a line through two points is off by dozens of tokens. Then the server's
+``/tokenize`` selects words of equal token counts; without it, each word is sent once and ``usage``
+is read. The prompts are the same in every run, so the same server gives the same calibration.
 """
 
 from __future__ import annotations
@@ -31,22 +31,20 @@ from ampacity.workloads.prompts.synthetic import MIN_VOCABULARY, PromptMaker, bu
 from ampacity.workloads.prompts.tokenizers import WORD_TOKENIZERS, Tokenizer
 
 LONG_TOKENS = 256
-FIRST_WORD_TOKENS = (
-    2  # a prompt's first word, with no space before it, may differ from the others by so many
-)
-STABLE_TOKENS = 0.5  # standard error of the overhead that needs no more prompts ...
-OFFSETS_MIN, OFFSETS_MAX = 4, 10  # ... and so many are at least and at most
-PARTS = 8  # of all words, asked for apart and together
-CENSUS_MAX_S = 20.0  # a slow server is asked for no more after this
+FIRST_WORD_TOKENS = 2  # by which a prompt's first word, without a space before it, may differ
+STABLE_TOKENS = 0.5  # standard error of the overhead at which no more prompts are sent ...
+OFFSETS_MIN, OFFSETS_MAX = 4, 10  # ... within these numbers of prompts
+PARTS = 8  # of all words, sent apart and together
+CENSUS_MAX_S = 20.0  # no more requests to a slow server after this
 OTHER_VOCABULARY = 0.03
 _TIMEOUT_S = 20.0
 
-Send = Callable[[RequestShape, str, int], bytes]  # the request that says a text
+Send = Callable[[RequestShape, str, int], bytes]  # builds the request of a text
 
 
 @dataclasses.dataclass(frozen=True)
 class Counting:
-    """Whom to ask: ``say`` makes a request of a text; ``asked_for`` is what the user gave as ``--tokenizer``."""
+    """The server and how to ask it; ``asked_for``: the user's ``--tokenizer``."""
 
     pages: Pages
     client: Client
@@ -58,11 +56,11 @@ class Counting:
     say: Send
 
     def prompts(self, words: Sequence[str] | None = None) -> PromptMaker:
-        """What makes the calibrating prompts, the same in every run."""
+        """Return the maker of the calibrating prompts, the same in every run."""
         return PromptMaker(self.tokenizer, "calibration", words=words)
 
     async def count(self, text: str) -> tuple[int | None, RequestRecord]:
-        """The tokens that the server counts for a prompt, template included; None where it does not say."""
+        """Return the server's token count of a prompt with its template; None: not reported."""
         record = await ask(self.client, self.shape.api, self.say(self.shape, text, 1))
         return (record.input_tokens if record.status == "ok" else None), record
 
@@ -70,10 +68,10 @@ class Counting:
 async def calibrate(
     how: Counting, short: RequestRecord
 ) -> tuple[Calibration, RequestRecord, list[str]]:
-    """The calibration, the last good record, and what is to be said of it.
+    """Return the calibration, the last good record, and notes.
 
-    ``short``: a good answer to a prompt of SHORT_TOKENS own tokens. Raises EndpointError where ``--tokenizer server``
-    was asked for and there is no /tokenize.
+    ``short``: a good answer to a prompt of SHORT_TOKENS own tokens. Raises EndpointError for
+    ``--tokenizer server`` without a /tokenize.
     """
     found, record = await _by_two_lengths(how, short)
     name = how.asked_for
@@ -88,8 +86,8 @@ async def calibrate(
         and abs(found.tokens_per_word - 1) > OTHER_VOCABULARY
     ):
         notes.append(
-            f"the server counts {found.tokens_per_word:.2f} tokens for each of {name}: that is not its vocabulary; "
-            "prompts are made shorter or longer by this factor"
+            f"the server counts {found.tokens_per_word:.2f} tokens for each of {name}: that is not "
+            "its vocabulary; prompts are made shorter or longer by this factor"
         )
     return found, record, notes
 
@@ -99,13 +97,11 @@ def _is_exact(found: Calibration) -> bool:
 
 
 async def _by_two_lengths(how: Counting, short: RequestRecord) -> tuple[Calibration, RequestRecord]:
-    """A line through a short and a long prompt: exact where each own token is one of the server's."""
+    """Fit a line through two prompts: exact if each own token is one of the server's."""
     if short.input_tokens is None:
         return Calibration(), short
     own = LONG_TOKENS
-    if (
-        how.context is not None
-    ):  # the short one's tokens per word are too many: its template is among them
+    if how.context is not None:  # an upper bound of tokens per word: the template is included
         own = min(own, int((how.context - 2) / max(short.input_tokens / SHORT_TOKENS, 1.0)))
     if own <= SHORT_TOKENS:
         return Calibration(), short
@@ -131,7 +127,7 @@ async def _by_two_lengths(how: Counting, short: RequestRecord) -> tuple[Calibrat
 
 
 async def _by_tokenize(how: Counting, rough: Calibration) -> Calibration:
-    """As the server's own /tokenize counts (vLLM, SGLang, llama.cpp); ``rough`` where it has none that can be used.
+    """Calibrate by the server's /tokenize (vLLM, SGLang, llama.cpp); ``rough`` if unusable.
 
     Raises EndpointError for the latter with ``--tokenizer server``.
     """
@@ -168,7 +164,7 @@ async def _by_tokenize(how: Counting, rough: Calibration) -> Calibration:
 async def _mean_by_tokenize(
     how: Counting, rough: Calibration, mean: float, sd: float | None
 ) -> Calibration:
-    """No set of words has equally many tokens: the mean of all of them, and the overhead of one prompt."""
+    """Use the mean tokens of all words, and the overhead of one prompt."""
     text = how.prompts().text(0, SHORT_TOKENS)
     plain = await _tokens(how, {"prompt": text, "content": text, "add_special_tokens": False})
     chat = await _tokens(how, {"messages": [{"role": "user", "content": text}]})
@@ -189,9 +185,10 @@ async def _mean_by_tokenize(
 
 
 async def _tokens_by_word(how: Counting) -> dict[str, tuple[int, int]]:
-    """Tokens of each word behind a space and at the beginning of a text, from one page; empty where it cannot be told.
+    """Return each word's tokens after a space and at the start of a text; {} if unknown.
 
-    Each form of a word stands on a line of its own. The token that is there once for each line's end parts them.
+    One request has each form of a word on a line of its own; the token that appears once per line
+    end separates them.
     """
     words = built_in_words()
     lines = [form for word in words for form in (f" {word}", word)]
@@ -212,9 +209,9 @@ async def _tokens_by_word(how: Counting) -> dict[str, tuple[int, int]]:
 
 
 def _equal_words(counts: dict[str, tuple[int, int]]) -> tuple[tuple[str, ...], int]:
-    """(words that all have so few tokens, how many); no words where there are not enough of any kind.
+    """Return (words of equal token counts, that count); no words if there are not enough.
 
-    At best they have as many at the beginning of a text too.
+    Words with the same count at the start of a text are preferred.
     """
     for alike in (True, False):
         for tokens in sorted({spaced for spaced, _ in counts.values()}):
@@ -229,7 +226,7 @@ def _equal_words(counts: dict[str, tuple[int, int]]) -> tuple[tuple[str, ...], i
 
 
 async def _offsets(how: Counting, words: Sequence[str], tokens: int) -> tuple[float, float] | None:
-    """(overhead, its standard error) by prompts of these words in two lengths; None where they do not add up."""
+    """Return (overhead, standard error) from prompts of two lengths; None if inconsistent."""
     long = (
         LONG_TOKENS // tokens
         if how.context is None
@@ -251,7 +248,7 @@ async def _offsets(how: Counting, words: Sequence[str], tokens: int) -> tuple[fl
 
 
 async def _tokens(how: Counting, body: dict[str, Any]) -> list[Any] | str:
-    """The tokens that /tokenize gives, or why there are none."""
+    """Return the tokens from /tokenize, or why there are none."""
     endpoint = how.endpoint
     headers = {**endpoint.all_headers(), "Content-Type": "application/json"}
     body = {"model": how.shape.model, **body}
@@ -260,7 +257,8 @@ async def _tokens(how: Counting, body: dict[str, Any]) -> list[Any] | str:
             f"{endpoint.root}/tokenize", headers, json.dumps(body).encode(), _TIMEOUT_S
         )
         if page.status != 200:
-            return f"HTTP {page.status}: {redact(printable(error_text(page.body), 120), endpoint.secrets)}"
+            why = redact(printable(error_text(page.body), 120), endpoint.secrets)
+            return f"HTTP {page.status}: {why}"
         held = json.loads(page.body)
         found = held["tokens"] if isinstance(held.get("tokens"), list) else None
     except TimeoutError:
@@ -274,12 +272,12 @@ async def _tokens(how: Counting, body: dict[str, Any]) -> list[Any] | str:
 
 
 async def _by_parts(how: Counting, rough: Calibration) -> Calibration:
-    """All words once in ``PARTS`` prompts, and once more in few: the parts exceed the wholes by the overheads alone.
+    """Send all words in ``PARTS`` prompts, then in fewer: the sums differ by the overheads alone.
 
-    ``rough`` where an answer has no usage. A slow server is asked for what fits into CENSUS_MAX_S.
+    Returns ``rough`` if an answer has no usage. A slow server gets what fits into CENSUS_MAX_S.
     """
     words = list(built_in_words())
-    random.Random(0).shuffle(words)  # as they come in prompts, and the same in every run
+    random.Random(0).shuffle(words)  # mixed as in prompts, the same in every run
     size, give_up_s = len(words) // PARTS, time.monotonic() + CENSUS_MAX_S
     texts = [" ".join(words[i * size : (i + 1) * size]) for i in range(PARTS)]
     parts: list[int] = []
@@ -288,7 +286,7 @@ async def _by_parts(how: Counting, rough: Calibration) -> Calibration:
         if counted is None:
             return rough
         parts.append(counted)
-    excess, more = 0, 0  # of the parts over the wholes, and how many overheads it is made of
+    excess, more = 0, 0  # tokens of parts beyond the wholes, and the overheads in it
     for together in (8, 4, 2):
         if together > len(parts) or (how.context and sum(parts[:together]) > how.context):
             continue
