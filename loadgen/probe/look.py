@@ -130,7 +130,10 @@ async def _other_scheme(pages: Pages, endpoint: Endpoint, failed: Exception | No
     Sends a request to the server's root, without the user's key or headers.
     """
     if isinstance(failed and failed.__cause__, ssl.SSLCertVerificationError):
-        return "its certificate must be one that this machine trusts (SSL_CERT_FILE names further ones)"
+        return (
+            "its certificate must be one that this machine trusts "
+            "(SSL_CERT_FILE names further ones)"
+        )
     tls = endpoint.scheme == "http"
     other, spoken = ("https", "TLS") if tls else ("http", "plain HTTP")
     hint = f"{spoken} is spoken there: try {other}://{endpoint.authority}{endpoint.path}"

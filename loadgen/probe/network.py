@@ -18,9 +18,9 @@ TIMEOUT_S = 5.0
 class RoundTrip:
     """Times in s; None if not measured.
 
-    ``connect_s``: TCP connect to the server or its proxy, one round trip. ``request_s``: the list of
-    models on an open connection, with the server's handling: an upper bound of the network's share
-    of every TTFT.
+    ``connect_s``: TCP connect to the server or its proxy, one round trip. ``request_s``: the list
+    of models on an open connection, with the server's handling: an upper bound of the network's
+    share of every TTFT.
     """
 
     connect_s: float | None = None
