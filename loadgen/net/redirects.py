@@ -51,7 +51,7 @@ def moved(endpoint: Endpoint, location: str) -> Endpoint:
     unsaid = tuple(secret for secret in endpoint.secrets if secret not in endpoint.url)
     if redact(found.url, unsaid) != found.url:
         raise EndpointError(
-            f"{shown}: it contains the key or the value of a --header; give the final base URL"
+            f"{shown}: the key or the value of a --header is part of it; give the final base URL"
         )
     here, there = (endpoint.scheme, endpoint.port), (found.scheme, found.port)
     same = found.host == endpoint.host and (

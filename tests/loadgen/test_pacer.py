@@ -11,6 +11,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ampacity.loadgen.drive.pacer import YIELD_EVERY, due_count, pace
+from ampacity.loadgen.drive.stage import StageRunner
+from ampacity.loadgen.net.http import Client
+from ampacity.loadgen.plan import StagePlan
+from ampacity.loadgen.rundir.records import RequestRecord
+from ampacity.loadgen.send.endpoint import parse_endpoint
 from ampacity.loadgen.sleeper import Sleeper
 from tests.support.fault_server import FaultServer
 from tests.support.stage_driving import (
@@ -18,6 +23,7 @@ from tests.support.stage_driving import (
     Made,
     check_complete,
     on_loop,
+    request_bytes,
     run_stage,
     schedule_at,
 )
@@ -165,7 +171,7 @@ def test_a_sleeper_never_wakes_early(loop: str) -> None:
 def test_without_a_timerfd_the_coarse_way_is_not_early_either(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("ampacity.loadgen.drive.pacer._timerfd_create", lambda: None)
+    monkeypatch.setattr("ampacity.loadgen.sleeper._timerfd_create", lambda: None)
     released, calls, _ = _paced("asyncio", [0.0, 0.7, 5.0, 5.1, 9.0])
     assert (released, [i for i, _ in calls]) == (5, [0, 1, 2, 3, 4])
     assert min(ns for _, ns in calls) >= 0
@@ -225,13 +231,6 @@ def test_a_burst_opens_as_many_connections_as_it_needs(loop: str) -> None:
 
 
 def test_a_stopped_stage_ends_soon_with_what_was_in_flight_unfinished() -> None:
-    from ampacity.loadgen.drive.stage import StageRunner
-    from ampacity.loadgen.net.http import Client
-    from ampacity.loadgen.plan import StagePlan
-    from ampacity.loadgen.rundir.records import RequestRecord
-    from ampacity.loadgen.send.endpoint import parse_endpoint
-    from tests.support.stage_driving import request_bytes
-
     async def main(url: str) -> tuple[Driven, float]:
         endpoint = parse_endpoint(url)
         client = Client(endpoint, endpoint.addresses(), None)
