@@ -86,13 +86,11 @@ class StageRunner:
         self._first = plan.schedule.first_requests()  # that depend on no other
         self._sessions = SessionDependencies(plan.schedule, plan.end_on_failure)
         # nothing depends on an answer's content: answers are parsed in batches
-        self._patient = (
-            plan.kind == "open"
-            and plan.schedule.after_start is None
-            and not self._options.limits.retries
-        )
+        waits_for_answers = plan.schedule.after_start is not None or self._options.limits.retries
+        self._patient = plan.kind == "open" and not waits_for_answers
         self._dependents = DependentSender(self._build, self._send)
-        self._rows = self._ids_used = 0
+        self._rows = self._ids_used = self._last_due_ns = 0
+        self._retrying = 0  # requests that wait for their next attempt
         self._requests.prepare(plan.schedule)
         self._measures = Measures(
             dated_by_kernel=all(client.stamps == "kernel" for client in self._clients),
@@ -100,10 +98,7 @@ class StageRunner:
         )
         if plan.kind == "closed":
             self._users = VirtualUsers(plan, self._first, self._send, self._sends_no_more)
-        self._last_due_ns = 0  # of the requests sent
-        self._retrying = 0  # attempts that wait for their pause to end
-        self._decided = None
-        self._closing = False
+        self._decided, self._closing = None, False
         for client in self._clients:
             client.receive_delays_s = self._measures.receive_delays_s
             client.be_patient(self._patient)
@@ -177,8 +172,6 @@ class StageRunner:
         shortages, resent = self._troubles()
         self._measures.shortages, self._measures.resent = shortages - before[0], resent - before[1]
 
-    # -- the two loops ---------------------------------------------------------------------------
-
     async def _drive_open(self, start_ns: int, sleeper: Sleeper) -> str | None:
         first, scheduled_s = self._first, self._plan.schedule.scheduled_s
         scheduled_ns = start_ns + np.round(scheduled_s[first] * 1e9).astype(np.int64)
@@ -199,8 +192,6 @@ class StageRunner:
 
     def _sends_no_more(self) -> bool:
         return bool(self._stop_reason or self._decided)
-
-    # -- requests that depend on others ----------------------------------------------------------
 
     def _broke(self, what: str, task: asyncio.Task[None]) -> None:
         if not task.cancelled() and (error := task.exception()) is not None:
@@ -272,8 +263,6 @@ class StageRunner:
         for exchange in [e for e in self._in_flight if e not in kept]:
             exchange.fail("unfinished", why, time.monotonic_ns())
 
-    # -- one request -----------------------------------------------------------------------------
-
     def _work(self) -> bool:
         """Do one piece of deferrable work; return False if there is none."""
         return self._judge_one() or self._ahead.make_one()
@@ -321,7 +310,6 @@ class StageRunner:
             self._clients[self._target_of(index)].dispatch(exchange)
 
     def _record(self, index: int, scheduled_ns: int) -> RequestRecord:
-        """Return the record of a request before it is sent."""
         record = record_of(self._plan, index, scheduled_ns)
         record.worker, record.target = (
             self._options.worker,
