@@ -90,6 +90,7 @@ _RUN_JSON = _object(
         input_tokens=_LENGTHS,
         output_tokens=_LENGTHS,
         classes=_list(_object(name=str, weight=_AMOUNT)),
+        trace=_object(requests=_COUNT),
         turns_beyond_context=_COUNT,
         clipped_to_context=_COUNT,
     ),
