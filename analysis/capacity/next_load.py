@@ -42,7 +42,7 @@ APART = 0.7  # in log-odds of a miss: how far from the limit the loads are
 SPLIT = (
     1.2  # loads on both sides of the limit that are further apart have the next one between them
 )
-TOLD = 2.0  # intervals up to so many times the precision asked for tell how many requests it takes (docs/search.md)
+TOLD = 2.0  # intervals up to so many times the precision asked for tell how many requests it takes (docs/methods/search.md)
 WIDE = 2.0  # upper over lower end of an interval that says nothing yet of where the limit is not
 LASTS = 3.0  # a stage lasts so many times as long as an overload of its size takes to show
 BEYOND_NOISE = 2.0  # standard deviations
@@ -66,7 +66,7 @@ class Goal:
 
 
 def expected_requests(goal: Goal) -> int:
-    """Requests that a search takes: EXPECTED misses in the mean for each 1/precision^2 (docs/search.md, measured)."""
+    """Requests that a search takes: EXPECTED misses in the mean for each 1/precision^2 (docs/methods/search.md, measured)."""
     return math.ceil(EXPECTED / (1 - max(slo.quantile for slo in goal.slos)) / goal.precision**2)
 
 
