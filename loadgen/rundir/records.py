@@ -59,7 +59,7 @@ class RequestRecord:
     dispatched_ns: int | None = None  # released by the pacer
     connected_ns: int | None = None  # a connected socket (TLS included) was in hand
     started_ns: int | None = None  # first byte handed to that socket
-    sent_ns: int | None = None  # last byte handed to that socket
+    sent_ns: int | None = None  # when the call began that handed the last byte to that socket
     headers_ns: int | None = None  # response headers complete
     first_event_ns: int | None = None  # first SSE event of any kind
     first_token_ns: int | None = None
