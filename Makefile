@@ -11,7 +11,7 @@ demo: $(INSTALLED)
 
 test: $(INSTALLED_DEV)
 	$(BIN)/python -m pytest -n auto --dist loadfile -m "not real_time"
-	$(BIN)/python -m pytest -m "real_time"
+	$(BIN)/python -m pytest -n auto --dist loadfile -m "real_time"
 
 lint: $(INSTALLED_DEV)
 	$(BIN)/ruff check .
