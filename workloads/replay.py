@@ -15,8 +15,8 @@ from ampacity.workloads.errors import WorkloadError
 from ampacity.workloads.prompts.prefixes import block_size, in_time_order, odd_blocks
 from ampacity.workloads.replay_turns import Prompts, earliest_s, prompts_of, roots, who_waits
 from ampacity.workloads.schedule import WITH_START, Schedule
-from ampacity.workloads.traces.read import Trace
 from ampacity.workloads.traces.recorded import Recorded
+from ampacity.workloads.traces.trace import Trace
 
 _NAMED = 3  # rows that a note names
 _ODD_SESSION = 1000  # requests of a session that is doubted where it has most of the file

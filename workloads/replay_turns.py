@@ -16,7 +16,7 @@ from ampacity.workloads.prompts.prefixes import (
     take_lists,
 )
 from ampacity.workloads.schedule import AFTER_END, AFTER_START, WITH_START
-from ampacity.workloads.traces.read import Trace
+from ampacity.workloads.traces.trace import Trace
 
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]

@@ -16,9 +16,9 @@ from ampacity.workloads.prompts.prefixes import SharedPrefixes
 from ampacity.workloads.replay import Replayed
 from ampacity.workloads.schedule import Schedule
 from ampacity.workloads.text import mended
-from ampacity.workloads.traces.fields import BadRow
 from ampacity.workloads.traces.formats import open_records
 from ampacity.workloads.traces.read import read_trace
+from ampacity.workloads.traces.values import BadRow
 
 # Columns that a row holds where they are not as here: the type, and what is left out.
 _PER_REQUEST: dict[str, tuple[Any, Any]] = {

@@ -5,7 +5,7 @@ import pytest
 
 from ampacity.workloads.errors import WorkloadError
 from ampacity.workloads.replay import Replay, cut, loop, prepare, spread, thin
-from ampacity.workloads.traces.read import Blocks, Trace
+from ampacity.workloads.traces.trace import Blocks, Trace
 
 
 def trace(times: list[float], **more: object) -> Trace:

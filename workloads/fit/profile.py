@@ -23,8 +23,8 @@ from ampacity.workloads.fit.traffic import (
 )
 from ampacity.workloads.lengths.parse import fit_copula, parse_lengths, spearman
 from ampacity.workloads.replay import spread, with_blocks
-from ampacity.workloads.traces.read import Trace
 from ampacity.workloads.traces.times import recorded
+from ampacity.workloads.traces.trace import Trace
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]

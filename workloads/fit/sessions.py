@@ -7,7 +7,7 @@ from numpy.typing import NDArray
 
 from ampacity.workloads.fit.traffic import turns_of
 from ampacity.workloads.sessions import JOINT_MAX
-from ampacity.workloads.traces.read import Trace
+from ampacity.workloads.traces.trace import Trace
 
 Ints = NDArray[np.int64]
 _CUTS = 20  # prompts that are shorter than what came before, from which on ...

@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 
 from ampacity.workloads.fit.busy_hour import busy_hour
 from ampacity.workloads.fit.lengths import rounded
-from ampacity.workloads.traces.read import Blocks, Trace
+from ampacity.workloads.traces.trace import Blocks, Trace
 
 Floats = NDArray[np.float64]
 _WINDOWS_S = (1, 10, 60)

@@ -21,10 +21,10 @@ from ampacity.workloads.text import (
     BROKEN_BYTES,
     DECODE_ERRORS,
     counting_pairs,
+    duplicate_key_notes,
     encoding_of,
     is_broken,
     mended,
-    twice_notes,
 )
 
 Message = dict[str, Any]
@@ -152,7 +152,7 @@ def read_prompts(path: Path, *, skip_bad_rows: bool = False) -> PromptFile:
                 ) from None
             tally.bad_rows[reason] += 1
         tally.parts, tally.fields = held  # those of a row that is left out do not count
-    notes = (*tally.notes(path.name, len(entries)), *twice_notes(path.name, twice))
+    notes = (*tally.notes(path.name, len(entries)), *duplicate_key_notes(path.name, twice))
     if not entries:
         raise WorkloadError("; ".join([f"prompts {path}: there is no prompt in it", *notes]))
     return PromptFile(str(path), tuple(entries), notes)
