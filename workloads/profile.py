@@ -48,9 +48,8 @@ class Workload:
     arrivals: str = "poisson"
     source: str = ""
     classes: tuple[RequestClass, ...] = ()
-    sessions: Sessions | None = (
-        None  # how requests form sessions; then the lengths here are of messages
-    )
+    # how requests form sessions; then the lengths here are of messages
+    sessions: Sessions | None = None
     prefixes: Prefixes | None = None  # what prompts have in common; None: nothing
     images: Images | None = None  # that prompts have beside their text
     prompts: Prompts | None = None  # real ones from a file; then their lengths are sent

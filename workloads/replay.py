@@ -28,19 +28,16 @@ class Replay:
 
     from_s: float = 0.0
     to_s: float | None = None
-    keep: float = (
-        1.0  # share of the requests (of whole sessions, where there are any) that is played
-    )
+    # share of the requests (of whole sessions, where there are any) that is played
+    keep: float = 1.0
     loops: int = 1
     as_written: bool = False  # a coarse clock's bursts are kept
     time_scale: float = 1.0  # every gap and pause is divided by it
-    think_scale: float | None = (
-        None  # pauses within sessions are multiplied by it; None: as time_scale has it
-    )
+    # pauses within sessions are multiplied by it; None: as time_scale has it
+    think_scale: float | None = None
     max_think_s: float = math.inf  # no pause is longer
-    block_tokens: int | None = (
-        None  # of the ids in hash_ids; None: as the file says, else by the lengths
-    )
+    # of the ids in hash_ids; None: as the file says, else by the lengths
+    block_tokens: int | None = None
 
     def __post_init__(self) -> None:
         for name, factor in (("time", self.time_scale), ("think", self.think_scale)):

@@ -57,36 +57,28 @@ class Schedule:
     class_names: tuple[str, ...] = ("default",)
     class_index: NDArray[np.int16] | None = None  # into class_names; None: all of the first class
     model_names: tuple[str, ...] = ()
-    model_index: NDArray[np.int16] | None = (
-        None  # into model_names, -1: the run's model; None: all the run's
-    )
-    cancel_after_s: NDArray[np.float64] | None = (
-        None  # the user leaves so long after the start; NaN: stays
-    )
+    # into model_names, -1: the run's model; None: all the run's
+    model_index: NDArray[np.int16] | None = None
+    # the user leaves so long after the start; NaN: stays
+    cancel_after_s: NDArray[np.float64] | None = None
     cancel_after_tokens: NDArray[np.int64] | None = None  # or after so many output tokens; 0: stays
     session: NDArray[np.int64] | None = None  # number of the session; -1: none
     turn: NDArray[np.int32] | None = None  # 0, 1, ... within the session
-    think_s: NDArray[np.float64] | None = (
-        None  # between the end of what it waits for and its scheduled time
-    )
-    counts_from: NDArray[np.int8] | None = (
-        None  # what that pause counts from; None: all from the end
-    )
+    # between the end of what it waits for and its scheduled time
+    think_s: NDArray[np.float64] | None = None
+    # what that pause counts from; None: all from the end
+    counts_from: NDArray[np.int8] | None = None
     after_start: NDArray[np.int64] | None = None  # int64[n + 1]: request i waits for the end of ...
-    after: NDArray[np.int64] | None = (
-        None  # ... the requests (by index) after[after_start[i]:after_start[i + 1]]
-    )
-    continues: NDArray[np.int64] | None = (
-        None  # whose conversation (by index here) it goes on with; -1: none
-    )
-    new_tokens: NDArray[np.int64] | None = (
-        None  # of input_tokens, what comes behind that conversation
-    )
+    # ... the requests (by index) after[after_start[i]:after_start[i + 1]]
+    after: NDArray[np.int64] | None = None
+    # whose conversation (by index here) it goes on with; -1: none
+    continues: NDArray[np.int64] | None = None
+    # of input_tokens, what comes behind that conversation
+    new_tokens: NDArray[np.int64] | None = None
     shared: SharedPrefixes | None = None  # what its prompt begins with that others begin with too
     entry: NDArray[np.int64] | None = None  # of the prompts of a file; -1: none
-    numbers: NDArray[np.int64] | None = (
-        None  # request i has the id first_request_id + numbers[i]; None: + i
-    )
+    # request i has the id first_request_id + numbers[i]; None: + i
+    numbers: NDArray[np.int64] | None = None
 
     def __post_init__(self) -> None:
         for name in _COLUMNS:

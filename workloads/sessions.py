@@ -93,23 +93,19 @@ class Sessions:
     turns: Lengths  # messages of the user in a session
     user_tokens: Lengths | None = None  # of each message after the first; None: as the first
     think_ms: Lengths | None = None  # between an answer and the user's next message; None: no pause
-    history: str = (
-        "answers"  # "answers": what the server really said; "planned": text of the planned length
-    )
+    # "answers": what the server really said; "planned": text of the planned length
+    history: str = "answers"
     keep_reasoning: bool = False  # whether reasoning stays in the history
     on_failed_turn: str = "end"  # or "continue"
-    limit_tokens: int | None = (
-        None  # a longer conversation is compacted: it begins anew with a summary
-    )
+    # a longer conversation is compacted: it begins anew with a summary
+    limit_tokens: int | None = None
     summary_tokens: Lengths | None = None
-    message_tokens: int | None = (
-        None  # that the template adds to each message but the first; None: 0
-    )
+    # that the template adds to each message but the first; None: 0
+    message_tokens: int | None = None
     finish_s: float = 60.0  # how long after the stage sessions are played on
     steps: Steps | None = None
-    joint: Joint | None = (
-        None  # in place of turns and two messages; later ones are scaled to its mean
-    )
+    # in place of turns and two messages; later ones are scaled to its mean
+    joint: Joint | None = None
 
     def mean_requests(self) -> float:
         """Requests in a session, on average."""

@@ -47,9 +47,8 @@ _LEVELS = np.unique(
     )
 )
 _KEPT_LEVELS = (0.01, 0.1, 0.25, 0.5, 0.75, 0.9, 0.95, 0.99)
-ATOM_SHARE = (
-    0.003  # a single length with this share of the requests gets a step of its own in the table
-)
+# a single length with this share of the requests gets a step of its own in the table
+ATOM_SHARE = 0.003
 _ATOMS_MAX = 60
 SPIKE_SHARE = 0.01  # a length is called a spike from this share on, where it stands out by ...
 _SPIKE_FACTOR = 5.0  # ... so much against lengths within a tenth of it

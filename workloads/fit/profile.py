@@ -33,9 +33,8 @@ _DRAWN_MAX = 3_000_000  # requests of a draw that is shown beside the log
 _SLOW_S = 60.0  # a cycle of states that a usual stage is too short for
 FEWEST = 100  # requests; fewer show neither a process of arrivals nor a correlation
 _SESSION_TURNS = 1.5  # mean turns, and ...
-_SESSION_SHARE = (
-    0.9  # ... share of the requests in sessions, from which on the profile is one of sessions
-)
+# ... share of the requests in sessions, from which on the profile is one of sessions
+_SESSION_SHARE = 0.9
 
 
 def fit(trace: Trace, name: str, *, seed: int = 1) -> dict[str, Any]:

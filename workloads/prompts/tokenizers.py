@@ -33,9 +33,8 @@ class Tokenizer:
 
     name: str  # as it was asked for
     count: Callable[[str], int]
-    by_piece: Callable[[Sequence[str]], list[int]] | None = (
-        None  # tokens of a text that end in each of its pieces
-    )
+    # tokens of a text that end in each of its pieces
+    by_piece: Callable[[Sequence[str]], list[int]] | None = None
 
 
 WORDS = Tokenizer("words", lambda text: len(text.split()))
