@@ -12,7 +12,7 @@ from ampacity.workloads.errors import WorkloadError
 from ampacity.workloads.mix import ARRIVALS, RandomStream, class_columns, draw_stage
 from ampacity.workloads.profile import Workload
 from ampacity.workloads.prompts.prefixes import SharedPrefixes, infinite_cache, take_lists
-from ampacity.workloads.sessions import draw_sessions
+from ampacity.workloads.session_draw import draw_sessions
 
 _PREFIXES, _PROMPTS = 31, 30  # those of sessions follow
 # What the pause of a request counts from.
