@@ -1,4 +1,4 @@
-"""The seeded plan of one stage: when each request is due and how long it is. Holds no prompt text."""
+"""The seeded plan of one stage: due times and lengths of requests, without prompt text."""
 
 from dataclasses import dataclass, replace
 from functools import partial
@@ -45,9 +45,10 @@ _COLUMNS = (
 class Schedule:
     """n requests in the order in which they are due.
 
-    ``scheduled_s`` float64[n], seconds from the stage's start (all 0 in a closed loop, where the driver sets
-    them); ``input_tokens`` and ``output_tokens`` int64[n]; request i has the id ``first_request_id + i``. A request
-    that waits for others has as ``scheduled_s`` the earliest time that is possible. Further columns: None where unused.
+    ``scheduled_s`` float64[n], seconds from the stage's start (all 0 in a closed loop, where the
+    driver sets them), of a dependent request the earliest possible time; ``input_tokens`` and
+    ``output_tokens`` int64[n]; request i has the id ``first_request_id + i``. Further columns: None
+    where unused.
     """
 
     scheduled_s: NDArray[np.float64]
@@ -97,11 +98,11 @@ class Schedule:
         return len(self.scheduled_s)
 
     def planned_tokens(self) -> int:
-        """Input and output tokens of all requests."""
+        """Return the input and output tokens of all requests."""
         return int(self.input_tokens.sum() + self.output_tokens.sum())
 
     def take(self, kept: NDArray[np.int64]) -> "Schedule":
-        """The requests at these indices, in order; what they wait for must be among them."""
+        """Return the requests at these indices, in order; they must include their dependencies."""
         new_index = np.full(len(self) + 1, -1, dtype=np.int64)  # the last one stands for "none"
         new_index[kept] = np.arange(len(kept))
         columns = {
@@ -119,7 +120,7 @@ class Schedule:
         return replace(self, **columns)
 
     def without(self, unwanted: NDArray[np.bool_]) -> "Schedule":
-        """All but these requests, and but those that wait for one that is left out."""
+        """Return all but these requests and those that depend on them."""
         out = unwanted.copy()
         if self.after_start is not None and self.after is not None:
             for i in np.flatnonzero(np.diff(self.after_start)):
@@ -127,28 +128,28 @@ class Schedule:
         return self.take(np.flatnonzero(~out)) if out.any() else self
 
     def request_id(self, index: int) -> int:
-        """The number of a request in the whole run."""
+        """Return the number of a request in the whole run."""
         return self.first_request_id + (index if self.numbers is None else int(self.numbers[index]))
 
     def planned_cached_tokens(self, answers_too: bool = True) -> NDArray[np.int64]:
-        """int64[n]: what an infinite prefix cache would find of each prompt, all of it shared by design.
+        """Return int64[n]: what an infinite prefix cache would hit of each prompt, by design.
 
-        ``answers_too``: conversations go on with what the server said, not with other text of that length.
+        ``answers_too``: conversations continue the server's answers, not other text of that length.
         """
         outputs = self.output_tokens if answers_too else None
         return infinite_cache(self.input_tokens, self.shared, self.continues, outputs)
 
     def class_name(self, index: int) -> str:
-        """The class of a request."""
+        """Return the class of a request."""
         return self.class_names[0 if self.class_index is None else int(self.class_index[index])]
 
     def model_name(self, index: int) -> str | None:
-        """The model that a request asks for; None: the run's."""
+        """Return the model that a request asks for; None: the run's."""
         k = -1 if self.model_index is None else int(self.model_index[index])
         return self.model_names[k] if k >= 0 else None
 
     def first_requests(self) -> NDArray[np.int64]:
-        """Indices of the requests that wait for no other."""
+        """Return the indices of the requests that wait for no other."""
         if self.after_start is None:
             return np.arange(len(self), dtype=np.int64)
         return np.flatnonzero(np.diff(self.after_start) == 0)
@@ -156,7 +157,7 @@ class Schedule:
     def _whole_sessions(
         self, max_requests: int | None, max_tokens: int | None
     ) -> NDArray[np.int64]:
-        """Indices of the sessions that fit as a whole, in the order of their beginnings; of the first at least a part."""
+        """Return the indices of the sessions that fit as a whole; of the first at least a part."""
         unit = self.units()
         order = np.argsort(unit, kind="stable")  # session by session, each in its own order
         fits = np.ones(len(self), dtype=bool)
@@ -170,7 +171,7 @@ class Schedule:
         return np.sort(order[:keep])
 
     def units(self) -> NDArray[np.int64]:
-        """int64[n]: the session of each request, or the lone request, numbered by its first appearance."""
+        """Return int64[n]: the session or lone request of each request, by first appearance."""
         here = np.arange(len(self), dtype=np.int64)
         if self.session is None:
             return here
@@ -183,7 +184,7 @@ class Schedule:
     def capped(
         self, max_requests: int | None = None, max_tokens: int | None = None
     ) -> tuple["Schedule", str | None]:
-        """The longest beginning that stays within both limits, and why it was cut (None: it was not).
+        """Return the longest beginning within both limits, and why it was cut (None: it was not).
 
         ``max_tokens`` counts planned input and output tokens.
         """
@@ -215,10 +216,11 @@ def open_schedule(
     stage: int,
     first_request_id: int = 0,
 ) -> Schedule:
-    """An open-loop stage of ``duration_s`` seconds at ``rate_rps`` requests/s; ``stage`` varies the draw.
+    """Return an open-loop stage of ``duration_s`` s at ``rate_rps``; ``stage`` varies the draw.
 
-    The lengths of the k-th request depend on workload, seed and stage, not on rate or duration. Of a workload of
-    sessions so many begin that their requests come at ``rate_rps`` once they overlap. Raises WorkloadError.
+    Lengths of the k-th request depend on workload, seed and stage, not on rate or duration.
+    Sessions begin at the rate at which their requests, once they overlap, come at ``rate_rps``.
+    Raises WorkloadError.
     """
     stream = partial(_stream, seed, stage)
     per_arrival = _requests_per_arrival(workload)
@@ -236,7 +238,7 @@ def open_schedule(
 def closed_schedule(
     workload: Workload, *, requests: int, seed: int, stage: int, first_request_id: int = 0
 ) -> Schedule:
-    """A closed-loop stage of ``requests`` requests: lengths only, every time is 0. Raises WorkloadError."""
+    """Return a closed-loop stage: lengths only, every time is 0. Raises WorkloadError."""
     if requests < 0:
         raise WorkloadError(f"requests is {requests}: give 0 or more")
     stream = partial(_stream, seed, stage)
@@ -282,7 +284,7 @@ def _of_sessions(
 
 
 def _requests_per_arrival(workload: Workload) -> float | None:
-    """Of a session, or of a conversation from a file, on average; None: requests arrive alone."""
+    """Return the mean requests of a session or conversation; None: requests arrive alone."""
     if workload.prompts is not None:
         return workload.prompts.mean_turns
     return None if workload.sessions is None else workload.sessions.mean_requests()

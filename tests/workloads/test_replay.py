@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from ampacity.workloads.errors import WorkloadError
-from ampacity.workloads.replay import Replay, cut, loop, prepare, spread, thin
+from ampacity.workloads.trace_cuts import Replay, cut, loop, prepare, spread, thin
 from ampacity.workloads.traces.trace import Blocks, Trace
 
 

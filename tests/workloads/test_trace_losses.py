@@ -11,8 +11,9 @@ import numpy as np
 import pytest
 
 from ampacity.workloads.errors import WorkloadError
-from ampacity.workloads.replay import Replay, Replayed, replayed
+from ampacity.workloads.replay import Replayed, replayed
 from ampacity.workloads.schedule_file import read_schedule
+from ampacity.workloads.trace_cuts import Replay
 from ampacity.workloads.traces import formats, json_rows
 from ampacity.workloads.traces.read import read_trace
 from ampacity.workloads.traces.trace import Trace

@@ -1,8 +1,8 @@
-"""How the rate of arrivals changes within a stage: ramps, steps, days, bursts, on and off.
+"""Rate curves of arrivals within a stage: ramps, steps, days, bursts, on and off.
 
-A curve maps operational time, in which the rate is 1, to the time of the stage: t = L^-1(s), where L(t) is
-the integral of the relative rate (time-rescaling; Cinlar 1975). A stage's mean rate is exact: L(duration) = duration,
-and for the random on-off curve on average.
+A curve maps operational time, in which the rate is 1, to stage time: t = L^-1(s), where L(t) is the
+integral of the relative rate (time-rescaling; Cinlar 1975). A stage's mean rate is exact:
+L(duration) = duration; for the random on-off curve it holds on average.
 """
 
 import math
@@ -50,13 +50,13 @@ MEASURED_DAY = (
 
 @dataclass(frozen=True)
 class Ramp:
-    """The rate goes straight from ``start`` to ``end``, relative to each other."""
+    """Linear change of the relative rate from ``start`` to ``end``."""
 
     start: float
     end: float
 
     def rescaling(self, duration_s: float, rng: np.random.Generator) -> Rescaling:
-        """The root of a t + (b - a) t^2 / 2T = s, with a and b scaled to mean 1."""
+        """Solve a t + (b - a) t^2 / 2T = s, with a and b scaled to mean 1."""
         mean = (self.start + self.end) / 2
         a, slope = self.start / mean, (self.end - self.start) / mean / duration_s
         return (
@@ -67,21 +67,20 @@ class Ramp:
 
 @dataclass(frozen=True)
 class Steps:
-    """The rate is ``rates[i]`` for the part ``lengths[i]`` of the stage, both relative."""
+    """Relative rate ``rates[i]`` for the relative length ``lengths[i]`` of the stage."""
 
     rates: tuple[float, ...]
     lengths: tuple[float, ...]
     notes: tuple[str, ...] = ()  # of the file that they are from
 
     def rescaling(self, duration_s: float, rng: np.random.Generator) -> Rescaling:
-        """Straight lines between the changes of rate."""
         lengths = np.asarray(self.lengths) * (duration_s / math.fsum(self.lengths))
         return _piecewise(lengths, np.asarray(self.rates), duration_s)
 
 
 @dataclass(frozen=True)
 class Bursts:
-    """``factor`` times the rate for ``length_s``, first at ``at_s``, then every ``every_s`` (None: once)."""
+    """``factor`` times the rate for ``length_s``, at ``at_s`` and then every ``every_s``."""
 
     factor: float
     length_s: float
@@ -89,7 +88,6 @@ class Bursts:
     every_s: float | None = None
 
     def rescaling(self, duration_s: float, rng: np.random.Generator) -> Rescaling:
-        """Straight lines between the changes of rate."""
         period = self.every_s or duration_s
         _check_changes(duration_s / period)
         first = max((period - self.length_s) / 2, 0.0) if self.at_s is None else self.at_s
@@ -107,17 +105,16 @@ class Bursts:
 
 @dataclass(frozen=True)
 class Switching:
-    """Markov-modulated rate: states in a ring, state i with rate ``rates[i]`` for an exponential time of mean ``stay_s[i]``.
+    """Markov-modulated rate: ``rates[i]`` for an exponential time of mean ``stay_s[i]``.
 
-    Begins in its stationary law; the rates are scaled so that the long-run mean is 1. Two states are the
-    classical MMPP(2), and one of rate 0 makes it an on-off process.
+    States follow each other in a ring, from the stationary distribution; rates are scaled to a
+    long-run mean of 1. Two states are the classical MMPP(2), with one of rate 0 an on-off process.
     """
 
     rates: tuple[float, ...]
     stay_s: tuple[float, ...]
 
     def rescaling(self, duration_s: float, rng: np.random.Generator) -> Rescaling:
-        """Straight lines between the changes of rate."""
         stay = np.asarray(self.stay_s)
         _check_changes(duration_s / float(stay.mean()))
         mean = float(np.dot(self.rates, stay) / stay.sum())
@@ -150,7 +147,7 @@ def _check_changes(count: float) -> None:
 
 
 def _piecewise(lengths_s: Floats, rates: Floats, total: float | None) -> Rescaling:
-    """Steps of ``lengths_s`` with ``rates``, scaled so that the operational time is ``total`` (None: not scaled)."""
+    """Return steps of ``rates``, scaled to the operational time ``total`` (None: unscaled)."""
     ends = np.concatenate([[0.0], np.cumsum(lengths_s)])
     integral = np.concatenate([[0.0], np.cumsum(lengths_s * rates)])
     if total is not None and integral[-1] == 0:

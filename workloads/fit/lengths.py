@@ -1,6 +1,6 @@
-"""Lengths of a log as a quantile table that keeps the spikes, and how well the known families fit.
+"""Fit lengths: a quantile table that keeps spikes, and the distance to known families.
 
-All functions take distinct whole lengths ``values`` (rising, float64[n]) and how often each occurs, ``weights``.
+All functions take distinct lengths ``values`` (rising, float64[n]) and their ``weights``.
 """
 
 import math
@@ -60,7 +60,7 @@ SHOWN = (0.01, 0.05, 0.1, 0.25, 0.5, 0.75, 0.9, 0.95, 0.99, 0.999)
 
 
 def fit_lengths(values: Floats, weights: Floats, requests: int) -> dict[str, Any]:
-    """What a profile says of one side: quantiles, mean, spikes, cap, families by their distance."""
+    """Return a profile's entry for one side: quantiles, mean, spikes, cap, families by distance."""
     share = weights / weights.sum()
     families = fit_families(values, weights, requests) if requests >= _FAMILY_REQUESTS else []
     fitting = [f for f in families if f["fits"]]
@@ -81,13 +81,13 @@ def fit_lengths(values: Floats, weights: Floats, requests: int) -> dict[str, Any
 
 
 def quantile(values: Floats, share: Floats, level: float) -> float:
-    """The smallest length with at least ``level`` of the requests at or below it."""
+    """Return the smallest length with at least ``level`` of the requests at or below it."""
     cumulated = np.cumsum(share)
     return float(values[min(int(np.searchsorted(cumulated, level - 1e-12)), len(values) - 1)])
 
 
 def quantile_table(values: Floats, weights: Floats) -> dict[float, int]:
-    """{level: tokens} in the form of a workload file; linear between the levels, flat along frequent lengths."""
+    """Return {level: tokens}: linear between levels, flat at frequent lengths."""
     share = weights / weights.sum()
     after = np.cumsum(share)
     before = after - share
@@ -108,7 +108,7 @@ def quantile_table(values: Floats, weights: Floats) -> dict[float, int]:
 
 
 def _without_needless(levels: list[float], tokens: list[int], frequent: set[int]) -> list[int]:
-    """Places of the table without those that a straight line between the others gives as well."""
+    """Return the indices of the table without those that interpolation gives as well."""
     kept, anchor = [0], 0
     for end in range(2, len(levels)):
         between = range(anchor + 1, end)
@@ -127,7 +127,7 @@ def _without_needless(levels: list[float], tokens: list[int], frequent: set[int]
 
 
 def spikes(values: Floats, share: Floats, requests: int) -> list[dict[str, Any]]:
-    """Single lengths that many requests have and their neighbours (within a tenth) do not; the largest first."""
+    """Return frequent single lengths whose neighbours (within a tenth) are rare, largest first."""
     found = []
     for i in np.argsort(-share, kind="stable")[:_ATOMS_MAX]:
         if share[i] < max(SPIKE_SHARE, _SPIKE_REQUESTS / requests):
@@ -141,11 +141,11 @@ def spikes(values: Floats, share: Floats, requests: int) -> list[dict[str, Any]]
 
 
 def fit_families(values: Floats, weights: Floats, requests: int) -> list[dict[str, Any]]:
-    """Log-normal, gamma, Weibull and a mixture of two log-normals by maximum likelihood.
+    """Fit log-normal, gamma, Weibull and a mixture of two log-normals by maximum likelihood.
 
-    ``ks``: Kolmogorov-Smirnov distance with continuity correction (F at k + 1/2); ``fits``: below the 5 % limit
-    1.36/sqrt(n). ``p99_ratio``: fitted p99 over the true one. ``lengths``: in the form of a workload file, None for
-    Weibull, which it has no form for. Empty for a single length.
+    ``ks``: Kolmogorov-Smirnov distance with continuity correction (F at k + 1/2); ``fits``: below
+    the 5 % limit 1.36/sqrt(n). ``p99_ratio``: fitted p99 over the true one. ``lengths``: in the
+    form of a workload file, None for Weibull, which has none. Empty for fewer than three lengths.
     """
     if len(values) < 3:
         return []
@@ -210,7 +210,7 @@ def _p50_p99(mu: float, sigma: float) -> dict[str, float]:
 
 
 def _gamma_shape(gap: float) -> float:
-    """k of ln k - digamma(k) = ``gap`` (log of the mean less the mean of the logs), which lies between 1/2k and 1/k."""
+    """Solve ln k - digamma(k) = ``gap`` (log of mean less mean of logs); 1/2k < gap < 1/k."""
     from scipy.optimize import brentq
     from scipy.special import psi
 
@@ -220,7 +220,7 @@ def _gamma_shape(gap: float) -> float:
 
 
 def _weibull(logs: Floats, share: Floats) -> tuple[float, float]:
-    """(shape, scale): sum w x^k ln x / sum w x^k - 1/k = mean of the logs, by bisection on ln k."""
+    """Solve sum w x^k ln x / sum w x^k - 1/k = mean of logs by bisection: return (shape, scale)."""
     mean_log, top = float(logs @ share), float(logs[-1])
     low, high = math.log(1e-3), math.log(1e3)
     for _ in range(80):
@@ -234,7 +234,7 @@ def _weibull(logs: Floats, share: Floats) -> tuple[float, float]:
 
 
 def _two_lognormals(logs: Floats, share: Floats) -> tuple[Floats, Floats, Floats]:
-    """(weights, mu, sigma), each float64[2], by expectation maximisation; the best of three beginnings."""
+    """Return (weights, mu, sigma), float64[2] each, by EM; the best of three starts."""
     if len(logs) > _EM_POINTS:
         place = np.minimum(
             (logs - logs[0]) / (logs[-1] - logs[0]) * _EM_POINTS, _EM_POINTS - 1
@@ -276,5 +276,5 @@ def _mean(logs: Floats, share: Floats, chosen: NDArray[np.bool_]) -> float:
 
 
 def rounded(value: Any) -> float:
-    """Five digits: what a log can say, and no more than a profile has to tell."""
+    """Round to five significant digits."""
     return float(f"{value:.5g}")

@@ -1,4 +1,4 @@
-"""From a trace or a log to a profile: a workload file without prompts or names, with what was measured beside it."""
+"""Fit a profile to a trace: a workload file without prompts or names, with the measurements."""
 
 import math
 from pathlib import Path
@@ -22,7 +22,7 @@ from ampacity.workloads.fit.traffic import (
     turns_of,
 )
 from ampacity.workloads.lengths.parse import fit_copula, parse_lengths, spearman
-from ampacity.workloads.replay import spread, with_blocks
+from ampacity.workloads.trace_cuts import spread, with_blocks
 from ampacity.workloads.traces.times import recorded
 from ampacity.workloads.traces.trace import Trace
 
@@ -38,10 +38,10 @@ _SESSION_SHARE = 0.9
 
 
 def fit(trace: Trace, name: str, *, seed: int = 1) -> dict[str, Any]:
-    """The profile of a trace, in the form of a workload file; what was measured stands under ``measured``.
+    """Return the profile of a trace as a workload file; measurements are under ``measured``.
 
-    Lengths are quantile tables with the spikes kept, whichever family fits; arrivals are those of a trace with
-    its coarse clock spread. Raises WorkloadError where there are too few requests.
+    Lengths are quantile tables that keep spikes; arrivals are those of a trace with its coarse
+    clock spread. Raises WorkloadError for too few requests.
     """
     n = len(trace)
     if n < 2:
@@ -109,7 +109,7 @@ def fit(trace: Trace, name: str, *, seed: int = 1) -> dict[str, Any]:
 
 
 def _within_reach(rho: float, profile: dict[str, Any]) -> float:
-    """The rank correlation that the tables can be drawn with; of a few rows it may be as strong as 1."""
+    """Return the correlation the tables can reach; of a few rows the measured one may be 1."""
     sides = [parse_lengths(profile[side], side) for side in ("input_tokens", "output_tokens")]
     wanted = min(max(rho, -0.999), 0.999)
     while abs(wanted) >= 0.01:
@@ -122,9 +122,9 @@ def _within_reach(rho: float, profile: dict[str, Any]) -> float:
 
 
 def fit_clock(arrival_s: Floats, seed: int) -> tuple[str, dict[str, Any] | None, list[str]]:
-    """(the arrivals of a profile, what was measured of them, notes) of sorted times from 0.
+    """Return (arrivals of the profile, their measurements, notes) of sorted times from 0.
 
-    Beside the log's own figures stands what one draw of the chosen process gives.
+    Beside the log's own figures are those of one draw of the chosen process.
     """
     arrivals = fit_arrivals(arrival_s)
     if arrivals is None:
@@ -156,7 +156,7 @@ def fit_clock(arrival_s: Floats, seed: int) -> tuple[str, dict[str, Any] | None,
 
 
 def _cycle_s(text: str) -> float:
-    """How long all states of a switching process last together; 0 of any other."""
+    """Return the mean duration of a full cycle of a switching process; 0 for others."""
     curve = parse_arrivals(text).curve
     return sum(curve.stay_s) if isinstance(curve, Switching) else 0.0
 
@@ -164,7 +164,7 @@ def _cycle_s(text: str) -> float:
 def over_time(
     rps: Floats, span_s: float, text: str, rng: np.random.Generator | None = None
 ) -> dict[str, Any]:
-    """Rates by window of equal width (float[n]), put together to ``OVER_TIME`` ones, beside those of a draw of ``text``."""
+    """Return the log's rates (float[n]) by ``OVER_TIME`` windows, and those of a draw."""
     windows = min(OVER_TIME, len(rps))
     parts = np.array_split(rps, windows)
     found: dict[str, Any] = {
@@ -189,7 +189,7 @@ def over_time(
 
 
 def _drawn(text: str, rate_rps: float, span_s: float, rng: np.random.Generator) -> Floats:
-    """Sorted times of a draw as long as the log, a curve of the day laid over each day of it."""
+    """Return sorted times of a draw as long as the log; a daily curve repeats each day."""
     if not text.startswith("diurnal"):
         return arrival_times(text, rate_rps, span_s, rng)
     days = [
@@ -222,7 +222,10 @@ def _table(tokens: NDArray[np.int64]) -> dict[str, Any]:
 
 
 def _session_workload(trace: Trace, timed: bool, seed: int) -> dict[str, Any]:
-    """The keys of a workload of sessions, arrivals being those of sessions; a pause is from one turn's start to the next, so it holds the answer too."""
+    """Return the keys of a workload of sessions, whose arrivals are those of sessions.
+
+    A pause is from one turn's start to the next, so it includes the answer.
+    """
     order, turns, first, later = turns_of(trace)
     inputs, outputs = trace.input_tokens[order], trace.output_tokens[order]
     said = inputs[later] - inputs[later - 1] - outputs[later - 1]

@@ -1,4 +1,4 @@
-"""A client of ServeGen (Xiang et al. 2025): rates by window and histograms of lengths instead of requests."""
+"""Fit a client of ServeGen (Xiang et al. 2025): rates by window and histograms of lengths."""
 
 import ast
 import csv
@@ -31,7 +31,7 @@ _ENDINGS = ("-trace.csv", "-dataset.json")
 
 
 def is_servegen(path: Path) -> bool:
-    """Whether ``path`` is one of a pair NAME-trace.csv and NAME-dataset.json."""
+    """Return whether ``path`` is one of a pair NAME-trace.csv and NAME-dataset.json."""
     pair = _pair(path)
     return pair is not None and all(p.is_file() for p in pair)
 
@@ -46,7 +46,7 @@ def _pair(path: Path) -> tuple[Path, Path] | None:
 
 
 def fit_servegen(path: Path) -> dict[str, Any]:
-    """The profile of one client: lengths weighted by the requests of their slot, CV weighted by requests.
+    """Return the profile of one client: lengths and CV are weighted by requests.
 
     Raises WorkloadError with one line that names the file and the line.
     """
@@ -113,7 +113,7 @@ def fit_servegen(path: Path) -> dict[str, Any]:
 
 
 def _windows(path: Path) -> list[tuple[float, float, float]]:
-    """(start in s, requests/s, CV of the gaps) for each window, those without a row idle."""
+    """Return (start in s, requests/s, CV of the gaps) of each window; missing ones are idle."""
     found: dict[int, tuple[float, float, float]] = {}
     try:
         with path.open(encoding="utf-8-sig", newline="") as file:
@@ -143,7 +143,10 @@ def _windows(path: Path) -> list[tuple[float, float, float]]:
 
 
 def _slots(path: Path) -> tuple[dict[float, dict[str, dict[int, float]]], list[str]]:
-    """({start in s: {side: {tokens: probability}}}, notes); the histograms are literals of Python inside JSON."""
+    """Return ({start in s: {side: {tokens: probability}}}, notes).
+
+    The histograms are Python literals inside JSON.
+    """
     sides = ("input_tokens", "output_tokens")
     found: dict[float, dict[str, dict[int, float]]] = {}
     unused: Counter[str] = Counter()

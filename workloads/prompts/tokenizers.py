@@ -1,4 +1,4 @@
-"""Counting tokens as a model's vocabulary does, without ever hanging on a missing network."""
+"""Count tokens with a model's vocabulary, without hanging on a missing network."""
 
 import gzip
 import importlib
@@ -29,7 +29,7 @@ WORD_TOKENIZERS = (
 
 @dataclass(frozen=True)
 class Tokenizer:
-    """``count``: tokens of a text alone; special tokens are not added, and the text of one is ordinary text."""
+    """``count``: tokens of a text alone, without special tokens (their text is ordinary text)."""
 
     name: str  # as it was asked for
     count: Callable[[str], int]
@@ -42,10 +42,10 @@ WORDS = Tokenizer("words", lambda text: len(text.split()))
 
 
 def load_tokenizer(name: str, *, timeout_s: float = 20) -> Tokenizer:
-    """``words`` (also ``none`` and ``server``), ``cl100k_base``, ``o200k_base`` or ``hf:PATH`` (a tokenizer.json or its folder).
+    """Load ``words``, ``none``, ``server``, ``cl100k_base``, ``o200k_base`` or ``hf:PATH``.
 
-    Takes up to half a second, so never call it while a stage runs; a download is given up after
-    ``timeout_s`` seconds. Raises WorkloadError with one line.
+    PATH is a tokenizer.json or its folder. Takes up to half a second: never call it during a stage.
+    A download is abandoned after ``timeout_s`` seconds. Raises WorkloadError with one line.
     """
     if name in WORD_TOKENIZERS:
         return WORDS
@@ -66,7 +66,7 @@ def load_tokenizer(name: str, *, timeout_s: float = 20) -> Tokenizer:
 
 
 def _load_encoding(name: str, timeout_s: float) -> Any:
-    """tiktoken downloads a missing vocabulary with no time limit of its own: wait in a thread, and no longer."""
+    """Load a vocabulary in a thread: tiktoken's download has no timeout of its own."""
     tiktoken = importlib.import_module("tiktoken")
     _unpack_carried(name)
     outcome: list[Any] = [None]
@@ -92,9 +92,9 @@ def _load_encoding(name: str, timeout_s: float) -> Any:
 
 
 def _unpack_carried(name: str) -> None:
-    """Put the vocabulary that the extra ``offline`` carries into tiktoken's cache, whole or not at all.
+    """Copy the vocabulary of the extra ``offline`` into tiktoken's cache, atomically.
 
-    tiktoken checks the file's hash itself. Nothing happens where the cache has it, is off, or nothing is carried.
+    tiktoken checks the file's hash. Does nothing where the cache has it, is off, or there is none.
     """
     folder = _cache_folder()
     target = Path(folder) / TIKTOKEN_ENCODINGS[name]
@@ -119,7 +119,7 @@ def _cache_folder() -> str:
 
 
 def hugging_face(name: str, tokenizer: Any) -> Tokenizer:
-    """A tokenizer of the library, whole and bare: some files cut at 128 tokens, and pad up to it."""
+    """Wrap a tokenizer of the library without truncation or padding, which some files set."""
     tokenizer.no_truncation()
     tokenizer.no_padding()
 
@@ -135,7 +135,7 @@ def hugging_face(name: str, tokenizer: Any) -> Tokenizer:
 
 
 def _ends_in(tokens: Iterable[int], pieces: Iterable[int]) -> list[int]:
-    """How many tokens, of these lengths one after the other, end in each of the pieces; the last takes what is left."""
+    """Return how many tokens of these lengths end in each piece; the last takes the rest."""
     ends, total, found = list(accumulate(tokens)), 0, []
     for edge in accumulate(pieces):
         upto = bisect_right(ends, edge)
