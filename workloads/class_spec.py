@@ -11,37 +11,16 @@ from ampacity.workloads.classes import Cancel, Client, RequestClass, zipf_weight
 from ampacity.workloads.errors import WorkloadError, check_keys, did_you_mean
 from ampacity.workloads.lengths.parse import number, parse_lengths, whole
 
+# keys of a class; at the top level of a file they are defaults for all classes
 CLASS_KEYS = (
-    "like",
-    "input_tokens",
-    "output_tokens",
-    "correlation",
-    "clients",
-    "model",
-    "models",
-    "adapters",
-    "extra_body",
-    "headers",
-    "priority",
-    "slo",
-    "cancel",
+    *("like", "input_tokens", "output_tokens", "correlation", "clients", "model", "models"),
+    *("adapters", "extra_body", "headers", "priority", "slo", "cancel"),
 )
-"""What a class may say; at the top of a file, what all its classes say."""
-
 RESERVED_FIELDS = ("messages", "prompt", "input", "stream", "model", "max_tokens", "priority")
-RESERVED_HEADERS = frozenset(
-    {
-        "host",
-        "content-length",
-        "transfer-encoding",
-        "connection",
-        "upgrade",
-        "te",
-        "trailer",
-        "expect",
-    }
+RESERVED_HEADERS = frozenset(  # headers that frame a request
+    {"host", "content-length", "transfer-encoding", "connection", "upgrade", "te", "trailer"}
+    | {"expect"}
 )
-"""Those that frame a request; whoever sets them breaks it."""
 MANY = 10_000  # clients or adapters of a class
 
 
@@ -211,8 +190,8 @@ def refuse_several_choices(body: Mapping[str, Any], where: str) -> None:
     """Raise WorkloadError for a body that asks for several answers, whose latencies would mix."""
     if asked := _several_choices(body):
         raise WorkloadError(
-            f"{where} asks for several choices ({asked}): their tokens come mixed in one stream, and no latency of any of "
-            "them can be told: drop it, and send as many requests more"
+            f"{where} asks for several choices ({asked}): their tokens come mixed in one stream, "
+            "and no latency of any of them can be told: drop it, and send as many requests more"
         )
 
 

@@ -16,7 +16,7 @@ from ampacity.workloads.lengths.parse import draw_pairs, fit_copula
 from ampacity.workloads.profile import Workload
 
 RandomStream = Callable[..., np.random.Generator]
-"""``stream(key, *parts)``: the random numbers for one purpose, and for one class or client of it."""
+"""``stream(key, *parts)``: random numbers for one purpose, and one class or client of it."""
 
 # Spawn keys of the random streams: one can change while the others stay as they are.
 ARRIVALS, INPUT, OUTPUT, CLASS, CANCEL, MODEL = range(6)

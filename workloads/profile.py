@@ -20,14 +20,7 @@ from ampacity.workloads.prompts.prefixes import Prefixes, parse_prefixes
 from ampacity.workloads.sessions import Sessions, parse_sessions
 
 _KEYS = (
-    "name",
-    "source",
-    "arrivals",
-    "classes",
-    "sessions",
-    "prefixes",
-    "images",
-    "measured",
+    *("name", "source", "arrivals", "classes", "sessions", "prefixes", "images", "measured"),
     *CLASS_KEYS,
 )
 _SIDES = ("input_tokens", "output_tokens")
@@ -60,12 +53,13 @@ class Workload:
             len(self.classes) > 1 or any(k.clients or k.correlation for k in self.classes)
         ):
             raise WorkloadError(
-                "sessions do not go with several classes, clients or a correlation: drop one of them"
+                "sessions do not go with several classes, clients or a correlation: "
+                "drop one of them"
             )
-
         if self.sessions and self.prefixes and self.prefixes.cached_share is not None:
             raise WorkloadError(
-                "prefixes: cached_share is for lone requests: the turns of a session share their history; give pools"
+                "prefixes: cached_share is for lone requests: "
+                "the turns of a session share their history; give pools"
             )
 
     @property
@@ -94,7 +88,8 @@ class Workload:
         """Return the workload with one side's lengths replaced. Raises WorkloadError."""
         if len(self.classes) > 1 or any(kind.clients for kind in self.classes):
             raise WorkloadError(
-                f"workload {self.name} has classes or clients with lengths of their own: drop --{side.replace('_', '-')}"
+                f"workload {self.name} has classes or clients with lengths of their own: "
+                f"drop --{side.replace('_', '-')}"
             )
         changed: dict[str, Any] = {side: lengths}
         return replace(
@@ -115,7 +110,8 @@ class Workload:
         """Return the workload with one arrival process. Raises WorkloadError for clients."""
         if any(kind.clients for kind in self.classes):
             raise WorkloadError(
-                f"workload {self.name} superposes clients with arrivals of their own: drop --arrivals"
+                f"workload {self.name} superposes clients with arrivals of their own: "
+                "drop --arrivals"
             )
         return replace(
             self,
@@ -167,8 +163,8 @@ def load_workload(name_or_path: str) -> Workload:
         and not path.is_file()
     ):
         raise WorkloadError(
-            f"workload {name_or_path!r} is not known{did_you_mean(name_or_path, ARCHETYPES)}: use one of "
-            f"{', '.join(ARCHETYPES)}, or the path of a YAML file"
+            f"workload {name_or_path!r} is not known{did_you_mean(name_or_path, ARCHETYPES)}: "
+            f"use one of {', '.join(ARCHETYPES)}, or the path of a YAML file"
         )
     return _from_mapping(read_yaml(path), path.stem, str(path))
 
@@ -237,7 +233,8 @@ def _from_mapping(value: object, default_name: str, where: str) -> Workload:
 def _classes(spec: object, defaults: Mapping[str, Any], where: str) -> list[RequestClass]:
     if not isinstance(spec, Mapping) or not 1 <= len(spec) <= CLASSES_MAX:
         raise WorkloadError(
-            f"{where}: classes: give names and what is in them, as {{chat: {{weight: 7, like: chat}}, batch: {{...}}}}"
+            f"{where}: classes: give names and what is in them, "
+            "as {chat: {weight: 7, like: chat}, batch: {...}}"
         )
     for name in spec:
         if not isinstance(name, str) or not name.strip() or not name.isprintable():
@@ -294,7 +291,8 @@ class PlainYaml(yaml.SafeLoader):
             raise yaml.constructor.ConstructorError(
                 None,
                 None,
-                f"{node.value} is {value:g} in YAML 1.1 and something else in 1.2: write the number that is meant, or quotes around a text",
+                f"{node.value} is {value:g} in YAML 1.1 and something else in 1.2: "
+                "write the number that is meant, or quotes around a text",
                 node.start_mark,
             )
         return value

@@ -14,30 +14,20 @@ from ampacity.workloads.profile import Workload
 from ampacity.workloads.prompts.prefixes import SharedPrefixes, infinite_cache, take_lists
 from ampacity.workloads.session_draw import draw_sessions
 
+Ints = NDArray[np.int64]
+Floats = NDArray[np.float64]
 _PREFIXES, _PROMPTS = 31, 30  # those of sessions follow
 # What the pause of a request counts from.
-AFTER_END = 0  # the last end of what it waits for
-AFTER_START = 1  # the last start of it; and it begins no earlier than the last end
-WITH_START = 2  # the start of the one request that it names, whatever becomes of that
+AFTER_END = 0  # the last end of its dependencies
+AFTER_START = 1  # their last start; it begins no earlier than their last end
+WITH_START = 2  # the start of its one dependency, whatever its outcome
 
 
 # The columns with one value for each request.
 _COLUMNS = (
-    "scheduled_s",
-    "input_tokens",
-    "output_tokens",
-    "class_index",
-    "model_index",
-    "cancel_after_s",
-    "cancel_after_tokens",
-    "session",
-    "turn",
-    "think_s",
-    "counts_from",
-    "continues",
-    "new_tokens",
-    "entry",
-    "numbers",
+    *("scheduled_s", "input_tokens", "output_tokens", "class_index", "model_index"),
+    *("cancel_after_s", "cancel_after_tokens", "session", "turn", "think_s", "counts_from"),
+    *("continues", "new_tokens", "entry", "numbers"),
 )
 
 
@@ -51,35 +41,27 @@ class Schedule:
     where unused.
     """
 
-    scheduled_s: NDArray[np.float64]
-    input_tokens: NDArray[np.int64]
-    output_tokens: NDArray[np.int64]
+    scheduled_s: Floats
+    input_tokens: Ints
+    output_tokens: Ints
     first_request_id: int
     class_names: tuple[str, ...] = ("default",)
     class_index: NDArray[np.int16] | None = None  # into class_names; None: all of the first class
     model_names: tuple[str, ...] = ()
-    # into model_names, -1: the run's model; None: all the run's
-    model_index: NDArray[np.int16] | None = None
-    # the user leaves so long after the start; NaN: stays
-    cancel_after_s: NDArray[np.float64] | None = None
-    cancel_after_tokens: NDArray[np.int64] | None = None  # or after so many output tokens; 0: stays
-    session: NDArray[np.int64] | None = None  # number of the session; -1: none
+    model_index: NDArray[np.int16] | None = None  # into model_names; -1, None: the run's model
+    cancel_after_s: Floats | None = None  # the user leaves, from the start; NaN: stays
+    cancel_after_tokens: Ints | None = None  # the user leaves, in output tokens; 0: stays
+    session: Ints | None = None  # number of the session; -1: none
     turn: NDArray[np.int32] | None = None  # 0, 1, ... within the session
-    # between the end of what it waits for and its scheduled time
-    think_s: NDArray[np.float64] | None = None
-    # what that pause counts from; None: all from the end
-    counts_from: NDArray[np.int8] | None = None
-    after_start: NDArray[np.int64] | None = None  # int64[n + 1]: request i waits for the end of ...
-    # ... the requests (by index) after[after_start[i]:after_start[i + 1]]
-    after: NDArray[np.int64] | None = None
-    # whose conversation (by index here) it goes on with; -1: none
-    continues: NDArray[np.int64] | None = None
-    # of input_tokens, what comes behind that conversation
-    new_tokens: NDArray[np.int64] | None = None
-    shared: SharedPrefixes | None = None  # what its prompt begins with that others begin with too
-    entry: NDArray[np.int64] | None = None  # of the prompts of a file; -1: none
-    # request i has the id first_request_id + numbers[i]; None: + i
-    numbers: NDArray[np.int64] | None = None
+    think_s: Floats | None = None  # pause after its dependencies
+    counts_from: NDArray[np.int8] | None = None  # what that pause counts from; None: AFTER_END
+    after_start: Ints | None = None  # int64[n + 1]: request i waits for the requests
+    after: Ints | None = None  # (by index) after[after_start[i]:after_start[i + 1]]
+    continues: Ints | None = None  # index of the request whose conversation it continues; -1: none
+    new_tokens: Ints | None = None  # the part of input_tokens after that conversation
+    shared: SharedPrefixes | None = None  # prefix that it shares with other prompts
+    entry: Ints | None = None  # index into the prompts of a file; -1: none
+    numbers: Ints | None = None  # request i has the id first_request_id + numbers[i]; None: + i
 
     def __post_init__(self) -> None:
         for name in _COLUMNS:
@@ -101,7 +83,7 @@ class Schedule:
         """Return the input and output tokens of all requests."""
         return int(self.input_tokens.sum() + self.output_tokens.sum())
 
-    def take(self, kept: NDArray[np.int64]) -> "Schedule":
+    def take(self, kept: Ints) -> "Schedule":
         """Return the requests at these indices, in order; they must include their dependencies."""
         new_index = np.full(len(self) + 1, -1, dtype=np.int64)  # the last one stands for "none"
         new_index[kept] = np.arange(len(kept))
@@ -131,7 +113,7 @@ class Schedule:
         """Return the number of a request in the whole run."""
         return self.first_request_id + (index if self.numbers is None else int(self.numbers[index]))
 
-    def planned_cached_tokens(self, answers_too: bool = True) -> NDArray[np.int64]:
+    def planned_cached_tokens(self, answers_too: bool = True) -> Ints:
         """Return int64[n]: what an infinite prefix cache would hit of each prompt, by design.
 
         ``answers_too``: conversations continue the server's answers, not other text of that length.
@@ -148,15 +130,13 @@ class Schedule:
         k = -1 if self.model_index is None else int(self.model_index[index])
         return self.model_names[k] if k >= 0 else None
 
-    def first_requests(self) -> NDArray[np.int64]:
+    def first_requests(self) -> Ints:
         """Return the indices of the requests that wait for no other."""
         if self.after_start is None:
             return np.arange(len(self), dtype=np.int64)
         return np.flatnonzero(np.diff(self.after_start) == 0)
 
-    def _whole_sessions(
-        self, max_requests: int | None, max_tokens: int | None
-    ) -> NDArray[np.int64]:
+    def _whole_sessions(self, max_requests: int | None, max_tokens: int | None) -> Ints:
         """Return the indices of the sessions that fit as a whole; of the first at least a part."""
         unit = self.units()
         order = np.argsort(unit, kind="stable")  # session by session, each in its own order
@@ -170,7 +150,7 @@ class Schedule:
             keep = int(np.searchsorted(unit[order], unit[order[keep]]))
         return np.sort(order[:keep])
 
-    def units(self) -> NDArray[np.int64]:
+    def units(self) -> Ints:
         """Return int64[n]: the session or lone request of each request, by first appearance."""
         here = np.arange(len(self), dtype=np.int64)
         if self.session is None:
@@ -261,7 +241,7 @@ def _shared(
 
 
 def _of_sessions(
-    workload: Workload, begin_s: NDArray[np.float64], stage: int, stream: RandomStream
+    workload: Workload, begin_s: Floats, stage: int, stream: RandomStream
 ) -> dict[str, Any]:
     sessions = workload.sessions
     if workload.prompts is not None:

@@ -142,7 +142,8 @@ def _check_size(rate_rps: float, duration_s: float) -> None:
             raise WorkloadError(f"{name} is {value!r} {unit}: give a finite number above 0")
     if rate_rps * duration_s > MAX_PLANNED_REQUESTS:
         raise WorkloadError(
-            f"{rate_rps:g} requests/s for {duration_s:g} s is more than {MAX_PLANNED_REQUESTS} requests: lower one"
+            f"{rate_rps:g} requests/s for {duration_s:g} s is more than {MAX_PLANNED_REQUESTS} "
+            "requests: lower one"
         )
 
 
@@ -217,7 +218,8 @@ def parse_arrivals(spec: str) -> Arrivals:
     kind = kind.strip().lower()
     if kind not in ARRIVALS:
         raise WorkloadError(
-            f"arrivals {spec!r} are not known{did_you_mean(kind, ARRIVALS)}: use {', '.join(ARRIVALS[:-1])} or {ARRIVALS[-1]}"
+            f"arrivals {spec!r} are not known{did_you_mean(kind, ARRIVALS)}: "
+            f"use {', '.join(ARRIVALS[:-1])} or {ARRIVALS[-1]}"
         )
     try:
         given = pairs(rest, _EXAMPLES.get(kind, kind)) if rest.strip() else {}
@@ -286,7 +288,8 @@ def _day(values: Mapping[str, Any]) -> Steps:
     step_s = values.get("step", 3600.0)
     if arrival_s[-1] / step_s > CHANGES_MAX:
         raise WorkloadError(
-            f"trace {values['trace']} lasts {length_text(arrival_s[-1])}, more than {CHANGES_MAX} steps of {step_s:g} s: give a longer step"
+            f"trace {values['trace']} lasts {length_text(arrival_s[-1])}, "
+            f"more than {CHANGES_MAX} steps of {step_s:g} s: give a longer step"
         )
     edges = np.append(np.arange(0.0, arrival_s[-1], step_s), arrival_s[-1])
     if len(edges) < 2:

@@ -20,32 +20,10 @@ Rescaling = tuple[float, Callable[[Floats], Floats]]
 
 CHANGES_MAX = 10_000_000
 MEASURED_DAY = (
-    0.74,
-    0.82,
-    0.80,
-    0.73,
-    0.71,
-    0.72,
-    0.81,
-    0.81,
-    0.94,
-    1.14,
-    1.19,
-    1.13,
-    0.71,
-    0.96,
-    1.31,
-    1.21,
-    1.25,
-    1.27,
-    1.06,
-    1.21,
-    1.14,
-    0.90,
-    1.16,
-    1.31,
+    *(0.74, 0.82, 0.80, 0.73, 0.71, 0.72, 0.81, 0.81, 0.94, 1.14, 1.19, 1.13),
+    *(0.71, 0.96, 1.31, 1.21, 1.25, 1.27, 1.06, 1.21, 1.14, 0.90, 1.16, 1.31),
 )
-"""Hourly rates of ServeGen's m-large, first day, against the day's mean (Alibaba, Apache-2.0)."""
+"""Hourly rates of ServeGen's m-large, first day, relative to its mean (Alibaba, Apache-2.0)."""
 
 
 @dataclass(frozen=True)
@@ -93,7 +71,8 @@ class Bursts:
         first = max((period - self.length_s) / 2, 0.0) if self.at_s is None else self.at_s
         if first >= duration_s or (first == 0 and self.length_s >= duration_s):
             raise WorkloadError(
-                f"burst: {self.length_s:g} s from {first:g} s on leave no change of rate in a stage of {duration_s:g} s: lengthen it"
+                f"burst: {self.length_s:g} s from {first:g} s on leave no change of rate "
+                f"in a stage of {duration_s:g} s: lengthen it"
             )
         starts = first + period * np.arange(max(math.ceil((duration_s - first) / period), 0))
         edges = np.minimum(np.stack([starts, starts + self.length_s], axis=1).ravel(), duration_s)
@@ -142,7 +121,8 @@ Curve = Ramp | Steps | Bursts | Switching
 def _check_changes(count: float) -> None:
     if count > CHANGES_MAX:
         raise WorkloadError(
-            f"the rate of the arrivals changes more than {CHANGES_MAX} times in a stage: lengthen it"
+            f"the rate of the arrivals changes more than {CHANGES_MAX} times in a stage: "
+            "lengthen it"
         )
 
 

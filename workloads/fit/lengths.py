@@ -12,40 +12,11 @@ from numpy.typing import NDArray
 
 Floats = NDArray[np.float64]
 
-_LEVELS = np.unique(
-    np.round(
-        np.concatenate(
-            [
-                np.arange(0, 0.9001, 0.02),
-                [
-                    0.001,
-                    0.0025,
-                    0.005,
-                    0.01,
-                    0.03,
-                    0.91,
-                    0.92,
-                    0.93,
-                    0.94,
-                    0.95,
-                    0.96,
-                    0.97,
-                    0.975,
-                    0.98,
-                    0.985,
-                    0.99,
-                    0.9925,
-                    0.995,
-                    0.9975,
-                    0.999,
-                    0.9995,
-                    1,
-                ],
-            ]
-        ),
-        4,
-    )
+_TAIL_LEVELS = (
+    *(0.001, 0.0025, 0.005, 0.01, 0.03, 0.91, 0.92, 0.93, 0.94, 0.95, 0.96, 0.97),
+    *(0.975, 0.98, 0.985, 0.99, 0.9925, 0.995, 0.9975, 0.999, 0.9995, 1),
 )
+_LEVELS = np.unique(np.round([*np.arange(0, 0.9001, 0.02), *_TAIL_LEVELS], 4))
 _KEPT_LEVELS = (0.01, 0.1, 0.25, 0.5, 0.75, 0.9, 0.95, 0.99)
 # a single length with this share of the requests gets a step of its own in the table
 ATOM_SHARE = 0.003
@@ -149,49 +120,14 @@ def fit_families(values: Floats, weights: Floats, requests: int) -> list[dict[st
     """
     if len(values) < 3:
         return []
-    from scipy import special
-
     share = weights / weights.sum()
-    logs = np.log(values)
-    mean, mean_log = float(values @ share), float(logs @ share)
-    sigma = math.sqrt(float((logs - mean_log) ** 2 @ share))
-    shape = _gamma_shape(math.log(mean) - mean_log)
-    k, scale = _weibull(logs, share)
-    part, mus, sigmas = _two_lognormals(logs, share)
-    at = values + 0.5
-
-    mixture = [
-        {"weight": rounded(w), "lognormal": _p50_p99(float(m), float(s))}
-        for w, m, s in zip(part, mus, sigmas, strict=True)
-    ]
-    fitted: list[tuple[str, Callable[[Floats], Floats], Any]] = [
-        (
-            "lognormal",
-            lambda x: special.ndtr((np.log(x) - mean_log) / sigma),
-            {"lognormal": _p50_p99(mean_log, sigma)},
-        ),
-        (
-            "gamma",
-            lambda x: special.gammainc(shape, x * shape / mean),
-            {"gamma": {"mean": rounded(mean), "cv": rounded(1 / math.sqrt(shape))}},
-        ),
-        ("weibull", lambda x: -np.expm1(-((x / scale) ** k)), None),
-        (
-            _MIXTURE,
-            lambda x: special.ndtr((np.log(x)[:, None] - mus) / sigmas) @ part,
-            {"mixture": mixture},
-        ),
-    ]
     true_p99, cumulated = quantile(values, share, 0.99), np.cumsum(share)
     grid = np.geomspace(0.5, values[-1] * 100, 20_000)
     found = []
-    for name, cdf, lengths in fitted:
-        ks = float(
-            max(
-                np.abs(cdf(at) - cumulated).max(),
-                np.abs(cdf(values - 0.5) - cumulated + share).max(),
-            )
-        )
+    for name, cdf, lengths in _families(values, share):
+        above = np.abs(cdf(values + 0.5) - cumulated).max()
+        below = np.abs(cdf(values - 0.5) - cumulated + share).max()
+        ks = float(max(above, below))
         p99 = float(grid[min(int(np.searchsorted(cdf(grid), 0.99)), len(grid) - 1)])
         found.append(
             {
@@ -203,6 +139,39 @@ def fit_families(values: Floats, weights: Floats, requests: int) -> list[dict[st
             }
         )
     return found
+
+
+def _families(
+    values: Floats, share: Floats
+) -> list[tuple[str, Callable[[Floats], Floats], dict[str, Any] | None]]:
+    """Return (name, fitted distribution function, form in a workload file) of each family."""
+    from scipy import special
+
+    logs = np.log(values)
+    mean, mean_log = float(values @ share), float(logs @ share)
+    sigma = math.sqrt(float((logs - mean_log) ** 2 @ share))
+    shape = _gamma_shape(math.log(mean) - mean_log)
+    k, scale = _weibull(logs, share)
+    part, mus, sigmas = _two_lognormals(logs, share)
+    mixture = [
+        {"weight": rounded(w), "lognormal": _p50_p99(float(m), float(s))}
+        for w, m, s in zip(part, mus, sigmas, strict=True)
+    ]
+    gamma = {"mean": rounded(mean), "cv": rounded(1 / math.sqrt(shape))}
+
+    def mixture_cdf(x: Floats) -> Floats:
+        return np.asarray(special.ndtr((np.log(x)[:, None] - mus) / sigmas) @ part)
+
+    return [
+        (
+            "lognormal",
+            lambda x: special.ndtr((np.log(x) - mean_log) / sigma),
+            {"lognormal": _p50_p99(mean_log, sigma)},
+        ),
+        ("gamma", lambda x: special.gammainc(shape, x * shape / mean), {"gamma": gamma}),
+        ("weibull", lambda x: -np.expm1(-((x / scale) ** k)), None),
+        (_MIXTURE, mixture_cdf, {"mixture": mixture}),
+    ]
 
 
 def _p50_p99(mu: float, sigma: float) -> dict[str, float]:

@@ -18,9 +18,9 @@ from ampacity.workloads.errors import WorkloadError
 from ampacity.workloads.fit.lengths import rounded
 
 Floats = NDArray[np.float64]
-POISSON_CV = (0.85, 1.2)  # gaps of a log that are called Poisson
+POISSON_CV = (0.85, 1.2)  # gaps with a CV in this range are called Poisson
 CONSTANT_CV = 0.02
-_CALM = 1.5  # index of dispersion at every scale, up to which a log with such gaps is not looked at further
+_CALM = 1.5  # at most this index of dispersion at every scale: no other process is tried
 REQUESTS_MAX = 30_000  # of a longer log a random part of this size is fitted: a thinned MMPP is one
 _BLOCKS = 10
 DAY_S = 86_400.0
@@ -215,8 +215,8 @@ def _plain(value: float) -> str:
     return f"{value:.{max(3 - math.floor(math.log10(value)), 0)}f}" if value > 0 else "0"
 
 
+# (low rate, high rate relative to the mean; mean gaps per state, below 1 a share of the log)
 _BEGINNINGS = ((0.3, 3.0, 30.0), (0.5, 1.5, 0.1), (0.02, 10.0, 10.0), (0.05, 3.0, 0.05))
-"""Rates relative to the mean, and how many mean gaps a state lasts; below 1 it is a share of the log."""
 
 
 def fit_mmpp(gaps: Floats) -> Mmpp:

@@ -1,6 +1,7 @@
 """Fit a profile to a trace: a workload file without prompts or names, with the measurements."""
 
 import math
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ from ampacity.workloads.arrivals.processes import arrival_times, parse_arrivals
 from ampacity.workloads.arrivals.rates import Switching
 from ampacity.workloads.errors import WorkloadError
 from ampacity.workloads.fit.lengths import fit_lengths, quantile_table, rounded
-from ampacity.workloads.fit.process import DAY_S, choose_process, gaps_text
+from ampacity.workloads.fit.process import DAY_S, Process, choose_process, gaps_text
 from ampacity.workloads.fit.sessions import context_limit, joint_sessions, shrunk_note
 from ampacity.workloads.fit.traffic import (
     fit_arrivals,
@@ -51,8 +52,18 @@ def fit(trace: Trace, name: str, *, seed: int = 1) -> dict[str, Any]:
     timed = bool(trace.clock) and not trace.from_session_start and not few
     spread_out = spread(trace, np.random.default_rng(seed))
     covered = recorded(spread_out.arrival_s)
-    clock, arrivals, said = fit_clock(covered.arrival_s, seed) if timed else ("poisson", None, [])
-    sessions = fit_sessions(trace)
+    clock, arrivals, clock_notes = "poisson", None, list[str]()
+    if timed:
+        clock, arrivals, clock_notes = fit_clock(covered.arrival_s, seed)
+    notes = [*(spread_out.notes if timed else trace.notes), *_cached_notes(trace)]
+    if timed:
+        notes += [*covered.note(n), *clock_notes]
+    if few:
+        notes.append(
+            f"{n} requests are too few to fit: arrivals are taken for Poisson, no rate, peak or "
+            f"correlation is given ({FEWEST} would do); the lengths are those {n}"
+        )
+    client = spread_out.client
     measured: dict[str, Any] = {
         "requests": n,
         "clock": trace.clock or None,
@@ -61,51 +72,54 @@ def fit(trace: Trace, name: str, *, seed: int = 1) -> dict[str, Any]:
         "output_tokens": _side(trace.output_tokens),
         "correlation": None if few else round(spearman(trace.input_tokens, trace.output_tokens), 4),
         "arrivals": arrivals,
-        "clients": None
-        if trace.client is None
-        else fit_clients(spread_out.client, spread_out.arrival_s if timed else None),  # type: ignore[arg-type]
+        "clients": client
+        if client is None
+        else fit_clients(client, spread_out.arrival_s if timed else None),
         "sharing": fit_sharing(trace),
-        "sessions": sessions,
-        "notes": list(spread_out.notes if timed else trace.notes),
+        "sessions": fit_sessions(trace),
+        "notes": notes,
     }
-    above = (
-        0 if trace.cached_tokens is None else int((trace.cached_tokens > trace.input_tokens).sum())
-    )
-    if above:
-        measured["notes"].append(
-            f"{above} rows have more cached tokens than input tokens: all of their input counts as cached"
-        )
-    if timed:
-        measured["notes"] += [*covered.note(n), *said]
-    if few:
-        measured["notes"].append(
-            f"{n} requests are too few to fit: arrivals are taken for Poisson, no rate, peak or correlation is given ({FEWEST} would do); the lengths are those {n}"
-        )
     profile: dict[str, Any] = {
         "name": name,
         "source": f"fitted to {trace.source}, {n} requests",
         "arrivals": clock,
     }
+    profile |= _lengths_workload(trace, measured, timed=timed, seed=seed)
+    kept = {key: value for key, value in measured.items() if value not in (None, [])}
+    return profile | {"measured": kept}
+
+
+def _cached_notes(trace: Trace) -> list[str]:
+    cached = trace.cached_tokens
+    above = 0 if cached is None else int((cached > trace.input_tokens).sum())
+    if not above:
+        return []
+    return [
+        f"{above} rows have more cached tokens than input tokens: "
+        "all of their input counts as cached"
+    ]
+
+
+def _lengths_workload(
+    trace: Trace, measured: dict[str, Any], *, timed: bool, seed: int
+) -> dict[str, Any]:
+    """Return the keys of a workload of sessions or of lone requests; may add to the notes."""
+    sessions = measured["sessions"]
     if (
         sessions
         and sessions["turns"]["mean"] >= _SESSION_TURNS
         and sessions["requests_in_sessions"] >= _SESSION_SHARE
     ):
-        profile |= _session_workload(trace, timed, seed)
+        profile = _session_workload(trace, timed, seed)
         measured["notes"] += shrunk_note(trace, profile["sessions"].get("limit_tokens"))
-    else:
-        profile |= {
-            "input_tokens": _table(trace.input_tokens),
-            "output_tokens": _table(trace.output_tokens),
-        }
-        if abs(measured["correlation"] or 0.0) >= 0.01:
-            profile["correlation"] = _within_reach(measured["correlation"], profile)
-        share = (measured["sharing"] or {}).get("cached_share_infinite")
-        if share:
-            profile["prefixes"] = {"cached_share": round(share, 4), "pool": 8, "zipf": 1.0}
-    return profile | {
-        "measured": {key: value for key, value in measured.items() if value not in (None, [])}
-    }
+        return profile
+    profile = {side: _table(getattr(trace, side)) for side in ("input_tokens", "output_tokens")}
+    if abs(measured["correlation"] or 0.0) >= 0.01:
+        profile["correlation"] = _within_reach(measured["correlation"], profile)
+    share = (measured["sharing"] or {}).get("cached_share_infinite")
+    if share:
+        profile["prefixes"] = {"cached_share": round(share, 4), "pool": 8, "zipf": 1.0}
+    return profile
 
 
 def _within_reach(rho: float, profile: dict[str, Any]) -> float:
@@ -136,23 +150,30 @@ def fit_clock(arrival_s: Floats, seed: int) -> tuple[str, dict[str, Any] | None,
     span_s = float(arrival_s[-1])
     rps = np.histogram(arrival_s, np.linspace(0, span_s, OVER_TIME + 1))[0] / (span_s / OVER_TIME)
     arrivals["over_time"] = over_time(rps, span_s, best.text, rng)
-    notes = []
-    if best.text != gaps:
-        kind, more = best.text.partition(":")[0], processes[1].nats if len(processes) > 1 else 0.0
-        notes.append(
-            f"arrivals: {kind} describes parts of the log that it was not fitted to better than {gaps} does, by "
-            f"{best.nats - next((p.nats for p in processes if p.text == gaps), more):.3g} nats a request"
-        )
-        slow = _cycle_s(best.text)
-        if kind == "diurnal":
-            notes.append(
-                f"the rate changes over the day, and the curve is laid over a stage of any length (24h: as recorded): sweep and search look for one steady rate, give them --arrivals {gaps}"
-            )
-        elif slow > _SLOW_S:
-            notes.append(
-                f"the rate changes every {slow / 2:.3g} s on average: a stage should last several times {slow:.3g} s, or take --arrivals {gaps}"
-            )
+    second = processes[1].nats if len(processes) > 1 else 0.0
+    plain = next((p.nats for p in processes if p.text == gaps), second)
+    notes = [] if best.text == gaps else [*_process_notes(best, gaps, best.nats - plain)]
     return best.text, arrivals, notes
+
+
+def _process_notes(best: Process, gaps: str, gain: float) -> Iterator[str]:
+    kind = best.text.partition(":")[0]
+    yield (
+        f"arrivals: {kind} describes parts of the log that it was not fitted to better than "
+        f"{gaps} does, by {gain:.3g} nats a request"
+    )
+    slow = _cycle_s(best.text)
+    if kind == "diurnal":
+        yield (
+            "the rate changes over the day, and the curve is laid over a stage of any length "
+            "(24h: as recorded): sweep and search look for one steady rate, "
+            f"give them --arrivals {gaps}"
+        )
+    elif slow > _SLOW_S:
+        yield (
+            f"the rate changes every {slow / 2:.3g} s on average: a stage should last several "
+            f"times {slow:.3g} s, or take --arrivals {gaps}"
+        )
 
 
 def _cycle_s(text: str) -> float:

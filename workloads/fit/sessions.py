@@ -24,12 +24,15 @@ def shrunk_note(trace: Trace, limit_tokens: int | None) -> list[str]:
     if not shrunk:
         return []
     how = (
-        f"most of them near the longest prompt: fitted sessions are compacted at {limit_tokens} tokens"
+        "most of them near the longest prompt: "
+        f"fitted sessions are compacted at {limit_tokens} tokens"
         if limit_tokens
-        else "compacted, or thoughts left out: fitted sessions grow evenly to the same mean and spread of contexts"
+        else "compacted, or thoughts left out: "
+        "fitted sessions grow evenly to the same mean and spread of contexts"
     )
     return [
-        f"{shrunk} of {len(later)} later prompts are shorter than the one before and its answer ({how})"
+        f"{shrunk} of {len(later)} later prompts are shorter than the one before and its answer "
+        f"({how})"
     ]
 
 

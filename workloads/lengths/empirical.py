@@ -117,4 +117,5 @@ class Points(Lengths):
         return float(np.average(self.tokens, weights=self.weights))
 
     def _text(self) -> str:
-        return f"point masses at {', '.join(map(str, self.tokens[:6]))}{', …' * (len(self.tokens) > 6)}"
+        shown = ", ".join(map(str, self.tokens[:6]))
+        return f"point masses at {shown}{', …' if len(self.tokens) > 6 else ''}"

@@ -41,7 +41,10 @@ __all__ = [
     "parse_lengths",
 ]
 
-FORMS = "512, lognormal:p50=1020,p99=4142, gamma:mean=300,cv=2, 0.7*lognormal:... + 0.3*512, or in a file {quantiles: {0: 1, 0.5: 100, 1: 4000}}"
+FORMS = (
+    "512, lognormal:p50=1020,p99=4142, gamma:mean=300,cv=2, 0.7*lognormal:... + 0.3*512, "
+    "or in a file {quantiles: {0: 1, 0.5: 100, 1: 4000}}"
+)
 # By kind: its parameters, what it is made with, and how it is written.
 _FAMILIES: dict[str, tuple[tuple[str, str], Callable[[Any, Any], Lengths], str]] = {
     "lognormal": (("p50", "p99"), LogNormal, "lognormal:p50=1020,p99=4142"),
@@ -246,7 +249,8 @@ def fit_copula(inputs: Lengths, outputs: Lengths, rho: float) -> float:
     sign, low, high = math.copysign(1, rho), 0.0, 0.999_999
     if abs(_realised(inputs, outputs, sign * high)) < abs(rho) - 0.02:
         raise WorkloadError(
-            f"correlation {rho:g} is out of reach: too many requests share one input or output length"
+            f"correlation {rho:g} is out of reach: "
+            "too many requests share one input or output length"
         )
     for _ in range(14):
         middle = (low + high) / 2

@@ -172,31 +172,23 @@ class Prompts:
         turns = np.array([len(self.new_tokens[e]) for e in chosen], dtype=np.int64)
         entry, session = np.repeat(chosen, turns), np.repeat(np.arange(n), turns)
         turn = np.arange(len(entry)) - np.repeat(np.cumsum(turns) - turns, turns)
-        new = np.fromiter(
-            (t for e in chosen for t in self.new_tokens[e]), dtype=np.int64, count=len(entry)
+        new, known = (
+            np.array([t for e in chosen for t in tokens[e]], dtype=np.int64)
+            for tokens in (self.new_tokens, self.answer_tokens)
         )
-        known = np.fromiter(
-            (t for e in chosen for t in self.answer_tokens[e]), dtype=np.int64, count=len(entry)
-        )
-        limit = np.array([entry.limit_tokens or 0 for entry in self.file.entries], dtype=np.int64)[
-            entry
-        ]
+        limits = np.array([e.limit_tokens or 0 for e in self.file.entries], dtype=np.int64)
+        limit = limits[entry]
         drawn = output_tokens.sample(draws, len(entry))
         outputs = np.where(known > 0, known, np.where(limit > 0, limit, drawn))
-        pause_s = (
-            np.zeros(len(entry)) if think_ms is None else think_ms.sample(draws, len(entry)) / 1e3
-        )
+        none = np.zeros(len(entry))
+        pause_s = none if think_ms is None else think_ms.sample(draws, len(entry)) / 1e3
         pause_s[turn == 0] = 0.0
         inputs, due_s = new.copy(), np.repeat(np.asarray(arrivals_s, dtype=np.float64), turns)
         for i in np.flatnonzero(turn):
             inputs[i] += inputs[i - 1] + outputs[i - 1]
             due_s[i] = due_s[i - 1] + pause_s[i]
-        columns = {
-            "scheduled_s": due_s,
-            "input_tokens": inputs,
-            "output_tokens": outputs,
-            "entry": entry,
-        }
+        lengths = {"input_tokens": inputs, "output_tokens": outputs}
+        columns = {"scheduled_s": due_s, "entry": entry, **lengths}
         # a prompt that comes again is known to a cache
         shared = SharedPrefixes(np.arange(len(entry) + 1), entry, new)
         if turns.max(initial=1) == 1:
@@ -208,9 +200,8 @@ class Prompts:
             "think_s": pause_s,
         }
         before = np.where(turn > 0, np.arange(len(entry)) - 1, -1)
-        return in_time_order(
-            columns, before, [[b] if b >= 0 else [] for b in before.tolist()], shared
-        )
+        after = [[b] if b >= 0 else [] for b in before.tolist()]
+        return in_time_order(columns, before, after, shared)
 
 
 def load_prompts(path: Path, tokenizer: Tokenizer, *, skip_bad_rows: bool = False) -> Prompts:

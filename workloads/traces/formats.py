@@ -1,4 +1,4 @@
-"""Open a trace file of any format: CSV, JSON, JSON lines, Parquet, vLLM's log; each also gzipped."""
+"""Open a trace file: CSV, JSON, JSON lines, Parquet or vLLM's log, each also gzipped."""
 
 import csv
 import gzip

@@ -59,6 +59,8 @@ def missing_notes(name: str, columns: Columns, held: Mapping[str, Any]) -> Itera
     if columns.format == "schedule":
         return
     for role, values in held.items():
+        if role in ("parent", "span"):  # most rows have none
+            continue
         missing = int(np.count_nonzero(np.asarray(values) < 0))
         if missing and role in columns.by_role:
             column = columns[role].strip()

@@ -1,7 +1,6 @@
 """Read a trace or a log of real requests: arrival times and token counts."""
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -75,14 +74,11 @@ def _to_trace(rows: Rows, column_notes: list[str]) -> Trace:
     columns = rows.columns
     if columns is None or not len(rows):
         raise WorkloadError(f"{rows.path}: {_why_empty(rows)}")
-    counts = [np.frombuffer(rows.values[n], np.int64) for n in ("input_tokens", "output_tokens")]
-    left_out, span_notes = rows.spans.redundant(rows.optional["span"], np.column_stack(counts))
-    rows.note_counts.update(span_notes)
-    kept = np.flatnonzero(~left_out)
-    values = {name: np.frombuffer(held, np.int64)[kept] for name, held in rows.values.items()}
-    optional = {
-        role: np.frombuffer(held, np.int64)[kept] for role, held in rows.optional.items() if held
-    }
+    kept = _kept_rows(rows)
+    values, optional = (
+        {name: np.frombuffer(held, np.int64)[kept] for name, held in columns_of.items() if held}
+        for columns_of in (rows.values, rows.optional)
+    )
 
     def known(role: str) -> Ints | None:
         column = optional.get(role)
@@ -92,51 +88,59 @@ def _to_trace(rows: Rows, column_notes: list[str]) -> Trace:
     as_schedule = columns.format == "schedule"
     zero_ns = 0 if as_schedule else int(arrival_ns.min())
     from_start = _from_session_start(arrival_ns, known("session"))
-    step_s = None if as_schedule else _clock_step_s(np.sort(arrival_ns))
-    has_clock = bool(rows.clock) and not (as_schedule or from_start)
+    step_s = None if as_schedule or from_start else _clock_step_s(np.sort(arrival_ns))
     notes = [*_row_notes(rows, arrival_ns, known("session"), columns), *column_notes]
-    held = {role: column for role, column in optional.items() if role not in ("parent", "span")}
-    held["end" if "end" in columns.by_role else "duration"] = np.where(end_ns == UNKNOWN, -1, 0)
-    if "hash_ids" in columns.by_role:
-        held["hash_ids"] = rows.blocks.lengths()[kept] - 1  # -1: none
-    notes += missing_notes(rows.path.name, columns, held)
-    if has_clock:
+    ends = {"end" if "end" in columns.by_role else "duration": np.where(end_ns == UNKNOWN, -1, 0)}
+    blocks = {"hash_ids": rows.blocks.lengths()[kept] - 1} if "hash_ids" in columns.by_role else {}
+    notes += missing_notes(rows.path.name, columns, optional | ends | blocks)
+    if rows.clock and not (as_schedule or from_start):
         notes += time_notes(rows.path.name, arrival_ns, columns, rows.clock)
-        tied = len(arrival_ns) - len(np.unique(arrival_ns))
-        if tied and not step_s:
-            notes.append(
-                f"{rows.path.name}: {tied} rows have the very time of another row; "
-                "they are kept and arrive together"
-            )
+        notes += [] if step_s else _tied_notes(rows.path.name, arrival_ns)
     shared, of = known("shared_blocks"), known("blocks")
+    sizes = rows.block_sizes.most_common(1)
     unsorted = Trace(
         arrival_s=(arrival_ns - zero_ns) / 1e9,
         input_tokens=values["input_tokens"],
         output_tokens=values["output_tokens"],
         source=f"{rows.path.name} ({columns.format} format)",
         notes=tuple(notes),
-    )
-    return replace(
-        unsorted,
         session=known("session"),
         parent=known("parent"),
         client=known("client"),
         cached_tokens=known("cached"),
         blocks=rows.blocks.blocks(kept),
-        block_tokens=rows.block_sizes.most_common(1)[0][0] if rows.block_sizes else None,
+        block_tokens=sizes[0][0] if sizes else None,
         shared_blocks=None if shared is None or of is None else np.column_stack([shared, of]),
         end_s=_seconds(end_ns, zero_ns),
         pause_s=_seconds(values["pause_ns"]),
         entry=entry if entry.max() >= 0 else None,
         recorded=rows.recording.done(),
         clock=rows.clock,
-        clock_step_s=None if from_start else step_s,
+        clock_step_s=step_s,
         resolution_s=_resolution_s(arrival_ns, end_ns),
         place=values["place"],
         place_word=rows.place.strip(" :") or "line",
         as_schedule=as_schedule,
         from_session_start=from_start,
-    ).take(np.arange(len(arrival_ns)))
+    )
+    return unsorted.take(np.arange(len(arrival_ns)))
+
+
+def _tied_notes(name: str, arrival_ns: Ints) -> Iterator[str]:
+    tied = len(arrival_ns) - len(np.unique(arrival_ns))
+    if tied:
+        yield (
+            f"{name}: {tied} rows have the very time of another row; "
+            "they are kept and arrive together"
+        )
+
+
+def _kept_rows(rows: Rows) -> Ints:
+    """Return the indices of rows that are not spans whose calls are rows too."""
+    counts = [np.frombuffer(rows.values[n], np.int64) for n in ("input_tokens", "output_tokens")]
+    left_out, span_notes = rows.spans.redundant(rows.optional["span"], np.column_stack(counts))
+    rows.note_counts.update(span_notes)
+    return np.flatnonzero(~left_out)
 
 
 def _why_empty(rows: Rows) -> str:

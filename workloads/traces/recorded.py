@@ -44,7 +44,7 @@ _ROLES = {**ROLES_OF_MESSAGES, "ai": "assistant", **{role: role for role in _SEN
 _SEGMENTS = 1 << 61  # message k is the segment _SEGMENTS + k of the prompts that begin with it
 _SYSTEM = b'{"role":"system"'
 _encode = msgspec.json.Encoder(decimal_format="number").encode
-# how JSON of messages begins: a text that begins so and is no JSON was cut off, as by a limit on attributes
+# how JSON of messages begins; such a text that is no JSON was truncated, as by a limit
 _LIKE_MESSAGES = re.compile(
     r'\s*(\[\s*)*\{\s*"(role|from|content|value|parts|messages|type|id|name|tool_calls)"\s*:'
 )

@@ -60,6 +60,13 @@ def _cell(record: Record, column: str, read: Callable[[Any], Any], missing: Any 
         raise CellError(column, error) from None
 
 
+def _check_counts(columns: Columns, input_tokens: int | None, output_tokens: int) -> None:
+    if input_tokens == 0 and output_tokens > 0:
+        raise CellError(columns.name("input"), "0 is too few tokens: a prompt has at least 1")
+    if output_tokens == 0 and columns.format not in WITH_FAILED_REQUESTS:
+        raise CellError(columns.name("output"), "0 is too few tokens: an answer has at least 1")
+
+
 class Prompt(NamedTuple):
     """A recorded prompt: messages ([]: none), further body fields, whether it is one text."""
 
@@ -152,14 +159,10 @@ class Rows:
             raise CellError(columns.name("input") or columns.name("messages"), MISSING)
         output_tokens = self._output_tokens(record, columns)
         at_ns, clock = self._time(record, columns)
-        if input_tokens == 0 and output_tokens > 0:
-            raise CellError(columns.name("input"), "0 is too few tokens: a prompt has at least 1")
-        if output_tokens == 0 and columns.format not in WITH_FAILED_REQUESTS:
-            raise CellError(columns.name("output"), "0 is too few tokens: an answer has at least 1")
+        _check_counts(columns, input_tokens, output_tokens)
         optional = self._optional(record, columns) if output_tokens else {}
-        pause_ns = _cell(
-            record, columns.name("pause"), lambda v: span_ns(v, columns["pause"]), UNKNOWN
-        )
+        pause = columns.name("pause")
+        pause_ns = _cell(record, pause, lambda value: span_ns(value, pause), UNKNOWN)
         if output_tokens:
             at_ns = self._arrival_ns(at_ns, pause_ns, optional.get("session", -1), columns)
         block_size = _cell(record, columns.name("block_size"), tokens, 0)
@@ -173,28 +176,15 @@ class Rows:
             )
         entry = -1
         if prompt.messages and output_tokens:
-            entry, estimate = self.recording.add(
-                prompt.messages, prompt.fields, is_text=prompt.is_text
-            )
-            if input_tokens is None:
-                input_tokens = estimate
-                self._row_notes.append(
-                    f"rows have no count of input tokens: {self.recording.counted_by}"
-                )
-        context, input_tokens = self.options.context, input_tokens or 0
-        if context is not None and input_tokens + output_tokens > context:
-            raise CellError(
-                columns.name("input"),
-                f"{input_tokens} tokens and {output_tokens} of output are more than the context "
-                f"of {context}",
-            )
+            entry, input_tokens = self._record(prompt, input_tokens)
+        input_tokens = input_tokens or 0
+        self._check_context(columns, input_tokens, output_tokens)
         self.clock = clock
         if output_tokens == 0:
             self.no_output += 1
             return
-        self._store(
-            _Row(at_ns, end_ns, pause_ns, entry, place, input_tokens, output_tokens), optional
-        )
+        row = _Row(at_ns, end_ns, pause_ns, entry, place, input_tokens, output_tokens)
+        self._store(row, optional)
         if optional.get("span", -1) >= 0:
             is_agent = record.get("is_agent") or record.get("type") in STEPS
             self.spans.add_row(optional["span"], bool(is_agent))
@@ -203,6 +193,23 @@ class Rows:
             self.blocks.add(record, columns["hash_ids"], where)
         if block_size:
             self.block_sizes[block_size] += 1
+
+    def _record(self, prompt: Prompt, input_tokens: int | None) -> tuple[int, int]:
+        """Keep a recorded prompt; return (its entry, its tokens, estimated where not counted)."""
+        entry, estimate = self.recording.add(prompt.messages, prompt.fields, is_text=prompt.is_text)
+        if input_tokens is None:
+            counted_by = self.recording.counted_by
+            self._row_notes.append(f"rows have no count of input tokens: {counted_by}")
+        return entry, estimate if input_tokens is None else input_tokens
+
+    def _check_context(self, columns: Columns, input_tokens: int, output_tokens: int) -> None:
+        context = self.options.context
+        if context is not None and input_tokens + output_tokens > context:
+            raise CellError(
+                columns.name("input"),
+                f"{input_tokens} tokens and {output_tokens} of output are more than the context "
+                f"of {context}",
+            )
 
     def _store(self, row: _Row, optional: Mapping[str, int]) -> None:
         self.note_counts.update(self._row_notes)
@@ -220,8 +227,10 @@ class Rows:
             if record.reason:
                 self.note_counts[record.reason] += 1
         else:
-            assert self.columns is not None and not isinstance(record, BadRow)  # noqa: PT018
-            ids = tuple(record.get(self.columns.name(r)) for r in ("span", "parent_span"))  # type: ignore[assignment]
+            assert self.columns is not None
+            assert not isinstance(record, BadRow)
+            span, parent = (self.columns.name(role) for role in ("span", "parent_span"))
+            ids = record.get(span), record.get(parent)
             self.note_counts[NO_CALL] += 1
         self.spans.number(*ids)
 

@@ -1,4 +1,4 @@
-"""Detect odd times in a log: outliers, breaks, an implausible unit, and replays that are too long."""
+"""Detect odd times in a log: outliers, breaks, implausible units, overlong replays."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -24,7 +24,7 @@ _SINCE_1970_NS = 10**17  # numbers this large (from 1973 on) imply their unit
 
 @dataclass(frozen=True, eq=False)
 class LargeGaps:
-    """Disproportionate gaps in s; ``strays`` bool[n] are the sorted requests apart from the rest."""
+    """Disproportionate gaps in s; ``strays`` bool[n]: sorted requests apart from the rest."""
 
     gaps_s: Floats
     strays: NDArray[np.bool_]
