@@ -27,8 +27,9 @@ from ampacity.workloads.lengths.parse import parse_lengths
 from ampacity.workloads.profile import PlainYaml, Workload, load_workload, read_yaml
 from ampacity.workloads.prompts.files import load_prompts
 from ampacity.workloads.prompts.tokenizers import load_tokenizer
-from ampacity.workloads.replay import Replay
-from ampacity.workloads.traces.fields import UNITS, parse_columns
+from ampacity.workloads.trace_cuts import Replay
+from ampacity.workloads.traces.columns import parse_columns
+from ampacity.workloads.traces.values import UNITS
 
 DEFAULT_WORKLOAD = "chat"
 

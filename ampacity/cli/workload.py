@@ -102,7 +102,7 @@ def fit(
     from ampacity.workloads.fit.servegen import fit_servegen, is_servegen
     from ampacity.workloads.fit.view import view
     from ampacity.workloads.profile import load_workload
-    from ampacity.workloads.traces.fields import parse_columns
+    from ampacity.workloads.traces.columns import parse_columns
     from ampacity.workloads.traces.read import read_trace
 
     columns = parse_columns(column or [])

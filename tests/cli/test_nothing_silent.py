@@ -15,8 +15,9 @@ import pytest
 from ampacity.simulator.server.launch import Started, start_in_process
 from ampacity.workloads.errors import WorkloadError
 from ampacity.workloads.prompts.files import read_prompts
-from ampacity.workloads.traces.fields import REQUIRED
-from ampacity.workloads.traces.read import Trace, read_trace
+from ampacity.workloads.traces.columns import REQUIRED
+from ampacity.workloads.traces.read import read_trace
+from ampacity.workloads.traces.trace import Trace
 
 Row = dict[str, Any]
 

@@ -20,9 +20,9 @@ from ampacity.workloads.errors import WorkloadError
 from ampacity.workloads.profile import load_workload
 from ampacity.workloads.prompts.synthetic import PromptMaker
 from ampacity.workloads.prompts.tokenizers import WORDS
-from ampacity.workloads.replay import Replay
 from ampacity.workloads.schedule import Schedule, open_schedule
 from ampacity.workloads.schedule_file import read_schedule
+from ampacity.workloads.trace_cuts import Replay
 from tests.support.fault_server import FaultServer
 
 MIX = """

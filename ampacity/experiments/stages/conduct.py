@@ -166,8 +166,9 @@ async def conduct(
 
 def read_replay(path: Path, settings: Settings) -> Replayed:
     """The trace, or the schedule, as it is to be played. Raises WorkloadError, ConfigError."""
-    from ampacity.workloads.replay import Replay, replayed
+    from ampacity.workloads.replay import replayed
     from ampacity.workloads.schedule_file import is_schedule, read_schedule
+    from ampacity.workloads.trace_cuts import Replay
     from ampacity.workloads.traces.read import read_trace
 
     levels, timed = (
