@@ -10,14 +10,14 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from ampacity.loadgen.send.protocols import Api
-from ampacity.loadgen.send.retold import (
+from ampacity.loadgen.send.history import (
     AnswerContent,
     answer_messages,
     in_parts,
     message,
     result_messages,
 )
+from ampacity.loadgen.send.protocols import Api
 from ampacity.workloads.prompts.files import PromptFile
 from ampacity.workloads.prompts.synthetic import PromptMaker
 from ampacity.workloads.schedule import Schedule

@@ -10,8 +10,8 @@ import msgspec
 
 from ampacity.loadgen.send.conversations import Conversations
 from ampacity.loadgen.send.endpoint import Endpoint, Proxy
+from ampacity.loadgen.send.history import AnswerContent, message
 from ampacity.loadgen.send.protocols import RequestShape
-from ampacity.loadgen.send.retold import AnswerContent, message
 from ampacity.workloads.classes import RequestClass
 from ampacity.workloads.prompts.files import PromptFile
 from ampacity.workloads.prompts.images import Images

@@ -10,14 +10,14 @@ from ampacity.loadgen.receive.answers import ANSWERS
 from ampacity.loadgen.receive.exchange import Exchange
 from ampacity.loadgen.rundir.records import RequestRecord, to_batch
 from ampacity.loadgen.send.endpoint import parse_endpoint
-from ampacity.loadgen.send.protocols import Api, Dialect, RequestShape
-from ampacity.loadgen.send.retold import (
+from ampacity.loadgen.send.history import (
     AnswerContent,
     Call,
     CallPieces,
     answer_messages,
     result_messages,
 )
+from ampacity.loadgen.send.protocols import Api, Dialect, RequestShape
 
 MS = 1_000_000
 HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n"
@@ -412,7 +412,7 @@ def test_whatever_a_server_says_ends_as_one_record_and_can_be_told_again(
     exchange = Exchange(
         RequestRecord(0, 0, 0, "unfinished", started_ns=0), b"", ended.append, ANSWERS[api]
     )
-    exchange.listen()
+    exchange.keep_text()
     exchange.watch()
     bodies = [json.dumps(value).encode() for value in events]
     if whole:
@@ -430,7 +430,7 @@ def test_whatever_a_server_says_ends_as_one_record_and_can_be_told_again(
         exchange.feed(MS, END)
     assert ended == [exchange]
     to_batch([exchange.record])
-    told = exchange.told()
+    told = exchange.content()
     for other in ("chat", "completions", "messages", "responses"):
         for message in [*answer_messages(told, other), *result_messages(told.calls, [], other)]:
             json.loads(message)

@@ -98,7 +98,7 @@ def test_a_character_may_come_in_two_events(name: str) -> None:
     events, said, with_reasoning = HALVES[name]
     for in_one_read in (False, True):
         exchange, ends = _exchange()
-        exchange.listen()
+        exchange.keep_text()
         reads = [HEAD + chunk(*events)] if in_one_read else [HEAD, *map(chunk, events)]
         for i, read in enumerate([*reads, chunk(FINISH, "[DONE]") + END]):
             exchange.feed((i + 1) * MS, read)
@@ -106,7 +106,7 @@ def test_a_character_may_come_in_two_events(name: str) -> None:
         record = exchange.record
         assert (record.status, record.error, record.finish_reason) == ("ok", None, "stop")
         assert len(record.chunk_at_us) == len(events)
-        assert (exchange.said(), exchange.said(reasoning=True)) == (said, with_reasoning)
+        assert (exchange.text(), exchange.text(reasoning=True)) == (said, with_reasoning)
 
 
 def test_half_a_character_in_an_error_or_a_finish_reason_is_printable() -> None:
@@ -1261,7 +1261,7 @@ COUNTS: dict[str, tuple[list[dict[str, Any]], tuple[int | None, str | None], lis
 def test_token_counts(name: str) -> None:
     values, total, per_chunk = COUNTS[name]
     found = answer(*values)
-    assert (found.output_tokens(), found.chunk_tokens) == (total, per_chunk)
+    assert (found.tally.output_tokens(), found.tally.per_chunk()) == (total, per_chunk)
 
 
 # -- requests and messages --------------------------------------------------------------------

@@ -50,7 +50,7 @@ def opened(answer: type[Answer] = Answer, *, listening: bool = True) -> Exchange
     record = RequestRecord(0, 0, 0, "unfinished", started_ns=0)
     exchange = Exchange(record, b"", lambda _: None, answer)
     if listening:
-        exchange.listen()
+        exchange.keep_text()
     return exchange
 
 

@@ -19,9 +19,9 @@ from ampacity.loadgen.probe.look import count_message_overhead
 from ampacity.loadgen.receive.answers import ANSWERS
 from ampacity.loadgen.rundir.records import RequestRecord
 from ampacity.loadgen.send.endpoint import parse_endpoint
+from ampacity.loadgen.send.history import AnswerContent
 from ampacity.loadgen.send.protocols import RequestShape
 from ampacity.loadgen.send.requests import RequestMaker, ScheduledRequests
-from ampacity.loadgen.send.retold import AnswerContent
 from ampacity.loadgen.workers.pool import deal
 from ampacity.workloads.classes import RequestClass
 from ampacity.workloads.lengths.parse import Fixed

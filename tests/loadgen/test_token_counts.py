@@ -31,7 +31,7 @@ def counted(*events: dict[str, Any]) -> RequestRecord:
     """What an exchange that is listened to records, with our words counted."""
     record = RequestRecord(request_id=1, stage=0, scheduled_ns=0, status="unfinished", started_ns=0)
     exchange = Exchange(record, b"request", lambda _: None)
-    exchange.listen()
+    exchange.keep_text()
     exchange.feed(MS, HEAD)
     for number, one in enumerate(events):
         exchange.feed((2 + number) * MS, chunk(one))

@@ -14,9 +14,9 @@ from ampacity.loadgen.receive.answers import ANSWERS
 from ampacity.loadgen.receive.exchange import Exchange
 from ampacity.loadgen.rundir.records import RequestRecord
 from ampacity.loadgen.send.endpoint import parse_endpoint
+from ampacity.loadgen.send.history import AnswerContent, Call
 from ampacity.loadgen.send.protocols import Api, RequestShape
 from ampacity.loadgen.send.requests import ScheduledRequests
-from ampacity.loadgen.send.retold import AnswerContent, Call
 from ampacity.workloads.prompts.synthetic import PromptMaker
 from ampacity.workloads.prompts.tokenizers import WORDS
 from tests.cli.test_hostile import Server
@@ -34,7 +34,7 @@ def heard(
     exchange = Exchange(
         RequestRecord(0, 0, 0, "unfinished", started_ns=0), b"", ends.append, ANSWERS[api]
     )
-    exchange.listen()
+    exchange.keep_text()
     if body is not None:
         data = json.dumps(body).encode()
         exchange.feed(
@@ -52,7 +52,7 @@ def heard(
     assert ends == [exchange]
     assert (exchange.record.status, exchange.record.error) == ("ok", None)
     assert exchange.record.first_token_ns is not None
-    return exchange.told(reasoning)
+    return exchange.content(reasoning)
 
 
 def delta(finish: str | None = None, **said: Any) -> Json:
