@@ -95,7 +95,8 @@ class _TypedAnswer(Answer, ABC):
             self.texts.append((kind, text))
         if kind == "answer" and self.first_answer_ns is None:
             self.first_answer_ns = at_ns
-        self._append(at_ns, None)
+        self.chunk_at_ns.append(at_ns)
+        self.tally.chunk_counts.append(None)
 
     def _on_call(
         self, key: Any, call_id: Any = None, name: Any = None, arguments: Any = None

@@ -13,15 +13,12 @@ class ChoiceOrder:
     indices as chunks; one that sends several choices comes back to an index.
     """
 
-    __slots__ = ("_finished", "_indices", "latest", "several")
+    latest: Any = None  # index of the latest choice with text
+    several = False
+    _indices: set[int | str] | None = None  # filled once there are several
+    _finished: Any = None
 
-    def __init__(self) -> None:
-        self.latest: Any = None  # index of the latest choice with text
-        self.several = False
-        self._indices: set[int | str] | None = None  # filled once there are several
-        self._finished: Any = None
-
-    def on_text(self, index: Any, earlier_chunks: Sized, *, in_one_chunk: bool) -> None:
+    def on_text(self, index: Any, earlier_chunks: Sized, in_one_chunk: bool) -> None:
         """Take the index of a choice with text; ``in_one_chunk``: it is not the chunk's first."""
         if in_one_chunk and (index is None or index != self.latest):
             self.several = True

@@ -48,8 +48,9 @@ LEARN_MISSES_MAX = 4  # reads in a row that match no template: then learning sto
 class Answer:
     """The content of one response, read event by event. Times are ns of the reads."""
 
+    has_templates = True  # whether this API's chunks can be matched by a template
+
     __slots__ = (
-        "_choices",
         "_missed_at",
         "_misses",
         "_scans_text",
@@ -58,6 +59,7 @@ class Answer:
         "_usage_beside_text",
         "bad_json",
         "calls",
+        "choices",
         "chunk_at_ns",
         "done",
         "error",
@@ -70,28 +72,26 @@ class Answer:
         "whole_ns",
     )
 
-    has_templates = True  # whether this API's chunks can be matched by a template
-
     def __init__(self, thinks_until: str | None = None) -> None:
         """Begin an answer. ``thinks_until``: see ``Thinking``."""
         self.thinking = Thinking(thinks_until)
         self._scans_text = True  # every text may be thinking, not only one with a tag
-        self.first_event_ns: int | None = None
-        self.first_answer_ns: int | None = None
         self.chunk_at_ns = array(TIMES)  # token-bearing chunks
         self.tally = TokenTally()
-        self._choices = ChoiceOrder()
-        self._template: ChunkTemplate | None = None
-        self._template_usage: Usage | None = None
-        self._misses = self._missed_at = 0  # in a row, and the number of chunks at the last
-        self._usage_beside_text: Usage | None = None  # in the latest chunk
+        self.choices = ChoiceOrder()
+        self.first_event_ns: int | None = None
+        self.first_answer_ns: int | None = None
+        self.whole_ns: int | None = None  # end of an answer whose API has no tokens
         self.finish_reason: str | None = None
         self.error: str | None = None  # the message of an error object
         self.bad_json: str | None = None
         self.done = False
-        self.whole_ns: int | None = None  # end of an answer whose API has no tokens
         self.texts: list[tuple[Kind, str]] | None = None  # kept after ``keep_text``
         self.calls: CallPieces | None = None
+        self._template: ChunkTemplate | None = None
+        self._template_usage: Usage | None = None
+        self._usage_beside_text: Usage | None = None  # in the latest chunk
+        self._misses = self._missed_at = 0  # in a row, and the number of chunks at the last
 
     def keep_text(self) -> None:
         """Keep texts and tool calls from here on."""
@@ -127,7 +127,7 @@ class Answer:
         """Count one token for each chunk that matched the template since the last parsed one."""
         counts, template = self.tally.chunk_counts, self._template
         new = len(self.chunk_at_ns) - len(counts)
-        if not new or template is None:
+        if template is None:
             return
         usage, total = self._template_usage, template.total
         if usage is not None:
@@ -160,7 +160,8 @@ class Answer:
 
     def on_event(self, at_ns: int, data: bytes) -> None:
         """Read one SSE event that was completed at ``at_ns``."""
-        self._count_matched()
+        if len(self.chunk_at_ns) != len(self.tally.chunk_counts):
+            self._count_matched()
         if self.first_event_ns is None:
             self.first_event_ns = at_ns
         if data[:1] != b"{" and data.strip() == b"[DONE]":
@@ -198,17 +199,15 @@ class Answer:
         for choice in chunk.choices or ():
             if choice.finish_reason or choice.error:
                 self._on_choice_end(choice)
-            content = kind_and_text(choice)
-            if content is None:
+            choice_kind = self._on_text(choice, kind is not None)
+            if choice_kind is None:
                 continue
-            if kind is not None or choice.index != self._choices.latest:
-                self._choices.on_text(choice.index, self.chunk_at_ns, in_one_chunk=kind is not None)
             tokens = None
             if choice.token_ids is not None or choice.logprobs is not None:
                 tokens = tokens_in(choice)
             if kind is not None:  # a second choice with text in one chunk
                 tokens = None if counted is None or tokens is None else counted + tokens
-            kind, counted = self._on_text(choice, *content), tokens
+            kind, counted = choice_kind, tokens
         usage = chunk.usage
         if usage is not None:
             counted = self.tally.add_usage(usage, has_text=kind is not None) or counted
@@ -216,7 +215,8 @@ class Answer:
             if kind == "answer" and self.first_answer_ns is None:
                 self.first_answer_ns = at_ns
             self._usage_beside_text = usage
-            self._append(at_ns, counted)
+            self.chunk_at_ns.append(at_ns)
+            self.tally.chunk_counts.append(counted)
 
     def _on_choice_end(self, choice: Choice) -> None:
         if choice.error:
@@ -227,9 +227,20 @@ class Answer:
         if self.finish_reason in FAILED_REASONS:
             self.error = self.error or f"finish reason {self.finish_reason}"
         self.tally.finished_choices += 1
-        self._choices.on_finish(choice.index)
+        self.choices.on_finish(choice.index)
 
-    def _on_text(self, choice: Choice, kind: Kind, text: str) -> Kind:
+    def _on_text(self, choice: Choice, in_one_chunk: bool) -> Kind | None:
+        """Take the text of a choice; return its kind, None where it has none."""
+        kind: Kind
+        delta = choice.delta
+        if delta is not None and delta.content.__class__ is str and delta.content:
+            kind, text = "answer", delta.content  # nearly every chunk
+        elif (content := kind_and_text(choice)) is not None:
+            kind, text = content
+        else:
+            return None
+        if in_one_chunk or choice.index != self.choices.latest:
+            self.choices.on_text(choice.index, self.chunk_at_ns, in_one_chunk)
         if (
             kind == "answer"
             and text
@@ -238,7 +249,7 @@ class Answer:
             kind, text = self._classify(text)
         if self.texts is not None:
             self.texts.append((kind, text))
-            delta = choice.delta or choice.message
+            delta = delta or choice.message
             if delta is not None and self.calls is not None:
                 self.calls.add_chat(delta.tool_calls)
                 if isinstance(delta.function_call, dict):
@@ -264,15 +275,6 @@ class Answer:
         else:
             self.bad_json = self.bad_json or f"{error}: {excerpt(data)}"
 
-    def _append(self, at_ns: int, tokens: int | None) -> None:
-        self.chunk_at_ns.append(at_ns)
-        self.tally.chunk_counts.append(tokens)
-
-    @property
-    def several_choices(self) -> bool:
-        """Whether several choices came, of which one was asked for."""
-        return self._choices.several
-
     @property
     def merged_events(self) -> int:
         """Token events that shared their read with the previous one."""
@@ -281,7 +283,7 @@ class Answer:
     def finish(self) -> None:
         """End the answer: take what its latest usage reports."""
         self._count_matched()
-        self._choices.finish(len(self.chunk_at_ns))
+        self.choices.finish(len(self.chunk_at_ns))
         self.tally.finish()
 
     def write_into(self, record: RequestRecord) -> None:
@@ -292,7 +294,7 @@ class Answer:
         record.finish_reason = self.finish_reason
         record.input_tokens = tally.input_tokens
         record.cached_tokens = tally.cached_tokens
-        record.output_tokens, record.token_source = tally.output_tokens()
+        record.output_tokens, record.token_source = tally.output
         record.reasoning_tokens = tally.reasoning_tokens
         record.last_token_ns = self.whole_ns
         if self.chunk_at_ns and (start := record.started_ns) is not None:

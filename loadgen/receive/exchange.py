@@ -268,17 +268,16 @@ class Exchange:
         elif broken is not None:
             self._give_up("protocol_error", broken, at_ns)
         elif self._chunked:
-            self._use_template(data, len(self._answer.chunk_at_ns) - tokens)
+            self._between_chunks = self._between_chunks and data.endswith(b"\r\n")
+            self.feed = self._parse
+            answer = self._answer
+            if self.cancel_after_tokens or answer.finish_reason is not None:
+                return False  # each token has to be seen, or none is left
+            if self._between_chunks and self._body.between_events:
+                if new := len(answer.chunk_at_ns) - tokens:
+                    answer.learn(data, new)
+                self.feed = answer.read_handler(self._parse) or self._parse
         return self.ended
-
-    def _use_template(self, data: bytes, new: int) -> None:
-        """Learn from a read with ``new`` tokens; pass the next ones to the template's handler."""
-        self._between_chunks = self._between_chunks and data.endswith(b"\r\n")  # no size has begun
-        self.feed = self._parse
-        if self._between_chunks and self._body.between_events and not self.cancel_after_tokens:
-            if new:
-                self._answer.learn(data, new)
-            self.feed = self._answer.read_handler(self._parse) or self._parse
 
     def judge(self) -> None:
         """Judge the response, after ``on_whole`` was called."""
@@ -329,13 +328,13 @@ class Exchange:
     def _verdict(self) -> tuple[str, str | None]:
         """Return status and error of a complete answer."""
         answer = self._answer
-        tokens, _ = answer.tally.output_tokens()
+        tokens, _ = answer.tally.output
         if answer.error is not None:
             too_long = not tokens and exceeds_context(REFUSING[0], answer.error)
             return "too_long" if too_long else "stream_error", answer.error
         if answer.bad_json is not None:
             return "protocol_error", f"not JSON: {answer.bad_json}"
-        if answer.several_choices:
+        if answer.choices.several:
             return "protocol_error", SEVERAL
         if not tokens and answer.whole_ns is None:
             return "empty", self._why_empty()

@@ -11,26 +11,17 @@ from ampacity.loadgen.receive.chunks import Usage, token_count, token_detail
 class TokenTally:
     """Collects the counts of one answer. ``chunk_counts`` has an entry per token-bearing chunk."""
 
-    __slots__ = (
-        "cached_tokens",
-        "chunk_counts",
-        "cumulative",
-        "finished_choices",
-        "input_tokens",
-        "reasoning_tokens",
-        "totals",
-        "usage",
-    )
+    cumulative = False  # chunk_counts are the server's running totals
+    finished_choices = 0
+    usage: Usage | None = None  # the latest
+    input_tokens: int | None = None
+    cached_tokens: int | None = None
+    reasoning_tokens: int | None = None
+    output: tuple[int | None, str | None] = None, None  # tokens and their source, after ``finish``
 
     def __init__(self) -> None:
         self.chunk_counts: list[int | None] = []
-        self.cumulative = False  # chunk_counts are the server's running totals
         self.totals: list[int] = []  # completion_tokens of chunks without text
-        self.finished_choices = 0
-        self.usage: Usage | None = None  # the latest
-        self.input_tokens: int | None = None
-        self.cached_tokens: int | None = None
-        self.reasoning_tokens: int | None = None
 
     def add_usage(self, usage: Usage, *, has_text: bool) -> int | None:
         """Take the usage of one chunk; return its running total, if it is one beside text."""
@@ -43,9 +34,10 @@ class TokenTally:
         return total or None
 
     def finish(self) -> None:
-        """Read the latest usage in full: the answer is over."""
+        """End the answer: read the latest usage in full and set ``output``."""
         if self.usage is not None:
             self._read(self.usage, has_text=True)
+        self.output = self.output_tokens()
 
     def _read(self, usage: Usage, has_text: bool) -> None:
         total = token_count(usage.completion_tokens)
