@@ -147,7 +147,7 @@ def result_messages(calls: Sequence[Call], results: Sequence[object], api: Api) 
     ]
 
 
-def in_parts(text: str, parts: int) -> list[str]:
+def split_words(text: str, parts: int) -> list[str]:
     """Split the words of a text into ``parts`` of about the same length."""
     words = text.split()
     ends = [k * len(words) // parts for k in range(parts + 1)]
