@@ -133,7 +133,7 @@ def test_a_lying_usage_is_not_believed_and_costs_no_record(lie: str) -> None:
         answer.on_event(1, event)
     answer.finish()
     assert answer.tally.output_tokens() == (2, "chunks")
-    assert answer.input_tokens is None
+    assert answer.tally.input_tokens is None
 
 
 def test_a_run_survives_lies_in_any_answer(tmp_path: Path) -> None:
