@@ -76,12 +76,7 @@ def test_responses_stream() -> None:
         record.cached_tokens,
         record.output_tokens,
         record.reasoning_tokens,
-    ) == (
-        12,
-        4,
-        5,
-        2,
-    )
+    ) == (12, 4, 5, 2)
     assert record.first_event_ns == 10 * MS
     assert record.first_token_ns == 30 * MS
     assert record.first_answer_ns == 40 * MS

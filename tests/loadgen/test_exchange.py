@@ -205,9 +205,8 @@ def test_a_body_that_is_no_stream_arrives_at_once() -> None:
             "usage": {"prompt_tokens": 3, "completion_tokens": 8},
         }
     ).encode()
-    head = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n" % len(
-        body
-    )
+    whole = json_answer(body)
+    head, body = whole[: -len(body)], whole[-len(body) :]
     record = play([(4 * MS, head), (5 * MS, body[:30]), (6 * MS, body[30:])])
     assert (record.status, record.output_tokens, record.finish_reason) == ("ok", 8, "length")
     assert (record.first_event_ns, record.first_token_ns, record.last_token_ns) == (
@@ -337,6 +336,23 @@ def test_nothing_of_an_endless_stream_waits_and_garbage_in_it_is_noticed() -> No
 # -- how a response can end --------------------------------------------------------------------
 
 OK = (text("a"), text("b"), FINISH)
+BEGUN = unframed(OK[0])
+
+
+def stream(*values: dict[str, Any] | str) -> bytes:
+    """A whole chunked response with these events."""
+    return HEAD + chunk(*values) + END
+
+
+def json_answer(body: bytes) -> bytes:
+    head = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n"
+    return head % len(body) + body
+
+
+def error_end(reason: str, **more: Any) -> dict[str, Any]:
+    return {"choices": [{"delta": {}, "finish_reason": reason, **more}]}
+
+
 JSON_500 = b'HTTP/1.1 500 Oops\r\nContent-Type: application/json\r\nContent-Length: 99\r\n\r\n{"error":"boom"}'
 ENDINGS: dict[str, tuple[bytes, str, int | None, str | None]] = {
     # name: (bytes, then FIN; status; tokens; part of the error)
@@ -366,18 +382,18 @@ ENDINGS: dict[str, tuple[bytes, str, int | None, str | None]] = {
         "without a finish reason",
     ),
     "last event without its blank line": (unframed(*OK)[:-2], "ok", 2, None),
-    "finish reason, no [DONE]": (HEAD + chunk(*OK) + END, "ok", 2, None),
-    "[DONE], no finish reason": (HEAD + chunk(OK[0], "[DONE]") + END, "ok", 1, None),
-    "neither": (HEAD + chunk(OK[0]) + END, "truncated", 1, "without a finish reason"),
-    "tokens after the finish reason": (HEAD + chunk(*OK, text("c"), "[DONE]") + END, "ok", 3, None),
+    "finish reason, no [DONE]": (stream(*OK), "ok", 2, None),
+    "[DONE], no finish reason": (stream(OK[0], "[DONE]"), "ok", 1, None),
+    "neither": (stream(OK[0]), "truncated", 1, "without a finish reason"),
+    "tokens after the finish reason": (stream(*OK, text("c"), "[DONE]"), "ok", 3, None),
     "finish reason of an empty string": (
-        HEAD + chunk(text("a", finish_reason="")) + END,
+        stream(text("a", finish_reason="")),
         "truncated",
         1,
         "without",
     ),
     "error event after tokens": (
-        HEAD + chunk(OK[0], {"error": {"message": "oom"}}, *OK, "[DONE]") + END,
+        stream(OK[0], {"error": {"message": "oom"}}, *OK, "[DONE]"),
         "stream_error",
         3,
         "oom",
@@ -389,10 +405,9 @@ ENDINGS: dict[str, tuple[bytes, str, int | None, str | None]] = {
         1,
         "oom",
     ),
-    "detail in a 200 stream": (HEAD + chunk({"detail": "no"}) + END, "stream_error", None, "no"),
+    "detail in a 200 stream": (stream({"detail": "no"}), "stream_error", None, "no"),
     "vLLM before 0.10": (
-        HEAD
-        + chunk(
+        stream(
             OK[0],
             {
                 "object": "error",
@@ -401,38 +416,32 @@ ENDINGS: dict[str, tuple[bytes, str, int | None, str | None]] = {
                 "code": 500,
             },
             "[DONE]",
-        )
-        + END,
+        ),
         "stream_error",
         1,
         "engine is dead",
     ),
     "vLLM": (
-        HEAD
-        + chunk(
+        stream(
             OK[0],
             {"error": {"message": "EngineCore died", "type": "InternalServerError", "code": 500}},
             "[DONE]",
-        )
-        + END,
+        ),
         "stream_error",
         1,
         "EngineCore died",
     ),
     "SGLang, overloaded": (
-        HEAD
-        + chunk(
+        stream(
             {"error": {"object": "error", "message": "The request queue is full.", "code": 503}},
             "[DONE]",
-        )
-        + END,
+        ),
         "stream_error",
         None,
         "queue is full",
     ),
     "LiteLLM": (
-        HEAD
-        + chunk(
+        stream(
             OK[0],
             {
                 "error": {
@@ -442,87 +451,78 @@ ENDINGS: dict[str, tuple[bytes, str, int | None, str | None]] = {
                     "code": "429",
                 }
             },
-        )
-        + END,
+        ),
         "stream_error",
         1,
         "litellm.RateLimitError",
     ),
     "TGI": (
-        HEAD + chunk({"error": "Model is overloaded", "error_type": "overloaded"}) + END,
+        stream({"error": "Model is overloaded", "error_type": "overloaded"}),
         "stream_error",
         None,
         "Model is overloaded",
     ),
     "Gemini, in a list": (
-        HEAD
-        + chunk(
+        stream(
             OK[0],
             '[{"error": {"code": 503, "message": "The model is overloaded.", "status": "UNAVAILABLE"}}]',
-        )
-        + END,
+        ),
         "stream_error",
         1,
         "The model is overloaded.",
     ),
     "OpenRouter, in mid-stream": (
-        HEAD
-        + chunk(
+        stream(
             OK[0],
             {
                 "error": {"code": 502, "message": "Provider disconnected"},
                 "choices": [{"delta": {"content": ""}, "finish_reason": "error"}],
             },
-        )
-        + END,
+        ),
         "stream_error",
         1,
         "Provider disconnected",
     ),
     "a finish reason that is an error": (
-        HEAD + chunk(OK[0], {"choices": [{"delta": {}, "finish_reason": "error"}]}, "[DONE]") + END,
+        stream(OK[0], error_end("error"), "[DONE]"),
         "stream_error",
         1,
         "finish reason error",
     ),
     "given up by the engine": (
-        HEAD + chunk(OK[0], {"choices": [{"delta": {}, "finish_reason": "abort"}]}, "[DONE]") + END,
+        stream(OK[0], error_end("abort"), "[DONE]"),
         "stream_error",
         1,
         "finish reason abort",
     ),
     "Anthropic's in a chat": (
-        HEAD
-        + chunk(
+        stream(
             OK[0], {"type": "error", "error": {"type": "overloaded_error", "message": "Overloaded"}}
-        )
-        + END,
+        ),
         "stream_error",
         1,
         "Overloaded",
     ),
     "a bare message (AWS, Azure)": (
-        HEAD + chunk({"statusCode": 429, "message": "Rate limit is exceeded."}, "[DONE]") + END,
+        stream({"statusCode": 429, "message": "Rate limit is exceeded."}, "[DONE]"),
         "stream_error",
         None,
         "Rate limit is exceeded.",
     ),
     "a list of errors (Cloudflare)": (
-        HEAD
-        + chunk({"success": False, "errors": [{"code": 3040, "message": "Capacity exceeded"}]})
-        + END,
+        stream({"success": False, "errors": [{"code": 3040, "message": "Capacity exceeded"}]}),
         "stream_error",
         None,
         "Capacity exceeded",
     ),
     "an event named error, in words": (
-        UNFRAMED + event(OK[0]) + b"event: error\ndata: upstream timed out\n\n",
+        BEGUN + b"event: error\ndata: upstream timed out\n\n",
         "stream_error",
         1,
         "upstream timed out",
     ),
     "an event named error, without a word": (
-        UNFRAMED + event(OK[0]) + b"event: error\n\n",
+        BEGUN + b"event: error\n\n",
         "stream_error",
         1,
         "an event named error",
@@ -534,51 +534,49 @@ ENDINGS: dict[str, tuple[bytes, str, int | None, str | None]] = {
         "busy",
     ),
     "an error field": (
-        UNFRAMED + event(OK[0]) + b'error: {"message": "no GPU left"}\n\ndata: [DONE]\n\n',
+        BEGUN + b'error: {"message": "no GPU left"}\n\ndata: [DONE]\n\n',
         "stream_error",
         1,
         "no GPU left",
     ),
     "an error field in words": (
-        UNFRAMED + event(OK[0]) + b"id: 4\nerror: upstream timed out\n\ndata: [DONE]\n\n",
+        BEGUN + b"id: 4\nerror: upstream timed out\n\ndata: [DONE]\n\n",
         "stream_error",
         1,
         "upstream timed out",
     ),
     "an error field beside text": (
-        UNFRAMED + event(OK[0])[:-1] + b"error: late\n\n" + event(OK[1]) + event(FINISH),
+        BEGUN[:-1] + b"error: late\n\n" + event(OK[1]) + event(FINISH),
         "stream_error",
         1,
         "late",
     ),
     "an error field without a word": (
-        UNFRAMED + event(OK[0]) + b"error: null\n\n" + event(OK[1]) + event(FINISH),
+        BEGUN + b"error: null\n\n" + event(OK[1]) + event(FINISH),
         "ok",
         2,
         None,
     ),
     "an error as bare JSON": (
-        UNFRAMED + event(OK[0]) + b'{"error": {"message": "worker died"}}\n\ndata: [DONE]\n\n',
+        BEGUN + b'{"error": {"message": "worker died"}}\n\ndata: [DONE]\n\n',
         "stream_error",
         1,
         "worker died",
     ),
     "an error as bare JSON, one line end": (
-        UNFRAMED + event(OK[0]) + b'{"detail": "worker died"}\ndata: [DONE]\n\n',
+        BEGUN + b'{"detail": "worker died"}\ndata: [DONE]\n\n',
         "stream_error",
         1,
         "worker died",
     ),
     "an error as bare JSON, and the end": (
-        UNFRAMED + event(OK[0]) + event("[DONE]") + b'{"error":"worker died"}',
+        BEGUN + event("[DONE]") + b'{"error":"worker died"}',
         "stream_error",
         1,
         "worker died",
     ),
     "an error as bare JSON of several lines": (
-        UNFRAMED
-        + event(OK[0])
-        + b'{\n  "error": {\n    "message": "worker died"\n  }\n}\n\ndata: [DONE]\n\n',
+        BEGUN + b'{\n  "error": {\n    "message": "worker died"\n  }\n}\n\ndata: [DONE]\n\n',
         "stream_error",
         1,
         "worker died",
@@ -590,8 +588,7 @@ ENDINGS: dict[str, tuple[bytes, str, int | None, str | None]] = {
         None,
     ),
     "an error in a choice (OpenRouter)": (
-        HEAD
-        + chunk(
+        stream(
             OK[0],
             {
                 "choices": [
@@ -604,46 +601,39 @@ ENDINGS: dict[str, tuple[bytes, str, int | None, str | None]] = {
                 ]
             },
             "[DONE]",
-        )
-        + END,
+        ),
         "stream_error",
         1,
         "Provider overloaded",
     ),
     "an error in a choice, said to have stopped": (
-        HEAD
-        + chunk(
-            OK[0], {"choices": [{"delta": {}, "finish_reason": "stop", "error": "lost"}]}, "[DONE]"
-        )
-        + END,
+        stream(OK[0], error_end("stop", error="lost"), "[DONE]"),
         "stream_error",
         1,
         "lost",
     ),
     "an error in the choice of a body": (
-        b'HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: 77\r\n\r\n{"choices":[{"message":{"content":"a"},"error":{"message":"moderated out"}}]}',
+        json_answer(
+            b'{"choices":[{"message":{"content":"a"},"error":{"message":"moderated out"}}]}'
+        ),
         "stream_error",
         1,
         "moderated out",
     ),
     "no error in a choice": (
-        HEAD + chunk(text("a", error=None), text("b", error={}), FINISH) + END,
+        stream(text("a", error=None), text("b", error={}), FINISH),
         "ok",
         2,
         None,
     ),
     "cut for want of machines (DeepSeek)": (
-        HEAD
-        + chunk(
-            OK[0], {"choices": [{"delta": {}, "finish_reason": "insufficient_system_resource"}]}
-        )
-        + END,
+        stream(OK[0], error_end("insufficient_system_resource")),
         "stream_error",
         1,
         "insufficient_system_resource",
     ),
     "an error in capitals (Cohere)": (
-        HEAD + chunk(OK[0], {"choices": [{"delta": {}, "finish_reason": "ERROR"}]}) + END,
+        stream(OK[0], error_end("ERROR")),
         "stream_error",
         1,
         "finish reason ERROR",
@@ -676,113 +666,96 @@ ENDINGS: dict[str, tuple[bytes, str, int | None, str | None]] = {
         None,
     ),
     "an event named server_error": (
-        UNFRAMED
-        + event(OK[0])
-        + b'event: Server_Error\ndata: {"reason": "lost"}\n\n'
-        + event("[DONE]"),
+        BEGUN + b'event: Server_Error\ndata: {"reason": "lost"}\n\n' + event("[DONE]"),
         "stream_error",
         1,
         '{"reason": "lost"}',
     ),
     "an event named exception": (
-        UNFRAMED
-        + event(OK[0])
-        + b"event: InternalServerException\ndata: lost\n\n"
-        + event("[DONE]"),
+        BEGUN + b"event: InternalServerException\ndata: lost\n\n" + event("[DONE]"),
         "stream_error",
         1,
         "lost",
     ),
     "a page in the stream": (
-        UNFRAMED + event(OK[0]) + b"<html><h1>502 Bad Gateway</h1></html>\n\n",
+        BEGUN + b"<html><h1>502 Bad Gateway</h1></html>\n\n",
         "truncated",
         1,
         "without",
     ),
-    "words in the stream": (
-        UNFRAMED + event(OK[0]) + b"warming up\n\n" + event(FINISH),
-        "ok",
-        1,
-        None,
-    ),
+    "words in the stream": (BEGUN + b"warming up\n\n" + event(FINISH), "ok", 1, None),
     "MiniMax": (
-        HEAD
-        + chunk(
+        stream(
             OK[0],
             {"choices": None, "base_resp": {"status_code": 1002, "status_msg": "rate limit"}},
             "[DONE]",
-        )
-        + END,
+        ),
         "stream_error",
         1,
         "rate limit",
     ),
     "MiniMax, all well": (
-        HEAD
-        + chunk(
+        stream(
             OK[0],
             {"usage": {"completion_tokens": 1}, "base_resp": {"status_code": 0, "status_msg": ""}},
             FINISH,
-        )
-        + END,
+        ),
         "ok",
         1,
         None,
     ),
     "a code and its words": (
-        HEAD + chunk(OK[0], {"code": 503, "msg": "busy"}, "[DONE]") + END,
+        stream(OK[0], {"code": 503, "msg": "busy"}, "[DONE]"),
         "stream_error",
         1,
         "busy",
     ),
     "a problem (RFC 9457)": (
-        HEAD
-        + chunk(
+        stream(
             OK[0], {"type": "about:blank", "title": "Service Unavailable", "status": 503}, "[DONE]"
-        )
-        + END,
+        ),
         "stream_error",
         1,
         "Service Unavailable",
     ),
     "no success": (
-        HEAD + chunk(OK[0], {"success": False, "reason": "worker lost"}, "[DONE]") + END,
+        stream(OK[0], {"success": False, "reason": "worker lost"}, "[DONE]"),
         "stream_error",
         1,
         "worker lost",
     ),
     "a reason that says null (DashScope)": (
-        HEAD + chunk(text("a", finish_reason="null"), text("b", finish_reason="null")) + END,
+        stream(text("a", finish_reason="null"), text("b", finish_reason="null")),
         "truncated",
         2,
         "without a finish reason",
     ),
     "a reason that says null, and then one": (
-        HEAD + chunk(text("a", finish_reason="null"), FINISH) + END,
+        stream(text("a", finish_reason="null"), FINISH),
         "ok",
         1,
         None,
     ),
     "an error that is none": (
-        HEAD + chunk({**OK[0], "error": None}, {**OK[1], "error": {}}, "[DONE]") + END,
+        stream({**OK[0], "error": None}, {**OK[1], "error": {}}, "[DONE]"),
         "ok",
         2,
         None,
     ),
     "an error in a body that is no stream": (
-        b'HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: 30\r\n\r\n{"error":{"message":"no GPU"}}',
+        json_answer(b'{"error":{"message":"no GPU"}}'),
         "stream_error",
         None,
         "no GPU",
     ),
     "invalid JSON": (
-        HEAD + chunk(OK[0], '{"choices": [', FINISH, "[DONE]") + END,
+        stream(OK[0], '{"choices": [', FINISH, "[DONE]"),
         "protocol_error",
         1,
         "not JSON",
     ),
     "JSON of another shape": (
-        HEAD + chunk('{"choices": 5}', "[DONE]") + END,
+        stream('{"choices": 5}', "[DONE]"),
         "protocol_error",
         None,
         "not JSON",
@@ -794,21 +767,19 @@ ENDINGS: dict[str, tuple[bytes, str, int | None, str | None]] = {
         "not JSON",
     ),
     "unknown fields": (
-        HEAD
-        + chunk({"choices": [{"delta": {"content": "a", "new": [1]}, "x": {}}], "y": 1}, FINISH)
-        + END,
+        stream({"choices": [{"delta": {"content": "a", "new": [1]}, "x": {}}], "y": 1}, FINISH),
         "ok",
         1,
         None,
     ),
     "no choices key beside usage": (
-        HEAD + chunk(*OK, {"usage": {"completion_tokens": 2}}) + END,
+        stream(*OK, {"usage": {"completion_tokens": 2}}),
         "ok",
         2,
         None,
     ),
-    "null event": (HEAD + chunk("null", *OK) + END, "ok", 2, None),
-    "empty event": (HEAD + chunk("", *OK) + END, "ok", 2, None),
+    "null event": (stream("null", *OK), "ok", 2, None),
+    "empty event": (stream("", *OK), "ok", 2, None),
     "multi-line data": (
         UNFRAMED + b'data: {"choices":\ndata: [{"text":"a","finish_reason":"stop"}]}\n\n',
         "ok",
@@ -869,14 +840,9 @@ ENDINGS: dict[str, tuple[bytes, str, int | None, str | None]] = {
         None,
         "not HTTP",
     ),
-    "100-continue first": (
-        b"HTTP/1.1 100 Continue\r\n\r\n" + HEAD + chunk(*OK) + END,
-        "ok",
-        2,
-        None,
-    ),
+    "100-continue first": (b"HTTP/1.1 100 Continue\r\n\r\n" + stream(*OK), "ok", 2, None),
     "103 early hints first": (
-        b"HTTP/1.1 103 Early Hints\r\nLink: </x>\r\n\r\n" + HEAD + chunk(*OK) + END,
+        b"HTTP/1.1 103 Early Hints\r\nLink: </x>\r\n\r\n" + stream(*OK),
         "ok",
         2,
         None,

@@ -336,14 +336,7 @@ def test_nothing_recorded(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     "content",
-    [
-        b"",
-        b"PAR1",
-        b"not a parquet file at all",
-        pytest.param(
-            b"PAR1" + b"\x00" * 100 + b"PAR1",
-        ),
-    ],
+    [b"", b"PAR1", b"not a parquet file at all", pytest.param(b"PAR1" + b"\x00" * 100 + b"PAR1")],
 )
 @pytest.mark.parametrize("name", ["requests.parquet", "server.parquet"])
 def test_garbage_instead_of_parquet(tmp_path: Path, name: str, content: bytes) -> None:
