@@ -18,23 +18,17 @@ from ampacity.loadgen.send.history import (
     result_messages,
 )
 from ampacity.loadgen.send.protocols import Api, Dialect, RequestShape
-
-MS = 1_000_000
-HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n"
-END = b"0\r\n\r\n"
+from tests.streams.playing import END, HEAD, MS, http_chunk, new_exchange
 
 
 def event(value: dict[str, object]) -> bytes:
-    data = f"event: {value['type']}\ndata: {json.dumps(value)}\n\n".encode()
-    return b"%x\r\n%b\r\n" % (len(data), data)
+    return http_chunk(f"event: {value['type']}\ndata: {json.dumps(value)}\n\n".encode())
 
 
 def play(api: Api, *events: dict[str, object], end: bytes = END) -> RequestRecord:
     """One event every 10 ms after the headers at 1 ms; the request started at 0."""
     ended: list[Exchange] = []
-    exchange = Exchange(
-        RequestRecord(0, 0, 0, "unfinished", started_ns=0), b"", ended.append, ANSWERS[api]
-    )
+    exchange = new_exchange(api, ended.append)
     exchange.feed(MS, HEAD)
     for i, value in enumerate(events):
         exchange.feed((i + 1) * 10 * MS, event(value))

@@ -18,11 +18,9 @@ from ampacity.loadgen.receive.completions import Answer
 from ampacity.loadgen.receive.exchange import Exchange
 from ampacity.loadgen.rundir.records import CHUNK_AT_MAX_US, RequestRecord
 from ampacity.loadgen.send.protocols import Dialect, RequestShape, error_text, excerpt
-from tests.streams.playing import MS, in_pieces, play
+from tests.streams.playing import END, HEAD, MS, http_chunk, in_pieces, json_response, play
 
-HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n"
 UNFRAMED = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\n\r\n"
-END = b"0\r\n\r\n"
 ROLE = {
     "choices": [{"index": 0, "delta": {"role": "assistant", "content": ""}, "finish_reason": None}]
 }
@@ -40,8 +38,7 @@ def event(value: dict[str, Any] | str) -> bytes:
 
 def chunk(*values: dict[str, Any] | str) -> bytes:
     """One HTTP chunk with these events."""
-    body = b"".join(event(v) for v in values)
-    return b"%x\r\n%b\r\n" % (len(body), body)
+    return http_chunk(b"".join(event(v) for v in values))
 
 
 def unframed(*values: dict[str, Any] | str) -> bytes:
@@ -205,7 +202,7 @@ def test_a_body_that_is_no_stream_arrives_at_once() -> None:
             "usage": {"prompt_tokens": 3, "completion_tokens": 8},
         }
     ).encode()
-    whole = json_answer(body)
+    whole = json_response(body)
     head, body = whole[: -len(body)], whole[-len(body) :]
     record = play([(4 * MS, head), (5 * MS, body[:30]), (6 * MS, body[30:])])
     assert (record.status, record.output_tokens, record.finish_reason) == ("ok", 8, "length")
@@ -250,7 +247,7 @@ def test_reads_of_any_cut_keep_text_and_times_whatever_the_cuts(data: st.DataObj
     events = [event(text(f"w{i}") if i % 9 else TRAPS[i // 9 % len(TRAPS)]) for i in range(160)]
     body, ends = HEAD, []
     for one in events:
-        body += b"%x\r\n%b\r\n" % (len(one), one)
+        body += http_chunk(one)
         ends.append(len(body) - 2)  # offset behind the event's blank line
     body += chunk(FINISH, "[DONE]") + END
     own = st.sampled_from([end + 2 for end in ends])  # where servers cut: behind a chunk
@@ -344,68 +341,25 @@ def stream(*values: dict[str, Any] | str) -> bytes:
     return HEAD + chunk(*values) + END
 
 
-def json_answer(body: bytes) -> bytes:
-    head = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n"
-    return head % len(body) + body
-
-
 def error_end(reason: str, **more: Any) -> dict[str, Any]:
     return {"choices": [{"delta": {}, "finish_reason": reason, **more}]}
 
 
 JSON_500 = b'HTTP/1.1 500 Oops\r\nContent-Type: application/json\r\nContent-Length: 99\r\n\r\n{"error":"boom"}'
-ENDINGS: dict[str, tuple[bytes, str, int | None, str | None]] = {
-    # name: (bytes, then FIN; status; tokens; part of the error)
-    "nothing at all": (b"", "reset", None, "before the response headers"),
-    "half a status line": (b"HTTP/1.1 20", "reset", None, "before the response headers"),
-    "half the headers": (HEAD[:-4], "reset", None, "before the response headers"),
-    "headers only": (HEAD, "truncated", None, "middle of the body"),
-    "chunked, no last chunk": (HEAD + chunk(*OK, "[DONE]"), "truncated", 2, "middle of the body"),
-    "content-length short": (
-        UNFRAMED.replace(b"\r\n\r\n", b"\r\nContent-Length: 9999\r\n\r\n") + event(OK[0]),
-        "truncated",
-        1,
-        "middle of the body",
-    ),
-    "close-delimited, finished": (unframed(*OK), "ok", 2, None),
-    "close-delimited, no finish reason": (
-        unframed(OK[0], OK[1]),
-        "truncated",
-        2,
-        "without a finish reason",
-    ),
-    "close-delimited, [DONE] only": (unframed(OK[0], "[DONE]"), "ok", 1, None),
-    "close-delimited, cut inside an event": (
-        unframed(OK[0], OK[1])[:-20],
-        "truncated",
-        1,
-        "without a finish reason",
-    ),
-    "last event without its blank line": (unframed(*OK)[:-2], "ok", 2, None),
-    "finish reason, no [DONE]": (stream(*OK), "ok", 2, None),
-    "[DONE], no finish reason": (stream(OK[0], "[DONE]"), "ok", 1, None),
-    "neither": (stream(OK[0]), "truncated", 1, "without a finish reason"),
-    "tokens after the finish reason": (stream(*OK, text("c"), "[DONE]"), "ok", 3, None),
-    "finish reason of an empty string": (
-        stream(text("a", finish_reason="")),
-        "truncated",
-        1,
-        "without",
-    ),
+# tables by status; name: (bytes, then FIN; tokens; part of the error)
+STREAM_ERRORS: dict[str, tuple[bytes, int | None, str]] = {
     "error event after tokens": (
         stream(OK[0], {"error": {"message": "oom"}}, *OK, "[DONE]"),
-        "stream_error",
         3,
         "oom",
     ),
-    "error event, then FIN": (unframed(OK[0], {"error": "oom"}), "stream_error", 1, "oom"),
+    "error event, then FIN": (unframed(OK[0], {"error": "oom"}), 1, "oom"),
     "error event, then FIN in a chunked body": (
         HEAD + chunk(OK[0], {"error": {"message": "oom"}}),
-        "stream_error",
         1,
         "oom",
     ),
-    "detail in a 200 stream": (stream({"detail": "no"}), "stream_error", None, "no"),
+    "detail in a 200 stream": (stream({"detail": "no"}), None, "no"),
     "vLLM before 0.10": (
         stream(
             OK[0],
@@ -417,7 +371,6 @@ ENDINGS: dict[str, tuple[bytes, str, int | None, str | None]] = {
             },
             "[DONE]",
         ),
-        "stream_error",
         1,
         "engine is dead",
     ),
@@ -427,7 +380,6 @@ ENDINGS: dict[str, tuple[bytes, str, int | None, str | None]] = {
             {"error": {"message": "EngineCore died", "type": "InternalServerError", "code": 500}},
             "[DONE]",
         ),
-        "stream_error",
         1,
         "EngineCore died",
     ),
@@ -436,7 +388,6 @@ ENDINGS: dict[str, tuple[bytes, str, int | None, str | None]] = {
             {"error": {"object": "error", "message": "The request queue is full.", "code": 503}},
             "[DONE]",
         ),
-        "stream_error",
         None,
         "queue is full",
     ),
@@ -452,13 +403,11 @@ ENDINGS: dict[str, tuple[bytes, str, int | None, str | None]] = {
                 }
             },
         ),
-        "stream_error",
         1,
         "litellm.RateLimitError",
     ),
     "TGI": (
         stream({"error": "Model is overloaded", "error_type": "overloaded"}),
-        "stream_error",
         None,
         "Model is overloaded",
     ),
@@ -467,7 +416,6 @@ ENDINGS: dict[str, tuple[bytes, str, int | None, str | None]] = {
             OK[0],
             '[{"error": {"code": 503, "message": "The model is overloaded.", "status": "UNAVAILABLE"}}]',
         ),
-        "stream_error",
         1,
         "The model is overloaded.",
     ),
@@ -479,19 +427,16 @@ ENDINGS: dict[str, tuple[bytes, str, int | None, str | None]] = {
                 "choices": [{"delta": {"content": ""}, "finish_reason": "error"}],
             },
         ),
-        "stream_error",
         1,
         "Provider disconnected",
     ),
     "a finish reason that is an error": (
         stream(OK[0], error_end("error"), "[DONE]"),
-        "stream_error",
         1,
         "finish reason error",
     ),
     "given up by the engine": (
         stream(OK[0], error_end("abort"), "[DONE]"),
-        "stream_error",
         1,
         "finish reason abort",
     ),
@@ -499,93 +444,68 @@ ENDINGS: dict[str, tuple[bytes, str, int | None, str | None]] = {
         stream(
             OK[0], {"type": "error", "error": {"type": "overloaded_error", "message": "Overloaded"}}
         ),
-        "stream_error",
         1,
         "Overloaded",
     ),
     "a bare message (AWS, Azure)": (
         stream({"statusCode": 429, "message": "Rate limit is exceeded."}, "[DONE]"),
-        "stream_error",
         None,
         "Rate limit is exceeded.",
     ),
     "a list of errors (Cloudflare)": (
         stream({"success": False, "errors": [{"code": 3040, "message": "Capacity exceeded"}]}),
-        "stream_error",
         None,
         "Capacity exceeded",
     ),
     "an event named error, in words": (
         BEGUN + b"event: error\ndata: upstream timed out\n\n",
-        "stream_error",
         1,
         "upstream timed out",
     ),
     "an event named error, without a word": (
         BEGUN + b"event: error\n\n",
-        "stream_error",
         1,
         "an event named error",
     ),
     "an event named error, an object": (
         UNFRAMED + b'event: error\ndata: {"message": "busy", "code": 529}\n\n',
-        "stream_error",
         None,
         "busy",
     ),
     "an error field": (
         BEGUN + b'error: {"message": "no GPU left"}\n\ndata: [DONE]\n\n',
-        "stream_error",
         1,
         "no GPU left",
     ),
     "an error field in words": (
         BEGUN + b"id: 4\nerror: upstream timed out\n\ndata: [DONE]\n\n",
-        "stream_error",
         1,
         "upstream timed out",
     ),
     "an error field beside text": (
         BEGUN[:-1] + b"error: late\n\n" + event(OK[1]) + event(FINISH),
-        "stream_error",
         1,
         "late",
     ),
-    "an error field without a word": (
-        BEGUN + b"error: null\n\n" + event(OK[1]) + event(FINISH),
-        "ok",
-        2,
-        None,
-    ),
     "an error as bare JSON": (
         BEGUN + b'{"error": {"message": "worker died"}}\n\ndata: [DONE]\n\n',
-        "stream_error",
         1,
         "worker died",
     ),
     "an error as bare JSON, one line end": (
         BEGUN + b'{"detail": "worker died"}\ndata: [DONE]\n\n',
-        "stream_error",
         1,
         "worker died",
     ),
     "an error as bare JSON, and the end": (
         BEGUN + event("[DONE]") + b'{"error":"worker died"}',
-        "stream_error",
         1,
         "worker died",
     ),
     "an error as bare JSON of several lines": (
         BEGUN + b'{\n  "error": {\n    "message": "worker died"\n  }\n}\n\ndata: [DONE]\n\n',
-        "stream_error",
         1,
         "worker died",
-    ),
-    "bare JSON that is no error": (
-        UNFRAMED + b'{"error": null, "queue": 3}\n\n' + event(OK[0]) + event(FINISH),
-        "ok",
-        1,
-        None,
     ),
     "an error in a choice (OpenRouter)": (
         stream(
@@ -602,80 +522,186 @@ ENDINGS: dict[str, tuple[bytes, str, int | None, str | None]] = {
             },
             "[DONE]",
         ),
-        "stream_error",
         1,
         "Provider overloaded",
     ),
     "an error in a choice, said to have stopped": (
         stream(OK[0], error_end("stop", error="lost"), "[DONE]"),
-        "stream_error",
         1,
         "lost",
     ),
     "an error in the choice of a body": (
-        json_answer(
+        json_response(
             b'{"choices":[{"message":{"content":"a"},"error":{"message":"moderated out"}}]}'
         ),
-        "stream_error",
         1,
         "moderated out",
     ),
-    "no error in a choice": (
-        stream(text("a", error=None), text("b", error={}), FINISH),
-        "ok",
-        2,
-        None,
-    ),
     "cut for want of machines (DeepSeek)": (
         stream(OK[0], error_end("insufficient_system_resource")),
-        "stream_error",
         1,
         "insufficient_system_resource",
     ),
-    "an error in capitals (Cohere)": (
-        stream(OK[0], error_end("ERROR")),
-        "stream_error",
-        1,
-        "finish reason ERROR",
-    ),
-    "headers without end": (
-        UNFRAMED[:-2] + b"X-Filler: aaaaaaaaaaaaaaaa\r\n" * 3000,
-        "protocol_error",
-        None,
-        "more than 64 KiB of headers",
-    ),
-    "a header without end": (
-        UNFRAMED[:-2] + b"X-Filler: " + b"a" * 70_000,
-        "protocol_error",
-        None,
-        "more than 64 KiB of headers",
-    ),
-    "informational answers without end": (
-        b"HTTP/1.1 100 Continue\r\n\r\n" * 3000,
-        "protocol_error",
-        None,
-        "more than 64 KiB of headers",
-    ),
-    "many headers": (
-        UNFRAMED[:-2]
-        + b"X-Filler: aaaaaaaaaaaaaaaa\r\n" * 2000
-        + b"\r\n"
-        + b"".join(map(event, OK)),
-        "ok",
-        2,
-        None,
-    ),
+    "an error in capitals (Cohere)": (stream(OK[0], error_end("ERROR")), 1, "finish reason ERROR"),
     "an event named server_error": (
         BEGUN + b'event: Server_Error\ndata: {"reason": "lost"}\n\n' + event("[DONE]"),
-        "stream_error",
         1,
         '{"reason": "lost"}',
     ),
     "an event named exception": (
         BEGUN + b"event: InternalServerException\ndata: lost\n\n" + event("[DONE]"),
-        "stream_error",
         1,
         "lost",
+    ),
+    "MiniMax": (
+        stream(
+            OK[0],
+            {"choices": None, "base_resp": {"status_code": 1002, "status_msg": "rate limit"}},
+            "[DONE]",
+        ),
+        1,
+        "rate limit",
+    ),
+    "a code and its words": (stream(OK[0], {"code": 503, "msg": "busy"}, "[DONE]"), 1, "busy"),
+    "a problem (RFC 9457)": (
+        stream(
+            OK[0], {"type": "about:blank", "title": "Service Unavailable", "status": 503}, "[DONE]"
+        ),
+        1,
+        "Service Unavailable",
+    ),
+    "no success": (
+        stream(OK[0], {"success": False, "reason": "worker lost"}, "[DONE]"),
+        1,
+        "worker lost",
+    ),
+    "an error in a body that is no stream": (
+        json_response(b'{"error":{"message":"no GPU"}}'),
+        None,
+        "no GPU",
+    ),
+}
+PROTOCOL_ERRORS: dict[str, tuple[bytes, int | None, str]] = {
+    "headers without end": (
+        UNFRAMED[:-2] + b"X-Filler: aaaaaaaaaaaaaaaa\r\n" * 3000,
+        None,
+        "more than 64 KiB of headers",
+    ),
+    "a header without end": (
+        UNFRAMED[:-2] + b"X-Filler: " + b"a" * 70_000,
+        None,
+        "more than 64 KiB of headers",
+    ),
+    "informational answers without end": (
+        b"HTTP/1.1 100 Continue\r\n\r\n" * 3000,
+        None,
+        "more than 64 KiB of headers",
+    ),
+    "invalid JSON": (stream(OK[0], '{"choices": [', FINISH, "[DONE]"), 1, "not JSON"),
+    "JSON of another shape": (stream('{"choices": 5}', "[DONE]"), None, "not JSON"),
+    "invalid UTF-8": (
+        UNFRAMED + b'data: {"choices":[{"text":"\xff\xfe"}]}\n\n' + event("[DONE]"),
+        None,
+        "not JSON",
+    ),
+    "stream under application/json": (
+        unframed(*OK).replace(b"text/event-stream", b"application/json"),
+        None,
+        "not JSON",
+    ),
+    "garbage": (b"SSH-2.0-OpenSSH_9.2\r\n", None, "not HTTP"),
+    "TLS alert": (b"\x15\x03\x01\x00\x02\x02\x46", None, "not HTTP"),
+    "HTTP/0.9 page": (b"<html>hello</html>", None, "not HTTP"),
+    "chunk size that is no number": (HEAD + b"zz\r\n", None, "not HTTP"),
+    "another protocol": (
+        b"HTTP/1.1 101 S\r\nUpgrade: h2c\r\nConnection: Upgrade\r\n\r\nxyz",
+        None,
+        "not HTTP",
+    ),
+}
+GOOD: dict[str, tuple[bytes, int]] = {
+    "close-delimited, finished": (unframed(*OK), 2),
+    "close-delimited, [DONE] only": (unframed(OK[0], "[DONE]"), 1),
+    "last event without its blank line": (unframed(*OK)[:-2], 2),
+    "finish reason, no [DONE]": (stream(*OK), 2),
+    "[DONE], no finish reason": (stream(OK[0], "[DONE]"), 1),
+    "tokens after the finish reason": (stream(*OK, text("c"), "[DONE]"), 3),
+    "an error field without a word": (BEGUN + b"error: null\n\n" + event(OK[1]) + event(FINISH), 2),
+    "bare JSON that is no error": (
+        UNFRAMED + b'{"error": null, "queue": 3}\n\n' + event(OK[0]) + event(FINISH),
+        1,
+    ),
+    "no error in a choice": (stream(text("a", error=None), text("b", error={}), FINISH), 2),
+    "many headers": (
+        UNFRAMED[:-2]
+        + b"X-Filler: aaaaaaaaaaaaaaaa\r\n" * 2000
+        + b"\r\n"
+        + b"".join(map(event, OK)),
+        2,
+    ),
+    "words in the stream": (BEGUN + b"warming up\n\n" + event(FINISH), 1),
+    "MiniMax, all well": (
+        stream(
+            OK[0],
+            {"usage": {"completion_tokens": 1}, "base_resp": {"status_code": 0, "status_msg": ""}},
+            FINISH,
+        ),
+        1,
+    ),
+    "a reason that says null, and then one": (stream(text("a", finish_reason="null"), FINISH), 1),
+    "an error that is none": (
+        stream({**OK[0], "error": None}, {**OK[1], "error": {}}, "[DONE]"),
+        2,
+    ),
+    "unknown fields": (
+        stream({"choices": [{"delta": {"content": "a", "new": [1]}, "x": {}}], "y": 1}, FINISH),
+        1,
+    ),
+    "no choices key beside usage": (stream(*OK, {"usage": {"completion_tokens": 2}}), 2),
+    "null event": (stream("null", *OK), 2),
+    "empty event": (stream("", *OK), 2),
+    "multi-line data": (
+        UNFRAMED + b'data: {"choices":\ndata: [{"text":"a","finish_reason":"stop"}]}\n\n',
+        1,
+    ),
+    "another name for the stream type": (
+        unframed(*OK).replace(b"text/event-stream", b"text/plain"),
+        2,
+    ),
+    "100-continue first": (b"HTTP/1.1 100 Continue\r\n\r\n" + stream(*OK), 2),
+    "103 early hints first": (b"HTTP/1.1 103 Early Hints\r\nLink: </x>\r\n\r\n" + stream(*OK), 2),
+}
+ENDINGS: dict[str, tuple[bytes, str, int | None, str | None]] = {
+    # name: (bytes, then FIN; status; tokens; part of the error)
+    "nothing at all": (b"", "reset", None, "before the response headers"),
+    "half a status line": (b"HTTP/1.1 20", "reset", None, "before the response headers"),
+    "half the headers": (HEAD[:-4], "reset", None, "before the response headers"),
+    "headers only": (HEAD, "truncated", None, "middle of the body"),
+    "chunked, no last chunk": (HEAD + chunk(*OK, "[DONE]"), "truncated", 2, "middle of the body"),
+    "content-length short": (
+        UNFRAMED.replace(b"\r\n\r\n", b"\r\nContent-Length: 9999\r\n\r\n") + event(OK[0]),
+        "truncated",
+        1,
+        "middle of the body",
+    ),
+    "close-delimited, no finish reason": (
+        unframed(OK[0], OK[1]),
+        "truncated",
+        2,
+        "without a finish reason",
+    ),
+    "close-delimited, cut inside an event": (
+        unframed(OK[0], OK[1])[:-20],
+        "truncated",
+        1,
+        "without a finish reason",
+    ),
+    "neither": (stream(OK[0]), "truncated", 1, "without a finish reason"),
+    "finish reason of an empty string": (
+        stream(text("a", finish_reason="")),
+        "truncated",
+        1,
+        "without",
     ),
     "a page in the stream": (
         BEGUN + b"<html><h1>502 Bad Gateway</h1></html>\n\n",
@@ -683,120 +709,11 @@ ENDINGS: dict[str, tuple[bytes, str, int | None, str | None]] = {
         1,
         "without",
     ),
-    "words in the stream": (BEGUN + b"warming up\n\n" + event(FINISH), "ok", 1, None),
-    "MiniMax": (
-        stream(
-            OK[0],
-            {"choices": None, "base_resp": {"status_code": 1002, "status_msg": "rate limit"}},
-            "[DONE]",
-        ),
-        "stream_error",
-        1,
-        "rate limit",
-    ),
-    "MiniMax, all well": (
-        stream(
-            OK[0],
-            {"usage": {"completion_tokens": 1}, "base_resp": {"status_code": 0, "status_msg": ""}},
-            FINISH,
-        ),
-        "ok",
-        1,
-        None,
-    ),
-    "a code and its words": (
-        stream(OK[0], {"code": 503, "msg": "busy"}, "[DONE]"),
-        "stream_error",
-        1,
-        "busy",
-    ),
-    "a problem (RFC 9457)": (
-        stream(
-            OK[0], {"type": "about:blank", "title": "Service Unavailable", "status": 503}, "[DONE]"
-        ),
-        "stream_error",
-        1,
-        "Service Unavailable",
-    ),
-    "no success": (
-        stream(OK[0], {"success": False, "reason": "worker lost"}, "[DONE]"),
-        "stream_error",
-        1,
-        "worker lost",
-    ),
     "a reason that says null (DashScope)": (
         stream(text("a", finish_reason="null"), text("b", finish_reason="null")),
         "truncated",
         2,
         "without a finish reason",
-    ),
-    "a reason that says null, and then one": (
-        stream(text("a", finish_reason="null"), FINISH),
-        "ok",
-        1,
-        None,
-    ),
-    "an error that is none": (
-        stream({**OK[0], "error": None}, {**OK[1], "error": {}}, "[DONE]"),
-        "ok",
-        2,
-        None,
-    ),
-    "an error in a body that is no stream": (
-        json_answer(b'{"error":{"message":"no GPU"}}'),
-        "stream_error",
-        None,
-        "no GPU",
-    ),
-    "invalid JSON": (
-        stream(OK[0], '{"choices": [', FINISH, "[DONE]"),
-        "protocol_error",
-        1,
-        "not JSON",
-    ),
-    "JSON of another shape": (
-        stream('{"choices": 5}', "[DONE]"),
-        "protocol_error",
-        None,
-        "not JSON",
-    ),
-    "invalid UTF-8": (
-        UNFRAMED + b'data: {"choices":[{"text":"\xff\xfe"}]}\n\n' + event("[DONE]"),
-        "protocol_error",
-        None,
-        "not JSON",
-    ),
-    "unknown fields": (
-        stream({"choices": [{"delta": {"content": "a", "new": [1]}, "x": {}}], "y": 1}, FINISH),
-        "ok",
-        1,
-        None,
-    ),
-    "no choices key beside usage": (
-        stream(*OK, {"usage": {"completion_tokens": 2}}),
-        "ok",
-        2,
-        None,
-    ),
-    "null event": (stream("null", *OK), "ok", 2, None),
-    "empty event": (stream("", *OK), "ok", 2, None),
-    "multi-line data": (
-        UNFRAMED + b'data: {"choices":\ndata: [{"text":"a","finish_reason":"stop"}]}\n\n',
-        "ok",
-        1,
-        None,
-    ),
-    "another name for the stream type": (
-        unframed(*OK).replace(b"text/event-stream", b"text/plain"),
-        "ok",
-        2,
-        None,
-    ),
-    "stream under application/json": (
-        unframed(*OK).replace(b"text/event-stream", b"application/json"),
-        "protocol_error",
-        None,
-        "not JSON",
     ),
     "HTML under 200": (
         b"HTTP/1.1 200 OK\r\nContent-Type: text/html\r\nContent-Length: 13\r\n\r\n<html></html>",
@@ -830,23 +747,6 @@ ENDINGS: dict[str, tuple[bytes, str, int | None, str | None]] = {
         None,
         "HTTP 400: no such thing",
     ),
-    "garbage": (b"SSH-2.0-OpenSSH_9.2\r\n", "protocol_error", None, "not HTTP"),
-    "TLS alert": (b"\x15\x03\x01\x00\x02\x02\x46", "protocol_error", None, "not HTTP"),
-    "HTTP/0.9 page": (b"<html>hello</html>", "protocol_error", None, "not HTTP"),
-    "chunk size that is no number": (HEAD + b"zz\r\n", "protocol_error", None, "not HTTP"),
-    "another protocol": (
-        b"HTTP/1.1 101 S\r\nUpgrade: h2c\r\nConnection: Upgrade\r\n\r\nxyz",
-        "protocol_error",
-        None,
-        "not HTTP",
-    ),
-    "100-continue first": (b"HTTP/1.1 100 Continue\r\n\r\n" + stream(*OK), "ok", 2, None),
-    "103 early hints first": (
-        b"HTTP/1.1 103 Early Hints\r\nLink: </x>\r\n\r\n" + stream(*OK),
-        "ok",
-        2,
-        None,
-    ),
     "100-continue only": (
         b"HTTP/1.1 100 Continue\r\n\r\n",
         "reset",
@@ -854,6 +754,11 @@ ENDINGS: dict[str, tuple[bytes, str, int | None, str | None]] = {
         "before the response headers",
     ),
 }
+ENDINGS |= {name: (data, "ok", tokens, None) for name, (data, tokens) in GOOD.items()}
+for status, table in (("stream_error", STREAM_ERRORS), ("protocol_error", PROTOCOL_ERRORS)):
+    ENDINGS |= {
+        name: (data, status, tokens, error) for name, (data, tokens, error) in table.items()
+    }
 
 
 @pytest.mark.parametrize("name", ENDINGS)

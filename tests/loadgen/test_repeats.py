@@ -14,11 +14,10 @@ from ampacity.loadgen.receive.completions import Answer
 from ampacity.loadgen.receive.exchange import Exchange
 from ampacity.loadgen.receive.repeats import Kind, learn
 from ampacity.loadgen.rundir.records import RequestRecord
-from tests.streams.playing import in_pieces
+from tests.streams.playing import HEAD, http_chunk, in_pieces
 
 pytestmark = pytest.mark.usefixtures("hot_path_either_way")
 
-HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n"
 FINISH = b'{"choices":[{"delta":{},"finish_reason":"stop"}]}'
 
 
@@ -26,7 +25,7 @@ class OneByOne(Answer):
     """Parses every chunk."""
 
     __slots__ = ()
-    repeats = False
+    has_templates = False
 
 
 def text(content: str = "a", **more: Any) -> bytes:
@@ -38,12 +37,8 @@ def counted(total: int) -> bytes:
     return text(usage={"prompt_tokens": 7, "completion_tokens": total})
 
 
-def chunk(body: bytes) -> bytes:
-    return b"%x\r\n%b\r\n" % (len(body), body)
-
-
 def event(data: bytes) -> bytes:
-    return chunk(b"data: " + data + b"\n\n")
+    return http_chunk(b"data: " + data + b"\n\n")
 
 
 def opened(answer: type[Answer] = Answer, *, listening: bool = True) -> Exchange:
@@ -276,7 +271,7 @@ STREAMS = {  # the reads, and how many of them are no repetition
         [upper(b"data: " + text(word + "x" * 80) + b"\n\n") for word in WORDS * 9],
         2,
     ),
-    "no space behind data:": ([chunk(b"data:" + text(word) + b"\n\n") for word in WORDS * 9], 1),
+    "no space behind data:": ([http_chunk(b"data:" + text(word) + b"\n\n") for word in WORDS * 9], 1),
     "completions": ([event(completion(word)) for word in WORDS * 9 if word.isascii()], 1),
     "reasoning, then an answer": ([event(reasoning("hm"))] * 20 + [event(text("a"))] * 20, 2),
     "running totals": ([event(counted(i)) for i in range(1, 121)], 1),
@@ -401,7 +396,7 @@ def test_a_response_ends_with_the_read_that_holds_its_end(data: st.DataObject) -
         st.sampled_from([b"", b"junk\n\n\r\n", b"HTTP/1.1 200 OK\r\n\r\n\n\n\r\n", event(text())])
     )
     chunks = [
-        chunk(b"data: " + text() + b"\n\n" * n)
+        http_chunk(b"data: " + text() + b"\n\n" * n)
         for n in data.draw(st.lists(st.integers(1, 2), max_size=12))
     ]
     before = HEAD + event(text()) + b"".join(chunks) + event(FINISH) + event(b"[DONE]")

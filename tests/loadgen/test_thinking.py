@@ -16,10 +16,9 @@ from ampacity.loadgen.receive.exchange import Exchange
 from ampacity.loadgen.receive.thinking import TAGS, InlineThinking
 from ampacity.loadgen.rundir.records import RequestRecord
 from ampacity.loadgen.send.protocols import Api, RequestShape
+from tests.streams.playing import HEAD, MS, http_chunk
 
 pytestmark = pytest.mark.usefixtures("hot_path_either_way")
-MS = 1_000_000
-HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n"
 Write = Callable[[str], Any]
 
 
@@ -61,10 +60,8 @@ FORMS: dict[str, tuple[Api, Callable[[], Write], Any]] = {
 
 
 def event(value: Any) -> bytes:
-    data = (
-        b"data: " + json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode() + b"\n\n"
-    )
-    return b"%x\r\n%b\r\n" % (len(data), data)
+    data = json.dumps(value, ensure_ascii=False, separators=(",", ":"))
+    return http_chunk(b"data: " + data.encode() + b"\n\n")
 
 
 def play(

@@ -10,9 +10,7 @@ from typing import Any
 
 import pytest
 
-from ampacity.loadgen.receive.answers import ANSWERS
 from ampacity.loadgen.receive.exchange import Exchange
-from ampacity.loadgen.rundir.records import RequestRecord
 from ampacity.loadgen.send.endpoint import parse_endpoint
 from ampacity.loadgen.send.history import AnswerContent, Call
 from ampacity.loadgen.send.protocols import Api, RequestShape
@@ -21,8 +19,8 @@ from ampacity.workloads.prompts.synthetic import PromptMaker
 from ampacity.workloads.prompts.tokenizers import WORDS
 from tests.cli.test_hostile import Server
 from tests.loadgen.test_sessions import CHAT, session
+from tests.streams.playing import END, HEAD, http_chunk, json_response, new_exchange
 
-HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n"
 Json = dict[str, Any]
 
 
@@ -31,24 +29,14 @@ def heard(
 ) -> AnswerContent:
     """What is told again of an answer in these events, or in this body."""
     ends: list[Exchange] = []
-    exchange = Exchange(
-        RequestRecord(0, 0, 0, "unfinished", started_ns=0), b"", ends.append, ANSWERS[api]
-    )
-    exchange.keep_text()
+    exchange = new_exchange(api, ends.append, keep=True)
     if body is not None:
-        data = json.dumps(body).encode()
-        exchange.feed(
-            1,
-            b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n"
-            % len(data)
-            + data,
-        )
+        exchange.feed(1, json_response(json.dumps(body).encode()))
     else:
         exchange.feed(1, HEAD)
         for event in events:
-            data = b"data: " + json.dumps(event).encode() + b"\n\n"
-            exchange.feed(2, b"%x\r\n%b\r\n" % (len(data), data))
-        exchange.feed(3, b"0\r\n\r\n")
+            exchange.feed(2, http_chunk(b"data: " + json.dumps(event).encode() + b"\n\n"))
+        exchange.feed(3, END)
     assert ends == [exchange]
     assert (exchange.record.status, exchange.record.error) == ("ok", None)
     assert exchange.record.first_token_ns is not None
