@@ -1,4 +1,4 @@
-"""Chunks of chat completions and completions: decoded, and the text and tokens that each carries."""
+"""Decode chunks of chat completions and completions: their text, kind and token counts."""
 
 from __future__ import annotations
 

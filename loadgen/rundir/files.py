@@ -120,7 +120,7 @@ class StreamWriter(_Closing):
             self.flush()
 
     def flush(self) -> None:
-        """Hand pending records to the operating system: they then survive a crash of this process."""
+        """Hand pending records to the system: they then survive a crash of this process."""
         if not self._pending or self.failed or self._file.closed:
             return
         try:
@@ -182,13 +182,13 @@ class RunWriter(_Closing):
 
     def stage_table(self, stage: int) -> pa.Table:
         """Return the flushed rows of one stage, of all processes."""
-        import pyarrow.compute as pc  # slow to import: not before the first request
+        import pyarrow.compute as pc  # slow to import: after the first request
 
         self.flush()
         return read_streams(self.path).filter(pc.field("stage") == stage)
 
     def finish(self, server: pa.Table | None = None) -> None:
-        """Write requests.parquet (by request_id and attempt) and server.parquet; delete the streams."""
+        """Write requests.parquet, sorted, and server.parquet; delete the streams."""
         self._stream.close()
         if self._stream.failed:
             kept = f"what had been written is kept: ampacity report {self.path}"
@@ -209,7 +209,7 @@ class RunWriter(_Closing):
 
 
 def _lock(file: BinaryIO, *, shared: bool) -> bool:
-    """Take the lock of a run, which its writer holds; return False where another process has it."""
+    """Take the lock of a run; return False where another process has it."""
     if sys.platform != "win32":
         try:
             fcntl.flock(file, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)

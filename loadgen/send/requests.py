@@ -46,7 +46,7 @@ class RequestMaker:
     def make(
         self, shape: RequestShape, request_id: int, input_tokens: int, output_tokens: int
     ) -> bytes:
-        """Return the bytes of one request with about ``input_tokens`` tokens as the server counts."""
+        """Return one request with ``input_tokens`` tokens as the server should count."""
         prompt = self._prompts.make(max(request_id, 0), input_tokens)
         return self._request(shape, request_id, prompt, output_tokens)
 

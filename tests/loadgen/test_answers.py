@@ -18,7 +18,7 @@ from ampacity.loadgen.send.history import (
     result_messages,
 )
 from ampacity.loadgen.send.protocols import Api, Dialect, RequestShape
-from tests.streams.playing import END, HEAD, MS, http_chunk, new_exchange
+from tests.streams.playing import END, HEAD, MS, http_chunk, json_response, new_exchange
 
 
 def event(value: dict[str, object]) -> bytes:
@@ -230,18 +230,12 @@ def test_a_gateways_error_ends_a_stream_of_typed_events(api: Api, last: dict[str
 
 
 def test_embeddings() -> None:
-    ended: list[Exchange] = []
-    exchange = Exchange(
-        RequestRecord(0, 0, 0, "unfinished", started_ns=0), b"", ended.append, ANSWERS["embeddings"]
-    )
+    exchange = new_exchange("embeddings")
     body = json.dumps(
         {"data": [{"embedding": [0.1, 0.2]}], "usage": {"prompt_tokens": 7, "total_tokens": 7}}
     ).encode()
-    exchange.feed(
-        20 * MS,
-        b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n"
-        % len(body),
-    )
+    response = json_response(body)
+    exchange.feed(20 * MS, response[: -len(body)])
     exchange.feed(30 * MS, body)
     record = exchange.record
     assert (record.status, record.input_tokens, record.output_tokens) == ("ok", 7, None)
@@ -250,17 +244,8 @@ def test_embeddings() -> None:
 
 
 def test_embeddings_without_a_vector_are_empty() -> None:
-    exchange = Exchange(
-        RequestRecord(0, 0, 0, "unfinished", started_ns=0),
-        b"",
-        lambda _: None,
-        ANSWERS["embeddings"],
-    )
-    exchange.feed(
-        MS,
-        b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: 11\r\n\r\n"
-        + b'{"data":[]}',
-    )
+    exchange = new_exchange("embeddings")
+    exchange.feed(MS, json_response(b'{"data":[]}'))
     assert exchange.record.status == "empty"
 
 
@@ -398,19 +383,12 @@ def test_whatever_a_server_says_ends_as_one_record_and_can_be_told_again(
     api: Api, events: list[dict[str, object]], whole: bool
 ) -> None:
     ended: list[Exchange] = []
-    exchange = Exchange(
-        RequestRecord(0, 0, 0, "unfinished", started_ns=0), b"", ended.append, ANSWERS[api]
-    )
-    exchange.keep_text()
+    exchange = new_exchange(api, ended.append, keep=True)
     exchange.watch()
     bodies = [json.dumps(value).encode() for value in events]
     if whole:
         body = bodies[0] if bodies else b"{}"
-        exchange.feed(
-            MS,
-            b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n%b"
-            % (len(body), body),
-        )
+        exchange.feed(MS, json_response(body))
     else:
         exchange.feed(MS, HEAD)
         for data in bodies:

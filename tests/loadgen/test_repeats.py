@@ -271,7 +271,10 @@ STREAMS = {  # the reads, and how many of them are no repetition
         [upper(b"data: " + text(word + "x" * 80) + b"\n\n") for word in WORDS * 9],
         2,
     ),
-    "no space behind data:": ([http_chunk(b"data:" + text(word) + b"\n\n") for word in WORDS * 9], 1),
+    "no space behind data:": (
+        [http_chunk(b"data:" + text(word) + b"\n\n") for word in WORDS * 9],
+        1,
+    ),
     "completions": ([event(completion(word)) for word in WORDS * 9 if word.isascii()], 1),
     "reasoning, then an answer": ([event(reasoning("hm"))] * 20 + [event(text("a"))] * 20, 2),
     "running totals": ([event(counted(i)) for i in range(1, 121)], 1),

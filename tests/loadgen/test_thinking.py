@@ -16,7 +16,7 @@ from ampacity.loadgen.receive.exchange import Exchange
 from ampacity.loadgen.receive.thinking import TAGS, InlineThinking
 from ampacity.loadgen.rundir.records import RequestRecord
 from ampacity.loadgen.send.protocols import Api, RequestShape
-from tests.streams.playing import HEAD, MS, http_chunk
+from tests.streams.playing import HEAD, MS, http_chunk, json_response, new_exchange
 
 pytestmark = pytest.mark.usefixtures("hot_path_either_way")
 Write = Callable[[str], Any]
@@ -278,15 +278,10 @@ def test_a_tool_call_and_a_refusal_end_the_thinking() -> None:
 
 
 def test_a_body_that_is_no_stream_is_answered_when_it_is_there() -> None:
-    ends: list[Exchange] = []
-    exchange = Exchange(RequestRecord(0, 0, 0, "unfinished", started_ns=0), b"", ends.append)
-    exchange.keep_text()
+    exchange = new_exchange(keep=True)
     choice = {"message": {"content": "<think>hm</think>Yes"}, "finish_reason": "stop"}
     body = json.dumps({"choices": [choice]}).encode()
-    head = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n" % len(
-        body
-    )
-    exchange.feed(MS, head + body)
+    exchange.feed(MS, json_response(body))
     assert (exchange.record.first_answer_ns, exchange.text()) == (MS, "Yes")
 
 
