@@ -68,7 +68,7 @@ class RequestMaker:
 
 
 class ScheduledRequests:
-    """The requests of a run's schedules, for each of several endpoints. ``prepare`` comes before ``make``."""
+    """The requests of schedules for one or more endpoints; call ``prepare`` before ``make``."""
 
     def __init__(
         self,

@@ -1,4 +1,4 @@
-"""The run directory: what is written survives a kill, and what cannot be read is said in one line."""
+"""The run directory: what is written survives a kill, and faults are reported in one line."""
 
 from __future__ import annotations
 
@@ -216,7 +216,7 @@ from ampacity.loadgen.rundir.records import RequestRecord
 from ampacity.loadgen.rundir.files import RunWriter
 writer = RunWriter(Path(sys.argv[1]), {"status": "running", "stages": []})
 for i in range(int(sys.argv[2])):
-    writer.append(RequestRecord(request_id=i, stage=0, scheduled_ns=i, status="ok", chunk_at_us=list(range(i % 50))))
+    writer.append(RequestRecord(i, 0, i, "ok", chunk_at_us=list(range(i % 50))))
 os.kill(os.getpid(), signal.SIGKILL)
 """
 
@@ -237,7 +237,7 @@ def test_after_kill_9_every_flushed_batch_is_read(tmp_path: Path, appended: int,
 
 
 def test_a_run_that_is_going_on_is_told_from_one_that_was_killed(tmp_path: Path) -> None:
-    """By the lock of its writer, whatever the age of its files, also while it finishes; a kill lets go of the lock."""
+    """By its writer's lock, whatever the age of its files; a kill releases the lock."""
     path = tmp_path / "run"
     with RunWriter(path, META) as writer:
         for file in path.iterdir():
@@ -255,7 +255,7 @@ def test_a_run_that_is_going_on_is_told_from_one_that_was_killed(tmp_path: Path)
 
 
 def test_a_stream_torn_at_any_byte_gives_whole_batches_only(tmp_path: Path) -> None:
-    """Three batches of two rows; wherever the file ends, 0, 2, 4 or 6 rows are read, never an error."""
+    """Three batches of two rows: wherever the file ends, 0, 2, 4 or 6 rows are read."""
     with RunWriter(tmp_path / "run", META) as writer:
         for batch in range(3):
             for row in range(2):

@@ -1,4 +1,4 @@
-"""Thinking in the text of an answer: the first answer token is the first one behind it, however the text is cut."""
+"""Inline thinking: the first answer token is the first one after it, however the text is cut."""
 
 from __future__ import annotations
 
@@ -232,7 +232,7 @@ def test_a_closing_tag_in_pieces_with_no_opening_one_is_seen_by_the_probe_and_th
     for listen in (False, True):
         run = play(api, events(texts), end, until=probed.thought.closing, listen=listen)
         assert run.record.first_answer_ns == 8 * MS
-        # and an answer that is cut before the tag has no first answer, though nothing in it says that it was thinking
+        # an answer that is cut before the tag has no first answer
         cut = play(api, events(texts[:3]), end, until=probed.thought.closing, listen=listen)
         assert (cut.record.first_token_ns, cut.record.first_answer_ns) == (MS, None)
         assert cut.text() == ""

@@ -1,4 +1,4 @@
-"""Turns whose answers are calls of tools: the next prompt tells the calls and a result for each, as long as planned."""
+"""Answers with tool calls: the next prompt repeats them with results of the planned length."""
 
 from __future__ import annotations
 
@@ -236,7 +236,7 @@ def test_a_body_that_is_no_stream_tells_the_same(api: Api) -> None:
 
 
 def prompts_after(api: Api, told: AnswerContent, turns: int = 3) -> list[Json]:
-    """The bodies of the turns of a session whose answers are all ``told``; 30 tokens first, then 5 new ones each."""
+    """The turns' bodies if every answer is ``told``; 30 tokens first, then 5 new ones each."""
     endpoint = parse_endpoint("http://127.0.0.1:1/v1")
     requests = ScheduledRequests(
         [(endpoint, None)], RequestShape(api, "m"), PromptMaker(WORDS, "s"), "run"
@@ -318,7 +318,7 @@ def test_a_helper_that_called_a_tool_is_told_as_text() -> None:
 
 
 def calling(words: int) -> Callable[[BaseHTTPRequestHandler, int], None]:
-    """Every answer is a call whose arguments have so many words; prompts are counted in words of all messages."""
+    """Every answer is a call; prompts are counted in words of all messages."""
 
     def answer(handler: BaseHTTPRequestHandler, number: int) -> None:
         messages = json.loads(handler.body)["messages"]  # type: ignore[attr-defined]
@@ -350,10 +350,11 @@ def calling(words: int) -> Callable[[BaseHTTPRequestHandler, int], None]:
 def test_prompts_grow_as_planned_with_calls_and_a_run_says_where_they_do_not(
     words: int, off: bool, tmp_path: Path, ampacity: Any
 ) -> None:
-    """Planned: 40, then 60 of an answer and 40 more each turn. A server that answers 6 words for 60 sends far less."""
+    """Planned: 40, then 60 of an answer and 40 more each turn; 6 words for 60 are far less."""
     profile = tmp_path / "agent.yaml"
     profile.write_text(
-        "name: agent\nsource: test\ninput_tokens: 40\noutput_tokens: 60\nsessions: {turns: 4, message_tokens: 0}\n"
+        "name: agent\nsource: test\ninput_tokens: 40\noutput_tokens: 60\n"
+        "sessions: {turns: 4, message_tokens: 0}\n"
     )
     with Server(calling(words)) as server:
         assert ampacity(
