@@ -51,13 +51,13 @@ def read_ready_in_python(
 ) -> Reads[W]:
     """Read at most ``most`` sockets that ``epoll`` reports; ``wires`` are indexed by descriptor.
 
-    Reads within ``near_ns`` of the previous one of their stream are counted as near. The delay,
-    read time - kernel time, is returned for the n-th read where n modulo ``audit_every`` is
-    ``audit_at``. Without ``by_kernel`` times are those of the reads, and all delays are returned.
-    The compiled version always takes kernel times, and returns no read that matched a template.
+    Reads within ``near_ns`` of the previous one of their stream are near. Delays, read time -
+    kernel time, are returned of every n-th read with n modulo ``audit_every`` == ``audit_at``.
+    Without ``by_kernel`` times are those of the reads, and all delays are returned. The compiled
+    version always takes kernel times, and returns no read that matched a template.
     """
     now_ns = time.monotonic_ns()
-    earliest_ns = now_ns - DELAY_MAX_NS
+    earliest_ns = max(now_ns - DELAY_MAX_NS, 0)
     wall_s, zero_ns = _monotonic_of_wall()
     reads: list[tuple[W, int, bytes | OSError]] = []
     again: list[W] = []
@@ -79,37 +79,37 @@ def read_ready_in_python(
         if events != select.EPOLLIN or len(data) == READ_BYTES:
             again.append(wire)
         stamp_ns = _stamp_ns(ancillary, wall_s, zero_ns)
-        if stamp_ns is None:
-            at_ns = now_ns = time.monotonic_ns()
-        else:
-            at_ns = stamp_ns
-            audited = number % audit_every == audit_at or not by_kernel
-            if audited or at_ns > now_ns:  # the clock is read only where it matters
-                now_ns = time.monotonic_ns()
-            plausible = earliest_ns < at_ns <= now_ns
-            if plausible and audited:
-                delays_ns.append(now_ns - at_ns)
-            if not (plausible and by_kernel):
-                at_ns = now_ns
-        # two clocks are read in turn, and one may be set: times of a stream never go back
-        gap_ns = at_ns - wire.last_ns
-        if gap_ns < 0:
-            at_ns = wire.last_ns
-        if data and (gap_ns < near_ns or stamp_ns is None):  # unstamped: must be read at once
-            near += 1
-        wire.last_ns = at_ns
-        reads.append((wire, at_ns, data))
+        audited = number % audit_every == audit_at or not by_kernel
+        if audited or not stamp_ns or stamp_ns > now_ns:  # the clock is read where it matters
+            now_ns = time.monotonic_ns()
+        plausible = earliest_ns < stamp_ns <= now_ns
+        if plausible and audited:
+            delays_ns.append(now_ns - stamp_ns)
+        gap_ns = _advance(wire, stamp_ns if plausible and by_kernel else now_ns)
+        # without a time stamp, data has to be read at once
+        near += bool(data) and (gap_ns < near_ns or not stamp_ns)
+        reads.append((wire, wire.last_ns, data))
     return len(ready), near, reads, again, delays_ns
 
 
-def _stamp_ns(ancillary: list[tuple[int, int, bytes]], wall_s: int, zero_ns: int) -> int | None:
-    """Return the kernel's time stamp on the monotonic clock; None where there is none."""
+def _stamp_ns(ancillary: list[tuple[int, int, bytes]], wall_s: int, zero_ns: int) -> int:
+    """Return the kernel's time stamp on the monotonic clock; 0 where there is none."""
     try:
         # no other kind was requested
         stamp: tuple[int, int] = _timespec(ancillary[0][2])
     except (IndexError, struct.error):
-        return None
+        return 0
     return zero_ns + stamp[1] + (stamp[0] - wall_s) * 1_000_000_000
+
+
+def _advance(wire: Wire, at_ns: int) -> int:
+    """Set the time of the wire's latest read; return the gap to the previous one, ns.
+
+    Two clocks are read in turn, and one may be set: times of a stream never go back.
+    """
+    gap_ns = at_ns - wire.last_ns
+    wire.last_ns = max(at_ns, wire.last_ns)
+    return gap_ns
 
 
 def _monotonic_of_wall() -> tuple[int, int]:

@@ -28,7 +28,7 @@ STATUSES: tuple[str, ...] = (
     "shed",  # never sent: --max-in-flight was reached
     "unfinished",  # in flight at cutoff: end of the run, Ctrl-C or a lost worker
     "cancelled",  # by the workload: the user left
-    "too_long",  # refused: exceeds the model's context; not the server's fault
+    "too_long",  # refused: prompt and answer exceed the context
 )
 
 LEFT_OUT: tuple[str, ...] = ("cancelled", "too_long")

@@ -286,8 +286,9 @@ def test_a_turn_notes_what_repeats_and_hands_on_the_rest() -> None:
 @linux
 @either_way
 def test_reads_are_dated_when_they_came_counted_as_near_and_audited_as_asked() -> None:
-    """Ten sockets. Seven of them were read after what is read now came: near, and no read goes back in time. Of ten reads
-    the third, sixth and ninth are audited.
+    """Ten sockets, seven with a latest read after this one: near, and no time goes back.
+
+    Of ten reads the third, sixth and ninth are audited.
     """
     dates: list[int] = []
     with select.epoll() as epoll:
