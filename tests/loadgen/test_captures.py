@@ -217,7 +217,7 @@ _RECV = {
 
 
 def _reads(name: str) -> list[tuple[int, bytes]]:
-    """The recv blocks of a capture: (ns after the request, bytes). CR and LF stand there as \\r and \\n."""
+    """The recv blocks of a capture: (ns after the request, bytes); CR and LF are escaped."""
     text = (SAMPLES / f"{name}.txt").read_text(encoding="utf-8", errors="surrogateescape")
     _, _, response = text.partition("##### RESPONSE")
     reads = []
@@ -242,7 +242,7 @@ def _reads(name: str) -> list[tuple[int, bytes]]:
 
 
 def _with_true_paths(data: bytes, size: int) -> bytes:
-    """Paths were replaced in the captures: put some of the right length back, or the framing is wrong."""
+    """Put paths of the right length back, which were replaced: else the framing is wrong."""
     for short in (b"/MODELS", b"/ENGINES", b"/SITE-PACKAGES"):
         count = data.count(short)
         if count and len(data) != size:
