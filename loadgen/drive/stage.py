@@ -233,7 +233,7 @@ class StageRunner:
         failed = (
             record.status in FAILED_STATUSES or record.status == "too_long"
         )  # so is what follows
-        self._requests.answered(index, exchange.told(self._plan.keep_reasoning))
+        self._requests.answered(index, exchange.content(self._plan.keep_reasoning))
         ended_ns = record.ended_ns or time.monotonic_ns()
         due, given_up = self._turns.ended(index, ended_ns, failed)
         if self._closing or record.status == "unfinished":
@@ -351,7 +351,7 @@ class StageRunner:
         on_whole = self._on_whole if self._patient and leaves_after is None else None
         exchange = Exchange(record, request, self._ended, self._answer, on_whole)
         if self._keep is not None or self._by_piece is not None or self._requests.wanted(index):
-            exchange.listen()
+            exchange.keep_text()
         if leaves_after is not None:
             exchange.cancel_after_tokens = int(leaves_after[index])
         return exchange

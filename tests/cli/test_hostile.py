@@ -132,8 +132,8 @@ def test_a_lying_usage_is_not_believed_and_costs_no_record(lie: str) -> None:
     for event in (TOKEN, LAST, usage(lie, lie)):
         answer.on_event(1, event)
     answer.finish()
-    assert answer.output_tokens() == (2, "chunks")
-    assert answer.input_tokens is None
+    assert answer.tally.output_tokens() == (2, "chunks")
+    assert answer.tally.input_tokens is None
 
 
 def test_a_run_survives_lies_in_any_answer(tmp_path: Path) -> None:

@@ -283,8 +283,8 @@ def ended(request_id: int, text: str, status: str = "ok") -> Exchange:
     exchange = Exchange(
         record, b'POST / HTTP/1.1\r\n\r\n{"prompt": "why sk-secret-key?"}', lambda _: None, Answer
     )
-    exchange.listen()
-    exchange._answer.said = [("reasoning", "let me think"), ("answer", text)]
+    exchange.keep_text()
+    exchange._answer.texts = [("reasoning", "let me think"), ("answer", text)]
     return exchange
 
 

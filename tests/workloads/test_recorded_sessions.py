@@ -17,9 +17,9 @@ from ampacity.loadgen.plan import StagePlan
 from ampacity.loadgen.receive.answers import ANSWERS
 from ampacity.loadgen.rundir.records import RequestRecord
 from ampacity.loadgen.send.endpoint import parse_endpoint
+from ampacity.loadgen.send.history import AnswerContent
 from ampacity.loadgen.send.protocols import RequestShape
 from ampacity.loadgen.send.requests import ScheduledRequests
-from ampacity.loadgen.send.retold import AnswerContent
 from ampacity.workloads.errors import WorkloadError
 from ampacity.workloads.prompts.synthetic import PromptMaker
 from ampacity.workloads.prompts.tokenizers import WORDS
