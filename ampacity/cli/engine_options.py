@@ -7,9 +7,10 @@ from typing import Annotated, Any, Literal, get_args, get_origin
 import msgspec
 import typer
 
-from ampacity.cli.options import Command, flag, gathers, option
+from ampacity.cli.options import Command, gathers, option
 from ampacity.simulator.engine.options import DEPLOYED, SCHEDULING
 from ampacity.simulator.server.face import Face
+from ampacity.values import option as option_name
 
 Preset = Annotated[
     str,
@@ -59,7 +60,9 @@ def with_face(command: Command) -> Command:
             kind, metavar = str | None, "A,B"
         elif kind is not bool and kind is not int:
             kind = float | None if field.default is None else float
-        flags = flag(field.name) + (f"/{flag('no_' + field.name)}" if field.default is True else "")
+        flags = option_name(field.name) + (
+            f"/{option_name('no_' + field.name)}" if field.default is True else ""
+        )
         panel = "How answers look and are cut into chunks"
         default = None if field.default == () else field.default
         options.append(
@@ -85,7 +88,7 @@ def make_face(given: dict[str, Any]) -> Face:
 
     for name, value in given.items():
         if isinstance(value, float) and not isfinite(value):  # which JSON could not say
-            raise SimulatorError(f"{flag(name)} {value}: give a finite number")
+            raise SimulatorError(f"{option_name(name)} {value}: give a finite number")
 
     if "adapters" in given:
         given = given | {"adapters": [name.strip() for name in given["adapters"].split(",")]}

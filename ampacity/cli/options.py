@@ -12,7 +12,8 @@ from typing import Annotated, Any
 
 import typer
 
-from ampacity.settings import OUT, REPLAY, SHARED
+from ampacity.settings import ALL, OUT, SHARED
+from ampacity.values import option as option_name
 
 Command = Callable[..., None]
 Url = Annotated[
@@ -30,33 +31,38 @@ Json = Annotated[
 ]
 
 
-def flag(name: str) -> str:
-    """The option of a setting."""
-    return "--" + name.replace("_", "-")
-
-
 def option(name: str, kind: Any, default: Any, **shown: Any) -> Parameter:
-    """An option as a parameter of a command."""
-    shown_option = typer.Option(shown.pop("flags", flag(name)), **shown)
-    return Parameter(
-        name, Parameter.KEYWORD_ONLY, annotation=Annotated[kind, shown_option], default=default
+    """Return an option as a parameter of a command."""
+    return _parameter(
+        name, kind, default, typer.Option(shown.pop("flags", option_name(name)), **shown)
     )
+
+
+def _parameter(name: str, kind: Any, default: Any, shown: Any) -> Parameter:
+    annotation = Annotated[kind, shown]
+    return Parameter(name, Parameter.KEYWORD_ONLY, annotation=annotation, default=default)
 
 
 def shares(
     names: Iterable[str] = SHARED, but: Collection[str] = ()
 ) -> Callable[[Command], Command]:
-    """Give a command the settings ``names``; its parameter ``raw`` gets all that were given.
+    """Give a command the settings ``names``; its parameter ``raw`` gets those that were given.
 
-    Without a default: those are of ``make_settings``, so that a flag beats a run file.
+    The options have no default: ``make_settings`` has it, so that an option overrides a run file.
     """
     options = []
     for name in names:
         if name not in but:
-            panel, kind, metavar, text = (SHARED | REPLAY)[name]
-            options.append(
-                option(name, kind | None, None, metavar=metavar, help=text, rich_help_panel=panel)
+            setting = ALL[name]
+            flags = ["-o", "--out"] if name == "out" else [option_name(name)]
+            shown = typer.Option(
+                *flags,
+                metavar=setting.metavar,
+                help=setting.help,
+                rich_help_panel=setting.group,
+                show_default=False,
             )
+            options.append(_parameter(name, setting.kind | None, None, shown))
     return gathers("raw", options)
 
 

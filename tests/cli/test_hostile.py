@@ -16,7 +16,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from ampacity.cli.experiment import command_line
-from ampacity.config import make_settings, read_run_file
+from ampacity.config import make_settings
 from ampacity.loadgen.audit import Measures, Tolerance, judge
 from ampacity.loadgen.receive.completions import Answer
 from ampacity.loadgen.receive.exchange import Exchange
@@ -30,6 +30,7 @@ from ampacity.loadgen.rundir.files import (
 from ampacity.loadgen.rundir.records import RequestRecord
 from ampacity.loadgen.send.protocols import error_text
 from ampacity.loadgen.send.secrets import redact
+from ampacity.run_file import read_run_file
 
 KEY, TENANT = "sk-right-4711-0815", "hush-hush-tenant"
 COMMAND = [sys.executable, "-c", "from ampacity.cli import main; main()"]

@@ -18,7 +18,7 @@ import pytest
 from rich.console import Console
 
 from ampacity.analysis.summary import summarise
-from ampacity.config import make_settings, read_run_file
+from ampacity.config import make_settings
 from ampacity.experiments.stages.conduct import conduct, run_event_loop
 from ampacity.experiments.stages.provenance import announcement
 from ampacity.experiments.stages.rig import Rig
@@ -26,6 +26,7 @@ from ampacity.experiments.sweep import sweep
 from ampacity.loadgen.rundir.files import load_run
 from ampacity.loadgen.send.endpoint import is_loopback
 from ampacity.progress import Progress
+from ampacity.run_file import read_run_file
 from ampacity.simulator.engine.truth import true_capacity
 from ampacity.simulator.models.hardware import PRESETS
 from ampacity.simulator.server.launch import Started, start_in_process

@@ -21,11 +21,10 @@ def compare(
     runs: Annotated[
         list[Path], typer.Argument(help="Run directories: A, B, C ...", show_default=False)
     ],
-    anyway: Annotated[
+    force: Annotated[
         bool,
         typer.Option(
-            "--anyway",
-            help="Go on where the runs are not comparable; what differs stands in the result.",
+            "--force", help="Compare runs that are not comparable; the result lists what differs."
         ),
     ] = False,
     gpus: Annotated[
@@ -93,7 +92,7 @@ def compare(
         for name, path in zip(names, runs, strict=True)
     ]
     unlike = judge.differences(arms)
-    if unlike and not anyway:
+    if unlike and not force:
         _refuse(unlike, names)
     show(judge.compare(arms), html, markdown, csv, as_json=json)
 
@@ -116,7 +115,7 @@ def _refuse(unlike: Sequence[dict[str, Any]], names: Sequence[str]) -> None:
         else ""
     )
     raise CompareError(
-        f"the runs are not comparable, they differ in {', '.join(said if len(said) > 1 else said.values())} (--anyway compares them all the same){one}"
+        f"the runs are not comparable, they differ in {', '.join(said if len(said) > 1 else said.values())} (--force compares them regardless){one}"
     )
 
 

@@ -48,6 +48,7 @@ def plan(
     from ampacity.analysis.summary import summarise
     from ampacity.config import fleet_inputs
     from ampacity.loadgen.rundir.files import load_run
+    from ampacity.settings import read_settings
 
     loaded = load_run(run)
     of_run = loaded.meta.get("fleet_inputs") or {}
@@ -56,7 +57,7 @@ def plan(
     named = raw if safety is None else {**raw, "safety": safety}
     if profile is not None:  # its peak, not that of the run
         held.pop("peak_rps", None)
-    inputs = fleet_inputs({**held, **named})
+    inputs = fleet_inputs(read_settings({**held, **named}))
     traffic = _traffic(inputs["peak_rps"], mean_rps, profile)
     summary = summarise(loaded)
     carried = carried_by(summary["capacity"], summary["stages"], summary["fleet"])
@@ -103,10 +104,10 @@ def _own_warnings(fleet: Mapping[str, Any], traffic: Any, measured: int) -> list
 
 def _gpus_measured(meta: Mapping[str, Any]) -> int:
     """GPUs of the instance that was measured: by --tp of the run, what was locked, or the preset of a prediction."""
-    from ampacity.config import SAYS_GPUS, gpus_named
+    from ampacity.config import GPU_FACTS, gpus_named
 
     given = int((meta.get("fleet_inputs") or {}).get("tensor_parallel") or 1)
-    texts = [(meta.get("locked") or {}).get(name) for name in SAYS_GPUS]
+    texts = [(meta.get("locked") or {}).get(name) for name in GPU_FACTS]
     texts += [(meta.get("endpoint") or {}).get("model")] if meta.get("predicted") else []
     return given if given > 1 else gpus_named(*texts) or 1
 

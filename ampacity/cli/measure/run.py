@@ -9,10 +9,10 @@ from typing import Annotated, Any
 import typer
 
 from ampacity.cli import options as o
-from ampacity.settings import REPLAY, SHARED
+from ampacity.settings import ALL
 
 
-@o.shares(REPLAY | SHARED)
+@o.shares(ALL)
 def run(
     raw: dict[str, Any],
     url: Annotated[
@@ -41,8 +41,8 @@ def run(
 
     from ampacity.cli.experiment import run_experiment
     from ampacity.cli.measure.sweep import timed_sweep
-    from ampacity.config import in_run_file, read_run_file
     from ampacity.experiments.stages.rig import Rig
+    from ampacity.run_file import in_run_file, read_run_file
     from ampacity.values import ConfigError
 
     if url is not None:

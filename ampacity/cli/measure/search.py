@@ -9,8 +9,7 @@ import typer
 from ampacity.cli import options as o
 
 Precision = Annotated[
-    str,
-    typer.Option(metavar="P", help="Half the 95 % interval, as a share of the capacity: 10%"),
+    str, typer.Option(metavar="P", help="Half the 95 % interval, as a share of the capacity: 10%")
 ]
 Closed = Annotated[
     bool,
