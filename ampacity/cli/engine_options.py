@@ -1,4 +1,4 @@
-"""The options of simulated engines, made from what the simulator says about its own settings."""
+"""Options of simulated engines, generated from the simulator's own settings."""
 
 from __future__ import annotations
 
@@ -16,14 +16,15 @@ Preset = Annotated[
     str,
     typer.Option(
         "--preset",
-        help="Model and hardware; 'ampacity simulate --preset list' shows them. Or MODEL@[Nx]HARDWARE[,SETTING=VALUE...], "
+        help="Model and hardware; 'ampacity simulate --preset list' lists them. "
+        "Or MODEL@[Nx]HARDWARE[,SETTING=VALUE...], "
         "or linear:ALPHA_S,BETA_S[,PREFILL_S].",
     ),
 ]
 
 
 def with_engine(command: Command) -> Command:
-    """Give a command the settings of an engine; its parameter ``engine`` gets those that were given."""
+    """Give a command the options of an engine; its parameter ``engine`` gets those given."""
     options = []
     for panel, settings in (("Engine", SCHEDULING), ("Several engines", DEPLOYED)):
         for name, (_, written, text) in settings.items():
@@ -39,7 +40,7 @@ def with_engine(command: Command) -> Command:
 
 
 def full_preset(preset: str, engine: dict[str, Any]) -> str:
-    """A preset with the settings that were given as options."""
+    """Return the preset with the settings given as options."""
     given = [
         f"{name}={'on' if value is True else value}"
         for name, value in engine.items()
@@ -49,7 +50,7 @@ def full_preset(preset: str, engine: dict[str, Any]) -> str:
 
 
 def with_face(command: Command) -> Command:
-    """Give a command the options of the HTTP face; its parameter ``face`` gets their values."""
+    """Give a command the options of the simulated answers; its parameter ``face`` gets them."""
     options = []
     for field in msgspec.structs.fields(Face):
         kind, meta = get_args(field.type)
@@ -80,14 +81,14 @@ def with_face(command: Command) -> Command:
 
 
 def make_face(given: dict[str, Any]) -> Face:
-    """Raises SimulatorError for values out of range."""
+    """Return the face with these options. Raises SimulatorError for values out of range."""
     from math import isfinite
 
     from ampacity.simulator import SimulatorError
     from ampacity.simulator.server.face import read_options
 
     for name, value in given.items():
-        if isinstance(value, float) and not isfinite(value):  # which JSON could not say
+        if isinstance(value, float) and not isfinite(value):  # JSON has no such number
             raise SimulatorError(f"{option_name(name)} {value}: give a finite number")
 
     if "adapters" in given:

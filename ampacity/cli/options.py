@@ -1,6 +1,6 @@
-"""Options that several commands have, as typer wants them.
+"""Typer options that several commands have.
 
-``@shares(...)`` gives a command settings of an experiment; it gets them back as one dict ``raw``.
+``@shares(...)`` gives a command settings of an experiment; it gets them as one dict ``raw``.
 """
 
 from __future__ import annotations
@@ -67,9 +67,9 @@ def shares(
 
 
 def gathers(into: str, options: list[Parameter]) -> Callable[[Command], Command]:
-    """Give a command further options; its parameter ``into`` gets a dict of those that have a value.
+    """Give a command further options; its parameter ``into`` gets a dict of those with a value.
 
-    Typer reads the options from the signature, hence the new one.
+    Typer reads options from the signature, so the command gets a new one.
     """
 
     def decorate(command: Command) -> Command:

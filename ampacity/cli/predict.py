@@ -1,4 +1,4 @@
-"""``ampacity predict``: a sweep in virtual time, on hardware you do not have."""
+"""``ampacity predict``: a sweep of a simulated engine in virtual time."""
 
 from __future__ import annotations
 
@@ -24,14 +24,16 @@ def predict(
         bool,
         typer.Option(
             "--search",
-            help="Search for the capacity instead of sweeping, as 'ampacity search' does.",
+            help="Search for the capacity, as 'ampacity search' does, instead of sweeping.",
         ),
     ] = False,
     precision: Precision = "10%",
     closed: Closed = False,
     json: o.Json = False,
 ) -> None:
-    """Sweep a simulated engine without waiting for it; every figure of the report is marked as predicted.
+    """Predict the curve of hardware you do not have, with a simulated engine in virtual time.
+
+    Every figure of the report is marked as predicted.
 
     ampacity predict --preset llama3-70b-4xh100 --workload chat --slo ttft_p99=2s --slo itl_p99=50ms
     """

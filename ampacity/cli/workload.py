@@ -1,4 +1,4 @@
-"""``ampacity workload``: look at workloads, make one from a log, write down a schedule."""
+"""``ampacity workload``: list and show workloads, fit one to a log, write a schedule."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import typer
 from ampacity.cli.output import writing
 
 app = typer.Typer(
-    help="Look at workloads, fit one to a log, write down a schedule.", no_args_is_help=True
+    help="List and show workloads, fit one to a log, write a schedule.", no_args_is_help=True
 )
 
 Name = Annotated[
@@ -21,7 +21,7 @@ Name = Annotated[
 
 @app.command("list")
 def list_() -> None:
-    """The built-in workloads, one line each."""
+    """List the built-in workloads."""
     from ampacity.workloads.archetypes import ARCHETYPES
     from ampacity.workloads.profile import load_workload
 
@@ -37,10 +37,10 @@ def list_() -> None:
 def show(
     name: Name,
     html: Annotated[
-        Path | None, typer.Option("--html", metavar="OUT", help="Also as an HTML file.")
+        Path | None, typer.Option("--html", metavar="FILE", help="Also write it as an HTML page.")
     ] = None,
 ) -> None:
-    """Draw one workload: lengths, arrivals, source, and what a fit has measured."""
+    """Show one workload: lengths, arrivals, source, and the measurements of a fit."""
     from ampacity.workloads.fit.view import read_measured, view
     from ampacity.workloads.profile import load_workload
 
@@ -53,7 +53,7 @@ def fit(
     file: Annotated[
         Path,
         typer.Argument(
-            help="Trace or log: .csv, .jsonl, .json, .parquet or .log, also .gz.",
+            help="Trace or log: .csv, .jsonl, .json, .parquet or .log, optionally .gz.",
             show_default=False,
         ),
     ],
@@ -63,7 +63,7 @@ def fit(
             "-o",
             "--out",
             metavar="FILE",
-            help="Profile to write. Default: NAME.yaml here.",
+            help="Workload file to write. Default: NAME.yaml in the current folder.",
             show_default=False,
         ),
     ] = None,
@@ -71,28 +71,28 @@ def fit(
         list[str] | None,
         typer.Option(
             metavar="ROLE=NAME",
-            help="Column that holds time, input, output, session, client, cached or hash_ids, as time=ts or input=usage.in; repeatable.",
+            help="Column with this role: time, input, output, session, client, cached or hash_ids. E.g. time=ts or input=usage.in; repeatable.",
         ),
     ] = None,
     time_unit: Annotated[
         str | None,
-        typer.Option(help="s, ms, us or ns. Default: by the name or the size of the numbers."),
+        typer.Option(
+            metavar="s|ms|us|ns",
+            help="Unit of the times. Default: from the column's name or the size of the numbers.",
+        ),
     ] = None,
     context: Annotated[
         int | None,
-        typer.Option(
-            metavar="N", help="More tokens than this in a request are an error of its row."
-        ),
+        typer.Option(metavar="N", help="Report a row with more tokens than this as an error."),
     ] = None,
     skip_bad_rows: Annotated[
-        bool,
-        typer.Option("--skip-bad-rows", help="Leave out rows that cannot be read, and count them."),
+        bool, typer.Option("--skip-bad-rows", help="Skip and count rows that cannot be read.")
     ] = False,
     html: Annotated[
-        Path | None, typer.Option(metavar="OUT", help="Also draw it as an HTML file.")
+        Path | None, typer.Option(metavar="FILE", help="Also write it as an HTML page.")
     ] = None,
 ) -> None:
-    """Make a shareable workload file from a trace or a log: no prompts, no names of users.
+    """Make a workload file from a trace or a log, without prompts or user names, safe to share.
 
     ampacity workload fit gateway.csv --column time=ts --column input=tokens_in --column output=tokens_out
     """
@@ -144,22 +144,29 @@ def fit(
 def sample(
     name: Name,
     requests: Annotated[
-        int | None, typer.Option("-n", "--requests", metavar="N", help="Write so many requests.")
+        int | None,
+        typer.Option("-n", "--requests", metavar="N", help="Number of requests to write."),
     ] = None,
     rate: Annotated[
         float | None,
-        typer.Option(metavar="R", help="Requests/s. Default: what a fit measured, else 1."),
+        typer.Option(
+            "--rates",
+            metavar="R",
+            help="Requests/s. Default: the rate that a fit measured, else 1.",
+        ),
     ] = None,
-    duration: Annotated[str | None, typer.Option(help="Length of the schedule, as 30s.")] = None,
+    duration: Annotated[
+        str | None, typer.Option(metavar="T", help="Length of the schedule, e.g. 30s.")
+    ] = None,
     seed: Annotated[int, typer.Option(help="Fixes lengths and arrival times.")] = 1,
     out: Annotated[
         Path | None,
-        typer.Option("-o", "--out", metavar="FILE", help="JSONL file. Default: stdout."),
+        typer.Option("-o", "--out", metavar="FILE", help="JSONL file to write. Default: stdout."),
     ] = None,
 ) -> None:
-    """Write the schedule of a workload as JSONL, which 'ampacity run --trace FILE' plays exactly.
+    """Write the schedule of a workload as JSONL, which 'ampacity run --trace FILE' replays exactly.
 
-    ampacity workload sample chat --rate 5 --duration 2m -o schedule.jsonl
+    ampacity workload sample chat --rates 5 --duration 2m -o schedule.jsonl
     """
     from ampacity.values import parse_duration
     from ampacity.workloads.errors import WorkloadError
@@ -169,7 +176,7 @@ def sample(
     from ampacity.workloads.schedule_file import write_schedule
 
     if (requests is None) == (duration is None):
-        raise WorkloadError("say how much: -n N requests, or --duration T (one of them)")
+        raise WorkloadError("give -n N requests, or --duration T (one of them)")
     if requests is not None and requests < 1:
         raise WorkloadError(f"-n {requests}: give 1 or more")
     workload = load_workload(name)
@@ -178,7 +185,7 @@ def sample(
         held = arrivals.get("mean_rps") if isinstance(arrivals, dict) else None
         rate = float(held) if isinstance(held, int | float) else 1.0
     if not 0 < rate < float("inf"):
-        raise WorkloadError(f"--rate {rate:g}: give requests/s above 0")
+        raise WorkloadError(f"--rates {rate:g}: give requests/s above 0")
     duration_s = (
         (requests or 0) / rate if duration is None else parse_duration(duration, "--duration")
     )
@@ -225,7 +232,7 @@ def _draw(view: dict[str, Any], html: Path | None) -> None:
 
 
 def _progress() -> Any:
-    """Prints how far the reading is: over itself on a terminal, else one line a step."""
+    """Return a callback that prints the progress of reading, on one line of a terminal."""
 
     def report(rows: int, read_share: float) -> None:
         end = "\r" if sys.stderr.isatty() else "\n"

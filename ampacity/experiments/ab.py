@@ -25,7 +25,7 @@ def arms(a: Settings, b: Settings) -> tuple[Settings, Settings]:
     """
     levels = a.rates or a.concurrency or ()
     if len(levels) != 1:
-        raise ConfigError("give one load level: --rate R or --concurrency N")
+        raise ConfigError("give one load level: --rates R or --concurrency N")
     out = out_path(a, "ab")
     first, second = (
         replace(s, out=out / name, salt=f"{s.salt}-{name}" if s.salt else None)

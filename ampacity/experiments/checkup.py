@@ -7,7 +7,7 @@ from statistics import median
 
 from ampacity.analysis.warnings import LENGTHS_OFF_SHARE
 from ampacity.experiments.doctor import DoctorResult
-from ampacity.experiments.stages.conduct import typical_lengths
+from ampacity.experiments.stages.preflight import typical_lengths
 from ampacity.loadgen.probe.diagnosis import (
     METRICS,
     Case,

@@ -95,7 +95,7 @@ def test_what_cannot_be_compared_is_one_line_and_stands_in_the_files_too(
     meta = json.loads((run / "run.json").read_text())
     (run / "run.json").write_text(json.dumps(meta | change))
     junit, summary = tmp_path / "gate.xml", tmp_path / "gate.md"
-    assert ampacity("gate", run, "--baseline", base, "--junit", junit, "--summary", summary) == 2
+    assert ampacity("gate", run, "--baseline", base, "--junit", junit, "--markdown", summary) == 2
     err = capsys.readouterr().err
     assert err.count("\n") == 1
     assert says in err

@@ -75,7 +75,9 @@ def test_an_arm_that_cannot_be_reached_takes_the_other_ones_directory_with_it(
     ampacity: Ampacity, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     with FaultServer() as server:
-        assert ampacity("ab", server.url, "http://127.0.0.1:9/v1", "--rate", "2", "--out", "x") == 2
+        assert (
+            ampacity("ab", server.url, "http://127.0.0.1:9/v1", "--rates", "2", "--out", "x") == 2
+        )
     assert "127.0.0.1:9" in capsys.readouterr().err
     assert not list(tmp_path.iterdir())
 

@@ -88,7 +88,7 @@ def test_shared_prefixes_and_cancellation_come_back(
             monkeypatch,
             "sample",
             workload,
-            "--rate",
+            "--rates",
             "20",
             "--duration",
             "5s",
@@ -110,7 +110,7 @@ def test_shared_prefixes_and_cancellation_come_back(
 def test_a_built_in_workload_to_stdout(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert run(monkeypatch, "sample", "chat", "-n", "5", "--rate", "2") == 0
+    assert run(monkeypatch, "sample", "chat", "-n", "5", "--rates", "2") == 0
     rows = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     assert len(rows) == 5
     assert rows[0].keys() >= {"scheduled_s", "input_tokens", "output_tokens"}
@@ -134,8 +134,8 @@ def test_a_built_in_workload_to_stdout(
         (["sample", "chat"], "say how much"),
         (["sample", "chat", "-n", "5", "--duration", "5s"], "say how much"),
         (["sample", "chat", "-n", "0"], "give 1 or more"),
-        (["sample", "chat", "--rate", "-1", "--duration", "5s"], "above 0"),
-        (["sample", "chat", "--rate", "0", "-n", "5"], "above 0"),
+        (["sample", "chat", "--rates", "-1", "--duration", "5s"], "above 0"),
+        (["sample", "chat", "--rates", "0", "-n", "5"], "above 0"),
         (["sample", "chatt", "-n", "5"], "did you mean chat?"),
         (["show", "none.yaml"], "cannot be read"),
     ],

@@ -204,7 +204,7 @@ def test_where_no_pair_is_left_nothing_is_compared(
     monkeypatch.setattr(experiment, "run_ab", run_before)
     assert (
         ampacity(
-            "ab", "--aa", "http://127.0.0.1:1/v1", "--rate", "6", "--rounds", "3", "--out", out
+            "ab", "--aa", "http://127.0.0.1:1/v1", "--rates", "6", "--rounds", "3", "--out", out
         )
         == 2
     )
@@ -312,10 +312,11 @@ def server() -> Iterator[str]:
 
 
 def test_wrong_numbers_of_endpoints_are_refused(ampacity: Any, capsys: Any) -> None:
-    assert ampacity("ab", "http://127.0.0.1:1/v1", "--rate", "2") == 2
+    assert ampacity("ab", "http://127.0.0.1:1/v1", "--rates", "2") == 2
     assert "two URLs, or one with --aa" in capsys.readouterr().err
     assert (
-        ampacity("ab", "--aa", "http://127.0.0.1:1/v1", "http://127.0.0.1:2/v1", "--rate", "2") == 2
+        ampacity("ab", "--aa", "http://127.0.0.1:1/v1", "http://127.0.0.1:2/v1", "--rates", "2")
+        == 2
     )
     assert "one URL with --aa" in capsys.readouterr().err
 
@@ -328,7 +329,7 @@ def test_one_endpoint_against_itself_over_the_wire(
         "ab",
         "--aa",
         server,
-        "--rate",
+        "--rates",
         "20",
         "--duration",
         "200ms",
@@ -373,7 +374,7 @@ def test_an_arm_that_cannot_be_reached_is_one_line_and_no_comparison(
         "ab",
         server,
         "http://127.0.0.1:9/v1",
-        "--rate",
+        "--rates",
         "20",
         "--duration",
         "1s",

@@ -135,7 +135,7 @@ def test_what_cannot_be_benchmarked_is_one_line(
     arguments: list[str], said: str, doctor: Doctor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("AMPACITY_TEST_KEY", "sk-wrong-0815")
-    monkeypatch.setattr("ampacity.experiments.stages.conduct.room_for_connections", lambda: 1000)
+    monkeypatch.setattr("ampacity.experiments.stages.preflight.room_for_connections", lambda: 1000)
     with FaultServer(api_key="sk-right" if "--api-key-env" in arguments else None) as server:
         code, out, err = doctor(server.url, *arguments)
     assert (code, out) == (2, "")

@@ -1,4 +1,4 @@
-"""``ampacity compare``: two or more runs side by side, if they can be compared at all."""
+"""``ampacity compare``: two or more comparable runs side by side."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def compare(
         typer.Option(
             "--gpus",
             metavar="RUN=N",
-            help="GPUs of one instance, as B=4 or N for all. Default: --tp of the run.",
+            help="GPUs per instance of a run, e.g. B=4, or N for all. Default: --tp of the run.",
         ),
     ] = None,
     gpu_hour: Annotated[
@@ -40,24 +40,19 @@ def compare(
         typer.Option(
             "--gpu-hour",
             metavar="RUN=USD",
-            help="Price of a GPU hour, as A=2.5 or USD for all. Default: that of the run.",
+            help="Price of one GPU for one hour, e.g. A=2.5, or USD for all. Default: that of the run.",
         ),
     ] = None,
     labels: Annotated[
         list[str] | None,
         typer.Option(
-            "--labels",
-            metavar="RUN=FILE",
-            help="What a checker accepted, as for 'ampacity report --labels'.",
+            "--labels", metavar="RUN=FILE", help="Accepted answers, see 'ampacity report --labels'."
         ),
     ] = None,
     html: Annotated[
         Path | None,
         typer.Option(
-            "--html",
-            metavar="FILE",
-            help="Write one HTML page with the curves.",
-            show_default=False,
+            "--html", metavar="FILE", help="Write an HTML page with curves.", show_default=False
         ),
     ] = None,
     markdown: Annotated[
@@ -76,7 +71,7 @@ def compare(
         bool, typer.Option("--json", help="Print the comparison as JSON, and nothing else.")
     ] = False,
 ) -> None:
-    """Compare runs: capacity, cost, latency by quantile. A run wins a line only where the difference is real.
+    """Compare capacity, cost and latency of runs. A run wins a line only by a significant difference.
 
     ampacity compare runs/vllm runs/sglang --gpu-hour 2.5 --gpus B=2 --html compare.html
     """
@@ -98,24 +93,24 @@ def compare(
 
 
 def _refuse(unlike: Sequence[dict[str, Any]], names: Sequence[str]) -> None:
-    """All that differs on stderr where it is more than one thing, and one line that says so."""
+    """Raise CompareError with what differs; if that is several things, print each to stderr first."""
     import sys
 
     from ampacity.analysis.change.comparable import CompareError, in_words
 
-    said = {
+    differing = {
         option: f"{option}: {'; '.join(f'{name} {value}' for name, value in zip(names, values, strict=True))}"
         for option, values in in_words(unlike).items()
     }
-    if len(said) > 1:
-        print(*(f"  {line}" for line in said.values()), sep="\n", file=sys.stderr)
+    if len(differing) > 1:
+        print(*(f"  {line}" for line in differing.values()), sep="\n", file=sys.stderr)
     one = (
         "; one model under two names: serve it under one (vLLM's --served-model-name M, ampacity simulate --model M)"
-        if "--model" in said
+        if "--model" in differing
         else ""
     )
     raise CompareError(
-        f"the runs are not comparable, they differ in {', '.join(said if len(said) > 1 else said.values())} (--force compares them regardless){one}"
+        f"the runs are not comparable, they differ in {', '.join(differing if len(differing) > 1 else differing.values())} (--force compares them regardless){one}"
     )
 
 
@@ -126,7 +121,7 @@ def load_arm(
     gpu_hour: float | None = None,
     labels: Path | None = None,
 ) -> Arm:
-    """A run directory, judged; what is not given is as the run has it. Raises a ValueError of one line."""
+    """Return a judged run; what is None comes from the run. Raises a ValueError of one line."""
     from dataclasses import replace
 
     from ampacity.analysis.change.arms import Arm
@@ -156,7 +151,10 @@ def per_run(
     flag: str,
     convert: Callable[[str], T],
 ) -> dict[str, T]:
-    """``B=4``, ``vllm=4`` (the directory's name) or ``4`` for all, as name to value. Raises CompareError."""
+    """Return {run: value} of ``B=4``, ``vllm=4`` (a directory's name) or ``4`` (all runs).
+
+    Raises CompareError.
+    """
     from ampacity.analysis.change.comparable import CompareError
     from ampacity.values import LARGEST
 
@@ -190,7 +188,7 @@ def show(
     *,
     as_json: bool,
 ) -> None:
-    """Write the files that are wanted, print the comparison and where they are; an A/B of which nothing can be compared exits 2.
+    """Write the requested files and print the comparison; exit 2 if an A/B has nothing to compare.
 
     Raises RunDirError where a file cannot be written.
     """

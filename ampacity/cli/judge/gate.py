@@ -1,4 +1,4 @@
-"""``ampacity gate``: has this run become worse than the baseline, or broken an SLO?"""
+"""``ampacity gate``: judge a run against a baseline and SLOs, for CI."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ def gate(
     run: Annotated[
         list[Path],
         typer.Argument(
-            help="Run directory of the candidate; further samples of it after it.",
+            help="Run directory of the candidate, then of further samples of it.",
             show_default=False,
         ),
     ],
     baseline: Annotated[
         Path,
         typer.Option(
-            "--baseline", metavar="FILE", help="From 'ampacity baseline'.", show_default=False
+            "--baseline", metavar="FILE", help="File from 'ampacity baseline'.", show_default=False
         ),
     ],
     tolerance: Annotated[
@@ -36,7 +36,7 @@ def gate(
         typer.Option(
             "--tolerance",
             metavar="METRIC=N%",
-            help="As ttft_p99=10%, p90=5% or error_rate=0.5%; repeatable. Default: what the baseline's noise allows.",
+            help="Allowed change, e.g. ttft_p99=10%, p90=5% or error_rate=0.5%; repeatable. Default: from the baseline's noise.",
         ),
     ] = None,
     slo: Annotated[
@@ -44,7 +44,7 @@ def gate(
         typer.Option(
             "--slo",
             metavar="METRIC_pQ=LIMIT",
-            help="Absolute limit, beside those of the baseline; repeatable.",
+            help="SLO in addition to those of the baseline; repeatable.",
         ),
     ] = None,
     max_samples: Annotated[
@@ -52,7 +52,7 @@ def gate(
         typer.Option(
             "--max-samples",
             metavar="N",
-            help="While inconclusive, run the candidate's command again, up to N samples in all.",
+            help="While inconclusive, repeat the candidate's run, up to N samples in all.",
             min=1,
             max=20,
             show_default="1",
@@ -62,8 +62,8 @@ def gate(
         str | None,
         typer.Option(
             "--max-duration",
-            metavar="TIME",
-            help="As long as further samples may take together, as 30m.",
+            metavar="T",
+            help="Time limit of all further samples together, e.g. 30m.",
             show_default=False,
         ),
     ] = None,
@@ -72,7 +72,7 @@ def gate(
         typer.Option(
             "--max-tokens",
             metavar="N",
-            help="As many tokens as further samples may cost together, prompts and answers.",
+            help="Token limit of all further samples together, input plus output.",
             min=1,
             show_default=False,
         ),
@@ -80,26 +80,27 @@ def gate(
     self_test: Annotated[
         bool,
         typer.Option(
-            "--self-test",
-            help="Make the candidate twice as slow and demand that the gate turns red.",
+            "--self-test", help="Make the candidate twice as slow and check that the gate fails."
         ),
     ] = False,
     junit: Annotated[
         Path | None,
         typer.Option("--junit", metavar="FILE", help="Write JUnit XML.", show_default=False),
     ] = None,
-    summary: Annotated[
+    markdown: Annotated[
         Path | None,
         typer.Option(
-            "--summary",
+            "--markdown",
             metavar="FILE",
-            help="Append Markdown, as to $GITHUB_STEP_SUMMARY.",
+            help="Append the result as Markdown, e.g. to $GITHUB_STEP_SUMMARY.",
             show_default=False,
         ),
     ] = None,
-    json: Annotated[bool, typer.Option("--json", help="Print the answer as JSON.")] = False,
+    json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
 ) -> None:
-    """Judge a run against a baseline. Exit 0: pass; 1: regression or SLO violated; 3: inconclusive; 2: cannot compare.
+    """Judge a run against a baseline, for CI.
+
+    Exit status: 0 pass, 1 regression or SLO violated, 2 cannot compare, 3 inconclusive.
 
     ampacity gate runs/candidate --baseline base.json --tolerance ttft_p99=10% --junit gate.xml
     """
@@ -135,8 +136,8 @@ def gate(
         }
     if junit:
         write_text(junit, junit_xml(result))
-    if summary:
-        write_text(summary, gate_markdown(result), append=True)
+    if markdown:
+        write_text(markdown, gate_markdown(result), append=True)
     if os.environ.get("GITHUB_ACTIONS") == "true" and not self_test:
         print(*workflow_commands(result), sep="\n", file=sys.stderr if json else sys.stdout)
     if json:

@@ -1,4 +1,4 @@
-"""``ampacity plan``: from a measured run to a number of instances and GPUs."""
+"""``ampacity plan``: the instances and GPUs that a peak load needs, from a measured run."""
 
 from __future__ import annotations
 
@@ -21,26 +21,26 @@ def plan(
     mean_rps: Annotated[
         float | None,
         typer.Option(
-            metavar="R", help="Mean load, for the utilisation and what a token really costs."
+            metavar="R", help="Mean load in requests/s, for utilisation and cost per token."
         ),
     ] = None,
     profile: Annotated[
         Path | None,
         typer.Option(
             metavar="FILE",
-            help="Profile of 'ampacity workload fit': busiest hour, mean and variance of the traffic.",
+            help="Profile from 'ampacity workload fit': busiest hour, mean and variance of the traffic.",
         ),
     ] = None,
     safety: Annotated[
         float | None,
         typer.Option(
             metavar="F",
-            help="Safety factor. Default: that of the run, else 1.2 or 1.5, as the traffic's variance asks for.",
+            help="Safety factor. Default: that of the run, else 1.2, or 1.5 for bursty traffic.",
         ),
     ] = None,
     json: Annotated[bool, typer.Option("--json", help="Print the plan as JSON.")] = False,
 ) -> None:
-    """Size a fleet for a peak load from what one instance carried.
+    """Size a fleet for a peak load, from the measured capacity of one instance.
 
     ampacity plan runs/search --profile traffic.yaml --gpu-hour 2.50
     """
@@ -84,7 +84,7 @@ def plan(
 
 
 FLAGS = {"peak_rps": "peak_rps", "safety_factor": "safety", "gpu_hour_usd": "gpu_hour"}
-"""run.json's ``fleet_inputs`` that a plan takes over, by the name of the flag; ``_gpus_measured`` has the fourth."""
+"""Option of each of run.json's ``fleet_inputs`` that a plan uses by default."""
 
 
 def _own_warnings(fleet: Mapping[str, Any], traffic: Any, measured: int) -> list[dict[str, str]]:
@@ -103,7 +103,7 @@ def _own_warnings(fleet: Mapping[str, Any], traffic: Any, measured: int) -> list
 
 
 def _gpus_measured(meta: Mapping[str, Any]) -> int:
-    """GPUs of the instance that was measured: by --tp of the run, what was locked, or the preset of a prediction."""
+    """Return the GPUs of the measured instance: from --tp, --lock, or the preset of a prediction."""
     from ampacity.config import GPU_FACTS, gpus_named
 
     given = int((meta.get("fleet_inputs") or {}).get("tensor_parallel") or 1)
@@ -122,7 +122,7 @@ def _traffic(peak_rps: float | None, mean_rps: float | None, profile: Path | Non
     if profile is None:
         if peak_rps is None:
             raise ConfigError(
-                "say what the fleet has to carry: --peak-rps R, or --profile FILE of 'ampacity workload fit'"
+                "give the load of the fleet: --peak-rps R, or --profile FILE of 'ampacity workload fit'"
             )
         traffic = Traffic(peak_rps)
     else:
@@ -140,7 +140,7 @@ def _traffic(peak_rps: float | None, mean_rps: float | None, profile: Path | Non
 
 
 def _lines(fleet: dict[str, Any], summary: Mapping[str, Any]) -> list[str]:
-    """The plan in words, with the arithmetic shown."""
+    """Return the plan in words, with the arithmetic."""
     from ampacity.analysis.capacity.fleet import instances_text
     from ampacity.reports.pages.findings import usable_rate
     from ampacity.reports.render.figures import counted, gpu_price, significant
@@ -180,7 +180,7 @@ def _lines(fleet: dict[str, Any], summary: Mapping[str, Any]) -> list[str]:
 
 
 def _spare(instances: int, before: int) -> str:
-    """``13 serve the peak, 2 are spare``."""
+    """Return for example ``13 serve the peak, 2 are spare``."""
     spare = instances - before
     are = "is" if spare == 1 else "are"
     return f"{before} serve{'s' if before == 1 else ''} the peak, {spare or 'none'} {are if spare else 'is'} spare"

@@ -1,4 +1,4 @@
-"""``ampacity validate``: does production keep what the benchmark promised?"""
+"""``ampacity validate``: compare production metrics with a benchmark's assumptions."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def validate(
         typer.Option(
             "--production",
             metavar="FILE|URL",
-            help="Metrics page (file or URL) of each replica, repeatable; or one log of requests.",
+            help="Metrics page (file or URL) of each replica, repeatable; or one request log.",
             show_default=False,
         ),
     ],
@@ -28,15 +28,15 @@ def validate(
         typer.Option(
             "--before",
             metavar="FILE",
-            help="The same pages, scraped --over earlier: only what came in between counts.",
+            help="The same pages, scraped earlier by the time --over; only the difference counts.",
         ),
     ] = None,
     over: Annotated[
         str | None,
         typer.Option(
             "--over",
-            metavar="TIME",
-            help="Time between the two scrapes; URLs are scraped twice, so far apart.",
+            metavar="T",
+            help="Time between the two scrapes. URLs are scraped twice, this far apart.",
         ),
     ] = None,
     instances: Annotated[
@@ -44,7 +44,7 @@ def validate(
         typer.Option(
             "--instances",
             metavar="N",
-            help="Replicas that share what production shows. Default: one a page.",
+            help="Replicas behind the given pages. Default: one per page.",
             min=1,
         ),
     ] = None,
@@ -53,12 +53,14 @@ def validate(
         typer.Option(
             "--stage",
             metavar="N",
-            help="Stage to compare with. Default: nearest to production's rate, else that of the capacity.",
+            help="Stage to compare with. Default: the nearest to production's rate, else that at capacity.",
         ),
     ] = None,
     json: Annotated[bool, typer.Option("--json", help="Print the findings as JSON.")] = False,
 ) -> None:
-    """Hold production against a benchmark. Exit 0: all that can be told is kept; 1: an assumption broke; 2: cannot compare.
+    """Compare production metrics with a benchmark, and report which assumptions no longer hold.
+
+    Exit status: 0 none is violated, 1 at least one is violated, 2 cannot compare.
 
     ampacity validate runs/search --production http://127.0.0.1:8000/metrics --over 5m
     """

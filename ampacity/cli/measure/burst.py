@@ -1,4 +1,4 @@
-"""``ampacity burst``: what a sudden load does, and how long an endpoint takes to get over it."""
+"""``ampacity burst``: the effect of a sudden load, and how long an endpoint takes to recover."""
 
 from __future__ import annotations
 
@@ -9,45 +9,57 @@ import typer
 
 from ampacity.cli import options as o
 
-# the burst sets these
-OWN = ("rates", "concurrency", "lengths", "duration", "think_time", "ramp", "arrivals", "warmup")
+SET_BY_BURST = (
+    "rates",
+    "concurrency",
+    "lengths",
+    "duration",
+    "think_time",
+    "ramp",
+    "arrivals",
+    "warmup",
+)
 
 EXIT = {"met": 0, "violated": 1, "inconclusive": 3}
 
 
-@o.shares(but=OWN)
+@o.shares(but=SET_BY_BURST)
 def burst(
     url: o.Url,
     raw: dict[str, Any],
     base_rps: Annotated[
-        float, typer.Option(metavar="R", help="Requests/s before and after.", show_default=False)
+        float,
+        typer.Option(
+            metavar="R", help="Load in requests/s before and after the burst.", show_default=False
+        ),
     ],
     factor: Annotated[
-        float, typer.Option(metavar="F", help="Height of the burst over the base.")
+        float, typer.Option(metavar="F", help="Load of the burst, as a multiple of the base load.")
     ] = 3.0,
     base_duration: Annotated[
         str, typer.Option(metavar="T", help="Length of the base load before the burst.")
     ] = "60s",
     burst_duration: Annotated[str, typer.Option(metavar="T", help="Length of the burst.")] = "30s",
     recovery_duration: Annotated[
-        str, typer.Option(metavar="T", help="How long the base load is held after it.")
+        str, typer.Option(metavar="T", help="Length of the base load after the burst.")
     ] = "2m",
     shape: Annotated[
-        str, typer.Option(help="step, ramp, or factors of equal parts of the burst, as 2/3/2.")
+        str,
+        typer.Option(help="step, ramp, or load factors of equal parts of the burst, e.g. 2/3/2."),
     ] = "step",
     max_recovery: Annotated[
         str | None,
         typer.Option(
             metavar="T",
-            help="Gate: exit 1 where getting over it surely takes longer, 3 where that cannot be told.",
+            help="Gate: exit 1 if recovery takes longer than this, 3 if that is inconclusive.",
             show_default=False,
         ),
     ] = None,
     json: o.Json = False,
 ) -> None:
-    """Hold a base load, step it up, go back, and measure how long TTFT and the queue take to come back.
+    """Step up from a base load, step back, and measure how long TTFT and the queue take to recover.
 
-    With --max-recovery exit 0: surely got over within it; 1: surely not; 3: cannot tell.
+    Exit status with --max-recovery: 0 recovered in time, 1 did not, 3 inconclusive.
 
     ampacity burst http://127.0.0.1:8000/v1 --model M --base-rps 5 --factor 3 --slo ttft_p99=2s
     """
@@ -65,7 +77,7 @@ def burst(
     limit_s = None if max_recovery is None else parse_duration(max_recovery, "--max-recovery")
     if limit_s is not None and limit_s > seconds["recovery_s"]:
         raise ConfigError(
-            f"--max-recovery {max_recovery}: --recovery-duration {recovery_duration} is too short to see that"
+            f"--max-recovery {max_recovery}: --recovery-duration {recovery_duration} is too short to tell"
         )
     plan = BurstPlan(
         base_rps=base_rps, factor=factor, shape=shape, max_recovery_s=limit_s, **seconds

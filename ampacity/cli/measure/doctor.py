@@ -1,4 +1,4 @@
-"""``ampacity doctor``: what an endpoint streams, and what can be trusted of its figures."""
+"""``ampacity doctor``: check how an endpoint streams, and which metrics can be trusted."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import typer
 
 from ampacity.cli import options as o
 
-ASKS = (
+SETTINGS = (
     "model",
     "api",
     "api_key_env",
@@ -34,15 +34,15 @@ NAMES = {
 }
 
 
-@o.shares(ASKS)
+@o.shares(SETTINGS)
 def doctor(
     url: o.Url,
     raw: dict[str, Any],
     json: Annotated[
-        bool, typer.Option("--json", help="Print the same as JSON to stdout, and nothing else.")
+        bool, typer.Option("--json", help="Print JSON to stdout, and nothing else.")
     ] = False,
 ) -> None:
-    """Say what an endpoint streams and which figures of a benchmark can be trusted, with 27 small requests at most.
+    """Check how an endpoint streams and which of its metrics can be trusted, with at most 31 requests.
 
     ampacity doctor http://127.0.0.1:8000/v1 --model M
     """
@@ -81,7 +81,7 @@ def doctor(
     console = Console(highlight=False)
     table = Table.grid(padding=(0, 2, 0, 0))
     for check in checks:
-        if not console.is_terminal:  # a line for grep
+        if not console.is_terminal:  # one line per check, for grep
             line = (
                 f"{check.verdict:5} {check.name:14} {printable(check.found, 1000)} → {check.means}"
             )
@@ -94,7 +94,7 @@ def doctor(
         table.add_row("", "", Text(f"→ {check.means}", "dim"))
     if table.row_count:
         console.print(table)
-    for good, said in ((True, "Trusted"), (False, "Not trusted")):
+    for good, label in ((True, "Trusted"), (False, "Not trusted")):
         names = [NAMES[metric] for metric, fine in metrics.items() if fine is good]
         if names:
-            console.print(Text(f"{said}: {', '.join(names)}"))
+            console.print(Text(f"{label}: {', '.join(names)}"))

@@ -1,4 +1,4 @@
-"""``ampacity run``: one load level, a trace replay, or whatever a run file describes."""
+"""``ampacity run``: one load level, a trace, or the experiment of a run file."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def run(
             "-c",
             "--config",
             metavar="FILE",
-            help="YAML run file: the options' own names; flags win.",
+            help="YAML run file; its keys are the names of options. Options override it.",
         ),
     ] = None,
     json: o.Json = False,
@@ -53,7 +53,7 @@ def run(
         raw = {**read_run_file(config), **raw}
     elif not {"trace", "rates", "concurrency"} & raw.keys():
         raise ConfigError(
-            "say what to run: --rates R, --concurrency N, --trace FILE or -c FILE ('ampacity sweep' finds the rates itself)"
+            "give --rates R, --concurrency N, --trace FILE or -c FILE ('ampacity sweep' finds the rates itself)"
         )
     raw, drive = (raw, Rig.trace_stage) if raw.get("trace") else timed_sweep(raw)
     run_experiment(raw, experiment="run", drive=drive, as_json=json, located=located)
