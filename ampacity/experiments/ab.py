@@ -7,7 +7,6 @@ from dataclasses import replace
 from pathlib import Path
 
 from ampacity.config import Settings
-from ampacity.experiments.stages.base_rig import BaseRig
 from ampacity.experiments.stages.conduct import conduct
 from ampacity.experiments.stages.provenance import out_path
 from ampacity.experiments.stages.rig import Rig
@@ -34,7 +33,7 @@ def arms(a: Settings, b: Settings) -> tuple[Settings, Settings]:
     return first, second
 
 
-async def interleave(rigs: tuple[BaseRig, BaseRig], rounds: int, *, aa: bool) -> None:
+async def interleave(rigs: tuple[Rig, Rig], rounds: int, *, aa: bool) -> None:
     """``rounds`` times A B B A. Stage k of both has the same lengths and arrivals; one that ends ends the other."""
     pair = secrets.token_hex(6)
     for rig, name in zip(rigs, NAMES, strict=True):

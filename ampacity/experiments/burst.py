@@ -6,7 +6,7 @@ import math
 from dataclasses import asdict, dataclass
 
 from ampacity.analysis.slo import duration_text
-from ampacity.experiments.stages.base_rig import BaseRig
+from ampacity.experiments.stages.rig import Rig
 from ampacity.values import ConfigError
 
 RAMP = (1 / 3, 2 / 3, 1.0, 2 / 3, 1 / 3)  # of the step's height
@@ -96,7 +96,7 @@ class BurstPlan:
             f"{math.ceil(BASE_MARGIN * needed_s / (1 - SETTLE_SHARE))}s"
         )
 
-    async def run(self, rig: BaseRig) -> None:
+    async def run(self, rig: Rig) -> None:
         """The one stage."""
         if short := self.too_short(rig.typical_e2e_s):
             rig.tell(f"when the burst is got over will not be known: {short}")

@@ -21,7 +21,7 @@ from ampacity.analysis.capacity.next_load import (
 )
 from ampacity.analysis.capacity.pooled import estimate
 from ampacity.config import Settings
-from ampacity.experiments.stages.base_rig import BaseRig
+from ampacity.experiments.stages.rig import Rig
 from ampacity.values import ConfigError, duration_text, rounded_up
 
 START = 1.0  # requests in flight at the first load
@@ -65,7 +65,7 @@ class Search:
                 "a search finds its loads itself: drop --rates, --concurrency and --trace"
             )
 
-    async def run(self, rig: BaseRig) -> None:
+    async def run(self, rig: Rig) -> None:
         """Bracket, narrow, repeat where that was asked for. Raises ConfigError as ``check`` does, and where no stage fits."""
         settings = rig.settings
         self.check(settings)
@@ -99,7 +99,7 @@ class Search:
             )
         self._note(rig, step)
 
-    async def _stage(self, rig: BaseRig, goal: Goal, step: Step) -> str | None:
+    async def _stage(self, rig: Rig, goal: Goal, step: Step) -> str | None:
         """One stage; gives why it is the last one, where the run is over or no time is left."""
         apart_s, last = 1 / step.load_rps, rig.stages[-1:]
         fill_s = FILL_TIMES * max([apart_s, rig.typical_e2e_s, *(_mean_e2e_s(s) for s in last)])
@@ -130,7 +130,7 @@ class Search:
         self._note(rig, None)
         return rig.ended and rig.ended[1]
 
-    def _tell_passed(self, rig: BaseRig) -> None:
+    def _tell_passed(self, rig: Rig) -> None:
         """Once: that more requests were sent than were announced, and what took them."""
         sent, unused = (
             sum(int(s["requests"]) for s in rig.stages),
@@ -152,7 +152,7 @@ class Search:
         )
         self._expected = 0
 
-    async def _repeat(self, rig: BaseRig, goal: Goal) -> None:
+    async def _repeat(self, rig: Rig, goal: Goal) -> None:
         """Both ends of the interval again, as often as was asked for, in an order that the seed draws."""
         found = estimate(rig.stages, goal.slos)
         if found is None or not self._plan.repeats:
@@ -166,7 +166,7 @@ class Search:
             ):
                 return
 
-    async def _closed(self, rig: BaseRig, goal: Goal) -> None:
+    async def _closed(self, rig: Rig, goal: Goal) -> None:
         """The closed view of C_max: set concurrencies around the one that the open loop found."""
         found = estimate(rig.stages, goal.slos)
         if found is None or found.c_max is None:
@@ -192,7 +192,7 @@ class Search:
         """Engine time where it is virtual, else the clock's, drain included."""
         self._spent_s += max(judged["window"]["end_s"], time.monotonic() - began_s)
 
-    def _note(self, rig: BaseRig, ended: Finished | None) -> None:
+    def _note(self, rig: Rig, ended: Finished | None) -> None:
         rig.note_down(
             "search",
             {
@@ -207,7 +207,7 @@ class Search:
         )
 
 
-def _expected(rig: BaseRig, goal: Goal) -> str:
+def _expected(rig: Rig, goal: Goal) -> str:
     """Requests, tokens and time of the whole search, as searches of servers with a known law took them."""
     requests = expected_requests(goal)
     tokens = requests * sum(

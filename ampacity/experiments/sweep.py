@@ -27,7 +27,7 @@ from ampacity.analysis.capacity.pooled import (
 )
 from ampacity.analysis.capacity.usable import PUBLISHED, find_capacity
 from ampacity.analysis.slo import Slo
-from ampacity.experiments.stages.base_rig import BaseRig, Enough
+from ampacity.experiments.stages.rig import Enough, Rig
 from ampacity.values import duration_text, rounded_up
 
 MAX_DURATION_S = 600.0  # of a curve, where neither loads nor the length of a stage are given
@@ -56,7 +56,7 @@ ROOM = 1.2  # over the fewest requests of a percentile: warm-up is cut, arrivals
 class _Clock:
     """The time that is left of a curve's, if it has a limit. Engine time where it is virtual, else the clock's, drain included."""
 
-    def __init__(self, rig: BaseRig, limit_s: float | None) -> None:
+    def __init__(self, rig: Rig, limit_s: float | None) -> None:
         self.limit_s = limit_s
         self.spent_s = 0.0
         self._rig = rig
@@ -77,7 +77,7 @@ class _Clock:
 
 
 async def sweep(
-    rig: BaseRig, start_rps: float | None = None, max_duration_s: float | None = None
+    rig: Rig, start_rps: float | None = None, max_duration_s: float | None = None
 ) -> None:
     """Run the levels of the settings, or the grid that finds itself, within ``max_duration_s``; then again at each of the
     settings' ``lengths``, each curve in its share of that time. Without an answer it ends with the command that gets one."""
@@ -100,7 +100,7 @@ async def sweep(
         await _curve(rig, start_rps, limit_s)
 
 
-async def _curve(rig: BaseRig, start_rps: float | None, limit_s: float | None) -> None:
+async def _curve(rig: Rig, start_rps: float | None, limit_s: float | None) -> None:
     settings = rig.settings
     for concurrency in settings.concurrency or ():
         if await rig.closed_stage(concurrency) is None or rig.ended:
@@ -120,17 +120,17 @@ async def _curve(rig: BaseRig, start_rps: float | None, limit_s: float | None) -
         _say_what_is_lacking(rig, clock)
 
 
-def _grid_s(rig: BaseRig, rate_rps: float) -> float:
+def _grid_s(rig: Rig, rate_rps: float) -> float:
     """A stage of the grid lasts longer where it has few requests, up to twice as long."""
     length_s = rig.stage_s(rate_rps)
     return min(max(length_s, FIRST_REQUESTS / rate_rps), 2 * length_s)
 
 
-def _of_curve(rig: BaseRig) -> list[dict[str, Any]]:
+def _of_curve(rig: Rig) -> list[dict[str, Any]]:
     return [s for s in rig.stages if s["lengths"] == rig.lengths]
 
 
-async def _near_the_limit(rig: BaseRig, clock: _Clock) -> bool:
+async def _near_the_limit(rig: Rig, clock: _Clock) -> bool:
     """Loads on both sides of the limit that the stages so far tell of, as a search would take them, in the time that is
     left; False where the run is over."""
     goal = Goal(tuple(rig.settings.slos), PRECISION)
@@ -165,7 +165,7 @@ async def _near_the_limit(rig: BaseRig, clock: _Clock) -> bool:
     return True
 
 
-def _say_what_is_lacking(rig: BaseRig, clock: _Clock) -> None:
+def _say_what_is_lacking(rig: Rig, clock: _Clock) -> None:
     """Where no load is named: the command that is likely to name one, in the run's verdict too."""
     lacking_s = _lacking_s(_of_curve(rig), rig.settings.slos)
     if lacking_s is None:
@@ -199,7 +199,7 @@ def _lacking_s(stages: Sequence[dict[str, Any]], slos: Sequence[Slo]) -> float |
     return max(times, 0.0) * near_requests(judged, found.capacity_rps) / found.capacity_rps
 
 
-def too_few(rig: BaseRig) -> str | None:
+def too_few(rig: Rig) -> str | None:
     """Which of the given loads have fewer requests in a stage than an SLO takes to be met, and what to do; None where none has.
 
     A closed loop is expected to send as many as an idle endpoint would answer.
@@ -221,7 +221,7 @@ def too_few(rig: BaseRig) -> str | None:
     )
 
 
-def _least(rig: BaseRig) -> tuple[int, str]:
+def _least(rig: Rig) -> tuple[int, str]:
     """Requests that a stage needs to show that it meets the SLOs, and the SLO that takes so many."""
     classes = rig.settings.workload.classes
     weights = sum(kind.weight for kind in classes)
@@ -230,7 +230,7 @@ def _least(rig: BaseRig) -> tuple[int, str]:
     )
 
 
-def begin_rate(rig: BaseRig, least: int) -> float:
+def begin_rate(rig: Rig, least: int) -> float:
     """Where the grid starts: where a stage has twice ``least`` requests (up to half of it may be cut as warm-up) and
     ``FIRST_REQUESTS``, but no higher than ``SURELY_LOW``."""
     idle_rps = START_IN_FLIGHT / rig.typical_e2e_s

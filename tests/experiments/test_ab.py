@@ -24,7 +24,8 @@ from ampacity.analysis.metrics.observations import Observations
 from ampacity.config import Settings, make_settings
 from ampacity.experiments import ab as experiment
 from ampacity.experiments.ab import arms, interleave
-from ampacity.experiments.virtual.predict import IDLE_NS, ORIGIN_NS, VirtualRig
+from ampacity.experiments.stages.rig import Rig
+from ampacity.experiments.virtual.player import IDLE_NS, ORIGIN_NS
 from ampacity.experiments.virtual.predict import predict as run_virtual
 from ampacity.loadgen.rundir.files import load_run
 from ampacity.progress import Progress
@@ -56,7 +57,7 @@ class Clock:
 class Drifting:
     """A virtual rig whose engine gets slower with the time of the clock; ``slower`` times its pace from the start."""
 
-    def __init__(self, rig: VirtualRig, clock: Clock, slower: float) -> None:
+    def __init__(self, rig: Rig, clock: Clock, slower: float) -> None:
         self._rig, self._clock, self._slower = rig, clock, slower
 
     def __getattr__(self, name: str) -> Any:
@@ -66,10 +67,12 @@ class Drifting:
         from ampacity.simulator.engine.deployment import Deployment
 
         factor = self._clock.slowness() * self._slower
-        self._rig._deployment = Deployment(find_config(f"linear:{0.02 * factor},{0.0005 * factor}"))
-        self._rig._start_ns = self._clock.now_ns
+        self._rig.player.deployment = Deployment(
+            find_config(f"linear:{0.02 * factor},{0.0005 * factor}")
+        )
+        self._rig.player.start_ns = self._clock.now_ns
         judged = await self._rig.open_stage(rate_rps, STAGE_S)
-        self._clock.now_ns = self._rig._start_ns
+        self._clock.now_ns = self._rig.player.start_ns
         return judged
 
 
@@ -94,8 +97,8 @@ def virtual_ab(
     )
 
     async def nested() -> None:
-        async def with_first(first: VirtualRig) -> None:
-            async def with_both(second: VirtualRig) -> None:
+        async def with_first(first: Rig) -> None:
+            async def with_both(second: Rig) -> None:
                 rigs = Drifting(first, clock, 1.0), Drifting(second, clock, slower)
                 await interleave(rigs, ROUNDS, aa=slower == 1)  # type: ignore[arg-type]
 

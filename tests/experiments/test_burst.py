@@ -760,7 +760,7 @@ def test_the_exit_status_is_the_verdict(
     args = ["burst", "http://127.0.0.1:1/v1", "--base-rps", "5"]
     assert CliRunner().invoke(app, [*args, "--max-recovery", "30s"]).exit_code == code
     found = CliRunner().invoke(app, [*args, "--max-recovery", "3m"])
-    assert "too short to see that" in str(found.exception)
+    assert "too short to tell" in str(found.exception)
 
 
 def test_failures_after_the_recovery_violate_a_limit_and_slow_answers_leave_it_open() -> None:

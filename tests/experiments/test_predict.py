@@ -215,7 +215,7 @@ def stopped(
             by(*how_)
         return play(*given, **how)
 
-    monkeypatch.setattr("ampacity.experiments.virtual.predict.play", playing)
+    monkeypatch.setattr("ampacity.experiments.virtual.player.play", playing)
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ from ampacity.analysis.capacity.usable import find_capacity
 from ampacity.analysis.slo import parse_slos
 from ampacity.cli.measure.sweep import timed_sweep
 from ampacity.config import make_settings
-from ampacity.experiments.stages.base_rig import BaseRig
+from ampacity.experiments.stages.rig import Rig
 from ampacity.experiments.sweep import STAGES_MAX, begin_rate, next_rate, sweep, too_few
 from ampacity.values import ConfigError, duration_text, parse_duration, rounded_up
 from benchmarks.search_cost import QUEUE, ServerRig, put_at
@@ -277,7 +277,7 @@ def test_a_sweep_without_an_answer_ends_with_the_command_that_gets_one() -> None
 def test_the_command_is_the_run_s_own_with_another_time() -> None:
     words = ["ampacity", "sweep", "U", "--max-duration", "40s", "--slo", "ttft_p95=1s"]
     book: Any = SimpleNamespace(_writer=SimpleNamespace(meta={"command_line": words}))
-    said = BaseRig.again(book, "--max-duration", "2m")
+    said = Rig.again(book, "--max-duration", "2m")
     assert said == "ampacity sweep U --slo ttft_p95=1s --max-duration 2m"
 
 

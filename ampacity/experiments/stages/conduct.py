@@ -18,8 +18,8 @@ from typing import Any, TypeVar
 import pyarrow as pa
 
 from ampacity.config import Settings
-from ampacity.experiments.stages.base_rig import answers_told
 from ampacity.experiments.stages.context import check_context
+from ampacity.experiments.stages.live import LivePlayer
 from ampacity.experiments.stages.preflight import (
     Probe,
     client_to,
@@ -34,7 +34,7 @@ from ampacity.experiments.stages.provenance import (
     source_notes,
     utc_now,
 )
-from ampacity.experiments.stages.rig import Rig
+from ampacity.experiments.stages.rig import Rig, answers_in_history
 from ampacity.loadgen.generator import Generator
 from ampacity.loadgen.net.http import Client
 from ampacity.loadgen.net.pages import Pages
@@ -91,7 +91,8 @@ async def conduct(
         with RunWriter(out, meta) as writer:
             generator = Generator(setup, run.clients, writer, writer.worker_stream)
             telemetry = await _start_telemetry(settings, run.pages, progress)
-            rig = Rig(settings, run.probe, writer, generator, telemetry, progress, run.trace)
+            player = LivePlayer(settings, run.probe, writer, generator, telemetry, progress)
+            rig = Rig(settings, writer, progress, player, run.trace)
             try:
                 with _interruptible(generator, progress):
                     await drive(rig)
@@ -168,7 +169,7 @@ def _sent(
         "prompt_file": workload.prompts.file.path if workload.prompts else None,
         "classes": workload.classes,
         "images": workload.images,
-        "planned_histories": not answers_told(workload),
+        "planned_histories": not answers_in_history(workload),
         "counts_tokens": probe.record.chunk_tokens is None,
         "thinks_until": thinks.closing if thinks and not thinks.opened else None,
         "answers_in": None if settings.keep_answers_bytes is None else out,
