@@ -16,7 +16,7 @@ from ampacity.loadgen.net.http import Reuse, Stamps
 from ampacity.loadgen.plan import Limits
 from ampacity.loadgen.send.endpoint import Endpoint, parse_endpoint
 from ampacity.loadgen.send.protocols import Api
-from ampacity.settings import ALL, REPLAY, read_settings
+from ampacity.settings import ALL, COMBINED, REPLAY, read_settings
 from ampacity.values import ConfigError
 from ampacity.workloads.arrivals.processes import arrivals_text, check_stage, shaped
 from ampacity.workloads.profile import Workload, load_workload
@@ -83,8 +83,8 @@ def make_settings(raw: dict[str, Any]) -> Settings:
     workload = _workload(given)
     fields: dict[str, dict[str, Any]] = defaultdict(dict)
     for name, value in given.items():
-        if target := ALL[name].field:
-            part, _, attribute = target.rpartition(".")
+        part, _, attribute = (ALL[name].field or name).rpartition(".")
+        if attribute != COMBINED:
             fields[part][attribute] = value
     if "trace" in given:  # a trace records what happened, its beginning included
         fields[""].setdefault("warmup_requests", 0)

@@ -57,12 +57,12 @@ def shares(
             flags = ["-o", "--out"] if name == "out" else [option_name(name)]
             shown = typer.Option(
                 *flags,
-                metavar=setting.metavar,
+                metavar=setting.kind.metavar,
                 help=setting.help,
                 rich_help_panel=setting.group,
                 show_default=False,
             )
-            options.append(_parameter(name, setting.kind | None, None, shown))
+            options.append(_parameter(name, setting.kind.type | None, None, shown))
     return gathers("raw", options)
 
 
