@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable
 from functools import wraps
 from inspect import Parameter, Signature, signature
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -29,6 +30,17 @@ Json = Annotated[
         "--json", help="Print summary.json to stdout, and nothing else.", rich_help_panel=OUT
     ),
 ]
+
+JsonResult = Annotated[
+    bool, typer.Option("--json", help="Print the result as JSON, and nothing else.")
+]
+RunDir = Annotated[Path, typer.Argument(help="Run directory.", show_default=False)]
+Slos = Annotated[
+    list[str] | None, typer.Option("--slo", metavar="METRIC_pQ=LIMIT", help=SHARED["slo"].help)
+]
+Html = Annotated[Path | None, typer.Option(metavar="FILE", help="Write an HTML page.")]
+Csv = Annotated[Path | None, typer.Option(metavar="FILE", help="Write every figure as CSV.")]
+Markdown = Annotated[Path | None, typer.Option(metavar="FILE", help="Write Markdown.")]
 
 
 def option(name: str, kind: Any, default: Any, **shown: Any) -> Parameter:

@@ -148,7 +148,7 @@ def test_what_was_counted_or_is_the_engines_name_makes_no_other_experiment(
         )
         engine = replace(find_config(f"linear:{step},0.001"), max_model_len=300)
         quiet = Progress(Console(file=io.StringIO()))
-        monkeypatch.setattr("ampacity.experiments.virtual.predict.REQUESTS_MIN", 60)
+        monkeypatch.setattr("ampacity.experiments.virtual.player.REQUESTS_MIN", 60)
         run = load_run(asyncio.run(predict(settings, engine, ["ampacity"], quiet, **how)))
         run.meta["workload"]["prompts"] = (
             f"9 from a.jsonl, each sent {1.5 + len(made)} times in the largest stage"

@@ -259,7 +259,7 @@ def test_a_predicted_sweep_at_p99_lengths_is_cut_to_the_context(tmp_path: Path) 
     engine = replace(find_config("linear:0.01,0.001"), max_model_len=500)
     quiet = Progress(Console(file=StringIO()))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("ampacity.experiments.virtual.predict.REQUESTS_MIN", 60)
+        patch.setattr("ampacity.experiments.virtual.player.REQUESTS_MIN", 60)
         run = load_run(asyncio.run(predict(settings, engine, ["ampacity"], quiet)))
     assert [meta["lengths"] for meta in run.meta["stages"]] == [None, "p99"]
     (family,) = summarise(run)["families"]

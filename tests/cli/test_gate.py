@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 import yaml
 
-from ampacity.cli.judge.gate import Budget
+from ampacity.experiments.samples import Budget
 from ampacity.reports.pages.gate import chart, gate_markdown, junit_xml, workflow_commands
 from tests.support.synthetic import Stage, make_run, request
 

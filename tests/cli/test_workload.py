@@ -130,7 +130,7 @@ def test_a_built_in_workload_to_stdout(
         (["fit", "LOG", "--context", "0"], "give 1 or more"),
         (["fit", "LOG", "--context", "10"], "log.csv:2: column input_tokens"),
         (["fit", "LOG", "-o", "no/such/folder.yaml"], "cannot be written"),
-        (["fit", "LOG", "-o", "LOG"], "is there already"),
+        (["fit", "LOG", "-o", "LOG"], "exists already"),
         (["sample", "chat"], "say how much"),
         (["sample", "chat", "-n", "5", "--duration", "5s"], "say how much"),
         (["sample", "chat", "-n", "0"], "give 1 or more"),

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 import typer
 
 from ampacity.cli import EXIT_USAGE
+from ampacity.cli import options as o
 from ampacity.cli.output import print_json, write_text, writing
 
 if TYPE_CHECKING:
@@ -17,59 +18,44 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 
+Force = Annotated[
+    bool,
+    typer.Option(
+        "--force", help="Compare runs that are not comparable; the result lists what differs."
+    ),
+]
+Gpus = Annotated[
+    list[str] | None,
+    typer.Option(
+        metavar="RUN=N",
+        help="GPUs per instance of a run, e.g. B=4, or N for all. Default: --tp of the run.",
+    ),
+]
+GpuHour = Annotated[
+    list[str] | None,
+    typer.Option(
+        metavar="RUN=USD",
+        help="Price of one GPU for one hour, e.g. A=2.5, or USD for all. Default: the run's.",
+    ),
+]
+Labels = Annotated[
+    list[str] | None,
+    typer.Option(metavar="RUN=FILE", help="Accepted answers, see 'ampacity report --labels'."),
+]
+
+
 def compare(
     runs: Annotated[
         list[Path], typer.Argument(help="Run directories: A, B, C ...", show_default=False)
     ],
-    force: Annotated[
-        bool,
-        typer.Option(
-            "--force", help="Compare runs that are not comparable; the result lists what differs."
-        ),
-    ] = False,
-    gpus: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--gpus",
-            metavar="RUN=N",
-            help="GPUs per instance of a run, e.g. B=4, or N for all. Default: --tp of the run.",
-        ),
-    ] = None,
-    gpu_hour: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--gpu-hour",
-            metavar="RUN=USD",
-            help="Price of one GPU for one hour, e.g. A=2.5, or USD for all. Default: that of the run.",
-        ),
-    ] = None,
-    labels: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--labels", metavar="RUN=FILE", help="Accepted answers, see 'ampacity report --labels'."
-        ),
-    ] = None,
-    html: Annotated[
-        Path | None,
-        typer.Option(
-            "--html", metavar="FILE", help="Write an HTML page with curves.", show_default=False
-        ),
-    ] = None,
-    markdown: Annotated[
-        Path | None,
-        typer.Option(
-            "--markdown", metavar="FILE", help="Write the tables as Markdown.", show_default=False
-        ),
-    ] = None,
-    csv: Annotated[
-        Path | None,
-        typer.Option(
-            "--csv", metavar="FILE", help="Write every figure as CSV.", show_default=False
-        ),
-    ] = None,
-    json: Annotated[
-        bool, typer.Option("--json", help="Print the comparison as JSON, and nothing else.")
-    ] = False,
+    force: Force = False,
+    gpus: Gpus = None,
+    gpu_hour: GpuHour = None,
+    labels: Labels = None,
+    html: o.Html = None,
+    markdown: o.Markdown = None,
+    csv: o.Csv = None,
+    json: o.JsonResult = False,
 ) -> None:
     """Compare capacity, cost and latency of runs. A run wins a line only by a significant difference.
 
@@ -98,19 +84,23 @@ def _refuse(unlike: Sequence[dict[str, Any]], names: Sequence[str]) -> None:
 
     from ampacity.analysis.change.comparable import CompareError, in_words
 
-    differing = {
-        option: f"{option}: {'; '.join(f'{name} {value}' for name, value in zip(names, values, strict=True))}"
-        for option, values in in_words(unlike).items()
-    }
-    if len(differing) > 1:
+    differing = {}
+    for option, values in in_words(unlike).items():
+        pairs = (f"{name} {value}" for name, value in zip(names, values, strict=True))
+        differing[option] = f"{option}: {'; '.join(pairs)}"
+    several = len(differing) > 1
+    if several:
         print(*(f"  {line}" for line in differing.values()), sep="\n", file=sys.stderr)
-    one = (
-        "; one model under two names: serve it under one (vLLM's --served-model-name M, ampacity simulate --model M)"
+    hint = (
+        "; one model under two names: serve it under one (vLLM's --served-model-name M, "
+        "ampacity simulate --model M)"
         if "--model" in differing
         else ""
     )
     raise CompareError(
-        f"the runs are not comparable, they differ in {', '.join(differing if len(differing) > 1 else differing.values())} (--force compares them regardless){one}"
+        "the runs are not comparable, they differ in "
+        f"{', '.join(differing if several else differing.values())} "
+        f"(--force compares them regardless){hint}"
     )
 
 
@@ -162,19 +152,19 @@ def per_run(
     for text in texts or []:
         which, equals, content = text.rpartition("=")
         targets = [
-            n
-            for n, run in zip(names, runs, strict=True)
-            if not equals or which in (n, run.name, str(run))
+            name
+            for name, run in zip(names, runs, strict=True)
+            if not equals or which in (name, run.name, str(run))
         ]
         try:
             value = convert(content)
-            if not targets or (
-                not isinstance(value, Path) and not 0 < float(str(value)) <= LARGEST
-            ):
+            in_range = isinstance(value, Path) or 0 < float(str(value)) <= LARGEST
+            if not targets or not in_range:
                 raise ValueError
         except ValueError:
             raise CompareError(
-                f"{flag} {text}: write RUN=VALUE with a run of {', '.join(names)} or a directory's name, and a value above 0, at most {LARGEST:g}"
+                f"{flag} {text}: write RUN=VALUE with a run of {', '.join(names)} or a "
+                f"directory's name, and a value above 0, at most {LARGEST:g}"
             ) from None
         found |= dict.fromkeys(targets, value)
     return found

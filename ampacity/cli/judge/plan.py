@@ -11,34 +11,37 @@ import typer
 from ampacity.cli import options as o
 from ampacity.cli.output import print_json
 
+MeanRps = Annotated[
+    float | None,
+    typer.Option(metavar="R", help="Mean load in requests/s, for utilisation and cost per token."),
+]
+Profile = Annotated[
+    Path | None,
+    typer.Option(
+        metavar="FILE",
+        help="Profile from 'ampacity workload fit': busiest hour, mean and variance of the "
+        "traffic.",
+    ),
+]
+Safety = Annotated[
+    float | None,
+    typer.Option(
+        metavar="F",
+        help="Safety factor. Default: that of the run, else 1.2, or 1.5 for bursty traffic.",
+    ),
+]
+FLAGS = {"peak_rps": "peak_rps", "safety_factor": "safety", "gpu_hour_usd": "gpu_hour"}
+"""Options whose defaults are ``fleet_inputs`` of run.json, by their name there."""
+
 
 @o.shares(("peak_rps", "tp", "gpu_hour"))
 def plan(
     raw: dict[str, Any],
-    run: Annotated[
-        Path, typer.Argument(help="Run directory of a search or a sweep.", show_default=False)
-    ],
-    mean_rps: Annotated[
-        float | None,
-        typer.Option(
-            metavar="R", help="Mean load in requests/s, for utilisation and cost per token."
-        ),
-    ] = None,
-    profile: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="FILE",
-            help="Profile from 'ampacity workload fit': busiest hour, mean and variance of the traffic.",
-        ),
-    ] = None,
-    safety: Annotated[
-        float | None,
-        typer.Option(
-            metavar="F",
-            help="Safety factor. Default: that of the run, else 1.2, or 1.5 for bursty traffic.",
-        ),
-    ] = None,
-    json: Annotated[bool, typer.Option("--json", help="Print the plan as JSON.")] = False,
+    run: o.RunDir,
+    mean_rps: MeanRps = None,
+    profile: Profile = None,
+    safety: Safety = None,
+    json: o.JsonResult = False,
 ) -> None:
     """Size a fleet for a peak load, from the measured capacity of one instance.
 
@@ -51,29 +54,24 @@ def plan(
     from ampacity.settings import read_settings
 
     loaded = load_run(run)
-    of_run = loaded.meta.get("fleet_inputs") or {}
     measured = _gpus_measured(loaded.meta)
-    held = {FLAGS[n]: v for n in FLAGS if (v := of_run.get(n)) is not None} | {"tp": measured}
-    named = raw if safety is None else {**raw, "safety": safety}
-    if profile is not None:  # its peak, not that of the run
-        held.pop("peak_rps", None)
-    inputs = fleet_inputs(read_settings({**held, **named}))
+    given = raw if safety is None else {**raw, "safety": safety}
+    defaults = _defaults(loaded.meta, profile)
+    inputs = fleet_inputs(read_settings({**defaults, "tp": measured, **given}))
     traffic = _traffic(inputs["peak_rps"], mean_rps, profile)
     summary = summarise(loaded)
-    carried = carried_by(summary["capacity"], summary["stages"], summary["fleet"])
+    capacity = summary["capacity"]
+    carried = carried_by(capacity, summary["stages"], summary["fleet"])
     if carried is None:
-        raise FleetError(
-            f"{run}: no fleet can be sized from this run: {summary['capacity']['reason']}"
-        )
-    fleet = fleet_of(
-        traffic, carried, inputs["tensor_parallel"], inputs["safety_factor"], inputs["gpu_hour_usd"]
-    )
+        raise FleetError(f"{run}: no fleet can be sized from this run: {capacity['reason']}")
+    sizing = (inputs["tensor_parallel"], inputs["safety_factor"], inputs["gpu_hour_usd"])
+    fleet = fleet_of(traffic, carried, *sizing)
     if fleet["instances"] is None:
         raise FleetError(fleet["reason"])
     fleet |= use_of_fleet(fleet, traffic, carried)
-    fleet |= {name: summary["capacity"][name] for name in ("capacity_rps", "capacity_rps_ci")}
+    fleet |= {name: capacity[name] for name in ("capacity_rps", "capacity_rps_ci")}
     fleet["from_run"] = sorted(
-        name for name in FLAGS if FLAGS[name] in held.keys() - named.keys() - {"tp"}
+        name for name, flag in FLAGS.items() if flag in defaults.keys() - given.keys()
     )
     fleet["warnings"] = [*summary["warnings"], *_own_warnings(fleet, traffic, measured)]
     if json:
@@ -83,8 +81,13 @@ def plan(
         typer.echo(line)
 
 
-FLAGS = {"peak_rps": "peak_rps", "safety_factor": "safety", "gpu_hour_usd": "gpu_hour"}
-"""Option of each of run.json's ``fleet_inputs`` that a plan uses by default."""
+def _defaults(meta: Mapping[str, Any], profile: Path | None) -> dict[str, Any]:
+    """Return the options that the run was given; the peak comes from a profile if there is one."""
+    of_run = meta.get("fleet_inputs") or {}
+    found = {FLAGS[name]: of_run[name] for name in FLAGS if of_run.get(name) is not None}
+    if profile is not None:
+        found.pop("peak_rps", None)
+    return found
 
 
 def _own_warnings(fleet: Mapping[str, Any], traffic: Any, measured: int) -> list[dict[str, str]]:
