@@ -1,4 +1,4 @@
-"""The live line on stderr while a stage goes on; plain lines where stderr is no terminal."""
+"""Print progress to stderr: a live line on a terminal, else plain lines."""
 
 from __future__ import annotations
 
@@ -31,23 +31,23 @@ UNDECIDED = {
     "the share": "on the edge",
     "were cut off": "cut off in flight",
 }
-"""What a verdict's ``cause`` begins with or holds, in a word or three."""
+"""Short words for a verdict's ``cause``, by a text that it contains."""
 
 
 class Progress:
-    """Prints to stderr only, where it is given no other ``console``; never touches stdout."""
+    """Prints to stderr, or to ``console``; never to stdout."""
 
     def __init__(self, console: Console | None = None) -> None:
         self._console = console or Console(stderr=True, highlight=False)
 
     def note(self, text: str) -> None:
-        """One line that stays."""
-        with contextlib.suppress(OSError):  # nobody reads any more: that is no reason to lose a run
+        """Print a line."""
+        with contextlib.suppress(OSError):  # a closed stderr must not end the run
             self._console.print(Text(printable(text, 1000)), soft_wrap=True)
 
     @contextlib.contextmanager
     def stage(self, generator: Generator, plan: StagePlan) -> Iterator[None]:
-        """Show the stage that ``generator`` is about to run. A painted line costs the event loop some 50 µs."""
+        """Show the stage that ``generator`` is about to run; a line costs the loop about 50 µs."""
         painter = asyncio.create_task(self._paint(generator, plan))
         try:
             yield
@@ -57,7 +57,7 @@ class Progress:
 
     @contextlib.contextmanager
     def at_work(self, what: str) -> Iterator[None]:
-        """A line every PLAIN_EVERY_S while the block computes, without a loop that could say so."""
+        """Print a line every PLAIN_EVERY_S while the block computes without yielding to a loop."""
         began_s, over = time.monotonic(), threading.Event()
 
         def say() -> None:
@@ -71,7 +71,7 @@ class Progress:
             over.set()
 
     def judged(self, stage: dict[str, Any], *, burst: bool = False) -> None:
-        """One line for a finished stage."""
+        """Print a line about a finished stage."""
         self.note(stage_line(stage, burst=burst))
 
     async def _paint(self, generator: Generator, plan: StagePlan) -> None:
@@ -99,7 +99,7 @@ class Progress:
 
 
 def live_line(live: Live, now: tuple[float, int, int], before: tuple[float, int, int]) -> str:
-    """What is going on, in one line; ``now`` and ``before``: s since the stage began, requests sent and ended by then."""
+    """Return the live line. ``now``, ``before``: s since the start, requests sent, ended."""
     span_s = max(now[0] - before[0], 1e-9)
     sent, done = ((b - a) / span_s for a, b in zip(before[1:], now[1:], strict=True))
     is_open = live.kind == "open"
@@ -113,13 +113,14 @@ def live_line(live: Live, now: tuple[float, int, int], before: tuple[float, int,
     )
     left = f"{left_s:.0f} s left" if left_s else "draining"
     return (
-        f"stage {live.stage}: {level}, {sent:.1f} sent/s, {done:.1f} done/s, {live.in_flight} in flight, "
-        f"TTFT p50 {p50} p99 {p99}, {counted(live.failed, 'error')}, {left}"
+        f"stage {live.stage}: {level}, {sent:.1f} sent/s, {done:.1f} done/s, "
+        f"{live.in_flight} in flight, TTFT p50 {p50} p99 {p99}, "
+        f"{counted(live.failed, 'error')}, {left}"
     )
 
 
 def stage_line(stage: dict[str, Any], *, burst: bool = False) -> str:
-    """The outcome of one stage, in one line; a ``burst`` is judged by its phases, not here."""
+    """Return the outcome of a stage in one line; a ``burst`` is judged by its phases, not here."""
     is_open, ttft = stage["kind"] == "open", stage["ttft_from_schedule_s"]
     level = (
         f"{exact(stage['offered_rps'])} req/s"
@@ -144,7 +145,7 @@ def stage_line(stage: dict[str, Any], *, burst: bool = False) -> str:
 
 
 def _why(stage: dict[str, Any]) -> str:
-    """Why its SLO is inconclusive, in a word or three."""
+    """Return why the stage's SLO is inconclusive, in a few words."""
     cause = next(
         (str(v["cause"]) for v in stage["slo_verdicts"] if v["verdict"] == "inconclusive"), ""
     )

@@ -71,7 +71,8 @@ REPLAY = _in(
     {
         "trace": Setting(
             FILE,
-            "Trace, log or schedule to replay (CSV, JSONL, Parquet): its arrival times, token counts, "
+            "Trace, log or schedule to replay (CSV, JSONL, Parquet): its arrival times, token "
+            "counts, "
             "sessions and messages.",
         ),
         "time_scale": Setting(
@@ -99,24 +100,28 @@ REPLAY = _in(
         ),
         "block_size": Setting(
             _whole(at_most=BLOCK_MAX),
-            "Tokens per block of the trace's hash_ids. Default: from the file, else from its lengths.",
+            "Tokens per block of the trace's hash_ids. Default: from the file, else from its "
+            "lengths.",
             "replay.block_tokens",
         ),
         "trace_as_written": Setting(
             FLAG,
-            "Keep the bursts of a trace with a coarse clock. Default: spread them over a clock step.",
+            "Keep the bursts of a trace with a coarse clock. Default: spread them over a clock "
+            "step.",
             "replay.as_written",
         ),
         "column": Setting(
             _list("ROLE=NAME", v.columns),
-            "Column of the trace with this role: time, input, output, session, end, duration, pause, "
+            "Column of the trace with this role: time, input, output, session, end, duration, "
+            "pause, "
             "messages, client, cached or hash_ids. E.g. input=usage.prompt_tokens or "
             "time=events.0.at; repeatable.",
             "columns",
         ),
         "time_unit": Setting(
             _choice("s", "ms", "us", "ns"),
-            "Unit of the trace's times. Default: from the column's name or the size of the numbers.",
+            "Unit of the trace's times. Default: from the column's name or the size of the "
+            "numbers.",
         ),
     },
 )
@@ -145,19 +150,22 @@ SHARED = (
             ),
             "lock": Setting(
                 _list("NAME=VALUE", v.locked),
-                "Fact about the deployment for the report, e.g. quantization=fp8 or hardware=4xH100; "
+                "Fact about the deployment for the report, e.g. quantization=fp8 or "
+                "hardware=4xH100; "
                 "repeatable.",
                 "locked",
             ),
             "metrics_url": Setting(
                 _list("URL", v.metrics_urls),
-                "Additional Prometheus page to sample, e.g. of a DCGM exporter or Triton's :8002/metrics; "
+                "Additional Prometheus page to sample, e.g. of a DCGM exporter or Triton's "
+                ":8002/metrics; "
                 "repeatable.",
                 "metrics_urls",
             ),
             "sticky": Setting(
                 FLAG,
-                "With several comma-separated URLs: keep each session on one. Default: round-robin by "
+                "With several comma-separated URLs: keep each session on one. Default: "
+                "round-robin by "
                 "request.",
             ),
         },
@@ -172,7 +180,8 @@ SHARED = (
             ),
             "input_tokens": Setting(
                 _text("N|SPEC", v.lengths),
-                "Prompt length in tokens: a number, or a distribution such as lognormal:p50=200,p99=800.",
+                "Prompt length in tokens: a number, or a distribution such as "
+                "lognormal:p50=200,p99=800.",
                 COMBINED,
             ),
             "output_tokens": Setting(
@@ -180,13 +189,15 @@ SHARED = (
             ),
             "tokenizer": Setting(
                 TEXT,
-                "How prompt lengths are counted. words or none: no vocabulary, calibrated by the server's "
+                "How prompt lengths are counted. words or none: no vocabulary, calibrated by the "
+                "server's "
                 "/tokenize or usage. server: its /tokenize, or refuse. Or cl100k_base, o200k_base, "
                 "hf:PATH. Default: words.",
             ),
             "prompts": Setting(
                 FILE,
-                "Real prompts: JSONL with messages, OpenAI batch lines, ShareGPT conversations, or a .txt "
+                "Real prompts: JSONL with messages, OpenAI batch lines, ShareGPT conversations, "
+                "or a .txt "
                 "file with one prompt per line.",
                 COMBINED,
             ),
@@ -195,12 +206,14 @@ SHARED = (
             ),
             "fit_context": Setting(
                 FLAG,
-                "Shorten requests that do not fit the model's context, and end conversations before it. "
+                "Shorten requests that do not fit the model's context, and end conversations "
+                "before it. "
                 "Default: refuse a workload if more than 1 % of it does not fit.",
             ),
             "salt": Setting(
                 _text("TEXT"),
-                "Cache-bust seed: fixes the prompts' texts. Default: new texts in each run, so that no "
+                "Cache-bust seed: fixes the prompts' texts. Default: new texts in each run, so "
+                "that no "
                 "cache knows them.",
             ),
         },
@@ -228,8 +241,10 @@ SHARED = (
             ),
             "arrivals": Setting(
                 _text("SPEC"),
-                "Arrival process: poisson, constant, gamma:cv=3, weibull:cv=2, onoff:on=10s,off=50s, "
-                "ramp:from=0.2,to=1.8, steps:rates=1/2/4, diurnal or burst:factor=5,length=10s. Default: "
+                "Arrival process: poisson, constant, gamma:cv=3, weibull:cv=2, "
+                "onoff:on=10s,off=50s, "
+                "ramp:from=0.2,to=1.8, steps:rates=1/2/4, diurnal or burst:factor=5,length=10s. "
+                "Default: "
                 "the workload's.",
                 COMBINED,
             ),
@@ -240,13 +255,15 @@ SHARED = (
             ),
             "ramp": Setting(
                 DURATION,
-                "Closed loop: start the users one after another over this time, which is not measured. "
+                "Closed loop: start the users one after another over this time, which is not "
+                "measured. "
                 "For an open loop see --arrivals ramp.",
                 "ramp_s",
             ),
             "warmup": Setting(
                 _whole(at_least=0),
-                "Requests at the start of each stage that are not counted. Default: found from the data; "
+                "Requests at the start of each stage that are not counted. Default: found from "
+                "the data; "
                 "0 with --trace.",
                 "warmup_requests",
             ),
@@ -275,13 +292,15 @@ SHARED = (
             ),
             "retries": Setting(
                 _whole(at_least=0),
-                "Retry up to N times after 429, 502, 503, 504, a refused or a reset connection, honouring "
+                "Retry up to N times after 429, 502, 503, 504, a refused or a reset connection, "
+                "honouring "
                 "Retry-After. Every attempt is recorded; the first one counts. Default: 0.",
                 "limits.retries",
             ),
             "workers": Setting(
                 _whole(at_most=WORKERS_MAX),
-                "Processes that generate the load. Default: one, more once it is half busy and cores are "
+                "Processes that generate the load. Default: one, more once it is half busy and "
+                "cores are "
                 "free.",
             ),
             "cpus": Setting(
@@ -294,8 +313,10 @@ SHARED = (
             ),
             "timestamps": Setting(
                 _choice("kernel", "read"),
-                "kernel: time at which the kernel received the data, exact even if the client is busy "
-                "(falls back to read with TLS, a proxy, or off Linux). read: time at which the client "
+                "kernel: time at which the kernel received the data, exact even if the client is "
+                "busy "
+                "(falls back to read with TLS, a proxy, or off Linux). read: time at which the "
+                "client "
                 "read it. Do not compare runs across the two. Default: kernel.",
             ),
         },
@@ -305,13 +326,15 @@ SHARED = (
         {
             "slo": Setting(
                 _list("METRIC_pQ=LIMIT", v.items),
-                "Service level objective, e.g. ttft_p99=2s, itl_p99=50ms, e2e_p95=10s, error_rate=1%; "
+                "Service level objective, e.g. ttft_p99=2s, itl_p99=50ms, e2e_p95=10s, "
+                "error_rate=1%; "
                 "repeatable.",
                 COMBINED,
             ),
             "keep_answers": Setting(
                 Kind(int, "MIB", v.mebibytes),
-                "Keep answer texts in the run directory, up to this many MiB per process, for 'ampacity "
+                "Keep answer texts in the run directory, up to this many MiB per process, for "
+                "'ampacity "
                 "report --checker'. Default: not kept.",
                 "keep_answers_bytes",
             ),

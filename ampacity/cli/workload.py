@@ -35,7 +35,8 @@ def list_() -> None:
     for name in ARCHETYPES:
         workload = load_workload(name)
         typer.echo(
-            f"{name:<{width}} input {workload.input_tokens.describe()['text']}; output {workload.output_tokens.describe()['text']}"
+            f"{name:<{width}} input {workload.input_tokens.describe()['text']}; "
+            f"output {workload.output_tokens.describe()['text']}"
         )
 
 
@@ -95,7 +96,7 @@ def fit(
 ) -> None:
     """Make a workload file from a trace or a log, without prompts or user names, safe to share.
 
-    ampacity workload fit gateway.csv --column time=ts --column input=tokens_in --column output=tokens_out
+    ampacity workload fit gateway.csv --column time=ts --column input=tokens_in
     """
     from ampacity.settings import read_settings
     from ampacity.workloads.errors import WorkloadError
@@ -251,7 +252,8 @@ def _draw(view: dict[str, Any], html: Path | None) -> None:
         facts(view)
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise WorkloadError(
-            f"workload {view['name']}: 'measured' is not as 'ampacity workload fit' wrote it ({type(error).__name__} {error}): fit anew or drop it"
+            f"workload {view['name']}: 'measured' is not as 'ampacity workload fit' wrote it "
+            f"({type(error).__name__} {error}): fit it again or drop it"
         ) from None
     render_profile(view, Console(highlight=False))
     if html is not None:

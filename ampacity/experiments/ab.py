@@ -1,4 +1,4 @@
-"""A/B: two endpoints (or one twice) under the same load in turns, A B B A, so that a drift touches both alike."""
+"""A/B: load two endpoints (or one twice) alternately, so that drift affects both equally."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ NAMES = ("a", "b")
 
 
 def arms(a: Settings, b: Settings) -> tuple[Settings, Settings]:
-    """The settings of both: one load level, a run directory each below the one given, texts that no other arm sent.
+    """Return the settings of both: one load level, a run directory each, different prompt texts.
 
     Raises ConfigError.
     """
@@ -34,7 +34,10 @@ def arms(a: Settings, b: Settings) -> tuple[Settings, Settings]:
 
 
 async def interleave(rigs: tuple[Rig, Rig], rounds: int, *, aa: bool) -> None:
-    """``rounds`` times A B B A. Stage k of both has the same lengths and arrivals; one that ends ends the other."""
+    """Run A B B A ``rounds`` times. Stage k of both has the same lengths and arrivals.
+
+    If one run ends, so does the other.
+    """
     pair = secrets.token_hex(6)
     for rig, name in zip(rigs, NAMES, strict=True):
         rig.note_down("ab", {"pair": pair, "arm": name, "rounds": rounds, "aa": aa})
@@ -53,11 +56,11 @@ async def interleave(rigs: tuple[Rig, Rig], rounds: int, *, aa: bool) -> None:
 async def run_ab(
     a: Settings, b: Settings, rounds: int, aa: bool, command_line: list[str], progress: Progress
 ) -> Path:
-    """Both rigs open at once, their stages in turns; gives the directory of both run directories."""
+    """Open both rigs, interleave their stages, and return the parent of both run directories."""
 
     async def with_both(first: Rig, second: Rig) -> None:
         for rig in (first, second):
-            rig.repeats_left = 0  # a stage that only one arm repeats would part the schedules
+            rig.repeats_left = 0  # or the arms' schedules would diverge
         await interleave((first, second), rounds, aa=aa)
 
     async def with_first(first: Rig) -> None:

@@ -156,7 +156,7 @@ def _ttft_s(record: RequestRecord) -> float:
 
 
 def _busy_with(before: dict[tuple[int, str], float], elapsed_s: float) -> tuple[str, ...]:
-    """Return the busiest other processes, as "make 1.9 cores", if they used most of this machine."""
+    """Return the busiest other processes ("make 1.9 cores") if they used most of the machine."""
     after = cpu_seconds()
     cores = sum(total - before.get(key, 0.0) for key, total in after.items()) / max(elapsed_s, 1e-9)
     if cores < BUSY * (os.cpu_count() or 1):

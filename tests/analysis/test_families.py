@@ -324,7 +324,7 @@ def test_a_sweep_finds_the_rates_of_each_length_combination_by_itself() -> None:
         ({"lengths": "p0"}, "--lengths p0: write quantiles"),
         ({"lengths": "p100"}, "--lengths p100: write quantiles"),
         ({"lengths": "median"}, "--lengths median: write quantiles"),
-        ({"lengths": "p50", "workload": "agentic"}, "not with sessions"),
+        ({"lengths": "p50", "workload": "agentic"}, "it excludes sessions"),
     ],
 )
 def test_lengths_that_cannot_be_swept_are_refused(raw: dict[str, Any], message: str) -> None:

@@ -732,7 +732,7 @@ def test_a_base_that_is_too_short_is_said_before_the_run(monkeypatch: pytest.Mon
 
     asyncio.run(short.run(Rig()))  # type: ignore[arg-type]
     asyncio.run(BurstPlan(base_rps=5).run(Rig()))  # type: ignore[arg-type]
-    assert told == [f"when the burst is got over will not be known: {said}"]
+    assert told == [f"the recovery time will not be known: {said}"]
 
 
 def test_of_repeated_bursts_the_undisturbed_one_counts(tmp_path: Path) -> None:

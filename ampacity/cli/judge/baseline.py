@@ -51,7 +51,8 @@ def baseline(
         for metric, reason in level["untracked"].items():
             typer.echo(f"  {metric} is not tracked: {reason}")
     typer.echo(
-        "tolerance: the change that still passes. watched: noise above 15 %, so it never passes, and "
+        "tolerance: the change that still passes. watched: noise above 15 %, so it never passes, "
+        "and "
         "only a larger change is a regression. finds: the smallest change found in 95 of 100 runs; "
         "longer: with four times the --duration; more runs: with three times the baseline runs."
     )

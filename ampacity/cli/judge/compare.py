@@ -57,7 +57,7 @@ def compare(
     csv: o.Csv = None,
     json: o.JsonResult = False,
 ) -> None:
-    """Compare capacity, cost and latency of runs. A run wins a line only by a significant difference.
+    """Compare capacity, cost and latency of runs. Only significant differences win a line.
 
     ampacity compare runs/vllm runs/sglang --gpu-hour 2.5 --gpus B=2 --html compare.html
     """

@@ -94,13 +94,18 @@ def _own_warnings(fleet: Mapping[str, Any], traffic: Any, measured: int) -> list
     found = {}
     if fleet["tensor_parallel"] != measured:
         found["other_instance"] = (
-            f"By what the run says (--tp, --lock hardware=) an instance of {measured} GPU{'s' if measured > 1 else ''} was measured; the plan "
-            f"takes its rate for one of {fleet['tensor_parallel']}, which carries another. Measure such an instance, or drop --tp."
+            f"The run measured an instance of {measured} GPU{'s' if measured > 1 else ''} "
+            f"(--tp, --lock hardware=); the plan takes its rate for one of "
+            f"{fleet['tensor_parallel']}, "
+            "which carries another. Measure such an instance, or drop --tp."
         )
     if traffic.peak_rps_ci and traffic.crowded_rps > traffic.peak_rps_ci[1]:
         found["crowded"] = (
-            f"Arrivals are burstier than Poisson: within a minute they crowd as Poisson arrivals of {traffic.crowded_rps:.3g} requests/s do, "
-            f"more than the busiest hour's {traffic.peak_rps:.3g}. Measure the capacity with them (--workload with this profile, or --trace)."
+            "Arrivals are burstier than Poisson: within a minute they crowd as Poisson arrivals of "
+            f"{traffic.crowded_rps:.3g} requests/s do, more than the busiest hour's "
+            f"{traffic.peak_rps:.3g}. Measure the capacity with them (--workload with this "
+            f"profile, "
+            "or --trace)."
         )
     return [{"code": code, "text": text} for code, text in found.items()]
 
@@ -125,7 +130,8 @@ def _traffic(peak_rps: float | None, mean_rps: float | None, profile: Path | Non
     if profile is None:
         if peak_rps is None:
             raise ConfigError(
-                "give the load of the fleet: --peak-rps R, or --profile FILE of 'ampacity workload fit'"
+                "give the load of the fleet: --peak-rps R, or --profile FILE of "
+                "'ampacity workload fit'"
             )
         traffic = Traffic(peak_rps)
     else:
@@ -137,7 +143,8 @@ def _traffic(peak_rps: float | None, mean_rps: float | None, profile: Path | Non
         return traffic
     if not 0 < mean_rps <= traffic.peak_rps:
         raise ConfigError(
-            f"--mean-rps {mean_rps:g}: give a number above 0 and at most the peak of {traffic.peak_rps:g}"
+            f"--mean-rps {mean_rps:g}: give a number above 0 and at most the peak of "
+            f"{traffic.peak_rps:g}"
         )
     return replace(traffic, mean_rps=mean_rps)
 
@@ -152,21 +159,26 @@ def _lines(fleet: dict[str, Any], summary: Mapping[str, Any]) -> list[str]:
     between = f" ({usable.interval})" if usable.interval else ""
     before, down = fleet["instances_before_safety"], fleet["one_replica_down"]
     fleet_peak = f"{fleet['peak_rps']:.4g} requests/s"
+    carries = "is predicted to carry" if summary["predicted"] else "carries"
     lines = [
         f"{instances_text(fleet)}, {counted(fleet['gpus'], 'GPU')} for {fleet_peak}",
-        f"  one instance {'is predicted to carry' if summary['predicted'] else 'carries'} {usable.value}{between}; {usable.note}",
+        f"  one instance {carries} {usable.value}{between}; {usable.note}",
         f"  peak {fleet_peak}: {_from_run(fleet, 'peak_rps') or fleet['peak_reason']}",
-        f"  instances that carry the peak: {fleet['instances_before_safety']}, × {fleet['safety_factor']:g} safety = {fleet['instances']}"
-        f"; GPUs: × {fleet['tensor_parallel']} = {fleet['gpus']}",
+        f"  instances that carry the peak: {before}, × {fleet['safety_factor']:g} safety = "
+        f"{fleet['instances']}; GPUs: × {fleet['tensor_parallel']} = {fleet['gpus']}",
         f"  safety {_from_run(fleet, 'safety_factor') or fleet['safety_reason']}",
-        f"  of these {_spare(fleet['instances'], before)}; to carry the peak while one is down, have {counted(down, 'instance')} "
-        f"({counted(fleet['one_replica_down_gpus'], 'GPU')}): {_spare(down, before)}",
-        f"  {fleet['gpu_hours_per_day']} GPU-hours a day, utilisation {100 * fleet['utilisation']:.0f} % at {fleet['utilisation_at']}",
+        f"  of these {_spare(fleet['instances'], before)}; to carry the peak while one is down, "
+        f"have {counted(down, 'instance')} ({counted(fleet['one_replica_down_gpus'], 'GPU')}): "
+        f"{_spare(down, before)}",
+        f"  {fleet['gpu_hours_per_day']} GPU-hours a day, utilisation "
+        f"{100 * fleet['utilisation']:.0f} % at {fleet['utilisation_at']}",
     ]
     if fleet["cost_per_hour"] is not None:
         given = f" ({price})" if (price := _from_run(fleet, "gpu_hour_usd")) else ""
         lines.append(
-            f"  {gpu_price(fleet['gpus'], fleet['gpu_hour_usd'])}{given} = ${fleet['cost_per_hour']:,.2f} an hour; of the whole fleet at that utilisation, each of these bears all of it:"
+            f"  {gpu_price(fleet['gpus'], fleet['gpu_hour_usd'])}{given} = "
+            f"${fleet['cost_per_hour']:,.2f} an hour; each line below allocates the full cost of "
+            "the fleet at that utilisation, so they do not add up:"
         )
         names = {
             "fleet_cost_per_million_output_tokens": "a million output tokens",

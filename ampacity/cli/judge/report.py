@@ -16,14 +16,16 @@ def report(
         Path | None,
         typer.Option(
             metavar="FILE",
-            help="JSONL or CSV with request_id and accepted. Goodput then counts accepted answers only.",
+            help="JSONL or CSV with request_id and accepted. Goodput then counts accepted answers "
+            "only.",
         ),
     ] = None,
     checker: Annotated[
         str | None,
         typer.Option(
             metavar="COMMAND",
-            help="Program that checks the answers kept by --keep-answers. Reads JSON lines (request_id, answer), prints JSON lines (request_id, accepted).",
+            help="Program that checks the answers kept by --keep-answers. Reads JSON lines "
+            "(request_id, answer), prints JSON lines (request_id, accepted).",
         ),
     ] = None,
     checker_timeout: Annotated[

@@ -135,7 +135,8 @@ def _lines(findings: list[dict[str, Any]], stage: dict[str, Any], source: str) -
         found.append(f"        {figures if f['benchmark'] is not None else ''}{f['reason']}")
     broken = sum(f["verdict"] == "violated" for f in findings)
     found.append(
-        "Latencies of metrics pages are the engine's own, without network and gateways: users wait longer than that."
+        "Latencies of metrics pages are the engine's own, without network and gateways: users wait "
+        "longer than that."
     )
     found.append(
         f"{broken} assumptions broke" if broken else "No assumption that can be told broke"

@@ -37,7 +37,7 @@ NAMES = {
 
 @o.shares(SETTINGS)
 def doctor(url: o.Url, raw: dict[str, Any], json: o.JsonResult = False) -> None:
-    """Check how an endpoint streams and which of its metrics can be trusted, with at most 31 requests.
+    """Check how an endpoint streams and which metrics can be trusted, with at most 31 requests.
 
     ampacity doctor http://127.0.0.1:8000/v1 --model M
     """

@@ -33,7 +33,7 @@ def run(
     ] = None,
     json: o.Json = False,
 ) -> None:
-    """Run one load level (--rates 5), a trace (--trace FILE), or the experiment of a run file (-c bench.yaml).
+    """Run one load level (--rates 5), a trace (--trace FILE), or a run file (-c bench.yaml).
 
     ampacity run http://127.0.0.1:8000/v1 --model M --trace azure_conv.csv --time-scale 0.5
     """
@@ -53,7 +53,8 @@ def run(
         raw = {**read_run_file(config), **raw}
     elif not {"trace", "rates", "concurrency"} & raw.keys():
         raise ConfigError(
-            "give --rates R, --concurrency N, --trace FILE or -c FILE ('ampacity sweep' finds the rates itself)"
+            "give --rates R, --concurrency N, --trace FILE or -c FILE ('ampacity sweep' finds the "
+            "rates itself)"
         )
     raw, drive = (raw, Rig.trace_stage) if raw.get("trace") else timed_sweep(raw)
     run_experiment(raw, experiment="run", drive=drive, as_json=json, located=located)

@@ -63,14 +63,15 @@ def search(
         str | None,
         typer.Option(
             metavar="T",
-            help="With --closed: start the users one after another over this time, which is not measured.",
+            help="With --closed: start the users one after another over this time, which is not "
+            "measured.",
         ),
     ] = None,
     json: o.Json = False,
 ) -> None:
     """Find the highest load that still meets the SLOs: bracket it, then narrow it to --precision.
 
-    ampacity search http://127.0.0.1:8000/v1 --model M --workload chat --slo ttft_p99=2s --max-duration 1h
+    ampacity search http://127.0.0.1:8000/v1 --model M --slo ttft_p99=2s --max-duration 1h
     """
     from ampacity.cli.experiment import run_experiment
 

@@ -12,7 +12,8 @@ MaxDuration = Annotated[
     str | None,
     typer.Option(
         metavar="T",
-        help="Find the load levels and the capacity within this time, e.g. 30m. Default: 10m if none of --rates, --concurrency and --duration is given.",
+        help="Find the load levels and the capacity within this time, e.g. 30m. Default: 10m if "
+        "none of --rates, --concurrency and --duration is given.",
     ),
 ]
 
@@ -23,7 +24,7 @@ def sweep(
 ) -> None:
     """Load an endpoint stage by stage, from low load to saturation, and find its operating point.
 
-    ampacity sweep http://127.0.0.1:8000/v1 --model M --workload chat --slo ttft_p99=2s --slo itl_p99=50ms
+    ampacity sweep http://127.0.0.1:8000/v1 --model M --slo ttft_p99=2s --slo itl_p99=50ms
     """
     from ampacity.cli.experiment import run_experiment
 

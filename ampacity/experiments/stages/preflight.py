@@ -1,4 +1,4 @@
-"""Before the load: find the way to the endpoint, check this machine's limits, probe the endpoint."""
+"""Before the load: resolve and probe the endpoint, and check this machine's limits."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ async def follow_redirects(settings: Settings, progress: Progress) -> Settings:
 
 
 def route_to(endpoint: Endpoint) -> Route:
-    """Return the endpoint's addresses and its proxy; with a proxy the name need not resolve here."""
+    """Return the endpoint's addresses and proxy; with a proxy the name need not resolve here."""
     try:
         addresses = endpoint.addresses()
     except EndpointError:

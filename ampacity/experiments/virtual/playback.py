@@ -1,4 +1,4 @@
-"""A schedule played on a simulated engine in virtual time: sessions, shared prefixes, virtual users."""
+"""Play a schedule on a simulated engine: sessions, shared prefixes, virtual users."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from ampacity.workloads.schedule import Schedule
 
 @dataclass(frozen=True)
 class Played:
-    """What was sent of a schedule, with the times at which it was, and what became of it."""
+    """The part of a schedule that was sent, with the actual times, and its outcome."""
 
     schedule: Schedule
     outcome: Outcome
@@ -39,12 +39,12 @@ def play(
     think_s: float = 0.0,
     ramp_s: float = 0.0,
 ) -> Played:
-    """Play a schedule on an engine that is idle before, up to the last answer to what is sent before ``until_s``.
+    """Play a schedule on an idle engine until all requests sent before ``until_s`` are answered.
 
-    A request that waits for others is sent ``think_s`` of the schedule after the end of the last of them. With
-    ``users`` the loop is closed: each begins a session (or lone request) ``think_s`` after the end of his last one,
-    before ``users_until_s``. ``answers_told``: conversations go on with the answers. Raises SimulatorError for requests
-    that cannot be served.
+    A request that waits for others is sent ``think_s`` of the schedule after the last of them.
+    With ``users`` the loop is closed: each starts a session (or single request) ``think_s`` after
+    the end of the last one, before ``users_until_s``. ``answers_told``: histories contain the
+    answers. Raises SimulatorError for requests that cannot be served.
     """
     engine = deployment.seeded(seed)
     requests = make_requests(deployment, schedule, answers_told)
@@ -100,7 +100,7 @@ def play(
 def make_requests(
     deployment: Deployment, schedule: Schedule, answers_told: bool = True
 ) -> list[Request]:
-    """The requests of a schedule; their blocks are named where a prefix cache or a router asks for names."""
+    """Return a schedule's requests, with named blocks if a prefix cache or router needs them."""
     engines = [e for e in (deployment.config, deployment.prefill) if e is not None]
     named = deployment.routing == "prefix-hash" or any(engine.prefix_caching for engine in engines)
     inputs, outputs = schedule.input_tokens.tolist(), schedule.output_tokens.tolist()
@@ -120,9 +120,9 @@ def make_requests(
 def _names(
     schedule: Schedule, index: int, requests: list[Request], block_tokens: int, answers_told: bool
 ) -> list[Hashable]:
-    """Of all full blocks of a prompt and its answer. Equal names: equal text up to there.
+    """Name all full blocks of a prompt and its answer. Equal names: equal text up to there.
 
-    A prompt that continues another's conversation begins with all of that, one that does not with its shared prefix.
+    A prompt that continues a conversation begins with all of it, others with a shared prefix.
     """
     prompt = int(schedule.input_tokens[index])
     blocks = (prompt + int(schedule.output_tokens[index])) // block_tokens
@@ -137,7 +137,7 @@ def _names(
 
 
 def _shared_names(schedule: Schedule, index: int, prompt: int, block_tokens: int) -> list[Hashable]:
-    """A block's name is the chain of segments up to its end, the last one as far as it goes."""
+    """Name blocks by the chain of segments up to the block's end."""
     names: list[Hashable] = []
     chain: Hashable = None
     begin = 0
