@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import secrets
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 from ampacity.config import Settings
@@ -64,10 +65,7 @@ async def run_ab(
         await interleave((first, second), rounds, aa=aa)
 
     async def with_first(first: Rig) -> None:
-        how = {"experiment": "ab", "command_line": command_line, "progress": progress}
-        await conduct(b, drive=lambda second: with_both(first, second), **how)  # type: ignore[arg-type]
+        await open_rig(b, drive=lambda second: with_both(first, second))
 
-    path = await conduct(
-        a, experiment="ab", drive=with_first, command_line=command_line, progress=progress
-    )
-    return path.parent
+    open_rig = partial(conduct, experiment="ab", command_line=command_line, progress=progress)
+    return (await open_rig(a, drive=with_first)).parent

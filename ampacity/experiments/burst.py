@@ -5,9 +5,8 @@ from __future__ import annotations
 import math
 from dataclasses import asdict, dataclass
 
-from ampacity.analysis.slo import duration_text
 from ampacity.experiments.stages.rig import Rig
-from ampacity.values import ConfigError
+from ampacity.values import ConfigError, duration_text
 
 RAMP = (1 / 3, 2 / 3, 1.0, 2 / 3, 1 / 3)  # of the step's height
 SHAPES = ("step", "ramp")

@@ -145,7 +145,7 @@ def test_bad_option(
         ),
         (
             "ab U U --request-rate 3",
-            "no such option --request-rate; the rate is given by --rate; see ampacity ab --help",
+            "no such option --request-rate; the rate is given by --rates; see ampacity ab --help",
         ),
         (
             "run --base-url U",

@@ -79,7 +79,7 @@ def compare(
 
 
 def _refuse(unlike: Sequence[dict[str, Any]], names: Sequence[str]) -> None:
-    """Raise CompareError with what differs; if that is several things, print each to stderr first."""
+    """Raise CompareError with what differs; print several differences to stderr first."""
     import sys
 
     from ampacity.analysis.change.comparable import CompareError, in_words

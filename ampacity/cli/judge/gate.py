@@ -100,14 +100,7 @@ def gate(
         tolerances, slos = parse_tolerances(tolerance or []), slos_of(base, slo or [])
         result = judge_samples(run, base, tolerances, slos, budget, self_test)
     except Exception as error:  # CI's files must show it too, or no answer looks like a good one
-        failure = error
-        result = {
-            "verdict": "cannot_compare",
-            "sentence": f"Cannot compare: {error or type(error).__name__}",
-            "checks": [],
-            "notes": [],
-            "untracked": {},
-        }
+        failure, result = error, _cannot_compare(error)
     _write_files(result, junit, markdown)
     if os.environ.get("GITHUB_ACTIONS") == "true" and not self_test:
         print(*workflow_commands(result), sep="\n", file=sys.stderr if json else sys.stdout)
@@ -120,6 +113,12 @@ def gate(
     if self_test:
         raise typer.Exit(_self_test_status(result))
     raise typer.Exit(EXIT[result["verdict"]])
+
+
+def _cannot_compare(error: Exception) -> dict[str, Any]:
+    sentence = f"Cannot compare: {error or type(error).__name__}"
+    empty: dict[str, Any] = {"checks": [], "notes": [], "untracked": {}}
+    return {"verdict": "cannot_compare", "sentence": sentence, **empty}
 
 
 def _write_files(result: dict[str, Any], junit: Path | None, markdown: Path | None) -> None:

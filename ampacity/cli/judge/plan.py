@@ -111,7 +111,7 @@ def _own_warnings(fleet: Mapping[str, Any], traffic: Any, measured: int) -> list
 
 
 def _gpus_measured(meta: Mapping[str, Any]) -> int:
-    """Return the GPUs of the measured instance: from --tp, --lock, or the preset of a prediction."""
+    """Return the GPUs of the measured instance: from --tp, --lock or a prediction's preset."""
     from ampacity.config import GPU_FACTS, gpus_named
 
     given = int((meta.get("fleet_inputs") or {}).get("tensor_parallel") or 1)
@@ -197,8 +197,8 @@ def _lines(fleet: dict[str, Any], summary: Mapping[str, Any]) -> list[str]:
 def _spare(instances: int, before: int) -> str:
     """Return for example ``13 serve the peak, 2 are spare``."""
     spare = instances - before
-    are = "is" if spare == 1 else "are"
-    return f"{before} serve{'s' if before == 1 else ''} the peak, {spare or 'none'} {are if spare else 'is'} spare"
+    serve = "serves" if before == 1 else "serve"
+    return f"{before} {serve} the peak, {spare or 'none'} {'are' if spare > 1 else 'is'} spare"
 
 
 def _from_run(fleet: Mapping[str, Any], name: str) -> str:

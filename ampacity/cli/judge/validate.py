@@ -60,11 +60,11 @@ def validate(
 
     ampacity validate runs/search --production http://127.0.0.1:8000/metrics --over 5m
     """
-    from ampacity.analysis.slo import parse_duration
     from ampacity.analysis.summary import summarise
     from ampacity.analysis.validate import validate as judge
     from ampacity.imports import production as source
     from ampacity.loadgen.rundir.files import load_run
+    from ampacity.values import parse_duration
 
     instances = instances or len(production)
     loaded = load_run(run)

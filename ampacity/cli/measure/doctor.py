@@ -10,28 +10,12 @@ if TYPE_CHECKING:
     from ampacity.loadgen.probe.diagnosis import Finding
 
 SETTINGS = (
-    "model",
-    "api",
-    "api_key_env",
-    "header",
-    "extra_body",
-    "metrics_url",
-    "workload",
-    "input_tokens",
-    "output_tokens",
-    "tokenizer",
-    "concurrency",
-    "timeout",
-    "connections",
-    "timestamps",
-)
+    "model api api_key_env header extra_body metrics_url workload input_tokens output_tokens "
+    "tokenizer concurrency timeout connections timestamps"
+).split()
 NAMES = {
-    "ttft": "TTFT",
-    "itl": "ITL",
-    "icl": "ICL",
-    "tpot": "TPOT",
-    "e2e": "E2E",
-    "tokens": "tokens/s",
+    metric: metric.upper() if metric != "tokens" else "tokens/s"
+    for metric in ("ttft", "itl", "icl", "tpot", "e2e", "tokens")
 }
 
 

@@ -1,4 +1,4 @@
-"""From a measured run to the effective figures of a simulated engine: ``ampacity simulate --calibrate RUN``."""
+"""Fit a simulated engine to a measured run: ``ampacity simulate --calibrate RUN``."""
 
 from __future__ import annotations
 
@@ -106,8 +106,8 @@ def _words(found: Calibration, before: Roofline, levels: int) -> list[str]:
     )
     if not (found.r2_itl > POOR_R2 and found.r2_ttft > POOR_R2) or found.unknown:
         lines.append(
-            "  do not rely on it: run a closed-loop sweep with low concurrencies, answers of varied "
-            "length, and once short and once long prompts, so that nothing queues and all three "
+            "  do not rely on it: run a closed-loop sweep with low concurrencies, answers of "
+            "varied length, and once short and once long prompts, so that nothing queues and all three "
             "figures show"
         )
     return lines

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Hashable
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -51,50 +51,73 @@ def play(
     if users is None and schedule.after_start is None:
         sent = np.flatnonzero(schedule.scheduled_s < until_s)
         schedule = schedule.take(sent)
-        return Played(
-            schedule, simulate(engine, schedule.scheduled_s, [requests[i] for i in sent.tolist()])
-        )
-    turns, place = SessionDependencies(schedule), {request: i for i, request in enumerate(requests)}
-    first = iter(schedule.first_requests().tolist())
-    used_up = False
-
-    def send(index: int, at_s: float) -> None:
-        run.arrive(requests[index], at_s)
-        for later, due_ns in turns.released(index, round(at_s * 1e9)):
-            send(later, due_ns / 1e9)
-
-    def begin(at_s: float) -> None:
-        nonlocal used_up
-        if at_s >= min(users_until_s, until_s):
-            return
-        index = next(first, None)
-        if index is None:
-            used_up = True
-        else:
-            send(index, at_s)
-
-    def ended(request: Request, at_s: float) -> None:
-        index = place[request]
-        for later, due_ns in turns.ended(index, round(at_s * 1e9), failed=False)[0]:
-            due_s = max(due_ns / 1e9, at_s)  # the rounding must not lead into the past
-            if due_s < until_s:
-                send(later, due_s)
-        if users is not None and turns.over(index):
-            begin(at_s + think_s)
-
-    run = Run(engine, on_finish=ended)
+        outcome = simulate(engine, schedule.scheduled_s, [requests[i] for i in sent.tolist()])
+        return Played(schedule, outcome)
+    loop = _Loop(engine, schedule, requests, until_s)
     if users is None:
-        for index in first:
-            if schedule.scheduled_s[index] < until_s:
-                send(index, float(schedule.scheduled_s[index]))
+        loop.play_open()
     else:
-        for begin_s in user_starts(users, ramp_s, think_s):
-            begin(begin_s)
-    run.advance()
-    sent = np.flatnonzero([request.finish_s is not None for request in requests])
-    outcome = outcome_of(run, [requests[i] for i in sent.tolist()])
-    schedule = replace(schedule.take(sent), scheduled_s=outcome.arrival_s)
-    return Played(schedule, outcome, turns.begun, tuple(turns.cut()), used_up)
+        loop.play_closed(user_starts(users, ramp_s, think_s), users_until_s, think_s)
+    return loop.played()
+
+
+class _Loop:
+    """Sends requests that wait for others, and those of virtual users."""
+
+    def __init__(
+        self, engine: Deployment, schedule: Schedule, requests: list[Request], until_s: float
+    ) -> None:
+        self._schedule, self._requests = schedule, requests
+        self._dependencies = SessionDependencies(schedule)
+        self._index = {request: i for i, request in enumerate(requests)}
+        self._first = iter(schedule.first_requests().tolist())
+        self._until_s = self._users_until_s = until_s
+        self._think_s: float | None = None  # of users; None: open loop
+        self._used_up = False
+        self._run = Run(engine, on_finish=self._ended)
+
+    def play_open(self) -> None:
+        for index in self._first:
+            if self._schedule.scheduled_s[index] < self._until_s:
+                self._send(index, float(self._schedule.scheduled_s[index]))
+        self._run.advance()
+
+    def play_closed(self, starts_s: Sequence[float], users_until_s: float, think_s: float) -> None:
+        self._users_until_s, self._think_s = min(users_until_s, self._until_s), think_s
+        for start_s in starts_s:
+            self._start(start_s)
+        self._run.advance()
+
+    def played(self) -> Played:
+        sent = np.flatnonzero([request.finish_s is not None for request in self._requests])
+        outcome = outcome_of(self._run, [self._requests[i] for i in sent.tolist()])
+        schedule = replace(self._schedule.take(sent), scheduled_s=outcome.arrival_s)
+        begun, cut = self._dependencies.begun, tuple(self._dependencies.cut())
+        return Played(schedule, outcome, begun, cut, self._used_up)
+
+    def _send(self, index: int, at_s: float) -> None:
+        self._run.arrive(self._requests[index], at_s)
+        for later, due_ns in self._dependencies.released(index, round(at_s * 1e9)):
+            self._send(later, due_ns / 1e9)
+
+    def _start(self, at_s: float) -> None:
+        """Start a user's next session or single request."""
+        if at_s >= self._users_until_s:
+            return
+        index = next(self._first, None)
+        if index is None:
+            self._used_up = True
+        else:
+            self._send(index, at_s)
+
+    def _ended(self, request: Request, at_s: float) -> None:
+        index = self._index[request]
+        for later, due_ns in self._dependencies.ended(index, round(at_s * 1e9), failed=False)[0]:
+            due_s = max(due_ns / 1e9, at_s)  # rounding must not lead into the past
+            if due_s < self._until_s:
+                self._send(later, due_s)
+        if self._think_s is not None and self._dependencies.over(index):
+            self._start(at_s + self._think_s)
 
 
 def make_requests(
