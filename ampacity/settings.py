@@ -305,10 +305,28 @@ SHARED = (
 REPLAY = _in(LOAD, _TRACE)
 ALL = SHARED | REPLAY
 # settings that a run without a network has
-VIRTUAL = (
-    "workload input_tokens output_tokens rates concurrency lengths think_time ramp duration "
-    "arrivals warmup seed max_requests max_tokens slo peak_rps tp safety gpu_hour out"
-).split()
+VIRTUAL = [
+    "workload",
+    "input_tokens",
+    "output_tokens",
+    "rates",
+    "concurrency",
+    "lengths",
+    "think_time",
+    "ramp",
+    "duration",
+    "arrivals",
+    "warmup",
+    "seed",
+    "max_requests",
+    "max_tokens",
+    "slo",
+    "peak_rps",
+    "tp",
+    "safety",
+    "gpu_hour",
+    "out",
+]
 
 
 def read_settings(raw: dict[str, Any]) -> dict[str, Any]:

@@ -9,10 +9,22 @@ from ampacity.cli import options as o
 if TYPE_CHECKING:
     from ampacity.loadgen.probe.diagnosis import Finding
 
-SETTINGS = (
-    "model api api_key_env header extra_body metrics_url workload input_tokens output_tokens "
-    "tokenizer concurrency timeout connections timestamps"
-).split()
+SETTINGS = [
+    "model",
+    "api",
+    "api_key_env",
+    "header",
+    "extra_body",
+    "metrics_url",
+    "workload",
+    "input_tokens",
+    "output_tokens",
+    "tokenizer",
+    "concurrency",
+    "timeout",
+    "connections",
+    "timestamps",
+]
 NAMES = {
     metric: metric.upper() if metric != "tokens" else "tokens/s"
     for metric in ("ttft", "itl", "icl", "tpot", "e2e", "tokens")
