@@ -120,28 +120,24 @@ def _benchmark(run: Any, stage: dict[str, Any]) -> Any:
 
 
 def _lines(findings: list[dict[str, Any]], stage: dict[str, Any], source: str) -> list[str]:
-    marks = {"violated": "BROKEN ", "met": "kept   ", "inconclusive": "inconclusive"}
-    found = [f"{source} against stage {stage['index']} ({stage['achieved_rps']:.3g} requests/s)"]
-    for f in sorted(
-        findings, key=lambda f: ("violated", "met", "inconclusive").index(f["verdict"])
-    ):
-        found.append(f"{marks[f['verdict']]} {f['name']}: assumed that {f['assumption']}")
+    order = ("violated", "met", "inconclusive")
+    lines = [f"{source} against stage {stage['index']} ({stage['achieved_rps']:.3g} requests/s)"]
+    for f in sorted(findings, key=lambda f: order.index(f["verdict"])):
+        lines.append(f"{f['verdict']:12} {f['name']}: assumed that {f['assumption']}")
         benchmark, figure, *bounds = (
             _figure(f["name"], x)
             for x in (f["benchmark"], f["production"], *(f["production_bounds"] or ()))
         )
         between = f" (between {' and '.join(bounds)})" if bounds and f["name"] != "load" else ""
         figures = f"benchmark {benchmark}, production {figure}{between}; "
-        found.append(f"        {figures if f['benchmark'] is not None else ''}{f['reason']}")
-    broken = sum(f["verdict"] == "violated" for f in findings)
-    found.append(
+        lines.append(f"{'':13}{figures if f['benchmark'] is not None else ''}{f['reason']}")
+    violated = sum(f["verdict"] == "violated" for f in findings)
+    lines.append(
         "Latencies of metrics pages are the engine's own, without network and gateways: users wait "
         "longer than that."
     )
-    found.append(
-        f"{broken} assumptions broke" if broken else "No assumption that can be told broke"
-    )
-    return found
+    lines.append(f"{violated or 'No'} {'assumption' if violated == 1 else 'assumptions'} violated")
+    return lines
 
 
 def _figure(name: str, value: float | None) -> str:
@@ -153,10 +149,6 @@ def _figure(name: str, value: float | None) -> str:
         return significant(value)
     if name.endswith("_tokens"):
         return f"{significant(value)} tokens"
-    return (
-        rate(value)
-        if name == "load"
-        else seconds(value)
-        if name.endswith(("p95", "p99"))
-        else share(value)
-    )
+    if name == "load":
+        return rate(value)
+    return seconds(value) if name.endswith(("p95", "p99")) else share(value)
