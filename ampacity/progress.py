@@ -13,6 +13,7 @@ from typing import Any
 from rich.console import Console
 from rich.text import Text
 
+from ampacity.analysis.load_names import load_name
 from ampacity.analysis.metrics.observations import quantile_rank
 from ampacity.analysis.slo import verdict_word
 from ampacity.analysis.stats.intervals import smallest_n
@@ -20,7 +21,7 @@ from ampacity.loadgen.generator import Generator
 from ampacity.loadgen.plan import LIVE_TTFTS, Live, StagePlan
 from ampacity.loadgen.probe.diagnosis import duration_text as seconds
 from ampacity.loadgen.send.protocols import printable
-from ampacity.reports.render.figures import counted, exact, failures, percentile_text
+from ampacity.reports.render.figures import counted, failures, percentile_text
 
 PAINT_EVERY_S = 0.5
 PLAIN_EVERY_S = 10.0  # also the time over which the rates of the live line are taken
@@ -102,10 +103,10 @@ def live_line(live: Live, now: tuple[float, int, int], before: tuple[float, int,
     """Return the live line. ``now``, ``before``: s since the start, requests sent, ended."""
     span_s = max(now[0] - before[0], 1e-9)
     sent, done = ((b - a) / span_s for a, b in zip(before[1:], now[1:], strict=True))
-    is_open = live.kind == "open"
-    level = (
-        f"{exact(live.level)} req/s on average" if is_open else f"{live.level:g} users, closed loop"
-    )
+    if live.kind == "open":
+        level = f"{load_name({'offered_rps': live.level})} on average"
+    else:
+        level = f"{load_name({'concurrency': live.level})}, closed loop"
     left_s = max(live.duration_s - now[0], 0.0)
     ttft, n = sorted(live.ttft_s[-LIVE_TTFTS:]), len(live.ttft_s[-LIVE_TTFTS:])
     p50, p99 = (
@@ -121,19 +122,15 @@ def live_line(live: Live, now: tuple[float, int, int], before: tuple[float, int,
 
 def stage_line(stage: dict[str, Any], *, burst: bool = False) -> str:
     """Return the outcome of a stage in one line; a ``burst`` is judged by its phases, not here."""
-    is_open, ttft = stage["kind"] == "open", stage["ttft_from_schedule_s"]
-    level = (
-        f"{exact(stage['offered_rps'])} req/s"
-        if is_open
-        else f"concurrency {stage['concurrency_set']}"
-    )
+    ttft = stage["ttft_from_schedule_s"]
     curve = f", all at {stage['lengths']} lengths" if stage["lengths"] else ""
-    judged = f"SLO {verdict_word(stage['slo_met'])}" + (
-        f" ({_why(stage)})" if stage["slo_met"] is None else ""
-    )
-    verdict = "" if burst else judged if stage["slo_verdicts"] else "no SLO"
+    verdict = f"SLO {verdict_word(stage['slo_met'])}" if stage["slo_verdicts"] else "no SLO"
+    if stage["slo_verdicts"] and stage["slo_met"] is None:
+        verdict += f" ({_why(stage)})"
+    if burst:
+        verdict = ""
     parts = [
-        f"stage {stage['index']}{curve}: {level}",
+        f"stage {stage['index']}{curve}: {load_name(stage)}",
         f"{stage['requests']} requests",
         f"TTFT p50 {seconds(ttft.get('p50'))} p99 {percentile_text(ttft, 'p99', seconds)}",
         f"ITL p99 {percentile_text(stage['itl_s'], 'p99', seconds)}",
