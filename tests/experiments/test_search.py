@@ -436,7 +436,7 @@ def test_a_search_that_was_cut_short_says_so_in_its_verdict(
         main()
     found: dict[str, Any] = json.loads((run / "summary.json").read_text())
     assert found["search"]["reached"] is False
-    assert "the limit of" in found["search"]["reason"]
+    assert "--max-requests 700 is used up" in found["search"]["reason"]
     early = "The precision asked for, 2 %, was not reached; it is too early to say how many requests it takes."
     assert found["verdict"].endswith(early)
     assert found["search"]["more_requests"] is None
