@@ -27,10 +27,11 @@ from ampacity.analysis.stage.analyse import RunRecords, analyse_stage, read_reco
 from ampacity.analysis.stage.goodput import offline_throughput
 from ampacity.analysis.stage.littles_law import against_server, summarise_gap
 from ampacity.analysis.stage.server import server_figures
+from ampacity.analysis.stage_warnings import never_all_users, repeated_undisturbed
 from ampacity.analysis.stats.intervals import ASSUMPTION
 from ampacity.analysis.traffic import compare_sharing, summarise_traffic
 from ampacity.analysis.verdict import write_verdict
-from ampacity.analysis.warnings import find_warnings, repeated_undisturbed, users_missing
+from ampacity.analysis.warnings import find_warnings
 from ampacity.loadgen.rundir.files import Run
 
 SCHEMA_VERSION = 1
@@ -155,7 +156,7 @@ def _judge_stages(
     for stage, stage_meta in zip(stages, metas, strict=True):
         stage["server"] = _server(run, stage, stage_meta)
         stage["littles_law"]["server"] = against_server(stage["concurrency"], stage["server"])
-        waits = thinks or "sessions" in stage_meta or users_missing(stage)
+        waits = thinks or "sessions" in stage_meta or never_all_users(stage)
         stage["users_pause"] = stage["kind"] == "closed" and bool(waits)
     name_stages(stages)
     return metas, records, stages

@@ -11,7 +11,8 @@ from ampacity.analysis.capacity.search import shortfall
 from ampacity.analysis.capacity.usable import DOWN_IN_EACH, number_text
 from ampacity.analysis.load_names import load_name
 from ampacity.analysis.slo import slo_from_dict, verdict_word
-from ampacity.analysis.warnings import LENGTHS_OFF_SHARE, TOO_LONG_SHARE, longer, off_text
+from ampacity.analysis.stage_warnings import longer
+from ampacity.analysis.warnings import LENGTHS_OFF_SHARE, TOO_LONG_SHARE, off_text
 from ampacity.loadgen.rundir.records import FAILED_STATUSES
 
 MANY_FAIL = 0.1  # of the requests of the lowest load
