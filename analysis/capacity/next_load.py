@@ -10,22 +10,18 @@ from typing import Any
 
 import numpy as np
 
-from ampacity.analysis.capacity.pooled import (
+from ampacity.analysis.capacity.judged import (
     FILLING,
-    LONE_TELLS,
-    NEAR,
-    NOT_ALL_SEEN,
     WAITS,
-    Estimate,
     blind,
     clearly_violated,
-    estimate,
     is_over,
     judged_open,
-    unseen,
     verdict_of,
     violations_above_met,
 )
+from ampacity.analysis.capacity.pooled import LONE_TELLS, NOT_ALL_SEEN, Estimate, estimate, unseen
+from ampacity.analysis.capacity.posterior import NEAR
 from ampacity.analysis.capacity.search import TOO_EARLY, requests_in_all
 from ampacity.analysis.slo import GAP_METRICS, Slo, parse_slo
 from ampacity.analysis.stats.intervals import smallest_n

@@ -17,6 +17,7 @@ from typing import Any
 
 import numpy as np
 
+from ampacity.analysis.capacity.judged import judged_open
 from ampacity.analysis.capacity.next_load import non_monotone, out_of_reach
 from ampacity.analysis.capacity.pooled import (
     LONE_TELLS,
@@ -24,7 +25,6 @@ from ampacity.analysis.capacity.pooled import (
     POOLED,
     Estimate,
     estimate,
-    judged_open,
     unseen,
 )
 from ampacity.analysis.slo import Slo

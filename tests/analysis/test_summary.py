@@ -259,7 +259,7 @@ def test_each_undecided_stage_is_named_with_its_own_reason(tmp_path: Path) -> No
     ]
     text = warned(summarise(make_run(tmp_path / "run", stages)), "too_short")
     assert text.startswith(
-        "Stability cannot be told at 10 req/s, 20 req/s: 15 requests are too few to tell (needs 20); at 50 req/s: requests last"
+        "Stability is not known at 10 req/s, 20 req/s: 15 requests are too few to tell (needs 20); at 50 req/s: requests last"
     )
 
 
