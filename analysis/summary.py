@@ -10,7 +10,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from ampacity.analysis.burst.recovery import summarise_burst
+from ampacity.analysis.burst.summarise import summarise_burst
 from ampacity.analysis.capacity.families import class_curves, describe_family, split_lengths
 from ampacity.analysis.capacity.fleet import Traffic, carried_by, fleet_of
 from ampacity.analysis.capacity.goodput_peak import peak_goodput

@@ -66,20 +66,15 @@ class BurstPlan:
     @property
     def settled_base(self) -> tuple[float, float]:
         """(requests that are expected in the part of the base phase that counts, its length in s)."""
-        from ampacity.analysis.burst.recovery import (
-            SETTLE_SHARE,  # heavy, and not needed for the help
-        )
+        from ampacity.analysis.burst.timeline import SETTLE_SHARE
 
         length_s = (1 - SETTLE_SHARE) * self.base_s
         return length_s * self.base_rps, length_s
 
     def too_short(self, answer_s: float = 0.0) -> str | None:
         """Why the base phase will not show what to come back to, and how long it should be; ``answer_s``: an answer, alone."""
-        from ampacity.analysis.burst.recovery import (
-            BASE_ANSWERS_MIN,
-            BASE_REQUESTS_MIN,
-            SETTLE_SHARE,
-        )
+        from ampacity.analysis.burst.recovery import BASE_ANSWERS_MIN, BASE_REQUESTS_MIN
+        from ampacity.analysis.burst.timeline import SETTLE_SHARE
 
         expected, length_s = self.settled_base
         needed_s = max(BASE_REQUESTS_MIN / self.base_rps, BASE_ANSWERS_MIN * answer_s)
