@@ -48,8 +48,6 @@ def summarise(run: Run, labels: Mapping[int, bool] | None = None) -> dict[str, A
     meta = run.meta
     slos = [slo_from_dict(s) for s in meta.get("slos") or []]
     metas, records, stages = _judge_stages(run, slos, labels)
-    if meta.get("burst"):
-        stages = [_without_verdict(stage) for stage in stages]
     summary: dict[str, Any] = {
         "schema_version": SCHEMA_VERSION,
         "verdict": "",
@@ -79,38 +77,61 @@ def summarise(run: Run, labels: Mapping[int, bool] | None = None) -> dict[str, A
         summary["families"].append(describe_family(lengths, judged, of_part.requests, slos))
     summary["sharing"] = compare_sharing(records.requests, metas)
     summary["traffic"] = summarise_traffic(records, metas, meta.get("workload") or {})
-    summary["sessions"] = summarise_sessions(records, metas, stages, slos)
-    if summary["sessions"] is None:
-        summary["sessions_reason"] = NO_SESSIONS
-    steady = [s for s in stages if s["stable"] and not s["client_limited"]]
-    shares = [s["littles_law"]["consistency"] for s in steady if s["littles_law"]["consistency"]]
-    law = summarise_gap(summary["capacity"], slos, shares)
-    summary["littles_law"] = law | {"server": _worst_server(steady)}
-    tokens = mean_tokens(records.requests, stages)
-    inputs = meta.get("fleet_inputs") or {}
-    summary["fleet"] = tokens | fleet_of(
-        None if inputs.get("peak_rps") is None else Traffic(inputs["peak_rps"]),
-        carried_by(summary["capacity"], stages, tokens),
-        inputs.get("tensor_parallel") or 1,
-        inputs.get("safety_factor"),
-        inputs.get("gpu_hour_usd"),
-    )
-    if meta.get("burst") and metas:
-        summary["burst"] = summarise_burst(
-            meta["burst"], _undisturbed(metas), records, slos, run.server
-        )
-    if meta.get("next_command"):
-        summary["next_command"] = str(meta["next_command"])
-    if meta.get("search"):
-        summary["search"] = summarise_search(meta["search"], stages, slos)
-    if summary["diagnosis"] is None:
-        summary["diagnosis_reason"] = "no probe's diagnosis is in run.json"
+    sessions = summarise_sessions(records, metas, stages, slos)
+    summary |= {"sessions": sessions} | ({} if sessions else {"sessions_reason": NO_SESSIONS})
+    summary["littles_law"] = _littles_law(summary["capacity"], stages, slos)
+    summary["fleet"] = _fleet(meta, summary["capacity"], stages, records)
+    _add_optional_parts(summary, run, metas, records, slos)
     summary["warnings"] = find_warnings(
         summary, output_deviation(records.requests), cut_short(run.requests, records.requests)
     )
     summary["verdict"] = write_verdict(summary)
     plain: dict[str, Any] = _plain(summary)
     return plain
+
+
+def _littles_law(
+    capacity: Mapping[str, Any], stages: list[dict[str, Any]], slos: list[Slo]
+) -> dict[str, Any]:
+    steady = [s for s in stages if s["stable"] and not s["client_limited"]]
+    shares = [s["littles_law"]["consistency"] for s in steady if s["littles_law"]["consistency"]]
+    return summarise_gap(capacity, slos, shares) | {"server": _worst_server(steady)}
+
+
+def _fleet(
+    meta: Mapping[str, Any],
+    capacity: Mapping[str, Any],
+    stages: list[dict[str, Any]],
+    records: RunRecords,
+) -> dict[str, Any]:
+    tokens, inputs = mean_tokens(records.requests, stages), meta.get("fleet_inputs") or {}
+    return tokens | fleet_of(
+        None if inputs.get("peak_rps") is None else Traffic(inputs["peak_rps"]),
+        carried_by(capacity, stages, tokens),
+        inputs.get("tensor_parallel") or 1,
+        inputs.get("safety_factor"),
+        inputs.get("gpu_hour_usd"),
+    )
+
+
+def _add_optional_parts(
+    summary: dict[str, Any],
+    run: Run,
+    metas: list[dict[str, Any]],
+    records: RunRecords,
+    slos: list[Slo],
+) -> None:
+    """Add the parts that only some kinds of run have, and the reasons of those that are null."""
+    meta = run.meta
+    if meta.get("burst") and metas:
+        stage = _undisturbed(metas)
+        summary["burst"] = summarise_burst(meta["burst"], stage, records, slos, run.server)
+    if meta.get("next_command"):
+        summary["next_command"] = str(meta["next_command"])
+    if meta.get("search"):
+        summary["search"] = summarise_search(meta["search"], summary["stages"], slos)
+    if summary["diagnosis"] is None:
+        summary["diagnosis_reason"] = "no probe's diagnosis is in run.json"
 
 
 def _workload(described: Mapping[str, Any], came: dict[str, Any]) -> dict[str, Any]:
@@ -159,7 +180,7 @@ def _judge_stages(
         waits = thinks or "sessions" in stage_meta or never_all_users(stage)
         stage["users_pause"] = stage["kind"] == "closed" and bool(waits)
     name_stages(stages)
-    return metas, records, stages
+    return metas, records, [_without_verdict(s) for s in stages] if meta.get("burst") else stages
 
 
 def _plain_stage(position: int, stage: Mapping[str, Any]) -> dict[str, Any]:

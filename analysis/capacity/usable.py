@@ -241,10 +241,8 @@ def _too_wide(found: Estimate, shown: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def _shown(stages: Sequence[dict[str, Any]], slos: Sequence[Slo]) -> dict[str, Any]:
-    """What single stages show: the highest load that met every SLO, the lowest above it that broke one."""
-    kind = "open" if any(s["kind"] == "open" for s in stages) else "closed"
-    result: dict[str, Any] = {
+def _nothing_shown(kind: str) -> dict[str, Any]:
+    return {
         "c_max": None,
         "c_max_ci": None,
         "c_max_basis": kind,
@@ -263,6 +261,12 @@ def _shown(stages: Sequence[dict[str, Any]], slos: Sequence[Slo]) -> dict[str, A
         "stage": None,
         "users": None,
     }
+
+
+def _shown(stages: Sequence[dict[str, Any]], slos: Sequence[Slo]) -> dict[str, Any]:
+    """What single stages show: the highest load that met every SLO, the lowest above it that broke one."""
+    kind = "open" if any(s["kind"] == "open" for s in stages) else "closed"
+    result = _nothing_shown(kind)
     levels = levels_of(stages, kind)
     if not slos:
         return result | {

@@ -145,15 +145,7 @@ def analyse_stage(
     result |= output_rates(rows, found.tokens, window, found.start_s, meta["kind"] == "closed")
     result["input_tokens_per_s"] = input_rate(rows, window)
     result |= _latencies(cohort)
-    result |= {
-        "drift": tail_trend(cohort.ttft(from_schedule=True)),
-        "modes": two_modes(cohort.e2e(from_schedule=False)),
-    }
-    result |= {
-        "stable": stability.stable,
-        "stable_reason": stability.reason,
-        "growth_rps": stability.growth_rps,
-    }
+    result |= _over_time(cohort, stability)
     result |= _client(meta, found.scheduled)
     other = without_client(cohort, meta.get("audit") or {}, records.origin_ns)
     if other is not None:
@@ -176,6 +168,16 @@ def analyse_stage(
     )
     result["outage"] = _outage(found, slos, limited)
     return result
+
+
+def _over_time(cohort: Cohort, stability: Stability) -> dict[str, Any]:
+    return {
+        "drift": tail_trend(cohort.ttft(from_schedule=True)),
+        "modes": two_modes(cohort.e2e(from_schedule=False)),
+        "stable": stability.stable,
+        "stable_reason": stability.reason,
+        "growth_rps": stability.growth_rps,
+    }
 
 
 def _leave_out_moved(result: dict[str, Any], moved: Moved) -> None:

@@ -51,12 +51,9 @@ def judge_slo(
     many = float(many_by_chance(misses, o.n, 1 - slo.quantile, widest))
     low, high = o.quantile_bounds(slo.quantile)
     rate = slo.metric == ERROR_RATE
+    verdict = "violated" if many <= chance_violated else "inconclusive"
     result |= {
-        "verdict": "met"
-        if few <= 1 - CONFIDENCE
-        else "violated"
-        if many <= chance_violated
-        else "inconclusive",
+        "verdict": "met" if few <= 1 - CONFIDENCE else verdict,
         "value_s": finite(low) if low == high and not rate else None,
         **(
             {}

@@ -212,9 +212,8 @@ def judge_stability(
         return Stability(None, f"{n} requests are too few to tell (needs 20)")
     valued = np.isfinite(e2e_s)
     first = e2e_s[valued][: max(5, n // 10)]
-    half_filled, filled = (
-        start_s + (np.quantile(first, (0.5, 0.9)) if len(first) else np.zeros(2))
-    ).tolist()
+    fills_s = np.quantile(first, (0.5, 0.9)) if len(first) else np.zeros(2)
+    half_filled, filled = (start_s + fills_s).tolist()
     short = filled > (start_s + end_s) / 2
     begin = min(filled, (start_s + end_s) / 2)
     arrivals = int(np.count_nonzero((scheduled_s >= begin) & (scheduled_s < end_s)))
@@ -226,9 +225,7 @@ def judge_stability(
     if z < needed or _slope_z(begin, end_s, scheduled_s, ended_s) < 2:
         return Stability(True, None, growth_rps)
     rise = _latency_rise(scheduled_s, ended_s, e2e_s, valued, begin)
-    if z < GROWTH_Z and rise < CLEAR_RISE:
-        return Stability(True, None, growth_rps)
-    if not short and rise < LATENCY_RISE:
+    if (z < GROWTH_Z and rise < CLEAR_RISE) or (not short and rise < LATENCY_RISE):
         return Stability(True, None, growth_rps)
     still = _stands_still(min(half_filled, begin), end_s, scheduled_s, ended_s)
     if (
