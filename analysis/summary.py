@@ -38,7 +38,7 @@ SCHEMA_VERSION = 1
 
 
 def summarise(run: Run, labels: Mapping[int, bool] | None = None) -> dict[str, Any]:
-    """The dict of summary.json for a run, complete or not; ``labels``: request_id -> accepted.
+    """Return the dict of summary.json for a run, complete or not.
 
     Raises SloError or RecordsError on a broken run.
     """
@@ -135,7 +135,10 @@ def _add_optional_parts(
 
 
 def _workload(described: Mapping[str, Any], came: dict[str, Any]) -> dict[str, Any]:
-    """What was asked for and what came; given texts are sent as they are, so their estimated length is no plan to miss."""
+    """Return the workload with its realised lengths.
+
+    Estimated lengths of given texts are no plan.
+    """
     if described.get("input_plan", "requested") != "requested":
         came = {**came, "input_deviation": None}
     return {**described, "realised": came}
@@ -151,7 +154,10 @@ def _capacity(
 
 
 def _without_verdict(stage: dict[str, Any]) -> dict[str, Any]:
-    """A stage with a burst in it: its requests met the SLOs or missed them, at no one load."""
+    """Return a stage with a burst in it, without a verdict.
+
+    Its requests met the SLOs or missed them, at no one load.
+    """
     why = "a burst is no steady load: its phases count the requests that met the SLOs"
     return {**stage, "slo_met": None, "slo_met_reason": why, "slo_verdicts": []}
 
@@ -159,7 +165,7 @@ def _without_verdict(stage: dict[str, Any]) -> dict[str, Any]:
 def _judge_stages(
     run: Run, slos: list[Slo], labels: Mapping[int, bool] | None
 ) -> tuple[list[dict[str, Any]], RunRecords, list[dict[str, Any]]]:
-    """(entries of run.json's stages, the run's records, its stage objects)."""
+    """Return (entries of run.json's stages, the run's records, its stage objects)."""
     meta = run.meta
     metas = [_plain_stage(index, s) for index, s in enumerate(meta.get("stages") or [])]
     records = read_records(run.requests, _origin_ns(metas), meta)
@@ -190,7 +196,7 @@ def _plain_stage(position: int, stage: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _undisturbed(metas: list[dict[str, Any]]) -> dict[str, Any]:
-    """Of stages that repeat one load the last in which the client kept up, rather one that was not cut."""
+    """Return, of stages that repeat one load, the last undisturbed one."""
     return min(
         reversed(metas),
         key=lambda m: (
@@ -201,14 +207,14 @@ def _undisturbed(metas: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def _server(run: Run, stage: Mapping[str, Any], meta: Mapping[str, Any]) -> dict[str, Any] | None:
-    """The server's own gauges over the window of the stage."""
+    """Return the server's own gauges over the window of the stage."""
     start_ns = int(meta.get("start_ns") or 0)
     window_ns = [start_ns + round(stage["window"][end] * 1e9) for end in ("start_s", "end_s")]
     return server_figures(run.server, *window_ns)
 
 
 def _as_far_as_it_came(stage: dict[str, Any], table: pa.Table) -> dict[str, Any]:
-    """The stage in which a run was killed: what was never due is not missing.
+    """Return a killed stage without the requests that were never due.
 
     Requests are numbered as they are due, so those up to the highest recorded number had been due.
     """
@@ -228,7 +234,7 @@ def _origin_ns(metas: list[dict[str, Any]]) -> int:
 
 
 def _counts(requests: Any, metas: list[dict[str, Any]]) -> dict[str, Any]:
-    """Every scheduled request by its status, those whose record was lost in a kill as unfinished."""
+    """Return the requests by status; those whose record was lost in a kill are unfinished."""
     first = requests.take(requests.attempt == 0)
     counts = first.status_counts()
     counts.pop("ok")
@@ -259,13 +265,15 @@ def _partial(run: Run) -> str | None:
 
 
 def _worst_server(stages: list[dict[str, Any]]) -> dict[str, Any] | None:
-    """Of steady stages that in which the server's own count is furthest from ours; None where it shows none."""
+    """Return the steady stage whose server count is furthest from the client's."""
     held = [law for s in stages if (law := s["littles_law"]["server"]) and law["ratio"]]
     return max(held, key=lambda law: abs(math.log(max(law["ratio"], 1e-3))), default=None)
 
 
 def _imported(meta: Mapping[str, Any]) -> dict[str, Any] | None:
-    """Which tool measured an imported run, where it defines things otherwise, and what it left out."""
+    """Return which tool measured an imported run, where it defines things otherwise, and what it
+    left out.
+    """
     held = meta.get("imported")
     return held and {**held, "notes": meta.get("notes") or []}
 
@@ -273,7 +281,7 @@ def _imported(meta: Mapping[str, Any]) -> dict[str, Any] | None:
 def _audit(
     metas: list[dict[str, Any]], stages: list[dict[str, Any]], *, imported: bool
 ) -> dict[str, Any]:
-    """The client in the stages that count, which are those that it did not limit, or all where it limited each."""
+    """Return the client's audit over the stages that count."""
     limited = [s["index"] for s in stages if s["client_limited"]]
     repeated = [s["index"] for s in repeated_undisturbed(stages)]
     counted = [s for s in stages if not s["client_limited"]] or stages
@@ -310,7 +318,7 @@ def _audit(
 
 
 def _plain(value: Any) -> Any:
-    """JSON's own types; a figure that is no finite number is no figure."""
+    """Convert a value to JSON's own types; non-finite numbers become null."""
     if isinstance(value, Mapping):
         return {str(k): _plain(v) for k, v in value.items()}
     if isinstance(value, (list, tuple, np.ndarray)):

@@ -24,7 +24,7 @@ STATUS_WORDS = {
 
 
 def write_verdict(summary: Mapping[str, Any]) -> str:
-    """The verdict in plain words, from a summary whose other figures are in place."""
+    """Return the verdict in plain words, from a summary whose other figures are in place."""
     sentence = _finding(summary)
     if summary["partial"]:
         sentence = f"Partial run ({summary['partial']}): {sentence[0].lower()}{sentence[1:]}"
@@ -37,7 +37,7 @@ def write_verdict(summary: Mapping[str, Any]) -> str:
 
 
 def _too_long(summary: Mapping[str, Any]) -> str | None:
-    """Requests beyond the model's context, where they are more than a few."""
+    """Return requests beyond the model's context, where they are more than a few."""
     n, of = summary["errors"].get("too_long", 0), summary["requests"]
     if n <= TOO_LONG_SHARE * of:
         return None
@@ -52,7 +52,7 @@ def _finding(summary: Mapping[str, Any]) -> str:
 
 
 def _other_load(summary: Mapping[str, Any]) -> str:
-    """That the prompts were others than planned, so that what follows is no capacity of the workload that was asked for."""
+    """Warn that the prompts were not as planned, so that no capacity of the workload follows."""
     deviation = summary["workload"]["realised"]["input_deviation"]
     if deviation is None or abs(deviation) <= LENGTHS_OFF_SHARE:
         return ""
@@ -60,7 +60,7 @@ def _other_load(summary: Mapping[str, Any]) -> str:
 
 
 def _failures(summary: Mapping[str, Any]) -> str:
-    """That many requests failed already at the lowest load, so that no lower one is likely to help."""
+    """Warn that many requests failed already at the lowest load."""
     open_stages = [s for s in summary["stages"] if s["requests"] and not s["outage"]]
     if not open_stages:
         return ""
@@ -77,7 +77,7 @@ def _failures(summary: Mapping[str, Any]) -> str:
 
 
 def _outages(summary: Mapping[str, Any]) -> str:
-    """When the endpoint was down, one sentence for each stage; empty where it never was."""
+    """Return one sentence per stage with an outage."""
     stages = [s for s in summary["stages"] if s["outage"] and not s["client_limited"]]
     said = []
     for stage in stages:
@@ -92,7 +92,7 @@ def _outages(summary: Mapping[str, Any]) -> str:
 
 
 def outage_verdict(stage: Mapping[str, Any]) -> str:
-    """What a stage with an outage is judged to be, with it and without: ``SLO violated; outside of it met``."""
+    """Return the verdict with and without an outage: ``SLO violated; outside of it met``."""
     met, outside = stage["slo_met"], stage["outage"]["outside"]
     alike = met is outside["slo_met"]
     with_it = "met all the same" if met else verdict_word(met)
@@ -183,7 +183,7 @@ def _duration(time_s: float) -> str:
 
 
 def _nothing_answered(summary: Mapping[str, Any]) -> str:
-    """No window holds an answered request; what is said counts the whole run, and no lost record as an answer."""
+    """Return the verdict on a run in which no request of a window was answered."""
     total, errors = summary["requests"], dict(summary["errors"])
     lost = sum(s["missing"] for s in summary["stages"])
     answered = total - sum(errors.values())
@@ -207,7 +207,10 @@ def _nothing_answered(summary: Mapping[str, Any]) -> str:
 
 
 def _usable(summary: Mapping[str, Any]) -> str:
-    """The three figures that a buyer reads, each with its interval: capacity, C_max and fleet."""
+    """Return the three figures that a buyer reads, each with its interval.
+
+    Capacity, C_max and fleet.
+    """
     capacity = summary["capacity"]
     parts = [_carries(summary), _c_max(capacity)]
     if capacity["c_max_basis"] == "closed":
@@ -257,7 +260,7 @@ def _carries(summary: Mapping[str, Any]) -> str:
 
 
 def _c_max(capacity: Mapping[str, Any]) -> str:
-    """``C_max 65 (55 to 80) in flight``; of a bound without an interval, and the users beside it where they pause."""
+    """Return C_max in words: ``C_max 65 (55 to 80) in flight``."""
     value, (low, high) = capacity["c_max"], capacity["c_max_ci"] or (None, None)
     if value is None:
         return f"C_max is not known: {capacity.get('c_max_reason') or capacity['reason']}"
@@ -299,5 +302,5 @@ def _limits(slos: list[dict[str, Any]]) -> str:
 
 
 def _spaced(limit: str) -> str:
-    """``2 s``, ``2 s + 50 ms``: a space before each unit."""
+    """Return ``2 s``, ``2 s + 50 ms``: a space before each unit."""
     return " + ".join(re.sub(r"^([\d.]+)", r"\1 ", part) for part in limit.split("+"))

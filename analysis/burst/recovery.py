@@ -87,8 +87,8 @@ def find_recovery(t: Timeline, backlog: Backlog, phases: Phases) -> dict[str, An
     lower end of the 95 % interval of the settled base's time average (Student's t over ``PARTS``
     parts) or one standard deviation below it, and TTFT of those due from then on is the base's.
     From such a moment on the endpoint is in a state that the base load alone has as well.
-    ``recovery_ci_s`` begins where fewer are in flight than the base has but for chance (upper end
-    + 2 sqrt(mean)).
+    ``recovery_ci_s`` begins where fewer are in flight than the base has but for chance (upper end +
+    2 sqrt(mean)).
     """
     result: dict[str, Any] = {"base_level": {}, "recovery_s": None, "recovery_ci_s": [None, None]}
     base_due = (t.at >= t.settled_s) & (t.at < t.burst_s)
@@ -212,9 +212,10 @@ def _with_later(
 
 
 def slower_p(base: Bools, since: Bools) -> float:
-    """p of "as many are slow as in the base", one-sided: Welch's t over ``PARTS`` consecutive parts of each.
+    """Return the one-sided p of "as many are slow as in the base" (Welch's t over ``PARTS`` parts).
 
-    Neighbouring requests are alike, so parts are compared; they vary at least as independent requests do.
+    Neighbouring requests are alike, so parts are compared; they vary at least as independent
+    requests do.
     """
     share = np.mean(np.concatenate([base, since]))
     variance = 0.0
@@ -230,7 +231,10 @@ def slower_p(base: Bools, since: Bools) -> float:
 
 
 def judge_recovery(limit_s: float | None, burst: Mapping[str, Any]) -> dict[str, Any] | None:
-    """Whether the burst was got over within ``limit_s``: met, violated or inconclusive, with the reason; None without a limit."""
+    """Judge the recovery against ``limit_s``: met, violated or inconclusive.
+
+    None without a limit.
+    """
     if limit_s is None:
         return None
     low_s, high_s = burst["recovery_ci_s"]

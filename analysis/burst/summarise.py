@@ -146,9 +146,10 @@ def _series(
 def _known_until_s(
     planned_s: float, meta: Mapping[str, Any], at: Floats, ids: Ints, last_s: float
 ) -> float:
-    """When what is known ends: the plan's end, or when the run was stopped.
+    """Return when the records end: at the plan's end, or when the run was stopped.
 
-    To the millisecond. Of a killed run just after the last request before which none lacks its record: they are numbered as they are due.
+    To the millisecond. Of a killed run just after the last request before which none lacks its
+    record: they are numbered as they are due.
     """
     if meta.get("drained_ns"):
         stopped_s = (meta["end_ns"] - meta["start_ns"]) * _NS
@@ -196,7 +197,7 @@ def _phase(
 
 
 def _quantiles(o: Observations) -> dict[str, Any]:
-    """p50, p95 and the largest, each null where failed or unfinished requests reach into it, or a stage's had too few requests.
+    """Return p50, p95 and the maximum, null where failed or unfinished requests reach into them.
 
     No interval: no steady state.
     """
@@ -211,7 +212,7 @@ def _quantiles(o: Observations) -> dict[str, Any]:
 
 
 def _edges(t: Timeline, base_rps: float) -> Floats:
-    """Bins of one width, which ends the base phase with a bin: ten requests of the base, if it is long enough.
+    """Return the edges of equal bins of about ten base requests, aligned to the base phase.
 
     They end with the load: once nothing more is sent, an empty queue says nothing.
     """
@@ -221,14 +222,17 @@ def _edges(t: Timeline, base_rps: float) -> Floats:
 
 
 def _by_bin(edges: Floats, at: Floats, values: Floats, of: Callable[[Floats], Any]) -> Floats:
-    """Median or mean of each bin, NaN where it is empty."""
+    """Return the median or mean of each bin, NaN where it is empty."""
     at, values = at[~np.isnan(values)], values[~np.isnan(values)]
     cuts = np.searchsorted(at, edges)
     return np.array([float(of(values[a:b])) if b > a else np.nan for a, b in pairwise(cuts)])
 
 
 def _gauges(edges: Floats, server: pa.Table | None, meta: Mapping[str, Any]) -> Floats | None:
-    """Mean of running + waiting, as the server says, in each bin; None without such samples."""
+    """Return the mean of running + waiting, as the server says, in each bin.
+
+    None without such samples.
+    """
     if server is None or "running" not in server.column_names:
         return None
     waiting = (
@@ -240,7 +244,7 @@ def _gauges(edges: Floats, server: pa.Table | None, meta: Mapping[str, Any]) -> 
 
 
 def _peaks(t: Timeline, back_s: float) -> dict[str, Any]:
-    """The slowest first token of what was answered, and the most requests in flight, from the burst until it is got over.
+    """Return the slowest first token and the most requests in flight until the recovery.
 
     ``later_ttft_s``: a slower one that was due after that, which is not the burst's doing.
     """

@@ -1,7 +1,9 @@
-"""Further curves of one run: of each class of its workload, and of each length combination that was swept.
+"""Further curves of one run: of each class of its workload, and of each length combination that was
+swept.
 
-What is found of a run rests on the stages of the workload itself. Stages with a ``lengths`` in run.json, in which every
-request had the lengths of one quantile of its class, are a curve of their own and touch nothing else.
+What is found of a run rests on the stages of the workload itself. Stages with a ``lengths`` in
+run.json, in which every request had the lengths of one quantile of its class, are a curve of their
+own and touch nothing else.
 """
 
 from __future__ import annotations
@@ -37,7 +39,9 @@ _CAPACITY = (
 
 
 def split_lengths(run: Run) -> tuple[Run, dict[str, Run]]:
-    """The run with the stages of the workload itself, and one run for each of its other ``lengths``."""
+    """Return the run with the stages of the workload itself, and one run for each of its other
+    ``lengths``.
+    """
     metas: dict[str | None, list[dict[str, Any]]] = {None: []}
     for position, meta in enumerate(run.meta.get("stages") or []):
         lengths, index = meta.get("lengths"), meta.get("index")
@@ -59,7 +63,7 @@ def _with_stages(run: Run, metas: list[dict[str, Any]]) -> Run:
 def describe_family(
     lengths: str, stages: Sequence[dict[str, Any]], requests: Requests, slos: Sequence[Slo]
 ) -> dict[str, Any]:
-    """An entry of ``families``; ``requests`` are those of its stages."""
+    """Return an entry of ``families``; ``requests`` are those of its stages."""
     first = requests.take(requests.attempt == 0)
 
     def tokens(rows: Requests) -> dict[str, Any]:
@@ -83,7 +87,7 @@ def describe_family(
 
 
 def class_curves(stages: Sequence[dict[str, Any]], slos: Sequence[Slo]) -> list[dict[str, Any]]:
-    """For each class of a workload that has several: the highest load, of all classes, at which it keeps its SLOs."""
+    """Return the highest load of all classes at which each class meets its SLOs."""
     names = dict.fromkeys(name for stage in stages for name in stage["classes"])
     found = []
     for name in names:
@@ -100,7 +104,7 @@ def class_curves(stages: Sequence[dict[str, Any]], slos: Sequence[Slo]) -> list[
 
 
 def class_below(summary: Mapping[str, Any]) -> str | None:
-    """What a capacity at which all requests together keep an SLO hides of a class that does not."""
+    """Warn of a class that violates its SLOs at the capacity of all requests together."""
     usable, said = summary["capacity"]["capacity_rps"], []
     for k in summary.get("classes") or [] if usable else ():
         name, rate, (low, high) = k["name"], k["capacity_rps"], k["capacity_rps_ci"] or (None, None)
@@ -123,7 +127,7 @@ def class_below(summary: Mapping[str, Any]) -> str | None:
 
 
 def lengths_out_of_order(summary: Mapping[str, Any]) -> str | None:
-    """Curves at other lengths of which one with shorter requests keeps the SLOs only up to a lower load than a longer one.
+    """Warn where shorter requests meet the SLOs only up to a lower load than longer ones.
 
     The workload's own requests count by their means, since their longest make the load.
     """

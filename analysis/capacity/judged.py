@@ -17,7 +17,10 @@ SURE = 0.005  # chance that a stage which surely violates an SLO just meets it
 
 
 def judged_open(stages: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
-    """Open stages that are findings, in order of load: not cut short, nor limited by the client, nor broken by an outage, with an answer."""
+    """Return open stages that are findings, in order of load.
+
+    Not cut short, nor limited by the client, nor broken by an outage, with an answer.
+    """
     kept = [
         s
         for s in stages
@@ -34,9 +37,10 @@ def judged_open(stages: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
 
 
 def is_over(stage: Mapping[str, Any]) -> bool:
-    """Whether a stage looks to be above the limit: a share within the limit below its SLO, or no steady state.
+    """Return whether a stage looks to be above the limit.
 
-    A stage that is short against what is in it fills up, which looks like an overload: there only misses count.
+    A share within the limit below its SLO, or no steady state. A stage that is short against what
+    is in it fills up, which looks like an overload: there only misses count.
     """
     slos = [parse_slo(v["slo"]) for v in stage["slo_verdicts"]]
     if stage["stable"] is False and all(blind(stage, slo) <= FILLING for slo in slos):
@@ -48,20 +52,24 @@ def is_over(stage: Mapping[str, Any]) -> bool:
 
 
 def verdict_of(stage: Mapping[str, Any], slo: Slo) -> dict[str, Any] | None:
-    """What a stage says of an SLO."""
+    """Return the stage's verdict on an SLO."""
     return next((v for v in stage["slo_verdicts"] if v["slo"] == slo.text), None)
 
 
 def together(stage: Mapping[str, Any], slo: Slo) -> float:
-    """Requests that share one fate: those in flight, and those that arrive within the limit."""
+    """Return requests that share one fate.
+
+    Those in flight, and those that arrive within the limit.
+    """
     waits_s = slo.limit_s if slo.metric in WAITS else 0.0
     return float(stage["concurrency"]) + waits_s * float(stage["offered_rps"])
 
 
 def blind(stage: Mapping[str, Any], slo: Slo) -> float:
-    """The overload, as a share of the load, that a stage is too short to show in the waits of its requests.
+    """Return the overload, as a share of the load, that a stage is too short to show.
 
-    0 where the SLO limits no wait: an overload never shows in it, so the steady state alone has to tell.
+    0 where the SLO limits no wait: an overload never shows in it, so the steady state alone has to
+    tell.
     """
     if slo.metric not in WAITS:
         return 0.0
@@ -71,16 +79,17 @@ def blind(stage: Mapping[str, Any], slo: Slo) -> float:
 
 
 def violations_above_met(judged: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
-    """The stages over the limit whose load is above every load that was shown to meet it.
+    """Return the stages over the limit whose load is above every load that was shown to meet it.
 
-    A few misses in a short stage far below are chance, or not the load's doing: they bound nothing from above.
+    A few misses in a short stage far below are chance, or not the load's doing: they bound nothing
+    from above.
     """
     held = max((float(s["offered_rps"]) for s in judged if s["slo_met"]), default=0.0)
     return [s for s in judged if is_over(s) and float(s["offered_rps"]) > held]
 
 
 def clearly_violated(verdict: Mapping[str, Any], chance: float) -> bool:
-    """Whether so many misses have less than this ``chance`` where the SLO is just kept: one-sided binomial test."""
+    """Return whether an SLO just met would miss so often with at most ``chance``."""
     n = float(verdict["requests_effective"])
     if verdict["attainment"] is None or n < 1:
         return False
@@ -91,7 +100,7 @@ def clearly_violated(verdict: Mapping[str, Any], chance: float) -> bool:
 
 
 def surely_violated(judged: Sequence[Mapping[str, Any]]) -> float | None:
-    """ln of the lowest load, above all that were shown to meet the SLOs, whose own stage surely violates them."""
+    """Return ln of the lowest load, above all that met the SLOs, that surely violates them."""
     loads = [
         math.log(s["offered_rps"])
         for s in violations_above_met(judged)

@@ -66,18 +66,17 @@ class Estimate:
     binding: tuple[Slo, ...]  # the SLO that breaks first, then those that may as well be the first
     slope: float  # of the SLO with the lowest x*: by how much the log-odds of a miss rise with ln(load)
     nearest: int | None  # index of the stage nearest to the capacity whose rates are figures
-    lone: Slo | None = (
-        None  # one that a lone request may miss nearly as often as is allowed: no load is known to meet it
-    )
+    # one that a lone request may miss nearly as often as is allowed: no load is known to meet it
+    lone: Slo | None = None
 
     @property
     def relative_error(self) -> float:
-        """Half the interval over its figure."""
+        """Return half the interval over its figure."""
         return (self.capacity_rps_ci[1] - self.capacity_rps_ci[0]) / 2 / self.capacity_rps
 
 
 def estimate(stages: Sequence[Mapping[str, Any]], slos: Sequence[Slo]) -> Estimate | None:
-    """Pooled estimate, or None unless loads on both sides of the limit have been tried, and every SLO has been seen."""
+    """Return the pooled estimate; None unless both sides were tried and every SLO was seen."""
     judged = judged_open(stages)
     if not _is_bracketed(judged, slos):
         return None
@@ -117,9 +116,10 @@ def estimate(stages: Sequence[Mapping[str, Any]], slos: Sequence[Slo]) -> Estima
 def _as_wide_as_the_gap(
     judged: Sequence[Mapping[str, Any]], found: Posterior
 ) -> tuple[float, float, float]:
-    """(low, median, high) of x*; between loads that are far apart nothing was measured, so the interval spans the gap.
+    """Return (low, median, high) of x*.
 
-    Saturation is measured as well: it ends a gap from above.
+    Between loads that are far apart nothing was measured, so the interval spans the gap. Saturation
+    is measured as well: it ends a gap from above.
     """
     low, middle, high = (found.at(p) for p in (0.025, 0.5, 0.975))
     loads = np.log([s["offered_rps"] for s in judged])
@@ -140,7 +140,7 @@ def _is_bracketed(judged: Sequence[Mapping[str, Any]], slos: Sequence[Slo]) -> b
 
 
 def unseen(judged: Sequence[Mapping[str, Any]], slos: Sequence[Slo]) -> str | None:
-    """The first SLO that no stage says anything of, and why: as long as there is one, no load is shown to keep all of them."""
+    """Return the first SLO that no stage measured, and why."""
     for slo in slos:
         if judged and not len(looks_of(judged, slo).x):
             verdict = verdict_of(judged[-1], slo)
@@ -151,11 +151,11 @@ def unseen(judged: Sequence[Mapping[str, Any]], slos: Sequence[Slo]) -> str | No
 def peak_goodput_rps(
     stages: Sequence[Mapping[str, Any]], slos: Sequence[Slo]
 ) -> tuple[float, tuple[float, float], float] | None:
-    """(median, 95 % interval, its load) of the highest requests/s that meet every SLO, up to saturation.
+    """Return (median, 95 % interval, its load) of the highest rate that meets every SLO.
 
-    The share that meets them all is taken as one SLO more, at the strictest quantile: each curve of its posterior has
-    its own maximum of load x share, and the medians of these are given: the mean curve is flatter than any of them. None
-    where ``estimate`` gives none.
+    The share that meets them all is taken as one SLO more, at the strictest quantile: each curve of
+    its posterior has its own maximum of load x share, and the medians of these are given: the mean
+    curve is flatter than any of them. None where ``estimate`` gives none.
     """
     judged = judged_open(stages)
     if not _is_bracketed(judged, slos) or any(s.get("slo_attainment") is None for s in judged):
@@ -179,7 +179,7 @@ def peak_goodput_rps(
 def _peak(
     found: Posterior, mass: Floats, judged: Sequence[Mapping[str, Any]]
 ) -> tuple[list[float], float]:
-    """((low, median, high) of the maximum of load x share within the limit over the curves, the median of its load)."""
+    """Return ((low, median, high) of the maximum of load x share met, its median load)."""
     saturation = saturation_of(judged)
     top = saturation.x if saturation else math.log(max(s["offered_rps"] for s in judged))
     x = np.linspace(min(top, found.at(0.5)) - 1.0, top, 101)  # of the loads
@@ -195,13 +195,13 @@ def _peak(
 
 
 def _weighted(values: Floats, mass: Floats, probabilities: tuple[float, ...]) -> list[float]:
-    """Quantiles of ``values`` by their probability ``mass``."""
+    """Return the quantiles of ``values`` by their probability ``mass``."""
     order = np.argsort(values)
     return [float(q) for q in np.interp(probabilities, np.cumsum(mass[order]), values[order])]
 
 
 def _all_met(stage: Mapping[str, Any], slo: Slo, joint: Slo) -> dict[str, Any]:
-    """The verdict on the requests that met every SLO, as clustered as those on ``slo``."""
+    """Return the verdict on the requests that met every SLO, as clustered as those on ``slo``."""
     verdict = verdict_of(stage, slo) or {}
     effective = min(verdict.get("requests_effective") or 0.0, stage["requests"])
     return {
@@ -212,7 +212,7 @@ def _all_met(stage: Mapping[str, Any], slo: Slo, joint: Slo) -> dict[str, Any]:
 
 
 def _above(posteriors: Sequence[Posterior]) -> tuple[Floats, Floats]:
-    """A grid for all, and P[x_i > x] on it, shape (posteriors, grid)."""
+    """Return a grid for all, and P[x_i > x] on it, shape (posteriors, grid)."""
     grid = np.unique(np.concatenate([p.x for p in posteriors]))
     return grid, np.array(
         [1 - np.interp(grid, p.x, p.cumulative, left=0.0, right=1.0) for p in posteriors]
@@ -220,7 +220,10 @@ def _above(posteriors: Sequence[Posterior]) -> tuple[Floats, Floats]:
 
 
 def _lowest(posteriors: Sequence[Posterior]) -> Posterior:
-    """Of the smallest of independent x*: P[min > x] = product of P[x_i > x]."""
+    """Return the posterior of the smallest of independent x*.
+
+    P[min > x] = product of P[x_i > x].
+    """
     if len(posteriors) == 1:
         return posteriors[0]
     grid, above = _above(posteriors)
@@ -230,9 +233,10 @@ def _lowest(posteriors: Sequence[Posterior]) -> Posterior:
 def _binding(
     judged: Sequence[Mapping[str, Any]], found: Mapping[Slo, Posterior]
 ) -> tuple[Slo, ...]:
-    """The SLOs that break first with a chance of ``MAY_BE_FIRST`` at least: the mass of x_i times P[all others > x_i].
+    """Return the SLOs that break first with a chance of ``MAY_BE_FIRST`` at least.
 
-    The first of them was seen over its limit at the lowest load; where that says nothing it is the likeliest.
+    The mass of x_i times P[all others > x_i]. The first of them was seen over its limit at the
+    lowest load; where that says nothing it is the likeliest.
     """
     _, above = _above(list(found.values()))
     mass, middle = -np.diff(above, axis=1), (above[:, 1:] + above[:, :-1]) / 2
@@ -260,7 +264,7 @@ def _binding(
 def _concurrency(
     judged: Sequence[Mapping[str, Any]], x_star: Posterior
 ) -> tuple[float, float, float] | None:
-    """(low, middle, high) of the requests in flight at x*, by the stable stages near it."""
+    """Return (low, middle, high) of the requests in flight at x*, by the stable stages near it."""
     centre = x_star.at(0.5)
     stable = [s for s in judged if s["stable"] is not False and s["concurrency"] > 0]
     if not stable:
@@ -294,8 +298,7 @@ def _concurrency(
 def _stay(
     x: Floats, stay_s: Floats, weight: Floats, centre: float, saturation: Saturation | None
 ) -> Callable[[Floats], Floats]:
-    """ln of the time that a request stays, over ln(load): a + c/(1 - rho), as in a queue, neither part below 0. Where the
-    saturation is not known a straight line takes the place of 1/(1 - rho); of one load alone it is a line through the origin.
+    """Return ln of the time in flight over ln(load): a + c/(1 - rho), as in a queue, a and c >= 0.
 
     Errors are relative to the fit, not to what was seen: a stage that saw no jam would count most.
     """

@@ -54,11 +54,11 @@ class Posterior:
     allowed: float = 0.0  # share of misses at x*
 
     def at(self, probability: float) -> float:
-        """The value below which x* lies with this probability."""
+        """Return the value below which x* lies with this probability."""
         return float(np.interp(probability, self.cumulative, self.x))
 
     def below(self, most: float) -> Posterior:
-        """The same where x* is known to be at most ``most``."""
+        """Return the posterior where x* is known to be at most ``most``."""
         total = float(np.interp(most, self.x, self.cumulative))
         if total < 1e-9:
             return Posterior(np.array([most - NEAR, most]), np.array([0.0, 1.0]))
@@ -69,7 +69,7 @@ class Posterior:
 
     @property
     def by_any_load(self) -> bool:
-        """Whether nearly all of the misses that are allowed may come at any load, so that the load hardly decides."""
+        """Return whether the allowed misses may nearly all come at any load."""
         return self.mass is not None and float(self.mass[:, FLOORS >= LONE].sum()) > MAY_BE_LONE
 
 
@@ -93,7 +93,7 @@ class Looks:
 
 
 def looks_of(judged: Sequence[Mapping[str, Any]], slo: Slo) -> Looks:
-    """Of the stages that say something of the SLO."""
+    """Return what each stage shows of the SLO."""
     rows = []
     for stage in judged:
         verdict = verdict_of(stage, slo)
@@ -125,14 +125,16 @@ def looks_of(judged: Sequence[Mapping[str, Any]], slo: Slo) -> Looks:
 
 @dataclass(frozen=True)
 class Saturation:
-    """ln of what the server ends per second while more arrives than it can do, and its standard deviation."""
+    """ln of what the server ends per second while more arrives than it can do, and its standard
+    deviation.
+    """
 
     x: float
     sd: float
 
 
 def saturation_of(judged: Sequence[Mapping[str, Any]]) -> Saturation | None:
-    """From the stages that were offered more than they answered; None without one."""
+    """Return the rate answered by overloaded stages; None without one."""
     beyond = [
         s
         for s in judged
@@ -154,7 +156,10 @@ def saturation_of(judged: Sequence[Mapping[str, Any]]) -> Saturation | None:
 def posterior_of(
     judged: Sequence[Mapping[str, Any]], slo: Slo, of_limit: bool = True
 ) -> Posterior | None:
-    """Posterior of x* for one SLO (unless ``of_limit``, for a share that no limit was set for); far stages count less, by their distance from where x* may be."""
+    """Return the posterior of x* for one SLO; stages far from x* count less.
+
+    Unless ``of_limit`` it is that of a share for which no limit was set.
+    """
     looks = looks_of(judged, slo)
     saturation = saturation_of(judged) if slo.metric in WAITS else None
     x = looks.x
@@ -195,13 +200,14 @@ def posterior_of(
 
 
 def _clusters(looks: Looks, centre: float, weight: Floats, r: Floats) -> tuple[Floats, Floats]:
-    """(mean size of the cluster that a miss of the queue is in, requests that its memory spans), when x* is about
-    ``centre``; shape (slopes, floors, 1, stages). ``r``: rho/(1 - rho), shape (slopes, floors).
+    """Return (mean cluster size of the queue's misses, requests that its memory spans) near x*.
 
-    Misses come in clusters that few stages see enough of, and a stage that happens to see few of them
-    takes its sample for a large one. So the clustering is pooled over all misses near the limit, and no
-    less than what goes with the slope: the memory of a queue near saturation is of the order of rho/(1-rho)^2
-    requests, which grows with the load by the power (1+rho)/(1-rho).
+    Shape (slopes, floors, 1, stages); ``r``: rho/(1 - rho), shape (slopes, floors).
+
+    Misses come in clusters that few stages see enough of, and a stage that happens to see few of
+    them takes its sample for a large one. So the clustering is pooled over all misses near the
+    limit, and no less than what goes with the slope: the memory of a queue near saturation is of
+    the order of rho/(1-rho)^2 requests, which grows with the load by the power (1+rho)/(1-rho).
     """
     there = np.exp(np.clip(looks.x - centre, -NEAR, NEAR))  # over x*
     there = there / np.maximum(
@@ -290,23 +296,30 @@ def _log_unstable(grid: Floats, unstable: Floats) -> Floats:
 
 
 def late_share(slopes: Floats, idle: Floats, allowed: float, rise: Floats) -> Floats:
-    """Share that the queue makes late: exponential in the load, as in M/M/1, and ``allowed`` with the idle misses at x*."""
+    """Return the share that the queue makes late.
+
+    Exponential in the load, as in M/M/1, and ``allowed`` with the idle misses at x*.
+    """
     at_limit = (allowed - idle) / (1 - idle)
     return np.minimum(at_limit * np.exp(np.clip(slopes * rise, -50, 50)), ALL_LATE)
 
 
 def begun_share(n: Floats, cut: Floats, memory: Floats) -> Floats:
-    """Mean of 1 - e^(-t/memory) over the requests t of a stage that begins idle, after the ``cut`` ones: of the misses
-    of a steady state so many come in it."""
+    """Return the share of a steady state's misses that a stage which begins idle shows.
+
+    The mean of 1 - e^(-t/memory) over its requests t, after the ``cut`` ones.
+    """
     return np.asarray(1 - np.exp(-cut / memory) * -np.expm1(-n / memory) * memory / n)
 
 
 def _log_prior(
     grid: Floats, theta: Floats, saturation: Saturation | None, of_limit: bool
 ) -> Floats:
-    """Of slope and x*, shape (slopes, floors, grid), where the saturation is known: x* lies below it,
-    as a limit of any order of magnitude has it (flat in ln(rho/(1-rho)); unless ``of_limit`` flat in its log), and the
-    slope is about theta rho/(1 - rho), as in a queue. Else x* is flat in its log, and the slope that of a queue at any rho.
+    """Return ln of the prior of slope and x*, shape (slopes, floors, grid).
+
+    With a known saturation x* lies below it, flat in ln(rho/(1-rho)) (unless ``of_limit``: flat in
+    its log), and the slope is about theta rho/(1 - rho), as in a queue. Else x* is flat in its log
+    and the slope that of a queue at any rho.
     """
     if saturation is None:
         r = (SLOPES[:, None] / theta)[:, :, None]  # rho/(1 - rho)
@@ -321,12 +334,15 @@ def _log_prior(
 
 
 def _log_below(grid: Floats, saturation: Saturation) -> Floats:
-    """ln of the chance that the saturation lies above each point: the normal distribution, nearly."""
+    """Return ln of the chance that the saturation lies above each point.
+
+    The normal distribution, nearly.
+    """
     return np.asarray(-np.logaddexp(0, -1.7 * (saturation.x - grid) / saturation.sd))
 
 
 def steady_limit(judged: Sequence[Mapping[str, Any]]) -> Posterior | None:
-    """Of the highest load that has a steady state, which bounds what SLOs that limit no wait leave open."""
+    """Return the posterior of the highest steady load, which limits SLOs that bound no wait."""
     saturation = saturation_of(judged)
     if saturation is None:
         return None
@@ -335,10 +351,12 @@ def steady_limit(judged: Sequence[Mapping[str, Any]]) -> Posterior | None:
 
 
 def _log_density(misses: Floats, number: Floats, size: Floats) -> Floats:
-    """ln of the density of ``misses`` that come in Poisson(``number``) clusters of exponential sizes of mean ``size``.
+    """Return ln of the density of ``misses`` that come in Poisson(``number``) clusters of
+    exponential sizes of mean ``size``.
 
-    P[0] = e^-number, else e^(-number - m/size) sqrt(number/(size m)) I_1(z), z = 2 sqrt(number m/size), the Bessel
-    function to within 10 % by its two limits. The variance is number 2 size^2: a miss is in a cluster of mean 2 size.
+    P[0] = e^-number, else e^(-number - m/size) sqrt(number/(size m)) I_1(z), z = 2 sqrt(number
+    m/size), the Bessel function to within 10 % by its two limits. The variance is number 2 size^2:
+    a miss is in a cluster of mean 2 size.
     """
     some = np.maximum(misses, 0.5)
     z = 2 * np.sqrt(number * some / size)

@@ -1,10 +1,10 @@
 """Usable requests/s and C_max: where, going up in load, the SLOs stop to hold.
 
-Of open stages the figure is the pooled estimate (``ampacity.analysis.capacity.pooled``) where its interval is narrow enough, else the
-highest load that is shown to meet every SLO; of a closed loop the highest set concurrency that is. Both ends of what
-was shown, the highest load that met the SLOs and the lowest above it that broke them, are given beside it. An open
-stage stands at the rate that was asked for, less the share that was not answered; how many arrived by chance is no
-capacity.
+Of open stages the figure is the pooled estimate (``ampacity.analysis.capacity.pooled``) where its
+interval is narrow enough, else the highest load that is shown to meet every SLO; of a closed loop
+the highest set concurrency that is. Both ends of what was shown, the highest load that met the SLOs
+and the lowest above it that broke them, are given beside it. An open stage stands at the rate that
+was asked for, less the share that was not answered; how many arrived by chance is no capacity.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ class Level:
 
 
 def stage_rate(stage: Mapping[str, Any]) -> float:
-    """Where a stage stands on the axis of usable requests/s: open, at what was offered and answered; closed, at what it achieved.
+    """Return a stage's rate: offered and answered (open loop), or achieved (closed loop).
 
     Where fewer arrived than chance explains (a trace, sessions that ran out), at those that did.
     """
@@ -75,9 +75,10 @@ def stage_rate(stage: Mapping[str, Any]) -> float:
 
 
 def good_share_at(stages: Sequence[Mapping[str, Any]], kind: str, rate_rps: float) -> float | None:
-    """Share of the requests that meet every SLO at this rate: between the two stages of ``kind`` beside it, on a line.
+    """Return the share of the requests that meet every SLO at this rate.
 
-    Stages with fewer than REQUESTS_MIN requests, or whose client was the limit, say nothing. None where none is left.
+    Between the two stages of ``kind`` beside it, on a line. Stages with fewer than REQUESTS_MIN
+    requests, or whose client was the limit, say nothing. None where none is left.
     """
     known = sorted(
         (stage_rate(s), float(s["slo_attainment"]))
@@ -92,9 +93,10 @@ def good_share_at(stages: Sequence[Mapping[str, Any]], kind: str, rate_rps: floa
 
 
 def levels_of(stages: Sequence[dict[str, Any]], kind: str) -> list[Level]:
-    """Stages of one kind as levels in order of load; client-limited and empty ones, and those where all failed, are no finding.
+    """Return the stages of one kind that are findings, as levels in order of load.
 
-    A stage that ended early had another load than the one it is named for: it counts only where it is alone.
+    A stage that ended early had another load than the one it is named for: it counts only where it
+    is alone.
     """
     levels: list[Level] = []
     early: list[Level] = []
@@ -135,11 +137,11 @@ CONTRADICTED = "a stage met the SLOs at {} requests/s, above what all stages tog
 
 
 def find_capacity(stages: Sequence[dict[str, Any]], slos: Sequence[Slo]) -> dict[str, Any]:
-    """The ``capacity`` object, with ``non_monotone`` where a stage broke below one that met.
+    """Return the ``capacity`` object, with ``non_monotone`` where a stage broke below one that met.
 
-    Open stages are judged if there are any, else closed ones (then C_max is the set concurrency, or, where users
-    pause between requests, the mean in flight at that number of ``users``); where there are both, ``closed`` is
-    that other view.
+    Open stages are judged if there are any, else closed ones (then C_max is the set concurrency,
+    or, where users pause between requests, the mean in flight at that number of ``users``); where
+    there are both, ``closed`` is that other view.
     """
     given, stages = stages, without_outages(stages)
     result = _shown(stages, slos)
@@ -152,7 +154,7 @@ def find_capacity(stages: Sequence[dict[str, Any]], slos: Sequence[Slo]) -> dict
 
 
 def without_outages(stages: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Without stages whose SLOs an outage broke, unless at higher loads than all that were met: an endpoint that breaks under them."""
+    """Return the stages without those whose SLOs an outage violated, but for overloads."""
     top = {
         kind: max(
             (_load(s) for s in stages if s["kind"] == kind and s["slo_met"]), default=math.inf
@@ -169,7 +171,10 @@ def _load(stage: Mapping[str, Any]) -> float:
 def _pooled(
     stages: Sequence[dict[str, Any]], slos: Sequence[Slo], shown: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """What the estimate from all open stages changes in ``shown``; empty where they do not allow one."""
+    """Return the changes that the estimate from all open stages makes to ``shown``.
+
+    Empty where they do not allow one.
+    """
     judged = judged_open(stages)
     if unknown := unseen(judged, slos):
         return {"reason": NOT_ALL_SEEN.format(unknown)}
@@ -211,7 +216,7 @@ def _binding(found: Estimate) -> dict[str, Any]:
 
 
 def _too_wide(found: Estimate, shown: Mapping[str, Any]) -> dict[str, Any]:
-    """The highest load that was shown to meet the SLOs stands, if there is one; the interval is the estimate's."""
+    """Return the result where the estimate's interval is too wide to publish."""
     (low, high), rate = found.capacity_rps_ci, shown["capacity_rps"]
     if found.lone:
         reason = LONE_TELLS.format(found.lone.text)
@@ -264,7 +269,10 @@ def _nothing_shown(kind: str) -> dict[str, Any]:
 
 
 def _shown(stages: Sequence[dict[str, Any]], slos: Sequence[Slo]) -> dict[str, Any]:
-    """What single stages show: the highest load that met every SLO, the lowest above it that broke one."""
+    """Return the capacity that single stages show.
+
+    The highest load that met every SLO, the lowest above it that broke one.
+    """
     kind = "open" if any(s["kind"] == "open" for s in stages) else "closed"
     result = _nothing_shown(kind)
     levels = levels_of(stages, kind)
@@ -310,7 +318,7 @@ def _shown(stages: Sequence[dict[str, Any]], slos: Sequence[Slo]) -> dict[str, A
 
 
 def _first_broken(level: Level, slos: Sequence[Slo]) -> Slo:
-    """The SLO that is furthest over its limit: percentile over limit, infinite where failures reach into it."""
+    """Return the SLO that is furthest over its limit."""
 
     def times(slo: Slo) -> float:
         value, attainment = level.values[slo.text]
@@ -356,7 +364,10 @@ def _load_text(level: Level) -> str:
 
 
 def _lower_loads(level: Level) -> str:
-    """Loads to try below one that was too high: quarters of what it answered, or halves of its concurrency."""
+    """Return loads to try below one that was too high.
+
+    Quarters of what it answered, or halves of its concurrency.
+    """
     if level.is_open:
         top = min(level.load, level.served) or level.load / 4  # nothing answered: far lower
         return ", ".join(number_text(top * share, 2) for share in (0.25, 0.5, 0.75)) + " requests/s"
@@ -365,7 +376,7 @@ def _lower_loads(level: Level) -> str:
 
 
 def number_text(value: float, digits: int = 3) -> str:
-    """Significant digits, no exponent."""
+    """Return a number with ``digits`` significant digits and no exponent."""
     rounded = float(f"{value:.{digits}g}")
     return (
         f"{rounded:.0f}"
@@ -375,9 +386,10 @@ def number_text(value: float, digits: int = 3) -> str:
 
 
 def met_by_all(stage: Mapping[str, Any], capacity: Mapping[str, Any]) -> bool | None:
-    """Whether a stage's load keeps the SLOs by the estimate from all open stages; None inside its interval, or without one.
+    """Return whether a stage's load meets the SLOs by the pooled estimate; None where not known.
 
-    A stage alone may be too short to have seen its worst, while those at higher loads show where the limit is.
+    A stage alone may be too short to have seen its worst, while those at higher loads show where
+    the limit is.
     """
     if stage["slo_met"] is not None:
         return bool(stage["slo_met"])

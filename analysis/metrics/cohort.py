@@ -44,23 +44,24 @@ ONE_PIECE_SHARE = 0.5
 
 @dataclass(frozen=True)
 class Cohort:
-    """Requests scheduled in a window (attempt 0), their chunks, and how many rows were lost in a kill."""
+    """Requests scheduled in a window (attempt 0), their chunks, and how many rows were lost in a
+    kill.
+    """
 
     requests: Requests
     chunks: Chunks
     missing: int
     now_ns: float  # when the last thing that we know of happened, for ages
     in_flight: Floats | None = None  # shape (n,): requests of the stage in flight when each was due
-    memory: float | None = (
-        None  # requests over which the in-flight count of an open stage stays alike
-    )
+    # requests over which the in-flight count of an open stage stays alike
+    memory: float | None = None
     spoilt: Mapping[str, str] = field(
         default_factory=dict
     )  # metrics that nothing is judged by, and why
 
     @cached_property
     def cut_ns(self) -> Floats:
-        """When an unfinished request was given up."""
+        """Return when an unfinished request was given up."""
         ended = self.requests.ended_ns
         return np.where(np.isnan(ended), self.now_ns, ended)
 
@@ -71,7 +72,7 @@ class Cohort:
         assumption: str | None = None,
         memory: float | None = None,
     ) -> Observations:
-        """Observations of a metric with one value per request; ages count from ``zero_ns``.
+        """Return observations of a metric with one value per request; ages count from ``zero_ns``.
 
         ``memory``: of the queue that it waited in, of a metric that counts the wait.
         """
@@ -95,7 +96,7 @@ class Cohort:
 
     @cached_property
     def observed(self) -> dict[str, Observations]:
-        """Every latency, by the name that its percentiles have in a stage."""
+        """Return every latency, by the name that its percentiles have in a stage."""
         return {
             "ttft_s": self.ttft(from_schedule=False),
             "ttft_from_schedule_s": self.ttft(from_schedule=True),
@@ -109,17 +110,23 @@ class Cohort:
 
     @property
     def in_flight_se(self) -> float | None:
-        """Standard error of the mean in flight of an open stage: looks that are ``memory`` requests apart are independent."""
+        """Return the standard error of the mean in flight of an open stage.
+
+        Looks that are ``memory`` requests apart are independent.
+        """
         if self.in_flight is None or self.memory is None or not len(self.in_flight):
             return None
         return float(np.sqrt(self.in_flight.var() * self.memory / len(self.in_flight)))
 
     def of_class(self, name: str | None) -> Cohort:
-        """The requests of one class (None: all); records that were lost in a kill are of no known class."""
+        """Return the requests of one class (None: all).
+
+        Records that were lost in a kill are of no known class.
+        """
         return self if name is None else self.part(self.in_class(name))
 
     def part(self, which: Bools) -> Cohort:
-        """The requests under a mask, without the lost ones."""
+        """Return the requests under a mask, without the lost ones."""
         share = float(np.count_nonzero(which)) / max(len(which), 1)
         memory = None if self.memory is None else share * self.memory
         in_flight = None if self.in_flight is None else self.in_flight[which]
@@ -129,16 +136,16 @@ class Cohort:
         )
 
     def in_class(self, name: str | None) -> Bools:
-        """Which requests are of a class (None: all), shape (n,)."""
+        """Return which requests are of a class (None: all), shape (n,)."""
         return np.asarray((self.requests.class_ == name) | (name is None), dtype=np.bool_)
 
     def errors(self) -> Observations:
-        """0 for every answer, infinite for every failure; what was cut off may still have been either."""
+        """Return 0 for every answer and infinity for every failure."""
         ok = self.requests.has_status("ok")
         return self.per_request(np.where(ok, 0.0, np.nan), None)
 
     def fluidity(self, first_s: float) -> Observations:
-        """Pace in s per token that each request kept (analysis/metrics/fluidity.py)."""
+        """Return the pace in s per token that each request kept (analysis/metrics/fluidity.py)."""
         unknown = self._chunks_unknown()
         if unknown:
             return _unknown("requests", unknown)
@@ -199,7 +206,7 @@ class Cohort:
         return self._of_gaps(per_token=True)
 
     def _chunks_unknown(self) -> str | None:
-        """Why there are no figures per token."""
+        """Return why there are no figures per token."""
         r, chunks = self.requests, self.chunks
         untimed = self._without_chunk_times()
         if untimed:
@@ -218,7 +225,10 @@ class Cohort:
         )
 
     def _without_chunk_times(self) -> str | None:
-        """Why there are no gaps at all: records of another tool may lack the times of chunks."""
+        """Return why there are no gaps at all.
+
+        Records of another tool may lack the times of chunks.
+        """
         r = self.requests
         answers = (
             r.has_status("ok") & ~np.isnan(r.first_token_ns) & (r.last_token_ns > r.first_token_ns)
@@ -231,7 +241,10 @@ class Cohort:
 
     @cached_property
     def _still_thinking(self) -> str | None:
-        """Why the time to the first answer is not known: answers that ended while the model thought would be left out of it."""
+        """Return why the time to the first answer is not known.
+
+        Answers that ended while the model thought would be left out of it.
+        """
         r = self.requests
         said = r.has_status("ok") & ~np.isnan(r.first_token_ns)
         n, without = (
@@ -247,7 +260,7 @@ class Cohort:
 
     @cached_property
     def _in_one_piece(self) -> str | None:
-        """Why the first token of the answers is not told from their last."""
+        """Return why the first token of the answers is not told from their last."""
         r = self.requests
         one = np.where(r.uncounted, r.output_tokens_planned, visible_tokens(r)) == 1
         several = r.has_status("ok") & ~np.isnan(r.first_token_ns) & ~one
@@ -263,7 +276,7 @@ class Cohort:
 
     @cached_property
     def _coalesced(self) -> tuple[str | None, float]:
-        """Why gaps say nothing of the engine where tokens come in bunches, and the reads of an answer with several chunks."""
+        """Return (why gaps do not show the engine, reads of an answer with several chunks)."""
         together = apart = well_apart = answers = 0
         apart_us = 0.0
         for part, some in self.chunks.parts():
@@ -306,7 +319,7 @@ class Cohort:
         )
 
     def _with_lost(self, infinite: Floats, censored: Floats) -> tuple[Floats, Floats]:
-        """What was lost in a kill counts as unfinished at age zero."""
+        """Add the requests lost in a kill, as unfinished at age zero."""
         lost = np.zeros(self.missing)
         return np.concatenate([infinite, lost]), np.concatenate([censored, lost])
 
@@ -319,7 +332,7 @@ def _unknown(unit: str, reason: str) -> Observations:
 
 
 def observations_for_slo(cohort: Cohort, slo: Slo) -> Observations:
-    """What an SLO is judged by: TTFT, first answer, fluidity and E2E count from the schedule."""
+    """Return the observations that an SLO is judged by; waits count from the schedule."""
     cohort = cohort.of_class(slo.class_)
     if slo.metric in cohort.spoilt:
         return _unknown(

@@ -27,9 +27,10 @@ EDGE_FACTOR = 20.0
 def judge_slo(
     observations: Observations, slo: Slo, chance_violated: float = 1 - CONFIDENCE
 ) -> dict[str, Any]:
-    """An entry of ``slo_verdicts``: is at least a share ``slo.quantile`` of the samples within the limit?
+    """Return an entry of ``slo_verdicts``: is a share ``slo.quantile`` within the limit?
 
-    ``chance_violated``: of a false "violated". ``requests_effective`` is the effective sample size (of gaps, for ITL and ICL).
+    ``chance_violated``: of a false "violated". ``requests_effective`` is the effective sample size
+    (of gaps, for ITL and ICL).
     """
     o = observations
     result: dict[str, Any] = {
@@ -77,7 +78,9 @@ def judge_slo(
 def _why_inconclusive(
     o: Observations, slo: Slo, misses: float, inconclusive: int
 ) -> dict[str, Any]:
-    """Why a stage neither meets nor violates an SLO, and how many more requests would decide it."""
+    """Return why a stage neither meets nor violates an SLO, and how many more requests would decide
+    it.
+    """
     over = (misses + inconclusive) / o.n
     few, (tau, widest) = over < 1 - slo.quantile, o.clustering(slo.quantile)
     size = max(tau, o.likely_cluster) if few else widest
@@ -114,10 +117,11 @@ def _on_the_edge(factor: float, n_effective: float, quantile: float) -> bool:
 
 
 def requests_meeting(cohort: Cohort, observed: Sequence[tuple[Slo, Observations]]) -> Bools:
-    """Which requests of the cohort meet every SLO of their class, shape (n,). Failed and unfinished ones miss.
+    """Return which requests of the cohort meet every SLO of their class, shape (n,).
 
-    A request meets ``itl_p99=50ms`` when the p99 of its own gaps does. A metric that a good answer does
-    not have (no text, a single token) cannot be missed by it, nor one that this server's stream does not tell.
+    Failed and unfinished ones miss. A request meets ``itl_p99=50ms`` when the p99 of its own gaps
+    does. A metric that a good answer does not have (no text, a single token) cannot be missed by
+    it, nor one that this server's stream does not tell.
     """
     r = cohort.requests
     meets = r.has_status("ok")
@@ -136,7 +140,7 @@ def requests_meeting(cohort: Cohort, observed: Sequence[tuple[Slo, Observations]
 
 
 def observe_slos(cohort: Cohort, slos: Sequence[Slo]) -> list[tuple[Slo, Observations]]:
-    """The observations that each SLO is judged by."""
+    """Return the observations that each SLO is judged by."""
     cache: dict[tuple[Any, ...], Observations] = {}
     for slo in slos:
         key = slo.metric, slo.class_, slo.first_s
