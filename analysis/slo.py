@@ -37,7 +37,10 @@ SLO_SETS: dict[str, tuple[tuple[str, ...], str]] = {
     "mlperf-qwen3-vl-235b": (("e2e_p99=12s",), _MLPERF),
     "interactive": (
         ("ttft_p99=2s", "tpot_p99=100ms"),
-        "people: attention holds for 1 to 10 s (Nielsen 1993), and 10 tokens/s is faster than reading (4 words/s)",
+        (
+            "people: attention holds for 1 to 10 s (Nielsen 1993), and 10 tokens/s is faster "
+            "than reading (4 words/s)"
+        ),
     ),
     "batch": (
         ("error_rate=1%",),
@@ -190,7 +193,8 @@ def _parse_bare(text: str, name: str, limit: str) -> Slo:
     first, plus, each = limit.partition("+")
     if not plus:
         raise SloError(
-            f"{where}: fluidity needs two limits: write fluidity_p99=2s+50ms (first token + each further one), {_EXAMPLE}"
+            f"{where}: fluidity needs two limits: write fluidity_p99=2s+50ms (first token + "
+            f"each further one), {_EXAMPLE}"
         )
     return Slo(metric, quantile, parse_duration(each, where), first_s=parse_duration(first, where))
 
@@ -199,7 +203,8 @@ def _answered_share(text: str, limit: str) -> float:
     match = re.fullmatch(r"(\d{1,2}(?:\.\d{1,3})?)\s*%", limit)
     if not match or not Decimal("0.1") <= Decimal(match[1]) <= 50:
         raise SloError(
-            f"SLO {text!r}: an error rate is a share from 0.1% to 50%: write error_rate=1%, {_EXAMPLE}"
+            f"SLO {text!r}: an error rate is a share from 0.1% to 50%: write error_rate=1%, "
+            f"{_EXAMPLE}"
         )
     return float(1 - Decimal(match[1]) / 100)
 
@@ -251,6 +256,7 @@ def slo_from_dict(value: Mapping[str, Any]) -> Slo:
         ) from error
     if not slo.as_dict().items() <= value.items():
         raise SloError(
-            f"run.json: slos holds {value!r}, whose text is another SLO: the file was changed or is damaged"
+            f"run.json: slos holds {value!r}, whose text is another SLO: the file was changed "
+            "or is damaged"
         )
     return slo

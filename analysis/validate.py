@@ -292,7 +292,10 @@ def _arrivals(sent: Floats, gaps: Floats | None) -> dict[str, Any]:
     if gaps is None:
         return _finding("arrivals", "inconclusive", "only a log has the times of arrivals")
     if min(len(sent), len(gaps)) < FEWEST or not sent.mean() or not gaps.mean():
-        why = f"{len(sent)} gaps in the benchmark's open loop, {len(gaps)} in production: {FEWEST} are needed"
+        why = (
+            f"{len(sent)} gaps in the benchmark's open loop, {len(gaps)} in production: {FEWEST} "
+            "are needed"
+        )
         return _finding("arrivals", "inconclusive", why)
     base, value = float(sent.std() / sent.mean()), float(gaps.std() / gaps.mean())
     limit = CV_FACTOR * max(base, 0.1)

@@ -135,7 +135,10 @@ def _burst(burst: Mapping[str, Any]) -> str:
     if high["end_s"] <= high["start_s"]:
         return f"Nothing is known of the burst: what is known of the run ends {number_text(until_s)} s after its start, in the base phase."
     length = number_text(high["end_s"] - high["start_s"])
-    sentence = f"A burst from {number_text(base['offered_rps'])} to {number_text(high['offered_rps'])} requests/s for {length} s"
+    sentence = (
+        f"A burst from {number_text(base['offered_rps'])} to {number_text(high['offered_rps'])} "
+        f"requests/s for {length} s"
+    )
     recovery_s, low_s = burst["recovery_s"], burst["recovery_ci_s"][0]
     did, harm = [], burst["harm"]
     if burst["peak_ttft_s"] is not None:
@@ -188,21 +191,30 @@ def _nothing_answered(summary: Mapping[str, Any]) -> str:
     lost = sum(s["missing"] for s in summary["stages"])
     answered = total - sum(errors.values())
     if not summary["stages"]:
-        return f"Nothing is judged: of {total} requests there are records, and of no stage to which they belong."
+        return (
+            f"Nothing is judged: of {total} requests there are records, and of no stage to which "
+            "they belong."
+        )
     errors["unfinished"] = max(0, errors["unfinished"] - lost)
     status, worst = max(errors.items(), key=lambda item: item[1])
     ended = f"{worst} of {total} {STATUS_WORDS.get(status, f'ended as {status}')}"
     windows = [stage["window"] for stage in summary["stages"]]
     if answered and all(0 < w["end_s"] <= w["start_s"] for w in windows):
-        return f"Every stage ended within its ramp, which does not count: {answered} of {total} requests were answered."
+        return (
+            f"Every stage ended within its ramp, which does not count: {answered} of {total} "
+            "requests were answered."
+        )
     if answered:
         return (
-            f"No request that was due in a stage's window was answered, {answered} of {total} in the whole run were"
-            + (f": {ended}. Start at a much lower load." if worst else ".")
-        )
+            f"No request that was due in a stage's window was answered, {answered} of {total} "
+            "in the whole run were"
+        ) + (f": {ended}. Start at a much lower load." if worst else ".")
     if lost:
         known = f" ({ended})" if worst else ""
-        return f"No record of an answer was left: {lost} of {total} requests have no record{known}, so nothing is judged."
+        return (
+            f"No record of an answer was left: {lost} of {total} requests have no record{known}, "
+            "so nothing is judged."
+        )
     return f"No request was answered: {ended}."
 
 
@@ -240,7 +252,10 @@ def _carries(summary: Mapping[str, Any]) -> str:
     rate = f"{number_text(capacity['capacity_rps'])} req/s"
     if crossing == "lower_bound":
         loop = " in a closed loop" if closed else ""
-        return f"One instance carries at least {rate}{loop} with {_limits(summary['slos'])}; no stage violated the SLO"
+        return (
+            f"One instance carries at least {rate}{loop} with {_limits(summary['slos'])}; no "
+            "stage violated the SLO"
+        )
     least = {"saturated": "at most ", "measured": ""}.get(crossing, "an estimated ")
     loop = " in a closed loop" if closed and crossing != "saturated" else ""
     known = [f"between {_between(low, high, 'and')}"]
@@ -256,7 +271,10 @@ def _carries(summary: Mapping[str, Any]) -> str:
     notes = ["which of them breaks first cannot be told"] if len(binding) > 1 else []
     notes += [f"{others} other SLO{'s' if others > 1 else ''} met there"] if others else []
     said = f" ({'; '.join(notes)})" if notes else ""
-    return f"One instance carries {least}{rate}{loop} ({'; '.join(known)}) with {_limits(binding)}{said}"
+    return (
+        f"One instance carries {least}{rate}{loop} ({'; '.join(known)}) with "
+        f"{_limits(binding)}{said}"
+    )
 
 
 def _c_max(capacity: Mapping[str, Any]) -> str:
@@ -293,7 +311,10 @@ def _nothing_usable(summary: Mapping[str, Any]) -> str:
         if not low
         else f"lies between {number_text(low)} and {number_text(high)} (95 %)"
     )
-    return f"No stage alone was shown to meet {limits}; the capacity {said} requests/s: {capacity['reason']}."
+    return (
+        f"No stage alone was shown to meet {limits}; the capacity {said} requests/s: "
+        f"{capacity['reason']}."
+    )
 
 
 def _limits(slos: list[dict[str, Any]]) -> str:

@@ -124,9 +124,15 @@ def breaker(
         return result | {"max_depth": depth, "open_at": [depth * 8 // 10, depth * 9 // 10]}
     why = "no SLO says how long a request may wait: give --slo ttft_p99=2s"
     if slo and wait_s is None:
-        why = f"too few requests were answered in the base phase to know how long one may wait within {slo.text}"
+        why = (
+            "too few requests were answered in the base phase to know how long one may wait "
+            f"within {slo.text}"
+        )
     elif slo and not wait_s:
-        why = f"{slo.text} leaves no time to wait: at the base load half of the requests take as long as it allows"
+        why = (
+            f"{slo.text} leaves no time to wait: at the base load half of the requests take as "
+            "long as it allows"
+        )
     elif wait_s:
         why = (
             f"{backlog['reason']}: the server's rate is only known to be at least {least:.3g} req/s"

@@ -116,7 +116,8 @@ def class_below(summary: Mapping[str, Any]) -> str | None:
         elif rate and not own and MEASURED_RATIO * rate < usable:
             between = f" (between {low:.3g} and {high:.3g})" if low and high else ""
             said.append(
-                f"class {name} keeps {k['binding_slo']} only up to {rate:.3g} requests/s of all classes{between}"
+                f"class {name} keeps {k['binding_slo']} only up to {rate:.3g} requests/s of "
+                f"all classes{between}"
             )
     if not said:
         return None

@@ -116,7 +116,8 @@ def traffic_of_profile(profile: Mapping[str, Any], peak_rps: float | None = None
         _positive(held.get(k)) for k in ("mean_rps", "rps_p99")
     ):
         raise FleetError(
-            "the profile holds no measured arrivals (measured: arrivals: mean_rps, rps_p99): make one with 'ampacity workload fit'"
+            "the profile holds no measured arrivals (measured: arrivals: mean_rps, rps_p99): "
+            "make one with 'ampacity workload fit'"
         )
     counted = (measured or {}).get("requests")
     requests = float(counted or math.inf) if _positive(counted) else math.inf
@@ -151,7 +152,10 @@ def traffic_of_profile(profile: Mapping[str, Any], peak_rps: float | None = None
     if not (0 <= low <= rps <= high < math.inf and rps > 0 and window_s > 0):
         raise FleetError(DAMAGED)
     length = "hour" if window_s == 3600 else f"{window_s / 60:.3g} minutes"
-    why = f"the busiest {length} of the profile, 95 % interval {low:.4g} to {high:.4g}; its mean is {mean:.3g}"
+    why = (
+        f"the busiest {length} of the profile, 95 % interval {low:.4g} to {high:.4g}; its mean is "
+        f"{mean:.3g}"
+    )
     return replace(known, peak_rps=rps, peak_rps_ci=(low, high), peak_reason=why)
 
 
@@ -191,11 +195,17 @@ def choose_safety(traffic: Traffic | None) -> tuple[float, str]:
     if traffic is None or (traffic.rate_cv is None and traffic.history_s is None):
         return (
             STEADY,
-            "20 %: nothing is known of the traffic's variance (--profile); take 1.5 where it comes in bursts",
+            (
+                "20 %: nothing is known of the traffic's variance (--profile); take 1.5 where it "
+                "comes in bursts"
+            ),
         )
     if traffic.rate_cv is None:
         return BURSTY, "50 %: the history is too short to show how much the rate varies"
-    varies = f"the rate varies by {100 * traffic.rate_cv:.0f} % (coefficient of variation over windows of up to a minute)"
+    varies = (
+        f"the rate varies by {100 * traffic.rate_cv:.0f} % (coefficient of variation over windows "
+        "of up to a minute)"
+    )
     if traffic.rate_cv > STEADY_CV:
         return BURSTY, f"50 %: {varies}, more than {100 * STEADY_CV:.0f} %"
     if traffic.history_s is None or traffic.history_s < HISTORY_S:

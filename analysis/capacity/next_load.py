@@ -173,7 +173,10 @@ def so_far(stages: Sequence[Mapping[str, Any]], goal: Goal) -> str | None:
     more = cut_short(stages, goal, "").more_requests
     sent = sum(int(s["requests"] + s["window"]["warmup_requests"]) for s in stages)
     takes = f"; {requests_in_all(sent, more)} to {100 * goal.precision:.2g} %" if more else ""
-    return f"capacity so far {found.capacity_rps:.3g} req/s, 95 % interval {low:.3g} to {high:.3g}{takes}"
+    return (
+        f"capacity so far {found.capacity_rps:.3g} req/s, 95 % interval {low:.3g} to "
+        f"{high:.3g}{takes}"
+    )
 
 
 def _lacking(judged: Sequence[Mapping[str, Any]], found: Estimate, goal: Goal) -> int:

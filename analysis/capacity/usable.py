@@ -39,7 +39,10 @@ ASSUMPTION = (
     "tested loads, not a confidence interval); an open stage stands at its offered rate, less the share that was not "
     "answered, the upper end is the offered rate of the stage that broke"
 )
-TOO_WIDE = "the estimate from all stages is {0} requests/s, known to {1} only: longer stages or a search tell more"
+TOO_WIDE = (
+    "the estimate from all stages is {0} requests/s, known to {1} only: longer stages or a "
+    "search tell more"
+)
 
 
 @dataclass(frozen=True)
@@ -133,7 +136,10 @@ def levels_of(stages: Sequence[dict[str, Any]], kind: str) -> list[Level]:
     return sorted(levels, key=lambda level: level.load)
 
 
-CONTRADICTED = "a stage met the SLOs at {} requests/s, above what all stages together allow ({}): run these loads again"
+CONTRADICTED = (
+    "a stage met the SLOs at {} requests/s, above what all stages together allow ({}): run these "
+    "loads again"
+)
 
 
 def find_capacity(stages: Sequence[dict[str, Any]], slos: Sequence[Slo]) -> dict[str, Any]:
@@ -278,7 +284,10 @@ def _shown(stages: Sequence[dict[str, Any]], slos: Sequence[Slo]) -> dict[str, A
     levels = levels_of(stages, kind)
     if not slos:
         return result | {
-            "reason": "no SLO given: capacity is the load at which an SLO stops to hold (--slo ttft_p99=2s)"
+            "reason": (
+                "no SLO given: capacity is the load at which an SLO stops to hold (--slo "
+                "ttft_p99=2s)"
+            )
         }
     if not levels:
         return result | {"reason": _no_level(stages)}
@@ -346,9 +355,15 @@ def _none_met(levels: list[Level], broken: Level | None, upper: Level | None) ->
         return {"reason": f"no stage is decided ({levels[-1].why})"}
     low, top = levels[0], upper or broken
     if low.verdict == "inconclusive":
-        reason = f"no stage is shown to meet the SLO, and {broken.load:.3g} breaks it: use longer stages or lower loads"
+        reason = (
+            f"no stage is shown to meet the SLO, and {broken.load:.3g} breaks it: use longer "
+            "stages or lower loads"
+        )
     else:
-        reason = f"the lowest load tried, {_load_text(low)}, is already too high: {number_text(low.served)} requests/s were answered there"
+        reason = (
+            f"the lowest load tried, {_load_text(low)}, is already too high: "
+            f"{number_text(low.served)} requests/s were answered there"
+        )
         reason += f"; try {_lower_loads(low)}"
     return {
         "c_max_ci": [0.0, top.concurrency],

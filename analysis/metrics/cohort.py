@@ -181,7 +181,10 @@ class Cohort:
         values, estimated = tpot_s(self.requests, self.chunks)
         ok = self.requests.has_status("ok")
         n = int(np.count_nonzero(estimated & ok))
-        taken = "tokens of the first chunk taken as the mean tokens per chunk, or as one where no chunk has a time"
+        taken = (
+            "tokens of the first chunk taken as the mean tokens per chunk, or as one where no "
+            "chunk has a time"
+        )
         if uncounted_share(self.requests) > 1 - MIN_KNOWN_SHARE:
             return _unknown("requests", UNCOUNTED)
         coalesced, reads = self._coalesced
@@ -237,7 +240,10 @@ class Cohort:
         n = int(np.count_nonzero(answers))
         if not untimed or n - untimed >= MIN_KNOWN_SHARE * n:
             return None
-        return f"{untimed} of {n} answers have no times of their chunks, only of the first and the last token: see tpot_s"
+        return (
+            f"{untimed} of {n} answers have no times of their chunks, only of the first and the "
+            "last token: see tpot_s"
+        )
 
     @cached_property
     def _still_thinking(self) -> str | None:

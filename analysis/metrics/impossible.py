@@ -44,7 +44,8 @@ def check_records(run: Run) -> None:
             held = {name: table[name][row].as_py() for name in table.column_names}
             said = f"{column} is {reprlib.repr(held[column])}, {why.format_map(held)}"
             raise RecordsError(
-                f"{run.path / 'requests.parquet'}: row {row}: {said}; no run writes that: the file was changed or is damaged"
+                f"{run.path / 'requests.parquet'}: row {row}: {said}; no run writes that: the "
+                "file was changed or is damaged"
             )
 
 

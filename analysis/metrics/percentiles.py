@@ -51,7 +51,10 @@ def _unknown_end(o: Observations, high: float) -> str:
     if o.n_infinite > 0.5 * (1 - 0.99) * o.n:
         return "the upper end is among the failed requests"
     size = max(o.clustering(0.99)[0], o.likely_cluster)
-    return f"too short: slow {o.unit} come in clusters of about {size:.0f}, so the worst may not have been seen"
+    return (
+        f"too short: slow {o.unit} come in clusters of about {size:.0f}, so the worst may not "
+        "have been seen"
+    )
 
 
 def _supported(

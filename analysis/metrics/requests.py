@@ -283,7 +283,10 @@ def _lists(column: pa.ChunkedArray, rows: Ints) -> pa.ListArray:
     return part.take(pa.array(rows - low))
 
 
-UNCOUNTED = "the server does not say how many tokens its answers have (no usage), and chunks are no tokens: give its vocabulary to --tokenizer"
+UNCOUNTED = (
+    "the server does not say how many tokens its answers have (no usage), and chunks are no "
+    "tokens: give its vocabulary to --tokenizer"
+)
 
 
 def uncounted_share(requests: Requests) -> float:

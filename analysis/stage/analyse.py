@@ -359,7 +359,10 @@ def _client(meta: Mapping[str, Any], scheduled: Requests) -> dict[str, Any]:
         and not audit
         and (late_s := known["p99"] or 0.0) > SLIP_MAX_S
     ):
-        reason = f"requests left {late_s * 1e3:.1f} ms late at p99, more than {SLIP_MAX_S * 1e3:.1f} ms; it was killed before its own account"
+        reason = (
+            f"requests left {late_s * 1e3:.1f} ms late at p99, more than {SLIP_MAX_S * 1e3:.1f} "
+            "ms; it was killed before its own account"
+        )
     return {
         "slip_s": known,
         "resent": int(audit.get("resent") or 0),

@@ -99,7 +99,10 @@ def _why_inconclusive(
     elif inconclusive:
         cause = f"{o.unit} were cut off that may have met its limit or not"
     if inconclusive:
-        reason += f"; {inconclusive} {'was' if inconclusive == 1 else 'were'} cut off unfinished before the limit"
+        reason += (
+            f"; {inconclusive} {'was' if inconclusive == 1 else 'were'} cut off unfinished before "
+            "the limit"
+        )
     factor = deciding_factor(over, o.n, 1 - slo.quantile, tau if few else widest, o.likely_cluster)
     more = None
     if factor is None and inconclusive:

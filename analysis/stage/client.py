@@ -149,7 +149,8 @@ def what_moved(cohort: Cohort, other: Cohort, slos: Sequence[Slo]) -> Moved:
                 )
                 metric = name.removesuffix("_s").removesuffix("_from_schedule")
                 metrics[metric] = (
-                    f"p{100 * q:.0f} of {metric} lies between {said}, by what the client itself may have added"
+                    f"p{100 * q:.0f} of {metric} lies between {said}, by what the client "
+                    "itself may have added"
                 )
                 limit_s = limits_s.get(metric, math.inf if slos else 0.0)
                 if abs(low - value) > OF_LIMIT * limit_s:

@@ -23,7 +23,10 @@ UNCOUNTED_MAX = 0.01  # of the answers, whose tokens nobody counted
 FIRST_ANSWERS = 5  # whose mean time is how long an idle endpoint takes to answer
 # of a number of arrivals: nearer to what was offered, it is the draw of the schedule
 CHANCE_SD = 3.0
-NO_FIGURE = f"no stage has a steady state and {REQUESTS_MIN} requests with a client that kept up: its rates are no figures"
+NO_FIGURE = (
+    f"no stage has a steady state and {REQUESTS_MIN} requests with a client that kept up: its "
+    "rates are no figures"
+)
 _NS = 1e-9
 _DOWN = (
     "http_error",

@@ -102,7 +102,10 @@ def _verdicts(
         if verdict["verdict"] != "inconclusive" and other != verdict["verdict"]:
             was = "met" if verdict["verdict"] == "met" else "violated"
             cause = f"the first {cut} requests, taken for a start-up, make the difference"
-            reason = f"{was} without the first {cut} requests, a start-up, and not with them: --warmup {cut} leaves them out"
+            reason = (
+                f"{was} without the first {cut} requests, a start-up, and not with them: --warmup "
+                f"{cut} leaves them out"
+            )
             verdict |= {
                 "verdict": "inconclusive",
                 "reason": reason,
