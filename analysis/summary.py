@@ -255,7 +255,10 @@ def _partial(run: Run) -> str | None:
     else:
         at = " before any stage was written down"
     if run.going_s is not None:
-        return f"still running{at}, last written {run.going_s:.0f} s ago: only what had been recorded by then is here"
+        return (
+            f"still running{at}, last written {run.going_s:.0f} s ago: only what had been "
+            "recorded by then is here"
+        )
     if not run.complete or status == "running":
         return f"killed{at}: only what had been recorded is here"
     word = {"budget": "ended by its budget"}.get(str(status), str(status))
@@ -307,7 +310,9 @@ def _audit(
         "client_limited": None if imported else len(limited) > len(repeated),
         **(
             {
-                "client_limited_reason": "the other tool's files do not say whether its client kept up"
+                "client_limited_reason": (
+                    "the other tool's files do not say whether its client kept up"
+                )
             }
             if imported
             else {}

@@ -207,7 +207,8 @@ def _judge(
     else:
         verdict = "inconclusive"
         reason = (
-            f"production is between {low:.4g} and {high:.4g} s, on both sides of the limit of {limit:.4g} s: "
+            f"production is between {low:.4g} and {high:.4g} s, on both sides of the limit of "
+            f"{limit:.4g} s: "
             "finer buckets or more requests would tell"
         )
     return _finding(name, verdict, reason, benchmark, production, limit) | {

@@ -41,7 +41,10 @@ def _too_long(summary: Mapping[str, Any]) -> str | None:
     n, of = summary["errors"].get("too_long", 0), summary["requests"]
     if n <= TOO_LONG_SHARE * of:
         return None
-    return f"{n:,} of {of:,} requests ({n / of:.1%}) were longer than the model's context and are left out of every figure."
+    return (
+        f"{n:,} of {of:,} requests ({n / of:.1%}) were longer than the model's context and are "
+        "left out of every figure."
+    )
 
 
 def _finding(summary: Mapping[str, Any]) -> str:
@@ -56,7 +59,10 @@ def _other_load(summary: Mapping[str, Any]) -> str:
     deviation = summary["workload"]["realised"]["input_deviation"]
     if deviation is None or abs(deviation) <= LENGTHS_OFF_SHARE:
         return ""
-    return f"Not the load that was planned: prompts were {off_text(deviation)} (input tokens, by the server's count)."
+    return (
+        f"Not the load that was planned: prompts were {off_text(deviation)} (input tokens, by the "
+        "server's count)."
+    )
 
 
 def _failures(summary: Mapping[str, Any]) -> str:
@@ -73,7 +79,10 @@ def _failures(summary: Mapping[str, Any]) -> str:
     ):  # all: there is no finding at all
         return ""
     kinds = ", ".join(f"{n} {kind}" for kind, n in sorted(counts.items(), key=lambda c: -c[1]))
-    return f"{failed / lowest['requests']:.0%} of the requests failed at the lowest load ({kinds}): find out why before measuring."
+    return (
+        f"{failed / lowest['requests']:.0%} of the requests failed at the lowest load ({kinds}): "
+        "find out why before measuring."
+    )
 
 
 def _outages(summary: Mapping[str, Any]) -> str:
@@ -109,7 +118,10 @@ def _of_the_load(summary: Mapping[str, Any]) -> str:
     if not any(s["ok"] for s in [*stages, *summary.get("burst", {}).get("phases", [])]):
         return _nothing_answered(summary)
     if all(s["client_limited"] for s in stages):
-        return "No finding: the client could not keep up with the load in any stage, so nothing says what the server can do."
+        return (
+            "No finding: the client could not keep up with the load in any stage, so nothing "
+            "says what the server can do."
+        )
     if summary.get("burst"):
         return _burst(summary["burst"])
     if not summary["slos"]:
@@ -118,12 +130,18 @@ def _of_the_load(summary: Mapping[str, Any]) -> str:
         if len(answers_s) == len(counted) and all(
             s["window"]["end_s"] < 2 * a for s, a in zip(counted, answers_s, strict=True)
         ):
-            short = f"an answer takes {number_text(min(answers_s))} s and no stage is twice as long, so no rate is known"
+            short = (
+                f"an answer takes {number_text(min(answers_s))} s and no stage is twice as long, "
+                "so no rate is known"
+            )
             return f"Too short to tell: {short}. {longer(summary)}."
         best = max(counted, key=lambda s: s["achieved_rps"])
         tokens = best["output_tokens_per_s"]
         and_tokens = "" if tokens is None else f" and {number_text(tokens)} output tokens/s"
-        return f"Up to {number_text(best['achieved_rps'])} requests/s{and_tokens} were carried; no SLO was given, so no capacity is named."
+        return (
+            f"Up to {number_text(best['achieved_rps'])} requests/s{and_tokens} were carried; no "
+            "SLO was given, so no capacity is named."
+        )
     if capacity["capacity_rps"] is None:
         return _nothing_usable(summary)
     return _usable(summary)
@@ -133,7 +151,10 @@ def _burst(burst: Mapping[str, Any]) -> str:
     base, high = burst["phases"][0], burst["phases"][1]
     until_s = burst["known_until_s"]
     if high["end_s"] <= high["start_s"]:
-        return f"Nothing is known of the burst: what is known of the run ends {number_text(until_s)} s after its start, in the base phase."
+        return (
+            f"Nothing is known of the burst: what is known of the run ends {number_text(until_s)} "
+            "s after its start, in the base phase."
+        )
     length = number_text(high["end_s"] - high["start_s"])
     sentence = (
         f"A burst from {number_text(base['offered_rps'])} to {number_text(high['offered_rps'])} "

@@ -122,7 +122,8 @@ def class_below(summary: Mapping[str, Any]) -> str | None:
     if not said:
         return None
     return (
-        f"Below the capacity of {usable:.3g} requests/s, at which an SLO without a class is kept by all requests together: {'; '.join(said)}. "
+        f"Below the capacity of {usable:.3g} requests/s, at which an SLO without a class is kept "
+        f"by all requests together: {'; '.join(said)}. "
         "Size by that rate, or give the class an SLO of its own (--slo CLASS:SLO)."
     )
 
@@ -153,8 +154,10 @@ def lengths_out_of_order(summary: Mapping[str, Any]) -> str | None:
     if not said:
         return None
     return (
-        f"Shorter requests keep the SLOs only up to a lower load than longer ones: {'; '.join(said)}. "
-        "Something else than their length differs (a cache that filled, other work on the machine): run the sweep again."
+        "Shorter requests keep the SLOs only up to a lower load than longer ones: "
+        f"{'; '.join(said)}. "
+        "Something else than their length differs (a cache that filled, other work on the "
+        "machine): run the sweep again."
     )
 
 

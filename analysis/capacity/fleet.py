@@ -123,7 +123,8 @@ def traffic_of_profile(profile: Mapping[str, Any], peak_rps: float | None = None
     requests = float(counted or math.inf) if _positive(counted) else math.inf
     if requests < PROFILE_REQUESTS:
         raise FleetError(
-            f"the profile rests on {requests:g} requests, which show neither peak nor variance: fit at least "
+            f"the profile rests on {requests:g} requests, which show neither peak nor variance: "
+            "fit at least "
             f"{PROFILE_REQUESTS}, or give --peak-rps alone"
         )
     mean, dispersion, cv = float(held["mean_rps"]), held.get("dispersion") or {}, None
@@ -170,7 +171,8 @@ def _crowded(arrivals: Mapping[str, Any], mean_rps: float) -> tuple[float, str]:
     peaks = {w: max(mean_rps, poisson_rate_rps(at, w)) for w, at in seen.items()}
     width = max(peaks, key=lambda w: peaks[w])
     why = (
-        f"{peaks[width]:.3g} requests/s of Poisson arrivals have such a P99 of the rate over windows of {width} s "
+        f"{peaks[width]:.3g} requests/s of Poisson arrivals have such a P99 of the rate over "
+        f"windows of {width} s "
         f"as the profile: {seen[width]:.3g}; its mean is {mean_rps:.3g}"
     )
     return peaks[width], why

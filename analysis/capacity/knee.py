@@ -21,7 +21,8 @@ MIN_STAGES = 4
 DIVERGENCE_FACTOR = 2.0
 NOISE_FACTOR = 1.5  # a ratio nearer to the threshold than this may lie on either side of it
 QUIET_LOADS = {"p99": 1, "p95": 2}
-"""A stage near the knee may by chance hold no queue, the shorter the likelier: so many loads before it count as well."""
+"""A stage near the knee may by chance hold no queue, the shorter the likelier: so many loads before
+it count as well."""
 BEFORE = {"p99": "p95", "p95": "p90"}
 LOW_STAGES = 3  # so many of the lowest loads give the low-load level
 METRICS = ("ttft_from_schedule_s", "e2e_from_schedule_s")

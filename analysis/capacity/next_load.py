@@ -39,12 +39,17 @@ CLEAR = 0.001
 APART = 0.7  # in log-odds of a miss: how far from the limit the loads are
 # loads on both sides of the limit that are further apart have the next one between them
 SPLIT = 1.2
-TOLD = 2.0  # intervals up to so many times the precision asked for tell how many requests it takes (docs/search.md)
+# intervals up to so many times the precision asked for tell how many requests it takes
+# (docs/search.md)
+TOLD = 2.0
 WIDE = 2.0  # upper over lower end of an interval that says nothing yet of where the limit is not
 LASTS = 3.0  # a stage lasts so many times as long as an overload of its size takes to show
 BEYOND_NOISE = 2.0  # standard deviations
-EXPECTED = 8.0  # misses for each 1/precision^2, where the SLO is just kept: 5 to 11 on the servers of benchmarks/servers.py
-LEAST = 0.75  # of the requests that a precision takes in the mean, before which no interval counts as so narrow
+# misses for each 1/precision^2, where the SLO is just kept: 5 to 11 on the servers of
+# benchmarks/servers.py
+EXPECTED = 8.0
+# of the requests that a precision takes in the mean, before which no interval counts as so narrow
+LEAST = 0.75
 STEP_MAX = 1.0  # a stage takes at most this many times the requests of all stages near the limit
 
 
@@ -268,8 +273,10 @@ def out_of_reach(stages: Sequence[Mapping[str, Any]]) -> str | None:
         idle_s = low_s - max(0.0, next_s - low_s) * low / (next_ - low)
         if slo.quantile >= 0.5 and idle_s > slo.limit_s:
             return (
-                f"no load can meet {slo.text}: the median is {low_s:.3g} s at a load of {low:.3g} and {next_s:.3g} s at {next_:.3g}, "
-                f"so it is not the load that takes longer than {slo.limit_s:.3g} s; use a laxer limit, shorter requests or a "
+                f"no load can meet {slo.text}: the median is {low_s:.3g} s at a load of {low:.3g} "
+                f"and {next_s:.3g} s at {next_:.3g}, "
+                f"so it is not the load that takes longer than {slo.limit_s:.3g} s; use a laxer "
+                "limit, shorter requests or a "
                 "faster endpoint"
             )
     return None
@@ -305,8 +312,10 @@ def _missed_at_any_load(stages: Mapping[float, Mapping[str, Any]], slo: Slo) -> 
     if idle - noise <= (1 - slo.quantile) / slo.quantile:
         return None
     return (
-        f"no load can meet {slo.text}: {100 * missed[0]:.2g} % of the requests miss it at a load of {load[0]:.3g} and "
-        f"{100 * missed[-1]:.2g} % at {load[-1]:.3g}, so it is not the load that breaks it; see what failed or took long, or use a laxer limit"
+        f"no load can meet {slo.text}: {100 * missed[0]:.2g} % of the requests miss it at a load "
+        f"of {load[0]:.3g} and "
+        f"{100 * missed[-1]:.2g} % at {load[-1]:.3g}, so it is not the load that breaks it; see "
+        "what failed or took long, or use a laxer limit"
     )
 
 

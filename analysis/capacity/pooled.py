@@ -64,7 +64,8 @@ class Estimate:
     c_max: float | None
     c_max_ci: tuple[float, float] | None
     binding: tuple[Slo, ...]  # the SLO that breaks first, then those that may as well be the first
-    slope: float  # of the SLO with the lowest x*: by how much the log-odds of a miss rise with ln(load)
+    # of the SLO with the lowest x*: by how much the log-odds of a miss rise with ln(load)
+    slope: float
     nearest: int | None  # index of the stage nearest to the capacity whose rates are figures
     # one that a lone request may miss nearly as often as is allowed: no load is known to meet it
     lone: Slo | None = None
@@ -289,7 +290,8 @@ def _concurrency(
     few = math.sqrt(float(weight**2 @ drawn**2))
     error = max(0.02, scatter, few)
     at = np.array([x_star.at(p) for p in (0.025, 0.5, 0.975)])
-    # a mean over a few jams is skewed like a log-normal: it is mostly below what it is in the long run
+    # a mean over a few jams is skewed like a log-normal: it is mostly below what it is in the long
+    # run
     low, middle, high = (at + curve(at) + few**2 / 2).tolist()
     down, up = (math.hypot(1.96 * error, end - middle) for end in (low, high))
     return math.exp(middle - down), math.exp(middle), math.exp(middle + up)

@@ -189,7 +189,8 @@ def posterior_of(
             3 if step == 2 else 2,
         )
         centre = found.at(0.5)
-        # far from the interval: inside it nobody knows yet what is far; the nearest on both sides always count
+        # far from the interval: inside it nobody knows yet what is far; the nearest on both sides
+        # always count
         off = np.abs(x - np.clip(x, found.at(0.025), found.at(0.975)))
         reach = max(
             NEAR, *(float(off[side].min(initial=1.0)) for side in (x <= centre, x >= centre))

@@ -30,13 +30,16 @@ from ampacity.analysis.capacity.pooled import (
 from ampacity.analysis.slo import Slo
 from ampacity.analysis.stage.throughput import CHANCE_SD, REQUESTS_MIN, all_failed
 
-PUBLISHED = 0.5  # half width of an interval over its figure, up to which the estimate is the published figure
+# half width of an interval over its figure, up to which the estimate is the published figure
+PUBLISHED = 0.5
 MEASURED_RATIO = 1.05
 DOWN_IN_EACH = "no usable stage: the endpoint was down in each of them for a while"
 SATURATED_RATIO = 1.01  # two levels of a closed loop whose rates are closer carry the same
 ASSUMPTION = (
-    "the SLOs hold below the highest stage that met them and fail above the lowest that broke them (a bracket of "
-    "tested loads, not a confidence interval); an open stage stands at its offered rate, less the share that was not "
+    "the SLOs hold below the highest stage that met them and fail above the lowest that broke "
+    "them (a bracket of "
+    "tested loads, not a confidence interval); an open stage stands at its offered rate, less "
+    "the share that was not "
     "answered, the upper end is the offered rate of the stage that broke"
 )
 TOO_WIDE = (

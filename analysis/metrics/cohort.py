@@ -34,12 +34,14 @@ BUNCHED_SHARE = 0.9
 engine that speculates and writes each token by itself stays below.
 """
 READS_APART_US = 2000
-"""Where most reads are nearer than this they are those of a fast engine, not of something that holds tokens back."""
+"""Where most reads are nearer than this they are those of a fast engine, not of something that
+holds tokens back."""
 READS_FEW = 3.0
 """An answer in so few reads has no TPOT to speak of."""
 IN_ONE_PIECE = "answers came in one piece"
 ONE_PIECE_SHARE = 0.5
-"""Of the answers that have several tokens: where more come in one piece, the first token is not told from the last."""
+"""Of the answers that have several tokens: where more come in one piece, the first token is not
+told from the last."""
 
 
 @dataclass(frozen=True)
@@ -223,8 +225,10 @@ class Cohort:
         if not n or known >= MIN_KNOWN_SHARE * n:
             return None
         return (
-            f"tokens per chunk unknown in {n - known} of {n} answers (the server sends chunks, not tokens, and "
-            f"does not say how many tokens each holds): see icl_s{' and tpot_s' if self.tpot.n else ''}"
+            f"tokens per chunk unknown in {n - known} of {n} answers (the server sends chunks, "
+            "not tokens, and "
+            "does not say how many tokens each holds): see "
+            f"icl_s{' and tpot_s' if self.tpot.n else ''}"
         )
 
     def _without_chunk_times(self) -> str | None:
@@ -260,7 +264,8 @@ class Cohort:
         if n - without >= MIN_KNOWN_SHARE * n:
             return None
         return (
-            f"{without} of {n} answers ended while the model was still thinking, so how long a reader waits for its answer is not "
+            f"{without} of {n} answers ended while the model was still thinking, so how long a "
+            "reader waits for its answer is not "
             "known: plan longer answers"
         )
 
@@ -276,7 +281,8 @@ class Cohort:
         if together <= ONE_PIECE_SHARE * n or np.median(lasted_us) < READS_APART_US:
             return None
         return (
-            f"{together} of {n} {IN_ONE_PIECE}: they were not streamed, or something on the way held them back, "
+            f"{together} of {n} {IN_ONE_PIECE}: they were not streamed, or something on the way "
+            "held them back, "
             "and their first token is no earlier than the last: see e2e_s"
         )
 
@@ -302,7 +308,8 @@ class Cohort:
             f", {apart_us / apart / 1e3:.3g} ms apart" if apart else ""
         )
         return (
-            f"{together / chunks:.1%} of the chunks came together with the one before ({how}): something on the way holds "
+            f"{together / chunks:.1%} of the chunks came together with the one before ({how}): "
+            "something on the way holds "
             "them back, and these times are not the engine's (see: ampacity doctor)"
         ), reads
 

@@ -30,7 +30,8 @@ def check_records(run: Run) -> None:
     """Raise RecordsError on the first record that no run writes, with row, column and value."""
     table, entries = run.requests, enumerate(run.meta.get("stages") or [])
     stages = {i if (index := s.get("index")) is None else index for i, s in entries}
-    # a kill may come before a stage is noted down; other tools end their clocks in their own ways, as the import allows
+    # a kill may come before a stage is noted down; other tools end their clocks in their own ways,
+    # as the import allows
     known, times = (
         stages if run.complete else set(),
         () if run.meta.get("imported") else _times(table),

@@ -15,7 +15,8 @@ from ampacity.analysis.metrics.requests import Floats, Requests, visible_tokens
 _LEVELS = {f"p{percent}": percent / 100 for percent in (1, 5, 10, 25, 50, 75, 90, 95, 99)}
 
 CUT_SHARE = 0.5
-"""Of the usual length: an answer that is shorter, and of which nobody says why it ended, may have been cut off."""
+"""Of the usual length: an answer that is shorter, and of which nobody says why it ended, may have
+been cut off."""
 CUT_ALIKE = 0.1
 
 

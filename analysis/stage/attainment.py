@@ -21,7 +21,8 @@ from ampacity.analysis.stats.intervals import (
 )
 
 EDGE_FACTOR = 20.0
-"""More times the requests that it has, and that its percentile needs at least: on the edge, not too short."""
+"""More times the requests that it has, and that its percentile needs at least: on the edge, not too
+short."""
 
 
 def judge_slo(

@@ -101,7 +101,9 @@ def accepted_goodput(
     }
     if labels is None:
         return result | {
-            "reason": "nobody judged the answers (ampacity report --labels FILE, or --checker COMMAND)"
+            "reason": (
+                "nobody judged the answers (ampacity report --labels FILE, or --checker COMMAND)"
+            )
         }
     if meets is None:
         return result | {"reason": "an SLO could not be judged"}

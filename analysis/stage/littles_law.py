@@ -90,10 +90,14 @@ def against_server(concurrency: float, server: Mapping[str, Any] | None) -> dict
         )
     else:
         why = (
-            "requests wait before it counts them (a gateway, a connection limit, tokenizing), or its gauges show one of "
+            "requests wait before it counts them (a gateway, a connection limit, tokenizing), or "
+            "its gauges show one of "
             "several replicas only"
         )
-    said = f"the server counts {level:.3g} running and waiting, this client {concurrency:.3g} in flight: {why}"
+    said = (
+        f"the server counts {level:.3g} running and waiting, this client {concurrency:.3g} in "
+        f"flight: {why}"
+    )
     return result | {"ok": False, "reason": said}
 
 
@@ -114,11 +118,15 @@ def gap(c_max: float, limit_s: float, capacity_rps: float) -> dict[str, Any]:
     }
     if not found["representative"]:
         reason = (
-            f"not representative: requests last {value:.3g} times the limit on average (a queue before the batch, a slow batch, "
+            f"not representative: requests last {value:.3g} times the limit on average (a queue "
+            "before the batch, a slow batch, "
             "or longer answers than the limit is made for)"
         )
     elif value < 1 - 1e-9:
-        reason = f"representative: requests last {value:.3g} of the limit on average, so the server carries more than the ceiling"
+        reason = (
+            f"representative: requests last {value:.3g} of the limit on average, so the server "
+            "carries more than the ceiling"
+        )
     else:
         reason = None
     return found | {"reason": reason}
@@ -152,6 +160,8 @@ def summarise_gap(
 
 _BOUNDS = {
     "lower_bound": "void: C_max is a lower bound, as no stage violated an SLO",
-    "saturated": "void: the closed loop is saturated, so that C_max is the number of users that was set",
+    "saturated": (
+        "void: the closed loop is saturated, so that C_max is the number of users that was set"
+    ),
     "none": "no capacity within the SLOs was found",
 }

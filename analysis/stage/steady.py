@@ -39,7 +39,8 @@ class Window:
     method: str  # mser5 | fixed | none
     reason: str | None
     settled: bool
-    cut_s: float = 0.0  # of the start-up that the data showed; none of a ramp, nor of a warm-up that was asked for
+    # of the start-up that the data showed; none of a ramp, nor of a warm-up that was asked for
+    cut_s: float = 0.0
 
     @property
     def length_s(self) -> float:
@@ -247,12 +248,14 @@ def judge_stability(
     ):
         return Stability(
             None,
-            f"requests lasted about {filled - start_s:.3g} s, too long for a stage of {end_s - start_s:.3g} s: "
+            f"requests lasted about {filled - start_s:.3g} s, too long for a stage of "
+            f"{end_s - start_s:.3g} s: "
             "filling up and overload look the same",
             growth_rps,
         )
     reason = (
-        f"the queue kept growing by {growth_rps:.3g} requests/s: {arrivals} arrived and {completions} ended in the "
+        f"the queue kept growing by {growth_rps:.3g} requests/s: {arrivals} arrived and "
+        f"{completions} ended in the "
         f"last {end_s - begin:.3g} s"
     )
     return Stability(False, reason, growth_rps)

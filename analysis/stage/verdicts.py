@@ -16,7 +16,9 @@ from ampacity.analysis.stage.attainment import judge_slo, observe_slos, requests
 from ampacity.analysis.stage.goodput import goodput_rps
 from ampacity.analysis.stage.steady import Stability
 
-DILUTED = 0.1  # chance of a false "violated" by a stage with its start-up, whose quick answers dilute the misses of the rest
+# chance of a false "violated" by a stage with its start-up, whose quick answers dilute the misses
+# of the rest
+DILUTED = 0.1
 
 
 def slo_findings(

@@ -23,11 +23,14 @@ Floats = npt.NDArray[np.float64]
 
 CONFIDENCE = 0.95
 ASSUMPTION = (
-    "within this run: requests in steady state; slow ones come in clusters, whose size is measured by the "
-    "autocorrelation of 'slower than a limit' in scheduled order, and weighed against the number of requests over which "
+    "within this run: requests in steady state; slow ones come in clusters, whose size is "
+    "measured by the "
+    "autocorrelation of 'slower than a limit' in scheduled order, and weighed against the number "
+    "of requests over which "
     "the in-flight count stays alike; differences between runs, days or machines are not in it"
 )
-MEMORIES = 3.0  # requests in a cluster that are likely, per request over which the in-flight count stays alike
+# requests in a cluster that are likely, per request over which the in-flight count stays alike
+MEMORIES = 3.0
 PRIOR_CLUSTERS = 12.0  # what is likely counts as much as so many clusters that were seen
 _MORE_LIMIT = 10**9
 _SERIES_BITS = 16

@@ -6,7 +6,8 @@ import numpy as np
 
 from ampacity.analysis.stats.intervals import Floats
 
-PLATEAU = 0.15  # of the highest throughput, itself the luckiest of several; so much below is the ceiling ...
+# of the highest throughput, itself the luckiest of several; so much below is the ceiling ...
+PLATEAU = 0.15
 # ... if the requests in flight grow by this factor there, or a stage has no steady state
 PLATEAU_LOAD = 1.3
 LOW_LOADS = 2
