@@ -86,8 +86,7 @@ def summarise(run: Run, labels: Mapping[int, bool] | None = None) -> dict[str, A
         summary, output_deviation(records.requests), cut_short(run.requests, records.requests)
     )
     summary["verdict"] = write_verdict(summary)
-    plain: dict[str, Any] = _plain(summary)
-    return plain
+    return dict(_plain(summary))
 
 
 def _littles_law(

@@ -17,9 +17,9 @@ from ampacity.analysis.capacity.next_load import (
     narrowing,
     near_requests,
     non_monotone,
-    out_of_reach,
 )
 from ampacity.analysis.capacity.pooled import estimate, peak_goodput_rps, unseen
+from ampacity.analysis.capacity.reach import out_of_reach
 from ampacity.analysis.capacity.usable import PUBLISHED, find_capacity
 from ampacity.analysis.slo import Slo
 from ampacity.experiments.stages.base_rig import BaseRig, Enough

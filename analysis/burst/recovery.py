@@ -138,7 +138,7 @@ def _base_load_too_high(t: Timeline, backlog: Backlog, phases: Phases) -> str | 
 
 
 def _emptied_s(t: Timeline, base: _Base) -> tuple[float | None, str | None]:
-    """Return (s until as few requests wait and are in flight as in the base, None), or the reason."""
+    """Return the s until as few requests wait and are in flight as in the base, or why not."""
     later_s = elapsed_s(t.over_s, t.end_s) / 2
     leaving = (t.answered, t.finish)
     later = [_level((t.over_s + t.end_s) / 2, t.end_s, t.at, left) for left in leaving]

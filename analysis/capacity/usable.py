@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from ampacity.analysis.capacity.judged import judged_open
-from ampacity.analysis.capacity.next_load import non_monotone, out_of_reach
+from ampacity.analysis.capacity.next_load import non_monotone
 from ampacity.analysis.capacity.pooled import (
     LONE_TELLS,
     NOT_ALL_SEEN,
@@ -27,6 +27,7 @@ from ampacity.analysis.capacity.pooled import (
     estimate,
     unseen,
 )
+from ampacity.analysis.capacity.reach import out_of_reach
 from ampacity.analysis.slo import Slo
 from ampacity.analysis.stage.throughput import CHANCE_SD, REQUESTS_MIN, all_failed
 

@@ -30,9 +30,7 @@ from ampacity.analysis.slo import ERROR_RATE, GAP_METRICS, Slo
 MIN_KNOWN_SHARE = 0.99
 """ITL is given when the tokens of each chunk are known for at least this share of the answers."""
 BUNCHED_SHARE = 0.9
-"""Of the chunks, in one read with the one before: so many, and a percentile of the gaps is 0 however long the others are. An
-engine that speculates and writes each token by itself stays below.
-"""
+"""Share of chunks read together with the one before, above which gaps are no figures."""
 READS_APART_US = 2000
 """Where most reads are nearer than this they are those of a fast engine, not of something that
 holds tokens back."""

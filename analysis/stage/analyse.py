@@ -85,6 +85,13 @@ class StageRecords:
         """Return a mask over ``scheduled`` as one over the requests of the cohort."""
         return np.isin(self.cohort.requests.row, self.scheduled.row[which])
 
+    @property
+    def failed_in_outages(self) -> Bools | None:
+        """Return which requests of the cohort failed in an outage; None without one."""
+        if not self.outages:
+            return None
+        return self.in_cohort(np.any([o.failed for o in self.outages], axis=0))
+
 
 def stage_records(
     records: RunRecords,
@@ -162,11 +169,7 @@ def analyse_stage(
     if other is not None:
         _leave_out_moved(result, what_moved(cohort, other, slos))
     worth_s, limited = span_s(result, window), result["client_limited"]
-    down = (
-        found.in_cohort(np.any([o.failed for o in found.outages], axis=0))
-        if found.outages
-        else None
-    )
+    down = found.failed_in_outages
     slo_part, meets = slo_findings(cohort, found.whole, slos, worth_s, stability, limited, down)
     result |= slo_part | without_rate(slo_part, result["achieved_rps"])
     result["accepted"] = accepted_goodput(

@@ -75,9 +75,8 @@ def find_outages(requests: Requests) -> list[Outage]:
         if k == len(life) and 2 * np.count_nonzero(late) > np.count_nonzero(failed):
             continue
         end_s = None
-        if (
-            k < len(life)
-        ):  # back when a request began that was answered, which may take as long as an answer to show
+        if k < len(life):
+            # back when a request began that was answered; the answer may come much later
             after = ok & (began_s > began_s[failed].max())
             end_s = float(min(began_s[after].min(initial=np.inf), life[k]))
         # what was under way when it went down may have been answered while others were refused

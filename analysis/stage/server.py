@@ -17,7 +17,7 @@ _RATES = {  # share of the first counter's growth in the second's
 
 
 def server_figures(samples: pa.Table | None, start_ns: int, end_ns: int) -> dict[str, Any] | None:
-    """Return the server figures over [``start_ns``, ``end_ns``), or None where there is no sample in it.
+    """Return the server figures over [``start_ns``, ``end_ns``), or None without a sample.
 
     Gauges are means over the samples (an acceptance of 0 by a gauge alone is that of an engine that
     drafts nothing: None), ``kv_cache_usage_max`` and ``gpu_memory_used_bytes`` the largest,

@@ -277,7 +277,7 @@ def _stands_still(begin_s: float, end_s: float, scheduled_s: Floats, ended_s: Fl
 
 
 def _rises(e2e_s: Floats, ended_s: Floats) -> bool:
-    """Return whether end-to-end times rise in the order of arrival (Gehan 1965), censored at age."""
+    """Return whether E2E times rise in the order of arrival (Gehan 1965), censored at age."""
     early, late = np.split(np.arange(len(e2e_s)), [max(10, len(e2e_s) // 5)])
     up, down = (
         (
