@@ -180,6 +180,12 @@ def _burst(burst: Mapping[str, Any]) -> str:
         sentence += f"; yet it was not got over: of those due after that {harm['after']['reason']}"
     if harm["base"]:
         sentence += f"; the base load alone was not carried: {harm['base']['reason']}"
+    return sentence + _burst_losses(burst)
+
+
+def _burst_losses(burst: Mapping[str, Any]) -> str:
+    """Return the part of the sentence on SLO misses, losses, and the limit on the recovery."""
+    sentence, until_s = "", burst["known_until_s"]
     if burst["slo_misses"] is not None:
         sentence += f"; {burst['slo_misses']} requests violated an SLO"
         if burst["slo_misses_of_base"] >= 0.5:

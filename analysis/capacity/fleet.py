@@ -137,7 +137,11 @@ def traffic_of_profile(profile: Mapping[str, Any], peak_rps: float | None = None
     known = Traffic(peak_rps or crowded_rps, mean, cv, history, "profile", crowded_rps=crowded_rps)
     if peak_rps:
         return known
-    busy = held.get("busy_hour")
+    return _with_busy_hour(known, held.get("busy_hour"), why)
+
+
+def _with_busy_hour(known: Traffic, busy: Any, why: str) -> Traffic:
+    """Return the traffic with the busiest hour as its peak; ``why``: of the peak without one."""
     if busy is None:
         return replace(
             known, peak_reason=f"the profile holds no busy hour (fit its log again): {why}"
@@ -155,7 +159,7 @@ def traffic_of_profile(profile: Mapping[str, Any], peak_rps: float | None = None
     length = "hour" if window_s == 3600 else f"{window_s / 60:.3g} minutes"
     why = (
         f"the busiest {length} of the profile, 95 % interval {low:.4g} to {high:.4g}; its mean is "
-        f"{mean:.3g}"
+        f"{known.mean_rps:.3g}"
     )
     return replace(known, peak_rps=rps, peak_rps_ci=(low, high), peak_reason=why)
 

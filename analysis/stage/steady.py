@@ -249,14 +249,12 @@ def judge_stability(
         return Stability(
             None,
             f"requests lasted about {filled - start_s:.3g} s, too long for a stage of "
-            f"{end_s - start_s:.3g} s: "
-            "filling up and overload look the same",
+            f"{end_s - start_s:.3g} s: filling up and overload look the same",
             growth_rps,
         )
     reason = (
         f"the queue kept growing by {growth_rps:.3g} requests/s: {arrivals} arrived and "
-        f"{completions} ended in the "
-        f"last {end_s - begin:.3g} s"
+        f"{completions} ended in the last {end_s - begin:.3g} s"
     )
     return Stability(False, reason, growth_rps)
 
