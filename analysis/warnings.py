@@ -8,7 +8,7 @@ from typing import Any
 
 from ampacity.analysis import stage_warnings as of_stages
 from ampacity.analysis.capacity.families import class_below, lengths_out_of_order
-from ampacity.analysis.capacity.usable import number_text, stage_rate
+from ampacity.analysis.capacity.levels import number_text, stage_rate
 from ampacity.analysis.diagnosed import certain
 from ampacity.analysis.load_names import load_name
 from ampacity.analysis.slo import parse_slo

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from ampacity.analysis.capacity.usable import stage_rate
+from ampacity.analysis.capacity.levels import stage_rate
 from ampacity.analysis.stats.scalability import corner_of_bounds
 
 MIN_STAGES = 4
