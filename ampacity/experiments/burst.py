@@ -65,7 +65,7 @@ class BurstPlan:
     @property
     def settled_base(self) -> tuple[float, float]:
         """Return (expected requests, length in s) of the base phase after it has settled."""
-        from ampacity.analysis.burst.recovery import SETTLE_SHARE
+        from ampacity.analysis.burst.timeline import SETTLE_SHARE
 
         length_s = (1 - SETTLE_SHARE) * self.base_s
         return length_s * self.base_rps, length_s
@@ -75,11 +75,8 @@ class BurstPlan:
 
         ``answer_s``: duration of a single answer.
         """
-        from ampacity.analysis.burst.recovery import (
-            BASE_ANSWERS_MIN,
-            BASE_REQUESTS_MIN,
-            SETTLE_SHARE,
-        )
+        from ampacity.analysis.burst.recovery import BASE_ANSWERS_MIN, BASE_REQUESTS_MIN
+        from ampacity.analysis.burst.timeline import SETTLE_SHARE
 
         expected, length_s = self.settled_base
         needed_s = max(BASE_REQUESTS_MIN / self.base_rps, BASE_ANSWERS_MIN * answer_s)

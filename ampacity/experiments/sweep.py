@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, Literal
 
+from ampacity.analysis.capacity.judged import is_over, judged_open
 from ampacity.analysis.capacity.next_load import (
     Finished,
     Goal,
@@ -16,15 +17,9 @@ from ampacity.analysis.capacity.next_load import (
     narrowing,
     near_requests,
     non_monotone,
-    out_of_reach,
 )
-from ampacity.analysis.capacity.pooled import (
-    estimate,
-    is_over,
-    judged_open,
-    peak_goodput_rps,
-    unseen,
-)
+from ampacity.analysis.capacity.pooled import estimate, peak_goodput_rps, unseen
+from ampacity.analysis.capacity.reach import out_of_reach
 from ampacity.analysis.capacity.usable import PUBLISHED, find_capacity
 from ampacity.analysis.slo import Slo
 from ampacity.experiments.stages.rig import Enough, Rig

@@ -15,7 +15,9 @@ import pytest
 from typer.testing import CliRunner
 
 from ampacity.analysis.burst.advice import find_harm
-from ampacity.analysis.burst.recovery import _fallen_s, _further, _slower_p, judge_recovery
+from ampacity.analysis.burst.backlog import further as further_of
+from ampacity.analysis.burst.recovery import judge_recovery, slower_p
+from ampacity.analysis.burst.timeline import fallen_s
 from ampacity.analysis.slo import parse_slo
 from ampacity.analysis.stage.littles_law import against_server
 from ampacity.analysis.summary import summarise
@@ -379,11 +381,11 @@ def test_a_count_has_fallen_when_no_more_than_the_level_are_left() -> None:
     # of three that wait at 10 s one each leaves at 11, 14 and 15 s; one more is due at 12 s and
     # leaves at 16 s
     at, left = np.array([8.0, 8.5, 9.0, 12.0]), np.array([11.0, 14.0, 15.0, 16.0])
-    assert _fallen_s(at, left, 3.0, 10.0, 20.0) == 0.0
-    assert _fallen_s(at, left, 2.9, 10.0, 20.0) == 1.0
-    assert _fallen_s(at, left, 1.0, 10.0, 20.0) == 5.0  # at 12 s there are three again
-    assert _fallen_s(at, left, 0.0, 10.0, 20.0) == 6.0
-    assert _fallen_s(at, left, 0.0, 10.0, 15.5) is None  # while there was load
+    assert fallen_s(at, left, 3.0, 10.0, 20.0) == 0.0
+    assert fallen_s(at, left, 2.9, 10.0, 20.0) == 1.0
+    assert fallen_s(at, left, 1.0, 10.0, 20.0) == 5.0  # at 12 s there are three again
+    assert fallen_s(at, left, 0.0, 10.0, 20.0) == 6.0
+    assert fallen_s(at, left, 0.0, 10.0, 15.5) is None  # while there was load
 
 
 def test_slow_requests_are_compared_by_parts() -> None:
@@ -391,13 +393,12 @@ def test_slow_requests_are_compared_by_parts() -> None:
     # binomial one of 0.2:
     # sqrt(2 x 0.16 / 160) = 0.0447, t = 0.2 / 0.0447 = 4.47 with 14 degrees of freedom: p = 0.00026
     before, since = (np.tile(np.arange(20) < n, 8) for n in (2, 6))
-    assert _slower_p(before, since) == pytest.approx(0.00026, rel=0.05)
-    assert _slower_p(since, before) == 1.0
-    # in one part all are slow, in the others none: 1/8 against none, with s / sqrt(8) = 1/8 and the
-    # binomial
+    assert slower_p(before, since) == pytest.approx(0.00026, rel=0.05)
+    assert slower_p(since, before) == 1.0
+    # in one part all are slow, in the others none: 1/8 against none, with s / sqrt(8) = 1/8 and the binomial
     # sqrt(0.0625 x 0.9375 / 160) = 0.019: t(14) = 0.125 / 0.1265 = 0.99
     jam = np.repeat(np.arange(8) == 3, 20)
-    assert _slower_p(np.zeros(160, bool), jam) == pytest.approx(0.17, abs=0.001)
+    assert slower_p(np.zeros(160, bool), jam) == pytest.approx(0.17, abs=0.001)
 
 
 def test_slower_after_the_burst_is_not_got_over(tmp_path: Path) -> None:
@@ -556,7 +557,7 @@ def test_when_the_rest_drains(
     further: tuple[float, float, float] | None,
 ) -> None:
     after = {"start_s": 40.0, "end_s": 70.0, "requests": came, "offered_rps": came / 30}
-    found = _further(np.array(leave), after, 6.5, 86.0, fell=fell)
+    found = further_of(np.array(leave), after, 6.5, 86.0, fell=fell)
     assert found["drains"] is drains
     if further:
         told = zip([found["further_s"], *found["further_s_ci"]], further, strict=True)
@@ -713,7 +714,7 @@ def test_a_run_that_was_cut_in_the_first_instants_of_a_phase_names_no_tiny_durat
 
 def test_a_departure_at_the_very_end_of_the_burst_is_zero_seconds_after_it() -> None:
     at, left = np.array([1.0, 2.0]), np.array([40.0000000000000071, 60.0])
-    assert _fallen_s(at, left, 1.0, 40.0, 90.0) == 0.0
+    assert fallen_s(at, left, 1.0, 40.0, 90.0) == 0.0
 
 
 def test_a_base_that_is_too_short_is_said_before_the_run(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from ampacity.analysis.capacity.judged import is_over
 from ampacity.analysis.capacity.next_load import (
     Finished,
     Goal,
@@ -26,7 +27,8 @@ from ampacity.analysis.capacity.next_load import (
     next_step,
     so_far,
 )
-from ampacity.analysis.capacity.pooled import Posterior, _binding, estimate, is_over
+from ampacity.analysis.capacity.pooled import _binding, estimate
+from ampacity.analysis.capacity.posterior import Posterior
 from ampacity.analysis.capacity.search import shortfall
 from ampacity.analysis.capacity.usable import find_capacity
 from ampacity.analysis.slo import parse_slos
