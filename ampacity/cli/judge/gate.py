@@ -104,8 +104,7 @@ def gate(
     ampacity gate runs/candidate --baseline base.json --tolerance ttft_p99=10% --junit gate.xml
     """
     from ampacity.analysis.change.baseline_file import read_baseline
-    from ampacity.analysis.change.limits import slos_of
-    from ampacity.analysis.change.tolerances import parse_tolerances
+    from ampacity.analysis.change.checks import parse_tolerances, slos_of
     from ampacity.reports.pages.gate import gate_markdown, junit_xml, lines, workflow_commands
     from ampacity.values import parse_duration
 
@@ -185,8 +184,7 @@ def _judge(
 ) -> dict[str, Any]:
     """The answer; while it is inconclusive and the budget lasts, after further samples of the candidate."""
     from ampacity.analysis.change.comparable import CompareError, prepare
-    from ampacity.analysis.change.gate import cost_of, judge_gate
-    from ampacity.analysis.change.twice_as_slow import twice_as_slow
+    from ampacity.analysis.change.gate import cost_of, judge_gate, twice_as_slow
     from ampacity.experiments.rerun import RerunError, command_of, repeatable, rerun
     from ampacity.loadgen.rundir.files import RunDirError, load_run
 
