@@ -10,7 +10,7 @@ from typing import Any
 
 from ampacity.analysis.change import gate
 from ampacity.analysis.change.comparable import CompareError, prepare
-from ampacity.analysis.change.twice_as_slow import twice_as_slow
+from ampacity.analysis.change.gate import twice_as_slow
 from ampacity.experiments.rerun import RerunError, command_of, repeatable, rerun
 from ampacity.loadgen.rundir.files import Run, RunDirError, load_run
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from ampacity.analysis.change.blocks import BLOCKS, Blocks, in_blocks
+from ampacity.analysis.change.samples import BLOCKS, Blocks, in_blocks
 from ampacity.analysis.metrics.requests import Floats
 from ampacity.analysis.slo import Slo
 from ampacity.analysis.stage.analyse import RunRecords, read_records

@@ -16,19 +16,7 @@ from hdrh.histogram import HdrHistogram
 
 from ampacity.analysis.change.baseline import make_baseline
 from ampacity.analysis.change.baseline_file import read_baseline, write_baseline
-from ampacity.analysis.change.blocks import Blocks
-from ampacity.analysis.change.changes import SILENT, decide
-from ampacity.analysis.change.check import Check, Evidence
-from ampacity.analysis.change.comparable import (
-    CompareError,
-    Judged,
-    _per_planned,
-    lengths_apart,
-    prepare,
-)
-from ampacity.analysis.change.gate import _sentence, judge_gate
-from ampacity.analysis.change.limits import slos_of
-from ampacity.analysis.change.regression import (
+from ampacity.analysis.change.change import (
     Estimate,
     between_runs,
     compare_shares,
@@ -36,8 +24,23 @@ from ampacity.analysis.change.regression import (
     spent_at_looks,
     times_longer,
 )
-from ampacity.analysis.change.tolerances import parse_tolerances
-from ampacity.analysis.change.twice_as_slow import twice_as_slow
+from ampacity.analysis.change.checks import (
+    SILENT,
+    Check,
+    Evidence,
+    decide,
+    parse_tolerances,
+    slos_of,
+)
+from ampacity.analysis.change.comparable import (
+    CompareError,
+    Judged,
+    _per_planned,
+    lengths_apart,
+    prepare,
+)
+from ampacity.analysis.change.gate import _sentence, judge_gate, twice_as_slow
+from ampacity.analysis.change.samples import Blocks
 from ampacity.analysis.metrics.hdr import encode_seconds
 from ampacity.analysis.metrics.requests import RecordsError
 from ampacity.loadgen.rundir.files import Run
@@ -452,7 +455,7 @@ def test_the_sentence_promises_no_more_than_its_checks() -> None:
     ]
     decided = Check("tpot_p50", "change", "5/s", "pass")
     assert _sentence("inconclusive", [*three, decided]).endswith(
-        "e2e_p50 at 5/s. About 377 more requests, in the baseline as well, would decide 2 of these 3; what else is needed stands with each."
+        "e2e_p50 at 5/s. About 377 more requests, in the baseline as well, would decide 2 of these 3; each of the others gives its own reason."
     )
     assert _sentence("inconclusive", [*three[:2], decided]).endswith(
         ". About 377 more requests, in the baseline as well, would decide."
@@ -551,7 +554,7 @@ def test_a_limit_on_p95_is_judged_in_a_sweep_where_the_baseline_kept_it(tmp_path
     why = judged["untracked"]["ttft_p95=1s at 30/s"]
     assert (
         why
-        == f"not judged at this load, the baseline did not keep it there ({np.sort(slow)[949]:.3g} s)"
+        == f"not judged at this load, the baseline did not meet it there ({np.sort(slow)[949]:.3g} s)"
     )
     assert f"ttft_p95=1s at 30/s is not tracked: {why}" in lines(judged)
     # kept nowhere: broken at the lowest load; at a percentile that the baseline does not hold: judged there too, and said
@@ -763,7 +766,7 @@ def test_a_run_without_any_latency_is_no_baseline(tmp_path: Path) -> None:
     bare = run(tmp_path / "bare", stage(ttfts(1)))
     none = {f"{m}_{p}": "x" for m in ("ttft", "itl", "tpot", "e2e") for p in ("p50", "p90", "p99")}
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("ampacity.analysis.change.baseline._quantile", lambda *_: "x")
+        patch.setattr("ampacity.analysis.change.baseline.track", lambda *_: "x")
         with pytest.raises(
             CompareError, match="no latency that a gate could track: ttft_p10: x;"
         ) as error:
@@ -774,7 +777,7 @@ def test_a_run_without_any_latency_is_no_baseline(tmp_path: Path) -> None:
 def test_why_a_run_is_no_baseline(tmp_path: Path) -> None:
     with pytest.raises(
         CompareError,
-        match="20/s: 50 of 1000 requests failed or were cut off unfinished: with more than 1%",
+        match="20/s: 50 of 1000 requests failed or were in flight at cutoff: with more than 1%",
     ):
         make_baseline([run(tmp_path / "bad", stage(ttfts(1), failed=50, failed_at=700))])
     endless = stage(

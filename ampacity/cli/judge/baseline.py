@@ -89,7 +89,7 @@ def _table(quantiles: Mapping[str, Any]) -> list[str]:
 
 
 def _tolerance(tolerance: float | None) -> str:
-    from ampacity.analysis.change.tracked import MOST_TOLERANCE
+    from ampacity.analysis.change.quantiles import MOST_TOLERANCE
 
     return (
         "watched" if tolerance is None or tolerance > MOST_TOLERANCE else f"{100 * tolerance:.3g} %"

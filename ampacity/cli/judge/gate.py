@@ -86,8 +86,7 @@ def gate(
     ampacity gate runs/candidate --baseline base.json --tolerance ttft_p99=10% --junit gate.xml
     """
     from ampacity.analysis.change.baseline_file import read_baseline
-    from ampacity.analysis.change.limits import slos_of
-    from ampacity.analysis.change.tolerances import parse_tolerances
+    from ampacity.analysis.change.checks import parse_tolerances, slos_of
     from ampacity.experiments.samples import Budget, judge_samples
     from ampacity.reports.pages.gate import lines, workflow_commands
     from ampacity.values import parse_duration
