@@ -21,12 +21,12 @@ class Part(
     """An object of summary.json. A field with a default may be left out of the file."""
 
 
-class Warned(Part, kw_only=True):
+class Warned(Part, frozen=True, kw_only=True):
     code: str
     text: str
 
 
-class Check(Part, kw_only=True):
+class Check(Part, frozen=True, kw_only=True):
     name: str
     verdict: str
     found: str | None = None
@@ -34,7 +34,7 @@ class Check(Part, kw_only=True):
     spoils: list[str] = []
 
 
-class Network(Part, kw_only=True):
+class Network(Part, frozen=True, kw_only=True):
     connect_s: float | None
     request_s: float | None
     ttft_p50_s: float | None
@@ -42,7 +42,7 @@ class Network(Part, kw_only=True):
     share_reason: str | None = None
 
 
-class Imported(Part, kw_only=True):
+class Imported(Part, frozen=True, kw_only=True):
     tool: str
     tool_version: str | None = None
     files: list[Any] = []
@@ -51,7 +51,7 @@ class Imported(Part, kw_only=True):
     notes: list[str] = []
 
 
-class SloLimit(Part, kw_only=True):
+class SloLimit(Part, frozen=True, kw_only=True):
     metric: str
     text: str
     quantile: float | None = None
@@ -61,7 +61,7 @@ class SloLimit(Part, kw_only=True):
     class_: str | None = msgspec.field(name="class", default=None)
 
 
-class Window(Part, kw_only=True):
+class Window(Part, frozen=True, kw_only=True):
     start_s: float
     end_s: float
     warmup_requests: int
@@ -70,7 +70,7 @@ class Window(Part, kw_only=True):
     reason: str | None = None
 
 
-class Percentiles(Part, kw_only=True):
+class Percentiles(Part, frozen=True, kw_only=True):
     """Percentiles of a metric; a null one has its reason, or the bounds that are known."""
 
     n: int
@@ -96,12 +96,12 @@ class Percentiles(Part, kw_only=True):
     reason: str | None = None
 
 
-class Curve(Part, kw_only=True):
+class Curve(Part, frozen=True, kw_only=True):
     q: list[float]
     value: list[float | None]
 
 
-class Spread(Part, kw_only=True):
+class Spread(Part, frozen=True, kw_only=True):
     """Plain figures of a sample, without intervals."""
 
     n: int
@@ -112,7 +112,7 @@ class Spread(Part, kw_only=True):
     reason: str | None = None
 
 
-class Drift(Part, kw_only=True):
+class Drift(Part, frozen=True, kw_only=True):
     drifting: bool | None
     p99_first_s: float | None
     p99_last_s: float | None
@@ -120,7 +120,7 @@ class Drift(Part, kw_only=True):
     reason: str | None = None
 
 
-class Modes(Part, kw_only=True):
+class Modes(Part, frozen=True, kw_only=True):
     two: bool | None
     fast_p50_s: float | None
     slow_p50_s: float | None
@@ -128,13 +128,13 @@ class Modes(Part, kw_only=True):
     switches: int | None
 
 
-class Fluidity(Part, kw_only=True):
+class Fluidity(Part, frozen=True, kw_only=True):
     slo: str | None
     mean_index: float | None
     share_smooth: float | None = msgspec.field(name="share_at_least_0.9")
 
 
-class Accepted(Part, kw_only=True):
+class Accepted(Part, frozen=True, kw_only=True):
     requests: int | None
     rps: float | None
     share: float | None
@@ -145,7 +145,7 @@ class Accepted(Part, kw_only=True):
     reason: str | None = None
 
 
-class SloVerdict(Part, kw_only=True):
+class SloVerdict(Part, frozen=True, kw_only=True):
     slo: str
     verdict: str
     value_s: float | None = None
@@ -158,13 +158,13 @@ class SloVerdict(Part, kw_only=True):
     cause: str | None = None
 
 
-class OutagePeriod(Part, kw_only=True):
+class OutagePeriod(Part, frozen=True, kw_only=True):
     start_s: float
     end_s: float | None
     failed: int
 
 
-class OutsideOutage(Part, kw_only=True):
+class OutsideOutage(Part, frozen=True, kw_only=True):
     requests: int
     ok: int
     slo_met: bool | None
@@ -172,13 +172,13 @@ class OutsideOutage(Part, kw_only=True):
     slo_verdicts: list[SloVerdict]
 
 
-class OutageSeries(Part, kw_only=True):
+class OutageSeries(Part, frozen=True, kw_only=True):
     end_s: list[float]
     answered_rps: list[float]
     failed_rps: list[float]
 
 
-class Outage(Part, kw_only=True):
+class Outage(Part, frozen=True, kw_only=True):
     text: str
     requests: int
     failed: int
@@ -187,17 +187,17 @@ class Outage(Part, kw_only=True):
     series: OutageSeries
 
 
-class Slip(Part, kw_only=True):
+class Slip(Part, frozen=True, kw_only=True):
     p50: float | None
     p99: float | None
 
 
-class Process(Part, kw_only=True):
+class Process(Part, frozen=True, kw_only=True):
     name: str
     cores: float
 
 
-class Server(Part, kw_only=True):
+class Server(Part, frozen=True, kw_only=True):
     samples: int
     running: float | None
     waiting: float | None
@@ -209,14 +209,14 @@ class Server(Part, kw_only=True):
     gpu_memory_used_bytes: float | None
 
 
-class ServerLaw(Part, kw_only=True):
+class ServerLaw(Part, frozen=True, kw_only=True):
     server_l: float | None
     ratio: float | None
     ok: bool | None
     reason: str | None = None
 
 
-class LittlesLaw(Part, kw_only=True):
+class LittlesLaw(Part, frozen=True, kw_only=True):
     """Little's Law in one stage: L against lambda W."""
 
     l: float | None  # noqa: E741
@@ -228,7 +228,7 @@ class LittlesLaw(Part, kw_only=True):
     server: ServerLaw | None = None
 
 
-class StageClass(Part, kw_only=True):
+class StageClass(Part, frozen=True, kw_only=True):
     """One class of requests in a stage."""
 
     requests: int
@@ -246,7 +246,7 @@ class StageClass(Part, kw_only=True):
     e2e_from_schedule_s: Percentiles
 
 
-class Stage(Part, kw_only=True):
+class Stage(Part, frozen=True, kw_only=True):
     name: str
     index: int
     kind: str
@@ -276,6 +276,7 @@ class Stage(Part, kw_only=True):
     e2e_from_schedule_s: Percentiles
     curves: dict[str, Curve]
     output_tokens_per_s: float | None
+    output_tokens_per_s_reason: str | None = None
     input_tokens_per_s: float | None
     achieved_rps_ci: Interval | None
     output_tokens_per_s_ci: Interval | None
@@ -305,14 +306,14 @@ class Stage(Part, kw_only=True):
     littles_law: LittlesLaw
 
 
-class Sharing(Part, kw_only=True):
+class Sharing(Part, frozen=True, kw_only=True):
     stage: int
     planned: float | None
     realised: float | None
     realised_reason: str | None = None
 
 
-class TrafficClass(Part, kw_only=True):
+class TrafficClass(Part, frozen=True, kw_only=True):
     name: str
     planned_share: float | None
     share: float | None
@@ -327,19 +328,19 @@ class TrafficClass(Part, kw_only=True):
     ttft_from_schedule_s: Spread
 
 
-class Traffic(Part, kw_only=True):
+class Traffic(Part, frozen=True, kw_only=True):
     stage: int
     arrivals: int
     gap_cv: float | None
     classes: list[TrafficClass]
 
 
-class Concurrent(Part, kw_only=True):
+class Concurrent(Part, frozen=True, kw_only=True):
     mean: float | None
     max: int | None
 
 
-class Turns(Part, kw_only=True):
+class Turns(Part, frozen=True, kw_only=True):
     turns: tuple[int, int | None]
     requests: int
     ok: int
@@ -350,7 +351,7 @@ class Turns(Part, kw_only=True):
     e2e_from_schedule_s: Spread
 
 
-class SessionStage(Part, kw_only=True):
+class SessionStage(Part, frozen=True, kw_only=True):
     index: int
     sessions: int
     complete: int
@@ -371,19 +372,19 @@ class SessionStage(Part, kw_only=True):
     per_turn: list[Turns]
 
 
-class SessionFit(Part, kw_only=True):
+class SessionFit(Part, frozen=True, kw_only=True):
     concurrent_sessions: float | None
     sessions_per_s: float | None
     stage: int | None
     reason: str | None = None
 
 
-class Sessions(Part, kw_only=True):
+class Sessions(Part, frozen=True, kw_only=True):
     stages: list[SessionStage]
     fit: SessionFit
 
 
-class KneeMethod(Part, kw_only=True):
+class KneeMethod(Part, frozen=True, kw_only=True):
     concurrency: float | None
     rps: float | None
     range: Interval | None
@@ -392,7 +393,7 @@ class KneeMethod(Part, kw_only=True):
     definition: str | None
 
 
-class Knee(Part, kw_only=True):
+class Knee(Part, frozen=True, kw_only=True):
     concurrency: float | None
     rps: float | None
     region: Interval | None
@@ -401,7 +402,7 @@ class Knee(Part, kw_only=True):
     methods: dict[str, KneeMethod]
 
 
-class Capacity(Part, kw_only=True):
+class Capacity(Part, frozen=True, kw_only=True):
     c_max: float | None
     c_max_ci: Interval | None
     c_max_basis: str | None
@@ -422,7 +423,7 @@ class Capacity(Part, kw_only=True):
     closed: Capacity | None = None
 
 
-class ClassCapacity(Part, kw_only=True):
+class ClassCapacity(Part, frozen=True, kw_only=True):
     """The load of all classes up to which this class meets its SLOs."""
 
     name: str
@@ -445,12 +446,12 @@ class ClassCapacity(Part, kw_only=True):
     users: float | None = None
 
 
-class FamilyTokens(Part, kw_only=True):
+class FamilyTokens(Part, frozen=True, kw_only=True):
     input_tokens: float | None
     output_tokens: float | None
 
 
-class Family(Part, kw_only=True):
+class Family(Part, frozen=True, kw_only=True):
     lengths: str
     input_tokens: float | None
     output_tokens: float | None
@@ -460,7 +461,7 @@ class Family(Part, kw_only=True):
     knee: Knee
 
 
-class LittlesLawGap(Part, kw_only=True):
+class LittlesLawGap(Part, frozen=True, kw_only=True):
     """Capacity against the ceiling that Little's Law gives."""
 
     ceiling_rps: float | None
@@ -473,7 +474,7 @@ class LittlesLawGap(Part, kw_only=True):
     server: ServerLaw | None
 
 
-class Goodput(Part, kw_only=True):
+class Goodput(Part, frozen=True, kw_only=True):
     peak_rps: float | None
     peak_rps_ci: Interval | None
     at_offered_rps: float | None
@@ -481,7 +482,7 @@ class Goodput(Part, kw_only=True):
     reason: str | None
 
 
-class Offline(Part, kw_only=True):
+class Offline(Part, frozen=True, kw_only=True):
     stage: int | None
     achieved_rps: float | None
     output_tokens_per_s: float | None
@@ -491,7 +492,7 @@ class Offline(Part, kw_only=True):
     reason: str | None
 
 
-class Fleet(Part, kw_only=True):
+class Fleet(Part, frozen=True, kw_only=True):
     input_tokens_mean: float | None
     output_tokens_mean: float | None
     peak_rps: float | None
@@ -510,7 +511,7 @@ class Fleet(Part, kw_only=True):
     reason: str | None
 
 
-class Audit(Part, kw_only=True):
+class Audit(Part, frozen=True, kw_only=True):
     slip_p99_s: float | None
     loop_lag_p99_s: float | None
     receive_delay_p99_s: float | None
@@ -523,7 +524,7 @@ class Audit(Part, kw_only=True):
     repeated_stages: list[int]
 
 
-class SearchStep(Part, kw_only=True):
+class SearchStep(Part, frozen=True, kw_only=True):
     stage: int
     offered_rps: float | None
     why: str
@@ -533,7 +534,7 @@ class SearchStep(Part, kw_only=True):
     capacity_rps_ci: Interval | None
 
 
-class Search(Part, kw_only=True):
+class Search(Part, frozen=True, kw_only=True):
     precision: float
     reached: bool
     requests: int | None
@@ -542,7 +543,7 @@ class Search(Part, kw_only=True):
     path: list[SearchStep]
 
 
-class Phase(Part, kw_only=True):
+class Phase(Part, frozen=True, kw_only=True):
     name: str
     start_s: float
     end_s: float
@@ -558,30 +559,30 @@ class Phase(Part, kw_only=True):
     slo_attainment: float | None
 
 
-class BaseLevel(Part, kw_only=True):
+class BaseLevel(Part, frozen=True, kw_only=True):
     waiting: float | None = None
     in_flight: float | None = None
     ttft_s: float | None = None
 
 
-class MaxRecovery(Part, kw_only=True):
+class MaxRecovery(Part, frozen=True, kw_only=True):
     limit_s: float
     verdict: str
     reason: str | None
 
 
-class Harm(Part, kw_only=True):
+class Harm(Part, frozen=True, kw_only=True):
     slo: str
     reason: str
 
 
-class HarmByPhase(Part, kw_only=True):
+class HarmByPhase(Part, frozen=True, kw_only=True):
     base: Harm | None
     burst: Harm | None
     after: Harm | None
 
 
-class Backlog(Part, kw_only=True):
+class Backlog(Part, frozen=True, kw_only=True):
     at_end_of_burst: float | None
     base_waiting: float | None
     served_rps: float | None
@@ -596,14 +597,14 @@ class Backlog(Part, kw_only=True):
     reason: str | None
 
 
-class Headroom(Part, kw_only=True):
+class Headroom(Part, frozen=True, kw_only=True):
     needed_rps: float | None
     factor: float | None
     enough: bool | None
     reason: str | None
 
 
-class Breaker(Part, kw_only=True):
+class Breaker(Part, frozen=True, kw_only=True):
     acceptable_wait_s: float | None
     rate_rps: float | None
     max_depth: int | None
@@ -611,7 +612,7 @@ class Breaker(Part, kw_only=True):
     reason: str | None
 
 
-class BurstSeries(Part, kw_only=True):
+class BurstSeries(Part, frozen=True, kw_only=True):
     start_s: list[float]
     end_s: list[float]
     ttft_s: list[float | None]
@@ -620,7 +621,7 @@ class BurstSeries(Part, kw_only=True):
     server_queue: list[float | None] | None = None
 
 
-class Burst(Part, kw_only=True):
+class Burst(Part, frozen=True, kw_only=True):
     base_rps: float
     factor: float
     shape: str
@@ -649,7 +650,7 @@ class Burst(Part, kw_only=True):
     series: BurstSeries
 
 
-class Summary(Part, kw_only=True):
+class Summary(Part, frozen=True, kw_only=True):
     """The whole of summary.json."""
 
     schema_version: int

@@ -26,6 +26,23 @@ def test_a_summary_comes_back_as_it_was(sweep: dict[str, Any]) -> None:
     assert difference(sweep) == []
 
 
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"killed": True},
+        {"predicted": True},
+        {"status": "interrupted"},
+        {"imported": {"tool": "vllm"}},
+    ],
+    ids=lambda changes: next(iter(changes)),
+)
+def test_other_kinds_of_runs_come_back_too(tmp_path: Path, changes: dict[str, Any]) -> None:
+    stages = queue_sweep(np.random.default_rng(1), [2.0], 40.0, service_rps=10.0)
+    assert (
+        difference(summarise(make_run(tmp_path / "run", stages, ["ttft_p50=2s"], **changes))) == []
+    )
+
+
 def test_an_unknown_field_and_a_wrong_type_name_their_path(sweep: dict[str, Any]) -> None:
     with pytest.raises(ContractError, match=r"`c_maxx`.*\$\.capacity"):
         read_summary({**sweep, "capacity": {**sweep["capacity"], "c_maxx": 1}})
