@@ -34,7 +34,7 @@ from ampacity.analysis.verdict import write_verdict
 from ampacity.analysis.warnings import find_warnings
 from ampacity.loadgen.rundir.files import Run
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 
 
 def summarise(run: Run, labels: Mapping[int, bool] | None = None) -> dict[str, Any]:

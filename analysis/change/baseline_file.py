@@ -15,7 +15,7 @@ from msgspec import Meta
 from ampacity.analysis.change.comparable import CompareError, said
 from ampacity.analysis.change.samples import BLOCKS, CELLS, MARKS, METRICS, TRACKED
 
-KIND, SCHEMA_VERSION = "ampacity baseline", 3
+KIND, SCHEMA_VERSION = "ampacity baseline", 4
 
 
 def _object(**fields: Any) -> Any:
@@ -145,11 +145,11 @@ def read_baseline(path: Path) -> dict[str, Any]:
     if found.get("schema_version") != SCHEMA_VERSION:
         raise CompareError(
             f"{path} has schema_version {said(found.get('schema_version'))}, "
-            f"this ampacity reads {SCHEMA_VERSION}: make it anew"
+            f"this ampacity reads {SCHEMA_VERSION}: make it again: ampacity baseline RUN -o FILE"
         )
     if found.get("checksum") != _checksum(found):
         raise CompareError(
-            f"{path} was changed by hand or is damaged (its checksum differs): make it anew"
+            f"{path} was changed by hand or is damaged (its checksum differs): make it again: ampacity baseline RUN -o FILE"
         )
     if fault := _fault(found):
         raise CompareError(f"{path} was changed by hand or is damaged: {fault}: make it anew")

@@ -73,7 +73,7 @@ def test_a_baseline_replaces_no_other_file(
     for held in (
         "",
         whole[: len(whole) // 2],
-        whole.replace('"schema_version": 3', '"schema_version": 1'),
+        whole.replace('"schema_version": 4', '"schema_version": 1'),
     ):
         base.write_text(held)
         assert ampacity("baseline", tmp_path / "base", "-o", base) == 0
