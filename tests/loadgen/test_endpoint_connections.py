@@ -71,7 +71,7 @@ def test_a_server_that_closes_after_each_answer_gets_a_connection_for_each_reque
     assert connections == len(rows)
     assert meta["endpoint"]["keeps_alive"] is False
     assert meta["stages"][0]["audit"]["resent"] == 0
-    assert any("each request gets one of its own" in note for note in meta["notes"])
+    assert any("each request opens its own" in note for note in meta["notes"])
 
 
 def test_a_server_that_keeps_connections_keeps_them(tmp_path: Path) -> None:

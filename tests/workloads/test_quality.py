@@ -185,7 +185,7 @@ def test_accepted_answers_are_counted_and_shown(tmp_path: Path) -> None:
             python("print('working'); sys.exit('no model found')"),
             "ended with status 1: no model found",
         ),
-        (python("sys.exit(3)"), "ended with status 3: it said nothing"),
+        (python("sys.exit(3)"), "ended with status 3: it printed no error"),
         (python("pass"), "--checker printed: the file is empty"),
         (
             python("print(json.dumps({'request_id': 1, 'accepted': True}))"),
