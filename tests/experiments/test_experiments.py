@@ -153,7 +153,7 @@ def test_json_alone_on_stdout_with_the_designed_names(server: Started, tmp_path:
     assert result.returncode == 0, result.stderr
     found = json.loads(result.stdout)
     assert found == summary(tmp_path / "run")
-    assert found["schema_version"] == 1
+    assert found["schema_version"] == 2
     for name in (
         "verdict",
         "workload",
