@@ -90,9 +90,8 @@ def _to_trace(rows: Rows, column_notes: list[str]) -> Trace:
     from_start = _from_session_start(arrival_ns, known("session"))
     step_s = None if as_schedule or from_start else _clock_step_s(np.sort(arrival_ns))
     notes = [*_row_notes(rows, arrival_ns, known("session"), columns), *column_notes]
-    ends = {"end" if "end" in columns.by_role else "duration": np.where(end_ns == UNKNOWN, -1, 0)}
-    blocks = {"hash_ids": rows.blocks.lengths()[kept] - 1} if "hash_ids" in columns.by_role else {}
-    notes += missing_notes(rows.path.name, columns, optional | ends | blocks)
+    held = optional | _other_columns(rows, columns, kept, end_ns)
+    notes += missing_notes(rows.path.name, columns, held)
     if rows.clock and not (as_schedule or from_start):
         notes += time_notes(rows.path.name, arrival_ns, columns, rows.clock)
         notes += [] if step_s else _tied_notes(rows.path.name, arrival_ns)
@@ -123,7 +122,16 @@ def _to_trace(rows: Rows, column_notes: list[str]) -> Trace:
         as_schedule=as_schedule,
         from_session_start=from_start,
     )
-    return unsorted.take(np.arange(len(arrival_ns)))
+    return unsorted.take(np.arange(len(kept)))
+
+
+def _other_columns(rows: Rows, columns: Columns, kept: Ints, end_ns: Ints) -> dict[str, Ints]:
+    """Return ends and block chains by role, -1 for none, for the notes on missing values."""
+    ends = np.where(end_ns == UNKNOWN, -1, 0)
+    found = {"end" if "end" in columns.by_role else "duration": ends}
+    if "hash_ids" in columns.by_role:
+        found["hash_ids"] = rows.blocks.lengths()[kept] - 1
+    return found
 
 
 def _tied_notes(name: str, arrival_ns: Ints) -> Iterator[str]:
