@@ -1,5 +1,6 @@
 """Read a trace or a log of real requests: arrival times and token counts."""
 
+from array import array
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
@@ -75,10 +76,7 @@ def _to_trace(rows: Rows, column_notes: list[str]) -> Trace:
     if columns is None or not len(rows):
         raise WorkloadError(f"{rows.path}: {_why_empty(rows)}")
     kept = _kept_rows(rows)
-    values, optional = (
-        {name: np.frombuffer(held, np.int64)[kept] for name, held in columns_of.items() if held}
-        for columns_of in (rows.values, rows.optional)
-    )
+    values, optional = _take(rows.values, kept), _take(rows.optional, kept)
 
     def known(role: str) -> Ints | None:
         column = optional.get(role)
@@ -90,14 +88,11 @@ def _to_trace(rows: Rows, column_notes: list[str]) -> Trace:
     from_start = _from_session_start(arrival_ns, known("session"))
     step_s = None if as_schedule or from_start else _clock_step_s(np.sort(arrival_ns))
     notes = [*_row_notes(rows, arrival_ns, known("session"), columns), *column_notes]
-    ends = {"end" if "end" in columns.by_role else "duration": np.where(end_ns == UNKNOWN, -1, 0)}
-    blocks = {"hash_ids": rows.blocks.lengths()[kept] - 1} if "hash_ids" in columns.by_role else {}
-    notes += missing_notes(rows.path.name, columns, optional | ends | blocks)
+    optional_held = optional | _other_columns(rows, columns, kept, end_ns)
+    notes += missing_notes(rows.path.name, columns, optional_held)
     if rows.clock and not (as_schedule or from_start):
-        notes += time_notes(rows.path.name, arrival_ns, columns, rows.clock)
-        notes += [] if step_s else _tied_notes(rows.path.name, arrival_ns)
+        notes += _clock_notes(rows, columns, arrival_ns, is_coarse=step_s is not None)
     shared, of = known("shared_blocks"), known("blocks")
-    sizes = rows.block_sizes.most_common(1)
     unsorted = Trace(
         arrival_s=(arrival_ns - zero_ns) / 1e9,
         input_tokens=values["input_tokens"],
@@ -109,7 +104,7 @@ def _to_trace(rows: Rows, column_notes: list[str]) -> Trace:
         client=known("client"),
         cached_tokens=known("cached"),
         blocks=rows.blocks.blocks(kept),
-        block_tokens=sizes[0][0] if sizes else None,
+        block_tokens=next((size for size, _ in rows.block_sizes.most_common(1)), None),
         shared_blocks=None if shared is None or of is None else np.column_stack([shared, of]),
         end_s=_seconds(end_ns, zero_ns),
         pause_s=_seconds(values["pause_ns"]),
@@ -123,14 +118,30 @@ def _to_trace(rows: Rows, column_notes: list[str]) -> Trace:
         as_schedule=as_schedule,
         from_session_start=from_start,
     )
-    return unsorted.take(np.arange(len(arrival_ns)))
+    return unsorted.take(np.arange(len(kept)))
 
 
-def _tied_notes(name: str, arrival_ns: Ints) -> Iterator[str]:
+def _take(columns: dict[str, "array[int]"], kept: Ints) -> dict[str, Ints]:
+    return {name: np.frombuffer(held, np.int64)[kept] for name, held in columns.items() if held}
+
+
+def _other_columns(rows: Rows, columns: Columns, kept: Ints, end_ns: Ints) -> dict[str, Ints]:
+    """Return ends and block chains by role, -1 for none, for the notes on missing values."""
+    ends = np.where(end_ns == UNKNOWN, -1, 0)
+    found = {"end" if "end" in columns.by_role else "duration": ends}
+    if "hash_ids" in columns.by_role:
+        found["hash_ids"] = rows.blocks.lengths()[kept] - 1
+    return found
+
+
+def _clock_notes(
+    rows: Rows, columns: Columns, arrival_ns: Ints, *, is_coarse: bool
+) -> Iterator[str]:
+    yield from time_notes(rows.path.name, arrival_ns, columns, rows.clock)
     tied = len(arrival_ns) - len(np.unique(arrival_ns))
-    if tied:
+    if tied and not is_coarse:
         yield (
-            f"{name}: {tied} rows have the very time of another row; "
+            f"{rows.path.name}: {tied} rows have the very time of another row; "
             "they are kept and arrive together"
         )
 
