@@ -469,8 +469,8 @@ def test_baselines_that_cannot_be_used(tmp_path: Path) -> None:
         (text[:5000], "cut off"),
         (text.replace('"seed": 1', '"seed": 2'), "changed by hand"),
         ("{}", "is no baseline"),
-        (text.replace('"schema_version": 3', '"schema_version": 4'), "schema_version 4"),
-        (text.replace('"schema_version": 3', '"schema_version": 1'), "schema_version 1"),
+        (text.replace('"schema_version": 4', '"schema_version": 5'), "schema_version 5"),
+        (text.replace('"schema_version": 4', '"schema_version": 3'), "schema_version 3"),
     ):
         (tmp_path / "base.json").write_text(changed)
         with pytest.raises(CompareError, match=says) as error:
