@@ -149,7 +149,7 @@ def read_level(run: Judged, name: str, skipped: int) -> LevelRecords:
 
 
 def client_delay_s(run: Judged, name: str) -> float:
-    """Return the client's own delay at p99: of request starts, and of reads without a kernel time."""
+    """Return the client's own delay at p99: of request starts, and of reads not kernel-timed."""
     audit = run.levels()[name][0].get("audit") or {}
     late_s = 0.0 if audit.get("dated_by_kernel") else audit.get("receive_delay_p99_s") or 0.0
     return float((audit.get("slip_p99_s") or 0.0) + late_s)

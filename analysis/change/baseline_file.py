@@ -96,7 +96,7 @@ def _checksum(content: Mapping[str, Any]) -> str:
 
 
 def _fault(content: Mapping[str, Any]) -> str | None:
-    """Return what is wrong: the shape, or a list that lacks samples of a run; None if nothing is."""
+    """Return what is wrong: the shape, or a list that lacks samples of a run; else None."""
     try:
         msgspec.convert(content, _FILE)
     except msgspec.ValidationError as error:

@@ -115,7 +115,7 @@ class Change:
 
 
 class Difference(Change):
-    """The other's share less the reference's, instead of a log ratio; any significant one counts."""
+    """The other's share less the reference's, not a log ratio; any significant one counts."""
 
     least, near = 0.0, ERROR_SHARE
 

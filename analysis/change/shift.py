@@ -126,7 +126,7 @@ def _no_upper_end(found: Sequence[Observations], q: float) -> bool:
 
 
 def _value(found: Sequence[Observations], q: float) -> float | str:
-    """Return the geometric mean of the quantile over the stages of one side, or why none is known."""
+    """Return the geometric mean of a quantile over the stages of one side, or why it is unknown."""
     needed, has = max(smallest_n(q), smallest_n(1 - q)), min(o.n_owners for o in found)
     if reason := no_values(found):
         return reason
